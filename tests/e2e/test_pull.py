@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ for _needed in ("torch", "sentence_transformers"):
 
 from embedctl_config.settings import load_settings  # noqa: E402
 from tests.support.hub import TOKEN, StandInHub, stand_in_hub  # noqa: E402
+from tests.support.terminal import terminal  # noqa: E402
 from tests.support.tiny_models import Tiny  # noqa: E402
 from tests.support.waiting import eventually  # noqa: E402
 
@@ -124,6 +127,37 @@ def test_two_workers_that_start_at_once_download_once(
             each.wait(60)
     assert hub.downloads().count("model.safetensors") == 1
     assert "pytorch_model.bin" not in hub.downloads()
+
+
+@pytest.mark.slow
+def test_up_pulls_for_its_workers(environment: dict[str, str], hub: StandInHub, short_folder: Path) -> None:
+    cpu = str(min(os.sched_getaffinity(0)))
+    options = ["--class", "cpu", "--model", NAME, "--cpus", cpu, "--pull"]
+    log = short_folder / "up.log"
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "embedctl", "up", *options], env=environment, stdout=stream, stderr=stream
+        )
+    try:
+        eventually(lambda: "ready after" in log.read_text(), 180, what="a worker", show=log.read_text)
+    finally:
+        process.terminate()
+        process.wait(60)
+    assert hub.downloads().count("model.safetensors") == 1
+
+
+@pytest.mark.slow
+def test_on_a_terminal_a_line_tells_how_far_it_is(environment: dict[str, str], hub: StandInHub) -> None:
+    hub.paused = len(weights(hub)) // 2
+    with terminal(["model", "pull", NAME], environment, columns=100) as shown:
+        shown.until(lambda: hub.paused is None)
+        shown.read_all(0.3)
+        hub.resumed.set()
+        assert shown.ended() == 0
+        assert re.search(r"\d+ %: 0\.\d MB of 0\.\d MB", shown.text), shown.text
+        assert shown.screen[0].startswith("someone/tiny at main is commit")
+        assert not any(" %: " in line for line in shown.screen), "the line is gone in the end"
+        assert any(line.startswith("fingerprint ") for line in shown.screen)
 
 
 @pytest.mark.slow
