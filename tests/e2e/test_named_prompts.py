@@ -26,7 +26,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model with two prompts, of which pooling leaves out the tokens."""
+    """A small model with two prompts; pooling leaves out their tokens."""
     folder = make_model(tmp_path_factory.mktemp("prompts"), Tiny(include_prompt=False))
     path = folder / "config_sentence_transformers.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "prompts": PROMPTS}))

@@ -41,7 +41,7 @@ class StandInHub:
         refusals: status and headers of the next answers about anything, in order.
         cuts: after how many bytes the next downloads of large files break off, in order.
         paused: after how many bytes the next download of a large file waits for `resumed`; None: it does not.
-        wrong: names of files of which other contents of the same size come.
+        wrong: names of files that come with other contents of the same size.
         extra: siblings that are listed too, as they stand in the listing.
         whole: answer requests for a range with the whole file.
     """

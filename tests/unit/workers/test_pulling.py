@@ -358,6 +358,23 @@ def test_an_asymmetric_model_is_refused_before_its_weights_come(hub: StandInHub,
     assert hub.downloads() == ["modules.json"]
 
 
+@pytest.mark.parametrize("name", ["modules.json", "config.json", "1_Pooling/config.json"])
+def test_a_file_that_is_no_json_is_one_line(hub: StandInHub, name: str) -> None:
+    hub.put(NAME, {**FILES, name: b"{"})
+    with pytest.raises(ModelError, match=f"{name} can't be read") as raised:
+        pulled()
+    assert "\n" not in str(raised.value)
+    assert "model.safetensors" not in hub.downloads()
+
+
+def test_equal_files_come_once(hub: StandInHub) -> None:
+    hub.put(NAME, {**FILES, "2_Dense/config.json": FILES["config.json"], "2_Dense/model.safetensors": WEIGHTS})
+    found, said = pulled()
+    assert (found.folder / "2_Dense" / "model.safetensors").read_bytes() == WEIGHTS
+    assert sum(name.endswith("model.safetensors") for name in hub.downloads()) == 1
+    assert "11 files, 0.8 MB; 0.4 MB to download" in said[0]
+
+
 def test_a_model_that_brings_code_is_refused_before_its_weights_come(hub: StandInHub) -> None:
     modules = json.dumps([{"name": "0", "path": "", "type": "modeling_evil.Evil"}]).encode()
     hub.put(NAME, {**FILES, "modules.json": modules})
@@ -464,6 +481,10 @@ def broken(hub: StandInHub) -> None:
     hub.refusals = [(500, {})] * 20
 
 
+def bad_request(hub: StandInHub) -> None:
+    hub.refusals = [(400, {})] * 20
+
+
 def no_hub(hub: StandInHub) -> None:
     hub.refusals = [(200, {})] * 20
 
@@ -475,6 +496,7 @@ def no_hub(hub: StandInHub) -> None:
         (private, ModelNotFound, "shows no model 'someone/a-model': correct the name, or set HF_TOKEN"),
         (gated, ModelError, "asks for consent: give it on the model's page, and set HF_TOKEN"),
         (broken, HubUnavailable, "answers 500. Or pull it on a machine with a network"),
+        (bad_request, ModelError, "answers 400 for someone/a-model"),
         (no_hub, ModelError, "does not answer as a hub does: is HF_ENDPOINT right?"),
     ],
 )

@@ -75,7 +75,7 @@ class Hub:
             huggingface_hub.errors.HfHubHTTPError, OfflineModeIsEnabled, HFValidationError: it refuses, or is not asked.
         """
         from huggingface_hub import HfApi
-        from huggingface_hub.errors import HFValidationError
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
         api = HfApi(endpoint=self._endpoint)
         patience = Patience(self._say, self.host, tries=3)
@@ -84,7 +84,7 @@ class Hub:
                 lambda: api.model_info(repository, revision=revision, files_metadata=True, timeout=self._timeout_s),
                 patience,
             )
-        except HFValidationError:
+        except (HfHubHTTPError, HFValidationError):  # some of them are ValueErrors
             raise
         except (ValueError, TypeError, KeyError) as error:
             raise ModelError(f"{self.host} does not answer as a hub does: is HF_ENDPOINT right?") from error
@@ -136,7 +136,7 @@ class Hub:
             headers["Range"] = f"bytes={had}-"
         with get_session().stream("GET", url, headers=headers, timeout=self._timeout_s) as response:
             if had and response.status_code == _NO_SUCH_RANGE:
-                had = _emptied(part, had, advance)
+                _emptied(part, had, advance)
                 raise _BrokenOff
             hf_raise_for_status(response)
             if had and not (

@@ -29,7 +29,7 @@ class Patience:
         self._failed = 0
 
     def renew(self) -> None:
-        """Some progress was made, so count anew."""
+        """Some progress was made, so count from zero again."""
         self._failed = 0
 
     def after_status(self, status: int, headers: Mapping[str, str], error: Exception) -> None:

@@ -24,7 +24,7 @@ class Progress:
         self._began = self._shown = time.monotonic()
 
     def begin(self, total: int, had: int) -> None:
-        """A download of so many bytes begins; `had` of them are there already."""
+        """A download of `total` bytes begins; `had` of them are there already."""
         self._total, self._had, self._done = total, had, had
         self._began = self._shown = time.monotonic()
 

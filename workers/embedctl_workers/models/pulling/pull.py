@@ -155,7 +155,11 @@ class _Pull:
             )
         for name in names:
             if PurePosixPath(name).name in NAMING:
-                check_named(f"{place}/{name}", PurePosixPath(name).name, read(name))
+                try:
+                    config = read(name)
+                except ValueError as error:
+                    raise ModelError(f"{place}/{name} can't be read: {error!r}") from error
+                check_named(f"{place}/{name}", PurePosixPath(name).name, config)
         kinds = {PurePosixPath(name).suffix for name in names if "/" not in name}
         names += [name for name, kind in _INDEXES.items() if name in listing.files and kind in kinds]
         return sorted((listing.files[name] for name in names), key=lambda file: file.size)
@@ -175,7 +179,8 @@ class _Pull:
         return json.loads(self._snapshots.blob(file).read_bytes())
 
     def _download(self, listing: Listing, files: Sequence[HubFile]) -> None:
-        missing = [file for file in files if not self._has(file)]
+        # Files with equal contents are one.
+        missing = list({file.digest: file for file in files if not self._has(file)}.values())
         total = sum(file.size for file in missing)
         parts = [self._snapshots.part(file) for file in missing]
         had = sum(part.stat().st_size for part in parts if part.exists())
