@@ -27,8 +27,9 @@ from tests.support.tiny_models import Tiny
 def test_a_router_is_refused_and_each_of_its_routes_is_a_model(
     tiny_model: Callable[[Tiny], Path], tmp_path: Path
 ) -> None:
-    query, document = (SentenceTransformer(str(tiny_model(Tiny(seed=seed))), device="cpu") for seed in (0, 1))
-    routes: Any = Router.for_query_document(query_modules=list(query), document_modules=list(document))
+    models: list[Any] = [SentenceTransformer(str(tiny_model(Tiny(seed=seed))), device="cpu") for seed in (0, 1)]
+    query, document = map(list, models)
+    routes: Any = Router.for_query_document(query_modules=query, document_modules=document)
     both = SentenceTransformer(modules=[routes], device="cpu")
     both.save(str(tmp_path / "both"))
     with pytest.raises(ModelError, match=r"is asymmetric: its module .*\.Router runs other modules") as raised:
