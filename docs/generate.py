@@ -91,7 +91,7 @@ The shipped classes:
 
 `NAME` is the model's name for jobs, workers and queues; the table says where the model comes from. A worker looks for
 the model's source as a folder, then as an installed model package, then in the hub's cache. Without a table, the name
-itself is the source. Nothing is downloaded.
+itself is the source. Nothing is downloaded unless it is [told to](models.md#pull-a-model).
 
 {models}
 ## `[tenants.NAME]`: shares and limits

@@ -16,7 +16,7 @@ import torch
 from benchmarks.ours.stand_in_vectors import Tables, TorchTables
 
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers.arrays.tokens import Tokens
+from embedctl_workers.arrays.tokens import Side, Tokens
 from embedctl_workers.backends.base import Reference
 from embedctl_workers.backends.gpu.attention import Varlen
 from embedctl_workers.backends.gpu.backend import TorchGpuBackend
@@ -170,9 +170,9 @@ class StandInBackend(TorchGpuBackend):
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
         return cls(resolve_model(model, entry), host, **options)
 
-    def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
-        if self._cache is None:
-            return super().tokenize(texts, prompt)
+    def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
+        if self._cache is None or truncation_side is not None:
+            return super().tokenize(texts, prompt, truncation_side)
         # The texts of the benchmark always come in the same order, so these three tell its chunks apart.
         key = (len(texts), texts[0], texts[-1])
         if key not in self._cache:

@@ -33,6 +33,7 @@
     │   └── WireNewer
     ├── ModelError
     │   ├── ModelNotFound
+    │   ├── HubUnavailable        the hub that a model is downloaded from
     │   └── GateFailed            its vectors are not what the class promises
     └── WorkerError               a worker or a private Redis that does not start
         ├── DeviceLost            a device that this process can no longer use
@@ -69,7 +70,7 @@ class ExitStatus(IntEnum):
     SOME_FAILED = 3, "some records failed; all others have their vectors"
     NOT_FOUND = 4, "there is no such job or model"
     INACCURATE = 65, "a worker's vectors differ from those of its model by more than its class allows"
-    UNAVAILABLE = 69, "Redis can't be reached, refuses the connection or a command, or is full"
+    UNAVAILABLE = 69, "Redis can't be reached, refuses the connection or a command, or is full; or no hub for `pull`"
     HUNG = 70, "an encode hung, and the worker ended itself"
     CANNOT_ENCODE = 71, "a worker can no longer encode, because its device or its host failed; a new process may"
     QUOTA_EXCEEDED = 75, "a tenant has as many jobs, or as much waiting, as it may: try again later"
@@ -270,6 +271,12 @@ class ModelNotFound(ModelError, LookupError):
     """Raised when a model is neither a local folder, nor an installed package, nor in the hub's cache."""
 
     exit_code = ExitStatus.NOT_FOUND
+
+
+class HubUnavailable(ModelError):
+    """Raised when the hub that a model is to be downloaded from can't be reached, or must not be asked."""
+
+    exit_code = ExitStatus.UNAVAILABLE
 
 
 class GateFailed(ModelError):

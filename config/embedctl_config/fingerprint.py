@@ -14,7 +14,7 @@ from typing import Any
 #: The options of a job that determine its vectors.
 DECIDING_OPTIONS = ("prompt", "truncation", "normalize")
 #: Later additions. They count only if a job sets them, so that older jobs keep their fingerprints.
-LATER_OPTIONS = ("dimensions",)
+LATER_OPTIONS = ("dimensions", "prompt_name", "truncation_side")
 
 
 def job_fingerprint(model_fingerprint: str, options: Mapping[str, Any]) -> str:

@@ -51,5 +51,11 @@ def did_you_mean(names: Iterable[str]) -> str:
     return f"Did you mean {found}?" if found else ""
 
 
+def unknown_prompt(model: str, prompts: Iterable[str]) -> str:
+    """What is wrong with the name of a prompt that a model lacks: the names that it has."""
+    names = ", ".join(sorted(prompts))
+    return f"model {model} has the prompts {names}" if names else f"model {model} has no prompts with names: use prompt"
+
+
 def _form(name: str) -> str:
     return name.rpartition("/")[2].lower()

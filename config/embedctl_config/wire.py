@@ -44,8 +44,8 @@ MAGIC = b"EMBC"
 #: The newest version of jobs, tickets and chunks that this release knows. Version 2 added the option `dimensions` and
 #: the truncation `mean`, version 3 kept fields, version 4 vectors in float16, the option `count_tokens`, and jobs that
 #: are drained, version 5 chunks whose bytes are outside of Redis, version 6 lanes,
-#: and version 7 ids with the tag of a tenant.
-VERSION = 7
+#: version 7 ids with the tag of a tenant, and version 8 the options `prompt_name` and `truncation_side`.
+VERSION = 8
 #: The first version that knows that a chunk's result may have left Redis. A job that is drained has at least this one.
 DRAINS_SINCE = 4
 #: First and last byte of the digest: GETRANGE's arguments.
@@ -99,6 +99,8 @@ def version_for(options: Mapping[str, Any], precision: str) -> int:
     It is the lowest version that knows all of them. So older workers encode every job that they encode correctly, and
     leave the others alone.
     """
+    if options.get("prompt_name") is not None or options.get("truncation_side") is not None:
+        return 8
     if options.get("tenant") not in (None, DEFAULT):
         return 7
     if options.get("lane") not in (None, NORMAL):

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Self, TypeVar, cast
 
 from embedctl.broker import Broker
-from embedctl.enqueue import JobOptions, Truncation, parse_budget, stored_records, submit
+from embedctl.enqueue import JobOptions, Truncation, TruncationSide, parse_budget, stored_records, submit
 from embedctl.job import Job
 from embedctl.kept import check_keep
 from embedctl.patience import TimeLimit, check_timeout
@@ -52,7 +52,9 @@ async def aenqueue_embeddings(
     text_field: str = "text",
     id_field: str = "id",
     prompt: str | None = None,
+    prompt_name: str | None = None,
     truncation: Truncation = "truncate",
+    truncation_side: TruncationSide | None = None,
     normalize: bool = True,
     dimensions: int | None = None,
     chunk_size: int | None = None,
@@ -84,7 +86,9 @@ async def aenqueue_embeddings(
         hardware=hardware,
         precision=precision,
         prompt=prompt,
+        prompt_name=prompt_name,
         truncation=truncation,
+        truncation_side=truncation_side,
         normalize=normalize,
         dimensions=dimensions,
         chunk_size=chunk_size,

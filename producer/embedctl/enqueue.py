@@ -33,6 +33,7 @@ from embedctl_config.errors import (
     QuotaExceeded,
     SettingsError,
 )
+from embedctl_config.model_names import unknown_prompt
 from embedctl_config.redis_url import tenant_of
 from embedctl_config.settings import MAX_CHUNK_RECORDS, MAX_TTL_S, Settings, check_model_name, load_settings
 
@@ -55,6 +56,7 @@ MAX_DIMENSIONS = 65_536
 _NOT_COMPARED = ("idempotency_key", "resume", "drain", "tenant", "lane")
 
 Truncation = Literal["truncate", "error", "mean"]
+TruncationSide = Literal["left", "right"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,9 @@ class JobOptions:
     hardware: str | None = None
     precision: str | None = None
     prompt: str | None = None
+    prompt_name: str | None = None
     truncation: Truncation = "truncate"
+    truncation_side: TruncationSide | None = None
     normalize: bool = True
     dimensions: int | None = None
     chunk_size: int | None = None
@@ -92,6 +96,10 @@ class JobOptions:
 
 #: The options that only newer jobs hold, and those only if they are set: other jobs look as they always did.
 _LATER_OPTIONS = ("keep", "count_tokens", "batch_file", "digests")
+#: The same, of those that decide vectors.
+_LATER_DECIDING = ("prompt_name", "truncation_side")
+#: The longest name of a prompt (characters).
+MAX_PROMPT_NAME = 200
 
 
 def enqueue_embeddings(
@@ -104,7 +112,9 @@ def enqueue_embeddings(
     text_field: str = "text",
     id_field: str = "id",
     prompt: str | None = None,
+    prompt_name: str | None = None,
     truncation: Truncation = "truncate",
+    truncation_side: TruncationSide | None = None,
     normalize: bool = True,
     dimensions: int | None = None,
     chunk_size: int | None = None,
@@ -139,6 +149,10 @@ def enqueue_embeddings(
         text_field: the field of the text, if `texts` holds mappings.
         id_field: the field of the id, if `texts` holds mappings; a mapping without it has no id.
         prompt: put before every text; the model's default prompt if None, no prompt if empty.
+        prompt_name: the name of one of the model's own prompts, such as "query", instead of `prompt`. Workers of older
+            versions leave a job with this or the next option to newer ones.
+        truncation_side: the end that a text that is too long loses, "left" or "right"; that of the model's tokenizer if
+            None.
         truncation: "truncate" encodes the first tokens of a text that is too long and reports it; "error" fails it;
             "mean" encodes all of it, window by window, and gives the mean of the windows' vectors.
         normalize: make every vector of unit length.
@@ -193,7 +207,9 @@ def enqueue_embeddings(
         hardware=hardware,
         precision=precision,
         prompt=prompt,
+        prompt_name=prompt_name,
         truncation=truncation,
+        truncation_side=truncation_side,
         normalize=normalize,
         dimensions=dimensions,
         chunk_size=chunk_size,
@@ -357,7 +373,8 @@ def _begun(broker: Broker, options: JobOptions, ahead: ReadAhead) -> JobStatus:
     job = broker.jobs.status(job_id)
     if not created:
         # Hardware may differ: with `auto` it depends on who is alive. So does `chunk_bytes`: the stored one applies.
-        now = {"model": spec.model, "precision": spec.precision, **spec.options, **_later(options)}
+        deciding = {name: getattr(options, name) for name in _LATER_DECIDING}
+        now = {"model": spec.model, "precision": spec.precision, **spec.options, **deciding, **_later(options)}
         del now["chunk_bytes"]
         _check_same(broker, job, now)
     return job
@@ -429,6 +446,9 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
             "leave one of them out"
         )
     _check_length("prompt", options.prompt, MAX_PROMPT_BYTES)
+    _check_prompt_name(options)
+    if options.truncation_side is not None and options.truncation_side not in get_args(TruncationSide):
+        raise SettingsError(f"truncation_side {options.truncation_side!r} is neither left nor right")
     _check_length("idempotency_key", options.idempotency_key, MAX_KEY_BYTES)
     if options.idempotency_key == "":
         raise SettingsError(
@@ -447,6 +467,8 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
             options.precision or "fp32",
         ),
     )
+    if options.prompt_name is not None:
+        _check_prompt_known(broker, options.prompt_name, model, hardware)
     if options.dimensions is not None:
         _check_dimensions(broker, options.dimensions, model, hardware)
     if chunk_size > _SMALL_CHUNK:
@@ -459,7 +481,8 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
         "chunk_size": chunk_size,
         "chunk_bytes": settings.chunk_bytes,
     }
-    deciding |= {name: value for name, value in _later(options).items() if value is not None}
+    later = {**_later(options), **{name: getattr(options, name) for name in _LATER_DECIDING}}
+    deciding |= {name: value for name, value in later.items() if value is not None}
     return JobSpec(
         model,
         hardware,
@@ -491,6 +514,22 @@ def _check_length(name: str, text: str | None, most: int) -> None:
         raise SettingsError(f"{name} is not valid UTF-8") from None
     if size > most:
         raise SettingsError(f"{name} is {size:,} bytes long, and the maximum is {most:,}: shorten it")
+
+
+def _check_prompt_name(options: JobOptions) -> None:
+    _check_length("prompt_name", options.prompt_name, MAX_PROMPT_NAME)
+    if options.prompt_name == "":
+        raise SettingsError("prompt_name is empty: name one of the model's prompts, or leave it out")
+    if options.prompt_name is not None and options.prompt is not None:
+        raise SettingsError("prompt and prompt_name would both be put before the text: leave one of them out")
+
+
+def _check_prompt_known(broker: Broker, prompt_name: str, model: str, hardware: str) -> None:
+    """Refuse the name of a prompt that the model lacks. If no worker is alive to tell, every record will fail."""
+    offers = broker.workers.offers()
+    for offered, offer in offers.items():
+        if offered[:2] == (hardware, model) and offer.prompts is not None and prompt_name not in offer.prompts:
+            raise SettingsError(f"prompt_name {prompt_name!r}: {unknown_prompt(model, offer.prompts)}")
 
 
 def _check_dimensions(broker: Broker, dimensions: int, model: str, hardware: str) -> None:

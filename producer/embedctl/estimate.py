@@ -130,7 +130,8 @@ def estimate(broker: Broker, records: Iterable[Record], options: JobOptions, *, 
     chunks = total = unusable = text_bytes = kept_bytes = 0
     with ExitStack() as stack:
         distinct = stack.enter_context(_Distinct())
-        counter = stack.enter_context(_TokenCounter(model, windows=options.truncation == "mean"))
+        windows = options.truncation == "mean"
+        counter = stack.enter_context(_TokenCounter(model, windows=windows, prompt_name=options.prompt_name))
         for group in groups_of(ahead, max_rows=rows, max_bytes=size):
             chunks += 1
             for record in group:
@@ -195,8 +196,9 @@ class _Distinct:
 class _TokenCounter:
     """Counts tokens in a child process. The child may load a tokenizer; the producer must not."""
 
-    def __init__(self, model: str, *, windows: bool) -> None:
+    def __init__(self, model: str, *, windows: bool, prompt_name: str | None) -> None:
         self._arguments = [model, *(["--windows"] if windows else [])]
+        self._arguments += [] if prompt_name is None else [f"--prompt-name={prompt_name}"]
 
     def __enter__(self) -> _TokenCounter:
         self._process = subprocess.Popen(

@@ -24,7 +24,7 @@ from embedctl.durable import replace_durably
 from embedctl.machine import machine_id
 from embedctl.store import WorkerRow
 from embedctl_config import keys
-from embedctl_config.errors import BrokerUnavailable, MissingExtra, WorkerError
+from embedctl_config.errors import BrokerUnavailable, ExitStatus, MissingExtra, ModelNotFound, WorkerError
 from embedctl_config.settings import Settings, expanded
 
 #: Time limits for Redis to answer, for a worker to load its models, and for each to stop (seconds).
@@ -140,6 +140,7 @@ def local_worker(
         because nothing else would end the wait.
 
     Raises:
+        ModelNotFound: the model is not on this machine; the message says how to get it.
         WorkerError: the worker did not start; the message ends with the last lines of its log.
     """
     command = [sys.executable, "-m", "embedctl_workers", "--class", hardware, "--model", model]
@@ -158,6 +159,42 @@ def local_worker(
     with _child(command, log_file, variables) as process:
         _wait_for_worker(settings, process, log_file)
         yield lambda: _still_running(process, "the worker", log_file)
+
+
+def pull_model(model: str, say: Callable[[str], None]) -> None:
+    """Download a model, if it is not on this machine, as `embedctl model pull` does.
+
+    Args:
+        say: is told line by line how far that is.
+
+    Raises:
+        WorkerError: it could not be downloaded; the message says why.
+    """
+    command = [sys.executable, "-m", "embedctl_workers.commands.model", "pull", "--if-missing", model]
+    said = ""
+    with subprocess.Popen(
+        guarded(command),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            for line in process.stderr or ():
+                if said:
+                    say(said)
+                said = line.rstrip("\n")
+        except BaseException:
+            process.terminate()
+            raise
+    if process.returncode:
+        # What it says last is why; a line that is no error's would be a process that was killed.
+        why = said.removeprefix("embedctl model: ") or f"it ended with status {process.returncode}"
+        raise WorkerError(f"{model} can't be pulled: {why}", exit_code=max(process.returncode, ExitStatus.FAILURE))
+    say(said)
 
 
 @contextmanager
@@ -347,6 +384,8 @@ def _still_running(process: subprocess.Popen[bytes], what: str, log_file: Path) 
     if status is not None:
         with log_file.open(encoding="utf-8", errors="replace") as log:
             tail = _tail(log)
+        if status == ExitStatus.NOT_FOUND:
+            raise ModelNotFound(tail.splitlines()[-1].removeprefix("embedctl worker: "))
         raise WorkerError(f"{what} ended with status {status}:\n{tail}", exit_code=status if status > 0 else 1)
 
 

@@ -35,7 +35,7 @@ SubmitNewer = Callable[..., Job]
 StartBefore = Callable[..., WorkerProcess]
 
 TEXTS = [f"text {i} " + "word " * 60 for i in range(40)]
-NEWER = "from embedctl_config import wire; wire.VERSION = 8; wire.version_for = lambda *job: 8"
+NEWER = "from embedctl_config import wire; wire.VERSION = 9; wire.version_for = lambda *job: 9"
 BEFORE = "from embedctl_config import wire; wire.VERSION = {}"
 
 

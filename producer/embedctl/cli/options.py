@@ -199,12 +199,22 @@ corpus_options = together(
     option("--precision", type=click.Choice(PRECISIONS), help="The precision that the vectors must have."),
     option("--prompt", help="Text to put before the text of every record. Default: the model's own prompt."),
     option(
+        "--prompt-name",
+        metavar="NAME",
+        help="One of the model's own prompts to put there instead, such as query; `embedctl model show` lists them.",
+    ),
+    option(
         "--truncation",
         type=click.Choice(["truncate", "error", "mean"]),
         default="truncate",
         show_default=True,
         help="What to do with texts that are too long for the model: encode the first tokens, fail the record, or "
         "encode the whole text in windows and average them.",
+    ),
+    option(
+        "--truncation-side",
+        type=click.Choice(["left", "right"]),
+        help="The end that a text loses which is too long for the model. Default: as its tokenizer says.",
     ),
     option("--normalize/--no-normalize", default=True, show_default=True, help="Scale vectors to unit length."),
     option(

@@ -44,7 +44,7 @@ from embedctl_config.errors import JobError, JobLost, JobNotFound, JobStalled
 from embedctl_config.settings import Settings, load_settings
 
 #: Options that came later, and name a command only if they are given.
-_NEWER = ("input_files", "unique_ids", "tenant", "lane")
+_NEWER = ("input_files", "unique_ids", "tenant", "lane", "prompt_name", "truncation_side")
 
 
 @click.command()
@@ -61,6 +61,11 @@ _NEWER = ("input_files", "unique_ids", "tenant", "lane")
 @one_file_option
 @numbers_options
 @no_clobber_option
+@option(
+    "--pull",
+    is_flag=True,
+    help="Download the model from the hub first, if this command starts a worker and the model is not on this machine.",
+)
 @option("--dry-run", is_flag=True, help="Start and write nothing; print an estimate of the job's size.")
 @json_option
 @click.pass_context
@@ -74,6 +79,7 @@ def run(
     ranges: Path | None,
     no_clobber: bool,
     cpus: str | None,
+    pull: bool,
     dry_run: bool,
     quiet: bool,
     as_json: bool,
@@ -122,7 +128,7 @@ def run(
     tenant = tenant_for(settings, choice.options.tenant)
     version = wire.version_for({**asdict(choice.options), "tenant": tenant}, precision)
     progress = JobProgress(quiet=quiet, moving=may_move(output))
-    stack = _stack(settings, name, kind, options["hardware"], model, version, cpus, progress.loading)
+    stack = _stack(settings, name, kind, options["hardware"], model, version, cpus, progress.loading, pull=pull)
     if isinstance(output, Path) and asked.applies(choice, output):
         with progress, stack as (ours, progress.watch, token):
             broker = Broker.connect(ours)
@@ -193,11 +199,13 @@ def _stack(
     version: int,
     cpus: str | None,
     say: Callable[[str], None],
+    *,
+    pull: bool,
 ) -> Iterator[tuple[Settings, Callable[[], None], str]]:
     """A Redis, unless one is configured, and a worker, unless one for jobs of this version lives there, for as long as
     the block lasts.
 
-    With `cpus`, the worker is always our own.
+    With `cpus`, the worker is always our own. With `pull`, a model that it lacks is downloaded.
 
     Yields the settings for this Redis, a function that raises WorkerError if the worker has ended, and the end of the
     job's key. If the block fails, its state folder stays, and the next block of this name continues with it.
@@ -213,6 +221,8 @@ def _stack(
             log_file = folder / "worker.log"
 
             def start() -> AbstractContextManager[Callable[[], None]]:
+                if pull:
+                    local.pull_model(model, say)
                 say(f"Loading {model} (the worker's log: {log_file})")
                 return local.local_worker(ours, hardware=hardware, model=model, cpus=cpus, log_file=log_file)
 

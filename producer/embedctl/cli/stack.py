@@ -32,7 +32,7 @@ def worker(arguments: tuple[str, ...]) -> None:
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
 @_arguments
 def model(arguments: tuple[str, ...]) -> None:
-    """Build, check and tune models on this machine; see `embedctl model --help`."""
+    """Download, build, check and tune models on this machine; see `embedctl model --help`."""
     os.execv(sys.executable, [sys.executable, "-m", "embedctl_workers.commands.model", *arguments])  # noqa: S606
 
 

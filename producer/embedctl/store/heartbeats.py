@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from operator import itemgetter
 from typing import Any, Literal
@@ -29,6 +29,7 @@ class ServedModel:
         sustained_tokens_per_s: the rate with chunks that are large enough to tell it; 0 if there was none yet, or if
             the worker is older than this figure.
         max_tokens: longer texts are truncated; 0 if the worker is older than this figure.
+        prompts: the names of the model's own prompts; None if they are too many to say, or the worker is older.
     """
 
     fingerprint: str
@@ -41,6 +42,7 @@ class ServedModel:
     spelling_of: str = ""
     sustained_tokens_per_s: float = 0.0
     max_tokens: int = 0
+    prompts: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ class Offer:
         versions: the newest version of jobs that each of them knows.
         sustained: the rates in tokens/s that workers reached with large chunks, of those that had any.
         max_tokens: the longest text that one of them encodes whole; 0 if none says so.
+        prompts: the names of the prompts that each of them has; None if one does not say.
     """
 
     tokens_per_s: float
@@ -54,6 +55,7 @@ class Offer:
     versions: tuple[int, ...] = ()
     sustained: tuple[float, ...] = ()
     max_tokens: int = 0
+    prompts: frozenset[str] | None = None
 
 
 #: Hardware class, model, precision.
@@ -255,7 +257,13 @@ def _combined(serving: Sequence[tuple[int, ServedModel]]) -> Offer:
         versions=tuple(version for version, _ in serving),
         sustained=tuple(served.sustained_tokens_per_s for _, served in serving if served.sustained_tokens_per_s),
         max_tokens=max(served.max_tokens for _, served in serving),
+        prompts=_common([served.prompts for _, served in serving]),
     )
+
+
+def _common(prompts: Sequence[Sequence[str] | None]) -> frozenset[str] | None:
+    said = [frozenset(names) for names in prompts if names is not None]
+    return frozenset.intersection(*said) if len(said) == len(prompts) else None
 
 
 def _no_longer_at(pipe: Any, queue: str, instance: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from embedctl_config.cpu import cpu_flags, no_bf16
 from embedctl_config.errors import MissingExtra, ModelNotFound, SettingsError
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers.arrays.tokens import Vectors
+from embedctl_workers.arrays.tokens import Side, Vectors
 from embedctl_workers.backends import BACKENDS, load_backend
 from embedctl_workers.backends.base import Backend
 from embedctl_workers.machine.host import Host
@@ -222,6 +222,22 @@ def test_the_windows_of_a_text_are_all_of_it(backend: Backend) -> None:
 
 def test_what_lies_beyond_the_maximum_changes_nothing(alias: str, backend: Backend) -> None:
     assert_close(alias, encode(backend, [LONG + "one end"]), encode(backend, [LONG + "another, quite different end"]))
+
+
+def test_the_side_that_a_long_text_loses_may_be_chosen(alias: str, backend: Backend) -> None:
+    ends = [f"one begin {LONG}", f"another begin {LONG}", f"{LONG} one end", f"{LONG} another, quite different end"]
+
+    def encoded(side: Side | None) -> Vectors:
+        tokens = backend.tokenize(ends, None, side)
+        assert (tokens.lengths == backend.max_tokens).all()
+        return backend.finish(backend.forward(tokens, np.arange(4)), normalize=True)
+
+    left, right = encoded("left"), encoded("right")
+    assert_close(alias, left[0], left[1])
+    assert_close(alias, right[2], right[3])
+    assert not np.isclose(left[2], left[3], atol=1e-4).all()
+    assert not np.isclose(right[0], right[1], atol=1e-4).all()
+    assert_close(alias, encoded(None), right)
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t ", "\u3000", "\x00", "\u200b"])

@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from embedctl_config.hardware import HardwareClass, Precision
 from embedctl_workers.accuracy.gate import measure_backend
 from embedctl_workers.accuracy.report import Report
-from embedctl_workers.arrays.tokens import Ragged, Rows, Tokens, Vectors
+from embedctl_workers.arrays.tokens import Ragged, Rows, Side, Tokens, Vectors
 from embedctl_workers.backends import load_backend
 from embedctl_workers.backends.base import Backend, Reference
 from embedctl_workers.encoding.encoder import ChunkEncoder
@@ -239,8 +239,8 @@ class Proxy:
         self.ahead, self.token_budget, self.batch_cost = good.ahead, good.token_budget, good.batch_cost
         self.budget_by_sum, self.joins = good.budget_by_sum, good.joins
 
-    def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
-        return self._good.tokenize(texts, prompt)
+    def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
+        return self._good.tokenize(texts, prompt, truncation_side)
 
     def forward(self, tokens: Tokens, rows: Rows) -> Any:
         return self._good.forward(tokens, rows)
@@ -253,18 +253,18 @@ class Proxy:
 
 
 class NoPrompt(Proxy):
-    def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
-        return super().tokenize(texts, "")
+    def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
+        return super().tokenize(texts, "", truncation_side)
 
 
 class WrongPrompt(Proxy):
-    def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
-        return super().tokenize(texts, prompt and "passage: ")
+    def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
+        return super().tokenize(texts, prompt and "passage: ", truncation_side)
 
 
 class PromptBehind(Proxy):
-    def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
-        return super().tokenize([text + (prompt or "") for text in texts], "")
+    def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
+        return super().tokenize([text + (prompt or "") for text in texts], "", truncation_side)
 
 
 class NeverNormalised(Proxy):

@@ -71,10 +71,10 @@ class SharedDevice(DummyBackend):
         backend.fingerprint = resolve_model(model, entry).fingerprint
         return backend
 
-    def tokenize(self, texts, prompt):
+    def tokenize(self, texts, prompt, truncation_side=None):
         with self._host:
             if len(texts) not in self._known:
-                self._known[len(texts)] = super().tokenize(texts, prompt)
+                self._known[len(texts)] = super().tokenize(texts, prompt, truncation_side)
             time.sleep(0.04)
         return self._known[len(texts)]
 

@@ -13,7 +13,7 @@ import redis as redis_py
 from embedctl.broker import Broker
 from embedctl_config import keys, wire
 from embedctl_config.settings import Settings
-from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
+from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.rig import SECRET, TEXTS, Rig
 from tests.support.store import OTHER, QUEUE
@@ -37,9 +37,9 @@ class Quoting(DummyBackend):
             except KeyError as error:
                 raise ValueError(f"can't work with {TEXTS if 0 < words < 10 else words}") from error
 
-    def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
+    def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
         self._fail_in("tokenize", max(len(text.split()) for text in texts))
-        return super().tokenize(texts, prompt)
+        return super().tokenize(texts, prompt, truncation_side)
 
     def forward(self, tokens: Tokens, rows: Rows) -> Vectors:
         self._fail_in("forward", int(tokens.lengths[rows].max()))

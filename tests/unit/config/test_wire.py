@@ -428,11 +428,18 @@ def test_a_job_of_an_earlier_version_never_holds_float16(version: int) -> None:
         ({"count_tokens": None}, 1),
         ({"count_tokens": True}, 4),
         ({"count_tokens": True, "keep": ["title"]}, 4),
+        ({"prompt_name": None, "truncation_side": None}, 1),
     ],
 )
 def test_a_job_has_the_lowest_version_that_knows_its_options(options: dict[str, Any], version: int) -> None:
     assert wire.version_for(options, "fp32") == wire.version_for(options, "int8") == version
     assert wire.version_for(options, "fp16") == 4
+
+
+@pytest.mark.parametrize("options", [{"prompt_name": "query"}, {"truncation_side": "left"}])
+def test_named_prompts_and_truncation_sides_have_the_newest_version(options: dict[str, Any]) -> None:
+    for more in ({}, {"tenant": "acme"}, {"lane": "interactive"}, {"keep": ["title"]}):
+        assert wire.version_for({**options, **more}, "fp16") == 8
 
 
 def test_lanes_and_tenants_are_of_their_own_versions() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordKind
-from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
+from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend
 from embedctl_workers.encoding.careful import encode_carefully
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
@@ -25,10 +25,10 @@ class Noting(DummyBackend):
         self._notes = notes
         self._texts: Sequence[str] = ()
 
-    def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
+    def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
         self._notes += [f"tokenise {text}" for text in texts]
         self._texts = texts
-        return super().tokenize(texts, prompt)
+        return super().tokenize(texts, prompt, truncation_side)
 
     def forward(self, tokens: Tokens, rows: Rows) -> Vectors:
         self._notes += [f"encode {self._texts[row]}" for row in rows]

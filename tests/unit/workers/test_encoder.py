@@ -11,7 +11,7 @@ import pytest
 from numpy._core._exceptions import _ArrayMemoryError
 
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordKind
-from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
+from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors
 from embedctl_workers.backends.base import is_out_of_memory
 from embedctl_workers.backends.dummy import DummyBackend
 from embedctl_workers.encoding.device_use import Stopped
@@ -31,12 +31,12 @@ class Fake(DummyBackend):
         self.tokenized: list[list[str]] = []
         self._texts: Sequence[str] = ()
 
-    def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
+    def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
         self.tokenized.append(list(texts))
         if any("untokenisable" in text for text in texts):
             raise ValueError("no tokens\nsecond line with the text")
         self._texts = texts
-        return super().tokenize(texts, prompt)
+        return super().tokenize(texts, prompt, truncation_side)
 
     def forward(self, tokens: Tokens, rows: Rows) -> Vectors:
         self.batches.append(rows.tolist())
@@ -462,8 +462,8 @@ def test_a_prompt_stands_in_the_first_window_alone() -> None:
 
 def test_a_prompt_that_pooling_leaves_out_is_left_out_of_the_first_windows_alone() -> None:
     class LeavesOut(Counting):
-        def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
-            return replace(super().tokenize(texts, prompt), prompt_tokens=2)
+        def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
+            return replace(super().tokenize(texts, prompt, truncation_side), prompt_tokens=2)
 
     backend = LeavesOut()
     windowed(backend, LONG_AND_SHORT, prompt="a prompt ")
@@ -498,6 +498,38 @@ def test_a_large_text_is_encoded_in_as_many_windows_as_it_takes() -> None:
     encoded = windowed(backend, ["x " * words, "y"], budget=64)
     assert encoded.errors == []
     assert (sum(backend.rows), encoded.tokens, backend.most) == (1001, words + 1, 64)
+
+
+PROMPTS = {"query": "what is", "nothing": ""}
+
+
+def test_a_prompt_may_be_named() -> None:
+    encoder = ChunkEncoder(Fake(), BUDGET, model="mine", prompts=PROMPTS)
+    for name, prompt in PROMPTS.items():
+        encoded = encoder.encode(encoder.prepare(chunk_of("one"), {"prompt_name": name}))
+        np.testing.assert_array_equal(encoded.vectors[0], alone("one", prompt))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "known"),
+    [(PROMPTS, "has the prompts nothing, query"), ({}, "has no prompts with names: use prompt")],
+)
+def test_a_name_that_no_prompt_has_fails_every_record(prompts: dict[str, str], known: str) -> None:
+    backend = Fake()
+    encoder = ChunkEncoder(backend, BUDGET, model="mine", prompts=prompts)
+    encoded = encoder.encode(encoder.prepare(chunk_of("one", "", "two"), {"prompt_name": "document"}))
+    assert codes(encoded) == {0: ErrorCode.ENCODE_ERROR, 1: ErrorCode.EMPTY, 2: ErrorCode.ENCODE_ERROR}
+    assert encoded.errors[0].message == f"no prompt 'document': model mine {known}"
+    assert backend.rows_seen == 0
+
+
+def test_the_side_that_a_long_text_loses_may_be_chosen() -> None:
+    words = [f"w{at}" for at in range(12)]
+    text = " ".join(words)
+    for side, kept in (("left", words[-8:]), ("right", words[:8]), (None, words[:8])):
+        encoded = run(Fake(), chunk_of(text), truncation_side=side)
+        np.testing.assert_array_equal(encoded.vectors[0], alone(" ".join(kept)))
+        assert [(each.used, each.lost) for each in encoded.truncations] == [(8, 4)]
 
 
 @pytest.mark.parametrize("dimensions", [1, 3, 4])

@@ -157,16 +157,16 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "revision", "command"),
     [
-        ("someone/some-model", "", "hf download someone/some-model"),
-        ("someone/some-model", "v2", "hf download someone/some-model --revision v2"),
-        ("some-model", "", "hf download sentence-transformers/some-model"),
-        ("a/b/c", "", "hf download a/b/c"),
+        ("someone/some-model", "", "embedctl model pull someone/some-model"),
+        ("someone/some-model", "v2", "embedctl model pull someone/some-model@v2"),
+        ("some-model", "", "embedctl model pull sentence-transformers/some-model"),
+        ("a/b/c", "", "embedctl model pull a/b/c"),
     ],
 )
 def test_a_model_that_is_nowhere_says_how_to_get_it(source: str, revision: str, command: str) -> None:
     with pytest.raises(ModelNotFound) as raised:
         resolve_model("mine", ModelEntry(source, revision))
-    assert str(raised.value).endswith(command)
+    assert f"get it: {command}, or add --pull to `embedctl run`, `worker` or `up`" in str(raised.value)
     assert raised.value.exit_code == 4
 
 
@@ -243,3 +243,14 @@ def test_an_adapter_is_not_a_model(model: Path, place: str) -> None:
         write(model / "modules.json", json.dumps([{**MODULES[0], "path": "0_Transformer"}]))
     with pytest.raises(ModelError, match=f"{place}adapter_config.json makes the model an adapter.*merge"):
         fingerprint_of(model)
+
+
+def test_a_named_prompt_and_a_truncation_side_are_in_the_fingerprint() -> None:
+    options = {"prompt": None, "truncation": "truncate", "normalize": True}
+    more: tuple[dict[str, str], ...] = (
+        {},
+        {"prompt_name": "query"},
+        {"prompt_name": "document"},
+        {"truncation_side": "left"},
+    )
+    assert len({job_fingerprint("ab" * 32, {**options, **each}) for each in more}) == 4

@@ -13,7 +13,7 @@ import pytest
 
 from embedctl_config.errors import DeviceLost, ModelError
 from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass, Precision
-from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
+from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors
 from embedctl_workers.backends.base import Reference
 from embedctl_workers.backends.dummy import DummyBackend
 from embedctl_workers.encoding.encoder import ChunkEncoder
@@ -249,11 +249,11 @@ class Counted(DummyBackend):
         self.warmed: set[int] = set()
         self._host = threading.Lock()
 
-    def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
+    def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
         with self._host:
             self.tokenised += 1
             threading.Event().wait(0.1)
-        return super().tokenize(texts, prompt)
+        return super().tokenize(texts, prompt, truncation_side)
 
     def warm_up_thread(self) -> None:
         self.warmed.add(threading.get_ident())

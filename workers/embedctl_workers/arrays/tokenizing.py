@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, Protocol, Self
+from typing import Protocol, Self
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from embedctl_workers.arrays.tokens import Ragged, Rows, Tokens, Windows, in_order_of_windows
+from embedctl_workers.arrays.tokens import Ragged, Rows, Side, Tokens, Windows, in_order_of_windows
 
 #: Input of a model → attribute of an encoding.
 _COLUMNS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
@@ -64,25 +64,31 @@ class TextTokenizer:
         *,
         max_tokens: int,
         columns: Sequence[str],
-        keep: Literal["left", "right"] = "left",
+        keep: Side = "left",
         fast: FastTokenizer | None = None,
     ) -> None:
-        self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
-        self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(max_tokens, direction="right" if keep == "left" else "left")
+        self._tokenizer = _cutting(tokenizer, max_tokens, keep)
         self._keep = keep
         self._max_tokens = max_tokens
         self._fast = fast
+        self._turned: TextTokenizer | None = None
         self._columns = {name: _COLUMNS[name] for name in columns}
 
     def only(self, *columns: str) -> Self:
         """The same, for a model that takes these inputs alone."""
         other = copy(self)
         other._columns = {name: self._columns[name] for name in columns}
+        other._turned = None
         return other
 
-    def __call__(self, texts: Sequence[str]) -> Tokens:
-        """Tokenise texts; `prompt_tokens` stays None."""
+    def __call__(self, texts: Sequence[str], truncation_side: Side | None = None) -> Tokens:
+        """Tokenise texts; `prompt_tokens` stays None.
+
+        Args:
+            truncation_side: the end that a text loses if it is too long; None: not the one that is kept by default.
+        """
+        if truncation_side == self._keep:
+            return self._turn()(texts)
         if self._fast is None:
             return self._by_library(texts)
         try:
@@ -94,6 +100,15 @@ class TextTokenizer:
         if left_out:
             tokens = _filled(tokens, left_out, self._by_library([texts[at] for at in left_out]))
         return replace(tokens, windows=partial(self._windows_of, texts) if tokens.lost.any() else None)
+
+    def _turn(self) -> TextTokenizer:
+        """The same, which keeps the other end."""
+        if self._turned is None:
+            other = copy(self)
+            other._keep = "left" if self._keep == "right" else "right"
+            other._tokenizer = _cutting(self._tokenizer, self._max_tokens, other._keep)
+            self._turned = other
+        return self._turned
 
     def _by_library(self, texts: Sequence[str]) -> Tokens:
         encodings = self._tokenizer.encode_batch_fast(list(texts))
@@ -127,6 +142,14 @@ class TextTokenizer:
         order = 1 if self._keep == "left" else -1
         parts, text = in_order_of_windows([[each, *each.overflowing][::order] for each in encodings])
         return Windows(self._tokens(parts), text, np.array([_content(part) for part in parts], np.int64))
+
+
+def _cutting(tokenizer: Tokenizer, max_tokens: int, keep: Side) -> Tokenizer:
+    """A copy that keeps this end of a text that is too long, and does not pad."""
+    other = Tokenizer.from_str(tokenizer.to_str())
+    other.no_padding()
+    other.enable_truncation(max_tokens, direction="right" if keep == "left" else "left")
+    return other
 
 
 def _filled(tokens: Tokens, left_out: Sequence[int], others: Tokens) -> Tokens:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,9 @@ import numpy.typing as npt
 Rows = npt.NDArray[np.int64]
 #: float32, texts × dimensions.
 Vectors = npt.NDArray[np.float32]
+
+#: An end of a text.
+Side = Literal["left", "right"]
 
 T = TypeVar("T")
 

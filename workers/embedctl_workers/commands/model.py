@@ -16,6 +16,7 @@ from embedctl_config.hardware import Device
 from embedctl_config.settings import load_settings
 from embedctl_workers.commands.listing import artifact_facts, list_models, show, summary
 from embedctl_workers.commands.options import class_option, cpus_option, gpu_option, json_option, neuron_core_option
+from embedctl_workers.commands.pull import pull
 from embedctl_workers.commands.tune import tune
 from embedctl_workers.commands.verify import verify
 from embedctl_workers.machine import devices
@@ -31,13 +32,13 @@ TARGETS = ("neuron", "inf2", "trn1", "trn2")
 
 @click.group("embedctl model", cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Build, show, tune and verify models on this machine.
+    """Download, build, show, tune and verify models on this machine.
 
     For some classes, a worker runs an artefact that is built from the model, such as an ONNX graph in fp32 or int8.
     """
 
 
-for _command in (list_models, show, tune, verify):
+for _command in (list_models, show, pull, tune, verify):
     main.add_command(_command)
 
 

@@ -48,6 +48,13 @@ neuron_core_option = click.option(
 json_option = click.option(
     "--json", "as_json", is_flag=True, envvar="EMBEDCTL_JSON", show_envvar=True, help="Print one JSON value."
 )
+pull_option = click.option(
+    "--pull",
+    is_flag=True,
+    envvar="EMBEDCTL_PULL",
+    show_envvar=True,
+    help="Download a model that is not on this machine, as `embedctl model pull` does. Default: refuse to start.",
+)
 log_level_option = click.option(
     "--log-level",
     envvar="EMBEDCTL_LOG_LEVEL",

@@ -18,7 +18,7 @@ from embedctl_config.command_group import one_line_errors
 from embedctl_config.errors import ModelError, SettingsError
 from embedctl_config.redis_url import secret_url
 from embedctl_config.settings import ENV_PREFIX, Settings, load_settings
-from embedctl_workers.commands.options import log_level_option
+from embedctl_workers.commands.options import log_level_option, pull_option
 from embedctl_workers.machine.devices import Accelerator, format_cpus
 from embedctl_workers.machine.discovery import discover
 from embedctl_workers.models.cache import cache_folder
@@ -72,10 +72,18 @@ _OF_ONE_WORKER = frozenset(
     show_envvar=True,
     help="Only print the plan: one line per worker.",
 )
+@pull_option
 @log_level_option
 @one_line_errors("embedctl up")
 def main(
-    classes: tuple[str, ...], models: tuple[str, ...], cpus: str | None, log_level: str, *, gateway: bool, dry_run: bool
+    classes: tuple[str, ...],
+    models: tuple[str, ...],
+    cpus: str | None,
+    log_level: str,
+    *,
+    gateway: bool,
+    dry_run: bool,
+    pull: bool,
 ) -> None:
     """Keep a worker running on each device of this machine until stopped with SIGTERM or Ctrl-C.
 
@@ -100,11 +108,11 @@ def main(
     if dry_run:
         click.echo(str(plan))
     else:
-        _up(settings, plan, log_level)
+        _up(settings, plan, ("--log-level", log_level, *(("--pull",) if pull else ())))
 
 
-def _up(settings: Settings, plan: Plan, log_level: str) -> None:
-    """Run the workers of a plan until told to stop.
+def _up(settings: Settings, plan: Plan, options: Sequence[str]) -> None:
+    """Run the workers of a plan, with these options, until told to stop.
 
     Raises:
         BrokerUnavailable, WorkerError: see :meth:`Supervisor.run`.
@@ -132,7 +140,7 @@ def _up(settings: Settings, plan: Plan, log_level: str) -> None:
                 plan.workers,
                 registry,
                 environment=own,
-                options=("--log-level", log_level),
+                options=options,
                 on_ready=say_ready,
                 check=check,
                 gateway=gateway,

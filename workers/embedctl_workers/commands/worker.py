@@ -13,7 +13,7 @@ import click
 from embedctl_config.command_group import one_line_errors
 from embedctl_config.hardware import MOST_WORKERS
 from embedctl_config.settings import load_settings
-from embedctl_workers.commands.options import gpu_option, log_level_option, neuron_core_option
+from embedctl_workers.commands.options import gpu_option, log_level_option, neuron_core_option, pull_option
 from embedctl_workers.machine import devices
 from embedctl_workers.machine.discovery import choose_accelerator, choose_sharing
 
@@ -61,6 +61,7 @@ _SHOWN: dict[str, Any] = {"show_default": True, "show_envvar": True}
     show_envvar=True,
     help="Refuse to start if a model needs something built first; see `embedctl model build`.",
 )
+@pull_option
 @log_level_option
 @click.option(
     "--ready",
@@ -89,6 +90,7 @@ def main(
     log_level: str,
     *,
     no_build: bool,
+    pull: bool,
     ready: bool,
     insecure: bool,
 ) -> None:
@@ -120,6 +122,7 @@ def main(
         pinned=pinned,
         log_level=log_level,
         build=not no_build,
+        pull=pull,
     )
     _exit(status)
 

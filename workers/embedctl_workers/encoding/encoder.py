@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
 
 from embedctl.records import kind_in_words
 from embedctl_config.errors import BrokerUnavailable, JobError
+from embedctl_config.model_names import unknown_prompt
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordError, RecordKind, Truncation
 from embedctl_workers.arrays.batching import batches_of
-from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors, Windows
+from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors, Windows
 from embedctl_workers.arrays.vectors import mean_of_windows, unit
 from embedctl_workers.backends.base import Backend, RemembersBudget
 from embedctl_workers.encoding.device_use import SOLE_USE, DeviceUse, Stopped
@@ -67,12 +69,20 @@ class SelfCheck(Protocol):
 class ChunkEncoder:
     """Encodes chunks with one backend.
 
+    Args:
+        model: its name, for messages.
+        prompts: the model's own prompts, by their names.
+
     Attributes:
         known_good: the worker's check of itself; None: the records are always to blame.
     """
 
-    def __init__(self, backend: Backend, token_budget: int) -> None:
+    def __init__(
+        self, backend: Backend, token_budget: int, *, model: str = "", prompts: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self.backend = backend
+        self.prompts = prompts
+        self._model = model
         self.known_good: SelfCheck | None = None
         self._token_budget = token_budget
 
@@ -92,14 +102,14 @@ class ChunkEncoder:
         """Check, deduplicate and tokenise a chunk; needs no device.
 
         Args:
-            options: the job's: `prompt`, `truncation`, `normalize`, `dimensions`.
+            options: the job's: `prompt`, `prompt_name`, `truncation`, `truncation_side`, `normalize`, `dimensions`.
             about: fields for log lines about this chunk.
 
         Raises:
             WorkerSick: texts can't be tokenised, nor can the known good text any more.
         """
         mean = options.get("truncation") == "mean"
-        hopeless = self._too_many(options)
+        hopeless = self._too_many(options) or self._no_such_prompt(options)
         errors: dict[int, RecordError] = {}
         distinct: dict[bytes, int] = {}
         source = np.full(len(chunk), -1, np.int64)
@@ -110,8 +120,9 @@ class ChunkEncoder:
             else:
                 errors[row] = RecordError(row, *problem)
         texts = [text.decode() for text in distinct]
-        prompt = options.get("prompt")
-        tokens, bad = self._tokenize(texts, prompt, about)
+        named = options.get("prompt_name")
+        prompt = options.get("prompt") if named is None else self.prompts.get(named, "")
+        tokens, bad = self._tokenize(texts, prompt, options.get("truncation_side"), about)
         if options.get("truncation") == "error":
             bad |= {at: (ErrorCode.TOO_LONG, self._too_long(tokens, at)) for at in np.flatnonzero(tokens.lost).tolist()}
         _fail(source, bad, errors)
@@ -332,13 +343,13 @@ class ChunkEncoder:
         return batches_of(lengths, self._token_budget, self.backend.batch_cost, by_sum=self.backend.budget_by_sum)
 
     def _tokenize(
-        self, texts: Sequence[str], prompt: str | None, about: Mapping[str, object] | None
+        self, texts: Sequence[str], prompt: str | None, side: Side | None, about: Mapping[str, object] | None
     ) -> tuple[Tokens, dict[int, tuple[ErrorCode, str]]]:
         """Tokenise texts. If that fails, find the texts that fail alone, and put empty ones in their place."""
         if not texts:
             return Tokens(lengths=np.zeros(0, np.int64), lost=np.zeros(0, np.int64)), {}
         try:
-            return self.backend.tokenize(texts, prompt), {}
+            return self.backend.tokenize(texts, prompt, side), {}
         except Exception as error:  # noqa: BLE001  (any error that a text causes is the error of its record)
             log.warning(
                 "tokenising %d texts failed (%s): trying each alone", len(texts), type(error).__name__, extra=about
@@ -346,13 +357,13 @@ class ChunkEncoder:
         bad: dict[int, tuple[ErrorCode, str]] = {}
         for at, text in enumerate(texts):
             try:
-                self.backend.tokenize([text], prompt)
+                self.backend.tokenize([text], prompt, side)
             except Exception as error:  # noqa: BLE001  (as above)
                 bad[at] = (ErrorCode.ENCODE_ERROR, f"the tokeniser failed: {first_line(error)}")
         if bad and self.known_good is not None:
             self.known_good.check_preparing()
         harmless = ["" if at in bad else text for at, text in enumerate(texts)]
-        return self.backend.tokenize(harmless, prompt), bad
+        return self.backend.tokenize(harmless, prompt, side), bad
 
     def _remember_limits(self, too_large: Sequence[int]) -> None:
         """Lower the token budget below batches that were too large for the device, unless one of their rows was."""
@@ -373,6 +384,12 @@ class ChunkEncoder:
             ErrorCode.ENCODE_ERROR,
             f"{dimensions} dimensions asked for, and the model's vectors have {self.backend.dim}",
         )
+
+    def _no_such_prompt(self, options: Mapping[str, Any]) -> tuple[ErrorCode, str] | None:
+        name = options.get("prompt_name")
+        if name is None or name in self.prompts:
+            return None
+        return ErrorCode.ENCODE_ERROR, f"no prompt {name!r}: {unknown_prompt(self._model, self.prompts)}"
 
     def _too_long(self, tokens: Tokens, at: int) -> str:
         total = int(tokens.lengths[at] + tokens.lost[at])

@@ -7,6 +7,7 @@ from embedctl_config.settings import Settings
 from embedctl_workers.backends import load_backend
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
+from embedctl_workers.models.prompts import prompts_of
 from embedctl_workers.models.tuning import token_budget
 
 
@@ -23,4 +24,5 @@ def load_encoder(settings: Settings, hardware: HardwareClass, model: str, host: 
     budget = token_budget(
         hardware, backend.fingerprint, threads=host.threads, cache=host.cache, default=backend.token_budget
     )
-    return ChunkEncoder(backend, budget)
+    prompts = prompts_of(backend.reference.files.folder) if backend.reference else {}
+    return ChunkEncoder(backend, budget, model=model, prompts=prompts)

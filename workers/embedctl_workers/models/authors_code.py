@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from embedctl_config.errors import ModelError
 
@@ -35,11 +34,11 @@ _NATIVE_FIELDS: Mapping[str, tuple[str, object]] = {
 }
 
 
-def refuse_authors_code(file: Path, config: Mapping[str, object]) -> None:
+def refuse_authors_code(file: str, config: Mapping[str, object]) -> None:
     """Refuse a model whose vectors its author's code computes: without it, transformers may compute others.
 
     Args:
-        file: the model's `config.json`.
+        file: where the model's `config.json` is, for messages.
         config: its contents.
 
     Raises:
@@ -59,7 +58,7 @@ def refuse_authors_code(file: Path, config: Mapping[str, object]) -> None:
         )
 
 
-def _refuse_other_fields(file: Path, config: Mapping[str, object]) -> None:
+def _refuse_other_fields(file: str, config: Mapping[str, object]) -> None:
     for theirs, (ours, default) in _NATIVE_FIELDS.items():
         computed = config.get(ours, default)
         if theirs in config and config[theirs] != computed:

@@ -14,6 +14,7 @@ from embedctl_workers.models.artifacts import Artifact, ArtifactStore
 from embedctl_workers.models.cache import cache_folder
 from embedctl_workers.models.facts import ModelFacts, facts_of
 from embedctl_workers.models.files import cached_models, find_folder, fingerprint_of, installed_models, resolve_model
+from embedctl_workers.models.prompts import prompts_of
 
 
 @dataclass(slots=True)
@@ -26,6 +27,7 @@ class FoundModel:
         facts, folder: None if it can't be used.
         problem: why it can't be used; empty if it can.
         built: the artefacts of it, under whatever name they were built.
+        prompts: the names of its own prompts, if they were read.
     """
 
     name: str
@@ -34,6 +36,7 @@ class FoundModel:
     facts: ModelFacts | None = None
     problem: str = ""
     built: list[Artifact] = field(default_factory=list)
+    prompts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +86,15 @@ def artifacts(settings: Settings) -> tuple[list[Artifact], dict[Path, ModelError
 
 
 def read_model(name: str, settings: Settings) -> tuple[FoundModel, str]:
-    """One model and its fingerprint, without what is built of it.
+    """One model with the names of its prompts, and its fingerprint, without what is built of it.
 
     Raises:
         ModelNotFound, ModelError: as :func:`~embedctl_workers.models.files.resolve_model`.
     """
     files = resolve_model(name, settings.models.get(name))
-    return FoundModel(name, _where(name, settings), files.folder, facts_of(files.folder)), files.fingerprint
+    found = FoundModel(name, _where(name, settings), files.folder, facts_of(files.folder))
+    found.prompts = tuple(sorted(prompts_of(files.folder)))
+    return found, files.fingerprint
 
 
 def _where(name: str, settings: Settings) -> str:
@@ -139,7 +144,7 @@ def _described(name: str, found_in: str, entry: ModelEntry) -> FoundModel:
         model.folder = resolve_model(name, entry).folder if entry.fingerprint else find_folder(name, entry)
         model.facts = facts_of(model.folder)
     except ModelNotFound as error:
-        of_cache = f"its download is not whole: hf download {hub_id(name)}"
+        of_cache = f"the commit that main was is not there, or not whole: embedctl model pull {hub_id(name)}"
         model.problem = of_cache if found_in == "hub cache" else str(error)
     except (EmbedctlError, OSError, ImportError) as error:
         model.problem = str(error)

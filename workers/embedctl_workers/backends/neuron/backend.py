@@ -13,7 +13,7 @@ import torch
 
 from embedctl_config.errors import WorkerError
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
+from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors
 from embedctl_workers.arrays.vectors import unit
 from embedctl_workers.backends.base import Reference
 from embedctl_workers.backends.neuron.options import TraceOptions
@@ -76,8 +76,8 @@ class NeuronBackend:
         files = resolve_model(model, entry)
         return cls(files, artifact_for(files, host, chosen).folder, host)
 
-    def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
-        return self._inputs.tokenize(texts, prompt)
+    def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
+        return self._inputs.tokenize(texts, prompt, truncation_side)
 
     def forward(self, tokens: Tokens, rows: Rows) -> Pending:
         runs = runs_of(tokens.lengths[rows], self._traces.buckets, self._traces.batch)

@@ -10,7 +10,7 @@ import onnxruntime
 
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import ModelEntry, Thresholds
-from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors, padded
+from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors, padded
 from embedctl_workers.arrays.vectors import unit
 from embedctl_workers.backends.base import Reference, run_warm_up_batches
 from embedctl_workers.backends.onnx.inputs import GRAPH, OUTPUT, GraphInputs
@@ -82,8 +82,8 @@ class OnnxBackend:
         kind = cls.KIND if chosen.provider == CPU else ONNX_PLAIN
         return cls(files, artifact_for(files, kind, host), host, chosen)
 
-    def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
-        return self._inputs.tokenize(texts, prompt)
+    def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
+        return self._inputs.tokenize(texts, prompt, truncation_side)
 
     def forward(self, tokens: Tokens, rows: Rows) -> Vectors:
         if self._session is None:

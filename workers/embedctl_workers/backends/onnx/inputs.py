@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from embedctl_workers.arrays.tokenizing import TextTokenizer
-from embedctl_workers.arrays.tokens import Rows, Tokens
+from embedctl_workers.arrays.tokens import Rows, Side, Tokens
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.wordpiece.load import fast_tokenizer_for
 
@@ -78,12 +78,12 @@ class GraphInputs:
             fast=fast_tokenizer_for(tokenizer, host),
         )
 
-    def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
-        """Tokenise texts with a prompt before each; None means the model's default prompt."""
+    def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
+        """As :meth:`~embedctl_workers.backends.base.Backend.tokenize`."""
         prompt = self.facts.prompt if prompt is None else prompt
         if not prompt:
-            return self._tokenize(texts)
-        tokens = self._tokenize([prompt + text for text in texts])
+            return self._tokenize(texts, truncation_side)
+        tokens = self._tokenize([prompt + text for text in texts], truncation_side)
         return replace(tokens, prompt_tokens=self._count(prompt)) if self.facts.excludes_prompt else tokens
 
     def batch(self, tokens: Tokens, rows: Rows, width: int = 0) -> Batch:

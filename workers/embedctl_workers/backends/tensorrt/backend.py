@@ -11,7 +11,7 @@ import numpy as np
 
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
+from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors
 from embedctl_workers.arrays.vectors import unit
 from embedctl_workers.backends.base import Reference
 from embedctl_workers.backends.onnx.inputs import GraphInputs
@@ -83,8 +83,8 @@ class TensorRTBackend:
             log.warning("%s: %s: it is built again", artifact.folder, error)
         return cls(files, artifact_for(files, runtime, host, chosen, force=True), runtime, host, chosen)
 
-    def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
-        return self._inputs.tokenize(texts, prompt)
+    def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
+        return self._inputs.tokenize(texts, prompt, truncation_side)
 
     def forward(self, tokens: Tokens, rows: Rows) -> Output:
         engine = self._engine

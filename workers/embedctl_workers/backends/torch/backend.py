@@ -15,7 +15,7 @@ from embedctl_config.errors import ModelError, SettingsError
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.arrays.padding import Padding
 from embedctl_workers.arrays.tokenizing import TextTokenizer
-from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors, padded
+from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors, padded
 from embedctl_workers.backends.base import Reference, run_warm_up_batches
 from embedctl_workers.backends.torch.loading import fast_tokenizer, load_sentence_transformer
 from embedctl_workers.backends.torch.packed.choosing import bf16_layers, fp32_layers
@@ -62,12 +62,12 @@ class SentenceModel:
         # The chunks of a job follow each other with the same prompt, which may be long: a few lengths are cached.
         self._prompt_tokens = lru_cache(maxsize=_PROMPTS_KEPT)(self._count_prompt_tokens)
 
-    def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
+    def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
         if prompt is None and self._model.default_prompt_name is not None:
             prompt = self._model.prompts.get(self._model.default_prompt_name)
         if not prompt:
-            return self._tokenize(texts)
-        tokens = self._tokenize([prompt + text for text in texts])
+            return self._tokenize(texts, truncation_side)
+        tokens = self._tokenize([prompt + text for text in texts], truncation_side)
         return replace(tokens, prompt_tokens=self._prompt_tokens(prompt))
 
     def _count_prompt_tokens(self, prompt: str) -> int | None:

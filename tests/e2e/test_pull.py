@@ -1,0 +1,218 @@
+"""`model pull`, and `--pull` of `run`, `worker` and `up`, with processes that are killed and that start together."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+for _needed in ("torch", "sentence_transformers"):
+    pytest.importorskip(_needed)
+
+from embedctl_config.settings import load_settings  # noqa: E402
+from tests.support.hub import TOKEN, StandInHub, stand_in_hub  # noqa: E402
+from tests.support.terminal import terminal  # noqa: E402
+from tests.support.tiny_models import Tiny  # noqa: E402
+from tests.support.waiting import eventually  # noqa: E402
+
+NAME = "someone/tiny"
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def hub(tiny_model: Callable[[Tiny], Path]) -> Iterator[StandInHub]:
+    """A hub with a small model that works, and files beside it that nobody needs."""
+    folder = tiny_model(Tiny())
+    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with stand_in_hub() as hub:
+        hub.put(NAME, {**files, "pytorch_model.bin": b"a pickle", "README.md": b"about"})
+        yield hub
+
+
+@pytest.fixture
+def environment(environment: dict[str, str], hub: StandInHub, tmp_path: Path) -> dict[str, str]:
+    """With this hub, and an empty cache."""
+    own = {name: value for name, value in environment.items() if not name.startswith(("HF_", "HUGGINGFACE_"))}
+    return {**own, **hub.environment(tmp_path / "home")}
+
+
+def start(environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "embedctl_workers.commands.model", "pull", *arguments]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def weights(hub: StandInHub) -> bytes:
+    commit = hub.commit(NAME, "main")
+    assert commit is not None
+    return hub.contents[NAME, commit]["model.safetensors"]
+
+
+@pytest.mark.slow
+def test_a_pull_that_is_killed_three_times_ends_right(
+    embedctl: Run, environment: dict[str, str], hub: StandInHub, tmp_path: Path
+) -> None:
+    blobs = tmp_path / "home" / "hub" / "models--someone--tiny" / "blobs"
+    size = len(weights(hub))
+
+    def there() -> int:
+        return max((part.stat().st_size for part in blobs.glob("*.incomplete")), default=0)
+
+    for step in range(3):
+        before = there()
+        hub.paused = size // 5
+        process = start(environment, NAME)
+        eventually(lambda before=before: there() > before, what="more of the file")  # type: ignore[misc]  # mypy infers no type for a default
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        shown = embedctl("model", "show", NAME)
+        assert shown.returncode == 4, f"after {step + 1} kills, it is found: {shown.stdout}"
+        hub.resumed.set()
+        hub.resumed.clear()
+    kept = there()
+    done = embedctl("model", "pull", NAME, "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert "is there from an earlier try" in done.stderr
+    assert facts["downloaded"] <= size - kept
+    assert (Path(facts["folder"]) / "model.safetensors").read_bytes() == weights(hub)
+    assert json.loads(embedctl("model", "show", NAME, "--json").stdout)["model"]["fingerprint"] == facts["fingerprint"]
+
+
+@pytest.mark.slow
+def test_two_that_pull_at_once_download_once(environment: dict[str, str], hub: StandInHub) -> None:
+    hub.paused = 1000
+    first = start(environment, NAME, "--json")
+    eventually(lambda: hub.paused is None, what="the first download")
+    second = start(environment, NAME, "--if-missing", "--json")
+    assert second.stderr is not None
+    assert "another process downloads someone/tiny: waiting for it" in second.stderr.readline()
+    hub.resumed.set()
+    one, other = (json.loads(each.communicate(timeout=60)[0]) for each in (first, second))
+    assert one["folder"] == other["folder"]
+    assert (one["downloaded"] > 0, other["downloaded"]) == (True, 0)
+    assert hub.downloads().count("model.safetensors") == 1
+
+
+@pytest.mark.slow
+def test_two_workers_that_start_at_once_download_once(
+    environment: dict[str, str], hub: StandInHub, short_folder: Path
+) -> None:
+    def worker(*more: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "embedctl_workers", "--class", "cpu", "--model", NAME, *more]
+        log = short_folder / f"worker{len(list(short_folder.glob('worker*')))}.log"
+        with log.open("wb") as stream:
+            return subprocess.Popen(command, env=environment, stdout=stream, stderr=stream, start_new_session=True)
+
+    refused = worker()
+    assert refused.wait(120) == 4
+    assert "embedctl model pull someone/tiny, or add --pull" in (short_folder / "worker0.log").read_text()
+    assert not hub.asked, "a worker downloads nothing unless it is told to"
+
+    workers = [worker("--pull"), worker("--pull")]
+    try:
+        logs = [short_folder / f"worker{each}.log" for each in (1, 2)]
+        eventually(lambda: all("accuracy gate" in log.read_text() for log in logs), 180, what="two loaded workers")
+    finally:
+        for each in workers:
+            each.terminate()
+        for each in workers:
+            each.wait(60)
+    assert hub.downloads().count("model.safetensors") == 1
+    assert "pytorch_model.bin" not in hub.downloads()
+
+
+@pytest.mark.slow
+def test_up_pulls_for_its_workers(environment: dict[str, str], hub: StandInHub, short_folder: Path) -> None:
+    cpu = str(min(os.sched_getaffinity(0)))
+    options = ["--class", "cpu", "--model", NAME, "--cpus", cpu, "--pull"]
+    log = short_folder / "up.log"
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "embedctl", "up", *options], env=environment, stdout=stream, stderr=stream
+        )
+    try:
+        eventually(lambda: "ready after" in log.read_text(), 180, what="a worker", show=log.read_text)
+    finally:
+        process.terminate()
+        process.wait(60)
+    assert hub.downloads().count("model.safetensors") == 1
+
+
+@pytest.mark.slow
+def test_on_a_terminal_a_line_tells_how_far_it_is(environment: dict[str, str], hub: StandInHub) -> None:
+    hub.paused = len(weights(hub)) // 2
+    with terminal(["model", "pull", NAME], environment, columns=100) as shown:
+        shown.until(lambda: hub.paused is None)
+        shown.read_all(0.3)
+        hub.resumed.set()
+        assert shown.ended() == 0
+        assert re.search(r"\d+ %: 0\.\d MB of 0\.\d MB", shown.text), shown.text
+        assert shown.screen[0].startswith("someone/tiny at main is commit")
+        assert not any(" %: " in line for line in shown.screen), "the line is gone in the end"
+        assert any(line.startswith("fingerprint ") for line in shown.screen)
+
+
+@pytest.mark.slow
+def test_run_offers_to_pull_and_does_it(
+    embedctl: Run, hub: StandInHub, short_folder: Path, tiny_model: Callable[[Tiny], Path]
+) -> None:
+    corpus = short_folder / "corpus.txt"
+    corpus.write_text("the text\na word\n")
+    command = ("run", str(corpus), "--model", NAME, "--class", "cpu", "-o", str(short_folder / "vectors.npy"))
+    private = {"EMBEDCTL_REDIS_URL": ""}
+    refused = embedctl(*command, **private)
+    assert refused.returncode == 4, refused.stderr
+    said = refused.stderr.strip().splitlines()[-1]
+    assert said.startswith("embedctl: model 'someone/tiny' is no folder")
+    assert said.endswith("get it: embedctl model pull someone/tiny, or add --pull to `embedctl run`, `worker` or `up`")
+    assert not hub.asked
+
+    done = embedctl(*command, "--pull", **private)
+    assert done.returncode == 0, done.stderr
+    assert "someone/tiny at main is commit" in done.stderr
+
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(tiny_model(Tiny())), device="cpu")
+    expected = model.encode(["the text", "a word"], normalize_embeddings=True)
+    np.testing.assert_allclose(np.load(short_folder / "vectors.npy"), expected, rtol=0, atol=1e-5)
+
+    asked = len(hub.asked)
+    assert embedctl(*command, "--pull", **private).returncode == 0
+    assert len(hub.asked) == asked, "a model that is there is not asked for"
+
+
+@pytest.mark.slow
+def test_run_says_in_one_line_why_it_can_not_pull(embedctl: Run, hub: StandInHub, short_folder: Path) -> None:
+    hub.wrong = {"model.safetensors"}
+    (short_folder / "corpus.txt").write_text("the text\n")
+    command = ("run", "corpus.txt", "--model", NAME, "--class", "cpu", "-o", "vectors.npy", "--pull")
+    done = embedctl(*command, EMBEDCTL_REDIS_URL="", HF_TOKEN=TOKEN)
+    assert done.returncode == 1
+    said = done.stderr.strip().splitlines()[-1]
+    assert said.startswith("embedctl: someone/tiny can't be pulled: model.safetensors of someone/tiny: what came has")
+    assert TOKEN not in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_a_pull_prints_the_folder_and_how_to_use_a_revision(
+    embedctl: Run, environment: dict[str, str], hub: StandInHub
+) -> None:
+    commit = hub.commit(NAME, "main")
+    done = embedctl("model", "pull", f"{NAME}@{commit}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith(f"/snapshots/{commit}")
+    assert f'[models."{NAME}"] with revision = "{commit}"' in done.stderr
+    config = Path(environment["EMBEDCTL_CONFIG"])
+    config.write_text(f'{config.read_text()}\n[models."{NAME}"]\nrevision = "{commit}"\n')
+    assert load_settings(environment).models[NAME].revision == commit
+    listed = json.loads(embedctl("model", "list", "--json").stdout)["models"]
+    assert [each["folder"] for each in listed if each["name"] == NAME] == [done.stdout.strip()]

@@ -1,0 +1,130 @@
+"""`embedctl model pull`: downloads a model from the hub."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from embedctl_config.errors import MissingExtra
+from embedctl_config.printable import printable
+from embedctl_config.settings import Settings, load_settings
+from embedctl_workers.commands.options import json_option
+
+if TYPE_CHECKING:
+    from embedctl_workers.models.pulling.progress import Progress
+    from embedctl_workers.models.pulling.pull import Pulled
+
+
+@click.command()
+@click.argument("model", metavar="NAME[@REVISION]")
+@click.option(
+    "--allow-pickle",
+    is_flag=True,
+    envvar="EMBEDCTL_ALLOW_PICKLE",
+    show_envvar=True,
+    help="Also take weights that are pickles (.bin), which can run code when they are loaded.",
+)
+@click.option(
+    "--if-missing",
+    is_flag=True,
+    envvar="EMBEDCTL_IF_MISSING",
+    show_envvar=True,
+    help="Do not ask the hub if the model is on this machine, even if it has changed there.",
+)
+@json_option
+def pull(model: str, *, allow_pickle: bool, if_missing: bool, as_json: bool) -> None:
+    """Download a model of the hub into the hub's cache, and print its folder.
+
+    Takes the files that workers need and no others, continues where an earlier download stopped, and compares every
+    file with the hash that the hub lists. REVISION is a branch, a tag or a commit; the default is main, or the one of
+    the name's [models.NAME] entry.
+
+    HF_TOKEN is for models that not everyone may read, HF_ENDPOINT for another hub, HF_HUB_CACHE for another cache
+    folder. With HF_HUB_OFFLINE=1, the hub is not asked.
+    """
+    settings = load_settings()
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("embedctl_workers").setLevel(logging.INFO)
+    name, revision = _parted(model, settings)
+    with _progress() as progress:
+        try:
+            from embedctl_workers.models.pulling.pull import pull as download
+
+            pulled = download(
+                name, settings, progress, revision=revision, allow_pickle=allow_pickle, if_missing=if_missing
+            )
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("the same command continues where it stopped") from None
+        except ModuleNotFoundError as error:
+            if error.name != "huggingface_hub":
+                raise
+            raise MissingExtra("torch", "`embedctl model pull`") from error
+    click.echo(json.dumps(_facts(pulled)) if as_json else str(pulled.folder))
+    if not as_json:
+        click.echo(f"fingerprint {pulled.fingerprint}", err=True)
+        if revision and settings.models.get(name) is None:
+            click.echo(_how_to_use(pulled), err=True)
+
+
+def _parted(model: str, settings: Settings) -> tuple[str, str]:
+    """The name and the revision, which may be empty. The settings may have a name with an @."""
+    if model in settings.models:
+        return model, ""
+    name, _, revision = model.partition("@")
+    return name, revision
+
+
+def _facts(pulled: Pulled) -> dict[str, object]:
+    return {
+        "name": pulled.name,
+        "repository": pulled.repository or None,
+        "revision": pulled.revision or None,
+        "commit": pulled.commit or None,
+        "folder": str(pulled.folder),
+        "fingerprint": pulled.fingerprint,
+        "size": pulled.size,
+        "downloaded": pulled.downloaded,
+    }
+
+
+def _how_to_use(pulled: Pulled) -> str:
+    return (
+        f'To serve it as "{pulled.name}", say so in the settings of workers: [models."{pulled.name}"] with '
+        f'revision = "{pulled.revision}"'
+    )
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """Progress on standard error: a line that moves on a terminal, else lines."""
+    from embedctl_workers.models.pulling.progress import Progress
+
+    def say(line: str) -> None:
+        click.echo(printable(line), err=True)
+
+    if not sys.stderr.isatty():
+        yield Progress(say)
+        return
+    from rich.text import Text
+
+    from embedctl.terminal.bottom_line import BottomLine
+
+    shown = ""
+
+    def draw(line: str) -> None:
+        nonlocal shown
+        shown = line
+        bottom.show()
+
+    bottom = BottomLine(lambda width: Text(shown[:width]), ticks=False)
+    bottom.start()
+    try:
+        yield Progress(say, draw)
+    finally:
+        bottom.stop(keep=False)

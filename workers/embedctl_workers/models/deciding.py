@@ -1,0 +1,150 @@
+"""Which files of a model decide its vectors, by their names alone: of a folder, or of a hub's listing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+from typing import Any
+
+from embedctl_config.errors import ModelError
+from embedctl_workers.models.authors_code import refuse_authors_code
+
+#: The modules of a model must have names that begin so.
+_KINDS = "sentence_transformers."
+MODULES = "modules.json"
+#: Modules that choose other modules for each text; the second one is the first one's older name.
+_ROUTERS = ("Router", "Asym")
+#: Files in which a module names others → the key of a single one; a router names several in `types`.
+NAMING: Mapping[str, str] = {
+    "router_config.json": "",
+    "config.json": "",
+    "wordembedding_config.json": "tokenizer_class",
+}
+#: A model with this file is a change to another one.
+ADAPTER = "adapter_config.json"
+#: Files in a model's top folder that decide its vectors. READMEs, exports to other runtimes and training notes don't.
+DECIDING = (
+    MODULES,
+    "config.json",
+    "config_sentence_transformers.json",
+    "sentence_*_config.json",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "model*.safetensors",
+    "pytorch_model*.bin",
+)
+#: Weights for runtimes that no backend loads from a model's own folder.
+_OTHER_RUNTIMES = (".h5", ".msgpack", ".ot", ".onnx", ".tflite", ".gguf")
+#: The weights that are loaded, the first one that a folder has, and how the names of all weights of the kind begin. If
+#: the whole file is missing, its parts are loaded.
+_WEIGHTS = (("model.safetensors", "model", ".safetensors"), ("pytorch_model.bin", "pytorch_model", ".bin"))
+
+
+def module_folders(read: Callable[[str], Any], place: str) -> list[str]:
+    """The folders of a model's modules, relative to the model's own, without the latter.
+
+    Args:
+        read: the parsed JSON of a file by its relative name; None if there is none. Raises ValueError.
+        place: where the model is, for messages.
+
+    Raises:
+        ModelError: a file can't be read, names a folder outside of the model's own, or a module that is not part of
+            sentence-transformers or chooses between others.
+    """
+    try:
+        modules = read(MODULES)
+        if modules is None:
+            return []
+        inside = [module["path"] for module in modules if module["path"]]
+        kinds = [module["type"] for module in modules]
+        check_kinds(f"{place}/{MODULES}", kinds)
+        paths = [path for path in map(PurePosixPath, inside) if path.parts]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{place}/{MODULES} can't be read: {error!r}") from error
+    if routers := [kind for kind in kinds if kind.rpartition(".")[2] in _ROUTERS]:
+        raise ModelError(
+            f"{place} is asymmetric: its module {routers[0]} runs other modules for queries than for documents, and "
+            "embedctl does not choose between them. With sentence-transformers, save the modules of one route as a "
+            "model of its own, and name its folder"
+        )
+    if outside := [path for path in paths if path.is_absolute() or ".." in path.parts]:
+        raise ModelError(f"{place}/{MODULES} names a folder outside of the model's own: {outside[0]}")
+    return [str(path) for path in paths]
+
+
+def deciding(names: Collection[str], folders: Sequence[str]) -> list[str]:
+    """Those of a model's files that decide its vectors, sorted.
+
+    Args:
+        names: relative to the model's folder.
+        folders: of its modules.
+    """
+    top = {name for name in names if "/" not in name and any(fnmatchcase(name, each) for each in DECIDING)}
+    below = {name for name in names if any(name.startswith(f"{folder}/") for folder in folders)}
+    return sorted(_loaded(top | below))
+
+
+def check_named(where: str, name: str, config: object) -> None:
+    """As :func:`check_kinds`, for the contents of a module's file that names others, or its author's code.
+
+    Args:
+        name: the file's name, without its folder.
+    """
+    if name not in NAMING or not isinstance(config, dict):
+        return
+    if name == "config.json":
+        refuse_authors_code(where, config)
+    kinds, single = config.get("types"), NAMING[name]
+    named = [*(kinds.values() if isinstance(kinds, dict) else ()), *([config[single]] if single in config else ())]
+    check_kinds(where, named)
+
+
+def refuse_adapters(place: str, names: Iterable[str]) -> None:
+    """Refuse a model that is an adapter, by the names of its files.
+
+    Raises:
+        ModelError: it is one.
+    """
+    if adapter := next((name for name in names if PurePosixPath(name).name == ADAPTER), None):
+        raise ModelError(
+            f"{place}/{adapter} makes the model an adapter of another one (PEFT): merge the two (`merge_and_unload()` "
+            "of peft) and save the whole model"
+        )
+
+
+def check_kinds(where: str, kinds: Sequence[object]) -> None:
+    """Refuse modules that are the model's own code, which some versions of sentence-transformers would run.
+
+    Raises:
+        ModelError: a module is not part of sentence-transformers.
+    """
+    foreign = [kind for kind in kinds if not (isinstance(kind, str) and kind.startswith(_KINDS))]
+    if foreign:
+        raise ModelError(
+            f"{where} names the module {foreign[0]!r}, which is no part of sentence-transformers: embedctl runs no "
+            "code that comes with a model. Choose a model that needs none"
+        )
+
+
+def _loaded(names: Iterable[str]) -> set[str]:
+    """Without weights that nothing loads, because the same folder has others."""
+    by_folder: dict[PurePosixPath, set[str]] = {}
+    for name in names:
+        path = PurePosixPath(name)
+        if path.suffix not in _OTHER_RUNTIMES:
+            by_folder.setdefault(path.parent, set()).add(path.name)
+    return {str(folder / name) for folder, inside in by_folder.items() for name in _loaded_of_folder(inside)}
+
+
+def _loaded_of_folder(names: set[str]) -> set[str]:
+    for whole, begin, end in _WEIGHTS:
+        if whole in names:
+            names = {each for each in names if each == whole or not (each.startswith(begin) and each.endswith(end))}
+    if any(each.endswith(".safetensors") for each in names):
+        return {each for each in names if not each.endswith(".bin")}
+    return names

@@ -1,0 +1,35 @@
+"""A model's own prompts, by their names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from embedctl_config.errors import ModelError
+
+_FILE = "config_sentence_transformers.json"
+#: Most characters of all names together that a heartbeat tells.
+_TOLD = 1000
+
+
+def prompts_of(folder: Path) -> Mapping[str, str]:
+    """The prompts of the model in a folder: name → text, which may be empty.
+
+    Raises:
+        ModelError: the file with the prompts can't be read.
+    """
+    path = folder / _FILE
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        prompts = config.get("prompts") or {}
+        return {str(name): text for name, text in prompts.items() if isinstance(text, str)}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(f"{path} can't be read: {error!r}") from error
+
+
+def told(prompts: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The names for a heartbeat; None if they are too many."""
+    return tuple(sorted(prompts)) if sum(map(len, prompts)) <= _TOLD else None

@@ -1,0 +1,222 @@
+"""The hub's listing of a model, and the bytes of its files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
+
+from embedctl_config.errors import ModelError, SettingsError
+from embedctl_workers.models.pulling.patience import Patience
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import RepoSibling
+
+T = TypeVar("T")
+
+_SHA1, _SHA256 = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{64}")
+_PARTIAL, _NO_SUCH_RANGE = 206, 416
+#: Most names in a listing, and most characters of a name: a hub that promises more is not believed.
+_MOST_FILES, _LONGEST_NAME = 100_000, 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file as the hub lists it.
+
+    Attributes:
+        name: relative to the model's folder; checked, so it leads nowhere else.
+        size: bytes.
+        digest: the sha256 of a large file (Git LFS), else the sha1 of its Git blob; the cache names the file so.
+    """
+
+    name: str
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files of a model at one commit, by their names."""
+
+    repository: str
+    commit: str
+    files: Mapping[str, HubFile]
+
+
+class Hub:
+    """A hub, by its client's settings: HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and the others.
+
+    Args:
+        say: is told in one line what it waits for.
+
+    Raises:
+        SettingsError: HF_ENDPOINT is no address.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        from huggingface_hub import constants
+
+        self._endpoint = constants.ENDPOINT
+        self._timeout_s = constants.HF_HUB_DOWNLOAD_TIMEOUT
+        self._say = say
+        #: For messages: without a user or a password.
+        self.host = _host(self._endpoint)
+
+    def listing(self, repository: str, revision: str) -> Listing:
+        """The files of a model at a branch, tag or commit.
+
+        Raises:
+            Retry: the hub can't be asked, or not now.
+            ModelError: what it answers can't be used, or is no hub's answer.
+            huggingface_hub.errors.HfHubHTTPError, OfflineModeIsEnabled, HFValidationError: it refuses, or is not asked.
+        """
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+        api = HfApi(endpoint=self._endpoint)
+        patience = Patience(self._say, self.host, tries=3)
+        try:
+            found = self._patiently(
+                lambda: api.model_info(repository, revision=revision, files_metadata=True, timeout=self._timeout_s),
+                patience,
+            )
+        except (HfHubHTTPError, HFValidationError):  # some of them are ValueErrors
+            raise
+        except (ValueError, TypeError, KeyError) as error:
+            raise ModelError(f"{self.host} does not answer as a hub does: is HF_ENDPOINT right?") from error
+        if not (found.sha and _SHA1.fullmatch(found.sha)):
+            raise ModelError(f"{self.host} names no commit for {revision} of {repository}")
+        siblings = found.siblings or []
+        if len(siblings) > _MOST_FILES:
+            raise ModelError(f"{self.host} lists {len(siblings):,} files for {repository}, and a model has fewer")
+        files = [self._checked(each, repository) for each in siblings]
+        return Listing(repository, found.sha, {file.name: file for file in files})
+
+    def fetch(self, listing: Listing, file: HubFile, part: Path, advance: Callable[[int], None]) -> None:
+        """Download a file to `part`, from its end on if a part of it is there. Its contents are not checked.
+
+        Args:
+            advance: is told how many more bytes are there; less than 0 if they are fetched again.
+
+        Raises:
+            Retry: the connection broke, or the hub refused for now, several times without a further byte.
+            OSError: the part can't be written.
+            huggingface_hub.errors.HfHubHTTPError, OfflineModeIsEnabled: the hub refuses, or is not asked.
+        """
+        patience = Patience(self._say, self.host, tries=5)
+        part.touch()
+        self._patiently(lambda: self._stream(listing, file, part, advance, patience), patience)
+
+    def _stream(
+        self, listing: Listing, file: HubFile, part: Path, advance: Callable[[int], None], patience: Patience
+    ) -> None:
+        """Fetch what is missing of a file, in one request.
+
+        Raises:
+            _BrokenOff: less came than was promised.
+        """
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.utils import (  # type: ignore[attr-defined]  # its reference documents them
+            build_hf_headers,
+            get_session,
+            hf_raise_for_status,
+        )
+
+        had = _usable(part, file, advance)
+        if had == file.size:
+            return
+        url = hf_hub_url(listing.repository, file.name, revision=listing.commit, endpoint=self._endpoint)
+        # The client takes the token out of the headers when it is sent on to another host.
+        headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+        if had:
+            headers["Range"] = f"bytes={had}-"
+        with get_session().stream("GET", url, headers=headers, timeout=self._timeout_s) as response:
+            if had and response.status_code == _NO_SUCH_RANGE:
+                _emptied(part, had, advance)
+                raise _BrokenOff
+            hf_raise_for_status(response)
+            if had and not (
+                response.status_code == _PARTIAL
+                and response.headers.get("Content-Range", "").startswith(f"bytes {had}-")
+            ):
+                had = _emptied(part, had, advance)  # the whole file comes
+            with part.open("ab") as stream:
+                for piece in response.iter_bytes():
+                    stream.write(piece[: file.size - had])
+                    advance(min(len(piece), file.size - had))
+                    had += len(piece)
+                    patience.renew()
+                    if had >= file.size:  # more than was promised is not stored
+                        return
+        raise _BrokenOff
+
+    def _patiently(self, ask: Callable[[], T], patience: Patience) -> T:
+        """Ask until there is an answer, and as long as patience lasts. Raises Retry."""
+        from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]  # httpx's or httpx2's
+
+        while True:
+            try:
+                return ask()
+            except HfHubHTTPError as error:
+                patience.after_status(error.response.status_code, error.response.headers, error)
+            except (HTTPError, _BrokenOff) as error:
+                patience.after_break(error)
+
+    def _checked(self, found: RepoSibling, repository: str) -> HubFile:
+        """A file of a listing.
+
+        Raises:
+            ModelError: its name leads out of the model's folder, or its size or digest is none.
+        """
+        name = found.rfilename
+        path = PurePosixPath(name)
+        if (
+            not (name and name.isprintable() and len(name) <= _LONGEST_NAME)
+            or path.is_absolute()
+            or str(path) != name
+            or ".." in path.parts
+            or "\\" in name
+        ):
+            raise ModelError(
+                f"{self.host} lists the file {name[:100]!r} for {repository}, and that is no name of a file below the "
+                "model's folder: nothing is downloaded"
+            )
+        size, digest = (found.lfs.size, found.lfs.sha256) if found.lfs else (found.size, found.blob_id)
+        if not isinstance(size, int) or size < 0 or not (_SHA256 if found.lfs else _SHA1).fullmatch(str(digest)):
+            raise ModelError(
+                f"{self.host} lists the file {name!r} of {repository} without its size or its hash, so it can't be "
+                "checked: nothing is downloaded"
+            )
+        return HubFile(name, size, str(digest))
+
+
+def _host(endpoint: str) -> str:
+    try:
+        parts = urlsplit(endpoint)
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        parts, port = urlsplit(""), ""
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        # It is not shown: it may hold a password.
+        raise SettingsError("HF_ENDPOINT is no address of a hub: https://HOST is expected")
+    return parts.hostname + port
+
+
+class _BrokenOff(Exception):
+    """Raised when less of a file came than was promised."""
+
+
+def _usable(part: Path, file: HubFile, advance: Callable[[int], None]) -> int:
+    """How many bytes are there; none of them if they are more than the file has."""
+    had = part.stat().st_size
+    return had if had <= file.size else _emptied(part, had, advance)
+
+
+def _emptied(part: Path, had: int, advance: Callable[[int], None]) -> int:
+    part.write_bytes(b"")
+    advance(-had)
+    return 0
