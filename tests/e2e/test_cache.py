@@ -124,6 +124,7 @@ def test_failed_texts_are_not_cached_and_what_was_cut_is_told_again(
     assert first["tokens_lost"].to_pylist()[2] > 0
 
 
+@pytest.mark.slow
 def test_without_a_worker_the_cache_is_not_read(
     write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
 ) -> None:
@@ -140,6 +141,7 @@ def test_without_a_worker_the_cache_is_not_read(
     assert "no live worker tells" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_small_cache_keeps_the_newest(
     write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
 ) -> None:

@@ -144,6 +144,7 @@ def test_other_vectors_are_not_copied(
     assert (short_folder / "new.parquet").read_bytes() == (short_folder / "full.parquet").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_worker_with_other_weights_that_comes_later_makes_everything_be_encoded(
     write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker, environment: dict[str, str]
 ) -> None:
@@ -299,6 +300,7 @@ def test_a_damaged_vector_is_not_copied(
     assert not (short_folder / "new.parquet").exists()
 
 
+@pytest.mark.slow
 def test_a_dry_run_counts_what_is_to_be_encoded(
     write: Write, embedctl: RunEmbedctl, broker: Broker, start_worker: StartWorker
 ) -> None:
@@ -385,6 +387,7 @@ def test_run_alone_copies_too(write: Write, embedctl: RunEmbedctl, short_folder:
     assert not state, "nothing is left of the private Redis"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["parquet", "npy"])
 def test_of_a_job_that_its_error_budget_ends_what_is_done_is_written_beside_all_copies(
     suffix: str, write: Write, embedctl: RunEmbedctl, broker: Broker, short_folder: Path, start_worker: StartWorker

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from embedctl.changes.block import Block
+from embedctl.changes.encoded import Encoded
 from embedctl.changes.plan import ENCODE, FIRST_HIT, Plan, changed, mark_of
-from embedctl.changes.spool import Copied, Cut
-from embedctl.digests import DIGEST_BYTES, as_rows, digest_of
 from embedctl.job import Job
 from embedctl.output.about import About
 from embedctl.output.numbers import FLOAT32, Numbers
 from embedctl.records import Record
-from embedctl.results import ChunkVectors, FailedRecord, TruncatedRecord, Vectors
+from embedctl.results import ChunkVectors
 from embedctl.store import JobSpec, JobState, JobStatus
 from embedctl.store.status import COUNTS
-from embedctl_config.errors import EmbedctlError, JobFailed, OutputError
+from embedctl_config.errors import EmbedctlError, OutputError
 
 #: Records that are written together. It never changes, because what a parquet file's row groups hold follows from it.
 BLOCK = 1000
@@ -109,7 +107,7 @@ class Merged:
             OutputError: what is to be copied is damaged.
         """
         sources = self._plan.sources
-        encoded = None if self._job is None else _Encoded(self._job.iter_results(progress=progress))
+        encoded = None if self._job is None else Encoded(self._job.iter_results(progress=progress))
         first = start * BLOCK
         taken = int(np.count_nonzero(sources[:first] == ENCODE))
         if encoded is not None:
@@ -154,14 +152,14 @@ class Merged:
         taken: int,
     ) -> ChunkVectors:
         """One block: the copied rows, and those of the job that are there."""
-        block = _Block(len(sources), self._dim_of(parts))
+        block = Block(len(sources), self._dim_of(parts))
         if records is not None:
             self._copy(block, sources, records)
         for part in parts:
             block.lay_in(wanted[part.positions - taken], part, records)
         return block.as_chunk(first, self._spec.precision, keeps=bool(self._spec.options.get("keep")))
 
-    def _copy(self, block: _Block, sources: npt.NDArray[np.int64], records: list[Record]) -> None:
+    def _copy(self, block: Block, sources: npt.NDArray[np.int64], records: list[Record]) -> None:
         copied, hit = np.flatnonzero(sources >= 0), np.flatnonzero(sources <= FIRST_HIT)
         if len(copied):
             assert self._plan.earlier is not None
@@ -185,157 +183,6 @@ class Merged:
         if len(dims) > 1:
             raise OutputError(f"vectors of {' and '.join(map(str, sorted(dims)))} dimensions can't stand in one output")
         return dims.pop() if dims else self.status().dim or 0
-
-
-class _Block:
-    """Consecutive records, of which some may be missing.
-
-    Args:
-        size: how many records.
-        dim: dimensions of a vector.
-    """
-
-    def __init__(self, size: int, dim: int) -> None:
-        self._there = np.zeros(size, bool)
-        self._vectors: Vectors = np.full((size, dim), np.nan, np.float32)
-        self._digests = np.zeros((size, DIGEST_BYTES), np.uint8)
-        self._ids: list[str | None] = [None] * size
-        self._kept: list[Mapping[str, Any]] = [{}] * size
-        self._errors: list[tuple[int, FailedRecord]] = []
-        self._cuts: dict[int, Cut] = {}
-
-    def copy(self, rows: npt.NDArray[np.int64], copied: Copied, records: Sequence[Record], where: str) -> None:
-        """Take vectors that were there already; the records tell all else.
-
-        Raises:
-            OutputError: they are not of these records' texts, or not finite. What they are copied from was changed.
-        """
-        digests = as_rows(b"".join(digest_of(records[row]) for row in rows.tolist()))
-        if not np.array_equal(digests, copied.digests) or not np.isfinite(copied.vectors).all():
-            raise OutputError(f"{where} is damaged, or was changed meanwhile: start again, or give --force")
-        self._there[rows] = True
-        self._vectors[rows] = copied.vectors
-        self._digests[rows] = digests
-        for row, cut in zip(rows.tolist(), copied.cuts, strict=True):
-            record = records[row]
-            self._ids[row] = record.id
-            if record.kept is not None:
-                self._kept[row] = json.loads(record.kept)
-            if cut != (0, 0):
-                self._cuts[row] = cut
-
-    def lay_in(self, rows: npt.NDArray[np.int64], part: ChunkVectors, records: Sequence[Record] | None) -> None:
-        """Take results of the job.
-
-        Args:
-            records: of the block, to see that the results are theirs.
-        """
-        if part.digests is None:
-            raise OutputError("the job's results have no digests: another version of embedctl made the job")
-        if records is not None:
-            mine = as_rows(b"".join(digest_of(records[row]) for row in rows.tolist()))
-            if not np.array_equal(mine, part.digests):
-                raise OutputError("the job's results are not those of the corpus: submit it again with --force")
-        self._there[rows] = True
-        self._vectors[rows] = part.vectors
-        self._digests[rows] = part.digests
-        row_of = dict(zip(part.positions.tolist(), rows.tolist(), strict=True))
-        for at, row in enumerate(rows.tolist()):
-            self._ids[row] = part.ids[at]
-            if part.kept is not None:
-                self._kept[row] = part.kept[at]
-        self._errors += ((row_of[error.position], error) for error in part.errors)
-        self._cuts |= {row_of[cut.position]: (cut.used, cut.lost) for cut in part.truncations}
-
-    def as_chunk(self, first: int, precision: str, *, keeps: bool) -> ChunkVectors:
-        """The records that are there.
-
-        Args:
-            first: position of the block's first record.
-            keeps: whether the job keeps fields.
-        """
-        rows = np.flatnonzero(self._there)
-        each = rows.tolist()
-        return ChunkVectors(
-            positions=(rows + first).astype(np.int64),
-            ids=[self._ids[row] for row in each],
-            vectors=self._vectors[rows],
-            errors=[
-                dataclasses.replace(error, position=first + row)
-                for row, error in sorted(self._errors, key=lambda each: each[0])
-            ],
-            truncations=[
-                TruncatedRecord(first + row, self._ids[row], used, lost)
-                for row, (used, lost) in sorted(self._cuts.items())
-            ],
-            precision=precision,
-            kept=[self._kept[row] for row in each] if keeps else None,
-            digests=self._digests[rows],
-        )
-
-
-class _Encoded:
-    """The results of a job, taken up to one position after the other."""
-
-    def __init__(self, chunks: Iterator[ChunkVectors]) -> None:
-        self._chunks = chunks
-        self._held: ChunkVectors | None = None
-        self._next = 0
-        self._failed: JobFailed | None = None
-
-    def up_to(self, end: int) -> list[ChunkVectors]:
-        """The results before a position that were not taken yet. Those of records that were not encoded are missing."""
-        parts = []
-        while self._next < end:
-            if self._held is None:
-                self._held = self._more()
-            if self._held is None:
-                break
-            cut = int(np.searchsorted(self._held.positions, end))
-            if cut:
-                parts.append(_slice(self._held, 0, cut))
-                self._next = int(self._held.positions[cut - 1]) + 1
-            rest = len(self._held.positions) - cut
-            self._held = _slice(self._held, cut, cut + rest) if rest else None
-            if rest:
-                self._next = end
-        return parts
-
-    def finish(self) -> None:
-        """See the job's end.
-
-        Raises:
-            JobFailed: its error budget ended it.
-        """
-        while self._more() is not None:
-            pass
-        if self._failed is not None:
-            raise self._failed
-
-    def _more(self) -> ChunkVectors | None:
-        """The next chunk with records; None at the end."""
-        try:
-            return next((chunk for chunk in self._chunks if len(chunk.positions)), None)
-        except JobFailed as error:  # what is to be copied is copied first
-            self._failed = error
-            return None
-
-
-def _slice(chunk: ChunkVectors, begin: int, end: int) -> ChunkVectors:
-    """Some consecutive records of a chunk."""
-    positions = chunk.positions[begin:end]
-    there = set(positions.tolist())
-    return dataclasses.replace(
-        chunk,
-        positions=positions,
-        ids=chunk.ids[begin:end],
-        vectors=chunk.vectors[begin:end],
-        errors=[error for error in chunk.errors if error.position in there],
-        truncations=[cut for cut in chunk.truncations if cut.position in there],
-        kept=None if chunk.kept is None else chunk.kept[begin:end],
-        tokens=None,
-        digests=None if chunk.digests is None else chunk.digests[begin:end],
-    )
 
 
 def _check(records: Sequence[Record], marks: Sequence[bytes], first: int) -> None:

@@ -43,6 +43,7 @@ _WRITERS = {
     "parquet": "embedctl.output.parquet:ParquetWriter",
 }
 FORMATS = tuple(_WRITERS)
+_TellsAbout = Callable[[], About]
 #: After a fetch died, the next one repeats at most this much of its work (seconds).
 _NOTE_EVERY_S = 2.0
 #: Of which stop of its job an unfinished file leaves out chunks, in a note of progress; _NO_STOP is none of them.
@@ -69,7 +70,7 @@ class Format(Protocol):
         numbers: Numbers = FLOAT32,
         *,
         tokens: bool = False,
-        about: Callable[[], About] | None = None,
+        about: _TellsAbout | None = None,
     ) -> Writer: ...
 
 
@@ -477,12 +478,7 @@ def _written(
 
 
 def _taken_up(
-    make_writer: Format,
-    path: Path,
-    status: JobStatus,
-    note: Progress,
-    numbers: Numbers,
-    about: Callable[[], About] | None,
+    make_writer: Format, path: Path, status: JobStatus, note: Progress, numbers: Numbers, about: _TellsAbout | None
 ) -> tuple[Writer, int]:
     """A writer, and the number of chunks that it holds already; 0 if the files do not match their progress note."""
     records, keep, tokens = status.records, status.options.get("keep", ()), tells_tokens(status.options)
