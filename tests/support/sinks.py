@@ -76,6 +76,13 @@ class Postgres(Database):
         found = self.connection.execute(f"SELECT id, embedding::real[], metadata FROM {self.table}").fetchall()
         return {row[0]: (np.array(row[1], np.float32), row[2]) for row in found}
 
+    def drop_connections(self) -> None:
+        """End all connections but the test's own."""
+        self.connection.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
+            "WHERE backend_type = 'client backend' AND pid != pg_backend_pid()"
+        )
+
     def stamps(self) -> Sequence[tuple[Any, ...]]:
         """Which transaction made each row as it is now."""
         return self.connection.execute(f"SELECT id, xmin::text FROM {self.table} ORDER BY id").fetchall()
@@ -228,7 +235,9 @@ def database(request: pytest.FixtureRequest, kind: str, folder: Path) -> Databas
         folder: for databases that are embedded.
     """
     if kind == "pgvector":
-        return Postgres(request.getfixturevalue("postgres"))
+        table = Postgres(request.getfixturevalue("postgres"))
+        request.addfinalizer(table.connection.close)
+        return table
     need("lancedb" if kind == "lancedb" else "qdrant_client")
     if kind == "qdrant-http":
         return QdrantByHttp(request.getfixturevalue("qdrant_http"))

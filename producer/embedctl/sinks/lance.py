@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,7 +28,9 @@ except ImportError as error:
 
 #: In the table's metadata: a random word, so that a note of progress never counts for a table that was made again.
 _IDENTITY = "embedctl.table"
-_COLUMNS = ("id", "embedding", "metadata")
+#: In LanceDB's message if the file system failed, such as a full disk.
+_IO_ERROR = "LanceError(IO)"
+_SOURCE = re.compile(r", /\S+\.rs:\d+(:\d+)?$")
 
 
 class LanceSink(Sink):
@@ -68,11 +71,7 @@ class LanceSink(Sink):
         with self._explained():
             self._folder.mkdir(parents=True, exist_ok=True)
             self._stack.enter_context(locked(self._folder / self._table_name))
-            database = lancedb.connect(self._folder)
-            if self._exists():
-                self._table = database.open_table(self._table_name)
-            else:
-                self._table = database.create_table(self._table_name, schema=self._schema(target))
+            self._table = self._opened(target)
             return self._begun(target)
 
     def write(self, batch: Batch) -> None:
@@ -115,8 +114,15 @@ class LanceSink(Sink):
         assert self._target is not None, "open() comes first"
         return self._target
 
-    def _exists(self) -> bool:
-        return (self._folder / f"{self._table_name}.lance").is_dir()
+    def _opened(self, target: Target) -> Any:
+        database = lancedb.connect(self._folder)
+        try:
+            return database.open_table(self._table_name)
+        except ValueError as error:
+            if "was not found" not in str(error):
+                raise
+        # There may be a folder of the name: of a process that died while it made the table.
+        return database.create_table(self._table_name, schema=self._schema(target))
 
     def _schema(self, target: Target) -> pa.Schema:
         kind = pa.float16() if target.half else pa.float32()
@@ -197,8 +203,12 @@ class LanceSink(Sink):
         except OSError as error:
             raise SinkUnavailable(f"{self._name}: {error.strerror or _first_line(error)}") from error
         except (ValueError, RuntimeError, pa.ArrowException) as error:  # what LanceDB raises
+            if _IO_ERROR in str(error):
+                raise SinkUnavailable(f"{self._name}: {_first_line(error)}") from error
             raise SinkRefused(f"{self._name} refuses it: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+    """What went wrong, without the line of LanceDB's source where it did."""
+    said = next(iter(str(error).splitlines()), "") or type(error).__name__
+    return _SOURCE.sub("", said)

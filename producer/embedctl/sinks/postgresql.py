@@ -30,6 +30,9 @@ _BATCH = sql.Identifier("embedctl_batch")
 _MAKING, _WRITING = 0x656D6264, 0x656D6265
 #: In front of our line in a table's comment.
 _MARK = f"{NOTE}: "
+#: Classes of errors that psycopg counts among those of the server's operation, and that another try does not mend: a
+#: limit of the program, such as an id that is too long for an index.
+_LASTING = ("54",)
 #: The columns that are ours.
 _ID, _EMBEDDING, _METADATA = "id", "embedding", "metadata"
 
@@ -289,9 +292,10 @@ def _signed(number: int) -> int:
 def _explained(name: str) -> Iterator[None]:
     try:
         yield
-    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-        raise SinkUnavailable(f"{name}: {_reason(error)}") from error
     except psycopg.Error as error:
+        passes = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        if passes and (error.sqlstate or "")[:2] not in _LASTING:
+            raise SinkUnavailable(f"{name}: {_reason(error)}") from error
         raise SinkRefused(f"{name} refuses it: {_reason(error)}") from error
 
 

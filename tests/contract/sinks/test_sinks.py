@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embedctl.sinks import deliver as deliveries
 from embedctl.sinks.base import Batch, Target, Verified
-from embedctl_config.errors import MixedVectors, OutputError
-from tests.support.sinks import DIM, PROVENANCE, Database, Postgres, assert_holds, batch, database, target
+from embedctl.sinks.deliver import write_and_commit
+from embedctl_config.errors import MixedVectors, OutputError, SinkRefused, SinkUnavailable
+from tests.support.sinks import DIM, PROVENANCE, Database, Lance, Postgres, assert_holds, batch, database, target
 
 #: Spellings that a database, or a language for queries, may take for something else.
 AWKWARD = [
@@ -247,6 +249,69 @@ def test_postgres_changes_no_row_when_a_batch_comes_again(request: pytest.Fixtur
     before = table.stamps()
     delivered(table, rows, to=target(keeps=True, job="other"))
     assert table.stamps() == before
+
+
+def test_postgres_that_drops_the_connection_gets_the_batch_again(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the commit, after the batch was handed over; and between two batches."""
+    monkeypatch.setattr(deliveries, "_PAUSE_S", 0.0)
+    table = database(request, "pgvector", tmp_path)
+    assert isinstance(table, Postgres)
+    sink = table.sink()
+    sink.open(target())
+    rows, more = batch(["a", "b"]), batch(["c"], seed=1)
+    sink.write(rows)
+    table.drop_connections()
+    with pytest.raises(SinkUnavailable):
+        sink.commit(1)
+    write_and_commit(sink, rows, 1)
+    table.drop_connections()
+    write_and_commit(sink, more, 2)
+    sink.close()
+    assert_holds(table, rows, more)
+    assert resumed_at(table) == 2
+
+
+@pytest.mark.parametrize("label", ["nul\0", "".join(map(str, np.random.default_rng(0).integers(0, 2**62, 400)))])
+def test_postgres_refuses_ids_that_it_can_not_hold(request: pytest.FixtureRequest, tmp_path: Path, label: str) -> None:
+    """The second one is too long for an index, which psycopg calls an error of the server's operation."""
+    sink = database(request, "pgvector", tmp_path).sink()
+    sink.open(target())
+    with pytest.raises(SinkRefused):
+        sink.write(batch([label]))
+    sink.close()
+
+
+def test_a_full_disk_is_not_the_fault_of_records(tmp_path: Path) -> None:
+    """A limit on the size of files stands for it."""
+    program = """
+import resource, sys
+from tests.support.sinks import batch, target
+from embedctl.sinks.registry import sink_of
+from embedctl_config.errors import SinkUnavailable
+from embedctl_config.settings import Settings
+sink = sink_of(sys.argv[1], Settings())
+sink.open(target())
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+try:
+    sink.write(batch([f"r{i}" for i in range(10_000)]))
+except SinkUnavailable as error:
+    print(error)
+"""
+    url = f"lancedb://{tmp_path}?table=t"
+    done = subprocess.run([sys.executable, "-c", program, url], capture_output=True, text=True, timeout=60, check=False)
+    assert "File too large" in done.stdout, done.stderr
+    assert ".rs:" not in done.stdout
+
+
+def test_a_table_of_lance_that_was_begun_is_made(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Its maker died before it was there."""
+    table = database(request, "lancedb", tmp_path)
+    assert isinstance(table, Lance)
+    (table.folder / f"{table.table}.lance").mkdir(parents=True)
+    delivered(table, batch(["a"]))
+    assert_holds(table, batch(["a"]))
 
 
 def test_two_processes_do_not_write_to_one_lance_table(request: pytest.FixtureRequest, tmp_path: Path) -> None:
