@@ -29,5 +29,5 @@ cat <<END
 
 $records passages embedded in $seconds s, $((records / seconds)) per second, start and stop included. In demo/out:
   corpus.jsonl      the passages: one {"id": …, "text": …} per line
-  lance             a LanceDB database; its table `passages` has their ids, vectors and texts
+  lance             a LanceDB database; its table passages has their ids, vectors and texts
 END
