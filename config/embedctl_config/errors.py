@@ -7,7 +7,10 @@
     ├── InputError                the corpus
     │   ├── BatchFileError        requests of a batch file
     │   └── CorpusChanged         the corpus is not the one that the job was begun with
-    ├── OutputError               the file to write
+    ├── OutputError               the file or the database to write
+    │   ├── MixedVectors          the database holds another model's vectors
+    │   ├── SinkRefused           the database refuses records, each time
+    │   └── SinkUnavailable       the database can't be reached, or has no room
     ├── MissingExtra              an optional dependency
     ├── BrokerUnavailable         Redis
     │   ├── BrokerFull            it has no memory left
@@ -69,8 +72,16 @@ class ExitStatus(IntEnum):
     USAGE = 2, "a wrong option, argument, setting or corpus"
     SOME_FAILED = 3, "some records failed; all others have their vectors"
     NOT_FOUND = 4, "there is no such job or model"
-    INACCURATE = 65, "a worker's vectors differ from those of its model by more than its class allows"
-    UNAVAILABLE = 69, "Redis can't be reached, refuses the connection or a command, or is full; or no hub for `pull`"
+    INACCURATE = (
+        65,
+        "a worker's vectors differ from those of its model by more than its class allows, or a database holds another "
+        "model's vectors",
+    )
+    UNAVAILABLE = (
+        69,
+        "Redis, or the database of --to, can't be reached, refuses the connection or a command, or is full; or no hub "
+        "for `pull`",
+    )
     HUNG = 70, "an encode hung, and the worker ended itself"
     CANNOT_ENCODE = 71, "a worker can no longer encode, because its device or its host failed; a new process may"
     QUOTA_EXCEEDED = 75, "a tenant has as many jobs, or as much waiting, as it may: try again later"
@@ -126,6 +137,24 @@ class CorpusChanged(InputError):
 
 class OutputError(EmbedctlError):
     """Raised when vectors can't be written; no incomplete file is left under the final name."""
+
+
+class MixedVectors(OutputError):
+    """Raised when the table of a database holds vectors of another model, or made with other options, than the job's;
+    nothing is written."""
+
+    exit_code = ExitStatus.INACCURATE
+
+
+class SinkRefused(OutputError):
+    """Raised when a database refused records at each of several tries; the message names their ids."""
+
+
+class SinkUnavailable(OutputError, ConnectionError):
+    """Raised when a database can't be reached, refuses the connection, or has no room. The same call continues where
+    this one stopped."""
+
+    exit_code = ExitStatus.UNAVAILABLE
 
 
 class MissingExtra(EmbedctlError, ImportError):

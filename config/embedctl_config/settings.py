@@ -37,11 +37,11 @@ CONFIG_VARIABLE = "EMBEDCTL_CONFIG"
 #: Flags of the command line that are not settings but have a variable. A test compares them with the commands.
 FLAGS = frozenset(
     """
-    allow_pickle cache cache_precision cpus digests dimensions drain dry_run exporter force format fresh gateway gpu
-    gpu_workers http id_field idempotency_key if_missing json keep lane limit log_level max_errors neuron_core
-    no_build no_clobber normalize one_file output output_type passwords peers precision price prompt prompt_name pull
-    quick quiet ranges ready redis_7 report resume since skip_bad_lines target text_field threads timeout truncation
-    truncation_side unique_ids wait watch
+    allow_mixed allow_pickle cache cache_precision cpus digests dimensions drain dry_run exporter force format fresh
+    gateway gpu gpu_workers http id id_field idempotency_key if_missing json keep lane limit log_level max_errors
+    neuron_core no_build no_clobber normalize on_duplicate_id one_file output output_type passwords peers precision
+    price prompt prompt_name pull quick quiet ranges ready redis_7 report resume since skip_bad_lines target
+    text_field threads timeout to truncation truncation_side unique_ids wait watch
     """.split()  # noqa: SIM905  (a list would fill a screen)
 )
 #: The longest time that a job may be kept (seconds): ten years. None of our clocks and counters overflows by then.
@@ -265,6 +265,12 @@ class Settings:
     gateway_timeout_s: float = _setting(
         60.0, "a request to the gateway that is not answered by then fails", unit="seconds", minimum=0.1, maximum=600
     )
+    qdrant_api_key: str = _setting(
+        "",
+        "the API key of the Qdrant server that --to names; the variable QDRANT_API_KEY is read too. Empty: none",
+        secret=True,
+        guarded=True,
+    )
     classes: Mapping[str, HardwareClass] = field(
         default_factory=lambda: SHIPPED_CLASSES, metadata={"help": "hardware classes: tables `[classes.NAME]`"}
     )
@@ -336,6 +342,8 @@ def survey_settings(
     layers = _Layers()
     for source in _config_files(environ, directory or Path.cwd()):
         layers.lay(source, _from_file(source.file, layers.values, problems))
+    if key := environ.get(_QDRANT.variable):
+        layers.lay(_QDRANT, {"qdrant_api_key": key})
     layers.lay(_ENVIRONMENT, _from_environment(environ, problems))
     layers.lay(_ARGUMENTS, {name: value for name, value in explicit.items() if value is not None})
     problems += layers.problems()
@@ -346,19 +354,29 @@ def survey_settings(
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A source of settings. `found`: a file that nobody named and that was merely found in the working directory."""
+    """A source of settings.
+
+    Attributes:
+        found: whether it is a file that nobody named and that was merely found in the working directory.
+        variable: another program's variable, which is read too.
+    """
 
     file: Path = Path()
     found: bool = False
+    variable: str = ""
 
     def words(self, name: str) -> str:
         """The source of this setting, in words."""
         if self is _ARGUMENTS:
             return "argument"
+        if self.variable:
+            return self.variable
         return ENV_PREFIX + name.upper() if self is _ENVIRONMENT else str(self.file)
 
 
 _ENVIRONMENT, _ARGUMENTS = _Source(), _Source()
+#: Qdrant's own variable, which its users have set already.
+_QDRANT = _Source(variable="QDRANT_API_KEY")
 _URL = "redis_url"
 #: The settings that name passwords for the hosts of `redis_url`.
 _PASSWORDS = ("redis_password_file", "sentinel_password_file")

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from embedctl.output.numbers import Numbers
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 #: Most texts of an async iterable that are read before the submitting thread takes them.
 _AHEAD = 1024
@@ -255,28 +256,61 @@ class AsyncJob:
         `progress` and `written` are called in a thread. If the task that awaits this is cancelled, the drain stops
         before its next chunk, and another one continues.
         """
+        return await self._in_own_thread(
+            progress,
+            written,
+            lambda progress, written: self._job.drain(place, progress, written, output_type=output_type, ranges=ranges),
+        )
+
+    async def deliver(
+        self,
+        to: str,
+        progress: Callable[[JobStatus], None] | None = None,
+        written: Callable[[ChunkVectors], None] | None = None,
+        *,
+        on_duplicate_id: str = "error",
+        id: str | None = None,  # noqa: A002  (the flag's name)
+        allow_mixed: bool = False,
+        output_type: str | None = None,
+    ) -> int:
+        """Write the records into a table of a database as they arrive; see :meth:`Job.deliver`.
+
+        `progress` and `written` are called in a thread. If the task that awaits this is cancelled, the delivery stops
+        before its next chunk, and another one continues.
+        """
+        return await self._in_own_thread(
+            progress,
+            written,
+            lambda progress, written: self._job.deliver(
+                to,
+                progress,
+                written,
+                on_duplicate_id=on_duplicate_id,
+                id=id,
+                allow_mixed=allow_mixed,
+                output_type=output_type,
+            ),
+        )
+
+    async def _in_own_thread(
+        self,
+        progress: Callable[[JobStatus], None] | None,
+        written: Callable[[ChunkVectors], None] | None,
+        run: Callable[[Callable[[JobStatus], None], Callable[[ChunkVectors], None]], T],
+    ) -> T:
+        """Run what may take long in a thread. If the task is cancelled, it ends at the next call of either function."""
         over = threading.Event()
 
-        def in_thread(call: Callable[[T], None] | None) -> Callable[[T], None]:
-            def checked(seen: T) -> None:
+        def checked(call: Callable[[U], None] | None) -> Callable[[U], None]:
+            def checked_call(seen: U) -> None:
                 _check_not(over)
                 if call is not None:
                     call(seen)
 
-            return checked
+            return checked_call
 
-        work = in_own_thread(
-            partial(
-                self._job.drain,
-                place,
-                in_thread(progress),
-                in_thread(written),
-                output_type=output_type,
-                ranges=ranges,
-            )
-        )
         try:
-            return await asyncio.wrap_future(work)
+            return await asyncio.wrap_future(in_own_thread(partial(run, checked(progress), checked(written))))
         finally:
             over.set()
 

@@ -166,13 +166,31 @@ class ResultReader:
             for index in indices:
                 yield self._errors_of(index, status) if index in doubtful else []
 
+    def heads(self, progress: Progress | None = None) -> Iterator[ChunkVectors]:
+        """The chunks of a job without their vectors and kept fields, once the job has ended, in input order. A chunk
+        that was not encoded is left out.
+
+        Raises:
+            JobCancelled, JobLost, JobStalled: as for :meth:`Job.iter_results`.
+        """
+        status = self._waiter.until_ended(TimeLimit.from_now(None), progress)
+        refuse_cancelled(status)
+        for index in range(status.original_chunks or status.chunks):
+            if (chunk := self._head(index, status)) is not None:
+                yield chunk
+
     def _errors_of(self, index: int, status: JobStatus) -> list[FailedRecord]:
         """The failed records of one chunk of an ended job; none if its error budget kept it from being encoded."""
+        chunk = self._head(index, status)
+        return [] if chunk is None else chunk.errors
+
+    def _head(self, index: int, status: JobStatus) -> ChunkVectors | None:
+        """A chunk of an ended job without its vectors; None if the job was ended before it was encoded."""
         head = self._broker.jobs.result_head
         wait = partial(self._wait_for_chunk, limit=TimeLimit.from_now(None))
         while (chunk := self._chunk(index, status, wait, head)) is None and status.stopped_by is None:
             wait(index)
-        return [] if chunk is None else chunk.errors
+        return chunk
 
     def _wait_for_chunk(self, index: int, limit: TimeLimit, progress: Progress | None = None) -> JobStatus:
         """Wait until a chunk's result is there, or the job turns out to have no such chunk, or was ended without it.

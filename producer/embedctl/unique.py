@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
@@ -39,10 +39,19 @@ class UniqueIds:
 
     Args:
         named: how many pairs.
+        last: keep the last place of each id rather than the first.
+        others: called with the places that are not kept (uint64), each once.
     """
 
-    def __init__(self, named: int = _NAMED) -> None:
+    def __init__(
+        self,
+        named: int = _NAMED,
+        *,
+        last: bool = False,
+        others: Callable[[npt.NDArray[np.uint64]], None] | None = None,
+    ) -> None:
         self.count = 0
+        self._last, self._others = last, others
         self._named = named
         self.first: list[tuple[int, int]] = []
         self._bytes = bytearray(_HELD * _ENTRY.itemsize)
@@ -101,7 +110,7 @@ class UniqueIds:
         self._used = 0
 
     def _distinct(self, entries: Entries) -> Entries:
-        """The first entry of each id, sorted by digest. The others are counted."""
+        """The entry of each id that is kept, sorted by digest. The others are counted."""
         entries = entries[np.lexsort((entries["low"], entries["high"]))]  # equal ids stay in the order of their places
         new = np.ones(len(entries), bool)
         new[1:] = (entries["high"][1:] != entries["high"][:-1]) | (entries["low"][1:] != entries["low"][:-1])
@@ -112,6 +121,10 @@ class UniqueIds:
             )
             self.count += len(again)
             self.first = heapq.nsmallest(self._named, (*self.first, *pairs))
+            kept = np.roll(new, -1) if self._last else new  # the entry before a new id is the last one of its own
+            if self._others is not None:
+                self._others(entries["place"][~kept])
+            distinct = entries[kept]
         return distinct
 
 

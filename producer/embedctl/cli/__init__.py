@@ -7,7 +7,7 @@ import os
 
 import click
 
-from embedctl.cli import corpora, dashboard, disposal, jobs, listing, operate, run, stack, status
+from embedctl.cli import corpora, dashboard, delivery, disposal, jobs, listing, operate, run, stack, status
 from embedctl.cli.options import option
 from embedctl_config import __version__
 from embedctl_config.command_group import CommandGroup
@@ -32,8 +32,8 @@ def main(*, insecure: bool) -> None:
 
     On many: set EMBEDCTL_REDIS_URL, start `embedctl worker` on each, then `embedctl submit corpus.jsonl`.
 
-    Exit status: 0 all vectors, 1 job failed, 2 usage, 3 some records failed, 4 not found, 69 Redis unavailable,
-    77 not permitted, 124 timed out, 130 interrupted.
+    Exit status: 0 all vectors, 1 job failed, 2 usage, 3 some records failed, 4 not found, 65 another model's vectors,
+    69 Redis or database unavailable, 77 not permitted, 124 timed out, 130 interrupted.
 
     Shell completion: eval "$(_EMBEDCTL_COMPLETE=bash_source embedctl)", or zsh_source, fish_source.
     """
@@ -52,6 +52,7 @@ for _command in (
     jobs.wait,
     jobs.fetch,
     jobs.errors,
+    delivery.sinks,
     disposal.retry,
     disposal.stop,
     disposal.cancel,

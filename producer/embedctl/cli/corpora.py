@@ -16,6 +16,7 @@ from embedctl.broker import Broker
 from embedctl.cli.addresses import refuse_addresses
 from embedctl.cli.changes import Asked, report_update, to_encode, update
 from embedctl.cli.completion import complete_class, complete_job
+from embedctl.cli.delivery import SinkChoice, to_options
 from embedctl.cli.json_forms import result_json
 from embedctl.cli.options import (
     changes_options,
@@ -221,6 +222,7 @@ class CorpusChoice:
 )
 @option("--wait", is_flag=True, help="Wait until the job has ended.")
 @output_option()
+@to_options
 @one_file_option
 @numbers_options
 @no_clobber_option
@@ -233,6 +235,10 @@ def submit(
     *,
     wait: bool,
     output: Path | Place | None,
+    to: str | None,
+    on_duplicate_id: str | None,
+    id: str | None,  # noqa: A002  (the flag's name)
+    allow_mixed: bool,
     one_file: bool,
     output_type: str | None,
     ranges: Path | None,
@@ -247,12 +253,15 @@ def submit(
 
     CORPUS is one or more of: a .jsonl, .json, .csv, .tsv, .txt or .parquet file, optionally compressed (.gz or .zst);
     a folder of such files; a pattern in quotes; - for standard input, which is read as jsonl unless --format says
-    otherwise. An OpenAI batch file is told by its first line. With --output, the vectors are written while workers
-    encode. If that is interrupted, `embedctl fetch` continues it.
+    otherwise. An OpenAI batch file is told by its first line. With --output or --to, the vectors are written while
+    workers encode. If that is interrupted, `embedctl fetch` continues it.
     """
     settings = load_settings()
     numbers = chosen_numbers(output_type, ranges)
     asked = Asked.taken_from(options)
+    sink = SinkChoice.of(
+        settings, output, output_type, to=to, on_duplicate_id=on_duplicate_id, id=id, allow_mixed=allow_mixed
+    )
     choice = CorpusChoice.of(settings, ttl=ttl_s, output=output, **options)
     choice.check_one_file(one_file, output)
     asked.check(choice, output)
@@ -266,6 +275,7 @@ def submit(
             batch=choice.is_batch and not one_file,
         )
     choice = choice.checked(as_json=as_json)
+    sink = sink and sink.checked(choice.corpus)
     broker = Broker.shared(settings)
     if dry_run:
         records = to_encode(choice, asked, output, numbers, broker)
@@ -304,6 +314,8 @@ def submit(
                 numbers=numbers,
                 requests=choice.requests(output),
             )
+        elif sink is not None:
+            sink.save(job, broker, progress)
         elif wait:
             wait_for(job, progress)
     status = job.status()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import click
 
 from embedctl.broker import Broker
 from embedctl.cli.corpora import requests_in
+from embedctl.cli.delivery import SinkChoice, to_options
 from embedctl.cli.json_forms import printed_array, result_json
 from embedctl.cli.options import (
     chosen_numbers,
@@ -51,7 +53,8 @@ def wait(ctx: click.Context, /, job_id: str, timeout: float | None, quiet: bool,
 
 @click.command()
 @job_argument
-@output_option(required=True)
+@output_option()
+@to_options
 @option(
     "--drain",
     "drains",
@@ -88,7 +91,11 @@ def fetch(
     ctx: click.Context,
     /,
     job_id: str,
-    output: Path | Place,
+    output: Path | Place | None,
+    to: str | None,
+    on_duplicate_id: str | None,
+    id: str | None,  # noqa: A002  (the flag's name)
+    allow_mixed: bool,
     drains: bool,
     file_format: str | None,
     input_files: tuple[str, ...],
@@ -106,27 +113,45 @@ def fetch(
 
     With --drain, the output is a folder. A part that is durable there is removed from Redis. The vectors of a drained
     job are fetched from its parts, where this machine has them.
+
+    With --to in place of --output, each record that has a vector goes into a table of a database, under its id.
     """
+    if output is None and to is None:
+        raise click.UsageError("Missing option '--output' / '-o', or '--to'.")
     if drains is not isinstance(output, Place):
         raise click.UsageError("--drain and a folder, such as -o vectors/, go together.")
     if drains and (file_format is not None or one_file or input_files):
         raise click.UsageError("--format, --one-file and --input-file are for files: omit them, or name one with -o.")
+    settings = load_settings()
     numbers = chosen_numbers(output_type, ranges)
-    check_destination(output, (), clobber=not no_clobber, as_json=as_json, numbers=numbers)
-    job = Job.get(job_id)
-    requests = requests_in(load_settings(), input_files) if input_files else None
-    with JobProgress(quiet=quiet, moving=may_move(output)) as progress:
-        progress.now_ms = Broker.shared(load_settings()).connection.about_now_ms
-        written = save(
-            job,
-            output,
-            progress,
-            clobber=not no_clobber,
-            file_format=file_format,
-            one_file=one_file,
-            numbers=numbers,
-            requests=requests,
+    sink = SinkChoice.of(
+        settings, output, output_type, to=to, on_duplicate_id=on_duplicate_id, id=id, allow_mixed=allow_mixed
+    )
+    if output is not None:
+        check_destination(output, (), clobber=not no_clobber, as_json=as_json, numbers=numbers)
+    elif file_format is not None or one_file or input_files or no_clobber or ranges is not None:
+        raise click.UsageError(
+            "--format, --one-file, --input-file, --no-clobber and --ranges are for files: omit them."
         )
+    job = Job.get(job_id)
+    requests = requests_in(settings, input_files) if input_files else None
+    written: Sequence[Path | str] = ()
+    with JobProgress(quiet=quiet, moving=may_move(output)) as progress:
+        broker = Broker.shared(settings)
+        progress.now_ms = broker.connection.about_now_ms
+        if sink is not None:
+            sink.save(job, broker, progress)
+        elif output is not None:
+            written = save(
+                job,
+                output,
+                progress,
+                clobber=not no_clobber,
+                file_format=file_format,
+                one_file=one_file,
+                numbers=numbers,
+                requests=requests,
+            )
     ended = job.status()
     report(ended, progress)
     if as_json:

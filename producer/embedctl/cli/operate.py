@@ -63,6 +63,8 @@ def _show(settings: Settings, sources: Mapping[str, str], *, as_json: bool) -> N
     values["redis_url"] = without_password(settings.redis_url)
     if "://" in settings.data_url:  # it may be refused because of a password
         values["data_url"] = without_password(settings.data_url)
+    if settings.qdrant_api_key:
+        values["qdrant_api_key"] = "***"
     if as_json:
         click.echo(json.dumps({name: {"value": value, "source": sources[name]} for name, value in values.items()}))
         return

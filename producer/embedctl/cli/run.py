@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +17,7 @@ from embedctl.broker import Broker
 from embedctl.cli.changes import Asked, report_update, to_encode, update
 from embedctl.cli.completion import complete_class
 from embedctl.cli.corpora import CorpusChoice, print_estimate, submit_choice
+from embedctl.cli.delivery import SinkChoice, list_failed, to_options
 from embedctl.cli.json_forms import result_json
 from embedctl.cli.options import (
     changes_options,
@@ -58,6 +59,7 @@ _NEWER = ("input_files", "unique_ids", "tenant", "lane", "prompt_name", "truncat
 )
 @cpus_option
 @output_option()
+@to_options
 @one_file_option
 @numbers_options
 @no_clobber_option
@@ -74,6 +76,10 @@ def run(
     /,
     *,
     output: Path | Place | None,
+    to: str | None,
+    on_duplicate_id: str | None,
+    id: str | None,  # noqa: A002  (the flag's name)
+    allow_mixed: bool,
     one_file: bool,
     output_type: str | None,
     ranges: Path | None,
@@ -85,7 +91,7 @@ def run(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Embed CORPUS on this machine alone and write the vectors to --output.
+    """Embed CORPUS on this machine alone and write the vectors to --output, or into the database of --to.
 
     CORPUS is one or more of: a .jsonl, .json, .csv, .tsv, .txt or .parquet file, optionally compressed (.gz or .zst);
     a folder of such files; a pattern in quotes; - for standard input, which is read as jsonl unless --format says
@@ -98,6 +104,9 @@ def run(
     settings = load_settings()
     asked = Asked.taken_from(options)
     numbers = chosen_numbers(output_type, ranges)
+    sink = SinkChoice.of(
+        settings, output, output_type, to=to, on_duplicate_id=on_duplicate_id, id=id, allow_mixed=allow_mixed
+    )
     options["hardware"] = local_class(settings, options["hardware"])
     choice = CorpusChoice.of(settings, output=output, **options)
     if dry_run:
@@ -106,21 +115,23 @@ def run(
         records = to_encode(choice, asked, output, numbers, None)
         print_estimate(local_estimate(settings, records, choice.options), as_json=as_json)
         return
-    if output is None:
-        raise click.UsageError("Missing option '--output' / '-o'.")
+    if output is None and sink is None:
+        raise click.UsageError("Missing option '--output' / '-o', or '--to'.")
     choice.check_one_file(one_file, output)
     asked.check(choice, output)
-    check_destination(
-        output,
-        choice.keep,
-        clobber=not no_clobber,
-        as_json=as_json,
-        numbers=numbers,
-        batch=choice.is_batch and not one_file,
-    )
-    command = _command(settings, output, cpus=cpus, **options, **asked.named())
+    if output is not None:
+        check_destination(
+            output,
+            choice.keep,
+            clobber=not no_clobber,
+            as_json=as_json,
+            numbers=numbers,
+            batch=choice.is_batch and not one_file,
+        )
+    command = _command(settings, output, to, cpus=cpus, **options, **asked.named())
     key = _run_key(choice.corpus, command)
     choice = choice.checked(as_json=as_json)
+    sink = sink and sink.checked(choice.corpus)
     name = key or secrets.token_hex(8)
     kind = command if key else name
     model = choice.options.model or settings.model
@@ -142,21 +153,26 @@ def run(
     with progress, stack as (ours, progress.watch, token):
         broker = Broker.connect(ours)
         job = submit_choice(broker, choice.keyed(key and key + token), progress, output, numbers)
+        written: Sequence[Path | str] = ()
         with _freed_unless_it_goes_on(job, resumable=key is not None):
-            written = save(
-                job,
-                output,
-                progress,
-                clobber=not no_clobber,
-                one_file=one_file,
-                numbers=numbers,
-                requests=choice.requests(output),
-            )
+            if sink is not None:
+                sink.save(job, broker, progress)
+                list_failed(job, progress)
+            elif output is not None:
+                written = save(
+                    job,
+                    output,
+                    progress,
+                    clobber=not no_clobber,
+                    one_file=one_file,
+                    numbers=numbers,
+                    requests=choice.requests(output),
+                )
         status = job.status()
         job.discard()
         broker.close()
         progress.stopping()
-    report(status, progress, failed_in=failures_in(written))
+    report(status, progress, failed_in="the lines above" if sink is not None else failures_in(written))
     if as_json:
         click.echo(result_json(status, summary(status, progress.continued_at), written))
     ctx.exit(exit_status(status))
@@ -237,14 +253,18 @@ def _stack(
         local.forget(folder)
 
 
-def _command(settings: Settings, output: Path | Place, **options: Any) -> str:
+def _command(settings: Settings, output: Path | Place | None, to: str | None, **options: Any) -> str:
     """A name for this command with its options, whatever its corpus holds now."""
     # Newer options, if they are not given, leave the name as it was.
     options = {name: value for name, value in options.items() if value or name not in _NEWER}
     decided = [settings.model, settings.chunk_size, settings.chunk_bytes, settings.max_text_bytes]
-    place = output.name if isinstance(output, Place) else str(output.resolve())
-    target = "-" if is_stdout(output) else place
-    return _digest([target, {"decided": decided, **options}])
+    return _digest([_target(output) if output is not None else ["to", to], {"decided": decided, **options}])
+
+
+def _target(output: Path | Place) -> str:
+    if isinstance(output, Place):
+        return output.name
+    return "-" if is_stdout(output) else str(output.resolve())
 
 
 def _run_key(corpus: Corpus | BatchCorpus, command: str) -> str | None:

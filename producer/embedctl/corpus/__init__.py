@@ -117,6 +117,14 @@ class Corpus:
             }
             raise repeated(ids.count, [f"{at[again]}: its id is that of {at[before]}" for again, before in ids.first])
 
+    def good_records(self) -> Iterator[Record]:
+        """The records, up to the limit; lines that are none are left out.
+
+        Raises:
+            InputError: a file can't be read.
+        """
+        return self._good(self.rows)
+
     def check_beginnings(self) -> None:
         """Read the first row of each file, which finds files that can't be read and tables without the right columns.
 

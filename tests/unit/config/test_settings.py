@@ -235,6 +235,7 @@ GUARDED = {
     "gateway_webhook_secret_file": '"theirs"',
     "gateway_tls_cert_file": '"theirs.pem"',
     "gateway_tls_key_file": '"theirs.pem"',
+    "qdrant_api_key": '"theirs"',
 }
 
 

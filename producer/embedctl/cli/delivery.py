@@ -1,0 +1,180 @@
+"""Delivering a job's vectors to a database, for several commands, and the list of databases."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from embedctl.broker import Broker
+from embedctl.cli.options import json_option, option, together
+from embedctl.corpus import BatchCorpus, Corpus
+from embedctl.drain.places import Place
+from embedctl.job import Job
+from embedctl.sinks.base import Sink
+from embedctl.sinks.deliver import POSITION, Options, deliver, options_of
+from embedctl.sinks.ids import Duplicates, no_id, repeated
+from embedctl.sinks.registry import SinkKind, kinds, sink_of
+from embedctl.terminal.columns import Column, arrange, plain
+from embedctl.terminal.progress import JobProgress
+from embedctl.unique import UniqueIds
+from embedctl.waiting import Waiter
+from embedctl_config.errors import SettingsError
+from embedctl_config.settings import Settings
+
+_COLUMNS = (Column("DATABASE", 8), Column("URL", 8), Column("EXTRA", 5), Column("INSTALLED", 3))
+
+to_options = together(
+    option(
+        "--to",
+        metavar="URL",
+        help="In place of --output, the table of a database that takes each record under its id, such as "
+        "lancedb:///FOLDER?table=NAME. `embedctl sinks` lists the databases.",
+    ),
+    option(
+        "--on-duplicate-id",
+        type=click.Choice([str(each) for each in Duplicates]),
+        help="For --to: which record is written if several have the same id. Default: error, before anything is "
+        "written.",
+    ),
+    option(
+        "--id",
+        "id",
+        type=click.Choice([POSITION]),
+        help="For --to: make each id of the job and the record's position, as JOB:POSITION. Default: the records' own "
+        "ids.",
+    ),
+    option(
+        "--allow-mixed",
+        is_flag=True,
+        help="For --to: write into a table that holds another model's vectors, or records of unknown origin.",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SinkChoice:
+    """A database and how to deliver to it, from the command line.
+
+    Attributes:
+        url: as it was given; it holds no password.
+    """
+
+    url: str
+    sink: Sink
+    options: Options
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        output: Path | Place | None,
+        output_type: str | None,
+        *,
+        to: str | None,
+        on_duplicate_id: str | None,
+        id: str | None,  # noqa: A002  (the flag's name)
+        allow_mixed: bool,
+    ) -> SinkChoice | None:
+        """The database of `--to`, which can be reached; None without `--to`.
+
+        Raises:
+            click.UsageError: there is an output too, or options without `--to`.
+            SettingsError, MissingExtra, OutputError: the URL is not one of a database, or the database can't be used.
+        """
+        if to is None:
+            if on_duplicate_id or id or allow_mixed:
+                raise click.UsageError("--on-duplicate-id, --id and --allow-mixed are for --to URL: omit them")
+            return None
+        if output is not None:
+            raise click.UsageError("--output and --to exclude each other: omit one")
+        options = options_of(on_duplicate_id or Duplicates.ERROR, id, output_type, allow_mixed=allow_mixed)
+        sink = sink_of(to, settings)
+        sink.check()
+        sink.close()
+        return cls(to, sink, options)
+
+    def checked(self, corpus: Corpus | BatchCorpus) -> SinkChoice:
+        """The same choice, after a look at the ids of a corpus, before anything is queued. Records can then be
+        delivered while the job runs.
+
+        Raises:
+            SettingsError: it is a batch file.
+            InputError: an id is missing or not unique, and neither may be.
+        """
+        if isinstance(corpus, BatchCorpus):
+            raise SettingsError("a batch file is answered in a .jsonl: omit --to, and name a file with -o")
+        if not corpus.rereadable or self.options.positions or self.options.duplicates is not Duplicates.ERROR:
+            return self
+        with UniqueIds() as ids:
+            for position, record in enumerate(corpus.good_records()):
+                if record.id is None:
+                    raise no_id(1, [position])
+                ids.add(record.id, position)
+            ids.find()
+        if ids.count:
+            raise repeated(
+                ids.count, [f"record {again}: its id is that of record {before}" for again, before in ids.first]
+            )
+        return replace(self, options=replace(self.options, ids_are_unique=True))
+
+    def save(self, job: Job, broker: Broker, progress: JobProgress) -> None:
+        """Deliver a job's records as they come, and show the progress of both.
+
+        Raises:
+            KeyboardInterrupt: says how to continue.
+        """
+        progress.begin_writing()
+        try:
+            done = deliver(
+                Waiter(job.id, broker), self.sink, self.options, progress=progress.running, written=progress.written
+            )
+            job.wait(progress=progress.running)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"job {job.id} goes on: embedctl fetch {job.id} --to '{self.url}'") from None
+        if done.continued_at:
+            progress.say(f"{done.continued_at:,} chunks were there already")
+        if done.left_out:
+            progress.say(f"{done.left_out:,} records were left out, because another record has their id")
+        progress.say(f"Wrote {done.records:,} records to {self.url}")
+
+
+def list_failed(job: Job, progress: JobProgress) -> None:
+    """Print the failed records of a job that is freed next: they are in no database."""
+    for error in job.iter_errors():
+        name = f"{error.position}" + ("" if error.id is None else f" ({error.id})")
+        progress.say(f"record {name}: {error.code}: {error.message}")
+
+
+@click.command()
+@json_option
+def sinks(as_json: bool) -> None:
+    """List the databases that --to can deliver to.
+
+    Others come as plug-ins: distributions with an entry point in the group embedctl.sinks.
+    """
+    if as_json:
+        click.echo(json.dumps([_facts(kind) for kind in kinds()]))
+        return
+    rows = [[plain(kind.name), plain(kind.form), plain(kind.extra or "–"), plain(_installed(kind))] for kind in kinds()]
+    for line in arrange(_COLUMNS, rows, None):
+        click.echo(line.plain.rstrip())
+
+
+def _facts(kind: SinkKind) -> dict[str, Any]:
+    return {
+        "name": kind.name,
+        "url": kind.form,
+        "extra": kind.extra or None,
+        "installed": kind.installed,
+        "plugin": kind.plugin or None,
+    }
+
+
+def _installed(kind: SinkKind) -> str:
+    if kind.plugin:
+        return f"yes, from {kind.plugin}"
+    return "yes" if kind.installed else f"no: {kind.install}"

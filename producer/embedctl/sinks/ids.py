@@ -1,0 +1,98 @@
+"""The ids under which records stand in a database: every record has one, and no two have the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from embedctl.results import ChunkVectors
+from embedctl.unique import UniqueIds
+from embedctl_config.errors import InputError
+
+#: Records without an id that are named.
+_NAMED = 10
+_FIX = "use --id position, which makes ids of the job and the position (id='position' in Python)"
+
+
+class Duplicates(StrEnum):
+    """Which record is written if several have the same id."""
+
+    ERROR = "error"
+    FIRST = "first"
+    LAST = "last"
+
+
+class LeftOut:
+    """Positions of records that are not written, one bit for each record of the job."""
+
+    def __init__(self, records: int) -> None:
+        self._bits = np.zeros((records + 7) // 8, np.uint8)
+        self.count = 0
+
+    def add(self, positions: npt.NDArray[np.uint64]) -> None:
+        """Leave out these, which were not left out before."""
+        at = positions.astype(np.int64)
+        np.bitwise_or.at(self._bits, at >> 3, (1 << (at & 7)).astype(np.uint8))
+        self.count += len(at)
+
+    def among(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which of some positions are left out."""
+        found: npt.NDArray[np.bool_] = (self._bits[positions >> 3] >> (positions & 7)) & 1 == 1
+        return found
+
+
+def decided(heads: Iterable[ChunkVectors], records: int, duplicates: Duplicates) -> LeftOut:
+    """Look at the ids of all records that have a vector, before the first one is written.
+
+    Memory holds a bit for each record, and the ids as :class:`UniqueIds` holds them.
+
+    Args:
+        heads: the job's chunks; no vectors are needed.
+        records: how many the job has.
+
+    Raises:
+        InputError: a record has no id; or two have the same one, and neither is to be left out.
+    """
+    left_out = LeftOut(records)
+    nameless: list[int] = []
+    without = 0
+    with UniqueIds(last=duplicates is Duplicates.LAST, others=left_out.add) as ids:
+        for chunk in heads:
+            failed = {error.position for error in chunk.errors}
+            for position, label in zip(chunk.positions.tolist(), chunk.ids, strict=True):
+                if position in failed:
+                    continue
+                if label is not None:
+                    ids.add(label, position)
+                    continue
+                without += 1
+                if len(nameless) < _NAMED:
+                    nameless.append(position)
+        ids.find()
+    if without:
+        raise no_id(without, nameless)
+    if ids.count and duplicates is Duplicates.ERROR:
+        raise repeated(ids.count, [f"record {again}: its id is that of record {before}" for again, before in ids.first])
+    return left_out
+
+
+def no_id(count: int, first: list[int]) -> InputError:
+    """The error for records without an id. It names some of them by their positions."""
+    what = "1 record has no id" if count == 1 else f"{count:,} records have no id"
+    names = ", ".join(map(str, first)) + (", …" if count > len(first) else "")
+    return InputError(f"{what}, and a database knows records by their ids: {_FIX}. Positions: {names}")
+
+
+def repeated(count: int, lines: list[str]) -> InputError:
+    """The error for ids that occur twice. It names some of them."""
+    what = "1 id is" if count == 1 else f"{count:,} ids are"
+    more = ["…"] if count > len(lines) else []
+    return InputError(
+        f"{what} not unique, and a database keeps one record for each: write the first or the last one with "
+        f"--on-duplicate-id first|last (on_duplicate_id= in Python), or {_FIX}",
+        *lines,
+        *more,
+    )

@@ -1,0 +1,152 @@
+"""The databases that vectors can be delivered to, and how each is found by a URL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from typing import Protocol
+
+from embedctl.sinks.base import Sink
+from embedctl.sinks.urls import SinkUrl, parse_url
+from embedctl_config.errors import SettingsError
+from embedctl_config.settings import Settings
+
+#: Entry points of this group are sinks of other distributions. Their name is the scheme of the URL, and their value is
+#: what makes the sink: a :class:`MakeSink`.
+GROUP = "embedctl.sinks"
+
+
+#: Where the secrets of a plug-in belong.
+_ELSEWHERE = "set it where the database's client reads it from the environment"
+
+
+class MakeSink(Protocol):
+    """Makes a sink from its URL, which is free of passwords; opens nothing yet."""
+
+    def __call__(self, url: SinkUrl, settings: Settings) -> Sink: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SinkKind:
+    """A kind of database.
+
+    Attributes:
+        form: of its URL, for people.
+        schemes: of its URL.
+        extra: the extra of embedctl that installs its client; empty for a plug-in.
+        needs: the modules of that client.
+        maker: what makes the sink, as `module:name`.
+        password_fix: where its password belongs, as the end of a sentence.
+        user_is_allowed: whether its URL may name a user.
+        plugin: the distribution that it comes from; empty if that is embedctl.
+    """
+
+    name: str
+    form: str
+    schemes: tuple[str, ...]
+    extra: str
+    needs: tuple[str, ...]
+    maker: str
+    password_fix: str = _ELSEWHERE
+    user_is_allowed: bool = False
+    plugin: str = ""
+
+    @property
+    def installed(self) -> bool:
+        """Whether its client is installed."""
+        return all(find_spec(module) is not None for module in self.needs)
+
+    @property
+    def install(self) -> str:
+        """The command that installs its client."""
+        return f"pip install 'embedctl[{self.extra}]'"
+
+
+BUILT_IN = (
+    SinkKind(
+        "pgvector",
+        "postgresql://[USER@]HOST[:PORT]/DATABASE?table=TABLE",
+        ("postgresql", "postgres"),
+        "pgvector",
+        ("psycopg", "pgvector"),
+        "embedctl.sinks.postgresql:PostgresSink",
+        "set PGPASSWORD, or write it into ~/.pgpass or into a service file",
+        user_is_allowed=True,
+    ),
+    SinkKind(
+        "Qdrant",
+        "qdrant+http://HOST[:PORT]/COLLECTION",
+        ("qdrant+http", "qdrant+https"),
+        "qdrant",
+        ("qdrant_client",),
+        "embedctl.sinks.qdrant:QdrantSink",
+        "set QDRANT_API_KEY",
+    ),
+    SinkKind(
+        "Qdrant, embedded",
+        "qdrant:///FOLDER?collection=COLLECTION",
+        ("qdrant",),
+        "qdrant",
+        ("qdrant_client",),
+        "embedctl.sinks.qdrant:QdrantSink",
+        "omit it: a folder has none",
+    ),
+    SinkKind(
+        "LanceDB",
+        "lancedb:///FOLDER?table=TABLE",
+        ("lancedb",),
+        "lancedb",
+        ("lancedb",),
+        "embedctl.sinks.lance:LanceSink",
+        "omit it: a folder has none",
+    ),
+)
+
+
+def kinds() -> Iterator[SinkKind]:
+    """All kinds of databases, those of plug-ins last. Nothing of a plug-in is loaded."""
+    yield from BUILT_IN
+    for entry in _plugins().values():
+        made_by = "" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
+        yield SinkKind(entry.name, f"{entry.name}:…", (entry.name,), "", (), entry.value, plugin=made_by or "a plug-in")
+
+
+def sink_of(text: str, settings: Settings) -> Sink:
+    """The sink of a URL. Its client is imported, and nothing is opened.
+
+    Raises:
+        SettingsError: no sink has such a URL, it is incomplete, or it holds a password.
+        MissingExtra: the client is not installed.
+    """
+    scheme = text.partition(":")[0].lower()
+    known = {name: kind for kind in kinds() for name in reversed(kind.schemes)}
+    for kind in reversed(BUILT_IN):  # a plug-in never takes over a scheme of ours, and the passwords with it
+        known.update(dict.fromkeys(kind.schemes, kind))
+    if ":" not in text or scheme not in known:
+        # Its scheme alone: the rest may hold a password.
+        raise SettingsError(
+            f"--to: no database has a URL that begins with {scheme if ':' in text else 'that'!r}. Known: "
+            f"{', '.join(sorted(known))}. `embedctl sinks` shows their forms"
+        )
+    kind = known[scheme]
+    url = parse_url(text, password_fix=kind.password_fix, user_is_allowed=kind.user_is_allowed)
+    return _maker(kind)(url, settings)
+
+
+def _maker(kind: SinkKind) -> MakeSink:
+    if kind.plugin:
+        found = _plugins()[kind.schemes[0]].load()
+        if not callable(found):
+            raise SettingsError(f"the entry point {kind.name!r} of {kind.plugin} makes no sink: it is not callable")
+        make: MakeSink = found
+        return make
+    module, _, name = kind.maker.partition(":")
+    maker: MakeSink = getattr(import_module(module), name)
+    return maker
+
+
+def _plugins() -> Mapping[str, EntryPoint]:
+    return {entry.name.lower(): entry for entry in entry_points(group=GROUP)}

@@ -1,0 +1,325 @@
+"""What holds for every sink: records once, whatever is repeated; the resume point; whose vectors a table holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedctl.sinks import deliver as deliveries
+from embedctl.sinks.base import Batch, Target, Verified
+from embedctl.sinks.deliver import write_and_commit
+from embedctl_config.errors import MixedVectors, OutputError, SinkRefused, SinkUnavailable
+from tests.support.sinks import DIM, PROVENANCE, Database, Lance, Postgres, assert_holds, batch, database, target
+
+#: Spellings that a database, or a language for queries, may take for something else.
+AWKWARD = [
+    *(
+        "",
+        " ",
+        "it's",
+        'a "b"',
+        "a;b--",
+        "%s",
+        "\\",
+        "\n",
+        "ü",
+        "ﬁ",
+        "日本",
+        "🙂",
+        "e\u0301",
+        "\u00e9",
+        "NULL",
+        "x" * 2000,
+    ),
+    *("0", "7", "007", "-1", "18446744073709551615", "18446744073709551616", "٣", "1.0"),
+    *("936da01f-9abd-4d9d-80c7-02af85c822a8", "936DA01F-9ABD-4D9D-80C7-02AF85C822A8"),
+    *("{936da01f-9abd-4d9d-80c7-02af85c822a8}", "936da01f9abd4d9d80c702af85c822a8"),
+]
+
+
+def delivered(table: Database, *batches: Batch, to: Target | None = None) -> None:
+    """Write batches as one delivery does, each with a commit."""
+    sink = table.sink()
+    sink.open(to or target())
+    for number, each in enumerate(batches, 1):
+        sink.write(each)
+        sink.commit(number)
+    sink.finish()
+    sink.close()
+
+
+def resumed_at(table: Database, to: Target | None = None) -> int:
+    sink = table.sink()
+    try:
+        return sink.open(to or target())
+    finally:
+        sink.close()
+
+
+def test_what_is_committed_is_there_and_so_is_the_resume_point(table: Database) -> None:
+    first, second = batch(["a", "b"]), batch(["c"], seed=1)
+    assert resumed_at(table) == 0
+    delivered(table, first, second)
+    assert_holds(table, first, second)
+    assert resumed_at(table) == 2
+
+
+def test_a_resume_point_counts_for_its_job_and_variant_alone(table: Database) -> None:
+    delivered(table, batch(["a"]))
+    assert resumed_at(table, target(job="other")) == 0
+    assert resumed_at(table, target(variant="other")) == 0
+    delivered(table, batch(["b"]), batch(["c"]), to=target(job="other"))
+    assert resumed_at(table) == 1
+    assert resumed_at(table, target(job="other")) == 2
+
+
+def test_a_batch_that_is_written_again_doubles_nothing(table: Database) -> None:
+    """Its commit may have been lost, or the note of it."""
+    rows = batch([f"r{i}" for i in range(50)])
+    sink = table.sink()
+    sink.open(target())
+    sink.write(rows)
+    sink.recover()
+    sink.write(rows)
+    sink.commit(1)
+    sink.write(rows)
+    sink.write(rows)
+    sink.commit(1)
+    sink.close()
+    assert_holds(table, rows)
+    delivered(table, rows.part(slice(20)), rows.part(slice(10, None)), to=target(job="other"))
+    assert_holds(table, rows)
+
+
+def test_a_later_vector_replaces_an_earlier_one(table: Database) -> None:
+    delivered(table, batch(["a", "b"]))
+    changed = batch(["b", "c"], seed=5)
+    delivered(table, changed, to=target(job="other"))
+    assert_holds(table, batch(["a", "b"]).part(slice(1)), changed)
+
+
+def test_ids_come_back_as_they_were(table: Database) -> None:
+    rows = batch(AWKWARD)
+    delivered(table, rows)
+    assert_holds(table, rows)
+    delivered(table, rows, to=target(job="other"))
+    assert_holds(table, rows)
+    sink = table.sink()
+    sink.open(target())
+    assert sink.verify(rows) == Verified([], [])
+    sink.close()
+
+
+def test_kept_fields_come_back(table: Database) -> None:
+    kept: list[dict[str, Any]] = [
+        {"title": 'it\'s "ü"', "n": 3, "tags": ["x", {"y": None}]},
+        {"title": None, "n": 0.5, "tags": []},
+    ]
+    rows = batch(["a", "b"], kept=kept)
+    delivered(table, rows, to=target(keeps=True))
+    found = table.rows()
+    assert [found["a"][1], found["b"][1]] == kept
+
+
+def test_verifying_names_what_is_missing_and_what_is_another(table: Database) -> None:
+    rows = batch(["a", "b", "c"])
+    delivered(table, rows)
+    sink = table.sink()
+    sink.open(target())
+    same = sink.verify(rows)
+    assert (same.missing, same.different) == ([], [])
+    found = sink.verify(Batch(["a", "b", "x"], rows.vectors[[0, 2, 1]]))
+    assert (found.missing, found.different) == (["x"], ["b"])
+    sink.close()
+
+
+def test_another_models_vectors_are_refused(table: Database) -> None:
+    rows = batch(["a"])
+    delivered(table, rows)
+    other = target(job="other", provenance=dataclasses.replace(PROVENANCE, fingerprint="bb" * 32))
+    sink = table.sink()
+    with pytest.raises(MixedVectors, match=r"holds vectors of dummy, fp32, fingerprint aaaaaaaaaaaa; .*--allow-mixed"):
+        sink.open(other)
+    sink.close()
+    assert_holds(table, rows)
+    more = batch(["b"], seed=3)
+    delivered(table, more, to=dataclasses.replace(other, allow_mixed=True))
+    assert_holds(table, rows, more)
+    assert resumed_at(table) == 1, "the table stays the first model's"
+
+
+def test_records_of_unknown_origin_are_refused(table: Database) -> None:
+    table.make_foreign()
+    sink = table.sink()
+    with pytest.raises(MixedVectors, match="no note of the model"):
+        sink.open(target())
+    sink.close()
+    delivered(table, batch(["a"]), to=target(allow_mixed=True))
+    assert sorted(table.rows()) == ["a", "mine"]
+
+
+def test_other_dimensions_are_refused_even_if_models_may_be_mixed(table: Database) -> None:
+    delivered(table, batch(["a"]))
+    longer = dataclasses.replace(PROVENANCE, dim=DIM + 1)
+    sink = table.sink()
+    with pytest.raises(OutputError, match=f"{DIM}"):
+        sink.open(target(provenance=longer, allow_mixed=True))
+    sink.close()
+
+
+def test_a_table_that_was_made_again_has_no_resume_point(table: Database) -> None:
+    rows = batch(["a"])
+    delivered(table, rows)
+    table.remove()
+    assert resumed_at(table) == 0
+    delivered(table, rows)
+    assert_holds(table, rows)
+
+
+def test_float16(table: Database) -> None:
+    rows = batch(["a", "b"])
+    delivered(table, rows, to=target(half=True))
+    assert_holds(table, rows, tolerance=2e-3)
+    vectors = np.stack([table.rows()[label][0] for label in rows.ids])
+    assert not np.array_equal(vectors, rows.vectors)
+    sink = table.sink()
+    with pytest.raises(OutputError, match=r"vector|float"):
+        sink.open(target())
+    sink.close()
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_between_any_two_steps_leaves_what_can_be_repeated(table: Database, tmp_path: Path) -> None:
+    """Each process writes and commits two batches, and is killed before or after one of these steps."""
+    batches = [batch([f"r{i}" for i in range(20)]), batch([f"s{i}" for i in range(20)], seed=1)]
+    program = """
+import os, signal, sys
+from tests.support.sinks import batch, target
+from embedctl.sinks.registry import sink_of
+from embedctl_config.settings import Settings
+sink = sink_of(sys.argv[1], Settings())
+steps = int(sys.argv[2])
+begin = sink.open(target())
+def step():
+    global steps
+    steps -= 1
+    if steps < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+for number in range(begin, 2):
+    step()
+    sink.write([batch([f"r{i}" for i in range(20)]), batch([f"s{i}" for i in range(20)], seed=1)][number])
+    step()
+    sink.commit(number + 1)
+step()
+sink.finish()
+step()
+"""
+    deaths = 0
+    for steps in range(7):
+        done = subprocess.run([sys.executable, "-c", program, table.url, str(steps)], timeout=60, check=False)
+        deaths += done.returncode == -9
+        rows = table.rows()
+        whole = [each for each in batches if each.ids[0] in rows]
+        assert_holds(table, *whole)
+        assert resumed_at(table) <= len(whole)
+    assert deaths >= 2
+    assert_holds(table, *batches)
+    assert resumed_at(table) == 2
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_batch_larger_than_a_request(table: Database, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedctl.sinks.qdrant._REQUEST_BYTES", 1000 * rows)
+    whole = batch([f"r{i}" for i in range(10)], kept=[{"n": i} for i in range(10)])
+    delivered(table, whole, to=target(keeps=True))
+    assert_holds(table, whole)
+
+
+def test_postgres_changes_no_row_when_a_batch_comes_again(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    table = database(request, "pgvector", tmp_path)
+    assert isinstance(table, Postgres)
+    rows = batch(["a", "b"], kept=[{"n": 1}, {"n": 2}])
+    delivered(table, rows, to=target(keeps=True))
+    before = table.stamps()
+    delivered(table, rows, to=target(keeps=True, job="other"))
+    assert table.stamps() == before
+
+
+def test_postgres_that_drops_the_connection_gets_the_batch_again(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the commit, after the batch was handed over; and between two batches."""
+    monkeypatch.setattr(deliveries, "_PAUSE_S", 0.0)
+    table = database(request, "pgvector", tmp_path)
+    assert isinstance(table, Postgres)
+    sink = table.sink()
+    sink.open(target())
+    rows, more = batch(["a", "b"]), batch(["c"], seed=1)
+    sink.write(rows)
+    table.drop_connections()
+    with pytest.raises(SinkUnavailable):
+        sink.commit(1)
+    write_and_commit(sink, rows, 1)
+    table.drop_connections()
+    write_and_commit(sink, more, 2)
+    sink.close()
+    assert_holds(table, rows, more)
+    assert resumed_at(table) == 2
+
+
+@pytest.mark.parametrize("label", ["nul\0", "".join(map(str, np.random.default_rng(0).integers(0, 2**62, 400)))])
+def test_postgres_refuses_ids_that_it_can_not_hold(request: pytest.FixtureRequest, tmp_path: Path, label: str) -> None:
+    """The second one is too long for an index, which psycopg calls an error of the server's operation."""
+    sink = database(request, "pgvector", tmp_path).sink()
+    sink.open(target())
+    with pytest.raises(SinkRefused):
+        sink.write(batch([label]))
+    sink.close()
+
+
+def test_a_full_disk_is_not_the_fault_of_records(tmp_path: Path) -> None:
+    """A limit on the size of files stands for it."""
+    program = """
+import resource, sys
+from tests.support.sinks import batch, target
+from embedctl.sinks.registry import sink_of
+from embedctl_config.errors import SinkUnavailable
+from embedctl_config.settings import Settings
+sink = sink_of(sys.argv[1], Settings())
+sink.open(target())
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+try:
+    sink.write(batch([f"r{i}" for i in range(10_000)]))
+except SinkUnavailable as error:
+    print(error)
+"""
+    url = f"lancedb://{tmp_path}?table=t"
+    done = subprocess.run([sys.executable, "-c", program, url], capture_output=True, text=True, timeout=60, check=False)
+    assert "File too large" in done.stdout, done.stderr
+    assert ".rs:" not in done.stdout
+
+
+def test_a_table_of_lance_that_was_begun_is_made(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Its maker died before it was there."""
+    table = database(request, "lancedb", tmp_path)
+    assert isinstance(table, Lance)
+    (table.folder / f"{table.table}.lance").mkdir(parents=True)
+    delivered(table, batch(["a"]))
+    assert_holds(table, batch(["a"]))
+
+
+def test_two_processes_do_not_write_to_one_lance_table(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    table = database(request, "lancedb", tmp_path)
+    first, second = table.sink(), table.sink()
+    first.open(target())
+    with pytest.raises(OutputError, match="another fetch is writing"):
+        second.open(target(job="other"))
+    first.close()
+    assert second.open(target(job="other")) == 0
+    second.close()

