@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from embedctl import AsyncJob, TruncatedRecord, aenqueue_embeddings
-from embedctl.enqueue import Truncation
+from embedctl.enqueue import Truncation, TruncationSide
 from embedctl.results import Vectors
 from embedctl_config.errors import EmbedctlError
 from embedctl_config.settings import Settings
@@ -29,13 +29,15 @@ _TIDY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request asks for. `dimensions`: all if None."""
+    """What a request asks for. `dimensions`: all if None. `truncation_side`, `prompt_name`: the model's own if None."""
 
     texts: list[str]
     model: str | None = None
     dimensions: int | None = None
     truncation: Truncation = "truncate"
     normalize: bool = True
+    truncation_side: TruncationSide | None = None
+    prompt_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,8 @@ class Embedder:
             precision=served.precision if self._settings.hardware == "auto" else None,
             truncation=asked.truncation,
             normalize=asked.normalize,
+            truncation_side=asked.truncation_side,
+            prompt_name=asked.prompt_name,
             dimensions=asked.dimensions,
             ttl=RESULT_TTL_S,
             count_tokens=True,

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from embedctl.enqueue import MAX_PROMPT_NAME
 from embedctl.records import kind_of
 from embedctl_gateway.refusals import refuse
 
 #: Most texts of a request, as at OpenAI.
 MAX_INPUTS = 2048
+#: The longest name of a prompt that surely has no more bytes than the library takes (characters).
+LONGEST_PROMPT_NAME = MAX_PROMPT_NAME // 4
 
 _IDS_OF_TOKENS = (
     "{name} holds token ids, and this gateway takes texts: ids of another model's tokenizer would give wrong vectors. "

@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from embedctl_config import __version__
-from embedctl_gateway.fields import MAX_INPUTS
+from embedctl_gateway.fields import LONGEST_PROMPT_NAME, MAX_INPUTS
 from embedctl_gateway.objects import LONGEST_S, SHORTEST_S
 
 _TEXT = {"type": "string", "pattern": r"\S"}
@@ -186,8 +186,8 @@ _SCHEMAS: Mapping[str, dict[str, Any]] = {
             inputs=_TEXTS,
             normalize=_or_null(type="boolean", description="true by default"),
             truncate=_or_null(type="boolean", description="encode the beginning of a text that is too long"),
-            truncation_direction={"enum": ["right", "Right", None]},
-            prompt_name={"type": "null"},
+            truncation_direction={"enum": ["right", "Right", "left", "Left", None]},
+            prompt_name=_or_null(type="string", minLength=1, maxLength=LONGEST_PROMPT_NAME),
             dimensions=_or_null(type="integer", minimum=1),
         ),
         "additionalProperties": False,

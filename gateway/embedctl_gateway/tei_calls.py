@@ -8,15 +8,21 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
+from embedctl.enqueue import TruncationSide
 from embedctl_config import __version__
 from embedctl_gateway.answers import ROWS, answered, floats
 from embedctl_gateway.calls import MAX_TOKENS, Call
 from embedctl_gateway.embedding import Asked, Embedded
-from embedctl_gateway.fields import MAX_INPUTS, check_known, dimensions_of, texts_of
+from embedctl_gateway.fields import LONGEST_PROMPT_NAME, MAX_INPUTS, check_known, dimensions_of, texts_of
 from embedctl_gateway.refusals import refuse
 
-_TAKEN = ("inputs", "normalize", "truncate", "truncation_direction", "dimensions")
-_NOT_HERE = "prompt_name"
+_TAKEN = ("inputs", "normalize", "truncate", "truncation_direction", "prompt_name", "dimensions")
+#: TEI's clients write directions in either way.
+_SIDES: Mapping[object, TruncationSide | None] = {
+    None: None,
+    **dict.fromkeys(("right", "Right"), "right"),
+    **dict.fromkeys(("left", "Left"), "left"),
+}
 
 
 async def embed(call: Call) -> Response:
@@ -69,13 +75,22 @@ async def info(call: Call) -> Response:
 
 
 def _asked(fields: Mapping[str, Any]) -> Asked:
-    if fields.get(_NOT_HERE) is not None:
-        refuse("prompt_name can't be given: put the prompt before the text", "unsupported_parameter", _NOT_HERE)
     check_known(fields, _TAKEN)
-    if fields.get("truncation_direction") not in (None, "right", "Right"):
-        refuse("truncation_direction: only right", "invalid_value", "truncation_direction")
+    side, prompt_name = fields.get("truncation_direction"), fields.get("prompt_name")
+    if not isinstance(side, str | None) or side not in _SIDES:
+        refuse("truncation_direction is neither left nor right", "invalid_value", "truncation_direction")
+    if not isinstance(prompt_name, str | None) or len(prompt_name or "a") > LONGEST_PROMPT_NAME or prompt_name == "":
+        refuse(f"prompt_name is no name of 1 to {LONGEST_PROMPT_NAME} characters", "invalid_value", "prompt_name")
     truncate, normalize = (_flag(fields, "truncate", otherwise=False), _flag(fields, "normalize", otherwise=True))
-    return Asked(_inputs(fields), None, dimensions_of(fields), "truncate" if truncate else "error", normalize=normalize)
+    return Asked(
+        _inputs(fields),
+        None,
+        dimensions_of(fields),
+        "truncate" if truncate else "error",
+        normalize=normalize,
+        truncation_side=_SIDES[side],
+        prompt_name=prompt_name,
+    )
 
 
 def _inputs(fields: Mapping[str, Any]) -> list[str]:

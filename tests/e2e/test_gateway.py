@@ -204,6 +204,13 @@ def test_the_calls_of_tei_infinity_and_hf_infinity(gateway: Running, start_worke
             answer = client.post(path, json={"inputs": TEXTS})
             np.testing.assert_allclose(answer.json(), reference(TEXTS), atol=1e-6)
             assert float(answer.headers["x-compute-time"]) >= 0
+        left, right = (
+            client.post(
+                "/embed", json={"inputs": "first " * 300 + "last", "truncate": True, "truncation_direction": side}
+            )
+            for side in ("Left", "Right")
+        )
+        assert left.json() != right.json()
         raw = client.post("/embed", json={"inputs": TEXTS[0], "normalize": False, "prompt_name": None})
         assert np.linalg.norm(raw.json()) != pytest.approx(1, abs=1e-3)
         facts = client.get("/info").json()
@@ -219,9 +226,11 @@ def test_the_calls_of_tei_infinity_and_hf_infinity(gateway: Running, start_worke
                 ({"inputs": ""}, 400, "Empty"),
                 ({"inputs": ["a"] * 2049}, 413, "Validation"),
                 ({"inputs": [1, 2]}, 422, "Validation"),
-                ({"inputs": "a", "prompt_name": "query"}, 422, "Validation"),
+                ({"inputs": "a", "prompt_name": "query"}, 424, "Backend"),  # the dummy has no files that name prompts
+                ({"inputs": "a", "prompt_name": 7}, 422, "Validation"),
+                ({"inputs": "a", "prompt_name": ""}, 422, "Validation"),
                 ({"inputs": "a", "truncate": "yes"}, 422, "Validation"),
-                ({"inputs": "a", "truncation_direction": "Left"}, 422, "Validation"),
+                ({"inputs": "a", "truncation_direction": "up"}, 422, "Validation"),
                 ({}, 422, "Validation"),
             )
         ]
@@ -493,7 +502,10 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-FIELDS = ("model", "input", "inputs", "dimensions", "encoding_format", "user", "truncation", "normalize", "truncate")
+FIELDS = (
+    *("model", "input", "inputs", "dimensions", "encoding_format", "user", "truncation", "normalize", "truncate"),
+    *("truncation_direction", "prompt_name"),
+)
 ANY = st.dictionaries(st.sampled_from(FIELDS), VALUES | st.just("dummy") | st.lists(st.text(max_size=9)), max_size=6)
 NEARLY_RIGHT = st.fixed_dictionaries(
     {"model": st.just("dummy"), "input": VALUES | st.lists(st.text(max_size=9))},

@@ -42,7 +42,7 @@ def test_the_described_fields_are_those_that_are_taken() -> None:
 
     assert fields("EmbeddingsRequest") == set(openai_calls._TAKEN)
     assert fields("BatchRequest") == set(objects._TAKEN)
-    assert fields("EmbedRequest") == {*tei_calls._TAKEN, "prompt_name"}
+    assert fields("EmbedRequest") == set(tei_calls._TAKEN)
 
 
 def test_the_page_shows_every_call_and_loads_nothing() -> None:
