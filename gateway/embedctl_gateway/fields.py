@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from embedctl.enqueue import MAX_PROMPT_NAME
+from embedctl.option_checks import MAX_PROMPT_NAME
 from embedctl.records import kind_of
 from embedctl_gateway.refusals import refuse
 

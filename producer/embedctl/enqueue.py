@@ -18,8 +18,16 @@ from embedctl.digests import with_digests
 from embedctl.job import Job
 from embedctl.kept import TEXT_SHA256, TOKENS, check_keep
 from embedctl.notices import Reminder
+from embedctl.option_checks import (
+    check_dimensions,
+    check_length,
+    check_prompt_known,
+    check_prompt_name,
+    check_result_size,
+    is_whole,
+)
 from embedctl.patience import came_of_an_absence, check_timeout, patiently
-from embedctl.records import Record, RecordLike, kind_of, records_of
+from embedctl.records import Record, RecordLike, records_of
 from embedctl.routing import cut_by_work, resolve, same_model
 from embedctl.store import JobSpec, JobStatus, WholeJob
 from embedctl.submission import Submission, SubmitProgress
@@ -33,7 +41,6 @@ from embedctl_config.errors import (
     QuotaExceeded,
     SettingsError,
 )
-from embedctl_config.model_names import unknown_prompt
 from embedctl_config.redis_url import tenant_of
 from embedctl_config.settings import MAX_CHUNK_RECORDS, MAX_TTL_S, Settings, check_model_name, load_settings
 
@@ -45,12 +52,8 @@ T = TypeVar("T")
 MAX_PROMPT_BYTES = 16 * 1024
 #: The longest idempotency key (bytes). `embedctl run` makes its key from paths.
 MAX_KEY_BYTES = 64 * 1024
-#: Largest size of a chunk's vectors (bytes): the largest value in Redis, less room for ids and errors.
-MAX_VECTOR_BYTES = 448 * 1024 * 1024
 #: The vectors of a chunk of at most this size are always smaller than that (records).
 _SMALL_CHUNK = 1024
-#: Most dimensions that a job may ask for: several times those of any model.
-MAX_DIMENSIONS = 65_536
 
 #: Options that do not have to be the same when a job is resumed.
 _NOT_COMPARED = ("idempotency_key", "resume", "drain", "tenant", "lane")
@@ -98,8 +101,6 @@ class JobOptions:
 _LATER_OPTIONS = ("keep", "count_tokens", "batch_file", "digests")
 #: The same, of those that decide vectors.
 _LATER_DECIDING = ("prompt_name", "truncation_side")
-#: The longest name of a prompt (characters).
-MAX_PROMPT_NAME = 200
 
 
 def enqueue_embeddings(
@@ -433,7 +434,7 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
         raise SettingsError(f"truncation {options.truncation!r} is none of {', '.join(get_args(Truncation))}")
     chunk_size = settings.chunk_size if options.chunk_size is None else options.chunk_size
     ttl = settings.ttl_s if options.ttl is None else options.ttl
-    if not _is_whole(chunk_size) or not 1 <= chunk_size <= MAX_CHUNK_RECORDS:
+    if not is_whole(chunk_size) or not 1 <= chunk_size <= MAX_CHUNK_RECORDS:
         raise SettingsError(f"chunk_size {chunk_size!r} is not a whole number between 1 and {MAX_CHUNK_RECORDS}")
     if options.count_tokens and TOKENS in options.keep:
         raise SettingsError(
@@ -445,16 +446,16 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
             f"keep: {TEXT_SHA256!r} is what output files call the digest of a text (digests): rename the field, or "
             "leave one of them out"
         )
-    _check_length("prompt", options.prompt, MAX_PROMPT_BYTES)
-    _check_prompt_name(options)
+    check_length("prompt", options.prompt, MAX_PROMPT_BYTES)
+    check_prompt_name(options.prompt_name, options.prompt)
     if options.truncation_side is not None and options.truncation_side not in get_args(TruncationSide):
         raise SettingsError(f"truncation_side {options.truncation_side!r} is neither left nor right")
-    _check_length("idempotency_key", options.idempotency_key, MAX_KEY_BYTES)
+    check_length("idempotency_key", options.idempotency_key, MAX_KEY_BYTES)
     if options.idempotency_key == "":
         raise SettingsError(
             "idempotency_key is empty, and so would be the same for every job: give this job a key, or leave it out"
         )
-    if not (_is_whole(ttl) or isinstance(ttl, float)) or not 1 <= ttl <= MAX_TTL_S:
+    if not (is_whole(ttl) or isinstance(ttl, float)) or not 1 <= ttl <= MAX_TTL_S:
         raise SettingsError(f"ttl {ttl!r} is not between 1 and {MAX_TTL_S:.0f} seconds")
     hardware, precision = resolve(
         settings,
@@ -468,11 +469,11 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
         ),
     )
     if options.prompt_name is not None:
-        _check_prompt_known(broker, options.prompt_name, model, hardware)
+        check_prompt_known(broker, options.prompt_name, model, hardware)
     if options.dimensions is not None:
-        _check_dimensions(broker, options.dimensions, model, hardware)
+        check_dimensions(broker, options.dimensions, model, hardware)
     if chunk_size > _SMALL_CHUNK:
-        _check_result_size(broker, chunk_size, options.dimensions, model, hardware)
+        check_result_size(broker, chunk_size, options.dimensions, model, hardware)
     deciding: dict[str, Any] = {
         "prompt": options.prompt,
         "truncation": options.truncation,
@@ -498,63 +499,6 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
         lane,
         settings.tenants.get(tenant, tenants.TenantEntry()).weight,
     )
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _check_length(name: str, text: str | None, most: int) -> None:
-    """Refuse a value that is not text or too long, because it is stored with the job."""
-    if not isinstance(text, str | None):
-        raise SettingsError(f"{name} is {kind_of(text)}, not a string")
-    try:
-        size = len((text or "").encode())
-    except UnicodeEncodeError:
-        raise SettingsError(f"{name} is not valid UTF-8") from None
-    if size > most:
-        raise SettingsError(f"{name} is {size:,} bytes long, and the maximum is {most:,}: shorten it")
-
-
-def _check_prompt_name(options: JobOptions) -> None:
-    _check_length("prompt_name", options.prompt_name, MAX_PROMPT_NAME)
-    if options.prompt_name == "":
-        raise SettingsError("prompt_name is empty: name one of the model's prompts, or leave it out")
-    if options.prompt_name is not None and options.prompt is not None:
-        raise SettingsError("prompt and prompt_name would both be put before the text: leave one of them out")
-
-
-def _check_prompt_known(broker: Broker, prompt_name: str, model: str, hardware: str) -> None:
-    """Refuse the name of a prompt that the model lacks. If no worker is alive to tell, every record will fail."""
-    offers = broker.workers.offers()
-    for offered, offer in offers.items():
-        if offered[:2] == (hardware, model) and offer.prompts is not None and prompt_name not in offer.prompts:
-            raise SettingsError(f"prompt_name {prompt_name!r}: {unknown_prompt(model, offer.prompts)}")
-
-
-def _check_dimensions(broker: Broker, dimensions: int, model: str, hardware: str) -> None:
-    """Refuse more dimensions than vectors have. If no worker is alive to tell, every record will fail instead."""
-    if not _is_whole(dimensions) or not 1 <= dimensions <= MAX_DIMENSIONS:
-        raise SettingsError(f"dimensions {dimensions!r} is not a whole number between 1 and {MAX_DIMENSIONS}")
-    for dim in _dims(broker, model, hardware):
-        if dimensions > dim:
-            raise SettingsError(f"dimensions {dimensions} is more than the {dim} that vectors of {model} have")
-
-
-def _dims(broker: Broker, model: str, hardware: str) -> list[int]:
-    """The dimensions of a model's vectors, as the live workers of a class report them."""
-    offers = broker.workers.offers()
-    return [offers[offered].dim for offered in offers if offered[:2] == (hardware, model)]
-
-
-def _check_result_size(broker: Broker, chunk_size: int, dimensions: int | None, model: str, hardware: str) -> None:
-    """Refuse chunks whose vectors do not fit into a value of Redis, if a live worker or the job tells their size."""
-    dim = dimensions or max(_dims(broker, model, hardware), default=0)
-    if chunk_size * dim * 4 > MAX_VECTOR_BYTES:
-        raise SettingsError(
-            f"chunk_size {chunk_size}: the vectors of a chunk, of {dim} dimensions each, would not fit into one value "
-            f"of Redis. With this model, the largest chunk_size is {MAX_VECTOR_BYTES // (dim * 4)}"
-        )
 
 
 def _check_same(broker: Broker, job: JobStatus, now: Mapping[str, Any]) -> None:

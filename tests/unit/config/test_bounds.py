@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from embedctl.data import InRedis
-from embedctl.enqueue import MAX_DIMENSIONS, MAX_KEY_BYTES, MAX_PROMPT_BYTES, JobOptions, job_spec
+from embedctl.enqueue import MAX_KEY_BYTES, MAX_PROMPT_BYTES, JobOptions, job_spec
+from embedctl.option_checks import MAX_DIMENSIONS
 from embedctl.records import MAX_ID_BYTES, check_id, records_of
 from embedctl_config import wire
 from embedctl_config.errors import InputError, ModelError, SettingsError, WireForeign, WireTruncated

@@ -1,0 +1,74 @@
+"""Checks of a job's options. Each raises :class:`SettingsError` with what is wrong."""
+
+from __future__ import annotations
+
+from embedctl.broker import Broker
+from embedctl.records import kind_of
+from embedctl_config.errors import SettingsError
+from embedctl_config.model_names import unknown_prompt
+
+#: Largest size of a chunk's vectors (bytes): the largest value in Redis, less room for ids and errors.
+MAX_VECTOR_BYTES = 448 * 1024 * 1024
+#: Most dimensions that a job may ask for: several times those of any model.
+MAX_DIMENSIONS = 65_536
+#: The longest name of a prompt (bytes).
+MAX_PROMPT_NAME = 200
+
+
+def is_whole(value: object) -> bool:
+    """Whether a value is an integer, and no bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_length(name: str, text: str | None, most: int) -> None:
+    """Refuse a value that is not text or too long, because it is stored with the job."""
+    if not isinstance(text, str | None):
+        raise SettingsError(f"{name} is {kind_of(text)}, not a string")
+    try:
+        size = len((text or "").encode())
+    except UnicodeEncodeError:
+        raise SettingsError(f"{name} is not valid UTF-8") from None
+    if size > most:
+        raise SettingsError(f"{name} is {size:,} bytes long, and the maximum is {most:,}: shorten it")
+
+
+def check_prompt_name(name: str | None, prompt: str | None) -> None:
+    """Refuse a name that can be none, and a name beside a prompt."""
+    check_length("prompt_name", name, MAX_PROMPT_NAME)
+    if name == "":
+        raise SettingsError("prompt_name is empty: name one of the model's prompts, or leave it out")
+    if name is not None and prompt is not None:
+        raise SettingsError("prompt and prompt_name would both be put before the text: leave one of them out")
+
+
+def check_prompt_known(broker: Broker, prompt_name: str, model: str, hardware: str) -> None:
+    """Refuse the name of a prompt that the model lacks. If no worker is alive to tell, every record will fail."""
+    offers = broker.workers.offers()
+    for offered, offer in offers.items():
+        if offered[:2] == (hardware, model) and offer.prompts is not None and prompt_name not in offer.prompts:
+            raise SettingsError(f"prompt_name {prompt_name!r}: {unknown_prompt(model, offer.prompts)}")
+
+
+def check_dimensions(broker: Broker, dimensions: int, model: str, hardware: str) -> None:
+    """Refuse more dimensions than vectors have. If no worker is alive to tell, every record will fail instead."""
+    if not is_whole(dimensions) or not 1 <= dimensions <= MAX_DIMENSIONS:
+        raise SettingsError(f"dimensions {dimensions!r} is not a whole number between 1 and {MAX_DIMENSIONS}")
+    for dim in _dims(broker, model, hardware):
+        if dimensions > dim:
+            raise SettingsError(f"dimensions {dimensions} is more than the {dim} that vectors of {model} have")
+
+
+def _dims(broker: Broker, model: str, hardware: str) -> list[int]:
+    """The dimensions of a model's vectors, as the live workers of a class report them."""
+    offers = broker.workers.offers()
+    return [offers[offered].dim for offered in offers if offered[:2] == (hardware, model)]
+
+
+def check_result_size(broker: Broker, chunk_size: int, dimensions: int | None, model: str, hardware: str) -> None:
+    """Refuse chunks whose vectors do not fit into a value of Redis, if a live worker or the job tells their size."""
+    dim = dimensions or max(_dims(broker, model, hardware), default=0)
+    if chunk_size * dim * 4 > MAX_VECTOR_BYTES:
+        raise SettingsError(
+            f"chunk_size {chunk_size}: the vectors of a chunk, of {dim} dimensions each, would not fit into one value "
+            f"of Redis. With this model, the largest chunk_size is {MAX_VECTOR_BYTES // (dim * 4)}"
+        )
