@@ -258,9 +258,17 @@ def submit(
     """
     settings = load_settings()
     numbers = chosen_numbers(output_type, ranges)
-    asked = Asked.taken_from(options)
+    asked = Asked.taken_from(options, to)
     sink = SinkChoice.of(
-        settings, output, output_type, to=to, on_duplicate_id=on_duplicate_id, id=id, allow_mixed=allow_mixed
+        settings,
+        output,
+        output_type,
+        to=to,
+        on_duplicate_id=on_duplicate_id,
+        id=id,
+        allow_mixed=allow_mixed,
+        is_update=asked.to is not None,
+        delete_missing=asked.delete_missing,
     )
     choice = CorpusChoice.of(settings, ttl=ttl_s, output=output, **options)
     choice.check_one_file(one_file, output)
@@ -294,6 +302,7 @@ def submit(
                 numbers=numbers,
                 clobber=not no_clobber,
                 made=lambda job: progress.say(f"job {job.id}"),
+                sink=sink,
             )
         ctx.exit(report_update(outcome, output, progress, as_json=as_json))
     written: Sequence[Path | str] = []

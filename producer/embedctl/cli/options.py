@@ -152,6 +152,11 @@ changes_options = together(
         "--cache.",
     ),
     option("--force", is_flag=True, help="Encode everything, whatever --since and --cache have."),
+    option(
+        "--delete-missing",
+        is_flag=True,
+        help="With --since and --to: delete the records from the table that are no longer in the corpus.",
+    ),
 )
 
 corpus_options = together(

@@ -102,10 +102,18 @@ def run(
     own if there are none, or if --cpus is given. After a crash, the same command continues where it stopped.
     """
     settings = load_settings()
-    asked = Asked.taken_from(options)
+    asked = Asked.taken_from(options, to)
     numbers = chosen_numbers(output_type, ranges)
     sink = SinkChoice.of(
-        settings, output, output_type, to=to, on_duplicate_id=on_duplicate_id, id=id, allow_mixed=allow_mixed
+        settings,
+        output,
+        output_type,
+        to=to,
+        on_duplicate_id=on_duplicate_id,
+        id=id,
+        allow_mixed=allow_mixed,
+        is_update=asked.to is not None,
+        delete_missing=asked.delete_missing,
     )
     options["hardware"] = local_class(settings, options["hardware"])
     choice = CorpusChoice.of(settings, output=output, **options)
@@ -145,7 +153,15 @@ def run(
             broker = Broker.connect(ours)
             choice = choice.keyed(key and key + token)
             outcome = update(
-                broker, choice, asked, output, progress, submit_choice, numbers=numbers, clobber=not no_clobber
+                broker,
+                choice,
+                asked,
+                output,
+                progress,
+                submit_choice,
+                numbers=numbers,
+                clobber=not no_clobber,
+                sink=sink,
             )
             broker.close()
             progress.stopping()
