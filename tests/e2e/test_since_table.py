@@ -85,7 +85,7 @@ def test_each_night_a_table_gets_what_is_new_and_loses_what_is_gone(
     write(after)
     done = embedctl(*night(table))
     assert did(told(done)) == (38, 2, 2, 0)
-    assert "1 records are gone and stay in the table (--delete-missing" in done.stderr
+    assert "1 record is gone and stays in the table: --delete-missing" in done.stderr
     assert_table(table, {**after, "id-7": documents["id-7"]})
     if isinstance(table, Postgres):
         later = dict(table.stamps())
@@ -163,7 +163,7 @@ def test_gone_records_without_an_id_are_counted(
     write({"a": "changed"})
     done = embedctl(*night(lance, "--delete-missing"))
     assert did(told(done)) == (0, 1, 1, 0)
-    assert "1 records that are gone had no id" in done.stderr
+    assert "Of what is gone, 1 had no id" in done.stderr
 
 
 def test_kept_fields_of_unchanged_texts_are_said_to_stay(
@@ -297,14 +297,21 @@ def test_a_night_that_is_killed_at_any_step_is_repeated(
 
 
 @pytest.mark.slow
-def test_run_brings_a_difference_too(lance: Database, write: Write, embedctl: RunEmbedctl, short_folder: Path) -> None:
+def test_run_brings_a_difference_too_also_if_it_was_killed_after_that(
+    lance: Database, write: Write, embedctl: RunEmbedctl, environment: dict[str, str], short_folder: Path
+) -> None:
     documents = many(10)
     write(documents)
     command = ("run", *night(lance, "--class", "dummy", "--delete-missing")[1:])
     assert did(told(embedctl(*command, EMBEDCTL_REDIS_URL=""))) == (0, 10, 10, 0)
     after = next_day(documents)
     write(after)
-    assert did(told(embedctl(*command, EMBEDCTL_REDIS_URL=""))) == (8, 2, 2, 1)
+    before = (short_folder / OUTPUT).read_bytes()
+    kill = killer({**environment, "EMBEDCTL_REDIS_URL": ""}, short_folder)
+    kill(("embedctl.cli.changes", "bring", 1), "after", *command)
+    assert_table(lance, after)
+    assert (short_folder / OUTPUT).read_bytes() == before
+    assert did(told(embedctl(*command, EMBEDCTL_REDIS_URL=""))) == (8, 2, 0, 0)
     assert_table(lance, after)
     assert_holds(short_folder / OUTPUT, after)
 

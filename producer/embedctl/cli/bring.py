@@ -63,7 +63,8 @@ def bring(
 def _delete(sink: SinkChoice, results: Merged, output: Path, progress: JobProgress) -> int:
     """Delete what is gone, or say that it stays."""
     if not sink.delete_missing:
-        progress.say(f"{results.gone:,} records are gone and stay in the table (--delete-missing deletes them)")
+        what = "1 record is gone and stays" if results.gone == 1 else f"{results.gone:,} records are gone and stay"
+        progress.say(f"{what} in the table: --delete-missing deletes what is gone")
         return 0
     status = results.status()
     if status.dim is None:
@@ -72,7 +73,7 @@ def _delete(sink: SinkChoice, results: Merged, output: Path, progress: JobProgre
     deleted = delete_all(sink.sink, target_of(status, status.dim, sink.options), gone.ids())
     progress.say(f"Deleted {deleted:,} records from {sink.url}")
     if gone.nameless:
-        progress.say(f"{gone.nameless:,} records that are gone had no id, so they can't be deleted")
+        progress.say(f"Of what is gone, {gone.nameless:,} had no id, so it can't be deleted")
     return deleted
 
 

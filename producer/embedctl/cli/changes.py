@@ -101,7 +101,6 @@ class Asked:
             "since": self.sources.since,
             "cache": self.sources.cache,
             "force": self.sources.force,
-            "to": self.to,
             "delete_missing": self.delete_missing,
         }
         return {name: value for name, value in given.items() if value}

@@ -274,7 +274,11 @@ def _command(settings: Settings, output: Path | Place | None, to: str | None, **
     # Newer options, if they are not given, leave the name as it was.
     options = {name: value for name, value in options.items() if value or name not in _NEWER}
     decided = [settings.model, settings.chunk_size, settings.chunk_bytes, settings.max_text_bytes]
-    return _digest([_target(output) if output is not None else ["to", to], {"decided": decided, **options}])
+    if output is None:
+        return _digest([["to", to], {"decided": decided, **options}])
+    if to is not None:
+        options["to"] = to
+    return _digest([_target(output), {"decided": decided, **options}])
 
 
 def _target(output: Path | Place) -> str:
