@@ -32,8 +32,7 @@ to_options = together(
         "--to",
         metavar="URL",
         help="In place of --output, the table of a database that takes each record under its id, such as "
-        "lancedb:///FOLDER?table=NAME. `embedctl sinks` lists the databases. With --since, beside --output, and only "
-        "for what is new or changed.",
+        "lancedb:///FOLDER?table=NAME. `embedctl sinks` lists the databases.",
     ),
     option(
         "--on-duplicate-id",

@@ -131,7 +131,8 @@ changes_options = together(
         "--since",
         metavar="FILE|DIR",
         help="An earlier output (.parquet, .npy or a folder of parts). Vectors of its texts are copied; only new "
-        "and changed texts are encoded. It may be the .parquet of --output.",
+        "and changed texts are encoded. It may be the .parquet of --output. With --to beside --output, the table gets "
+        "what is new and changed.",
     ),
     option(
         "--cache",

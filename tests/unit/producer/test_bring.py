@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -52,7 +53,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_deleting_is_tried_again(pauses: list[float]) -> None:
     sink = Forgetful(away=4)
-    sink.rows = dict.fromkeys("abc")  # type: ignore[assignment]  # what is under an id does not matter
+    sink.rows = {label: np.zeros(4) for label in "abc"}
     assert delete_all(sink, TARGET, ["a", "x", "c"]) == 2
     assert list(sink.rows) == ["b"]
     assert pauses == [0.5, 1, 2, 4]
