@@ -18,9 +18,7 @@ from embedctl.sinks import deletion
 from embedctl.sinks.deletion import delete_all
 from embedctl.sinks.deliver import Options
 from embedctl_config.errors import JobFailed, OutputError, SettingsError, SinkUnavailable
-from tests.unit.producer.test_sinks import TARGET, Memory, plugin
-
-__all__ = ["plugin"]  # a fixture
+from tests.support.memory_sink import TARGET, Memory, memo_plugin
 
 
 class Forgetful(Memory):
@@ -79,13 +77,14 @@ def test_a_sink_without_deletion_says_so() -> None:
 
 
 def test_a_plugin_without_deletion_is_refused_before_anything_is_done(
-    plugin: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("c.jsonl").write_text('{"id": "a", "text": "b"}\n')
     flags = ["--since", "v.parquet", "-o", "v.parquet", "--to", "memo:x", "--delete-missing"]
-    for command in ("run", "submit"):
-        refused = CliRunner().invoke(main, [command, "c.jsonl", *flags])
+    with memo_plugin(tmp_path, monkeypatch):
+        answers = [CliRunner().invoke(main, [command, "c.jsonl", *flags]) for command in ("run", "submit")]
+    for refused in answers:
         assert refused.exit_code == 2
         assert "memo:x: this kind of database can't delete records: omit --delete-missing" in refused.output
     assert not Path("v.parquet").exists()
