@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.support.changes import Documents, Kill, Write, assert_holds, killer, 
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl
 from tests.support.sinks import KINDS, Database, Postgres, QdrantByHttp, database
-from tests.support.workers import StartWorker
+from tests.support.workers import CONFIG, StartWorker
 
 OUTPUT = "v.parquet"
 #: Steps of a night: a module and a class, a function, and which of its calls.
@@ -220,6 +221,36 @@ def test_the_table_of_another_model_leaves_the_output_as_it_is(
     assert done.returncode == 65, done.stderr
     assert len(lance.rows()) == 10
     assert (short_folder / OUTPUT).read_bytes() == before
+
+
+@pytest.mark.slow
+def test_a_worker_with_other_weights_that_comes_later_writes_nothing_into_the_table(
+    lance: Database, write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
+) -> None:
+    """Nothing tells the model's files before the job is claimed. Even where models may be mixed, the difference alone
+    must not come from another model."""
+    first = start_worker()
+    documents = many(20)
+    write(documents)
+    told(embedctl(*night(lance)))
+    first.stop()
+    before = (short_folder / OUTPUT).read_bytes()
+    (short_folder / "embedctl.toml").write_text(
+        CONFIG.replace("options = {dim = 16}", "options = {dim = 16, seed = 1}", 1)
+    )
+    after = next_day(documents)
+    write(after)
+    late = threading.Timer(2.0, start_worker, kwargs={"wait": False})
+    late.start()
+    done = embedctl(*night(lance, "--delete-missing"))
+    late.join()
+    assert done.returncode == 65, done.stderr
+    assert "other model files" in done.stderr
+    assert_table(lance, documents)
+    assert (short_folder / OUTPUT).read_bytes() == before
+    assert did(told(embedctl(*night(lance, "--delete-missing", "--allow-mixed")))) == (0, 20, 20, 1)
+    assert_holds(short_folder / OUTPUT, after, seed=1)
+    assert sorted(lance.rows()) == sorted(after)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import suppress
@@ -20,17 +19,14 @@ from embedctl import output
 from embedctl.broker import Broker
 from embedctl.changes.sources import Sources
 from embedctl.cli.bring import Brought, bring
-from embedctl.cli.json_forms import job_form, plain
-from embedctl.cli.results import exit_status
 from embedctl.corpus import BatchCorpus
 from embedctl.drain.places import Place
 from embedctl.enqueue import JobOptions
 from embedctl.job import Job
 from embedctl.records import Record
 from embedctl.results import ChunkVectors
-from embedctl.store import JobState
 from embedctl.terminal.progress import JobProgress
-from embedctl_config.errors import ExitStatus, InputError, JobError, JobNotFound, JobStalled, SettingsError
+from embedctl_config.errors import InputError, JobError, JobNotFound, JobStalled, SettingsError
 from embedctl_config.printable import printable
 
 if TYPE_CHECKING:
@@ -251,52 +247,6 @@ def to_encode(
         plan = Update(broker, choice.options, choice.records, path, asked.sources, numbers, say).plan()
     say(f"{plan.unchanged:,} records are unchanged, {plan.cached:,} are in the cache, {plan.to_encode:,} are to encode")
     return plan.difference(_again(choice))
-
-
-def report_update(outcome: Outcome, path: Path, progress: JobProgress, *, as_json: bool) -> ExitStatus:
-    """Say what an update did; returns the exit status of the command."""
-    if outcome.written:
-        progress.say("Wrote " + ", ".join(map(str, outcome.written)))
-    progress.say(_sentence(outcome, path), prose=True)
-    if as_json:
-        click.echo(json.dumps(_form(outcome), default=plain))
-    return exit_status(outcome.status)
-
-
-def _sentence(outcome: Outcome, path: Path) -> str:
-    status = outcome.status
-    line = f"{status.done:,} vectors"
-    if status.dim:
-        line += f" of {status.dim} dimensions"
-    line += f": {outcome.unchanged:,} unchanged, {outcome.cached:,} from the cache, {outcome.encoded:,} texts encoded"
-    line += f", of which {status.failed:,} failed" if status.failed else ""
-    if status.stopped_by is not None:
-        why = (
-            "the job was stopped"
-            if status.state is JobState.STOPPED
-            else "the error budget (--max-errors) ended the job"
-        )
-        line += f"; {status.records - status.done - status.failed:,} were not encoded, because {why}"
-    if outcome.gone:
-        where = "" if output.is_stdout(path) else f" ({output.deleted_beside(path)})"
-        line += f"; {outcome.gone:,} gone{where}"
-    return line
-
-
-def _form(outcome: Outcome) -> dict[str, Any]:
-    status = outcome.status
-    return {
-        **job_form(status),
-        "id": outcome.job,
-        "vectors": status.done,
-        "dimensions": status.dim,
-        "unchanged": outcome.unchanged,
-        "cached": outcome.cached,
-        "encoded": outcome.encoded,
-        "gone": outcome.gone,
-        "files": [str(file) for file in outcome.written],
-        **({} if outcome.delivered is None else {"delivered": outcome.delivered, "deleted": outcome.deleted}),
-    }
 
 
 def _is_typed(name: str) -> bool:

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from embedctl import enqueue, unique
 from embedctl.broker import Broker
 from embedctl.cli.addresses import refuse_addresses
-from embedctl.cli.changes import Asked, report_update, to_encode, update
+from embedctl.cli.changes import Asked, to_encode, update
 from embedctl.cli.completion import complete_class, complete_job
 from embedctl.cli.delivery import SinkChoice, to_options
 from embedctl.cli.json_forms import result_json
@@ -30,6 +30,7 @@ from embedctl.cli.options import (
     output_option,
 )
 from embedctl.cli.results import check_destination, exit_status, may_move, report, save, summary, wait_for
+from embedctl.cli.update_report import report_update
 from embedctl.corpus import BATCH_FORMAT, KEPT_OF_REQUEST, BatchCorpus, Corpus, is_batch, open_corpus
 from embedctl.drain.alongside import Alongside
 from embedctl.drain.places import Place

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from embedctl.broker import Broker
-from embedctl.cli.changes import Asked, report_update, to_encode, update
+from embedctl.cli.changes import Asked, to_encode, update
 from embedctl.cli.completion import complete_class
 from embedctl.cli.corpora import CorpusChoice, print_estimate, submit_choice
 from embedctl.cli.delivery import SinkChoice, list_failed, to_options
@@ -32,6 +32,7 @@ from embedctl.cli.options import (
     output_option,
 )
 from embedctl.cli.results import check_destination, exit_status, failures_in, may_move, report, save, summary
+from embedctl.cli.update_report import report_update
 from embedctl.corpus import BatchCorpus, Corpus
 from embedctl.drain.places import Place
 from embedctl.enqueue import tenant_for
