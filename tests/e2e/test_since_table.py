@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -325,6 +327,38 @@ def test_a_night_that_is_killed_at_any_step_is_repeated(
             assert not left or published, (step, when)
             for job in left:
                 embedctl("discard", job.id)
+
+
+@pytest.mark.slow
+def test_two_at_once_make_one_table_and_one_output(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    write: Write,
+    embedctl: RunEmbedctl,
+    environment: dict[str, str],
+    short_folder: Path,
+    start_worker: StartWorker,
+) -> None:
+    table = database(request, "pgvector", tmp_path)
+    start_worker()
+    documents = many(300)
+    write(documents)
+    told(embedctl(*night(table)))
+    for number in range(3):
+        documents = {**next_day(documents), f"more-{number}": f"more {number}", "id-3": f"changed {number}"}
+        del documents[f"id-{number + 20}"]
+        write(documents)
+        command = [sys.executable, "-m", "embedctl", *night(table, "--delete-missing")]
+        both = [
+            subprocess.Popen(command, env=environment, cwd=short_folder, stdout=-1, stderr=-1, text=True)
+            for _ in range(2)
+        ]
+        said = [process.communicate(timeout=60)[1] for process in both]
+        assert 0 in [process.returncode for process in both], said
+        assert "Traceback" not in "".join(said), said
+        assert_table(table, documents)
+        assert_holds(short_folder / OUTPUT, documents)
+        assert did(told(embedctl(*night(table, "--delete-missing"))))[1:] == (0, 0, 0)
 
 
 @pytest.mark.slow
