@@ -37,11 +37,11 @@ CONFIG_VARIABLE = "EMBEDCTL_CONFIG"
 #: Flags of the command line that are not settings but have a variable. A test compares them with the commands.
 FLAGS = frozenset(
     """
-    allow_mixed allow_pickle cache cache_precision cpus digests dimensions drain dry_run exporter force format fresh
-    gateway gpu gpu_workers http id id_field idempotency_key if_missing json keep lane limit log_level max_errors
-    neuron_core no_build no_clobber normalize on_duplicate_id one_file output output_type passwords peers precision
-    price prompt prompt_name pull quick quiet ranges ready redis_7 report resume since skip_bad_lines target
-    text_field threads timeout to truncation truncation_side unique_ids wait watch
+    allow_mixed allow_pickle cache cache_precision cpus delete_missing digests dimensions drain dry_run exporter
+    force format fresh gateway gpu gpu_workers http id id_field idempotency_key if_missing json keep lane limit
+    log_level max_errors neuron_core no_build no_clobber normalize on_duplicate_id one_file output output_type
+    passwords peers precision price prompt prompt_name pull quick quiet ranges ready redis_7 report resume since
+    skip_bad_lines target text_field threads timeout to truncation truncation_side unique_ids wait watch
     """.split()  # noqa: SIM905  (a list would fill a screen)
 )
 #: The longest time that a job may be kept (seconds): ten years. None of our clocks and counters overflows by then.

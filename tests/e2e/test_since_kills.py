@@ -10,41 +10,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from embedctl.broker import Broker
-from tests.support.changes import Write, assert_holds, counts, many, told, writer
+from tests.support.changes import Kill, Write, assert_holds, counts, killer, many, told, writer
 from tests.support.processes import RunEmbedctl
 from tests.support.workers import StartWorker
-
-#: Runs the command line, and kills it before or after the call of a function with this number.
-DRIVER = """
-import importlib, os, signal, sys
-where, name, count, when, *arguments = sys.argv[1:]
-module, _, of = where.partition(":")
-owner = importlib.import_module(module)
-for part in filter(None, of.split(".")):
-    owner = getattr(owner, part)
-real, calls = getattr(owner, name), 0
-def dies(*given, **named):
-    global calls
-    calls += 1
-    if calls == int(count) and when == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
-    answer = real(*given, **named)
-    if calls == int(count):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return answer
-setattr(owner, name, dies)
-sys.argv = ["embedctl", *arguments]
-from embedctl.cli import main
-import embedctl.output.fetch
-sys.modules["embedctl.output.fetch"]._NOTE_EVERY_S = 0.0
-main()
-"""
 
 #: Steps: a module and a class, a function, and which of its calls.
 STEPS = [
@@ -89,17 +62,8 @@ def write(short_folder: Path) -> Write:
 
 
 @pytest.fixture
-def kill(environment: dict[str, str], short_folder: Path) -> Callable[..., None]:
-    """Runs a command until it is killed."""
-
-    def kill(step: tuple[str, str, int], when: str, *arguments: str) -> None:
-        command = [sys.executable, "-c", DRIVER, *map(str, step), when, *arguments]
-        done = subprocess.run(
-            command, env=environment, cwd=short_folder, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == -signal.SIGKILL, f"it did not come to {step}: {done.stdout}{done.stderr}"
-
-    return kill
+def kill(environment: dict[str, str], short_folder: Path) -> Kill:
+    return killer(environment, short_folder)
 
 
 class Nights:
@@ -152,7 +116,7 @@ class Nights:
 def test_an_output_that_replaces_itself_survives_a_kill_at_any_step(
     write: Write,
     embedctl: RunEmbedctl,
-    kill: Callable[..., None],
+    kill: Kill,
     broker: Broker,
     short_folder: Path,
     start_worker: StartWorker,
@@ -176,7 +140,7 @@ def test_an_output_that_replaces_itself_survives_a_kill_at_any_step(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_an_array_survives_a_kill_between_its_files(
-    write: Write, embedctl: RunEmbedctl, kill: Callable[..., None], short_folder: Path, start_worker: StartWorker
+    write: Write, embedctl: RunEmbedctl, kill: Kill, short_folder: Path, start_worker: StartWorker
 ) -> None:
     start_worker()
     nights = Nights(short_folder, write, embedctl, "v.npy")
@@ -197,7 +161,7 @@ def test_an_array_survives_a_kill_between_its_files(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_lines_that_were_interrupted_go_on(
-    write: Write, embedctl: RunEmbedctl, kill: Callable[..., None], short_folder: Path, start_worker: StartWorker
+    write: Write, embedctl: RunEmbedctl, kill: Kill, short_folder: Path, start_worker: StartWorker
 ) -> None:
     start_worker()
     nights = Nights(short_folder, write, embedctl, "v.jsonl")

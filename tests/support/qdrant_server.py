@@ -162,6 +162,11 @@ class _Handler(BaseHTTPRequestHandler):
                 _check_id(point)
             client.upsert(name, batch)
             return {"operation_id": 0, "status": "completed"}
+        if what == "POST collection/points/delete":
+            if query.get("wait") != ["true"]:
+                raise _Refused(400, "the sink must wait until a deletion is applied")
+            client.delete(name, models.PointIdsList.model_validate(body))
+            return {"operation_id": 0, "status": "completed"}
         raise _Refused(404, f"the stand-in does not know {what}")
 
 

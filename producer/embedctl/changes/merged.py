@@ -66,6 +66,16 @@ class Merged:
         """How many blocks there are."""
         return -(-len(self._plan.sources) // BLOCK)
 
+    @property
+    def unchanged(self) -> int:
+        """Records whose vectors are copied from the earlier output."""
+        return self._plan.unchanged
+
+    @property
+    def gone(self) -> int:
+        """Records of the earlier output that the corpus no longer has."""
+        return len(self._plan.gone)
+
     def status(self) -> JobStatus:
         """The job's status, but with all records, and with blocks in place of chunks."""
         status = _done(self._spec) if self._job is None else self._job.status()
@@ -123,7 +133,7 @@ class Merged:
             wanted = np.flatnonzero(block == ENCODE)
             parts = [] if encoded is None else encoded.up_to(taken + len(wanted))
             if parts and not checked:
-                self._check_model()
+                self.check_model()
                 checked = True
             yield self._block(first, block, held, wanted, parts, taken)
             taken += len(wanted)
@@ -132,10 +142,14 @@ class Merged:
             raise changed(first)
         if encoded is not None:
             encoded.finish()
-            self._check_model()
+            self.check_model()
 
-    def _check_model(self) -> None:
-        """See that the job's model is that of the copied vectors."""
+    def check_model(self) -> None:
+        """See that the job's model is that of the copied vectors, once the job has a result.
+
+        Raises:
+            OtherVectors: it is another one.
+        """
         if self._job is None or self._about is None or not self._copies:
             return
         model = self._job.status().model_fingerprint

@@ -42,6 +42,8 @@ class Outcome:
         status: of all records, in the form of a job's.
         job: the id of the job; None if there was none.
         written: the files.
+        delivered: records that were written into a database; None if none was named.
+        deleted: records that were deleted from it.
     """
 
     unchanged: int
@@ -51,6 +53,8 @@ class Outcome:
     status: JobStatus
     job: str | None
     written: Sequence[Path]
+    delivered: int | None = None
+    deleted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +230,15 @@ class Update:
         names += [str(known.cache.path)] if known.reads_cache and known.cache is not None else []
         if names:
             self._say(f"Comparing the corpus with {' and '.join(names)}")
-        return compare(self._records(), known.earlier, self._gone_before(), find, hits, copies=known.copies)
+        return compare(
+            self._records(),
+            known.earlier,
+            self._gone_before(),
+            find,
+            hits,
+            copies=known.copies,
+            same_ids=self._sources.same_ids,
+        )
 
     def _keyed(self, plan: Plan) -> enqueue.JobOptions:
         """The options with a key of the difference, so that the same command continues its job after a crash."""
@@ -264,7 +276,7 @@ def texts_alone(
     since = None if sources.force else sources.since
     in_place = since is not None and Path(since).resolve() == output.resolve() and not output.exists()
     earlier = None if since is None or in_place else open_earlier(since, numbers)
-    return compare(records(), earlier, [], None, Hits(), copies=earlier is not None)
+    return compare(records(), earlier, [], None, Hits(), copies=earlier is not None, same_ids=sources.same_ids)
 
 
 def _about(spec: JobSpec, known: Expected) -> About | None:

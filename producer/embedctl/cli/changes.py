@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import suppress
@@ -19,27 +18,26 @@ from click.core import ParameterSource
 from embedctl import output
 from embedctl.broker import Broker
 from embedctl.changes.sources import Sources
-from embedctl.cli.json_forms import job_form, plain
-from embedctl.cli.results import exit_status
+from embedctl.cli.bring import Brought, bring
 from embedctl.corpus import BatchCorpus
 from embedctl.drain.places import Place
 from embedctl.enqueue import JobOptions
 from embedctl.job import Job
 from embedctl.records import Record
 from embedctl.results import ChunkVectors
-from embedctl.store import JobState
 from embedctl.terminal.progress import JobProgress
-from embedctl_config.errors import ExitStatus, InputError, JobError, JobNotFound, JobStalled, SettingsError
+from embedctl_config.errors import InputError, JobError, JobNotFound, JobStalled, SettingsError
 from embedctl_config.printable import printable
 
 if TYPE_CHECKING:
     from embedctl.changes.merged import Merged
     from embedctl.changes.update import Outcome
     from embedctl.cli.corpora import CorpusChoice
+    from embedctl.cli.delivery import SinkChoice
 
 #: How often a line tells how much is written (seconds).
 _LINE_EVERY_S = 10.0
-_NAMES = ("since", "cache", "cache_precision", "digests", "force")
+_NAMES = ("since", "cache", "cache_precision", "digests", "force", "delete_missing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +46,42 @@ class Asked:
 
     Attributes:
         digests: whether the output is to hold digests.
+        to: the URL of a table that takes what is new and changed; None if there is none.
+        delete_missing: whether records that are gone are deleted from it.
     """
 
     sources: Sources
     digests: bool
+    to: str | None = None
+    delete_missing: bool = False
 
     @classmethod
-    def taken_from(cls, options: MutableMapping[str, Any]) -> Asked:
+    def taken_from(cls, options: MutableMapping[str, Any], to: str | None) -> Asked:
         """Take these options out of those of a command, and have its job hold digests if one of them needs that.
+
+        Args:
+            to: the URL of `--to`.
 
         Raises:
             click.UsageError: one of them makes no sense without another.
+            SettingsError: two of them exclude each other.
         """
-        since, cache, precision, digests, force = (options.pop(name) for name in _NAMES)
+        since, cache, precision, digests, force, delete_missing = (options.pop(name) for name in _NAMES)
         # A variable may be meant for other commands.
         if force and since is None and cache is None and _is_typed("force"):
             raise click.UsageError("--force goes with --since or --cache")
         if cache is None and _is_typed("cache_precision"):
             raise click.UsageError("--cache-precision goes with --cache")
-        asked = cls(Sources(since, cache, precision == "at-least", force), digests or bool(since or cache))
+        if cache is not None and to is not None:
+            raise SettingsError(
+                "vectors from the cache would be in the file and not in the table of --to: omit --cache"
+            )
+        brings = since is not None and to is not None
+        if delete_missing and not brings and _is_typed("delete_missing"):
+            raise click.UsageError("--delete-missing goes with --since and --to")
+        # A record under another id is another row of a table, also if its text was there before.
+        sources = Sources(since, cache, precision == "at-least", force, same_ids=brings)
+        asked = cls(sources, digests or bool(since or cache), to if brings else None, brings and delete_missing)
         if asked.digests:
             options["digests"] = True
         return asked
@@ -78,7 +93,12 @@ class Asked:
 
     def named(self) -> dict[str, Any]:
         """The options that name a command, if they are given."""
-        given = {"since": self.sources.since, "cache": self.sources.cache, "force": self.sources.force}
+        given = {
+            "since": self.sources.since,
+            "cache": self.sources.cache,
+            "force": self.sources.force,
+            "delete_missing": self.delete_missing,
+        }
         return {name: value for name, value in given.items() if value}
 
     def check(self, choice: CorpusChoice, path: Path | Place | None) -> None:
@@ -107,6 +127,12 @@ class Asked:
             )
         if self.sources.since is not None and choice.corpus.limit is not None:
             raise SettingsError("with --limit, all other records would look deleted: omit --since or --limit")
+        if self.to is not None and output.is_stdout(path):
+            raise SettingsError(
+                "with --since and --to, name a file with -o: the next run tells by it what is in the table"
+            )
+        if self.delete_missing and self.sources.force:
+            raise SettingsError("--force compares nothing, so it finds nothing missing: omit it or --delete-missing")
 
     def applies(self, choice: CorpusChoice, path: Path | Place | None) -> bool:
         """Whether the command is an update of one file."""
@@ -127,10 +153,12 @@ def update(
     numbers: output.Numbers | None,
     clobber: bool,
     made: Callable[[Job], None] = lambda _: None,
+    sink: SinkChoice | None = None,
 ) -> Outcome:
     """Write the vectors of a corpus, and encode only those that are not known.
 
     Args:
+        sink: takes those that were encoded, before the file gets its name.
         submit: :func:`submit_choice`.
         made: called with the job, if there is one.
 
@@ -140,6 +168,7 @@ def update(
     from embedctl.changes.update import Update  # here, because most commands compare nothing
 
     jobs: list[Job] = []
+    brought: list[Brought] = []
     reads = iter((choice.records,))
 
     def records() -> Iterator[Record]:
@@ -157,6 +186,9 @@ def update(
     def write(results: Merged) -> list[Path]:
         if not jobs:
             progress.say("No text is new or changed: nothing is encoded")
+        if sink is not None:
+            # Until the file is replaced, the same command finds the same difference, whatever happens.
+            brought.append(bring(sink, results, jobs[-1] if jobs else None, path, broker, progress))
         tells = _Tells(progress.say, results.status().records)
         found = output.fetch(results, path, progress=progress.running, written=tells, clobber=clobber, numbers=numbers)
         for job in jobs[-1:]:
@@ -177,7 +209,7 @@ def update(
         raise
     for job in jobs[-1:]:
         job.discard()  # its vectors are in the file, and the next command has another difference
-    return outcome
+    return dataclasses.replace(outcome, **dataclasses.asdict(brought[-1])) if brought else outcome
 
 
 class _Tells:
@@ -215,51 +247,6 @@ def to_encode(
         plan = Update(broker, choice.options, choice.records, path, asked.sources, numbers, say).plan()
     say(f"{plan.unchanged:,} records are unchanged, {plan.cached:,} are in the cache, {plan.to_encode:,} are to encode")
     return plan.difference(_again(choice))
-
-
-def report_update(outcome: Outcome, path: Path, progress: JobProgress, *, as_json: bool) -> ExitStatus:
-    """Say what an update did; returns the exit status of the command."""
-    if outcome.written:
-        progress.say("Wrote " + ", ".join(map(str, outcome.written)))
-    progress.say(_sentence(outcome, path), prose=True)
-    if as_json:
-        click.echo(json.dumps(_form(outcome), default=plain))
-    return exit_status(outcome.status)
-
-
-def _sentence(outcome: Outcome, path: Path) -> str:
-    status = outcome.status
-    line = f"{status.done:,} vectors"
-    if status.dim:
-        line += f" of {status.dim} dimensions"
-    line += f": {outcome.unchanged:,} unchanged, {outcome.cached:,} from the cache, {outcome.encoded:,} texts encoded"
-    line += f", of which {status.failed:,} failed" if status.failed else ""
-    if status.stopped_by is not None:
-        why = (
-            "the job was stopped"
-            if status.state is JobState.STOPPED
-            else "the error budget (--max-errors) ended the job"
-        )
-        line += f"; {status.records - status.done - status.failed:,} were not encoded, because {why}"
-    if outcome.gone:
-        where = "" if output.is_stdout(path) else f" ({output.deleted_beside(path)})"
-        line += f"; {outcome.gone:,} gone{where}"
-    return line
-
-
-def _form(outcome: Outcome) -> dict[str, Any]:
-    status = outcome.status
-    return {
-        **job_form(status),
-        "id": outcome.job,
-        "vectors": status.done,
-        "dimensions": status.dim,
-        "unchanged": outcome.unchanged,
-        "cached": outcome.cached,
-        "encoded": outcome.encoded,
-        "gone": outcome.gone,
-        "files": [str(file) for file in outcome.written],
-    }
 
 
 def _is_typed(name: str) -> bool:

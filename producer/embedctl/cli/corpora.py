@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from embedctl import enqueue, unique
 from embedctl.broker import Broker
 from embedctl.cli.addresses import refuse_addresses
-from embedctl.cli.changes import Asked, report_update, to_encode, update
+from embedctl.cli.changes import Asked, to_encode, update
 from embedctl.cli.completion import complete_class, complete_job
 from embedctl.cli.delivery import SinkChoice, to_options
 from embedctl.cli.json_forms import result_json
@@ -30,6 +30,7 @@ from embedctl.cli.options import (
     output_option,
 )
 from embedctl.cli.results import check_destination, exit_status, may_move, report, save, summary, wait_for
+from embedctl.cli.update_report import report_update
 from embedctl.corpus import BATCH_FORMAT, KEPT_OF_REQUEST, BatchCorpus, Corpus, is_batch, open_corpus
 from embedctl.drain.alongside import Alongside
 from embedctl.drain.places import Place
@@ -258,9 +259,17 @@ def submit(
     """
     settings = load_settings()
     numbers = chosen_numbers(output_type, ranges)
-    asked = Asked.taken_from(options)
+    asked = Asked.taken_from(options, to)
     sink = SinkChoice.of(
-        settings, output, output_type, to=to, on_duplicate_id=on_duplicate_id, id=id, allow_mixed=allow_mixed
+        settings,
+        output,
+        output_type,
+        to=to,
+        on_duplicate_id=on_duplicate_id,
+        id=id,
+        allow_mixed=allow_mixed,
+        is_update=asked.to is not None,
+        delete_missing=asked.delete_missing,
     )
     choice = CorpusChoice.of(settings, ttl=ttl_s, output=output, **options)
     choice.check_one_file(one_file, output)
@@ -294,6 +303,7 @@ def submit(
                 numbers=numbers,
                 clobber=not no_clobber,
                 made=lambda job: progress.say(f"job {job.id}"),
+                sink=sink,
             )
         ctx.exit(report_update(outcome, output, progress, as_json=as_json))
     written: Sequence[Path | str] = []

@@ -61,11 +61,15 @@ class SinkChoice:
 
     Attributes:
         url: as it was given; it holds no password.
+        is_update: whether an output of `--since` is brought up to date too, and the table takes what is new in it.
+        delete_missing: whether records that are gone are deleted then.
     """
 
     url: str
     sink: Sink
     options: Options
+    is_update: bool = False
+    delete_missing: bool = False
 
     @classmethod
     def of(
@@ -78,24 +82,33 @@ class SinkChoice:
         on_duplicate_id: str | None,
         id: str | None,  # noqa: A002  (the flag's name)
         allow_mixed: bool,
+        is_update: bool = False,
+        delete_missing: bool = False,
     ) -> SinkChoice | None:
         """The database of `--to`, which can be reached; None without `--to`.
 
         Raises:
-            click.UsageError: there is an output too, or options without `--to`.
+            click.UsageError: there is an output too, although nothing is brought up to date, or options without `--to`.
             SettingsError, MissingExtra, OutputError: the URL is not one of a database, or the database can't be used.
         """
         if to is None:
             if on_duplicate_id or id or allow_mixed:
                 raise click.UsageError("--on-duplicate-id, --id and --allow-mixed are for --to URL: omit them")
             return None
-        if output is not None:
-            raise click.UsageError("--output and --to exclude each other: omit one")
+        if output is not None and not is_update:
+            raise click.UsageError("--output and --to exclude each other without --since: omit one")
         options = options_of(on_duplicate_id or Duplicates.ERROR, id, output_type, allow_mixed=allow_mixed)
+        if is_update and (options.positions or options.duplicates is not Duplicates.ERROR):
+            raise SettingsError(
+                "with --since, the table has one record for each id of the corpus, from one night to the next: omit "
+                "--id position and --on-duplicate-id"
+            )
         sink = sink_of(to, settings)
+        if delete_missing and not sink.deletes:
+            raise SettingsError(f"{to}: this kind of database can't delete records: omit --delete-missing")
         sink.check()
         sink.close()
-        return cls(to, sink, options)
+        return cls(to, sink, options, is_update, delete_missing)
 
     def checked(self, corpus: Corpus | BatchCorpus) -> SinkChoice:
         """The same choice, after a look at the ids of a corpus, before anything is queued. Records can then be
@@ -109,20 +122,20 @@ class SinkChoice:
             raise SettingsError("a batch file is answered in a .jsonl: omit --to, and name a file with -o")
         if not corpus.rereadable or self.options.positions or self.options.duplicates is not Duplicates.ERROR:
             return self
+        fix = {"fix": "give each record its own, or omit --to"} if self.is_update else {}
         with UniqueIds() as ids:
             for position, record in enumerate(corpus.good_records()):
                 if record.id is None:
-                    raise no_id(1, [position])
+                    raise no_id(1, [position], **fix)
                 ids.add(record.id, position)
             ids.find()
         if ids.count:
-            raise repeated(
-                ids.count, [f"record {again}: its id is that of record {before}" for again, before in ids.first]
-            )
+            lines = [f"record {again}: its id is that of record {before}" for again, before in ids.first]
+            raise repeated(ids.count, lines, **fix)
         return replace(self, options=replace(self.options, ids_are_unique=True))
 
-    def save(self, job: Job, broker: Broker, progress: JobProgress) -> None:
-        """Deliver a job's records as they come, and show the progress of both.
+    def save(self, job: Job, broker: Broker, progress: JobProgress) -> int:
+        """Deliver a job's records as they come, and show the progress of both; returns how many were written.
 
         Raises:
             KeyboardInterrupt: says how to continue.
@@ -140,6 +153,7 @@ class SinkChoice:
         if done.left_out:
             progress.say(f"{done.left_out:,} records were left out, because another record has their id")
         progress.say(f"Wrote {done.records:,} records to {self.url}")
+        return done.records
 
 
 def list_failed(job: Job, progress: JobProgress) -> None:

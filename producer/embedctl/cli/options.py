@@ -131,7 +131,8 @@ changes_options = together(
         "--since",
         metavar="FILE|DIR",
         help="An earlier output (.parquet, .npy or a folder of parts). Vectors of its texts are copied; only new "
-        "and changed texts are encoded. It may be the .parquet of --output.",
+        "and changed texts are encoded. It may be the .parquet of --output. With --to beside --output, the table gets "
+        "what is new and changed.",
     ),
     option(
         "--cache",
@@ -152,6 +153,11 @@ changes_options = together(
         "--cache.",
     ),
     option("--force", is_flag=True, help="Encode everything, whatever --since and --cache have."),
+    option(
+        "--delete-missing",
+        is_flag=True,
+        help="With --since and --to: delete the records from the table that are no longer in the corpus.",
+    ),
 )
 
 corpus_options = together(

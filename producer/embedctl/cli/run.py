@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from embedctl.broker import Broker
-from embedctl.cli.changes import Asked, report_update, to_encode, update
+from embedctl.cli.changes import Asked, to_encode, update
 from embedctl.cli.completion import complete_class
 from embedctl.cli.corpora import CorpusChoice, print_estimate, submit_choice
 from embedctl.cli.delivery import SinkChoice, list_failed, to_options
@@ -32,6 +32,7 @@ from embedctl.cli.options import (
     output_option,
 )
 from embedctl.cli.results import check_destination, exit_status, failures_in, may_move, report, save, summary
+from embedctl.cli.update_report import report_update
 from embedctl.corpus import BatchCorpus, Corpus
 from embedctl.drain.places import Place
 from embedctl.enqueue import tenant_for
@@ -102,10 +103,18 @@ def run(
     own if there are none, or if --cpus is given. After a crash, the same command continues where it stopped.
     """
     settings = load_settings()
-    asked = Asked.taken_from(options)
+    asked = Asked.taken_from(options, to)
     numbers = chosen_numbers(output_type, ranges)
     sink = SinkChoice.of(
-        settings, output, output_type, to=to, on_duplicate_id=on_duplicate_id, id=id, allow_mixed=allow_mixed
+        settings,
+        output,
+        output_type,
+        to=to,
+        on_duplicate_id=on_duplicate_id,
+        id=id,
+        allow_mixed=allow_mixed,
+        is_update=asked.to is not None,
+        delete_missing=asked.delete_missing,
     )
     options["hardware"] = local_class(settings, options["hardware"])
     choice = CorpusChoice.of(settings, output=output, **options)
@@ -145,7 +154,15 @@ def run(
             broker = Broker.connect(ours)
             choice = choice.keyed(key and key + token)
             outcome = update(
-                broker, choice, asked, output, progress, submit_choice, numbers=numbers, clobber=not no_clobber
+                broker,
+                choice,
+                asked,
+                output,
+                progress,
+                submit_choice,
+                numbers=numbers,
+                clobber=not no_clobber,
+                sink=sink,
             )
             broker.close()
             progress.stopping()
@@ -258,7 +275,11 @@ def _command(settings: Settings, output: Path | Place | None, to: str | None, **
     # Newer options, if they are not given, leave the name as it was.
     options = {name: value for name, value in options.items() if value or name not in _NEWER}
     decided = [settings.model, settings.chunk_size, settings.chunk_bytes, settings.max_text_bytes]
-    return _digest([_target(output) if output is not None else ["to", to], {"decided": decided, **options}])
+    if output is None:
+        return _digest([["to", to], {"decided": decided, **options}])
+    if to is not None:
+        options["to"] = to
+    return _digest([_target(output), {"decided": decided, **options}])
 
 
 def _target(output: Path | Place) -> str:

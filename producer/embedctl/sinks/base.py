@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedctl.results import Vectors
-from embedctl_config.errors import MixedVectors
+from embedctl_config.errors import MixedVectors, SettingsError
 
 #: How far a component of a vector that is read back may be from the one that was written, for float32 and for float16.
 TOLERANCE, HALF_TOLERANCE = 1e-6, 2e-3
@@ -162,7 +162,25 @@ class Sink(ABC):
         """Read records back by their ids, and compare their vectors."""
 
     def finish(self) -> None:  # noqa: B027  (many sinks have nothing to do)
-        """Called once after the last commit, if anything was written."""
+        """Called once after the last commit, if anything was written, or after the last :meth:`delete`."""
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """Delete records by their ids, durably, between :meth:`open` and :meth:`close`. May be repeated.
+
+        A sink that does not implement it can't delete, which is refused before anything is done.
+
+        Args:
+            ids: at least one, and not more than fit into a request. An id that is not there is no error.
+
+        Returns:
+            How many were there.
+        """
+        raise SettingsError(f"{self.name}: this kind of database can't delete records: omit --delete-missing")
+
+    @property
+    def deletes(self) -> bool:
+        """Whether :meth:`delete` is implemented."""
+        return type(self).delete is not Sink.delete
 
     @abstractmethod
     def close(self) -> None:

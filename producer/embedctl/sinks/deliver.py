@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -44,6 +45,7 @@ POSITION = "position"
 
 Progress = Callable[[JobStatus], None]
 Written = Callable[[ChunkVectors], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,18 +198,7 @@ class _Delivery:
     def _open(self, first: ChunkVectors) -> int:
         """Open the sink, and find where to begin."""
         status = self._waiter.status()
-        dim = first.vectors.shape[1]
-        fingerprint = job_fingerprint(status.model_fingerprint or "", status.options)
-        half = self._options.output_type is OutputType.FLOAT16
-        target = Target(
-            job=status.id,
-            variant=_variant(status, self._options),
-            provenance=Provenance(fingerprint, status.precision, status.model, dim),
-            keeps=bool(status.options.get("keep")),
-            half=half,
-            allow_mixed=self._options.allow_mixed,
-        )
-        begin = self._sink.open(target)
+        begin = self._sink.open(target_of(status, first.vectors.shape[1], self._options))
         if begin and not self._is_there(begin - 1):
             log.warning("%s lacks records that an earlier delivery wrote; beginning again", self._sink.name)
             return 0
@@ -334,18 +325,32 @@ def write_and_commit(sink: Sink, batch: Batch, chunks: int) -> None:
         SinkUnavailable: the database was away each time.
     """
     _refuse_unfit(sink, batch)
-    for left in reversed(range(TRIES)):
+
+    def step() -> None:
+        if len(batch):
+            sink.write(batch)
+        sink.commit(chunks)
+
+    tried(sink, step, lambda error: _final(sink, batch, error))
+
+
+def tried(sink: Sink, step: Callable[[], T], final: Callable[[OutputError], OutputError]) -> T:
+    """What a step returns, which is tried again if the sink fails.
+
+    Args:
+        final: the error to raise if the last try fails, made of that try's error.
+    """
+    for failures in range(TRIES - 1):
         try:
-            if len(batch):
-                sink.write(batch)
-            sink.commit(chunks)
-            return
+            return step()
         except (SinkRefused, SinkUnavailable) as error:
-            if not left:
-                raise _final(sink, batch, error) from error
             log.warning("%s. Trying again", error)
-            time.sleep(_PAUSE_S * 2 ** (TRIES - 1 - left))
+            time.sleep(_PAUSE_S * 2**failures)
             sink.recover()
+    try:
+        return step()
+    except (SinkRefused, SinkUnavailable) as error:
+        raise final(error) from error
 
 
 def _final(sink: Sink, batch: Batch, error: OutputError) -> OutputError:
@@ -419,6 +424,19 @@ def _refuse_differences(name: str, found: Verified) -> None:
 
 def _listed(batch: Batch) -> str:
     return ", ".join(map(repr, batch.ids[:_NAMED])) + (f" and {len(batch) - _NAMED:,} more" * (len(batch) > _NAMED))
+
+
+def target_of(status: JobStatus, dim: int, options: Options) -> Target:
+    """What a sink is to know of a job whose vectors have `dim` dimensions."""
+    fingerprint = job_fingerprint(status.model_fingerprint or "", status.options)
+    return Target(
+        job=status.id,
+        variant=_variant(status, options),
+        provenance=Provenance(fingerprint, status.precision, status.model, dim),
+        keeps=bool(status.options.get("keep")),
+        half=options.output_type is OutputType.FLOAT16,
+        allow_mixed=options.allow_mixed,
+    )
 
 
 def _variant(status: JobStatus, options: Options) -> str:

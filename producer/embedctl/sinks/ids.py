@@ -15,6 +15,9 @@ from embedctl_config.errors import InputError
 #: Records without an id that are named.
 _NAMED = 10
 _FIX = "use --id position, which makes ids of the job and the position (id='position' in Python)"
+_FIX_TWICE = (
+    f"write the first or the last one with --on-duplicate-id first|last (on_duplicate_id= in Python), or {_FIX}"
+)
 
 
 class Duplicates(StrEnum):
@@ -79,20 +82,19 @@ def decided(heads: Iterable[ChunkVectors], records: int, duplicates: Duplicates)
     return left_out
 
 
-def no_id(count: int, first: list[int]) -> InputError:
+def no_id(count: int, first: list[int], *, fix: str = _FIX) -> InputError:
     """The error for records without an id. It names some of them by their positions."""
     what = "1 record has no id" if count == 1 else f"{count:,} records have no id"
     names = ", ".join(map(str, first)) + (", …" if count > len(first) else "")
-    return InputError(f"{what}, and a database knows records by their ids: {_FIX}. Positions: {names}")
+    return InputError(f"{what}, and a database knows records by their ids: {fix}. Positions: {names}")
 
 
-def repeated(count: int, lines: list[str]) -> InputError:
+def repeated(count: int, lines: list[str], *, fix: str = _FIX_TWICE) -> InputError:
     """The error for ids that occur twice. It names some of them."""
     what = "1 id is" if count == 1 else f"{count:,} ids are"
     more = ["…"] if count > len(lines) else []
     return InputError(
-        f"{what} not unique, and a database keeps one record for each: write the first or the last one with "
-        f"--on-duplicate-id first|last (on_duplicate_id= in Python), or {_FIX}",
+        f"{what} not unique, and a database keeps one record for each: {fix}",
         *lines,
         *more,
     )

@@ -90,16 +90,22 @@ class LanceSink(Sink):
 
     def verify(self, sample: Batch) -> Verified:
         with self._explained():
-            words = ", ".join("'" + label.replace("'", "''") + "'" for label in sample.ids)
             found = (
                 self._table.search()
-                .where(f"id IN ({words})")
+                .where(_among(sample.ids))
                 .select(["id", "embedding"])
                 .limit(2 * len(sample))
                 .to_arrow()
             )
         vectors = dict(zip(found["id"].to_pylist(), found["embedding"].to_pylist(), strict=True))
         return compared(sample, vectors, half=self._needs().half)
+
+    def delete(self, ids: Sequence[str]) -> int:
+        with self._explained():
+            found: int = self._table.count_rows(_among(ids))
+            if found:
+                self._table.delete(_among(ids))
+        return found
 
     def finish(self) -> None:
         # Once, at the end: it gathers the files of all commits into fewer ones.
@@ -206,6 +212,12 @@ class LanceSink(Sink):
             if _IO_ERROR in str(error):
                 raise SinkUnavailable(f"{self._name}: {_first_line(error)}") from error
             raise SinkRefused(f"{self._name} refuses it: {_first_line(error)}") from error
+
+
+def _among(ids: Sequence[str]) -> str:
+    """The condition that a row's id is one of these."""
+    words = ", ".join("'" + label.replace("'", "''") + "'" for label in ids)
+    return f"id IN ({words})"
 
 
 def _first_line(error: Exception) -> str:

@@ -128,6 +128,17 @@ class PostgresSink(Sink):
                 ).fetchall()
         return compared(sample, dict(rows), half=self._needs().half)
 
+    def delete(self, ids: Sequence[str]) -> int:
+        # Text can't hold a NUL here, so no row has such an id.
+        held = [label for label in ids if "\0" not in label]
+        with _explained(self._name):
+            connection = self._connected()
+            with connection.transaction():
+                cursor = connection.cursor()
+                self._lock(cursor)
+                cursor.execute(sql.SQL("DELETE FROM {} WHERE id = ANY(%s)").format(self._table), (held,))
+                return cursor.rowcount
+
     def close(self) -> None:
         if self._connection is not None:
             with suppress(psycopg.Error):

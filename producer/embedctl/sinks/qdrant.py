@@ -126,6 +126,15 @@ class QdrantSink(Sink):
         vectors = {points[each.id if isinstance(each.id, int) else str(each.id)]: each.vector for each in found}
         return compared(sample, vectors, half=self._needs().half, directions=self._distance is models.Distance.COSINE)
 
+    def delete(self, ids: Sequence[str]) -> int:
+        with self._explained():
+            client = self._connected()
+            points = [self._point(label) for label in ids]
+            found = client.retrieve(self._collection, points, with_payload=False, with_vectors=False)
+            if found:
+                client.delete(self._collection, models.PointIdsList(points=[each.id for each in found]), wait=True)
+        return len(found)
+
     def close(self) -> None:
         if self._client is not None:
             self._client.close()

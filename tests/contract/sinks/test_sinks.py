@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from embedctl.sinks import deliver as deliveries
 from embedctl.sinks.base import Batch, Target, Verified
+from embedctl.sinks.deletion import delete_all
 from embedctl.sinks.deliver import write_and_commit
 from embedctl_config.errors import MixedVectors, OutputError, SinkRefused, SinkUnavailable
 from tests.support.sinks import DIM, PROVENANCE, Database, Lance, Postgres, assert_holds, batch, database, target
@@ -323,3 +325,94 @@ def test_two_processes_do_not_write_to_one_lance_table(request: pytest.FixtureRe
     first.close()
     assert second.open(target(job="other")) == 0
     second.close()
+
+
+# Deleting
+
+
+def deleted(table: Database, *ids: str, to: Target | None = None) -> int:
+    return delete_all(table.sink(), to or target(), ids)
+
+
+def test_records_are_deleted_by_their_ids_and_those_that_are_not_there_are_no_error(table: Database) -> None:
+    rows = batch(["a", "b", "c", "d"])
+    delivered(table, rows)
+    assert deleted(table, "b", "nobody", "d") == 2
+    assert_holds(table, rows.part(np.array([0, 2])))
+    assert deleted(table, "b", "nobody", "d") == 0
+    assert deleted(table) == 0
+    assert_holds(table, rows.part(np.array([0, 2])))
+    assert resumed_at(table) == 1, "what was delivered stays delivered"
+
+
+def test_nothing_is_there_to_delete_in_a_new_table(table: Database) -> None:
+    assert deleted(table, "a") == 0
+
+
+def test_awkward_ids_are_deleted_and_no_others(table: Database) -> None:
+    rows = batch(AWKWARD)
+    delivered(table, rows)
+    assert deleted(table, *AWKWARD[::2]) == len(AWKWARD[::2])
+    assert_holds(table, rows.part(slice(1, None, 2)))
+    for label in AWKWARD[1::2]:
+        assert deleted(table, label) == 1
+    assert table.rows() == {}
+
+
+def test_an_id_with_a_nul_is_no_error(table: Database) -> None:
+    delivered(table, batch(["nul"]))
+    assert deleted(table, "nul\0") == 0
+    assert_holds(table, batch(["nul"]))
+
+
+def test_many_are_deleted_in_batches(table: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedctl.sinks.deletion._MOST_IDS", 7)
+    rows = batch([f"r{i}" for i in range(50)])
+    delivered(table, rows)
+    assert deleted(table, *rows.ids[:45]) == 45
+    assert_holds(table, rows.part(slice(45, None)))
+
+
+def test_nothing_is_deleted_from_the_table_of_another_model(table: Database) -> None:
+    rows = batch(["a"])
+    delivered(table, rows)
+    with pytest.raises(MixedVectors):
+        deleted(table, "a", to=target(provenance=dataclasses.replace(PROVENANCE, fingerprint="bb" * 32)))
+    assert_holds(table, rows)
+
+
+def test_nothing_is_deleted_from_a_foreign_table(table: Database) -> None:
+    table.make_foreign()
+    with pytest.raises(MixedVectors):
+        deleted(table, "mine")
+    assert sorted(table.rows()) == ["mine"]
+
+
+def test_postgres_that_drops_the_connection_is_asked_to_delete_again(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deliveries, "_PAUSE_S", 0.0)
+    monkeypatch.setattr("embedctl.sinks.deletion._MOST_IDS", 1)
+    table = database(request, "pgvector", tmp_path)
+    assert isinstance(table, Postgres)
+    rows = batch(["a", "b", "c"])
+    delivered(table, rows)
+
+    def ids() -> Iterator[str]:
+        yield "a"
+        yield "b"
+        table.drop_connections()
+
+    assert delete_all(table.sink(), target(), ids()) == 2
+    assert_holds(table, rows.part(slice(2, None)))
+
+
+def test_lance_deletes_under_its_lock(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    table = database(request, "lancedb", tmp_path)
+    delivered(table, batch(["a"]))
+    writer = table.sink()
+    writer.open(target())
+    with pytest.raises(OutputError, match="another fetch is writing"):
+        deleted(table, "a")
+    writer.close()
+    assert deleted(table, "a") == 1

@@ -16,7 +16,7 @@ from embedctl import unique
 from embedctl.cli import main
 from embedctl.results import ChunkVectors
 from embedctl.sinks import deliver as deliveries
-from embedctl.sinks.base import Batch, Provenance, Sink, Target, Verified, check_provenance, compared
+from embedctl.sinks.base import Batch, Provenance, Verified, check_provenance, compared
 from embedctl.sinks.deliver import Options, options_of, write_and_commit
 from embedctl.sinks.ids import Duplicates, LeftOut, decided
 from embedctl.sinks.notes import noted, resume_point
@@ -32,55 +32,9 @@ from embedctl_config.errors import (
     SinkUnavailable,
 )
 from embedctl_config.settings import Settings, load_settings
+from tests.support.memory_sink import TARGET, Memory, memo_plugin
 from tests.support.packages import need
 from tests.support.result_chunks import result_chunk, unit_vectors
-
-TARGET = Target("J", "v", Provenance("aa" * 32, "fp32", "m", 4))
-
-
-class Memory(Sink):
-    """A dictionary as a database. It refuses ids that begin with `bad`, and is away `away` times.
-
-    Attributes:
-        steps: what was called.
-    """
-
-    rows_per_commit = 4
-
-    def __init__(self, away: int = 0) -> None:
-        self.rows: dict[str, np.ndarray] = {}
-        self.away, self.resume = away, 0
-        self.steps: list[str] = []
-
-    @property
-    def name(self) -> str:
-        return "memory:"
-
-    def check(self) -> None: ...
-
-    def open(self, target: Target) -> int:
-        return self.resume
-
-    def write(self, batch: Batch) -> None:
-        self.steps.append(f"write {len(batch)}")
-        if self.away:
-            self.away -= 1
-            raise SinkUnavailable("memory: is away")
-        if bad := [label for label in batch.ids if label.startswith("bad")]:
-            raise SinkRefused(f"memory: refuses {bad[0]}")
-        self.rows.update(zip(batch.ids, batch.vectors, strict=True))
-
-    def commit(self, chunks: int) -> None:
-        self.steps.append(f"commit {chunks}")
-        self.resume = chunks
-
-    def recover(self) -> None:
-        self.steps.append("recover")
-
-    def verify(self, sample: Batch) -> Verified:
-        return compared(sample, self.rows, half=False)
-
-    def close(self) -> None: ...
 
 
 def batch(ids: Sequence[str]) -> Batch:
@@ -195,18 +149,8 @@ def test_plain_urls_are_read() -> None:
 
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An installed distribution with a sink for `memo:` URLs, and one that wants to be that of PostgreSQL."""
-    info = tmp_path / "memo_sink-1.2.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: memo-sink\nVersion: 1.2\n")
-    (info / "entry_points.txt").write_text("[embedctl.sinks]\nmemo = memo_sink:make\npostgresql = memo_sink:make\n")
-    (tmp_path / "memo_sink.py").write_text(
-        "from tests.unit.producer.test_sinks import Memory\ndef make(url, settings):\n"
-        "    sink = Memory()\n    sink.url = url\n    return sink\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    yield
-    sys.modules.pop("memo_sink", None)
+    with memo_plugin(tmp_path, monkeypatch):
+        yield
 
 
 def test_a_plugin_is_listed_and_found_by_its_scheme(plugin: None) -> None:

@@ -1,0 +1,428 @@
+"""`--since` with `--to`: each night, a table gets what is new and changed, and loses what is gone, before the output is
+replaced."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedctl.broker import Broker
+from tests.support.changes import Documents, Kill, Write, assert_holds, killer, many, told, writer
+from tests.support.jobs import reference
+from tests.support.processes import RunEmbedctl
+from tests.support.sinks import KINDS, Database, Postgres, QdrantByHttp, database
+from tests.support.workers import CONFIG, StartWorker
+
+OUTPUT = "v.parquet"
+#: Steps of a night: a module and a class, a function, and which of its calls.
+STEPS = [
+    ("embedctl.cli.changes", "bring", 1),
+    ("embedctl.sinks.lance:LanceSink", "open", 1),
+    ("embedctl.sinks.lance:LanceSink", "write", 1),
+    ("embedctl.sinks.lance:LanceSink", "commit", 1),
+    ("embedctl.sinks.lance:LanceSink", "open", 2),
+    ("embedctl.sinks.lance:LanceSink", "delete", 1),
+    ("embedctl.sinks.lance:LanceSink", "finish", 2),
+    ("embedctl.output.parquet:ParquetWriter", "write", 1),
+    ("embedctl.output.parquet", "publish", 1),
+    ("embedctl.job:Job", "discard", 1),
+]
+
+
+@pytest.fixture
+def write(short_folder: Path) -> Write:
+    return writer(short_folder)
+
+
+@pytest.fixture(params=KINDS)
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
+    return database(request, request.param, tmp_path)
+
+
+@pytest.fixture
+def lance(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
+    return database(request, "lancedb", tmp_path)
+
+
+def night(table: Database, *options: str) -> tuple[str, ...]:
+    return "submit", "corpus.jsonl", "--since", OUTPUT, "-o", OUTPUT, "--to", table.url, "--json", *options
+
+
+def did(facts: dict[str, Any]) -> tuple[int, int, int, int]:
+    return facts["unchanged"], facts["encoded"], facts["delivered"], facts["deleted"]
+
+
+def assert_table(table: Database, documents: Documents) -> None:
+    """The table has exactly the vectors of these documents."""
+    rows = table.rows()
+    assert sorted(rows) == sorted(documents)
+    found = np.array([rows[label][0] for label in documents])
+    np.testing.assert_allclose(found, reference(list(documents.values())), rtol=0, atol=1e-6)
+
+
+def next_day(documents: Documents) -> Documents:
+    """One is changed, one is new and one is gone."""
+    after = {label: text for label, text in documents.items() if label != "id-7"}
+    return {**after, "id-3": "changed", "new": "a new text"}
+
+
+def test_each_night_a_table_gets_what_is_new_and_loses_what_is_gone(
+    table: Database, write: Write, embedctl: RunEmbedctl, broker: Broker, short_folder: Path, start_worker: StartWorker
+) -> None:
+    start_worker()
+    documents = many(40)
+    write(documents)
+    assert did(told(embedctl(*night(table)))) == (0, 40, 40, 0)
+    assert_table(table, documents)
+    stamps = dict(table.stamps()) if isinstance(table, Postgres) else {}
+
+    after = next_day(documents)
+    write(after)
+    done = embedctl(*night(table))
+    assert did(told(done)) == (38, 2, 2, 0)
+    assert "1 record is gone and stays in the table: --delete-missing" in done.stderr
+    assert_table(table, {**after, "id-7": documents["id-7"]})
+    if isinstance(table, Postgres):
+        later = dict(table.stamps())
+        assert {label for label in documents if later[label] != stamps[label]} == {"id-3"}
+
+    # It is still on the list of what is gone.
+    assert did(told(embedctl(*night(table, "--delete-missing")))) == (40, 0, 0, 1)
+    assert_table(table, after)
+    assert did(told(embedctl(*night(table, "--delete-missing")))) == (40, 0, 0, 0)
+    del after["id-9"]
+    after["id-7"] = "it is back"
+    write(after)
+    assert did(told(embedctl(*night(table, "--delete-missing")))) == (39, 1, 1, 1)
+    assert_table(table, after)
+    assert_holds(short_folder / OUTPUT, after)
+
+    table.empty()
+    assert did(told(embedctl(*night(table, "--force")))) == (0, 40, 40, 0)
+    assert_table(table, after)
+    assert not list(broker.jobs.newest())
+
+
+def test_a_text_under_another_id_is_another_row(
+    lance: Database, write: Write, embedctl: RunEmbedctl, start_worker: StartWorker
+) -> None:
+    """Without a table, its vector would only be copied."""
+    start_worker()
+    write({"a": "one", "b": "two", "c": "three", "d": "four"})
+    told(embedctl(*night(lance)))
+    after = {"a": "two", "b": "one", "moved": "three", "d": "four", "twin": "four"}
+    write(after)
+    assert did(told(embedctl(*night(lance, "--delete-missing")))) == (1, 4, 4, 1)
+    assert_table(lance, after)
+
+
+def test_a_corpus_that_only_shrinks(
+    table: Database, write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
+) -> None:
+    """There is no job then, and no worker is needed."""
+    worker = start_worker()
+    documents = many(10)
+    write(documents)
+    told(embedctl(*night(table)))
+    worker.stop()
+    del documents["id-1"]
+    write(documents)
+    done = embedctl(*night(table, "--delete-missing"))
+    assert did(told(done)) == (9, 0, 0, 1)
+    assert "Deleted 1 records from" in done.stderr
+    assert_table(table, documents)
+    assert_holds(short_folder / OUTPUT, documents)
+
+
+def test_a_list_without_its_output_deletes_nothing(
+    lance: Database, write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
+) -> None:
+    start_worker()
+    documents = many(10)
+    write(documents)
+    told(embedctl(*night(lance)))
+    write({label: text for label, text in documents.items() if label != "id-1"})
+    told(embedctl(*night(lance)))
+    write(documents)
+    (short_folder / OUTPUT).unlink()
+    assert did(told(embedctl(*night(lance, "--delete-missing")))) == (0, 10, 10, 0)
+    assert_table(lance, documents)
+
+
+def test_gone_records_without_an_id_are_counted(
+    lance: Database, write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
+) -> None:
+    start_worker()
+    (short_folder / "corpus.jsonl").write_text('{"text": "nameless"}\n{"id": "a", "text": "one"}\n')
+    told(embedctl("submit", "corpus.jsonl", "--digests", "-o", OUTPUT, "--json"))
+    write({"a": "changed"})
+    done = embedctl(*night(lance, "--delete-missing"))
+    assert did(told(done)) == (0, 1, 1, 0)
+    assert "Of what is gone, 1 had no id" in done.stderr
+
+
+def test_kept_fields_of_unchanged_texts_are_said_to_stay(
+    lance: Database, write: Write, embedctl: RunEmbedctl, start_worker: StartWorker
+) -> None:
+    start_worker()
+    write({"a": "one", "b": "two"}, title="old")
+    told(embedctl(*night(lance, "--keep", "title")))
+    write({"a": "one", "b": "changed"}, title="new")
+    done = embedctl(*night(lance, "--keep", "title"))
+    assert did(told(done)) == (1, 1, 1, 0)
+    assert "Kept fields of unchanged texts stay as they are in the table: --force" in done.stderr
+    assert [lance.rows()[label][1]["title"] for label in "ab"] == ["old", "new"]
+
+
+def test_failed_records_are_delivered_once_they_are_mended(
+    lance: Database, write: Write, embedctl: RunEmbedctl, start_worker: StartWorker
+) -> None:
+    start_worker()
+    write({"a": "one", "b": ""})
+    first = embedctl(*night(lance))
+    assert first.returncode == 3, first.stderr
+    assert sorted(lance.rows()) == ["a"]
+    write({"a": "one", "b": "two"})
+    assert did(told(embedctl(*night(lance)))) == (1, 1, 1, 0)
+    assert_table(lance, {"a": "one", "b": "two"})
+
+
+def test_what_is_gone_is_deleted_also_if_all_that_changed_fails(
+    lance: Database, write: Write, embedctl: RunEmbedctl, start_worker: StartWorker
+) -> None:
+    """A changed record that fails keeps the vector that it had."""
+    start_worker()
+    write({"a": "one", "b": "two"})
+    told(embedctl(*night(lance)))
+    write({"a": ""})
+    done = embedctl(*night(lance, "--delete-missing"))
+    assert done.returncode == 1, done.stderr
+    assert did(json.loads(done.stdout)) == (0, 1, 0, 1)
+    assert_table(lance, {"a": "one"})
+
+
+def test_the_table_of_another_model_leaves_the_output_as_it_is(
+    lance: Database, write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
+) -> None:
+    start_worker()
+    documents = many(10)
+    write(documents)
+    told(embedctl(*night(lance)))
+    before = (short_folder / OUTPUT).read_bytes()
+    del documents["id-1"]
+    write(documents)
+    done = embedctl(*night(lance, "--delete-missing", "--prompt", "query: "))
+    assert done.returncode == 65, done.stderr
+    assert len(lance.rows()) == 10
+    assert (short_folder / OUTPUT).read_bytes() == before
+
+
+@pytest.mark.slow
+def test_a_worker_with_other_weights_that_comes_later_writes_nothing_into_the_table(
+    lance: Database, write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
+) -> None:
+    """Nothing tells the model's files before the job is claimed. Even where models may be mixed, the difference alone
+    must not come from another model."""
+    first = start_worker()
+    documents = many(20)
+    write(documents)
+    told(embedctl(*night(lance)))
+    first.stop()
+    before = (short_folder / OUTPUT).read_bytes()
+    (short_folder / "embedctl.toml").write_text(
+        CONFIG.replace("options = {dim = 16}", "options = {dim = 16, seed = 1}", 1)
+    )
+    after = next_day(documents)
+    write(after)
+    late = threading.Timer(2.0, start_worker, kwargs={"wait": False})
+    late.start()
+    done = embedctl(*night(lance, "--delete-missing"))
+    late.join()
+    assert done.returncode == 65, done.stderr
+    assert "other model files" in done.stderr
+    assert_table(lance, documents)
+    assert (short_folder / OUTPUT).read_bytes() == before
+    assert did(told(embedctl(*night(lance, "--delete-missing", "--allow-mixed")))) == (0, 20, 20, 1)
+    assert_holds(short_folder / OUTPUT, after, seed=1)
+    assert sorted(lance.rows()) == sorted(after)
+
+
+@pytest.mark.slow
+def test_a_database_that_is_away_leaves_the_earlier_output_and_the_same_command_heals_it(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    write: Write,
+    embedctl: RunEmbedctl,
+    broker: Broker,
+    short_folder: Path,
+    start_worker: StartWorker,
+) -> None:
+    table = database(request, "qdrant-http", tmp_path)
+    assert isinstance(table, QdrantByHttp)
+    start_worker()
+    documents = many(10)
+    write(documents)
+    told(embedctl(*night(table)))
+    before = (short_folder / OUTPUT).read_bytes()
+    after = next_day(documents)
+    write(after)
+    table.server.faults.extend([503] * 5)
+    done = embedctl(*night(table, "--delete-missing"))
+    assert done.returncode == 69, done.stderr
+    assert (short_folder / OUTPUT).read_bytes() == before
+    assert_table(table, documents)
+    assert len(list(broker.jobs.newest())) == 1
+    assert did(told(embedctl(*night(table, "--delete-missing")))) == (8, 2, 2, 1)
+    assert_table(table, after)
+    assert_holds(short_folder / OUTPUT, after)
+    assert not list(broker.jobs.newest())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_night_that_is_killed_at_any_step_is_repeated(
+    lance: Database,
+    write: Write,
+    embedctl: RunEmbedctl,
+    environment: dict[str, str],
+    broker: Broker,
+    short_folder: Path,
+    tmp_path: Path,
+    start_worker: StartWorker,
+) -> None:
+    kill: Kill = killer(environment, short_folder)
+    start_worker()
+    documents = many(30)
+    write(documents)
+    told(embedctl(*night(lance)))
+    first = tmp_path / "first"
+    shutil.copytree(tmp_path / "lance", first / "lance")
+    shutil.copy(short_folder / OUTPUT, first)
+    after = next_day(documents)
+    write(after)
+    told(embedctl(*night(lance, "--delete-missing")))
+    expected = (short_folder / OUTPUT).read_bytes()
+    for step in STEPS:
+        for when in ("before", "after"):
+            shutil.rmtree(tmp_path / "lance")
+            shutil.copytree(first / "lance", tmp_path / "lance")
+            shutil.copy(first / OUTPUT, short_folder)
+            (short_folder / "v.deleted.jsonl").unlink()
+            kill(step, when, *night(lance, "--delete-missing"))
+            published = (step[1], when) in {("publish", "after"), ("discard", "before"), ("discard", "after")}
+            assert ((short_folder / OUTPUT).read_bytes() == expected) is published, (step, when)
+            done = embedctl(*night(lance, "--delete-missing"))
+            assert done.returncode == 0, (step, when, done.stderr)
+            assert_table(lance, after)
+            assert (short_folder / OUTPUT).read_bytes() == expected, (step, when)
+            left = list(broker.jobs.newest())
+            assert not left or published, (step, when)
+            for job in left:
+                embedctl("discard", job.id)
+
+
+@pytest.mark.slow
+def test_two_at_once_make_one_table_and_one_output(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    write: Write,
+    embedctl: RunEmbedctl,
+    environment: dict[str, str],
+    short_folder: Path,
+    start_worker: StartWorker,
+) -> None:
+    table = database(request, "pgvector", tmp_path)
+    start_worker()
+    documents = many(300)
+    write(documents)
+    told(embedctl(*night(table)))
+    for number in range(3):
+        documents = {**next_day(documents), f"more-{number}": f"more {number}", "id-3": f"changed {number}"}
+        del documents[f"id-{number + 20}"]
+        write(documents)
+        command = [sys.executable, "-m", "embedctl", *night(table, "--delete-missing")]
+        both = [
+            subprocess.Popen(command, env=environment, cwd=short_folder, stdout=-1, stderr=-1, text=True)
+            for _ in range(2)
+        ]
+        said = [process.communicate(timeout=60)[1] for process in both]
+        assert 0 in [process.returncode for process in both], said
+        assert "Traceback" not in "".join(said), said
+        assert_table(table, documents)
+        assert_holds(short_folder / OUTPUT, documents)
+        assert did(told(embedctl(*night(table, "--delete-missing"))))[1:] == (0, 0, 0)
+
+
+@pytest.mark.slow
+def test_run_brings_a_difference_too_also_if_it_was_killed_after_that(
+    lance: Database, write: Write, embedctl: RunEmbedctl, environment: dict[str, str], short_folder: Path
+) -> None:
+    documents = many(10)
+    write(documents)
+    command = ("run", *night(lance, "--class", "dummy", "--delete-missing")[1:])
+    assert did(told(embedctl(*command, EMBEDCTL_REDIS_URL=""))) == (0, 10, 10, 0)
+    after = next_day(documents)
+    write(after)
+    before = (short_folder / OUTPUT).read_bytes()
+    kill = killer({**environment, "EMBEDCTL_REDIS_URL": ""}, short_folder)
+    kill(("embedctl.cli.changes", "bring", 1), "after", *command)
+    assert_table(lance, after)
+    assert (short_folder / OUTPUT).read_bytes() == before
+    assert did(told(embedctl(*command, EMBEDCTL_REDIS_URL=""))) == (8, 2, 0, 0)
+    assert_table(lance, after)
+    assert_holds(short_folder / OUTPUT, after)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("-o", "v.npy"), "exclude each other without --since"),
+        (("--digests", "-o", "v.npy"), "exclude each other without --since"),
+        (("--delete-missing",), "--delete-missing goes with --since and --to"),
+        (("--cache", "c.db", "-o", "v.npy"), "omit --cache"),
+        (("--cache", "c.db", "--since", "v.parquet", "-o", "v.parquet"), "omit --cache"),
+        (("--since", "v.parquet"), "name it with -o"),
+        (("--since", "v.parquet", "-o", "parts/"), "name it with -o"),
+        (("--since", "v.parquet", "-o", "-"), "name a file with -o"),
+        (("--since", "v.parquet", "-o", "v.parquet", "--id", "position"), "omit --id position"),
+        (("--since", "v.parquet", "-o", "v.parquet", "--on-duplicate-id", "last"), "--on-duplicate-id"),
+        (("--since", "v.parquet", "-o", "v.parquet", "--force", "--delete-missing"), "--force compares nothing"),
+        (("--since", "v.parquet", "-o", "v.parquet", "--output-type", "int8"), "takes float32 or float16"),
+    ],
+)
+@pytest.mark.parametrize("command", ["submit", "run"])
+def test_what_does_not_go_together(
+    command: str,
+    options: tuple[str, ...],
+    message: str,
+    lance: Database,
+    write: Write,
+    embedctl: RunEmbedctl,
+    short_folder: Path,
+) -> None:
+    corpus = write(many(3))
+    done = embedctl(command, corpus, "--to", lance.url, *options)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert {file.name for file in short_folder.iterdir()} <= {"corpus.jsonl", "embedctl.toml"}
+
+
+def test_ids_are_needed_and_no_fix_is_named_that_is_refused(
+    lance: Database, embedctl: RunEmbedctl, short_folder: Path
+) -> None:
+    for line, message in (({"text": "b"}, "has no id"), ({"id": "a", "text": "b"}, "is not unique")):
+        lines = [{"id": "a", "text": "a"}, line]
+        (short_folder / "corpus.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+        done = embedctl(*night(lance))
+        assert done.returncode == 2
+        assert message in done.stderr
+        assert "give each record its own" in done.stderr
+        assert "--id position" not in done.stderr
