@@ -68,6 +68,7 @@ class ResultReader:
         since: float | None = None,
         status: JobStatus | None = None,
         first: bytes | None = None,
+        waits_for_retries: bool = True,
     ) -> Iterator[ChunkVectors]:
         """The results of one chunk after the other; see :meth:`Job.iter_results`.
 
@@ -79,6 +80,7 @@ class ResultReader:
             since: when the wait for the first chunk began, by the monotonic clock; None: when it is asked for.
             status: of the job, if it has just been looked at.
             first: the result of its first chunk, if it was read with that.
+            waits_for_retries: whether it waits for records that are retried, or raises JobUnfinished.
         """
         limit = TimeLimit(timeout, time.monotonic() if since is None else since)
         if status is None and (status := self._waiter.ended_lately()) is not None and progress is not None:
@@ -89,7 +91,8 @@ class ResultReader:
         while (chunks := _chunks_to_read(status)) is None or index < chunks:
             wait = partial(self._wait_for_chunk, limit=limit, progress=progress)
             read = None if index or first is None else self._knowing(wire.decode_result(first))
-            chunk = self._waiter.ask(partial(self._chunk, index, status, wait, read), limit.deadline)
+            retried = wait if waits_for_retries else self._refuse_to_wait
+            chunk = self._waiter.ask(partial(self._chunk, index, status, retried, read), limit.deadline)
             if chunk is None and status.stopped_by is not None:
                 chunk, cut_short = no_records(status.dim or 0), True
             if chunk is None:
@@ -145,8 +148,9 @@ class ResultReader:
 
         Raises:
             JobFailed: no record has a vector.
+            JobUnfinished: somebody has retried its records since its end.
         """
-        for chunk in self.chunks(start, status=status):
+        for chunk in self.chunks(start, status=status, waits_for_retries=False):
             if status.failed == status.records and chunk.errors:
                 raise _all_failed(status, chunk.errors[0])
             vectors[chunk.positions] = chunk.vectors
@@ -214,6 +218,11 @@ class ResultReader:
             return False
 
         return self._waiter.until(is_there, limit, progress)
+
+    def _refuse_to_wait(self, _: int) -> JobStatus:
+        """The job's status, if it has ended again. What was known of its end may be a second old."""
+        self._waiter.forget()
+        return self.ended_status()
 
     def _chunk(self, index: int, status: JobStatus, wait: _Wait, read: _Read | None = None) -> ChunkVectors | None:
         """A chunk's results, with those of its retried records in their places; None if they are not there yet.

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -200,7 +201,10 @@ def test_interrupting_a_submission_cancels_it_and_interrupting_a_wait_does_not(
 
 
 def test_list_wait_and_unknown_jobs(settings: Settings, embedctl: RunEmbedctl, start_worker: StartWorker) -> None:
-    jobs = [enqueue_embeddings([f"text {i}"], settings=settings) for i in range(3)]
+    jobs = []
+    for i in range(3):
+        jobs.append(enqueue_embeddings([f"text {i}"], settings=settings))
+        time.sleep(0.002)  # those of one millisecond are in no order
     shown = embedctl("list", "--limit", "2").stdout.splitlines()
     assert [line.split()[0] for line in shown] == ["JOB", jobs[2].id, jobs[1].id]
     assert len(json.loads(embedctl("list", "--json").stdout)) == 3

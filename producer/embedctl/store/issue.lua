@@ -93,9 +93,9 @@ local function join(set, member, keep_ms)
 end
 
 -- Put a job among those of its tenant and lane. Jobs with less to do come first; each second without a turn counts as
--- a chunk, and more than LONGEST_WAIT_S chunks as that many.
+-- a chunk, and more than LONGEST_WAIT_S chunks as that many. Many turns may be in one millisecond.
 local function enlist(job, flag)
-  local order = now / 1000 + math.min(job.added - job.first, LONGEST_WAIT_S)
+  local order = time[1] + time[2] / 1000000 + math.min(job.added - job.first, LONGEST_WAIT_S)
   redis.call('ZADD', jobs_of(job), flag, order, job.id)
   keep(jobs_of(job), job.keep_ms)
 end

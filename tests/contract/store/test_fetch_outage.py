@@ -144,7 +144,7 @@ def test_a_run_keeps_a_job_that_the_same_command_repairs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     @contextmanager
-    def no_worker(*_: object) -> Iterator[object]:
+    def no_worker(*_: object, **__: object) -> Iterator[object]:
         yield settings, lambda: None, ""
 
     def save(*_: object, **__: object) -> None:
