@@ -257,7 +257,7 @@ class ResultReader:
         return None if data is None else wire.decode_result(data)
 
     def _knowing(self, first: ChunkResult) -> _Read:
-        """Reads chunks, of which the first was read before."""
+        """Reads chunks; the first one was read before."""
         return lambda job_id, index: self._whole(job_id, index) if index else first
 
     def _is_drained(self, index: int) -> bool:

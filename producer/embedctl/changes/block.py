@@ -18,7 +18,7 @@ from embedctl_config.errors import OutputError
 
 
 class Block:
-    """Consecutive records, of which some may be missing.
+    """Consecutive records; some may be missing.
 
     Args:
         size: how many records.

@@ -195,7 +195,7 @@ class Hits:
         return self.count - 1
 
     def take(self, numbers: npt.NDArray[np.int64]) -> Copied:
-        """The vectors of these numbers, of which there is at least one."""
+        """The vectors of these numbers; there is at least one."""
         assert self._spool is not None
         return self._spool.take(numbers)
 

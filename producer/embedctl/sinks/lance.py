@@ -187,7 +187,7 @@ class LanceSink(Sink):
     def _notes(self) -> Mapping[str, Any]:
         try:
             note = json.loads(self._note_file.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):  # none yet, or not ours: a delivery begins anew
+        except (FileNotFoundError, ValueError):  # none yet, or not ours: a delivery begins again
             return {}
         if not isinstance(note, dict) or note.get("table") != self._identity or not isinstance(note.get("jobs"), dict):
             return {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-#: Jobs whose resume points a note holds. An older one begins anew, which changes nothing in the database.
+#: Jobs whose resume points a note holds. An older one begins again, which changes nothing in the database.
 _MOST = 32
 
 
