@@ -14,7 +14,7 @@ UNLIMITED = 2**31 - 1
 def longest_text(model: SentenceTransformer) -> int:
     """Most tokens of a text, special ones included: what the model states, but no more than it has positions for.
 
-    RoBERTa and its kin have 514 embeddings of positions, of which a text uses all but two. Some models state 514, and
+    RoBERTa and its kin have 514 embeddings of positions, and a text uses all but two. Some models state 514, and
     fail with the texts that are longer than 512.
 
     Returns:
