@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from embedctl import Job, enqueue_embeddings
+from embedctl import Job, JobUnfinished, enqueue_embeddings
+from embedctl.patience import TimeLimit
 from embedctl.store import ServedModel
 from embedctl_config.settings import Settings
 from tests.support.jobs import reference
@@ -49,6 +51,20 @@ def test_the_results_of_a_job_of_one_chunk_come_with_its_status(settings: Settin
     (again,) = job.results(timeout=60)
     np.testing.assert_array_equal(again.vectors[[0, 2]], chunk.vectors[[0, 2]])
     assert [error.code for error in again.errors] == ["empty"]
+
+
+def test_vectors_of_a_job_that_another_process_retries_at_once_are_not_waited_for(
+    settings: Settings, start_worker: StartWorker
+) -> None:
+    job = enqueue_embeddings(["one", ""], settings=settings)
+    worker = start_worker()
+    job.wait(timeout=60)
+    worker.stop()
+    ended = job._waiter.until_ended(TimeLimit.from_now(60), None)  # known for a second from now on
+    assert ended.failed == 1
+    assert Job.get(job.id, settings).retry_failed() == 1
+    with pytest.raises(JobUnfinished):
+        job.vectors()
 
 
 def test_a_heartbeat_tells_what_a_worker_sustains_and_the_longest_text(
