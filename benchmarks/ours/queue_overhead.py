@@ -64,7 +64,7 @@ def _serve_directly(arguments: argparse.Namespace) -> None:
     from embedctl_workers.models.cache import cache_folder
 
     entry = Settings().hardware_class("cpu")
-    host = Host(pinned.threads, cache_folder(Settings()))
+    host = Host(pinned.threads, cache_folder(Settings()), places=pinned.places)
     encoder = load_encoder(Settings(), entry, arguments.model, host)
     chunks = _chunks(arguments)
     print("ready", flush=True)

@@ -214,7 +214,7 @@ class AsyncJob:
         """
         limit, relay = TimeLimit.from_now(timeout), self._relay(progress)
         look = partial(self._waiter.until_ended, limit, relay, only_end=progress is None)
-        return await eventually(self._waiter, look, relay, limit.deadline)
+        return await eventually(self._waiter, look, relay, limit.deadline, only_end=progress is None)
 
     async def wait_until_sealed(
         self, progress: Callable[[JobStatus], None] | None = None, timeout: float | None = None
@@ -240,7 +240,8 @@ class AsyncJob:
     async def results(self, timeout: float | None = None) -> list[ChunkVectors]:
         """Wait until the job has ended; all its results in input order; see :meth:`Job.results`."""
         limit, relay = TimeLimit.from_now(timeout), self._relay(None)
-        return await eventually(self._waiter, partial(self._reader.at_end, limit, relay), relay, limit.deadline)
+        look = partial(self._reader.at_end, limit, relay)
+        return await eventually(self._waiter, look, relay, limit.deadline, only_end=True)
 
     async def drain(
         self,
@@ -390,6 +391,23 @@ class AsyncJob:
                 return
             yield item
             given, since = given + 1, time.monotonic()
+
+
+async def discard_all(jobs: Sequence[AsyncJob]) -> None:
+    """Free jobs of one Redis, as :meth:`AsyncJob.discard`. Small ones whose end was awaited within the last second take
+    a common round trip."""
+    ended = [status for job in jobs if (status := job._waiter.ended_lately()) is not None]
+
+    def discard() -> None:
+        removed = jobs[0]._job._broker.upkeep.remove_whole(ended)
+        for job in jobs:
+            if job.id not in removed:
+                job._job._discard(None)
+
+    for job in jobs:
+        job._waiter.forget()
+    if jobs:
+        await in_shared_thread(discard)
 
 
 class _End(Enum):

@@ -21,7 +21,7 @@ from embedctl.listening import Listener, Listening
 from embedctl.patience import Outage, cut_short
 from embedctl.store import JobStatus
 from embedctl.store.connection import answers_by
-from embedctl.waiting import LOOK_EVERY_S, Progress, Waiter
+from embedctl.waiting import FIRST_LOOK_S, LOOK_EVERY_S, Progress, Waiter
 from embedctl_config.errors import BrokerUnavailable, EmbedctlError
 
 T = TypeVar("T")
@@ -97,7 +97,14 @@ class ProgressRelay:
         self._status = None
 
 
-async def eventually(waiter: Waiter, look: Callable[[], T], relay: ProgressRelay, deadline: float | None = None) -> T:
+async def eventually(
+    waiter: Waiter,
+    look: Callable[[], T],
+    relay: ProgressRelay,
+    deadline: float | None = None,
+    *,
+    only_end: bool = False,
+) -> T:
     """Look again and again until there is something to see, also while Redis is full, or away for a time.
 
     Args:
@@ -105,6 +112,8 @@ async def eventually(waiter: Waiter, look: Callable[[], T], relay: ProgressRelay
         look: called in a thread; asks with a PollingWaiter, and so raises NotYet instead of waiting.
         relay: is given the job's status by `look`.
         deadline: by the monotonic clock; a look after it does not raise NotYet.
+        only_end: whether there is nothing to see before the job's end; a new job is not looked at before its first
+            event then.
 
     Raises:
         BrokerUnavailable, WaitTimeout: as :func:`embedctl.patience.patiently`.
@@ -113,6 +122,8 @@ async def eventually(waiter: Waiter, look: Callable[[], T], relay: ProgressRelay
     longest_s = min(_LONGEST_PAUSE_S, waiter.broker.settings.lease_s / 3)  # the reaper is to run meanwhile
     outage: Outage | None = None
     last = waiter.seen
+    if only_end and waiter.is_new(deadline):
+        last = await _next_event(waiter, last, FIRST_LOOK_S, only_end=True)
     while True:
         try:
             seen = await in_shared_thread(partial(_answered_by, deadline, look))

@@ -36,7 +36,7 @@ Progress = Callable[[JobStatus], None]
 LOOK_EVERY_S = 1.0
 #: Who has just submitted a job waits so long for its end before the first look at its status (seconds). A small job has
 #: often ended by then.
-_FIRST_LOOK_S = 0.25
+FIRST_LOOK_S = 0.25
 #: A job is new for this long (seconds).
 _NEW_S = 5.0
 #: Who has just waited for a job's end knows its status for this long (seconds).
@@ -190,8 +190,8 @@ class Waiter:
             BrokerUnavailable: Redis stayed away.
         """
         deadline, seen = limit.deadline, self.seen
-        if only_end and self._is_new(deadline):
-            seen = self.next_event(seen, _FIRST_LOOK_S, deadline, only_end=True)
+        if only_end and self.is_new(deadline):
+            seen = self.next_event(seen, FIRST_LOOK_S, deadline, only_end=True)
         while True:
             status = self.look(progress, deadline)
             if arrived(status):
@@ -200,11 +200,11 @@ class Waiter:
             left_s = self._left_s(status, limit)
             seen = self.next_event(seen, min(LOOK_EVERY_S, left_s), deadline, only_end=only_end)
 
-    def _is_new(self, deadline: float | None) -> bool:
+    def is_new(self, deadline: float | None) -> bool:
         """Whether this process has just submitted the job, and asks for the first time."""
         now = time.monotonic()
         is_new, self._new_until = now < self._new_until, 0.0
-        return is_new and (deadline is None or deadline - now > _FIRST_LOOK_S)
+        return is_new and (deadline is None or deadline - now > FIRST_LOOK_S)
 
     def _check_prospects(self, status: JobStatus, deadline: float | None) -> None:
         """See that a job that has not ended still can. Seal it again if this process sealed it and Redis lost that."""

@@ -36,7 +36,7 @@ def load(request: Mapping[str, Any]) -> tuple[Runner, int]:
     settings = load_settings()
     model = request["model"]
     files = ModelFiles(model["name"], Path(model["folder"]), model["fingerprint"])
-    host = Host(pinned.threads, cache_folder(settings))
+    host = Host(pinned.threads, cache_folder(settings), places=pinned.places)
     return load_runner(request["runner"], request["hardware"], settings, files, host), pinned.threads
 
 

@@ -29,6 +29,8 @@ PATIENCE = 3
 _SLICE = 500
 #: The most chunks of a job that is removed in one round trip.
 _SMALL = 16
+#: The most small jobs that are removed in one round trip.
+_TOGETHER = 64
 #: The states of a job of which every record was encoded, or has failed.
 _COMPLETE = (JobState.COMPLETED, JobState.COMPLETED_WITH_ERRORS)
 #: The queues that are filled in one round.
@@ -305,28 +307,39 @@ class Upkeep:
         if hardware and model:
             self.queues.leave(keys.queue(hardware.decode(), model.decode()))
 
-    def remove_whole(self, job: JobStatus) -> bool:
-        """Free and remove a small job that is complete, in one round trip. False, and nothing is done, of any other.
+    def remove_whole(self, jobs: Sequence[JobStatus]) -> set[str]:
+        """Free and remove small jobs that are complete, in one round trip for many; their ids. Nothing is done of
+        others.
 
         Nobody adds to such a job, none of its chunks is retried, and no ticket of it is in its queue.
 
         Args:
-            job: as it was a moment ago.
+            jobs: as they were a moment ago.
         """
+        complete = [job for job in jobs if self._is_whole(job)]
+        for start in range(0, len(complete), _TOGETHER):
+            self._remove_whole(complete[start : start + _TOGETHER])
+        return {job.id for job in complete}
+
+    def _is_whole(self, job: JobStatus) -> bool:
         complete = job.state in _COMPLETE and job.chunks == job.original_chunks == job.chunks_done
-        if not complete or job.chunks > _SMALL or self._data.is_outside:
-            return False
-        chunks = [key(job.id, chunk) for chunk in range(job.chunks) for key in (keys.chunk_input, keys.chunk_result)]
+        return complete and job.chunks <= _SMALL and not self._data.is_outside
+
+    def _remove_whole(self, jobs: Sequence[JobStatus]) -> None:
+        kinds = (keys.chunk_input, keys.chunk_result)
+        chunks = [key(job.id, chunk) for job in jobs for chunk in range(job.chunks) for key in kinds]
+        ids = [job.id for job in jobs]
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
-            pipe.hmget(keys.job(job.id), "idempotency_key")
-            pipe.unlink(*chunks, *_own(job.id))
-            for jobs in (keys.JOBS, keys.ACTIVE, keys.upkeep(job.version)):
-                pipe.zrem(jobs, job.id)
-            ((key,), *_) = pipe.execute()
-            if key and client.get(key) == job.id.encode():
-                client.unlink(key)
-        return True
+            for job_id in ids:
+                pipe.hmget(keys.job(job_id), "idempotency_key")
+            pipe.unlink(*chunks, *(key for job_id in ids for key in _own(job_id)))
+            for several in (keys.JOBS, keys.ACTIVE, *{keys.upkeep(job.version) for job in jobs}):
+                pipe.zrem(several, *ids)
+            found = pipe.execute()[: len(ids)]
+            for job_id, (key,) in zip(ids, found, strict=True):
+                if key and client.get(key) == job_id.encode():
+                    client.unlink(key)
 
     def _cursor(self, job_id: str, name: str) -> int:
         with self._connection.client() as client:

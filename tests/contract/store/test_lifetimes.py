@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from datetime import timedelta
 import pytest
 import redis as redis_py
 
+from embedctl.aio import AsyncJob, discard_all
 from embedctl.broker import Broker
 from embedctl.job import Job
 from embedctl.reaper import Reaper
@@ -292,6 +294,42 @@ def test_discarding_a_job_whose_end_was_seen_is_one_round_trip(
     assert steps == jobs[1:]
     assert not keys_of(raw, jobs[0])
     assert raw.get(keys.idempotency("mine")) == b"another job"
+
+
+def test_discarding_several_jobs_leaves_nothing_of_any(
+    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those whose end was seen take common round trips; one that goes on is cancelled."""
+    monkeypatch.setattr(upkeep, "_TOGETHER", 2)
+    ended = [new_job(broker, 1, idempotency_key=key) for key in ("mine", None, "another's")]
+    for job_id in ended:
+        work(broker, job_id, 0)
+    raw.set(keys.idempotency("another's"), "another job")
+    running = new_job(broker, 3)
+    steps: list[str] = []
+    broker.jobs.issue(running, QUEUE)
+    remove = broker.upkeep.remove
+
+    def noted(_: upkeep.Upkeep, job_id: str) -> None:
+        steps.append(job_id)
+        remove(job_id)
+
+    monkeypatch.setattr(upkeep.Upkeep, "remove", noted)
+
+    async def discard() -> None:
+        jobs = [AsyncJob(Job(job_id, broker)) for job_id in (*ended, running)]
+        for job in jobs[:-1]:
+            await job.wait()
+        await discard_all(jobs)
+        await discard_all([])
+
+    asyncio.run(discard())
+    assert steps == [running]
+    for job_id in (*ended, running):
+        assert not keys_of(raw, job_id)
+        assert not [name for name in (keys.ACTIVE, keys.JOBS, keys.upkeep(1)) if raw.zscore(name, job_id) is not None]
+    assert not raw.exists(keys.idempotency("mine"))
+    assert raw.get(keys.idempotency("another's")) == b"another job"
 
 
 @pytest.mark.parametrize("end", ["completed", "max_errors", "cancelled", "stopped"])

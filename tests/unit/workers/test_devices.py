@@ -123,6 +123,17 @@ def test_a_core_has_those_of_its_hyper_threads_that_were_asked_for(
     assert devices.cores_of({0, 1, 3}) == [{0}, {1, 3}]
 
 
+def test_each_compute_thread_has_a_core_of_its_own_unless_there_are_more_cores(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = fake_topology(tmp_path, {0: (0, 0), 1: (0, 1), 2: (0, 0), 3: (0, 1)})
+    monkeypatch.setattr(devices, "_CPU_FOLDER", folder)
+    cpus = frozenset({0, 1, 2, 3})
+    assert devices.Pinned(cpus, threads=2).places == (frozenset({0, 2}), frozenset({1, 3}))
+    assert devices.Pinned(cpus, threads=1).places == ()  # within a quota: which cores are free, the system knows
+    assert devices.Pinned(cpus, 2, devices.Accelerator("gpu", 0, "GPU-0")).places == ()
+
+
 @pytest.mark.parametrize(("quota", "threads"), [(math.inf, 4), (2, 2), (1, 1), (9, 4)])
 def test_the_cgroups_quota_bounds_the_compute_threads(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: float, threads: int

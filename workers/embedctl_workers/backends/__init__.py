@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from embedctl_config.errors import MissingExtra, SettingsError
+from embedctl_workers.machine import teams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +28,8 @@ BACKENDS = {
     "torch-bf16": ("embedctl_workers.backends.torch.backend:TorchBf16Backend", "torch"),
     "torch-gpu": ("embedctl_workers.backends.gpu.backend:TorchGpuBackend", "gpu"),
 }
+#: Those that compute on the CPU with torch's operators, or with ours beside them.
+_ON_TORCH = ("int8", "torch", "torch-bf16")
 
 
 def load_backend(
@@ -57,6 +60,8 @@ def load_backend(
     target, extra = BACKENDS[alias]
     module_name, _, class_name = target.partition(":")
     try:
+        if alias in _ON_TORCH:
+            teams.bind(host.places)
         backend: type[Backend] = getattr(import_module(module_name), class_name)
     except ModuleNotFoundError as error:
         if not extra:

@@ -106,7 +106,7 @@ def build(
     entry = settings.models.get(model)
     artifact = build_artifact(
         resolve_model(model, entry),
-        Host(pinned.threads, cache_folder(settings)),
+        Host(pinned.threads, cache_folder(settings), places=pinned.places),
         BuildOptions(hardware_class.options, exporter, entry.revision if entry else "", target or "", force),
     )
     if as_json:

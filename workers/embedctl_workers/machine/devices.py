@@ -95,6 +95,12 @@ class Pinned:
         return f"cpu {self.cpu_list}" if self.accelerator is None else f"{self.accelerator.kind} {self.accelerator.uid}"
 
     @property
+    def places(self) -> tuple[frozenset[int], ...]:
+        """The CPUs of each compute thread, if each has a core of its own; else empty."""
+        cores = cores_of(self.cpus) if self.accelerator is None else []
+        return tuple(cores) if len(cores) == self.threads else ()
+
+    @property
     def cpu_list(self) -> str:
         """The CPUs as people write them, such as `0-3,8`."""
         return format_cpus(self.cpus)

@@ -15,9 +15,11 @@ class Host:
         cache: the folder that keeps what was built for this machine.
         build: whether to build what the cache lacks; False refuses instead.
         sharing: how many workers share the accelerator, this one included.
+        places: the CPUs of each compute thread, if each has a core of its own; else empty.
     """
 
     threads: int
     cache: Path
     build: bool = True
     sharing: int = 1
+    places: tuple[frozenset[int], ...] = ()

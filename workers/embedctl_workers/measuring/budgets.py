@@ -35,7 +35,7 @@ def main() -> None:
         from embedctl_workers.machine.host import Host
         from embedctl_workers.models.cache import cache_folder
 
-        host = Host(pinned.threads, cache_folder(settings))
+        host = Host(pinned.threads, cache_folder(settings), places=pinned.places)
         backend = load_encoder(settings, settings.hardware_class(hardware), model, host).backend
         _say({"fingerprint": backend.fingerprint, "engine": backend.engine, "threads": pinned.threads})
         for line in sys.stdin:

@@ -31,7 +31,7 @@ def main() -> None:
         from embedctl_workers.measuring.rates import mixed_load, working_rate
         from embedctl_workers.models.cache import cache_folder
 
-        host = Host(pinned.threads, cache_folder(settings), sharing=pinned.sharing)
+        host = Host(pinned.threads, cache_folder(settings), sharing=pinned.sharing, places=pinned.places)
         encoder = load_encoder(settings, entry, model, host)
         load = mixed_load(encoder)
         _say({"fingerprint": encoder.backend.fingerprint, "engine": encoder.backend.engine})

@@ -76,7 +76,7 @@ def verify_model(settings: Settings, hardware: str, model: str, pinned: Pinned) 
         ModelError: also if the class's backend runs no model.
     """
     entry = settings.hardware_class(hardware)
-    host = Host(pinned.threads, cache_folder(settings))
+    host = Host(pinned.threads, cache_folder(settings), places=pinned.places)
     place = provenance.describe(pinned)
     encoder = load_encoder(settings, entry, model, host)
     try:

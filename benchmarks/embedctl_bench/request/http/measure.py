@@ -47,7 +47,8 @@ def measure(name: str, hardware: str, asked: Asked, session: Session) -> HttpRes
         servers = _started(site, stack, asked.peers, result, session)
         servers = _alike(servers, wanted, site.model.name, result)
         for load in wanted:
-            result.loads.append(_rounds(load, servers, plan.rounds, result, site, session))
+            rounds = load.rounds(plan, quick=asked.quick)
+            result.loads.append(_rounds(load, servers, rounds, result, site, session))
         if plan.once is not None:
             result.loads.append(_rounds(large(plan.once.sizes), servers, 1, result, site, session))
     return result
@@ -56,8 +57,8 @@ def measure(name: str, hardware: str, asked: Asked, session: Session) -> HttpRes
 def steps(asked: Asked) -> int:
     """Steps of a session for one model and class."""
     plan = RequestPlan.of(len(asked.cpus), quick=asked.quick)
-    many = len(list(loads(plan, quick=asked.quick)))
-    return len(_wanted(asked.peers)) * (many * plan.rounds + (plan.once is not None))
+    rounds = sum(load.rounds(plan, quick=asked.quick) for load in loads(plan, quick=asked.quick))
+    return len(_wanted(asked.peers)) * (rounds + (plan.once is not None))
 
 
 @contextmanager

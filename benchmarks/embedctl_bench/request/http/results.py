@@ -23,6 +23,11 @@ class Turn:
     seconds: float
     latencies: Sequence[float]
 
+    @property
+    def median_s(self) -> float:
+        """The median latency (seconds)."""
+        return statistics.median(self.latencies)
+
     def to_json(self) -> dict[str, Any]:
         """For the file of measurements."""
         return {"seconds": self.seconds, "latencies": [round(each, 6) for each in self.latencies]}
@@ -47,6 +52,12 @@ class LoadResult:
         """The rate as a multiple of another server's: the median of the rounds. None if that did not run."""
         pairs = list(zip(self.turns.get(server, ()), self.turns.get(other, ()), strict=False))
         return statistics.median(theirs.seconds / ours.seconds for ours, theirs in pairs) if pairs else None
+
+    def behind(self, server: str, other: str) -> list[float]:
+        """How much larger a server's median latency is than another one's, in each round (ms). Empty if one did not
+        run."""
+        pairs = zip(self.turns.get(server, ()), self.turns.get(other, ()), strict=False)
+        return [1000 * (ours.median_s - theirs.median_s) for ours, theirs in pairs]
 
     def row(self, server: str) -> dict[str, object]:
         """A server's line in the table."""

@@ -107,7 +107,8 @@ def direct(site: Site) -> Iterator[Server]:
     }
     facts = {"model": str(site.model), "name": site.model.name, "options": options}
     command = [sys.executable, "-m", "embedctl_bench.request.http.direct", json.dumps(facts)]
-    with _child(command, site.folder / "direct.log", {}) as url:
+    variables = {"GOMP_SPINCOUNT": "1000"}  # as our worker sets it
+    with _child(command, site.folder / "direct.log", variables) as url:
         found = {name: version(name) for name in ("embedctl", "starlette", "uvicorn")}
         yield Server(DIRECT, f"the same engine in the server's process, class {site.hardware}", url, found)
 

@@ -21,6 +21,7 @@ from embedctl_workers.backends.torch.loading import fast_tokenizer, load_sentenc
 from embedctl_workers.backends.torch.packed.choosing import bf16_layers, fp32_layers
 from embedctl_workers.backends.torch.packed.engine import PackedEngine, packed_engine
 from embedctl_workers.machine.host import Host
+from embedctl_workers.machine.teams import OwnPlace
 from embedctl_workers.models.files import ModelFiles, resolve_model
 from embedctl_workers.models.longest import longest_text
 from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET, PADDED_BATCH_COST
@@ -101,7 +102,9 @@ class TorchBackend(SentenceModel):
         super().__init__(files, host)
         self.ahead, self.token_budget = 0, DEFAULT_TOKEN_BUDGET
         self._plain = products == "plain"
-        packed = self._packed(self._model, host) if engine == "auto" else None
+        self._place = OwnPlace()
+        with self._place:  # it measures
+            packed = self._packed(self._model, host) if engine == "auto" else None
         self._engine: CpuEngine = packed or self._padded(Padding.of(self._tokenizer))
         self.engine = packed.name if packed else self.PADDED
         self._pads = packed is None
@@ -126,7 +129,7 @@ class TorchBackend(SentenceModel):
         return _Padded(self._model, padding)
 
     def forward(self, tokens: Tokens, rows: Rows) -> torch.Tensor:
-        with torch.inference_mode():
+        with torch.inference_mode(), self._place:
             return self._engine(tokens, rows)
 
     def finish(self, output: torch.Tensor, *, normalize: bool) -> Vectors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from embedctl_config.hardware import HardwareClass, ModelEntry
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput
 from embedctl_workers.encoding.loading import load_encoder
+from embedctl_workers.machine.devices import Pinned
 from embedctl_workers.machine.host import Host
 
 from .serving import Vectors
@@ -33,7 +35,8 @@ class EngineAdapter:
     ) -> None:
         classes = {hardware: HardwareClass(**entry)}
         self._settings = Settings(chunk_size=chunk, models={model.name: ModelEntry(source=str(model))}, classes=classes)
-        host = Host(threads=threads, cache=Path(cache))
+        cpus = frozenset(os.sched_getaffinity(0))
+        host = Host(threads=threads, cache=Path(cache), places=Pinned(cpus, threads).places)
         # As a worker loads it: this settles what the class leaves open, such as its token budget.
         self._encoder = load_encoder(self._settings, classes[hardware], model.name, host)
         self.computes = self._encoder.backend.engine

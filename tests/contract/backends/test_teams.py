@@ -1,0 +1,103 @@
+"""The threads that share an operator: each has a core of its own, and nothing else of the process is bound to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embedctl_workers.machine import devices
+from tests.support.tiny_models import Tiny, make_model
+
+#: Encodes in two threads, and tells where the threads of the process may run: in a forward, and afterwards.
+_SCRIPT = """
+import json, os, sys, threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from embedctl_config.hardware import ModelEntry
+from embedctl_workers.backends import load_backend
+from embedctl_workers.machine import devices
+from embedctl_workers.machine.host import Host
+
+def masks():
+    return {int(task): sorted(os.sched_getaffinity(int(task))) for task in os.listdir("/proc/self/task")}
+
+pinned = devices.pin(None)
+host = Host(pinned.threads, Path(sys.argv[2]), places=pinned.places)
+backend = load_backend("torch", "tiny", entry=ModelEntry(source=sys.argv[1]), host=host, options={"engine": "padded"})
+import numpy as np, torch
+loaded, variables = masks()[os.getpid()], [name for name in os.environ if name.startswith("OMP_")]
+during = []
+real = backend._engine
+
+def engine(tokens, rows):
+    before = set(masks())
+    torch.ones(1 << 20).mul_(2)  # large enough to be shared
+    new = masks()
+    during.append([new[threading.get_native_id()], [mask for task, mask in new.items() if task not in before]])
+    return real(tokens, rows)
+
+backend._engine = engine
+
+def encode(_):
+    tokens = backend.tokenize(["a text", "another"], None)
+    backend.finish(backend.forward(tokens, np.arange(2)), normalize=True)
+    return sorted(os.sched_getaffinity(0))
+
+after = []
+for _ in range(2):
+    with ThreadPoolExecutor(1) as thread:
+        after += thread.map(encode, range(2))
+print(json.dumps({"loaded": loaded, "variables": variables, "during": during, "after": after}))
+"""
+
+pytestmark = pytest.mark.skipif(
+    len(devices.cores_of(os.sched_getaffinity(0))) < 2 or devices.thread_count(os.sched_getaffinity(0)) < 2,
+    reason="a team of one thread has nothing to share",
+)
+
+
+def found(tmp_path: Path, **variables: str) -> dict[str, Any]:
+    model = make_model(tmp_path / "model", Tiny())
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_CPU"))}
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT, str(model), str(tmp_path / "cache")],
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def test_each_thread_of_a_team_has_a_core_and_its_leader_has_all_cpus_again_afterwards(tmp_path: Path) -> None:
+    cpus = os.sched_getaffinity(0)
+    places = [sorted(core) for core in devices.cores_of(cpus)]
+    answer = found(tmp_path)
+    assert answer["loaded"] == sorted(cpus)
+    assert answer["variables"] == ["OMP_NUM_THREADS"]
+    assert answer["after"] == [sorted(cpus)] * 4
+    assert [leader for leader, _ in answer["during"]] == [places[0]] * 4
+    first, again, *_ = answer["during"]
+    assert sorted(first[1]) == places[1:]
+    assert again[1] == []  # the team stays
+    assert sorted(answer["during"][2][1]) == places[1:]  # the other thread's team
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variable", ["OMP_PLACES", "OMP_PROC_BIND", "OMP_WAIT_POLICY", "GOMP_CPU_AFFINITY"])
+def test_who_has_said_where_threads_run_is_heard(tmp_path: Path, variable: str) -> None:
+    values = {"OMP_PLACES": "threads", "OMP_PROC_BIND": "false", "OMP_WAIT_POLICY": "passive"}
+    value = values.get(variable, devices.format_cpus(os.sched_getaffinity(0)))
+    answer = found(tmp_path, **{variable: value})
+    if variable in ("OMP_PROC_BIND", "OMP_WAIT_POLICY"):
+        assert {tuple(leader) for leader, _ in answer["during"]} == {tuple(sorted(os.sched_getaffinity(0)))}
+    assert set(answer["variables"]) - {variable} == {"OMP_NUM_THREADS"}
