@@ -29,6 +29,7 @@ from embedctl.results import ChunkVectors, FailedRecord, Vectors
 from embedctl.store import GoneWorker, JobStatus, Suspect, WorkerRow
 from embedctl.submission import SubmitProgress
 from embedctl_config import tenants
+from embedctl_config.errors import JobNotFound
 from embedctl_config.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -394,15 +395,16 @@ class AsyncJob:
 
 
 async def discard_all(jobs: Sequence[AsyncJob]) -> None:
-    """Free jobs of one Redis, as :meth:`AsyncJob.discard`. Small ones whose end was awaited within the last second take
-    a common round trip."""
+    """Free jobs of one Redis, as :meth:`AsyncJob.discard`; some may be gone. Small ones whose end was awaited within
+    the last second take a common round trip."""
     ended = [status for job in jobs if (status := job._waiter.ended_lately()) is not None]
 
     def discard() -> None:
         removed = jobs[0]._job._broker.upkeep.remove_whole(ended)
         for job in jobs:
             if job.id not in removed:
-                job._job._discard(None)
+                with suppress(JobNotFound):  # somebody else has freed it
+                    job._job._discard(None)
 
     for job in jobs:
         job._waiter.forget()

@@ -56,17 +56,30 @@ for _ in range(2):
 print(json.dumps({"loaded": loaded, "variables": variables, "during": during, "after": after}))
 """
 
+_LOAD_LIBGOMP = """
+import ctypes
+from importlib.util import find_spec
+from pathlib import Path
+for library in Path(find_spec("torch").submodule_search_locations[0]).glob("lib/libgomp*"):
+    ctypes.CDLL(str(library))
+"""
+
 pytestmark = pytest.mark.skipif(
     len(devices.cores_of(os.sched_getaffinity(0))) < 2 or devices.thread_count(os.sched_getaffinity(0)) < 2,
     reason="a team of one thread has nothing to share",
 )
 
 
-def found(tmp_path: Path, **variables: str) -> dict[str, Any]:
+def found(tmp_path: Path, *, first: str = "", **variables: str) -> dict[str, Any]:
+    """What the script tells.
+
+    Args:
+        first: what it does before.
+    """
     model = make_model(tmp_path / "model", Tiny())
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_CPU"))}
     done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, str(model), str(tmp_path / "cache")],
+        [sys.executable, "-c", first + _SCRIPT, str(model), str(tmp_path / "cache")],
         env={**environment, **variables},
         capture_output=True,
         text=True,
@@ -90,6 +103,15 @@ def test_each_thread_of_a_team_has_a_core_and_its_leader_has_all_cpus_again_afte
     assert sorted(first[1]) == places[1:]
     assert again[1] == []  # the team stays
     assert sorted(answer["during"][2][1]) == places[1:]  # the other thread's team
+
+
+@pytest.mark.slow
+def test_teams_that_were_loaded_before_are_left_alone(tmp_path: Path) -> None:
+    """Another library may have loaded GNU OpenMP: its threads are not bound, and would follow a bound leader."""
+    answer = found(tmp_path, first=_LOAD_LIBGOMP)
+    everywhere = sorted(os.sched_getaffinity(0))
+    assert [leader for leader, _ in answer["during"]] == [everywhere] * 4
+    assert answer["during"][0][1] == [everywhere] * (len(devices.cores_of(os.sched_getaffinity(0))) - 1)
 
 
 @pytest.mark.slow

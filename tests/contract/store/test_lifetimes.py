@@ -299,13 +299,14 @@ def test_discarding_a_job_whose_end_was_seen_is_one_round_trip(
 def test_discarding_several_jobs_leaves_nothing_of_any(
     broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those whose end was seen take common round trips; one that goes on is cancelled."""
+    """Those whose end was seen take common round trips, one that goes on is cancelled, and one is gone already."""
     monkeypatch.setattr(upkeep, "_TOGETHER", 2)
     ended = [new_job(broker, 1, idempotency_key=key) for key in ("mine", None, "another's")]
     for job_id in ended:
         work(broker, job_id, 0)
     raw.set(keys.idempotency("another's"), "another job")
-    running = new_job(broker, 3)
+    running, gone = new_job(broker, 3), new_job(broker, 1)
+    Job(gone, broker).discard()
     steps: list[str] = []
     broker.jobs.issue(running, QUEUE)
     remove = broker.upkeep.remove
@@ -317,8 +318,8 @@ def test_discarding_several_jobs_leaves_nothing_of_any(
     monkeypatch.setattr(upkeep.Upkeep, "remove", noted)
 
     async def discard() -> None:
-        jobs = [AsyncJob(Job(job_id, broker)) for job_id in (*ended, running)]
-        for job in jobs[:-1]:
+        jobs = [AsyncJob(Job(job_id, broker)) for job_id in (*ended, gone, running)]
+        for job in jobs[: len(ended)]:
             await job.wait()
         await discard_all(jobs)
         await discard_all([])

@@ -28,8 +28,8 @@ BACKENDS = {
     "torch-bf16": ("embedctl_workers.backends.torch.backend:TorchBf16Backend", "torch"),
     "torch-gpu": ("embedctl_workers.backends.gpu.backend:TorchGpuBackend", "gpu"),
 }
-#: Those that compute on the CPU with torch's operators, or with ours beside them.
-_ON_TORCH = ("int8", "torch", "torch-bf16")
+#: Those that compute on CPUs and import torch.
+_ON_TORCH = ("torch", "torch-bf16")
 
 
 def load_backend(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from embedctl_config.cpu import cpu_flags
 from embedctl_config.errors import MissingExtra
+from embedctl_workers.machine import teams
 from embedctl_workers.models.builders import BuildOptions
 from embedctl_workers.models.compiling import NOT_COMPILED
 from embedctl_workers.models.files import ModelFiles, resolve_model
@@ -39,6 +40,7 @@ class Int8Backend:
         missing = "this CPU has no VNNI"
         if _VNNI & cpu_flags():
             try:
+                teams.bind(host.places)
                 from embedctl_workers.backends.torch.int8 import NotInt8, TorchInt8Backend
             except ModuleNotFoundError as error:
                 missing = f"{error.name} is not installed"

@@ -43,11 +43,14 @@ def bind(places: Sequence[frozenset[int]]) -> None:
     os.environ |= {**_VARIABLES, _PLACES: ",".join(f"{{{','.join(map(str, sorted(place)))}}}" for place in places)}
     try:
         import_module(_LIBRARY)
-        _bound = tuple(places)
+        # It has bound this thread, too. Otherwise it had been loaded before, and threads that a bound one starts would
+        # all share its place.
+        if os.sched_getaffinity(0) == places[0]:
+            _bound = tuple(places)
     finally:
         for name in (_PLACES, *_VARIABLES):  # a child process may be given other CPUs
             del os.environ[name]
-        os.sched_setaffinity(0, cpus)  # this thread was bound too, and the threads that it starts would be
+        os.sched_setaffinity(0, cpus)
 
 
 class OwnPlace:
