@@ -227,7 +227,7 @@ def test_freeing_takes_a_slice_at_a_time(broker: Broker, raw: redis_py.Redis, mo
 def test_active_jobs_are_those_that_have_not_ended(broker: Broker) -> None:
     jobs = [new_job(broker, ttl_s=keys.UNENDED_TTL_S) for _ in range(3)]
     work(broker, jobs[1], 0, 1)
-    assert list(broker.upkeep.active_jobs()) == [jobs[0], jobs[2]]
+    assert set(broker.upkeep.active_jobs()) == {jobs[0], jobs[2]}  # those of one millisecond are in no order
     broker.upkeep.forget(jobs[0])
     assert list(broker.upkeep.active_jobs()) == [jobs[2]]
 
