@@ -47,6 +47,8 @@ _ID = {"type": "string"}
 _ID_OF_FILE = {"type": "string", "pattern": "^(file-[0-9a-f]{24})?$"}
 _ID_OF_BATCH = {"type": "string", "pattern": "^(batch_[0-9a-f]{24})?$"}
 _AFTER = r"^([0-9]{1,12}(\.[0-9]{1,12}\.[0-9]{1,12})?)?$"
+#: Clients send null for what they leave out, also for fields that are none of ours.
+_NOTHING_ELSE: dict[str, Any] = {"additionalProperties": {"type": "null"}}
 _TTL_S = {"type": "integer", "minimum": SHORTEST_S, "maximum": LONGEST_S}
 
 _SCHEMAS: Mapping[str, dict[str, Any]] = {
@@ -63,7 +65,7 @@ _SCHEMAS: Mapping[str, dict[str, Any]] = {
                 "description": "of a text that is too long: encode its beginning, refuse it, or encode all of it",
             },
         ),
-        "additionalProperties": False,
+        **_NOTHING_ELSE,
     },
     "Embeddings": _object(
         "object data model usage",
@@ -146,7 +148,7 @@ _SCHEMAS: Mapping[str, dict[str, Any]] = {
                 description="when the files of answers expire; 30 days by default",
             ),
         ),
-        "additionalProperties": False,
+        **_NOTHING_ELSE,
     },
     "Batch": _object(
         "id object endpoint input_file_id completion_window status created_at expires_at request_counts",
@@ -190,9 +192,9 @@ _SCHEMAS: Mapping[str, dict[str, Any]] = {
             prompt_name=_or_null(type="string", minLength=1, maxLength=LONGEST_PROMPT_NAME),
             dimensions=_or_null(type="integer", minimum=1),
         ),
-        "additionalProperties": False,
+        **_NOTHING_ELSE,
     },
-    "PredictRequest": {**_object("inputs", inputs=_TEXTS), "additionalProperties": False},
+    "PredictRequest": {**_object("inputs", inputs=_TEXTS), **_NOTHING_ELSE},
     "Vectors": {"type": "array", "items": _VECTOR},
     "Info": _object("model_id max_input_length max_client_batch_size version", model_id={"type": "string"}),
     "Status": _object("status", status={"type": "string"}),
