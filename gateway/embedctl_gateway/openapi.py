@@ -12,7 +12,8 @@ from embedctl_config import __version__
 from embedctl_gateway.fields import LONGEST_PROMPT_NAME, MAX_INPUTS
 from embedctl_gateway.objects import LONGEST_S, SHORTEST_S
 
-_TEXT = {"type": "string", "pattern": r"\S"}
+#: Not only ASCII's white space. Workers encode any other, such as a no-break space, which `\S` leaves out.
+_TEXT = {"type": "string", "pattern": r"[^\t\n\x0b\f\r ]"}
 _TEXTS = {"oneOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_INPUTS}]}
 _WHOLE = {"type": "integer", "minimum": 0}
 _VECTOR = {"type": "array", "items": {"type": "number"}}
