@@ -21,7 +21,7 @@ from embedctl import routing
 from embedctl.broker import Broker
 from embedctl.broker import _shared as shared_brokers
 from embedctl_config.settings import Settings
-from embedctl_workers.machine.devices import SPIN_VARIABLE
+from embedctl_workers.machine.devices import SPIN_VARIABLE, SPINS
 from tests.support import clients, families_table
 from tests.support.buckets import s3_server
 from tests.support.hardware import pytest_runtest_setup, pytest_terminal_summary  # noqa: F401  (hooks of the whole suite)
@@ -39,7 +39,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Three tests run at a time on two CPUs: the threads of torch that wait for one another must not keep the CPUs from the
 # other tests. As workers do, before torch is imported; the processes that tests start inherit it.
-os.environ.setdefault(SPIN_VARIABLE, "1000")
+os.environ.setdefault(SPIN_VARIABLE, SPINS)
 
 # A busy machine takes its time with any example.
 hypothesis_settings.register_profile(

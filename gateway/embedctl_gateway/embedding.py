@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 #: How long Redis keeps the vectors of a request that no gateway has freed, because it died (seconds).
 RESULT_TTL_S = 300.0
-#: What answered requests have left in Redis is freed together, this long after the first of them (seconds). Freeing
-#: each by itself takes as much time as a tenth of a small request, while the next one is encoded.
+#: What answered requests have left in Redis is freed together, this long after the first of them (seconds). Each by
+#: itself would take a thread and a round trip, while the next request is encoded.
 _FREE_AFTER_S = 0.25
 #: How long a gateway that ends goes on freeing what its requests have left in Redis (seconds).
 _TIDY_S = 5.0

@@ -16,7 +16,7 @@ from embedctl_workers.machine.cgroup import cpu_quota
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 #: How often GNU OpenMP's threads poll for work before they sleep. The default of 300,000 takes milliseconds, and keeps
 #: the CPU from everything else: beside another process, two threads were 2 to 10 times slower (docs/tuning.md).
-SPIN_VARIABLE, _SPINS = "GOMP_SPINCOUNT", "1000"
+SPIN_VARIABLE, SPINS = "GOMP_SPINCOUNT", "1000"
 #: Unless this is 1 when onnxruntime loads, it reports to its vendor what it runs, and writes an id of this machine to
 #: the home folder.
 SILENCE_VARIABLE = "ORT_DISABLE_TELEMETRY"
@@ -132,7 +132,7 @@ def pin(
         accelerator.let_segments_grow()
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(threads)
-    os.environ.setdefault(SPIN_VARIABLE, _SPINS)
+    os.environ.setdefault(SPIN_VARIABLE, SPINS)
     os.environ.setdefault(SILENCE_VARIABLE, "1")
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
     return Pinned(chosen, threads, accelerator, sharing)

@@ -23,7 +23,7 @@ from embedctl_bench.peers.adapters.embedctl_adapters.embedctl_pipeline import co
 from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.environments import python_of
 from embedctl_config.settings import Settings, load_settings
-from embedctl_workers.machine.devices import format_cpus
+from embedctl_workers.machine.devices import SPIN_VARIABLE, SPINS, format_cpus
 
 GATEWAY, DIRECT, INFINITY = "gateway", "direct", "infinity"
 #: The environment of infinity's server.
@@ -107,8 +107,7 @@ def direct(site: Site) -> Iterator[Server]:
     }
     facts = {"model": str(site.model), "name": site.model.name, "options": options}
     command = [sys.executable, "-m", "embedctl_bench.request.http.direct", json.dumps(facts)]
-    variables = {"GOMP_SPINCOUNT": "1000"}  # as our worker sets it
-    with _child(command, site.folder / "direct.log", variables) as url:
+    with _child(command, site.folder / "direct.log", {SPIN_VARIABLE: SPINS}) as url:  # as a worker has it
         found = {name: version(name) for name in ("embedctl", "starlette", "uvicorn")}
         yield Server(DIRECT, f"the same engine in the server's process, class {site.hardware}", url, found)
 
