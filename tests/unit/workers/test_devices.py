@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedctl_config.errors import SettingsError
-from embedctl_workers.machine import devices
+from embedctl_workers.machine import devices, teams
 from tests.support.machines import fake_topology
 
 FIRST = min(os.sched_getaffinity(0))
 
 PIN = """
 import json, os, threading
-from embedctl_workers.machine import devices
+from embedctl_workers.machine import devices, teams
 pinned = devices.pin({cpus!r})
 seen = []
 thread = threading.Thread(target=lambda: seen.append(sorted(os.sched_getaffinity(0))))
@@ -155,7 +155,7 @@ def test_pinning_to_an_accelerator_hides_all_others(
 ) -> None:
     code = f"""
 import json, os
-from embedctl_workers.machine import devices
+from embedctl_workers.machine import devices, teams
 pinned = devices.pin("{FIRST}", accelerator=devices.Accelerator({kind!r}, {index}, {uid!r}))
 print(json.dumps([pinned.label, pinned.device, pinned.cpu_list, os.environ[{variable!r}]]))
 """
@@ -206,3 +206,12 @@ def test_threads_may_be_fewer_than_cores_and_not_more_than_cpus() -> None:
     assert python(code.format(cpus=None, threads=1)).stdout == "1\n"
     refused = python(code.format(cpus=str(FIRST), threads=2))
     assert f"SettingsError: --threads 2: only the CPUs {FIRST}" in refused.stderr
+
+
+def test_a_thread_encodes_on_where_the_cpus_of_its_team_were_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's CPUs may change while a worker runs."""
+    monkeypatch.setattr(teams, "_bound", (frozenset({4094}), frozenset({4095})))
+    before = os.sched_getaffinity(0)
+    with teams.OwnPlace():
+        assert os.sched_getaffinity(0) == before
+    assert os.sched_getaffinity(0) == before
