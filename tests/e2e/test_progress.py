@@ -24,6 +24,12 @@ SUMMARY = r"vectors of 16 dimensions; \d failed, 0 truncated; [\d.]+ s, \d+ reco
 #: Of the class `slow`, ten a second.
 SLOW = [f"text {i} " + "word " * 60 for i in range(20)]
 SLOW_OPTIONS = ["--class", "slow", "--chunk-size", "2"]
+#: A class whose models take their time, so that a fast machine too shows that they load.
+LATE = """
+[classes.late]
+backend = "dummy"
+options = {dim = 16, seconds_to_load = 2.0}
+"""
 #: Makes the writing of each chunk take a while.
 SLOW_WRITER = """
 import time
@@ -162,8 +168,10 @@ def test_only_a_command_that_took_a_job_up_says_so(
 def test_run_moves_while_its_worker_loads_and_names_the_file_of_the_failed_records(
     environment: dict[str, str], short_folder: Path
 ) -> None:
+    config = Path(environment["EMBEDCTL_CONFIG"])
+    config.write_text(config.read_text() + LATE)
     (short_folder / "c.txt").write_text("one\n\nthree\n")
-    command = ["run", "c.txt", "--class", "dummy", "--model", "dummy", "-o", "out.npy"]
+    command = ["run", "c.txt", "--class", "late", "--model", "dummy", "-o", "out.npy"]
     with terminal(command, as_user(environment, "worker"), short_folder) as screen:
         seen: set[str] = set()
         while screen.process.poll() is None:
