@@ -29,7 +29,7 @@ _LEAST_S = 0.1
 #: or of this much text, if no worker has measured its rate (bytes).
 _LEAST_BYTES = 8 * 1024
 #: A job of at most this many chunks for each worker is divided evenly. The last chunks of a longer one matter little.
-_CHUNKS_EACH = 4
+_CHUNKS_EACH = 8
 #: No more is read ahead, however many workers there are.
 _MOST_RECORDS, _MOST_BYTES, _MOST_S = 16_384, 8 * 1024 * 1024, 0.5
 
@@ -120,7 +120,7 @@ def chunk_bytes(ahead: ReadAhead, crew: Crew, options: Mapping[str, Any]) -> int
     # With fewer chunks, some workers could take all of them while another is about to ask.
     rounds = max(crew.prefetch, math.ceil(rounds)) if crew.workers > 1 else math.ceil(rounds)
     least = aim * _LEAST_S / CHUNK_S if crew.tokens_per_s else _LEAST_BYTES
-    return _even(sizes, int(min(crew.workers * rounds, work // least)), rows, most)
+    return _even(sizes, _as_many_each(min(crew.workers * rounds, work / least), crew.workers), rows, most)
 
 
 def _work(records: Iterable[Record], crew: Crew, options: Mapping[str, Any]) -> float:
@@ -129,6 +129,13 @@ def _work(records: Iterable[Record], crew: Crew, options: Mapping[str, Any]) -> 
     truncated = crew.max_tokens and options["truncation"] != "mean"
     longest = crew.max_tokens * BYTES_PER_TOKEN if truncated else math.inf
     return sum(min(prompt + len(record.text), longest) for record in records)
+
+
+def _as_many_each(chunks: float, workers: int) -> int:
+    """About so many chunks, and as many for each worker: with three chunks, one of two workers would have two."""
+    if chunks <= workers:
+        return int(chunks)
+    return workers * math.floor(chunks / workers + 0.5)
 
 
 def _even(sizes: Sequence[int], chunks: int, max_rows: int, max_bytes: int) -> int:

@@ -50,6 +50,14 @@ def test_no_worker_can_take_all_the_chunks() -> None:
     assert sizes(LONG, Crew(workers=1, prefetch=4)) == [96]
 
 
+def test_each_worker_has_as_many_chunks_as_another() -> None:
+    """Also where parts of 8 KiB, or of a tenth of a second, would be an odd number."""
+    assert sizes(texts(12, 2300), Crew(workers=2, prefetch=2)) == [3] * 4
+    assert sizes(texts(12, 1700), Crew(workers=2, prefetch=2)) == [6] * 2
+    assert sizes(texts(12, 2300), Crew(2, 2300 * 12 / 3 / 0.1 / BYTES_PER_TOKEN, prefetch=2)) == [3] * 4
+    assert sizes(LONG, Crew(2, 96 * 1900 / 9.5 / BYTES_PER_TOKEN / CHUNK_S)) == [10] * 9 + [6]
+
+
 def test_a_job_that_is_no_work_stays_whole() -> None:
     assert sizes(texts(80, 200), Crew(workers=2)) == [80]
     assert sizes(LONG, Crew(workers=2, tokens_per_s=1e6)) == [96]
@@ -137,9 +145,9 @@ def test_no_more_is_read_ahead_than_matters(monkeypatch: pytest.MonkeyPatch) -> 
             yield texts(1, 100)[0]
 
     chunk_bytes(ReadAhead(records(), at_hand=True), Crew(1), OPTIONS)
-    assert read == 4 * 512
+    assert read == 8 * 512
     chunk_bytes(ReadAhead(records(), at_hand=True), Crew(10_000), OPTIONS)
-    assert read == 4 * 512 + 16_384
+    assert read == 8 * 512 + 16_384
 
 
 def test_records_that_are_slow_to_read_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

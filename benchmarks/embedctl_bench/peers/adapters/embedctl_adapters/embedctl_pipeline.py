@@ -154,7 +154,7 @@ def _request(broker: Broker, options: JobOptions, texts: Sequence[str]) -> Answe
 
 
 def _ask(broker: Broker, options: JobOptions, texts: Sequence[str]) -> tuple[Job, JobStatus]:
-    job = submit(broker, records_of(texts, max_bytes=broker.settings.max_text_bytes), options)
+    job = submit(broker, records_of(texts, max_bytes=broker.settings.max_text_bytes), options, at_hand=True)
     status = job.wait()
     if status.done != len(texts):
         raise RuntimeError(f"{status.done} of {len(texts)} records were done")
