@@ -361,7 +361,9 @@ class _Work:
             lane=NORMAL,
         )
         try:
-            enqueue.submit(self._broker, corpus.records(), options, self._submitting, taking_up=self._taking_up)
+            enqueue.submit(
+                self._broker, corpus.records(), options, self._submitting, taking_up=self._taking_up, at_hand=True
+            )
         except (JobFailed, JobStopped, JobCancelled):
             pass  # somebody has ended it: what is not done is told so
         except QuotaExceeded:

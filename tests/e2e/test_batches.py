@@ -101,6 +101,20 @@ def test_every_bad_line_is_told_and_nothing_is_queued(client: openai.OpenAI, bro
     assert [each.code for each in empty.errors.data or []] == ["empty_batch"]
 
 
+def test_a_small_batch_is_divided_among_the_workers(
+    settings: Settings, start_worker: StartWorker, broker: Broker
+) -> None:
+    for _ in range(2):
+        start_worker("slow")
+    with running_gateway(settings) as gateway, client_of(gateway) as client:
+        made = create(client, upload(client, lines_of([f"{LONG[:1000]} {number}" for number in range(200)])))
+        eventually(lambda: any(job.sealed for job in broker.jobs.newest()), what="the batch's job")
+        (job,) = broker.jobs.newest()
+        assert job.chunks == 4  # each worker holds two
+        client.batches.cancel(made.id)
+        ended(client, made.id)
+
+
 @pytest.mark.slow
 def test_cancelling_keeps_what_is_done(settings: Settings, start_worker: StartWorker) -> None:
     start_worker("slow")
