@@ -242,7 +242,10 @@ def test_wrong_requests_are_refused(gateway: Running, client: openai.OpenAI) -> 
         assert [each["purpose"] for each in raw.get("/v1/files").json()["data"]] == ["batch"]
 
 
-def test_files_are_kept_as_long_as_asked_and_deleted(client: openai.OpenAI, redis_server: RedisServer) -> None:
+def test_files_are_kept_as_long_as_asked_and_deleted(
+    client: openai.OpenAI, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embedctl_gateway.runner.Runner._one", lambda _: False)  # it would miss the file
     data = lines_of(["one", "two"])
     made = client.files.create(
         file=("a.jsonl", data), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}

@@ -177,6 +177,7 @@ def test_a_kill_from_outside_in_careful_mode_costs_the_record_at_hand_at_most(
     kill_in_the_middle(raw, job, doomed)
     unlucky = start_worker("slow")
     eventually(lambda: row_in_hand(raw, job) >= 3)
+    unlucky.process.send_signal(signal.SIGSTOP)  # it goes no further while we read where it is
     at = {chunk * 10 + int(owner[2]) for chunk, owner in owners(raw, job).items() if owner[2:]}
     unlucky.kill()
     start_worker("slow")

@@ -58,9 +58,9 @@ def test_a_worker_that_is_stopped_or_hung_is_known_within_twenty_seconds(
     environment["EMBEDCTL_HANG_S"] = "60"
     hung, stopped, idle = start_worker("hung"), start_worker(), start_worker()
     name = stopped.row().name
+    began = time.monotonic()
     waiting = enqueue_embeddings(["hang-encoder"], hardware="hung", settings=settings)
     eventually(lambda: busy(hung))
-    began = time.monotonic()
     stopped.process.send_signal(signal.SIGSTOP)
     served = enqueue_embeddings(["text"], settings=settings)
 

@@ -47,6 +47,7 @@ def ended(broker: Broker, worker_broker: Broker, raw: redis_py.Redis) -> EndedJo
         if ago:
             at = int(raw.hget(keys.job(job_id), "ended_ms") or 0) - int(ago.total_seconds() * 1000)
             raw.hset(keys.job(job_id), "ended_ms", at)
+        time.sleep(0.01)  # jobs of one millisecond are listed in any order
         return job_id
 
     return make

@@ -73,6 +73,7 @@ def test_the_id_stands_whole_above_one_line_whose_time_left_fits_its_rate(
     columns: int, piped: bool, environment: dict[str, str], start_worker: StartWorker, corpus: Path
 ) -> None:
     start_worker("slow")
+    corpus.write_text("\n".join(3 * SLOW))
     command = ["submit", corpus.name, "--wait", *SLOW_OPTIONS]
     with terminal(command, environment, corpus.parent, columns=columns, piped=piped) as screen:
         for _ in range(2):

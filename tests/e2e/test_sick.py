@@ -46,8 +46,9 @@ def mixed(start: StartWorker, environment: dict[str, str]) -> Settings:
 
 
 def test_a_worker_that_falls_sick_leaves_and_the_others_encode_every_record(
-    mixed: Settings, start: StartWorker
+    mixed: Settings, environment: dict[str, str], start: StartWorker
 ) -> None:
+    environment["EMBEDCTL_LEASE_S"] = "10"  # no lease is to lapse, however busy the machine is
     sick, well = start("fading", ", batches = 8"), start("dummy", ", seconds_per_batch = 0.02")
     job = enqueue_embeddings(TEXTS, hardware="mixed", chunk_size=100, settings=mixed)
     status = job.wait(timeout=120)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import redis as redis_py
 
 from embedctl import Job, enqueue_embeddings
 from embedctl.broker import Broker
@@ -20,6 +21,7 @@ from embedctl_config.settings import Settings
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import RedisServer
+from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
 TEXTS = [f"text {i}" for i in range(40)]
@@ -78,11 +80,16 @@ def test_fetch_prints_results_and_its_exit_status_tells_of_failures(
 
 
 def test_chunks_are_printed_while_others_are_encoded(
-    settings: Settings, environment: dict[str, str], start_worker: StartWorker, short_folder: Path
+    settings: Settings,
+    environment: dict[str, str],
+    start_worker: StartWorker,
+    short_folder: Path,
+    raw: redis_py.Redis,
 ) -> None:
-    start_worker("slow")
     job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=2, settings=settings)
     fetching = piped(environment, short_folder, "fetch", job.id, "-o", "-")
+    eventually(lambda: any(each["cmd"] == "xread" for each in raw.client_list()), what="a fetch that waits")
+    start_worker("slow")
     assert fetching.stdout
     assert json.loads(fetching.stdout.readline())["position"] == 0
     assert not job.status().state.ended

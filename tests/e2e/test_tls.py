@@ -271,7 +271,7 @@ def test_without_tls_nobody_is_let_in(redis_server: TlsRedis) -> None:
 def test_with_tls_at_a_port_without_it_the_other_scheme_is_named_after_one_timeout(
     short_folder: Path, free_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("embedctl.store.connection._SOCKET_TIMEOUT_S", 1)
+    monkeypatch.setattr("embedctl.store.connection._SOCKET_TIMEOUT_S", 2)
     folder = short_folder / "plain"
     folder.mkdir()
     server = RedisServer(folder, extra=["--port", str(free_port), "--bind", "127.0.0.1"])
@@ -280,9 +280,9 @@ def test_with_tls_at_a_port_without_it_the_other_scheme_is_named_after_one_timeo
     try:
         with pytest.raises(BrokerUnavailable, match=r"If this port does not speak TLS, write redis:// \(with one s\)"):
             Connection(Settings(redis_url=f"rediss://:secret@localhost:{free_port}/0")).now_ms()
+        assert time.monotonic() - began < 3.8
     finally:
         server.stop()
-    assert time.monotonic() - began < 2
 
 
 def test_a_redis_that_goes_away_is_not_taken_for_one_of_the_other_scheme(short_folder: Path, free_port: int) -> None:

@@ -114,12 +114,14 @@ def all_of(raw: redis_py.Redis, job: Job) -> dict[bytes, object]:
 @pytest.mark.slow
 def test_a_job_of_the_older_version_is_done_by_workers_of_both(
     settings: Settings,
+    environment: dict[str, str],
     embedctl: RunEmbedctl,
     newer: dict[str, str],
     short_folder: Path,
     start_worker: StartWorker,
     start_newer: StartWorker,
 ) -> None:
+    environment["EMBEDCTL_LEASE_S"] = "10"  # no lease is to lapse, however busy the machine is
     workers = [start_worker("slow"), start_newer("slow")]
     job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=5, settings=settings)
     status = ended(job)

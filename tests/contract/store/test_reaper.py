@@ -74,12 +74,14 @@ def test_every_call_that_waits_for_a_job_reaps(broker: Broker, raw: redis_py.Red
     assert tickets(raw) == [(job_id, 0)]  # for the owner's lease has lapsed, and nobody knows the owner
 
 
-def test_one_process_reaps_in_an_interval(broker: Broker, settings: Settings) -> None:
+def test_one_process_reaps_in_an_interval(broker: Broker, raw: redis_py.Redis, settings: Settings) -> None:
     other = Broker.connect(settings)
-    assert broker.upkeep.agenda.take_turn(0.2)
-    assert not other.upkeep.agenda.take_turn(0.2)
-    assert not broker.upkeep.agenda.take_turn(0.2)
-    eventually(lambda: other.upkeep.agenda.take_turn(0.2))
+    assert broker.upkeep.agenda.take_turn(60)
+    assert not other.upkeep.agenda.take_turn(60)
+    assert not broker.upkeep.agenda.take_turn(60)
+    raw.delete(keys.reaper(wire.VERSION))
+    assert other.upkeep.agenda.take_turn(0.2)
+    eventually(lambda: broker.upkeep.agenda.take_turn(0.2))
     other.close()
 
 
@@ -95,10 +97,8 @@ def test_a_reaper_waits_for_its_own_interval_without_asking_redis(
 
 def test_nobody_reaps_in_the_first_two_leases_after_redis_started(own_redis: RedisServer, settings: Settings) -> None:
     young = Broker.connect(settings.replace(redis_url=own_redis.url, lease_s=1.0))
-    begun = time.monotonic()
     assert not young.upkeep.agenda.take_turn(0.001)
     eventually(lambda: young.upkeep.agenda.take_turn(0.001))
-    assert time.monotonic() - begun > 0.9
     assert young.connection.uptime_s() >= 2
     patient = Broker.connect(settings.replace(redis_url=own_redis.url, lease_s=60.0))
     assert not patient.upkeep.agenda.take_turn(0.001)
