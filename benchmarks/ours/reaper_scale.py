@@ -35,7 +35,7 @@ from embedctl.local import local_worker, private_redis
 from embedctl.reaper import Reaper
 from embedctl.store import ServedModel, WorkerRow
 from embedctl.store.connection import ScriptCall
-from embedctl.store.jobs import issue_call
+from embedctl.store.issuing import issue_call
 from embedctl.store.status import COUNTS
 from embedctl_config import keys, wire
 from embedctl_config.cpu import cpu_name

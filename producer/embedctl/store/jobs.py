@@ -6,20 +6,21 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Literal
 
 from embedctl.data import DataPlane, InRedis, Upload, Where
 from embedctl.data.references import MOST_BYTES, is_reference
+from embedctl.store.answers import Added, Claim, Completed, WholeJob, claim_of
 from embedctl.store.connection import Connection, Put, ScriptCall
 from embedctl.store.doubts import Doubts
+from embedctl.store.issuing import Issued, issue_call, issued_of
+from embedctl.store.job_spec import JobSpec
 from embedctl.store.quotas import Quotas, exceeded
 from embedctl.store.reading import JobReader, facts_asked
 from embedctl.store.status import COUNTS, JobState, JobStatus, lifetime_s
-from embedctl_config import keys, tenants, wire
+from embedctl_config import keys, tenants
 from embedctl_config.errors import (
     BrokerRefused,
     BrokerUnavailable,
@@ -50,180 +51,6 @@ _SLICE = 200
 PART_BYTES = 1024 * 1024
 #: The default of Redis' `proto-max-bulk-len`; a result must be smaller (bytes).
 MAX_RESULT_BYTES = 512 * 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class JobSpec:
-    """The specification of a job. It must be the same when the job is resumed.
-
-    `options` determine the vectors or the chunks, and are JSON values. More failed records than `max_errors`, or than
-    the share `max_errors_share` of all records, end the job early. `ttl_s` counts from the job's end. A job with
-    `results_high_water` is made to be drained: while Redis holds more bytes of its results, it gets no tickets. `data`
-    is the id of the store that keeps the bytes of its chunks; None if Redis does. Jobs that wait
-    for the same workers take turns by `lane` and `tenant`, whose `weight` this is.
-    """
-
-    model: str
-    hardware: str
-    precision: str
-    options: Mapping[str, Any]
-    ttl_s: float
-    idempotency_key: str | None = None
-    max_errors: int | None = None
-    max_errors_share: float | None = None
-    results_high_water: int | None = None
-    data: str | None = None
-    tenant: str = tenants.DEFAULT
-    lane: str = tenants.NORMAL
-    weight: float = 1.0
-
-    @property
-    def version(self) -> int:
-        """The job's version: the lowest that knows all of this."""
-        drain = self.results_high_water is not None
-        needs = {"drain": drain, "data": self.data, "tenant": self.tenant, "lane": self.lane}
-        return wire.version_for({**self.options, **needs}, self.precision)
-
-
-class Added(StrEnum):
-    """The answers of :meth:`JobStore.add` that are not errors."""
-
-    OK = "ok"
-    WANTED = "wanted"
-    SKIPPED = "skipped"
-    DIFFERS = "differs"
-    HELD = "held"
-    SEALED = "sealed"
-    STOPPED = "stopped"
-
-
-class ClaimAnswer(StrEnum):
-    """The answers of :meth:`JobStore.claim`."""
-
-    OK = "ok"
-    DONE = "done"
-    BUSY = "busy"
-    MISMATCH = "mismatch"
-    OTHER = "other"
-    LOST = "lost"
-    GONE = "gone"
-    CANCELLED = "cancelled"
-    NEWER = "newer"
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """The result of a claim: `attempt` and `input` with OK, the pinned `fingerprint` with MISMATCH.
-
-    `input` is what Redis holds of the chunk's text: :meth:`JobStore.bytes_of` gives the text.
-
-    `given_up` is None unless the chunk is suspect, because an owner of it died. A suspect chunk is to be encoded in
-    careful mode, without the rows in `given_up`: earlier owners died on them. `doubts` are the failures that earlier
-    owners reported.
-    """
-
-    answer: ClaimAnswer
-    attempt: int = 0
-    input: bytes = b""
-    fingerprint: str = ""
-    given_up: frozenset[int] | None = None
-    doubts: Doubts | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Completed:
-    """A worker's report with a chunk's result: counts of records, tokens encoded, the input of the failed records.
-
-    The input is a value of an :class:`Upload`; it is empty if no record failed.
-    """
-
-    done: int
-    failed: int
-    truncated: int
-    tokens: int
-    dim: int
-    failed_input: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class Issued:
-    """A chunk whose ticket is to be sent now, and its job's version."""
-
-    job_id: str
-    chunk: int
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class WholeJob:
-    """What came of making a job in one round trip.
-
-    Attributes:
-        job_id: None if the job was not made, because its tenant's limits leave no room.
-        issued: the chunks whose tickets are to be sent now, perhaps of other jobs.
-        sealed_at: the id of the event of its sealing; None if a step did not do what it should. Then each is to be
-            taken by itself.
-    """
-
-    job_id: str | None
-    queue: str
-    records: int
-    issued: list[Issued]
-    sealed_at: str | None
-
-
-def issue_call(
-    settings: Settings, job_id: str, queue: str, over: int | None = None, tenant: str | None = None
-) -> ScriptCall:
-    """The script of :meth:`JobStore.issue`, which chooses the chunks whose tickets are to be sent now.
-
-    Args:
-        tenant: the only one whose jobs this process may read.
-    """
-    return ScriptCall(
-        "issue",
-        [
-            keys.queue_workers(queue),
-            keys.lanes(queue),
-            keys.issued(queue, "large"),
-            keys.issued(queue, "small"),
-            keys.background_pause(queue),
-            keys.WAITING,
-        ],
-        [
-            job_id,
-            "" if over is None else over,
-            queue,
-            settings.window_per_worker,
-            int(settings.reissue_s * 1000),
-            settings.interactive_share,
-            tenant or "",
-        ],
-    )
-
-
-def issued_of(rest: Sequence[Any]) -> list[Issued]:
-    """The chunks in an answer of that script."""
-    return [
-        Issued(job_id.decode(), int(chunk), int(version))
-        for job_id, chunk, version in zip(rest[::3], rest[1::3], rest[2::3], strict=True)
-    ]
-
-
-def _claim_of(answer: str, rest: Sequence[Any]) -> Claim:
-    """What the script of a claim answered."""
-    if answer == ClaimAnswer.OK:
-        attempt, data, rows, doubts = (*rest, None, None)[:4]
-        return Claim(
-            ClaimAnswer.OK,
-            attempt=int(attempt),
-            input=data,
-            given_up=None if rows is None else frozenset(map(int, filter(None, rows.split(b",")))),
-            doubts=None if doubts is None else Doubts.parse(doubts),
-        )
-    if answer == ClaimAnswer.MISMATCH:
-        return Claim(ClaimAnswer.MISMATCH, fingerprint=rest[0].decode())
-    return Claim(ClaimAnswer(answer))
 
 
 class JobStore(JobReader):
@@ -473,7 +300,7 @@ class JobStore(JobReader):
             fingerprint: the fingerprint of the model that it serves.
         """
         call = self._claim_call(job_id, chunk, token, instance, fingerprint)
-        return _claim_of(*self._connection.script(call.name, call.keys, call.args))
+        return claim_of(*self._connection.script(call.name, call.keys, call.args))
 
     def claim_of_new(
         self, job_id: str, chunk: int, *, token: str, instance: str, fingerprint: str, precision: str, model: str
@@ -487,7 +314,7 @@ class JobStore(JobReader):
         claimed, *facts = map(self._connection.answer_of, answers)
         if refused := next((each for each in (claimed, *facts) if isinstance(each, BrokerRefused)), None):
             raise refused
-        return _claim_of(*claimed), self._known(job_id, *facts)
+        return claim_of(*claimed), self._known(job_id, *facts)
 
     def claim_all(
         self, wanted: Sequence[tuple[str, int, str]], *, instance: str, fingerprint: str
@@ -497,7 +324,7 @@ class JobStore(JobReader):
             return []
         calls = [self._claim_call(*each, instance, fingerprint) for each in wanted]
         answers = self._connection.scripts(calls)
-        return [answer if isinstance(answer, BrokerRefused) else _claim_of(*answer) for answer in answers]
+        return [answer if isinstance(answer, BrokerRefused) else claim_of(*answer) for answer in answers]
 
     def _claim_call(
         self, job_id: str, chunk: int, token: str, instance: str, fingerprint: str, *expected: str

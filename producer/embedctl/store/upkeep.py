@@ -11,7 +11,7 @@ from typing import Any
 from embedctl.data import DataPlane, InRedis
 from embedctl.store.agenda import Agenda
 from embedctl.store.connection import Connection, ScriptCall
-from embedctl.store.jobs import Issued, issue_call, issued_of
+from embedctl.store.issuing import Issued, issue_call, issued_of
 from embedctl.store.outside import unlink_with_bytes
 from embedctl.store.status import BY_REQUEST, STUCK_AFTER, JobState, JobStatus, lifetime_s
 from embedctl.store.unused import UnusedQueues

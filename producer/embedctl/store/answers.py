@@ -1,0 +1,105 @@
+"""What the steps of a job's life report and answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from embedctl.store.doubts import Doubts
+from embedctl.store.issuing import Issued
+
+
+class Added(StrEnum):
+    """The answers of :meth:`JobStore.add` that are not errors."""
+
+    OK = "ok"
+    WANTED = "wanted"
+    SKIPPED = "skipped"
+    DIFFERS = "differs"
+    HELD = "held"
+    SEALED = "sealed"
+    STOPPED = "stopped"
+
+
+class ClaimAnswer(StrEnum):
+    """The answers of :meth:`JobStore.claim`."""
+
+    OK = "ok"
+    DONE = "done"
+    BUSY = "busy"
+    MISMATCH = "mismatch"
+    OTHER = "other"
+    LOST = "lost"
+    GONE = "gone"
+    CANCELLED = "cancelled"
+    NEWER = "newer"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The result of a claim: `attempt` and `input` with OK, the pinned `fingerprint` with MISMATCH.
+
+    `input` is what Redis holds of the chunk's text: :meth:`JobStore.bytes_of` gives the text.
+
+    `given_up` is None unless the chunk is suspect, because an owner of it died. A suspect chunk is to be encoded in
+    careful mode, without the rows in `given_up`: earlier owners died on them. `doubts` are the failures that earlier
+    owners reported.
+    """
+
+    answer: ClaimAnswer
+    attempt: int = 0
+    input: bytes = b""
+    fingerprint: str = ""
+    given_up: frozenset[int] | None = None
+    doubts: Doubts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A worker's report with a chunk's result: counts of records, tokens encoded, the input of the failed records.
+
+    The input is a value of an :class:`Upload`; it is empty if no record failed.
+    """
+
+    done: int
+    failed: int
+    truncated: int
+    tokens: int
+    dim: int
+    failed_input: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeJob:
+    """What came of making a job in one round trip.
+
+    Attributes:
+        job_id: None if the job was not made, because its tenant's limits leave no room.
+        issued: the chunks whose tickets are to be sent now, perhaps of other jobs.
+        sealed_at: the id of the event of its sealing; None if a step did not do what it should. Then each is to be
+            taken by itself.
+    """
+
+    job_id: str | None
+    queue: str
+    records: int
+    issued: list[Issued]
+    sealed_at: str | None
+
+
+def claim_of(answer: str, rest: Sequence[Any]) -> Claim:
+    """What the script of a claim answered."""
+    if answer == ClaimAnswer.OK:
+        attempt, data, rows, doubts = (*rest, None, None)[:4]
+        return Claim(
+            ClaimAnswer.OK,
+            attempt=int(attempt),
+            input=data,
+            given_up=None if rows is None else frozenset(map(int, filter(None, rows.split(b",")))),
+            doubts=None if doubts is None else Doubts.parse(doubts),
+        )
+    if answer == ClaimAnswer.MISMATCH:
+        return Claim(ClaimAnswer.MISMATCH, fingerprint=rest[0].decode())
+    return Claim(ClaimAnswer(answer))

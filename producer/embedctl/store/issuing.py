@@ -1,0 +1,58 @@
+"""The script that chooses the chunks whose tickets are to be sent now, and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from embedctl.store.connection import ScriptCall
+from embedctl_config import keys
+from embedctl_config.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A chunk whose ticket is to be sent now, and its job's version."""
+
+    job_id: str
+    chunk: int
+    version: int
+
+
+def issue_call(
+    settings: Settings, job_id: str, queue: str, over: int | None = None, tenant: str | None = None
+) -> ScriptCall:
+    """The script of :meth:`JobStore.issue`, which chooses the chunks whose tickets are to be sent now.
+
+    Args:
+        tenant: the only one whose jobs this process may read.
+    """
+    return ScriptCall(
+        "issue",
+        [
+            keys.queue_workers(queue),
+            keys.lanes(queue),
+            keys.issued(queue, "large"),
+            keys.issued(queue, "small"),
+            keys.background_pause(queue),
+            keys.WAITING,
+        ],
+        [
+            job_id,
+            "" if over is None else over,
+            queue,
+            settings.window_per_worker,
+            int(settings.reissue_s * 1000),
+            settings.interactive_share,
+            tenant or "",
+        ],
+    )
+
+
+def issued_of(rest: Sequence[Any]) -> list[Issued]:
+    """The chunks in an answer of that script."""
+    return [
+        Issued(job_id.decode(), int(chunk), int(version))
+        for job_id, chunk, version in zip(rest[::3], rest[1::3], rest[2::3], strict=True)
+    ]
