@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -19,10 +20,16 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+import redis as redis_py
 
+from embedctl import JobState
+from embedctl.broker import Broker
+from embedctl_config import keys
+from embedctl_gateway.embedding import RESULT_TTL_S
 from tests.support.batches import ENDED, lines_of
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
+from tests.support.workers import StartWorker
 
 SEED, KILLS = 2611, 30
 #: Time from one kill to the next, and how long what was killed stays away (seconds).
@@ -182,6 +189,38 @@ def answered(url: str, batch_id: str) -> Counter[str]:
         listed = client.get(f"/v1/batches/{batch_id}/results").text
         assert Counter(json.loads(line)["custom_id"] for line in listed.splitlines()) == found
     return found
+
+
+#: Runs a gateway that frees no job of an answered request.
+NEVER_FREES = """
+from embedctl_gateway import embedding
+from embedctl_gateway.__main__ import main
+embedding._FREE_AFTER_S = 600.0
+main(["--port", "0"])
+"""
+
+
+def test_what_a_gateway_killed_after_its_answer_leaves_behind_has_an_end(
+    environment: dict[str, str], raw: redis_py.Redis, broker: Broker, start_worker: StartWorker
+) -> None:
+    start_worker()
+    command = [sys.executable, "-c", NEVER_FREES]
+    environment = {**environment, "EMBEDCTL_HARDWARE": "auto"}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            said = process.stderr.readline()
+            url = re.search(r"http://127\.0\.0\.1:\d+", said)
+            assert url, said
+            answer = httpx2.post(f"{url[0]}/v1/embeddings", json={"input": ["one", "two"], "model": "dummy"})
+        finally:
+            process.kill()
+    assert (answer.status_code, len(answer.json()["data"])) == (200, 2)
+    (job,) = broker.jobs.newest()
+    assert job.state is JobState.COMPLETED
+    left = list(raw.scan_iter(f"embed:job:{job.id}*"))
+    assert keys.job(job.id).encode() in left
+    assert all(0 < raw.pttl(name) <= 1000 * RESULT_TTL_S * keys.CHUNK_TTL_FACTOR for name in left)
 
 
 @pytest.mark.slow
