@@ -24,6 +24,7 @@ from embedctl_workers.backends.torch.packed.int8 import Int8Layers, Int8Library
 from embedctl_workers.backends.torch.packed.kernels import load_kernels
 from embedctl_workers.backends.torch.packed.layers import LayerKind, PlainLayers
 from embedctl_workers.backends.torch.packed.linear import BlasLinear, OneDnnBf16Linear, OneDnnLinear
+from embedctl_workers.backends.torch.packed.onednn_layers import OneDnnBf16Layers
 from embedctl_workers.backends.torch.packed.tiles import AMX, AVX512, EMULATED, TileLayers, Tiles
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.cache import cache_folder
@@ -64,6 +65,7 @@ def _kinds(host: Host) -> Iterator[LayerKind]:
     tiles = Tiles(next((unit for unit in (AMX, AVX512) if unit.needs <= flags), EMULATED), host)
     yield TileLayers(tiles, 1, kernels)
     yield TileLayers(tiles, 2, kernels)
+    yield OneDnnBf16Layers(tiles, kernels)
     if flags & {"avx512_vnni", "avx_vnni"}:
         yield Int8Layers(Int8Library(host))
 

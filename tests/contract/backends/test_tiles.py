@@ -30,12 +30,13 @@ pytest.importorskip("sentence_transformers")
 from sentence_transformers import SentenceTransformer
 
 from embedctl_workers.backends.torch import backend as torch_backend
-from embedctl_workers.backends.torch.packed import choosing, tiles
+from embedctl_workers.backends.torch.packed import choosing, onednn_layers, tiles
 from embedctl_workers.backends.torch.packed.buffers import Buffers
-from embedctl_workers.backends.torch.packed.kernels import CompiledKernels, Texts, TorchKernels, load_kernels
+from embedctl_workers.backends.torch.packed.kernels import CompiledKernels, Kernels, Texts, TorchKernels, load_kernels
 from embedctl_workers.backends.torch.packed.layers import EncoderLayer, LayerKind, PlainLayers
 from embedctl_workers.backends.torch.packed.linear import BlasLinear
 from embedctl_workers.backends.torch.packed.native import address
+from embedctl_workers.backends.torch.packed.onednn_layers import OneDnnBf16Layers
 from embedctl_workers.backends.torch.packed.tiles import AMX, AVX512, EMULATED, TileLayers, Tiles, Unit
 from embedctl_workers.backends.torch.packed.weights import Layer, Weights
 from embedctl_workers.models.files import resolve_model
@@ -55,6 +56,12 @@ UNITS = [
     pytest.param(AMX, id="amx", marks=pytest.mark.amx),
 ]
 LENGTHS = (1, 16, 17, 33, 24, 23, 70)
+#: Ways to compute a layer, each with the largest error of its result.
+KINDS: dict[str, tuple[Callable[[Tiles, Kernels], LayerKind], float]] = {
+    "one part": (lambda tiles, kernels: TileLayers(tiles, 1, kernels), 0.1),
+    "two parts": (lambda tiles, kernels: TileLayers(tiles, 2, kernels), 2e-4),
+    "oneDNN": (OneDnnBf16Layers, 0.1),
+}
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +83,18 @@ def _seeded() -> Iterator[None]:
     torch.set_num_threads(2)
     with torch.inference_mode():
         yield
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest, each: Tiles, host: Host) -> tuple[LayerKind, float]:
+    return kind_of(request.param, each, load_kernels(host)), KINDS[request.param][1]
+
+
+def kind_of(way: str, tiles: Tiles, kernels: Kernels) -> LayerKind:
+    make, _ = KINDS[way]
+    if make is OneDnnBf16Layers and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("torch has no products in bf16 on this CPU")
+    return make(tiles, kernels)
 
 
 def project(library: Tiles, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, parts: int) -> torch.Tensor:
@@ -217,27 +236,24 @@ def run(layer: EncoderLayer, x: torch.Tensor, lengths: tuple[int, ...]) -> torch
 
 #: Heads of 16 and of 40 fill no tiles, nor does a feed-forward of 72.
 @pytest.mark.parametrize("shape", [(32, 2, 72), (64, 2, 256), (160, 4, 104)], ids=str)
-@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_layer_is_that_of_torch(
-    each: Tiles, host: Host, shape: tuple[int, int, int], parts: int, threads: int
-) -> None:
+def test_a_layer_is_that_of_torch(kind: tuple[LayerKind, float], shape: tuple[int, int, int], threads: int) -> None:
     torch.set_num_threads(threads)
     layer, weights = layer_of(*shape)
     x = torch.randn(sum(LENGTHS), shape[0])
     expected = run(PlainLayers(BlasLinear, TorchKernels()).layer(layer, weights), x, LENGTHS)
-    found = run(TileLayers(each, parts, load_kernels(host)).layer(layer, weights), x, LENGTHS)
-    assert (found - expected).abs().max() < {1: 0.1, 2: 2e-4}[parts]
+    way, error = kind
+    found = run(way.layer(layer, weights), x, LENGTHS)
+    assert (found - expected).abs().max() < error
 
 
 def _split(x: torch.Tensor, lengths: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
     return torch.tensor_split(x, np.cumsum(lengths)[:-1].tolist())
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_a_text_comes_out_the_same_alone_in_a_batch_and_in_another_order(each: Tiles, host: Host, parts: int) -> None:
+def test_a_text_comes_out_the_same_alone_in_a_batch_and_in_another_order(kind: tuple[LayerKind, float]) -> None:
     layer, weights = layer_of(64, 2, 128)
-    product = TileLayers(each, parts, load_kernels(host)).layer(layer, weights)
+    product = kind[0].layer(layer, weights)
     x = torch.randn(sum(LENGTHS), 64)
     together = _split(run(product, x, LENGTHS), LENGTHS)
     pieces = _split(x, LENGTHS)
@@ -247,10 +263,9 @@ def test_a_text_comes_out_the_same_alone_in_a_batch_and_in_another_order(each: T
         assert torch.equal(here, run(product, piece, (length,)))
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_a_bad_text_spoils_no_other(each: Tiles, host: Host, parts: int) -> None:
+def test_a_bad_text_spoils_no_other(kind: tuple[LayerKind, float]) -> None:
     layer, weights = layer_of(64, 2, 128)
-    product = TileLayers(each, parts, load_kernels(host)).layer(layer, weights)
+    product = kind[0].layer(layer, weights)
     x = torch.randn(60, 64)
     clean = run(product, x, (20, 30, 10))
     x[25] = torch.nan
@@ -284,6 +299,17 @@ class TestChoice:
         monkeypatch.setattr(choosing, "AMX", _emulating(AMX))
         monkeypatch.setattr(choosing._Probe, "seconds", lambda self, layer: isinstance(layer, tiles._TileLayer))
         assert "AMX" not in self._chosen(choosing.fp32_layers, host).name
+
+    def test_attention_on_tiles_serves_between_products_of_onednn(
+        self, host: Host, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            pytest.skip("torch has no products in bf16 on this CPU")
+        monkeypatch.setattr(choosing, "AMX", _emulating(AMX))
+        mixed = onednn_layers._OneDnnBf16Layer
+        monkeypatch.setattr(choosing._Probe, "seconds", lambda self, layer: not isinstance(layer, mixed))
+        chosen = self._chosen(choosing.bf16_layers, host)
+        assert chosen.name == "compiled kernels, oneDNN bf16, attention on AMX bf16"
 
     def test_a_unit_that_computes_wrongly_is_not_used(
         self, host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -333,15 +359,15 @@ MODELS = (
 )
 
 
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("way", KINDS)
 @pytest.mark.parametrize("tiny", MODELS, ids=str)
 def test_every_packed_family_runs_on_tiles(
-    host: Host, tiny_model: Callable[[Tiny], Path], monkeypatch: pytest.MonkeyPatch, tiny: Tiny, parts: int
+    host: Host, tiny_model: Callable[[Tiny], Path], monkeypatch: pytest.MonkeyPatch, tiny: Tiny, way: str
 ) -> None:
     kernels = load_kernels(host)
     if not isinstance(kernels, CompiledKernels):
         pytest.skip("there is no C compiler here")
-    layers = TileLayers(Tiles(EMULATED, host), parts, kernels)
+    layers = kind_of(way, Tiles(EMULATED, host), kernels)
     monkeypatch.setattr(torch_backend, "fp32_layers", lambda *_, plain: layers)
     folder = tiny_model(tiny)
     backend = _loaded("torch", host, folder)
@@ -353,14 +379,14 @@ def test_every_packed_family_runs_on_tiles(
     np.testing.assert_array_equal(found[3], alone[0])
     expected = SentenceTransformer(str(folder), device="cpu").encode(texts, normalize_embeddings=True)
     assert (found * expected).sum(1).min() > 0.999
-    if parts == 2:
+    if way == "two parts":
         assert abs(found - expected).max() < 1e-5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parts", [1, 2])
-def test_the_real_model_on_emulated_tiles(host: Host, monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
-    layers = TileLayers(Tiles(EMULATED, host), parts, load_kernels(host))
+@pytest.mark.parametrize("way", KINDS)
+def test_the_real_model_on_emulated_tiles(host: Host, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    layers = kind_of(way, Tiles(EMULATED, host), load_kernels(host))
     monkeypatch.setattr(torch_backend, "fp32_layers", lambda *_, plain: layers)
     backend = load_backend("torch", "all-MiniLM-L6-v2", entry=None, host=host, options={})
     texts = ["a", "The quick brown fox jumps over the lazy dog.", "words of a longer passage " * 12]
@@ -369,7 +395,7 @@ def test_the_real_model_on_emulated_tiles(host: Host, monkeypatch: pytest.Monkey
     model = SentenceTransformer(str(resolve_model("all-MiniLM-L6-v2", None).folder), device="cpu")
     expected = model.encode(texts, normalize_embeddings=True)
     assert (found * expected).sum(1).min() > 0.9999
-    if parts == 2:
+    if way == "two parts":
         assert abs(found - expected).max() < 1e-5
 
 

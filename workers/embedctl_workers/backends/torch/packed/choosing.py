@@ -15,6 +15,7 @@ from embedctl_workers.backends.torch.packed.buffers import Buffers
 from embedctl_workers.backends.torch.packed.kernels import Kernels, Texts, TorchKernels
 from embedctl_workers.backends.torch.packed.layers import EncoderLayer, LayerKind, PlainLayers
 from embedctl_workers.backends.torch.packed.linear import OneDnnBf16Linear, fastest_linear
+from embedctl_workers.backends.torch.packed.onednn_layers import OneDnnBf16Layers
 from embedctl_workers.backends.torch.packed.tiles import AMX, AVX512, TileLayers, Tiles, Unit, fit_tiles
 from embedctl_workers.backends.torch.packed.weights import Weights
 from embedctl_workers.machine.host import Host
@@ -53,7 +54,8 @@ def bf16_layers(weights: Weights, kernels: Kernels, host: Host, *, plain: bool =
     """
     kinds: list[LayerKind] = [PlainLayers(OneDnnBf16Linear, kernels)]
     if not plain:
-        kinds += [TileLayers(tiles, 1, kernels) for tiles in _tiles(weights, kernels, host, (AMX, AVX512))]
+        for tiles in _tiles(weights, kernels, host, (AMX, AVX512)):
+            kinds += [TileLayers(tiles, 1, kernels), OneDnnBf16Layers(tiles, kernels)]
     exact = PlainLayers(fastest_linear(weights.layers[0].up.weight.detach().float()), kernels)
     return _fastest(kinds, weights, exact, _ROUGH)
 

@@ -139,14 +139,11 @@ class _TileLayer:
         self._tiles, self._parts, self._kernels = tiles, parts, kernels
         self._heads = heads = weights.heads
         self._hidden = layer.query.out_features
-        head = self._hidden // heads
-        self._head = head + -head % _TILE
-        qkv, qkv_bias = joined_qkv(layer, heads)
-        out, out_bias = joined((layer.out, 1.0))
-        # A head that fills no tiles gets places whose queries, keys, values and weights are zero.
-        self._qkv = self._packed(_heads_filled_up(qkv, 3 * heads), _heads_filled_up(qkv_bias, 3 * heads))
+        self._attention = TileAttention(tiles, heads, self._hidden // heads, parts)
+        qkv, out = filled_up(layer, heads)
+        self._qkv = self._packed(*qkv)
         self._kept = (
-            self._packed(_heads_filled_up(out.t(), heads).t(), out_bias),
+            self._packed(*out),
             self._packed(*joined((layer.up, 1.0))),
             self._packed(*joined((layer.down, 1.0))),
         )
@@ -154,7 +151,7 @@ class _TileLayer:
         self._rest = _Rest(
             *(each.at for each in self._kept),
             *(_Norm(address(norm.weight), address(norm.bias), norm.eps) for norm in self._norms),
-            heads * self._head,
+            self._attention.width,
             self._hidden,
             len(self._kept[1].bias),
         )
@@ -163,7 +160,7 @@ class _TileLayer:
         return _Packed.of(self._tiles, self._parts, weight, bias)
 
     def __call__(self, x: torch.Tensor, texts: Texts, buffers: Buffers) -> None:
-        tokens, attended = len(x), self._heads * self._head
+        tokens, attended = len(x), self._attention.width
         kind = torch.bfloat16 if self._parts == 1 else torch.float32
         qkv = buffers("qkv", tokens, 3 * attended, kind)
         context = buffers("context", tokens, attended, kind)
@@ -187,17 +184,53 @@ class _TileLayer:
         if short is not None:
             self._kernels.attention(qkv, short, self._heads, context)
         if long is not None:
-            self._attend_on_tiles(qkv, long, context, buffers)
+            self._attention(qkv, long, context, buffers)
 
-    def _attend_on_tiles(self, qkv: torch.Tensor, texts: Texts, context: torch.Tensor, buffers: Buffers) -> None:
-        library = self._tiles.attention
-        each = library.scratch_bytes(*map(ctypes.c_long, (texts.longest, self._head)), self._parts)
-        library.attention(
+
+class TileAttention:
+    """Attention on tiles, over heads that fill them.
+
+    Args:
+        heads, head: their number, and the size of one in the model.
+        parts: as for :class:`TileLayers`.
+
+    Attributes:
+        width: of all heads together, each filled up to whole tiles.
+    """
+
+    def __init__(self, tiles: Tiles, heads: int, head: int, parts: int) -> None:
+        self._library = tiles.attention
+        self._heads = heads
+        self._head = head + -head % _TILE
+        self._parts = parts
+        self.width = heads * self._head
+
+    def __call__(self, qkv: torch.Tensor, texts: Texts, context: torch.Tensor, buffers: Buffers) -> None:
+        """softmax(q kᵀ) v for each text and head, into `context`, tokens × width.
+
+        Args:
+            qkv: tokens × (3 · width), queries scaled. Both are bfloat16 for one part, else float32.
+        """
+        each = self._library.scratch_bytes(*map(ctypes.c_long, (texts.longest, self._head)), self._parts)
+        self._library.attention(
             *map(address, (qkv, context, texts.offsets, texts.order)),
             *map(ctypes.c_long, (len(texts.order), self._heads, self._head)),
             *_scratch(buffers, "attention", each),
             self._parts,
         )
+
+
+def filled_up(layer: Layer, heads: int) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """Weight and bias of query, key and value, and of what follows attention, for :class:`TileAttention`.
+
+    A head that fills no tiles gets places whose queries, keys, values and weights are zero.
+    """
+    qkv, qkv_bias = joined_qkv(layer, heads)
+    out, out_bias = joined((layer.out, 1.0))
+    return (
+        (_heads_filled_up(qkv, 3 * heads), _heads_filled_up(qkv_bias, 3 * heads)),
+        (_heads_filled_up(out.t(), heads).t(), out_bias),
+    )
 
 
 def _heads_filled_up(rows: torch.Tensor, heads: int) -> torch.Tensor:
