@@ -390,7 +390,8 @@ class _Work:
             self._looked = now
             if self._is_late() or (now - self._began > _TURN_S and self._others_wait()):
                 raise _Turn
-            self._held.note(self._counts(self._broker.jobs.status(self._batch.facts["job"])))
+            if job_id := self._batch.facts.get("job"):  # there is none while Redis is full
+                self._held.note(self._counts(self._broker.jobs.status(job_id)))
 
     def _begin(self, facts: Mapping[str, object]) -> None:
         if self._batch.status == "validating":

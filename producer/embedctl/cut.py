@@ -6,6 +6,7 @@ chunks, whichever workers live by then.
 
 from __future__ import annotations
 
+import heapq
 import math
 import sys
 import time
@@ -30,6 +31,8 @@ _LEAST_S = 0.1
 _LEAST_BYTES = 8 * 1024
 #: A job of at most this many chunks for each worker is divided evenly. The last chunks of a longer one matter little.
 _CHUNKS_EACH = 8
+#: A job gets more chunks than it needs if the busiest worker then has this part of its work, or less.
+_MUCH_LESS = 0.97
 #: No more is read ahead, however many workers there are.
 _MOST_RECORDS, _MOST_BYTES, _MOST_S = 16_384, 8 * 1024 * 1024, 0.5
 
@@ -120,7 +123,7 @@ def chunk_bytes(ahead: ReadAhead, crew: Crew, options: Mapping[str, Any]) -> int
     # With fewer chunks, some workers could take all of them while another is about to ask.
     rounds = max(crew.prefetch, math.ceil(rounds)) if crew.workers > 1 else math.ceil(rounds)
     least = aim * _LEAST_S / CHUNK_S if crew.tokens_per_s else _LEAST_BYTES
-    return _even(sizes, _as_many_each(min(crew.workers * rounds, work / least), crew.workers), rows, most)
+    return _shared(sizes, min(crew.workers * rounds, work / least), crew.workers, rows, most)
 
 
 def _work(records: Iterable[Record], crew: Crew, options: Mapping[str, Any]) -> float:
@@ -131,34 +134,50 @@ def _work(records: Iterable[Record], crew: Crew, options: Mapping[str, Any]) -> 
     return sum(min(prompt + len(record.text), longest) for record in records)
 
 
-def _as_many_each(chunks: float, workers: int) -> int:
-    """About so many chunks, and as many for each worker: with three chunks, one of two workers would have two."""
-    if chunks <= workers:
-        return int(chunks)
-    return workers * math.floor(chunks / workers + 0.5)
+def _shared(sizes: Sequence[int], chunks: float, workers: int, max_rows: int, max_bytes: int) -> int:
+    """The limit in bytes that makes about so many chunks, of which each worker has as much as another.
 
-
-def _even(sizes: Sequence[int], chunks: int, max_rows: int, max_bytes: int) -> int:
-    """The lowest limit in bytes that makes no more chunks than these; `max_bytes` if that makes more already."""
+    Of three equal chunks, one of two workers would encode two. So their number is to be a multiple of the workers; the
+    next one, if the records do not fill the first.
+    """
     ends = list(accumulate(sizes))
-    if _count(ends, max_rows, max_bytes) > chunks:
+    if chunks <= workers:
+        return _even(ends, int(chunks), max_rows, max_bytes)
+    each = math.floor(chunks / workers + 0.5)
+    limits = [_even(ends, workers * rounds, max_rows, max_bytes) for rounds in (each, each + 1)]
+    fewer, more = (_longest_share(_cut(ends, max_rows, limit), workers) for limit in limits)
+    return limits[more < _MUCH_LESS * fewer]
+
+
+def _longest_share(chunks: Iterable[int], workers: int) -> int:
+    """The most bytes that one of the workers encodes, if each takes the next chunk when it has done one."""
+    busy = [0] * workers
+    for size in chunks:
+        heapq.heapreplace(busy, busy[0] + size)
+    return max(busy)
+
+
+def _even(ends: Sequence[int], chunks: int, max_rows: int, max_bytes: int) -> int:
+    """The lowest limit in bytes that makes no more chunks than these; `max_bytes` if that makes more already."""
+    if len(_cut(ends, max_rows, max_bytes)) > chunks:
         return max_bytes
     low, high = 1, max_bytes
     while low < high:
         middle = (low + high) // 2
-        if _count(ends, max_rows, middle) > chunks:
+        if len(_cut(ends, max_rows, middle)) > chunks:
             low = middle + 1
         else:
             high = middle
     return high
 
 
-def _count(ends: Sequence[int], max_rows: int, max_bytes: int) -> int:
-    """How many chunks :func:`embedctl.chunking.chunks_of` makes of records that end at these bytes."""
-    at = before = count = 0
+def _cut(ends: Sequence[int], max_rows: int, max_bytes: int) -> list[int]:
+    """The bytes of each chunk that :func:`embedctl.chunking.chunks_of` makes of records that end at these bytes."""
+    at = before = 0
+    chunks = []
     while at < len(ends):
         fitting = bisect_right(ends, before + max_bytes, at, min(at + max_rows, len(ends)))
         at = max(fitting, at + 1)
+        chunks.append(ends[at - 1] - before)
         before = ends[at - 1]
-        count += 1
-    return count
+    return chunks

@@ -206,13 +206,14 @@ def test_what_a_gateway_killed_after_its_answer_leaves_behind_has_an_end(
     start_worker()
     command = [sys.executable, "-c", NEVER_FREES]
     environment = {**environment, "EMBEDCTL_HARDWARE": "auto"}
+    asked = {"input": ["one", "two"], "model": "dummy"}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
             said = process.stderr.readline()
             url = re.search(r"http://127\.0\.0\.1:\d+", said)
             assert url, said
-            answer = httpx2.post(f"{url[0]}/v1/embeddings", json={"input": ["one", "two"], "model": "dummy"})
+            answer = httpx2.post(f"{url[0]}/v1/embeddings", json=asked, timeout=60)
         finally:
             process.kill()
     assert (answer.status_code, len(answer.json()["data"])) == (200, 2)

@@ -88,7 +88,10 @@ def test_chunks_are_printed_while_others_are_encoded(
 ) -> None:
     job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=2, settings=settings)
     fetching = piped(environment, short_folder, "fetch", job.id, "-o", "-")
-    eventually(lambda: any(each["cmd"] == "xread" for each in raw.client_list()), what="a fetch that waits")
+    eventually(
+        lambda: any(each["cmd"] == "xread" and "b" in each["flags"] for each in raw.client_list()),
+        what="a fetch that waits",
+    )
     start_worker("slow")
     assert fetching.stdout
     assert json.loads(fetching.stdout.readline())["position"] == 0

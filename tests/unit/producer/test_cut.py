@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedctl import cut
-from embedctl.chunking import chunks_of, size_of
+from embedctl.chunking import chunks_of, groups_of, size_of
 from embedctl.cut import BYTES_PER_TOKEN, CHUNK_S, Crew, ReadAhead, chunk_bytes
 from embedctl.records import Record
 from embedctl_config.wire import RecordKind
@@ -55,7 +55,15 @@ def test_each_worker_has_as_many_chunks_as_another() -> None:
     assert sizes(texts(12, 2300), Crew(workers=2, prefetch=2)) == [3] * 4
     assert sizes(texts(12, 1700), Crew(workers=2, prefetch=2)) == [6] * 2
     assert sizes(texts(12, 2300), Crew(2, 2300 * 12 / 3 / 0.1 / BYTES_PER_TOKEN, prefetch=2)) == [3] * 4
-    assert sizes(LONG, Crew(2, 96 * 1900 / 9.5 / BYTES_PER_TOKEN / CHUNK_S)) == [10] * 9 + [6]
+    assert sizes(LONG, Crew(2, 96 * 1900 / 9.5 / BYTES_PER_TOKEN / CHUNK_S)) == [8] * 12  # not ten, the last of 6
+
+
+def test_records_that_do_not_fill_as_many_chunks_are_cut_into_more() -> None:
+    two = Crew(workers=2, prefetch=2)
+    assert sizes(texts(6, 20_000), two) == [1] * 6  # not three of two
+    assert sizes(texts(9, 4_000), two) == [2, 2, 2, 2, 1]
+    assert sizes(LONG, Crew(2, 96 * 1900 / 9.95 / BYTES_PER_TOKEN / CHUNK_S)) == [8] * 12  # not eleven
+    assert sizes(texts(1030, 12), two) == [512, 512, 6]
 
 
 def test_a_job_that_is_no_work_stays_whole() -> None:
@@ -169,4 +177,5 @@ def test_the_records_read_ahead_keep_their_places(records: list[Record], rows: i
     assert 1 <= limit <= most
     assert list(ahead) == records
     ends = [sum(map(size_of, records[: at + 1])) for at in range(len(records))]
-    assert cut._count(ends, rows, limit) == len(list(chunks_of(records, max_rows=rows, max_bytes=limit)))
+    chunks = [sum(map(size_of, chunk)) for chunk in groups_of(records, max_rows=rows, max_bytes=limit)]
+    assert cut._cut(ends, rows, limit) == chunks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -44,20 +45,19 @@ def fp32_layers(weights: Weights, kernels: Kernels, host: Host, *, plain: bool =
 
 
 def bf16_layers(weights: Weights, kernels: Kernels, host: Host, *, plain: bool = False) -> LayerKind:
-    """Layers with products in bf16: our own on the best unit of this CPU, or torch's where they are faster here.
+    """Layers with products in bf16: our own on the best unit of this CPU, or oneDNN's where they are faster here.
 
     Args:
-        plain: torch's, in any case.
+        plain: torch's products, and attention in float32, in any case.
 
     Raises:
         ModelError: none of them computes correctly.
     """
-    kinds: list[LayerKind] = [PlainLayers(OneDnnBf16Linear, kernels)]
-    if not plain:
-        for tiles in _tiles(weights, kernels, host, (AMX, AVX512)):
-            kinds += [TileLayers(tiles, 1, kernels), OneDnnBf16Layers(tiles, kernels)]
     exact = PlainLayers(fastest_linear(weights.layers[0].up.weight.detach().float()), kernels)
-    return _fastest(kinds, weights, exact, _ROUGH)
+    for tiles in [] if plain else _tiles(weights, kernels, host, (AMX, AVX512)):
+        with suppress(ModelError):  # logged: both are wrong
+            return _fastest([TileLayers(tiles, 1, kernels), OneDnnBf16Layers(tiles, kernels)], weights, exact, _ROUGH)
+    return _fastest([PlainLayers(OneDnnBf16Linear, kernels)], weights, exact, _ROUGH)
 
 
 def _tiles(weights: Weights, kernels: Kernels, host: Host, units: Sequence[Unit]) -> list[Tiles]:
