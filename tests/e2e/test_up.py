@@ -190,7 +190,7 @@ def test_the_plan_is_printed_and_nothing_is_started(environment: dict[str, str],
 def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(
     environment: dict[str, str], broker: Broker, raw: redis_py.Redis, start_up: StartUp
 ) -> None:
-    environment["EMBEDCTL_LEASE_S"] = "12"
+    environment["EMBEDCTL_LEASE_S"] = "4"
     up = start_up("--class", "slow", "--class", "dummy")
     before = up.wait_ready("slow", "dummy")
     assert {row.hardware: (row.cpus, row.device) for row in before.values()} == {
@@ -212,7 +212,7 @@ def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(
         return all((raw.zscore(keys.due(job.id), chunk) or inf) <= now for chunk in held)
 
     eventually(are_due)
-    assert time.monotonic() - killed < 6  # and not when the lease is over
+    assert time.monotonic() - killed < 2.5  # and not when the lease is over
 
     eventually(lambda: {suspect.chunk for suspect in job.suspects()} == held)
     after = up.wait_ready("slow", "dummy")
