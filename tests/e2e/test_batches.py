@@ -18,7 +18,7 @@ import openai
 import pytest
 import redis
 
-from embedctl import enqueue_embeddings
+from embedctl import enqueue, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.data.outside import Outside
 from embedctl.store.batches import BatchStore
@@ -537,6 +537,22 @@ def test_a_batch_waits_while_its_tenant_has_no_room(
         first.discard()
         start_worker()
         assert counts(ended(client, made.id)) == (2, 2, 0)
+
+
+def test_a_batch_goes_on_when_redis_was_full_before_its_job_was_made(
+    client: openai.OpenAI, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_when_there_is_room = enqueue._when_there_is_room
+
+    def full_at_first(begin: Any, progress: Any, deadline: float | None) -> Any:
+        progress(0, "Redis")
+        return begin_when_there_is_room(begin, progress, deadline)
+
+    monkeypatch.setattr(enqueue, "_when_there_is_room", full_at_first)
+    monkeypatch.setattr("embedctl_gateway.runner._PAUSE_S", 0.0)
+    start_worker()
+    batch = ended(client, create(client, upload(client, lines_of(["one", "two"]))).id)
+    assert (batch.status, counts(batch)) == ("completed", (2, 2, 0))
 
 
 @pytest.mark.parametrize("lost", ["the making", "the reading"])
