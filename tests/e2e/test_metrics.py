@@ -120,7 +120,7 @@ def test_the_metrics_of_a_finished_job_are_exact(settings: Settings, page: Page,
     assert found["batch_seconds_count",] >= 6
     assert found["queue_wait_seconds_count",] == 10
     assert 0 <= found["queue_wait_seconds_sum",] < 60
-    assert found["redis_round_trip_seconds_count", "claim"] >= 10
+    assert found["redis_round_trip_seconds_count", "claim"] >= 6  # those that wait may be claimed together
     assert found["redis_round_trip_seconds_count", "complete"] >= 10
     assert found["redis_round_trip_seconds_count", "PIPELINE"] > 0
     assert abs(found["last_progress_timestamp_seconds",] - time.time()) < 60
