@@ -135,10 +135,10 @@ def _work(records: Iterable[Record], crew: Crew, options: Mapping[str, Any]) -> 
 
 
 def _shared(sizes: Sequence[int], chunks: float, workers: int, max_rows: int, max_bytes: int) -> int:
-    """The limit in bytes that makes about so many chunks, of which each worker has as much as another.
+    """The limit in bytes that makes about so many chunks and gives every worker about the same amount.
 
-    Of three equal chunks, one of two workers would encode two. So their number is to be a multiple of the workers; the
-    next one, if the records do not fill the first.
+    One of two workers would encode two of three equal chunks. So the number of chunks is to be a multiple of the number
+    of workers. The records may not fill the nearest multiple; then it is the next one.
     """
     ends = list(accumulate(sizes))
     if chunks <= workers:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -30,7 +27,7 @@ from embedctl_config.settings import Settings, load_settings
 from embedctl_config.tenants import TenantEntry
 from embedctl_gateway.key_file import add_key
 from tests.support.batches import client_of, counts, create, ended, lines_of, rows_in, upload
-from tests.support.gateway import Running, running_gateway
+from tests.support.gateway import Running, killed_gateway, running_gateway
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
@@ -482,18 +479,10 @@ def test_another_gateway_goes_on_after_a_kill(
     start_worker()
     environment = {**environment, "EMBEDCTL_HARDWARE": "auto", "EMBEDCTL_CHUNK_SIZE": "50"}
     texts = [f"text {number}" for number in range(500)]
-    command = [sys.executable, "-c", STOPS, where]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stderr is not None
-            said = process.stderr.readline()
-            url = re.search(r"http://127\.0\.0\.1:\d+", said)
-            assert url, said
-            with openai.OpenAI(base_url=f"{url[0]}/v1", api_key="none", max_retries=0) as client:
-                made = create(client, upload(client, lines_of(texts)))
-            assert "here\n" in process.stderr
-        finally:
-            process.kill()
+    with killed_gateway(STOPS, where, environment=environment) as (url, said):
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            made = create(client, upload(client, lines_of(texts)))
+        assert "here\n" in said
     with running_gateway(settings.replace(chunk_size=50)) as second, client_of(second) as client:
         batch = ended(client, made.id)
         assert (batch.status, counts(batch)) == ("completed", (500, 500, 0))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import socket
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from embedctl.broker import Broker
 from embedctl_config import keys
 from embedctl_gateway.embedding import RESULT_TTL_S
 from tests.support.batches import ENDED, lines_of
+from tests.support.gateway import killed_gateway
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
@@ -204,18 +204,10 @@ def test_what_a_gateway_killed_after_its_answer_leaves_behind_has_an_end(
     environment: dict[str, str], raw: redis_py.Redis, broker: Broker, start_worker: StartWorker
 ) -> None:
     start_worker()
-    command = [sys.executable, "-c", NEVER_FREES]
     environment = {**environment, "EMBEDCTL_HARDWARE": "auto"}
     asked = {"input": ["one", "two"], "model": "dummy"}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stderr is not None
-            said = process.stderr.readline()
-            url = re.search(r"http://127\.0\.0\.1:\d+", said)
-            assert url, said
-            answer = httpx2.post(f"{url[0]}/v1/embeddings", json=asked, timeout=60)
-        finally:
-            process.kill()
+    with killed_gateway(NEVER_FREES, environment=environment) as (url, _):
+        answer = httpx2.post(f"{url}/v1/embeddings", json=asked, timeout=60)
     assert (answer.status_code, len(answer.json()["data"])) == (200, 2)
     (job,) = broker.jobs.newest()
     assert job.state is JobState.COMPLETED

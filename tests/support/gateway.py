@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import httpx2
 
@@ -49,6 +52,25 @@ def running_gateway(settings: Settings, gateway: Gateway | None = None) -> Itera
         finally:
             server.should_exit = True
             thread.join()
+
+
+@contextmanager
+def killed_gateway(script: str, *arguments: str, environment: Mapping[str, str]) -> Iterator[tuple[str, IO[str]]]:
+    """A gateway that a script runs in a process of its own, until it is killed at the end of the block.
+
+    Yields:
+        Its URL, and what it says after that.
+    """
+    command = [sys.executable, "-c", script, *arguments]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            said = process.stderr.readline()
+            url = re.search(r"http://127\.0\.0\.1:\d+", said)
+            assert url, said
+            yield url[0], process.stderr
+        finally:
+            process.kill()
 
 
 def request_bytes(path: str, fields: Mapping[str, Any], **headers: str) -> bytes:
