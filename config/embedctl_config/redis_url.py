@@ -5,6 +5,7 @@ No other module builds either.
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ _CHECKS: Mapping[str, frozenset[str]] = {
 _CERTIFICATES = "ssl_ca_certs"
 _SENTINEL_PORT = 26379
 _SENTINELS_FILE = "sentinel_password_file"
+_URL_OF_SENTINELS = re.compile(r"(rediss?\+sentinel://)([^/?#]*)(.*)", re.IGNORECASE)
 _SENTINEL_FORM = "redis+sentinel://[user:password@]host[:port],host[:port],…/MASTER[/database]"
 
 
@@ -192,8 +194,11 @@ def _as_one_instance(parts: SplitResult) -> SplitResult:
 
 
 def _split(url: str) -> SplitResult:
+    # `urlsplit` of newer Pythons takes brackets around a whole host alone, but one of several sentinels may have an
+    # IPv6 address.
+    found = _URL_OF_SENTINELS.match(url)
     try:
-        return urlsplit(url)
+        return urlsplit(f"{found[1]}{found[3]}")._replace(netloc=found[2]) if found else urlsplit(url)
     except ValueError:
         # Show neither the URL nor the reason: a part that can't be parsed may be a password.
         raise SettingsError("redis_url can't be read as redis://[user:password@]host[:port][/database]") from None

@@ -58,7 +58,8 @@ _SERVICE = re.compile(
     r"EMBEDCTL(_\w+?)??_(?P<what>SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)"
 )
 _ADDRESS = re.compile(r"(tcp|udp|sctp)://")
-_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
+_SCHEMES = ("redis", "rediss", "unix")
+_OF_SENTINELS = ("redis+sentinel:", "rediss+sentinel:")
 LAST_PORT = 65535
 #: The most that a chunk may have to stay in Redis with `data_url` (bytes).
 MAX_INLINE_BYTES = 1024 * 1024
@@ -695,6 +696,8 @@ def _may_hold_a_secret(url: str) -> bool:
 
 
 def _is_redis_url(url: str) -> bool:
+    if url.lower().startswith(_OF_SENTINELS):  # their hosts are read elsewhere: `urlsplit` may refuse several
+        return True
     try:
         return urlsplit(url).scheme in _SCHEMES
     except ValueError:

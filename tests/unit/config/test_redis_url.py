@@ -9,7 +9,7 @@ import redis
 
 from embedctl_config.errors import SettingsError
 from embedctl_config.redis_url import database_of, secret_url, sentinels_of, tls_options
-from embedctl_config.settings import Settings
+from embedctl_config.settings import Settings, load_settings
 
 SECRET = "p@ss/w:rd?#%20 é"
 QUOTED = "p%40ss%2Fw%3Ard%3F%23%2520%20%C3%A9"
@@ -155,7 +155,7 @@ def test_settings_do_not_show_the_url() -> None:
 def test_sentinels_stand_in_the_place_of_the_host(
     url: str, instance: str, addresses: list[tuple[str, int]], master: str, database: int
 ) -> None:
-    settings = Settings(redis_url=url)
+    settings = load_settings({"EMBEDCTL_REDIS_URL": url})
     found = sentinels_of(settings)
     assert found is not None
     assert (list(found.addresses), found.master) == (addresses, master)
