@@ -18,6 +18,7 @@ from tests.support.tiny_models import Tiny, make_model
 _SCRIPT = """
 import json, os, sys, threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.backends import load_backend
@@ -25,7 +26,11 @@ from embedctl_workers.machine import devices
 from embedctl_workers.machine.host import Host
 
 def masks():
-    return {int(task): sorted(os.sched_getaffinity(int(task))) for task in os.listdir("/proc/self/task")}
+    found = {}
+    for task in map(int, os.listdir("/proc/self/task")):
+        with suppress(ProcessLookupError):  # a team ends a moment after its leader
+            found[task] = sorted(os.sched_getaffinity(task))
+    return found
 
 pinned = devices.pin(None)
 host = Host(pinned.threads, Path(sys.argv[2]), places=pinned.places)
