@@ -1,6 +1,6 @@
 """How far the vectors of classes of CPUs are from torch's in fp32 on real passages, and what that does to similarity.
 
-    python -m benchmarks.ours.accuracy [--class cpu ...] [--model all-MiniLM-L6-v2] [--passages 5000]
+    python -m benchmarks.ours.accuracy [--class cpu ...] [--model all-MiniLM-L6-v2] [--passages N]
 
 The passages are those of the demo. The similarity benchmark is made of them: Spearman's correlation between the cosines
 of pairs and how near the two of a pair stand in the source: in one docstring, in one package, or neither.
@@ -9,10 +9,11 @@ of pairs and how near the two of a pair stand in the source: in one docstring, i
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -36,8 +37,9 @@ from embedctl_workers.backends.torch.backend import TorchBackend
 from embedctl_workers.backends.torch.loading import load_sentence_transformer
 from embedctl_workers.backends.torch.packed.engine import PackedEngine, packed_engine
 from embedctl_workers.backends.torch.packed.kernels import Kernels
+from embedctl_workers.backends.torch.packed.layers import LayerKind
+from embedctl_workers.backends.torch.packed.onednn_layers import OneDnnBf16Layers
 from embedctl_workers.backends.torch.packed.tiles import AVX512, TileLayers, Tiles
-from embedctl_workers.backends.torch.packed.weights import Weights
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.encoding.loading import load_encoder
 from embedctl_workers.machine.host import Host
@@ -45,12 +47,18 @@ from embedctl_workers.models.cache import cache_folder
 from embedctl_workers.models.files import ModelFiles, resolve_model
 from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET
 
-#: The products of class `cpu` on AMX, on the instructions that this CPU has in its place. Their speed means nothing.
-SPLIT = "cpu, split products"
+Layers = Callable[[Tiles, Kernels], LayerKind]
+#: Ways to compute on AVX512_BF16, by their names in the table: the class whose bounds hold, and the layers. The first
+#: is what class `cpu` does on AMX. Its speed on AVX512_BF16 means nothing.
+_WAYS: Mapping[str, tuple[HardwareClass, Layers]] = {
+    "cpu, split products": (SHIPPED_CLASSES["cpu"], lambda tiles, kernels: TileLayers(tiles, 2, kernels)),
+    "cpu-bf16, own products": (SHIPPED_CLASSES["cpu-bf16"], lambda tiles, kernels: TileLayers(tiles, 1, kernels)),
+    "cpu-bf16, products of oneDNN": (SHIPPED_CLASSES["cpu-bf16"], OneDnnBf16Layers),
+}
 _CLASSES: Mapping[str, HardwareClass] = {
     **{name: entry for name, entry in SHIPPED_CLASSES.items() if entry.device == "cpu"},
     "onnx-int8": HardwareClass(backend="onnx-int8", precision="int8"),
-    SPLIT: HardwareClass(),
+    **{name: entry for name, (entry, _) in _WAYS.items()},
 }
 _CHUNK = 512
 
@@ -60,7 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--class", dest="classes", action="append", choices=[*_CLASSES], help="repeatable")
     parser.add_argument("--model", default="all-MiniLM-L6-v2", help="or a shape, such as bge-base-shape")
-    parser.add_argument("--passages", type=int, default=5000)
+    parser.add_argument("--passages", type=int, help="default: all of them")
     asked = parser.parse_args()
     settings, cpus = Settings(), os.sched_getaffinity(0)
     host = Host(len(cpus), cache_folder(settings))
@@ -68,10 +76,10 @@ def main() -> None:
         files = resolve_model(asked.model, ModelEntry(source_of(asked.model, settings)))
         truth = Truth.of(files, asked.passages)
         print("".join(f"- {name}: {fact}\n" for name, fact in facts(cpus).items()))
-        print(f"{files.name}, {len(truth.texts):,} passages, {len(truth.nearness):,} pairs:\n")
+        print(f"{files.name}, {truth}:\n")
         print("| class | engine | texts | max abs | min cosine | mean cosine | similarity |")
         print("| --- | --- | --- | --- | --- | --- | --- |")
-        print(f"| – | torch, fp32 | passages | 0 | 1 | 1 | {truth.similarity(truth.vectors):.4f} |")
+        print(f"| – | torch, fp32 | passages | 0 | 1 | 1 | {truth.similarity(truth.vectors):.5f} |")
         for name in dict.fromkeys(asked.classes or _CLASSES):
             print(_rows(name, settings, files, host, truth), flush=True)
     except EmbedctlError as error:
@@ -92,8 +100,13 @@ class Truth:
     pairs: Rows
     nearness: Rows
 
+    def __str__(self) -> str:
+        """What tells this corpus from others: the passages depend on Python's version and the packages installed."""
+        digest = hashlib.sha256("\n".join(self.texts).encode()).hexdigest()
+        return f"{len(self.texts):,} passages (SHA-256 {digest[:16]}…), {len(self.nearness):,} pairs"
+
     @classmethod
-    def of(cls, files: ModelFiles, count: int) -> Self:
+    def of(cls, files: ModelFiles, count: int | None) -> Self:
         ids, texts = spread_passages(count)
         model: Any = load_sentence_transformer(files)
         vectors = model.encode(texts, batch_size=16, normalize_embeddings=True, show_progress_bar=False)
@@ -105,10 +118,10 @@ class Truth:
         return float(spearmanr(np.einsum("pd,pd->p", first, second, dtype=np.float64), self.nearness).statistic)
 
 
-def spread_passages(count: int) -> tuple[list[str], list[str]]:
-    """Ids and texts of so many passages, spread evenly over all of them, as in the demo."""
+def spread_passages(count: int | None) -> tuple[list[str], list[str]]:
+    """Ids and texts of so many passages, spread evenly over all of them, as in the demo; None: of all."""
     found = list(passages())
-    count = min(count, len(found))
+    count = min(count or len(found), len(found))
     chosen = [found[number * len(found) // count] for number in range(count)]
     return [label for label, _ in chosen], [text for _, text in chosen]
 
@@ -142,8 +155,8 @@ def _rows(name: str, settings: Settings, files: ModelFiles, host: Host, truth: T
     """A class's rows of the table; or in their place, why it does not run here."""
     hardware = _CLASSES[name]
     try:
-        if name == SPLIT:
-            encoder = ChunkEncoder(_Split(files, host), DEFAULT_TOKEN_BUDGET)
+        if name in _WAYS:
+            encoder = ChunkEncoder(_OnAvx512(files, host, _WAYS[name][1]), DEFAULT_TOKEN_BUDGET)
         else:
             encoder = load_encoder(settings, hardware, str(files.folder), host)
     except EmbedctlError as error:
@@ -156,7 +169,7 @@ def _rows(name: str, settings: Settings, files: ModelFiles, host: Host, truth: T
     about = f"| {name} | {encoder.backend.engine} |"
     return "\n".join(
         (
-            f"{about} passages | {_figures(measure(vectors, truth.vectors))} | {truth.similarity(vectors):.4f} |",
+            f"{about} passages | {_figures(measure(vectors, truth.vectors))} | {truth.similarity(vectors):.5f} |",
             f"{about} the gate's | {_figures(report.checks[0].measured)} | |",
         )
     )
@@ -176,21 +189,21 @@ def encoded(encoder: ChunkEncoder, texts: Sequence[str]) -> Vectors:
     return np.concatenate(found)
 
 
-class _Split(TorchBackend):
-    """Products of two bf16 parts of each factor.
+class _OnAvx512(TorchBackend):
+    """The packed engine with layers of our choice, where a worker takes the fastest.
 
     Raises:
         ModelError: this CPU has no AVX512_BF16.
     """
 
+    def __init__(self, files: ModelFiles, host: Host, layers: Layers) -> None:
+        if not AVX512.needs <= cpu_flags():
+            raise ModelError("this CPU has no AVX512_BF16")
+        self._layers = layers
+        super().__init__(files, host)
+
     def _packed(self, model: SentenceTransformer, host: Host) -> PackedEngine | None:
-        return packed_engine(model, host, _split_layers)
-
-
-def _split_layers(weights: Weights, kernels: Kernels, host: Host) -> TileLayers:
-    if not AVX512.needs <= cpu_flags():
-        raise ModelError("this CPU has no AVX512_BF16")
-    return TileLayers(Tiles(AVX512, host), 2, kernels)
+        return packed_engine(model, host, lambda _weights, kernels, host: self._layers(Tiles(AVX512, host), kernels))
 
 
 if __name__ == "__main__":
