@@ -20,7 +20,8 @@ from embedctl_bench.report.report import Report
 from embedctl_config.cpu import no_bf16
 from embedctl_config.errors import ExitStatus, MissingExtra, SettingsError
 from embedctl_config.hardware import HardwareClass
-from embedctl_config.settings import Settings, load_settings
+from embedctl_config.loading import load_settings
+from embedctl_config.settings import Settings
 from embedctl_workers.backends import BACKENDS
 from embedctl_workers.commands.options import cpus_option
 from embedctl_workers.machine.devices import usable_cpus

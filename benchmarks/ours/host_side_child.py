@@ -29,7 +29,7 @@ from embedctl.enqueue import JobOptions, submit
 from embedctl.job import Job
 from embedctl.local import private_redis
 from embedctl.records import records_of
-from embedctl_config.settings import load_settings
+from embedctl_config.loading import load_settings
 
 CLASS, MODEL = "stand-in", "stand-in"
 _START_S = 300.0

@@ -10,7 +10,8 @@ import click
 from embedctl.cli.options import json_option, option
 from embedctl_config.command_group import CommandGroup
 from embedctl_config.errors import SettingsError
-from embedctl_config.settings import LAST_PORT, Settings, expanded, load_settings
+from embedctl_config.loading import load_settings
+from embedctl_config.settings import LAST_PORT, Settings, expanded
 
 _keys_option = option(
     "--keys",

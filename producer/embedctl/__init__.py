@@ -56,7 +56,8 @@ from embedctl_config.errors import (
     WorkerError,
     WorkerSick,
 )
-from embedctl_config.settings import Settings, load_settings
+from embedctl_config.loading import load_settings
+from embedctl_config.settings import Settings
 
 __all__ = [
     "AsyncJob",

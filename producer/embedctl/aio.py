@@ -30,7 +30,8 @@ from embedctl.store import GoneWorker, JobStatus, Suspect, WorkerRow
 from embedctl.submission import SubmitProgress
 from embedctl_config import tenants
 from embedctl_config.errors import JobNotFound
-from embedctl_config.settings import Settings, load_settings
+from embedctl_config.loading import load_settings
+from embedctl_config.settings import Settings
 
 if TYPE_CHECKING:
     from embedctl.output.numbers import Numbers

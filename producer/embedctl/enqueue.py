@@ -41,8 +41,9 @@ from embedctl_config.errors import (
     QuotaExceeded,
     SettingsError,
 )
+from embedctl_config.loading import load_settings
 from embedctl_config.redis_url import tenant_of
-from embedctl_config.settings import MAX_CHUNK_RECORDS, MAX_TTL_S, Settings, check_model_name, load_settings
+from embedctl_config.settings import MAX_CHUNK_RECORDS, MAX_TTL_S, Settings, check_model_name
 
 log = logging.getLogger(__name__)
 

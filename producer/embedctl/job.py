@@ -13,7 +13,8 @@ from embedctl.results import ChunkVectors, FailedRecord, Vectors
 from embedctl.retry import retry_failed
 from embedctl.store import GoneWorker, JobState, JobStatus, Suspect, WorkerRow
 from embedctl.waiting import Waiter
-from embedctl_config.settings import Settings, load_settings
+from embedctl_config.loading import load_settings
+from embedctl_config.settings import Settings
 
 if TYPE_CHECKING:
     from embedctl.output.numbers import Numbers

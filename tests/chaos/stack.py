@@ -21,7 +21,8 @@ from embedctl.broker import Broker
 from embedctl.store import WorkerRow
 from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable
-from embedctl_config.settings import Settings, load_settings
+from embedctl_config.loading import load_settings
+from embedctl_config.settings import Settings
 from tests.chaos.options import DUMMY, Options
 from tests.support.data_store import DataStore
 from tests.support.proxy import Proxy

@@ -12,7 +12,8 @@ import openai
 import pytest
 
 from embedctl.broker import Broker
-from embedctl_config.settings import Settings, load_settings
+from embedctl_config.loading import load_settings
+from embedctl_config.settings import Settings
 from tests.support.batches import client_of
 from tests.support.forked import Forked, Process, can_be_forked, run_forked
 from tests.support.gateway import Running, running_gateway

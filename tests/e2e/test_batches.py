@@ -23,7 +23,8 @@ from embedctl.store.stored_files import PART_BYTES
 from embedctl.sweeper import Sweeper
 from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable
-from embedctl_config.settings import Settings, load_settings
+from embedctl_config.loading import load_settings
+from embedctl_config.settings import Settings
 from embedctl_config.tenants import TenantEntry
 from embedctl_gateway.key_file import add_key
 from tests.support.batches import client_of, counts, create, ended, lines_of, rows_in, upload

@@ -17,7 +17,8 @@ import redis as redis_py
 from embedctl import Job, JobState, JobStatus, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.reaper import Reaper
-from embedctl_config.settings import Settings, load_settings
+from embedctl_config.loading import load_settings
+from embedctl_config.settings import Settings
 from tests.support.jobs import owners, reference
 from tests.support.processes import before_all_else
 from tests.support.waiting import eventually

@@ -17,7 +17,8 @@ import redis as redis_py
 from embedctl import JobState, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl_config.celery_app import TASK
-from embedctl_config.settings import Settings, load_settings
+from embedctl_config.loading import load_settings
+from embedctl_config.settings import Settings
 from tests.support.dashboard import PAGES, dashboard
 from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import RedisServer

@@ -16,7 +16,8 @@ import redis as redis_py
 
 from embedctl import Job, JobState, enqueue_embeddings
 from embedctl_config import keys
-from embedctl_config.settings import Settings, load_settings
+from embedctl_config.loading import load_settings
+from embedctl_config.settings import Settings
 from embedctl_workers.models.files import resolve_model
 from tests.support.processes import RunEmbedctl
 from tests.support.workers import StartWorker

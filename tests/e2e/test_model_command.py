@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from embedctl import JobState, enqueue_embeddings
-from embedctl_config.settings import Settings, load_settings
+from embedctl_config.loading import load_settings
+from embedctl_config.settings import Settings
 from tests.support.workers import StartWorker
 
 for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):

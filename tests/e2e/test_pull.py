@@ -17,7 +17,7 @@ import pytest
 for _needed in ("torch", "sentence_transformers"):
     pytest.importorskip(_needed)
 
-from embedctl_config.settings import load_settings  # noqa: E402
+from embedctl_config.loading import load_settings  # noqa: E402
 from tests.support.hub import TOKEN, StandInHub, stand_in_hub  # noqa: E402
 from tests.support.terminal import terminal  # noqa: E402
 from tests.support.tiny_models import Tiny  # noqa: E402

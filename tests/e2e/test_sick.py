@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from embedctl import JobState, enqueue_embeddings
-from embedctl_config.settings import Settings, load_settings
+from embedctl_config.loading import load_settings
+from embedctl_config.settings import Settings
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl
 from tests.support.sick_backends import sick_backends

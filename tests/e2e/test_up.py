@@ -28,7 +28,8 @@ from embedctl.acl import ADMIN
 from embedctl.broker import Broker
 from embedctl.store import WorkerRow
 from embedctl_config import keys
-from embedctl_config.settings import Settings, load_settings
+from embedctl_config.loading import load_settings
+from embedctl_config.settings import Settings
 from embedctl_workers.machine.devices import format_cpus
 from embedctl_workers.machine.discovery import find_cpu_sets
 from embedctl_workers.models.cache import locked

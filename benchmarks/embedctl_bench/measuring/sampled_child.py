@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedctl_bench.peers.adapters.embedctl_adapters.samples import serve
-from embedctl_config.settings import load_settings
+from embedctl_config.loading import load_settings
 from embedctl_workers.machine import devices
 from embedctl_workers.models.files import ModelFiles
 

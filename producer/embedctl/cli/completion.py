@@ -14,8 +14,9 @@ from click.shell_completion import CompletionItem
 
 from embedctl.broker import Broker
 from embedctl.store.job_ids import is_beginning, newest_first
+from embedctl_config.loading import load_settings
 from embedctl_config.printable import printable
-from embedctl_config.settings import Settings, load_settings
+from embedctl_config.settings import Settings
 
 T = TypeVar("T")
 

@@ -43,8 +43,9 @@ from embedctl.routing import no_worker_for
 from embedctl.store import JobStatus
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import BatchFileError, InputError, JobCancelled, JobFailed, JobStopped, SettingsError
+from embedctl_config.loading import load_settings
 from embedctl_config.printable import printable
-from embedctl_config.settings import Settings, load_settings
+from embedctl_config.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

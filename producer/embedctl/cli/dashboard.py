@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from embedctl.cli.options import option
-from embedctl_config.settings import load_settings
+from embedctl_config.loading import load_settings
 
 
 @click.command()

@@ -24,8 +24,8 @@ from embedctl_config.errors import (
     JobNotFound,
     NotPermitted,
 )
+from embedctl_config.loading import load_settings
 from embedctl_config.printable import printable
-from embedctl_config.settings import load_settings
 
 #: Does something with a job. Returns what was done, in words and as facts.
 Deed = Callable[[Job], tuple[str, Mapping[str, Any]]]

@@ -29,8 +29,8 @@ from embedctl.drain.places import Place
 from embedctl.job import Job
 from embedctl.output import FORMATS
 from embedctl.terminal.progress import JobProgress
+from embedctl_config.loading import load_settings
 from embedctl_config.printable import printable
-from embedctl_config.settings import load_settings
 
 
 @click.command()

@@ -19,7 +19,7 @@ from embedctl.store import JobState, JobStatus
 from embedctl.terminal.columns import Column, Row, arrange, plain
 from embedctl.terminal.drawing import duration, number
 from embedctl.terminal.job_facts import state
-from embedctl_config.settings import load_settings
+from embedctl_config.loading import load_settings
 
 _COLUMNS = (
     Column("JOB", 26),

@@ -16,9 +16,10 @@ from embedctl.cli.options import json_option, option
 from embedctl.doctor import Finding, Level, examine
 from embedctl.store.connection import without_password
 from embedctl_config.errors import ExitStatus, SettingsError
+from embedctl_config.loading import load_settings, survey_settings
 from embedctl_config.printable import printable
 from embedctl_config.redis_url import database_of
-from embedctl_config.settings import Settings, load_settings, survey_settings
+from embedctl_config.settings import Settings
 
 
 @click.command()

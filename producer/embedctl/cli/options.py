@@ -15,7 +15,8 @@ from embedctl.drain.places import place_of
 from embedctl_config import tenants
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import PRECISIONS
-from embedctl_config.settings import ENV_PREFIX, Settings, is_foreign
+from embedctl_config.loading import is_foreign
+from embedctl_config.settings import ENV_PREFIX, Settings
 
 _SETTINGS = frozenset(each.name for each in dataclasses.fields(Settings))
 

@@ -43,7 +43,8 @@ from embedctl.routing import local_class
 from embedctl.terminal.progress import JobProgress
 from embedctl_config import wire
 from embedctl_config.errors import JobError, JobLost, JobNotFound, JobStalled
-from embedctl_config.settings import Settings, load_settings
+from embedctl_config.loading import load_settings
+from embedctl_config.settings import Settings
 
 #: Options that came later, and name a command only if they are given.
 _NEWER = ("input_files", "unique_ids", "tenant", "lane", "prompt_name", "truncation_side")

@@ -23,8 +23,8 @@ from embedctl.store.connection import without_password
 from embedctl.terminal.drawing import job_lines, overview_lines
 from embedctl.terminal.job_facts import JobView, all_facts
 from embedctl_config.errors import BrokerUnavailable
+from embedctl_config.loading import load_settings
 from embedctl_config.printable import printable
-from embedctl_config.settings import load_settings
 
 T = TypeVar("T")
 

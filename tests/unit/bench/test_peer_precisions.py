@@ -21,7 +21,7 @@ from embedctl_bench.peers.registry import FLOORS, PEERS, SENTENCE_TRANSFORMERS, 
 from embedctl_bench.peers.tuned import EncodedWorkload, TunedProcess  # noqa: E402
 from embedctl_bench.peers.workload import Workload  # noqa: E402
 from embedctl_config.cpu import cpu_flags  # noqa: E402
-from embedctl_config.settings import load_settings  # noqa: E402
+from embedctl_config.loading import load_settings  # noqa: E402
 from tests.support.tiny_models import Tiny  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

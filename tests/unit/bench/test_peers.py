@@ -23,7 +23,7 @@ from embedctl_bench.peers.registry import PEERS
 from embedctl_bench.peers.tuned import sample_of
 from embedctl_bench.peers.workload import Workload
 from embedctl_config.hardware import HardwareClass
-from embedctl_config.settings import load_settings
+from embedctl_config.loading import load_settings
 
 #: What runs where embedctl is not installed.
 GUESTS = {

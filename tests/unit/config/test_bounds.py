@@ -15,7 +15,8 @@ from embedctl.option_checks import MAX_DIMENSIONS
 from embedctl.records import MAX_ID_BYTES, check_id, records_of
 from embedctl_config import wire
 from embedctl_config.errors import InputError, ModelError, SettingsError, WireForeign, WireTruncated
-from embedctl_config.settings import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS, Settings, load_settings
+from embedctl_config.loading import load_settings
+from embedctl_config.settings import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS, Settings
 from embedctl_config.wire import ChunkInput
 from embedctl_workers.models.files import fingerprint_of
 

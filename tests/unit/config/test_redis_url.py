@@ -8,8 +8,9 @@ import pytest
 import redis
 
 from embedctl_config.errors import SettingsError
+from embedctl_config.loading import load_settings
 from embedctl_config.redis_url import database_of, secret_url, sentinels_of, tls_options
-from embedctl_config.settings import Settings, load_settings
+from embedctl_config.settings import Settings
 
 SECRET = "p@ss/w:rd?#%20 é"
 QUOTED = "p%40ss%2Fw%3Ard%3F%23%2520%20%C3%A9"

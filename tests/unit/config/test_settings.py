@@ -17,15 +17,8 @@ from embedctl.cli import main
 from embedctl.local import state_folder
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass, ModelEntry
-from embedctl_config.settings import (
-    _GUARDED,
-    Settings,
-    _tell_foreign,
-    check_model_name,
-    explain_settings,
-    load_settings,
-    survey_settings,
-)
+from embedctl_config.loading import _GUARDED, _tell_foreign, explain_settings, load_settings, survey_settings
+from embedctl_config.settings import Settings, check_model_name
 from embedctl_workers.models.cache import cache_folder
 
 

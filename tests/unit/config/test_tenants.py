@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from embedctl_config.errors import SettingsError
-from embedctl_config.settings import Settings, load_settings
+from embedctl_config.loading import load_settings
+from embedctl_config.settings import Settings
 from embedctl_config.tenants import TenantEntry
 
 

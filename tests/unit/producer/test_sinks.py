@@ -31,7 +31,8 @@ from embedctl_config.errors import (
     SinkRefused,
     SinkUnavailable,
 )
-from embedctl_config.settings import Settings, load_settings
+from embedctl_config.loading import load_settings
+from embedctl_config.settings import Settings
 from tests.support.memory_sink import TARGET, Memory, memo_plugin
 from tests.support.packages import need
 from tests.support.result_chunks import result_chunk, unit_vectors

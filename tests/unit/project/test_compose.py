@@ -16,7 +16,7 @@ import yaml
 
 from embedctl_config import __version__
 from embedctl_config.hardware import SHIPPED_CLASSES
-from embedctl_config.settings import load_settings
+from embedctl_config.loading import load_settings
 from tests.support.containers import COMPOSE, DOCKERFILES, ROOT, Dockerfile, compose, in_context, variables_of
 
 FILE = compose()

@@ -19,7 +19,8 @@ import pytest
 import yaml
 
 from embedctl_config.hardware import HardwareClass, ModelEntry
-from embedctl_config.settings import ENV_PREFIX, FLAGS, Settings
+from embedctl_config.loading import FLAGS
+from embedctl_config.settings import ENV_PREFIX, Settings
 from embedctl_config.tenants import TenantEntry
 from tests.support.browser import chromium, errors_logged
 from tests.support.waiting import eventually

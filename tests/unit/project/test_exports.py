@@ -62,6 +62,7 @@ def test_importing_loads_no_model_runtime(module: str) -> None:
     [
         "embedctl_config",
         "embedctl_config.settings",
+        "embedctl_config.loading",
         "embedctl_config.keys",
         "embedctl_config.wire",
         "embedctl_config.errors",

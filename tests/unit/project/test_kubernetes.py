@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from embedctl_config.hardware import SHIPPED_CLASSES
-from embedctl_config.settings import Settings, load_settings
+from embedctl_config.loading import load_settings
+from embedctl_config.settings import Settings
 from tests.support.packages import need
 
 ROOT = Path(__file__).parents[3]

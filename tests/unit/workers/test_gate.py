@@ -16,7 +16,7 @@ import pytest
 
 from embedctl_config.errors import GateFailed, MissingExtra, ModelError, SettingsError
 from embedctl_config.hardware import THRESHOLDS, HardwareClass, Thresholds
-from embedctl_config.settings import load_settings
+from embedctl_config.loading import load_settings
 from embedctl_workers.accuracy.gate import measure_backend, run_gate
 from embedctl_workers.arrays.distance import measure
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from embedctl_config.errors import EmbedctlError
-from embedctl_config.settings import load_settings
+from embedctl_config.loading import load_settings
 
 _BATCH = 512
 

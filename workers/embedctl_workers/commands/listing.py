@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embedctl_config.errors import ModelNotFound
+from embedctl_config.loading import load_settings
 from embedctl_config.printable import printable
-from embedctl_config.settings import Settings, load_settings
+from embedctl_config.settings import Settings
 from embedctl_workers.commands.findings import Finding, findings
 from embedctl_workers.commands.options import json_option
 

@@ -13,7 +13,7 @@ import click
 from embedctl_config.command_group import CommandGroup
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import Device
-from embedctl_config.settings import load_settings
+from embedctl_config.loading import load_settings
 from embedctl_workers.commands.listing import artifact_facts, list_models, show, summary
 from embedctl_workers.commands.options import class_option, cpus_option, gpu_option, json_option, neuron_core_option
 from embedctl_workers.commands.pull import pull

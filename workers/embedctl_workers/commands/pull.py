@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from embedctl_config.errors import MissingExtra
+from embedctl_config.loading import load_settings
 from embedctl_config.printable import printable
-from embedctl_config.settings import Settings, load_settings
+from embedctl_config.settings import Settings
 from embedctl_workers.commands.options import json_option
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ import click
 
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import HardwareClass
-from embedctl_config.settings import Settings, load_settings
+from embedctl_config.loading import load_settings
+from embedctl_config.settings import Settings
 from embedctl_workers.commands.options import class_option, cpus_option, gpu_option, json_option
 from embedctl_workers.machine import devices
 from embedctl_workers.machine.discovery import choose_accelerator

@@ -16,8 +16,9 @@ from embedctl.broker import Broker
 from embedctl.local import state_of, watched_redis
 from embedctl_config.command_group import one_line_errors
 from embedctl_config.errors import ModelError, SettingsError
+from embedctl_config.loading import load_settings
 from embedctl_config.redis_url import secret_url
-from embedctl_config.settings import ENV_PREFIX, Settings, load_settings
+from embedctl_config.settings import ENV_PREFIX, Settings
 from embedctl_workers.commands.options import log_level_option, pull_option
 from embedctl_workers.machine.devices import Accelerator, format_cpus
 from embedctl_workers.machine.discovery import discover

@@ -12,7 +12,7 @@ import click
 
 from embedctl_config.command_group import one_line_errors
 from embedctl_config.hardware import MOST_WORKERS
-from embedctl_config.settings import load_settings
+from embedctl_config.loading import load_settings
 from embedctl_workers.commands.options import gpu_option, log_level_option, neuron_core_option, pull_option
 from embedctl_workers.machine import devices
 from embedctl_workers.machine.discovery import choose_accelerator, choose_sharing

@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from embedctl_config.errors import EmbedctlError
-from embedctl_config.settings import load_settings
+from embedctl_config.loading import load_settings
 from embedctl_workers.machine import devices
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import logging
 import sys
 
 from embedctl_config.errors import EmbedctlError
-from embedctl_config.settings import load_settings
+from embedctl_config.loading import load_settings
 from embedctl_workers.machine import devices
 from embedctl_workers.machine.discovery import choose_accelerator
 

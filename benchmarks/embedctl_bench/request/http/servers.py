@@ -22,7 +22,8 @@ from embedctl.local import local_worker, private_redis
 from embedctl_bench.peers.adapters.embedctl_adapters.embedctl_pipeline import config_text
 from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.environments import python_of
-from embedctl_config.settings import Settings, load_settings
+from embedctl_config.loading import load_settings
+from embedctl_config.settings import Settings
 from embedctl_workers.machine.devices import SPIN_VARIABLE, SPINS, format_cpus
 
 GATEWAY, DIRECT, INFINITY = "gateway", "direct", "infinity"

@@ -22,7 +22,8 @@ from embedctl.job import Job
 from embedctl.local import local_worker, private_redis
 from embedctl.records import records_of
 from embedctl.store import JobStatus
-from embedctl_config.settings import Settings, load_settings
+from embedctl_config.loading import load_settings
+from embedctl_config.settings import Settings
 
 from .serving import Answered, Requested, Timed, error_of
 

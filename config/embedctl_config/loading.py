@@ -1,0 +1,374 @@
+"""Reads the settings from all their sources.
+
+Sources, the strongest first: explicit arguments, `EMBEDCTL_*` variables, the project's file (`EMBEDCTL_CONFIG`, else
+`embedctl.toml` in the working directory), the user's file (`$XDG_CONFIG_HOME/embedctl/config.toml`), defaults.
+
+An `embedctl.toml` that nobody named may have come with a cloned repository. So it must not decide which passwords are
+read, which machines are contacted, which files are written or which code is run: such settings are *guarded*. And a
+password is never sent to a Redis that a stronger source names, because that Redis may belong to someone else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import logging
+import os
+import re
+import shlex
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from embedctl_config.errors import SettingsError
+from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass, ModelEntry
+from embedctl_config.printable import printable
+from embedctl_config.settings import ENV_PREFIX, Settings, did_you_mean
+from embedctl_config.tenants import TenantEntry
+
+log = logging.getLogger(__name__)
+
+CONFIG_VARIABLE = "EMBEDCTL_CONFIG"
+#: Flags of the command line that are not settings but have a variable. A test compares them with the commands.
+FLAGS = frozenset(
+    """
+    allow_mixed allow_pickle cache cache_precision cpus delete_missing digests dimensions drain dry_run exporter
+    force format fresh gateway gpu gpu_workers http id id_field idempotency_key if_missing json keep lane limit
+    log_level max_errors neuron_core no_build no_clobber normalize on_duplicate_id one_file output output_type
+    passwords peers precision price prompt prompt_name pull quick quiet ranges ready redis_7 report resume since
+    skip_bad_lines target text_field threads timeout to truncation truncation_side unique_ids wait watch
+    """.split()  # noqa: SIM905  (a list would fill a screen)
+)
+#: The names that Kubernetes gives to a service's variables, and the beginning of the value of one that ends in _PORT.
+_SERVICE = re.compile(
+    r"EMBEDCTL(_\w+?)??_(?P<what>SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)"
+)
+_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
+#: Every setting, and whether an `embedctl.toml` that was merely found may not decide it.
+_GUARDED: Mapping[str, bool] = {each.name: each.metadata.get("guarded", False) for each in dataclasses.fields(Settings)}
+#: The settings that are tables of tables.
+_TABLES = ("classes", "models", "tenants")
+#: The values that click accepts.
+_BOOLEANS: Mapping[object, bool] = {
+    **dict.fromkeys((True, "true", "1", "yes", "on"), True),
+    **dict.fromkeys((False, "false", "0", "no", "off"), False),
+}
+
+
+def load_settings(
+    environ: Mapping[str, str] | None = None, *, directory: Path | None = None, **explicit: Any
+) -> Settings:
+    """Read the settings from all their sources; see :func:`explain_settings`."""
+    return explain_settings(environ, directory=directory, **explicit)[0]
+
+
+def explain_settings(
+    environ: Mapping[str, str] | None = None, *, directory: Path | None = None, **explicit: Any
+) -> tuple[Settings, Mapping[str, str]]:
+    """Read the settings from all their sources.
+
+    Args:
+        environ: environment variables; those of the process if None.
+        directory: the folder to search for `embedctl.toml`; the working directory if None.
+        explicit: settings that override every source; None means not given.
+
+    Returns:
+        The settings, and the source of each of them in words.
+
+    Raises:
+        SettingsError: something is wrong; the message lists every problem with its source.
+    """
+    settings, words, problems = survey_settings(environ, directory=directory, **explicit)
+    if problems:
+        raise SettingsError("\n".join(problems))
+    return settings, words
+
+
+def survey_settings(
+    environ: Mapping[str, str] | None = None, *, directory: Path | None = None, **explicit: Any
+) -> tuple[Settings, Mapping[str, str], list[str]]:
+    """What :func:`explain_settings` returns, and every problem. Use the settings for display only.
+
+    A setting with an unusable value takes the value of the next weaker source. A value out of bounds stays.
+    """
+    environ = os.environ if environ is None else environ
+    problems: list[str] = []
+    layers = _Layers()
+    for source in _config_files(environ, directory or Path.cwd()):
+        layers.lay(source, _from_file(source.file, layers.values, problems))
+    if key := environ.get(_QDRANT.variable):
+        layers.lay(_QDRANT, {"qdrant_api_key": key})
+    layers.lay(_ENVIRONMENT, _from_environment(environ, problems))
+    layers.lay(_ARGUMENTS, {name: value for name, value in explicit.items() if value is not None})
+    problems += layers.problems()
+    settings = Settings(**layers.values)
+    # Problems of a source may be the reason why values look wrong.
+    return settings, layers.in_words(), problems or settings.problems()
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A source of settings.
+
+    Attributes:
+        found: whether it is a file that nobody named and that was merely found in the working directory.
+        variable: another program's variable, which is read too.
+    """
+
+    file: Path = Path()
+    found: bool = False
+    variable: str = ""
+
+    def words(self, name: str) -> str:
+        """The source of this setting, in words."""
+        if self is _ARGUMENTS:
+            return "argument"
+        if self.variable:
+            return self.variable
+        return ENV_PREFIX + name.upper() if self is _ENVIRONMENT else str(self.file)
+
+
+_ENVIRONMENT, _ARGUMENTS = _Source(), _Source()
+#: Qdrant's own variable, which its users have set already.
+_QDRANT = _Source(variable="QDRANT_API_KEY")
+_URL = "redis_url"
+#: The settings that name passwords for the hosts of `redis_url`.
+_PASSWORDS = ("redis_password_file", "sentinel_password_file")
+
+
+class _Layers:
+    """Settings from several sources, laid over each other, the weakest first."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self._sources: dict[str, _Source] = {}
+        self._ranks: dict[str, int] = {}  # by setting, the rank of its source: a higher rank is stronger
+        self._laid = 0
+        self._refused: dict[str, _Source] = {}
+        self._left_out: dict[str, str] = {}  # by the setting of a password, why it is not taken
+
+    def lay(self, source: _Source, layer: Mapping[str, Any]) -> None:
+        """Add a source. It overrides the sources before it, except for settings that it may not decide."""
+        self._laid += 1
+        if source.found:
+            self._refused = {name: source for name in layer if _GUARDED[name]}
+            layer = {name: value for name, value in layer.items() if name not in self._refused}
+        elif _URL in layer and _URL in self._refused:
+            for name in _PASSWORDS:  # they belonged to the refused URL
+                self._refused.pop(name, None)
+        if _URL in layer and _URL in self._sources:
+            for name in _PASSWORDS:
+                if name in self._sources and self._goes_with_url(name):
+                    self._leave_out(name)
+        self._refused = {name: refused for name, refused in self._refused.items() if name not in layer or source.found}
+        self.values.update(layer)
+        self._sources.update(dict.fromkeys(layer, source))
+        self._ranks.update(dict.fromkeys(layer, self._laid))
+
+    def problems(self) -> list[str]:
+        """A message for each setting that its source may not decide."""
+        problems = [
+            f"{source.file}: {name}: not allowed in a file that was found in the working directory, because the "
+            "file may be someone else's. If it is yours, set "
+            f"{CONFIG_VARIABLE}={shlex.quote(str(source.file))}, or move the setting to your own file "
+            f"(~/.config/embedctl/config.toml) or to {ENV_PREFIX}{name.upper()}"
+            for name, source in self._refused.items()
+        ]
+        return problems or [
+            self._went_elsewhere(name)
+            for name in _PASSWORDS
+            if self.values.get(name) and self.values.get(_URL) and not self._goes_with_url(name)
+        ]
+
+    def in_words(self) -> dict[str, str]:
+        """The source of each setting, in words."""
+        words = {each.name: _words(self._sources.get(each.name), each.name) for each in dataclasses.fields(Settings)}
+        words.update({name: why for name, why in self._left_out.items() if name not in self._sources})
+        return words | {
+            name: f"{words[name]}; that of {source.file} is not taken" for name, source in self._refused.items()
+        }
+
+    def _goes_with_url(self, name: str) -> bool:
+        """Whether the password's source is the URL's or a stronger one, and so was chosen with the URL in view."""
+        return self._ranks[name] >= self._ranks[_URL]
+
+    def _leave_out(self, name: str) -> None:
+        """Drop a password: it belongs to the Redis that it was given for, and a stronger source names another."""
+        url, password = (self._sources[each].words(each) for each in (_URL, name))
+        where = "there" if url == password else f"of {url}"
+        self._left_out[name] = f"default; that of {password} belongs to the redis_url {where}"
+        del self.values[name], self._sources[name], self._ranks[name]
+
+    def _went_elsewhere(self, name: str) -> str:
+        """The message about a password that came from a weaker source than the URL."""
+        url, password = self._sources[_URL], self._sources[name]
+        never = "A password is never sent to a Redis that a stronger source names"
+        if url is _ARGUMENTS:
+            return (
+                f"{name} comes from {password.words(name)}, and redis_url is an argument. {never}: give both as "
+                "arguments"
+            )
+        return (
+            f"{name} comes from {password.words(name)}, and redis_url from {url.words(_URL)}, which is stronger. "
+            f"{never}: set the password file in the same place as the URL, or as {ENV_PREFIX}{name.upper()}"
+        )
+
+
+def _words(source: _Source | None, name: str) -> str:
+    return "default" if source is None else source.words(name)
+
+
+def _config_files(environ: Mapping[str, str], directory: Path) -> Iterable[_Source]:
+    user = _users_file(environ)
+    if user is not None and user.is_file():
+        yield _Source(user)
+    named = environ.get(CONFIG_VARIABLE)
+    project = Path(named) if named else directory / "embedctl.toml"
+    if named or project.is_file():
+        yield _Source(project, found=not named)
+
+
+def _users_file(environ: Mapping[str, str]) -> Path | None:
+    """The path of the user's file; None for a user without a home, such as a container's user without an account."""
+    try:
+        home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".config"
+    except RuntimeError:
+        return None
+    return Path(home) / "embedctl" / "config.toml"
+
+
+def _from_file(path: Path, below: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        problems.append(f"{path}: can't be read: {error}")
+        return {}
+    values: dict[str, Any] = {}
+    for name, value in table.items():
+        where = f"{path}: {printable(name)}"
+        if name == "classes":
+            shipped = below.get("classes", SHIPPED_CLASSES)
+            values["classes"] = {
+                **shipped,
+                **_entries(value, HardwareClass, shipped, where, problems),
+            }
+        elif name == "models":
+            known = below.get("models", {})
+            values["models"] = {**known, **_entries(value, ModelEntry, known, where, problems)}
+        elif name == "tenants":
+            known = below.get("tenants", {})
+            values["tenants"] = {**known, **_entries(value, TenantEntry, known, where, problems)}
+        else:
+            _take(values, name, value, where, problems)
+    return values
+
+
+def _entries(table: Any, form: type[Any], below: Mapping[str, Any], where: str, problems: list[str]) -> dict[str, Any]:
+    """The named entries of one table; an entry that a weaker source has too is changed, not replaced."""
+    if not isinstance(table, dict) or not all(isinstance(entry, dict) for entry in table.values()):
+        problems.append(f"{where}: expected tables like [classes.cpu] or [models.NAME]")
+        return {}
+    entries = {}
+    fields = {each.name: each for each in dataclasses.fields(form)}
+    for name, entry in table.items():
+        place = f"{where}.{printable(name)}"
+        if unknown := set(entry) - set(fields):
+            problems += [f"{place}.{printable(key)}: no such key{did_you_mean(key, fields)}" for key in sorted(unknown)]
+            continue
+        defaults = below.get(name, form())
+        given = {key: _as_type(value, getattr(defaults, key)) for key, value in entry.items()}
+        wrong = [
+            f"{place}.{key}: {value!r} is not of the right type"
+            for key, value in given.items()
+            if not _same_type(value, getattr(defaults, key))
+        ]
+        problems += wrong
+        if not wrong:
+            entries[name] = dataclasses.replace(defaults, **given)
+    return entries
+
+
+def _as_type(value: object, default: object) -> object:
+    """A list as a tuple, and a whole number as a float if a float is expected; anything else unchanged."""
+    if isinstance(value, list):
+        return tuple(value)
+    return float(value) if type(value) is int and type(default) is float else value
+
+
+def _same_type(value: object, default: object) -> bool:
+    if isinstance(default, tuple):
+        return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+    if isinstance(default, Mapping):
+        return isinstance(value, Mapping)
+    return type(value) is type(default)
+
+
+def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    foreign = []
+    for variable, value in environ.items():
+        name = variable.removeprefix(ENV_PREFIX).lower()
+        if not variable.startswith(ENV_PREFIX) or variable == CONFIG_VARIABLE or name in FLAGS:
+            continue
+        if is_foreign(variable, value):
+            foreign.append(variable)
+        elif name in _GUARDED:
+            _take(values, name, value, variable, problems)
+        else:
+            problems.append(f"{variable}: no such setting{did_you_mean(name, [*_GUARDED, *FLAGS])}")
+    if foreign:
+        _tell_foreign(", ".join(sorted(foreign)))
+    return values
+
+
+def is_foreign(variable: str, value: str) -> bool:
+    """Whether a variable with our prefix was not meant for us.
+
+    Kubernetes sets variables for each service of a namespace in all its containers: for a service called
+    `embedctl-metrics`, EMBEDCTL_METRICS_PORT is `tcp://10.0.0.1:9105`. A variable that is not a setting counts as a
+    misspelt one only if it resembles a setting's name.
+    """
+    service = _SERVICE.fullmatch(variable)
+    if service and (service["what"] != "PORT" or _ADDRESS.match(value)):
+        return True
+    name = variable.removeprefix(ENV_PREFIX).lower()
+    return name not in _GUARDED and not difflib.get_close_matches(name, [*_GUARDED, *FLAGS], n=1)
+
+
+@functools.cache
+def _tell_foreign(variables: str) -> None:
+    """Log them, once in a process."""
+    log.warning("ignored, because they are not settings of embedctl: %s", variables)
+
+
+def _take(values: dict[str, Any], name: str, value: Any, where: str, problems: list[str]) -> None:
+    scalars: dict[str, Any] = {each.name: each for each in dataclasses.fields(Settings) if each.name not in _TABLES}
+    if name not in scalars:
+        problems.append(f"{where}: no such setting{did_you_mean(name, [*scalars, *_TABLES])}")
+        return
+    default = scalars[name].default
+    if isinstance(default, bool):
+        word = value.lower() if isinstance(value, str) else value
+        chosen = _BOOLEANS.get(word) if isinstance(word, str | int) else None
+        if chosen is None:
+            problems.append(f"{where}: {value!r} is neither true nor false")
+        else:
+            values[name] = chosen
+        return
+    if isinstance(default, str):
+        if isinstance(value, str):
+            values[name] = value
+        else:
+            problems.append(f"{where}: text is expected, not {type(value).__name__}")
+        return
+    whole = isinstance(default, int)
+    allowed = (str, int) if whole else (str, int, float)
+    try:
+        if isinstance(value, bool) or not isinstance(value, allowed):
+            raise ValueError  # noqa: TRY004, TRY301  (one message for a value of the wrong type and for text that is not a number)
+        values[name] = type(default)(value)
+    except ValueError:
+        problems.append(f"{where}: {value!r} is not a {'whole ' if whole else ''}number")
