@@ -14,7 +14,7 @@ _OWN = "your own class, not verified by the project"
 #: an H200 on 2026-12-31`. A run with a stand-in for a device or a vendor's library verifies nothing.
 VERIFIED: Mapping[str, str] = {
     "cpu": _IN_CI,
-    "cpu-bf16": "verified on an AMD EPYC Zen 4 on 2026-11-23",
+    "cpu-bf16": "verified on an AMD EPYC Zen 5 on 2026-11-24",
     "cpu-int8": _IN_CI,
     "gpu": _NOT,
     "gpu-tensorrt": _NOT,
