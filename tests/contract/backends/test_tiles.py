@@ -1,11 +1,14 @@
 """Layers on tiles: products and attention against float64, what no row may do to another, the choice.
 
-CI has no AMX. The same code paths run here on emulated tiles: everything but the instruction.
+CI has no AMX. The same code runs here on tile registers in plain C: all of AMX's but its instructions and the system
+call that permits them, which the compiler checks.
 """
 
 from __future__ import annotations
 
 import ctypes
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -275,6 +278,20 @@ def test_a_bad_text_spoils_no_other(kind: tuple[LayerKind, float]) -> None:
     assert found[20:50].isnan().all()
     assert torch.equal(found[:20], clean[:20])
     assert torch.equal(found[50:], clean[50:])
+
+
+@pytest.mark.parametrize("name", ["products_bf16.c", "attention_bf16.c"])
+def test_the_instructions_of_amx_are_assembled(name: str, tmp_path: Path) -> None:
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("there is no C compiler here")
+    source = Path(tiles.__file__).with_name(name)
+    usual = ("-O1", "-march=x86-64-v4", "-fopenmp", *AMX.flags)
+    command = [compiler, *usual, "-c", str(source), "-o", str(tmp_path / "made.o")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "bad value" in done.stderr or "unrecognized" in done.stderr:
+        pytest.skip("this compiler does not know AMX")
+    assert done.returncode == 0, done.stderr
 
 
 class TestChoice:

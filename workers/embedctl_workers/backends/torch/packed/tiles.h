@@ -3,7 +3,7 @@
  * One of three units computes them, chosen when a file is compiled:
  *   TILES_AMX       the tile registers of Intel's AMX;
  *   TILES_AVX512    VDPBF16PS, on AVX512_BF16 without AMX;
- *   TILES_EMULATED  plain C with the semantics of TDPBF16PS. It is slow, and for tests alone.
+ *   TILES_EMULATED  AMX's code on tile registers in plain C. It is slow, and for tests alone.
  *
  * A matrix has one part, its values rounded to bf16, or two, the second being bf16 of what the first one lost. Products of
  * two parts are x = xh + xl, w = wh + wl, x w = xl wh + xh wh + xh wl: 16 bits of each factor.
@@ -60,7 +60,7 @@ ALWAYS uint16_t half_of(float value) {
 /* 32 float32 in a and b, as bf16 */
 ALWAYS halves32 halves_of(floats16 a, floats16 b) {
 #if defined(TILES_EMULATED)
-    halves32 result;
+    halves32 result = {0};
     for (int i = 0; i < 16; i++) result[i] = half_of(a[i]), result[i + 16] = half_of(b[i]);
     return result;
 #else
@@ -118,16 +118,67 @@ static void begin_tiles(void) {
 }
 static void end_tiles(void) { _tile_release(); }
 
+/* Macros, because the number of a tile is part of the instruction. */
+#define load_tile(tile, at, row) _tile_loadd(tile, at, row)
+#define store_tile(tile, at, row) _tile_stored(tile, at, row)
+#define multiply_tiles(sums, a, w) _tile_dpbf16ps(sums, a, w)
+
+#elif defined(TILES_EMULATED)
+
+/* The tile registers of a thread. Between end_tiles() and begin_tiles(), they are not to be used. */
+static _Thread_local struct {
+    int ready;
+    char rows[8][16][64];
+} tiles;
+
+static int permitted(void) { return 1; }
+static void begin_tiles(void) { tiles.ready = 1; }
+static void end_tiles(void) { tiles.ready = 0; }
+
+static void load_tile(int tile, const void *at, long row) {
+    if (!tiles.ready) __builtin_trap();
+    for (int r = 0; r < 16; r++) memcpy(tiles.rows[tile][r], (const char *)at + r * row, 64);
+}
+
+static void store_tile(int tile, void *at, long row) {
+    if (!tiles.ready) __builtin_trap();
+    for (int r = 0; r < 16; r++) memcpy((char *)at + r * row, tiles.rows[tile][r], 64);
+}
+
+static float flushed(float value) { return fabsf(value) < 1.17549435e-38f ? 0.0f * value : value; }
+
+/* TDPBF16PS: denormals count as zero, and the sums of even and of odd inputs are kept apart until the end. */
+static void multiply_tiles(int sums, int a, int w) {
+    if (!tiles.ready) __builtin_trap();
+    uint16_t x[16][32], y[16][32];
+    float sum[16][16];
+    memcpy(x, tiles.rows[a], TILE), memcpy(y, tiles.rows[w], TILE), memcpy(sum, tiles.rows[sums], TILE);
+    for (int m = 0; m < 16; m++)
+        for (int n = 0; n < 16; n++) {
+            float even = 0, odd = 0;
+            for (int k = 0; k < 16; k++) {
+                even = flushed(fmaf(flushed(float_of(x[m][2 * k])), flushed(float_of(y[k][2 * n])), even));
+                odd = flushed(fmaf(flushed(float_of(x[m][2 * k + 1])), flushed(float_of(y[k][2 * n + 1])), odd));
+            }
+            sum[m][n] = flushed(flushed(sum[m][n]) + flushed(even + odd));
+        }
+    memcpy(tiles.rows[sums], sum, TILE);
+}
+
+#endif
+
+#if defined(TILES_AMX) || defined(TILES_EMULATED)
+
 /* Loads one part of the rows, which stays in tiles 4 and 5, and multiplies it by the weights in tiles 6 and 7. */
 #define TIMES_WEIGHTS(rows)                                                                                            \
     {                                                                                                                  \
-        _tile_loadd(4, rows, a.row);                                                                                   \
-        _tile_dpbf16ps(0, 4, 6);                                                                                       \
-        if (wide == 2) _tile_dpbf16ps(1, 4, 7);                                                                        \
+        load_tile(4, rows, a.row);                                                                                     \
+        multiply_tiles(0, 4, 6);                                                                                       \
+        if (wide == 2) multiply_tiles(1, 4, 7);                                                                        \
         if (high == 2) {                                                                                               \
-            _tile_loadd(5, rows + a.second, a.row);                                                                    \
-            _tile_dpbf16ps(2, 5, 6);                                                                                   \
-            if (wide == 2) _tile_dpbf16ps(3, 5, 7);                                                                    \
+            load_tile(5, rows + a.second, a.row);                                                                      \
+            multiply_tiles(2, 5, 6);                                                                                   \
+            if (wide == 2) multiply_tiles(3, 5, 7);                                                                    \
         }                                                                                                              \
     }
 
@@ -136,32 +187,32 @@ static void end_tiles(void) { _tile_release(); }
 ALWAYS void product(struct side a, struct side w, const float *in, long in_row, float *out, long out_row, long blocks,
                     const int parts, const int high, const int wide, const char *next, long lines) {
     const long below = 4 * in_row; /* floats of 16 rows: in_row is bytes */
-    _tile_loadd(0, in, in_row);
-    if (wide == 2) _tile_loadd(1, in + 16, in_row);
-    if (high == 2) _tile_loadd(2, in + below, in_row);
-    if (high == 2 && wide == 2) _tile_loadd(3, in + below + 16, in_row);
+    load_tile(0, in, in_row);
+    if (wide == 2) load_tile(1, in + 16, in_row);
+    if (high == 2) load_tile(2, in + below, in_row);
+    if (high == 2 && wide == 2) load_tile(3, in + below + 16, in_row);
     for (long k = 0; k < blocks; k++, a.at += a.block, w.at += w.block) {
-        for (long line = 0; line < lines; line++, next += 64) _mm_prefetch(next, _MM_HINT_T1);
+        for (long line = 0; line < lines; line++, next += 64) __builtin_prefetch(next, 0, 2);
         /* Loads in an order in which 8 of them serve the 12 products of two parts. */
-        _tile_loadd(6, w.at, w.row);
-        if (wide == 2) _tile_loadd(7, w.at + w.second, w.row);
+        load_tile(6, w.at, w.row);
+        if (wide == 2) load_tile(7, w.at + w.second, w.row);
         if (parts == 2) TIMES_WEIGHTS(a.at + a.part)
         TIMES_WEIGHTS(a.at)
         if (parts == 2) {
-            _tile_loadd(6, w.at + w.part, w.row);
-            _tile_dpbf16ps(0, 4, 6);
-            if (high == 2) _tile_dpbf16ps(2, 5, 6);
+            load_tile(6, w.at + w.part, w.row);
+            multiply_tiles(0, 4, 6);
+            if (high == 2) multiply_tiles(2, 5, 6);
             if (wide == 2) {
-                _tile_loadd(7, w.at + w.part + w.second, w.row);
-                _tile_dpbf16ps(1, 4, 7);
-                if (high == 2) _tile_dpbf16ps(3, 5, 7);
+                load_tile(7, w.at + w.part + w.second, w.row);
+                multiply_tiles(1, 4, 7);
+                if (high == 2) multiply_tiles(3, 5, 7);
             }
         }
     }
-    _tile_stored(0, out, out_row);
-    if (wide == 2) _tile_stored(1, out + 16, out_row);
-    if (high == 2) _tile_stored(2, out + 4 * out_row, out_row);
-    if (high == 2 && wide == 2) _tile_stored(3, out + 4 * out_row + 16, out_row);
+    store_tile(0, out, out_row);
+    if (wide == 2) store_tile(1, out + 16, out_row);
+    if (high == 2) store_tile(2, out + 4 * out_row, out_row);
+    if (high == 2 && wide == 2) store_tile(3, out + 4 * out_row + 16, out_row);
 }
 
 #else
@@ -169,8 +220,6 @@ ALWAYS void product(struct side a, struct side w, const float *in, long in_row, 
 static int permitted(void) { return 1; }
 static void begin_tiles(void) {}
 static void end_tiles(void) {}
-
-#if defined(TILES_AVX512)
 
 /* Rows at a time: 16 accumulators, the weights' two vectors, and one pair of inputs in all lanes. */
 #define ROWS 8
@@ -219,41 +268,6 @@ ALWAYS void product(struct side a, struct side w, const float *in, long in_row, 
     }
 }
 
-#else
-
-/* TDPBF16PS: denormals count as zero, and the sums of even and of odd inputs are kept apart until the end. */
-static float flushed(float value) { return fabsf(value) < 1.17549435e-38f ? 0.0f * value : value; }
-
-static void multiply_tiles(float *sums, long sums_row, const char *a, long a_row, const char *w, long w_row) {
-    for (int m = 0; m < 16; m++)
-        for (int n = 0; n < 16; n++) {
-            const uint16_t *x = (const uint16_t *)(a + m * a_row);
-            float even = 0, odd = 0, *sum = (float *)((char *)sums + m * sums_row) + n;
-            for (int k = 0; k < 16; k++) {
-                const uint16_t *y = (const uint16_t *)(w + k * w_row) + 2 * n;
-                even = flushed(fmaf(flushed(float_of(x[2 * k])), flushed(float_of(y[0])), even));
-                odd = flushed(fmaf(flushed(float_of(x[2 * k + 1])), flushed(float_of(y[1])), odd));
-            }
-            *sum = flushed(flushed(*sum) + flushed(even + odd));
-        }
-}
-
-static void product(struct side a, struct side w, const float *in, long in_row, float *out, long out_row, long blocks,
-                    const int parts, const int high, const int wide, const char *next, long lines) {
-    (void)next, (void)lines;
-    float sums[32][32];
-    for (int m = 0; m < 16 * high; m++) memcpy(sums[m], (const char *)in + m * in_row, 64 * wide);
-    for (long k = 0; k < blocks; k++, a.at += a.block, w.at += w.block)
-        for (int term = parts == 2 ? 0 : 1; term < parts + 1; term++)
-            for (int m = 0; m < high; m++)
-                for (int n = 0; n < wide; n++)
-                    multiply_tiles(&sums[16 * m][16 * n], sizeof sums[0],
-                                   a.at + m * a.second + (term == 0 ? a.part : 0), a.row,
-                                   w.at + n * w.second + (term == 2 ? w.part : 0), w.row);
-    for (int m = 0; m < 16 * high; m++) memcpy((char *)out + m * out_row, sums[m], 64 * wide);
-}
-
-#endif
 #endif
 
 /* product() with sizes that are known only at run time; a call of each kind, so that each is compiled for its own */
