@@ -36,8 +36,7 @@ from embedctl_workers.backends.torch import backend as torch_backend
 from embedctl_workers.backends.torch.packed import choosing, onednn_layers, tiles
 from embedctl_workers.backends.torch.packed.buffers import Buffers
 from embedctl_workers.backends.torch.packed.kernels import CompiledKernels, Kernels, Texts, TorchKernels, load_kernels
-from embedctl_workers.backends.torch.packed.layers import EncoderLayer, LayerKind, PlainLayers
-from embedctl_workers.backends.torch.packed.linear import BlasLinear
+from embedctl_workers.backends.torch.packed.layers import EncoderLayer, LayerKind
 from embedctl_workers.backends.torch.packed.native import address
 from embedctl_workers.backends.torch.packed.onednn_layers import OneDnnBf16Layers
 from embedctl_workers.backends.torch.packed.tiles import AMX, AVX512, EMULATED, TileLayers, Tiles, Unit
@@ -172,17 +171,17 @@ def test_what_is_not_finite_stays_in_its_row(each: Tiles, parts: int, bad: float
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("shape", [(2, 32), (1, 64), (1, 96)], ids=str)
-def test_attention_is_that_of_float64(each: Tiles, parts: int, shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("shape", "size"), [((2, 32), 1.0), ((1, 64), 1.0), ((1, 96), 1.0), ((2, 32), 1e-6)], ids=str)
+def test_attention_is_that_of_float64(each: Tiles, parts: int, shape: tuple[int, int], size: float) -> None:
     heads, head = shape
     texts = texts_of(LENGTHS)
-    qkv = torch.randn(sum(LENGTHS), 3 * heads * head)
+    qkv = torch.randn(sum(LENGTHS), 3 * heads * head) * size
     qkv[:, : heads * head] *= head**-0.5
     if parts == 1:
         qkv = qkv.bfloat16().float()  # the error of the products alone
     expected = torch.empty(len(qkv), heads * head, dtype=torch.float64)
     TorchKernels().attention(qkv.double(), texts, heads, expected)
-    assert (attend(each, qkv, texts, heads, parts) - expected).abs().max() < {1: 3e-2, 2: 5e-5}[parts]
+    assert (attend(each, qkv, texts, heads, parts) - expected).abs().max() < {1: 3e-2, 2: 5e-5}[parts] * size
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -239,15 +238,54 @@ def run(layer: EncoderLayer, x: torch.Tensor, lengths: tuple[int, ...]) -> torch
 
 #: Heads of 16 and of 40 fill no tiles, nor does a feed-forward of 72.
 @pytest.mark.parametrize("shape", [(32, 2, 72), (64, 2, 256), (160, 4, 104)], ids=str)
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_layer_is_that_of_torch(kind: tuple[LayerKind, float], shape: tuple[int, int, int], threads: int) -> None:
+@pytest.mark.parametrize(("threads", "size"), [(1, 1.0), (2, 1.0), (2, 1e6), (2, 1e-6)])
+def test_a_layer_is_that_of_float64(
+    kind: tuple[LayerKind, float], shape: tuple[int, int, int], threads: int, size: float
+) -> None:
     torch.set_num_threads(threads)
     layer, weights = layer_of(*shape)
-    x = torch.randn(sum(LENGTHS), shape[0])
-    expected = run(PlainLayers(BlasLinear, TorchKernels()).layer(layer, weights), x, LENGTHS)
+    x = torch.randn(sum(LENGTHS), shape[0]) * size
+    if size > 1:
+        layer.query.weight /= size**2  # so that scores stay as they are
+    expected = layer_exact(layer, weights.heads, x, LENGTHS)
     way, error = kind
     found = run(way.layer(layer, weights), x, LENGTHS)
     assert (found - expected).abs().max() < error
+
+
+def layer_exact(layer: Layer, heads: int, x: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
+    def linear(module: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, module.weight.double(), module.bias.double())
+
+    def norm(module: torch.nn.LayerNorm, x: torch.Tensor) -> torch.Tensor:
+        weight, bias = module.weight.double(), module.bias.double()
+        return torch.nn.functional.layer_norm(x, module.normalized_shape, weight, bias, module.eps)
+
+    done = []
+    for text in _split(x.double(), lengths):
+        query, key, value = (
+            linear(module, text).view(len(text), heads, -1).transpose(0, 1)
+            for module in (layer.query, layer.key, layer.value)
+        )
+        scores = query @ key.transpose(1, 2) / query.shape[2] ** 0.5
+        context = (scores.softmax(2) @ value).transpose(0, 1).flatten(1)
+        attended = norm(layer.attention_norm, text + linear(layer.out, context))
+        inner = torch.nn.functional.gelu(linear(layer.up, attended))
+        done.append(norm(layer.norm, attended + linear(layer.down, inner)))
+    return torch.cat(done)
+
+
+def test_gelu_is_that_of_float64_along_the_line(kind: tuple[LayerKind, float]) -> None:
+    """The layer's norm of GELU of the biases: what comes before counts as zero, and `down` is the identity."""
+    hidden = 256
+    layer, weights = layer_of(hidden, 4, hidden)
+    for zero in (layer.attention_norm.weight, layer.attention_norm.bias, layer.up.weight, layer.down.bias):
+        zero.zero_()
+    layer.up.bias.copy_(torch.linspace(-12, 12, hidden))
+    layer.down.weight.copy_(torch.eye(hidden))
+    way, error = kind
+    found = run(way.layer(layer, weights), torch.randn(5, hidden), (5,))
+    assert (found - layer_exact(layer, 4, torch.zeros(5, hidden), (5,))).abs().max() < error
 
 
 def _split(x: torch.Tensor, lengths: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
@@ -268,14 +306,15 @@ def test_a_text_comes_out_the_same_alone_in_a_batch_and_in_another_order(kind: t
         assert (here - run(product, piece, (length,))).abs().max() <= differs
 
 
-def test_a_bad_text_spoils_no_other(kind: tuple[LayerKind, float]) -> None:
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_bad_text_spoils_no_other(kind: tuple[LayerKind, float], bad: float) -> None:
     layer, weights = layer_of(64, 2, 128)
     product = kind[0].layer(layer, weights)
     x = torch.randn(60, 64)
     clean = run(product, x, (20, 30, 10))
-    x[25] = torch.nan
+    x[25] = bad
     found = run(product, x, (20, 30, 10))
-    assert found[20:50].isnan().all()
+    assert not found[20:50].isfinite().any()
     assert torch.equal(found[:20], clean[:20])
     assert torch.equal(found[50:], clean[50:])
 
