@@ -2,8 +2,9 @@
 
     python -m benchmarks.ours.accuracy [--class cpu ...] [--model all-MiniLM-L6-v2] [--passages N]
 
-The passages are those of the demo. The similarity benchmark is made of them: Spearman's correlation between the cosines
-of pairs and how near the two of a pair stand in the source: in one docstring, in one package, or neither.
+The passages are those from which the demo takes its own. The similarity benchmark is made of them: Spearman's
+correlation between the cosines of pairs and how near the two of a pair stand in the source: in one docstring, in one
+package, or neither.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.encoding.loading import load_encoder
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.cache import cache_folder
+from embedctl_workers.models.compiling import NOT_COMPILED
 from embedctl_workers.models.files import ModelFiles, resolve_model
 from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET
 
@@ -159,7 +161,7 @@ def _rows(name: str, settings: Settings, files: ModelFiles, host: Host, truth: T
             encoder = ChunkEncoder(_OnAvx512(files, host, _WAYS[name][1]), DEFAULT_TOKEN_BUDGET)
         else:
             encoder = load_encoder(settings, hardware, str(files.folder), host)
-    except EmbedctlError as error:
+    except (EmbedctlError, *NOT_COMPILED) as error:
         return f"| {name} | {error} | | | | | |"
     vectors = encoded(encoder, truth.texts)
     if hardware.stores_float16:
@@ -193,7 +195,7 @@ class _OnAvx512(TorchBackend):
     """The packed engine with layers of our choice, where a worker takes the fastest.
 
     Raises:
-        ModelError: this CPU has no AVX512_BF16.
+        ModelError: this CPU has no AVX512_BF16, or the model is not of the BERT family.
     """
 
     def __init__(self, files: ModelFiles, host: Host, layers: Layers) -> None:
@@ -201,6 +203,8 @@ class _OnAvx512(TorchBackend):
             raise ModelError("this CPU has no AVX512_BF16")
         self._layers = layers
         super().__init__(files, host)
+        if self.engine == self.PADDED:
+            raise ModelError("this model is not packed")
 
     def _packed(self, model: SentenceTransformer, host: Host) -> PackedEngine | None:
         return packed_engine(model, host, lambda _weights, kernels, host: self._layers(Tiles(AVX512, host), kernels))

@@ -26,7 +26,7 @@ from typing import Any
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass, ModelEntry
 from embedctl_config.printable import printable
-from embedctl_config.settings import ENV_PREFIX, Settings, did_you_mean
+from embedctl_config.settings import ENV_PREFIX, Settings, suggestion
 from embedctl_config.tenants import TenantEntry
 
 log = logging.getLogger(__name__)
@@ -276,7 +276,7 @@ def _entries(table: Any, form: type[Any], below: Mapping[str, Any], where: str, 
     for name, entry in table.items():
         place = f"{where}.{printable(name)}"
         if unknown := set(entry) - set(fields):
-            problems += [f"{place}.{printable(key)}: no such key{did_you_mean(key, fields)}" for key in sorted(unknown)]
+            problems += [f"{place}.{printable(key)}: no such key{suggestion(key, fields)}" for key in sorted(unknown)]
             continue
         defaults = below.get(name, form())
         given = {key: _as_type(value, getattr(defaults, key)) for key, value in entry.items()}
@@ -318,7 +318,7 @@ def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[s
         elif name in _GUARDED:
             _take(values, name, value, variable, problems)
         else:
-            problems.append(f"{variable}: no such setting{did_you_mean(name, [*_GUARDED, *FLAGS])}")
+            problems.append(f"{variable}: no such setting{suggestion(name, [*_GUARDED, *FLAGS])}")
     if foreign:
         _tell_foreign(", ".join(sorted(foreign)))
     return values
@@ -347,7 +347,7 @@ def _tell_foreign(variables: str) -> None:
 def _take(values: dict[str, Any], name: str, value: Any, where: str, problems: list[str]) -> None:
     scalars: dict[str, Any] = {each.name: each for each in dataclasses.fields(Settings) if each.name not in _TABLES}
     if name not in scalars:
-        problems.append(f"{where}: no such setting{did_you_mean(name, [*scalars, *_TABLES])}")
+        problems.append(f"{where}: no such setting{suggestion(name, [*scalars, *_TABLES])}")
         return
     default = scalars[name].default
     if isinstance(default, bool):

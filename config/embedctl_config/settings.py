@@ -257,7 +257,7 @@ class Settings:
             return self.classes[name]
         except KeyError:
             raise SettingsError(
-                f"there is no hardware class {name!r}{did_you_mean(name, self.classes)} Known: "
+                f"there is no hardware class {name!r}{suggestion(name, self.classes)} Known: "
                 f"{', '.join(sorted(self.classes))}. Add your own as [classes.{name}] in embedctl.toml."
             ) from None
 
@@ -289,7 +289,7 @@ class Settings:
             problems.append(f"tenant: {wrong}")
         problems += problems_of(self.tenants)
         if self.hardware != "auto" and self.hardware not in self.classes:
-            problems.append(f"hardware: no class {self.hardware!r}{did_you_mean(self.hardware, self.classes)}")
+            problems.append(f"hardware: no class {self.hardware!r}{suggestion(self.hardware, self.classes)}")
         for name, entry in self.classes.items():
             problems += _class_problems(name, entry)
         problems += [f"models.{printable(name)}: {wrong}" for name in self.models if (wrong := check_model_name(name))]
@@ -378,7 +378,7 @@ def _class_problems(name: str, entry: HardwareClass) -> list[str]:
     return problems
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: a question about the known one nearest to it, or a full stop."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f". Did you mean {close[0]!r}?" if close else "."
