@@ -308,9 +308,15 @@ def test_a_worker_that_lives_and_is_silent_is_seen(stack: Stack) -> None:
     assert (pulse.silences, pulse.accused) == ([], set())
     worker = stack.workers[0]
     instance = stack.rows()[worker.pid].instance
-    stack.raw.zadd(keys.WORKERS, {instance: 1}, xx=True)
-    stack.raw.set(keys.died(instance), "no word from it", ex=100)
-    pulse.look()
+
+    def seen() -> bool:
+        """A beat of the worker may come between these steps; then they are done again."""
+        stack.raw.zadd(keys.WORKERS, {instance: 1}, xx=True)
+        stack.raw.set(keys.died(instance), "no word from it", ex=100)
+        pulse.look()
+        return bool(pulse.silences and pulse.accused)
+
+    eventually(seen)
     assert [silence.worker for silence in pulse.silences] == [0]
     assert len(pulse.accused) == 1
 

@@ -122,19 +122,19 @@ def test_sigterm_in_the_middle_of_a_suspect_chunk_hands_it_back_and_blames_nobod
     settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
 ) -> None:
     doomed = start_worker("slow")
-    job = submit(settings, chunk_size=40)
+    job = submit(settings, records=60, chunk_size=60)
     eventually(lambda: in_the_middle(raw, job, doomed))
     doomed.kill()
     leaving = start_worker("slow")
     eventually(lambda: row_in_hand(raw, job) >= 2)
     leaving.process.terminate()
-    assert leaving.process.wait(2) == 0  # the chunk would have taken it four seconds
+    assert leaving.process.wait(5) == 0  # the chunk would have taken it six seconds
     assert owners(raw, job) == {}
     assert job.status().chunks_done == 0
     (suspect,) = job.suspects()
     assert (suspect.given_up, len(suspect.deaths)) == ((), 1)
     start_worker("slow")
-    assert_every_record_has_its_vector(job)
+    assert_every_record_has_its_vector(job, 60)
     assert job.status().deaths == 1
 
 

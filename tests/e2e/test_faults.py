@@ -41,8 +41,9 @@ def test_kill_9_in_the_middle_of_a_chunk_loses_and_doubles_nothing(
 
 
 def test_sigterm_finishes_the_chunk_it_encodes_and_hands_back_the_next(
-    settings: Settings, start_worker: StartWorker
+    settings: Settings, environment: dict[str, str], start_worker: StartWorker
 ) -> None:
+    environment["EMBEDCTL_LEASE_S"] = "10"  # none lapses on a busy machine
     patient = settings.replace(lease_s=60, reissue_s=60)
     leaving = start_worker("slow")
     job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=5, settings=patient)

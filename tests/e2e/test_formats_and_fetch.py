@@ -123,8 +123,9 @@ def test_a_reader_that_was_killed_is_taken_up_again(
     start_worker: StartWorker,
     short_folder: Path,
 ) -> None:
+    texts = [*SLOW, *(f"more {text}" for text in SLOW)]
     start_worker("slow")
-    job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=5, settings=settings)
+    job = enqueue_embeddings(texts, hardware="slow", chunk_size=5, settings=settings)
     log = short_folder / "reader.log"
     reader = Forked(["fetch", job.id, "-o", name], environment, short_folder, log, log, worker=False)
     begun = "lock" if name == "out.parquet" else "progress"  # a row group takes longer than this job
@@ -134,7 +135,7 @@ def test_a_reader_that_was_killed_is_taken_up_again(
     assert not (short_folder / name).exists()
     done = embedctl("fetch", job.id, "-o", name)
     assert done.returncode == 0, done.stderr
-    expected = reference(SLOW)
+    expected = reference(texts)
     if name == "out.npy":
         found = np.load(short_folder / name)
     elif name == "out.jsonl":

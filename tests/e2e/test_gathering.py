@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import redis as redis_py
@@ -60,10 +62,19 @@ def test_a_text_that_kills_workers_costs_one_record_of_the_joined_jobs(
 
 
 def test_a_worker_that_is_killed_in_the_middle_leaves_each_joined_chunk_to_be_tried_alone(
-    settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
+    settings: Settings,
+    raw: redis_py.Redis,
+    environment: dict[str, str],
+    short_folder: Path,
+    start_worker: StartWorker,
 ) -> None:
     jobs = submit(settings, 12, {}, hardware="slow")
+    usual = environment["EMBEDCTL_CONFIG"]
+    slower = short_folder / "slower.toml"  # so that the worker is still there when the test has seen what it holds
+    slower.write_text(Path(usual).read_text().replace("seconds_per_batch = 0.1}", "seconds_per_batch = 1.0}"))
+    environment["EMBEDCTL_CONFIG"] = str(slower)
     worker = start_worker("slow")
+    environment["EMBEDCTL_CONFIG"] = usual
     eventually(lambda: sum(len(owners(raw, job)) for job in jobs) > 3)
     worker.kill()
     held = [job for job in jobs if owners(raw, job)]

@@ -51,6 +51,14 @@ def process_state(pid: int) -> str:
         return ""
 
 
+def command_line(pid: int) -> bytes:
+    """The words of a process' command, each with a zero byte behind it. Empty if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
 def children(pid: int) -> list[int]:
     """The existing children of a process; none if it has ended."""
     try:

@@ -15,7 +15,7 @@ from embedctl_config.errors import ModelError
 from embedctl_workers.commands.tune import _measured
 from embedctl_workers.machine.devices import cores_of
 from tests.support.machines import SMI, play
-from tests.support.processes import before_all_else, children, is_running
+from tests.support.processes import before_all_else, children, command_line, is_running
 from tests.support.waiting import eventually
 
 
@@ -144,9 +144,7 @@ def test_a_search_that_is_killed_leaves_no_process_behind(one_gpu: Callable[[str
     process = subprocess.Popen([sys.executable, "-m", "embedctl", *TUNE], stdout=subprocess.DEVNULL)
 
     def measuring() -> list[int]:
-        return [
-            pid for pid in children(process.pid) if b"measuring.sharing" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        ]
+        return [pid for pid in children(process.pid) if b"measuring.sharing" in command_line(pid)]
 
     try:
         eventually(measuring, what="a measuring process")

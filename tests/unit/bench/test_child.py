@@ -11,6 +11,7 @@ import pytest
 
 from embedctl_bench.peers import child
 from embedctl_bench.peers.child import ChildProcess, Unavailable
+from tests.support.processes import is_running
 from tests.support.waiting import eventually
 
 #: It answers with the request's `give`, dies of `die`, and sleeps for `sleep` seconds with a child of its own.
@@ -91,5 +92,5 @@ def test_a_busy_process_is_killed_or_interrupted_with_all_that_it_started(
     process.close()
     assert time.monotonic() - began < 5
     assert Path("interrupted").exists() == bool(busy_s)
-    state = Path("/proc", Path("started").read_text(), "stat")
-    eventually(lambda: not state.exists() or ") Z " in state.read_text(), what="the end of all that it started")
+    started = int(Path("started").read_text())
+    eventually(lambda: not is_running(started), what="the end of all that it started")

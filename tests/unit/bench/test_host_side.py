@@ -40,7 +40,7 @@ def test_a_vector_of_the_stand_in_follows_from_its_own_texts_ids_alone() -> None
 
 
 def test_the_stand_in_takes_its_time_for_one_batch_after_the_other() -> None:
-    device = StandInDevice(ns_per_token=1e7)
+    device = StandInDevice(ns_per_token=4e7)
     transfer = Transfer(device)
     began = time.monotonic()
     outputs = []
@@ -48,12 +48,12 @@ def test_the_stand_in_takes_its_time_for_one_batch_after_the_other() -> None:
         with transfer.computing():
             device.compute(tokens)
         outputs.append(transfer.download(torch.zeros(1, 2)))
-    assert time.monotonic() - began < 0.3  # beginning a batch does not wait
+    assert time.monotonic() - began < 1.2  # beginning a batch does not wait
     ended = []
     for output in outputs:
         output.wait()
         ended.append(time.monotonic() - began)
-    assert 0.3 <= ended[0] < 0.5 <= ended[1]
+    assert 1.2 <= ended[0] < 2 <= ended[1]
 
 
 def test_ratios_are_of_the_same_turn() -> None:
