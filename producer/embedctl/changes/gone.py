@@ -11,7 +11,7 @@ from typing import NamedTuple
 from embedctl.changes.earlier import Earlier, Rows
 from embedctl.digests import DIGEST_BYTES
 from embedctl.durable import remove_durably
-from embedctl.output.parts import json_line, part_of, publish
+from embedctl.output.parts import json_line, locked, part_of, publish
 from embedctl_config.errors import OutputError
 
 
@@ -71,20 +71,21 @@ def write_gone(path: Path, gone: Iterable[Gone]) -> bool:
     """Write the list durably, or remove an older one if nothing is gone; returns whether something is.
 
     Raises:
-        OutputError: it can't be written.
+        OutputError: it can't be written, or another process is writing it.
     """
     part, count = part_of(path), 0
     try:
-        part.unlink(missing_ok=True)  # it might be a link to another file
-        with part.open("xb") as stream:
-            for each in gone:
-                stream.write(json_line(each._asdict()) + b"\n")
-                count += 1
-        if count:
-            publish(path)
-        else:
-            part.unlink()
-            remove_durably(path)
+        with locked(path):  # two at once would give each other's unfinished list its name
+            part.unlink(missing_ok=True)  # it might be a link to another file
+            with part.open("xb") as stream:
+                for each in gone:
+                    stream.write(json_line(each._asdict()) + b"\n")
+                    count += 1
+            if count:
+                publish(path)
+            else:
+                part.unlink()
+                remove_durably(path)
     except OSError as error:
         raise OutputError(f"{path} can't be written: {error.strerror or os.strerror(error.errno or 0)}") from error
     return bool(count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -189,3 +190,19 @@ def test_another_file_is_no_list_of_what_is_gone(line: str, tmp_path: Path) -> N
     path.write_bytes(line.encode("latin-1"))
     with pytest.raises(OutputError, match="line 1"):
         list(read_gone(path))
+
+
+def test_of_two_that_write_a_list_at_once_the_later_is_refused(tmp_path: Path) -> None:
+    """Otherwise one would give the other's unfinished list its name."""
+    listed, ids = tmp_path / "v.deleted.jsonl", ["a", "b", "c"]
+
+    def slow() -> Iterator[Gone]:
+        for each in ids:
+            yield Gone(each, "0" * 64)
+            with pytest.raises(OutputError, match="another fetch is writing"):
+                write_gone(listed, [Gone("other", "1" * 64)])
+
+    assert write_gone(listed, slow())
+    assert [each.id for each in read_gone(listed)] == ids
+    assert write_gone(listed, [Gone("other", "1" * 64)])
+    assert [path.name for path in tmp_path.iterdir()] == [listed.name]
