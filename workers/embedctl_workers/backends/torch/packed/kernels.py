@@ -165,5 +165,5 @@ def load_kernels(host: Host) -> Kernels:
             *(library(name, host, headers=("vectors.h",)) for name in ("elementwise.c", "attention.c"))
         )
     except NOT_COMPILED as error:
-        log.warning("kernels are torch's own, at about half the speed: %s", error)
+        log.warning("kernels are torch's own, which costs up to a third of the speed: %s", error)
         return TorchKernels()
