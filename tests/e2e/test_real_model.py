@@ -61,7 +61,7 @@ def test_two_pinned_workers_give_the_vectors_of_sentence_transformers(
     assert status.done == len(texts)
     assert status.claims == status.chunks_done == status.chunks
     share = [spent_ticks(worker) for worker in workers.values()]
-    assert min(share) > 0.3 * max(share), f"they did not share the work: {share}"
+    assert min(share) > 0.6 * max(share), f"they did not share the work: {share}"
 
     from sentence_transformers import SentenceTransformer
 

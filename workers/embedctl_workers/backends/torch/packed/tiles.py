@@ -43,7 +43,7 @@ AMX = Unit(
     frozenset({"amx_tile", "amx_bf16", "avx512_bf16"}),
 )
 AVX512 = Unit("AVX512_BF16", ("-DTILES_AVX512", "-mavx512bf16"), frozenset({"avx512_bf16"}))
-#: For tests, where no AMX is at hand: its code on tile registers in plain C.
+#: The code for AMX on tile registers in plain C, for tests on CPUs without AMX.
 EMULATED = Unit("emulated tiles", ("-DTILES_EMULATED",))
 
 
