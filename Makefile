@@ -28,6 +28,11 @@ demo: $(VENV)/.demo ## embed 6,000 passages into a vector database on this machi
 test: $(VENV)/.dev ## the quick tests
 	$(PY) -m pytest $(SIDE) -m "not slow and not browser" $(ARGS)
 
+# Two processes that do nothing but compute, beside the tests: what waits for time instead of for an event fails here.
+.PHONY: test-loaded
+test-loaded: $(VENV)/.dev ## the quick tests, three times, with both CPUs busy beside them
+	@tests/support/loaded.sh $(MAKE) test
+
 .PHONY: test-slow
 test-slow: $(VENV)/.dev browser redis promtool compose schemathesis ## the slow tests and those that need a browser
 	@$(PY) -m pytest $(SIDE) -m "slow or browser" $(ARGS)
@@ -84,6 +89,11 @@ SEED ?=
 .PHONY: chaos
 chaos: $(VENV)/.dev ## break everything at random for MINUTES=10 with SEED=…, then count every record
 	@$(PY) -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(DATA),--data $(DATA)) $(ARGS)
+
+.PHONY: mutants
+mutants: $(VENV)/.dev ## how many of 320 small faults in the product the tests notice: ARGS="--help"
+	@$(PY) -c "import cosmic_ray, coverage" 2>/dev/null || $(PIP) install --quiet cosmic-ray coverage
+	@$(PY) -m tests.support.mutants $(ARGS)
 
 .PHONY: bench-gpu
 bench-gpu: $(VENV)/.dev ## the whole pipeline on a GPU beside sentence-transformers: ARGS="--help"

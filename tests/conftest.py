@@ -22,7 +22,7 @@ from embedctl.broker import Broker
 from embedctl.broker import _shared as shared_brokers
 from embedctl_config.settings import Settings
 from embedctl_workers.machine.devices import SPIN_VARIABLE, SPINS
-from tests.support import clients, costs, families_table
+from tests.support import clients, costs, families_table, once_more
 from tests.support.buckets import s3_server
 from tests.support.hardware import pytest_runtest_setup, pytest_terminal_summary  # noqa: F401  (hooks of the whole suite)
 from tests.support.ordering import pytest_collection_modifyitems  # noqa: F401
@@ -91,6 +91,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         families_table.OPTION, metavar="FILE", help="write the results of the tests of families of models into FILE"
     )
     parser.addoption(costs.OPTION, metavar="FILE", help="write what the tests cost, in CPU seconds, into FILE")
+    parser.addoption(once_more.OPTION, metavar="FILE", help="run failed tests again, and add the flaky ones to FILE")
     parser.addoption(
         "--fuzz-cases",
         metavar="N",
@@ -104,6 +105,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(clients)
     config.pluginmanager.register(costs)
     config.pluginmanager.register(families_table)
+    config.pluginmanager.register(once_more)
 
 
 @pytest.fixture(autouse=True)

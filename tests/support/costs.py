@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from pathlib import Path
@@ -40,7 +40,7 @@ _COSTS = _Costs()
 def spent() -> dict[str, float]:
     """CPU seconds of this process and of those below it, ended ones included if their parent lives, by kind."""
     sums = dict.fromkeys(KINDS, 0.0)
-    server = getattr(forkserver._forkserver, "_forkserver_pid", None)  # type: ignore[attr-defined]  # multiprocessing's own
+    server = getattr(forkserver._forkserver, "_forkserver_pid", None)
     own = os.times()
     sums[KINDS[0]] = own.user + own.system
     sums[KINDS[2]] = own.children_user + own.children_system
@@ -68,13 +68,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if call.when == "teardown" and item.config.getoption(OPTION):
         now = spent()
         report.user_properties.append((_PROPERTY, {kind: now[kind] - _COSTS.before[kind] for kind in KINDS}))
         _COSTS.before = now
-    return report  # type: ignore[no-any-return]  # what pytest made
+    return report
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -92,7 +94,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         by_file[test.partition("::")[0]].append(test)
     rows = sorted((_row(file, tests) for file, tests in by_file.items()), key=lambda row: -row.seconds)
     tests = sorted((_row(test, [test]) for test in _COSTS.of_tests), key=lambda row: -row.seconds)
-    table = [f"| file or test | tests | CPU seconds | {' | '.join(KINDS)} |", "| --- " + "| ---: " * (2 + len(KINDS)) + "|"]
+    table = [
+        f"| file or test | tests | CPU seconds | {' | '.join(KINDS)} |",
+        "| --- " + "| ---: " * (2 + len(KINDS)) + "|",
+    ]
     for row in [_row("all", list(_COSTS.of_tests)), *rows, *tests[:_DEAREST]]:
         sums = " | ".join(f"{each:.1f}" for each in row.by_kind)
         table.append(f"| {row.name} | {row.tests} | {row.seconds:.1f} | {sums} |")
