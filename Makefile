@@ -103,6 +103,10 @@ bench-gpu: $(VENV)/.dev ## the whole pipeline on a GPU beside sentence-transform
 first-hour: $(VENV)/.dev ## pack what a machine with a GPU and no network needs: ARGS="--help"
 	@benchmarks/first_hour.sh pack $(ARGS)
 
+.PHONY: roles
+roles: $(VENV)/.dev ## install each role alone, from constraints.txt and the newest versions, and run its verbs
+	@$(PY) -m tests.roles
+
 .PHONY: lint
 lint: $(VENV)/.dev ## style, types and the rules about imports
 	$(PY) -m ruff check .

@@ -1,0 +1,1 @@
+"""What each role does where only that role is installed."""
