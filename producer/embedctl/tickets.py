@@ -120,10 +120,28 @@ class TicketSender:
         except _FAILURES as error:
             raise self._unavailable(error) from error
 
+    def prepare(self) -> None:
+        """Import all that sending takes, without connecting.
+
+        A service does so before it says that it is healthy: what is missing then ends it, and not its first request.
+        """
+        _ = self._app.connection_for_write().transport  # is imported when it is asked for
+
+    def open(self) -> None:
+        """Connect as :meth:`send` does; the connection stays for the next tickets.
+
+        Raises:
+            BrokerUnavailable: as for :meth:`send`.
+        """
+        try:
+            with self._connection() as connection:
+                _connect(connection)
+        except _FAILURES as error:
+            raise self._unavailable(error) from error
+
     def _publish(self, tickets: Sequence[Ticket]) -> None:
         with self._connection() as connection:
-            pauses: Any = {"interval_start": 0, "interval_step": _STEP_S}  # its stubs say int
-            connection.ensure_connection(max_retries=_TRIES, **pauses)
+            _connect(connection)
             producer: Any = self._app.amqp.Producer(connection)  # its stubs do not know `batch` of kombu 5.7 yet
             with producer.batch(_BATCH):
                 for ticket in tickets:
@@ -181,3 +199,8 @@ class TicketSender:
         with suppress(IndexError):
             while True:
                 self._idle.pop().release()
+
+
+def _connect(connection: Connection) -> None:
+    pauses: Any = {"interval_start": 0, "interval_step": _STEP_S}  # its stubs say int
+    connection.ensure_connection(max_retries=_TRIES, **pauses)

@@ -90,6 +90,7 @@ def run_worker(
         stack.callback(broker.close)
         broker.connection.now_ms()  # a wrong URL or password should not wait for the models to load
         broker.connection.read_scripts()
+        broker.tickets.prepare()
         host = Host(pinned.threads, cache_folder(settings), build, pinned.sharing, pinned.places)
         served: dict[str, _Served] = {}
         for model in models:

