@@ -19,6 +19,7 @@ from embedctl_bench.report.files import write_report
 from embedctl_bench.report.report import Report
 from embedctl_config.cpu import no_bf16
 from embedctl_config.errors import ExitStatus, MissingExtra, SettingsError
+from embedctl_config.extras import installed
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
@@ -190,12 +191,12 @@ def _peers(text: str | None) -> tuple[str, ...] | None:
 
 
 def _check_installed() -> None:
-    """Fail before anything is measured if the report could not be drawn.
+    """Fail before anything is measured if something could not be measured, or the report not be drawn.
 
     Raises:
-        MissingExtra: a library for reports is missing.
+        MissingExtra: a package of the extra `bench` is missing.
     """
-    if not (find_spec("matplotlib") and find_spec("jinja2")):
+    if installed("bench").lacking:
         raise MissingExtra("bench", "`embedctl bench`")
 
 

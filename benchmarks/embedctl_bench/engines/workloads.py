@@ -15,12 +15,14 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from statistics import NormalDist, fmean, quantiles
-
-from tokenizers import Tokenizer
+from typing import TYPE_CHECKING
 
 from embedctl_bench.engines.passages import passages
 from embedctl_bench.peers.models import Model
 from embedctl_bench.peers.workload import Workload
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 #: W1's lengths are log-normal with this median and spread: mean 39, p95 117, p99 near 208, as in real corpora.
 _MEDIAN, _SIGMA = 26, 0.914

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from hashlib import sha256
 from pydoc_data.topics import topics
 
-from tokenizers import Tokenizer
-
 from embedctl_config.errors import ModelError
 from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.gate_texts import TEXTS
@@ -33,6 +31,8 @@ class ExactTexts:
     """
 
     def __init__(self, model: ModelFiles) -> None:
+        from tokenizers import Tokenizer
+
         path = model.folder / "tokenizer.json"
         if not path.is_file():
             raise ModelError(f"model {model.name!r} has no {path.name}, which texts of an exact length are made with")

@@ -7,12 +7,13 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from tokenizers import Tokenizer
+from typing import TYPE_CHECKING, Any
 
 from embedctl_bench.peers.child import Unavailable, run
 from embedctl_bench.peers.environments import environment_for, python_of
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 #: Models with positions for this many tokens are made to take them: some are shipped with a lower limit.
 MAX_TOKENS = 512
@@ -75,6 +76,8 @@ class Model:
         Raises:
             Unavailable: it has no fast tokenizer.
         """
+        from tokenizers import Tokenizer
+
         path = self.folder / "tokenizer.json"
         if not path.is_file():
             raise Unavailable(f"{path} is missing: other systems need a fast tokenizer")

@@ -82,10 +82,10 @@ def check_destination(
 
 
 def _check_folder(folder: Place, *, clobber: bool) -> None:
+    folder.check()  # first, because the extra s3 has all that its parts need
     import_module("embedctl.drain.part")  # raises MissingExtra without pyarrow
     if not clobber and MANIFEST in folder.names():
         raise OutputError(f"{folder.name} holds the parts of a job: choose another folder, or remove it")
-    folder.check()
 
 
 def save(

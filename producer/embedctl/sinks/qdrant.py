@@ -22,7 +22,7 @@ try:
     from qdrant_client.common.client_exceptions import QdrantException
     from qdrant_client.http.exceptions import ApiException, UnexpectedResponse
 except ImportError as error:
-    raise MissingExtra("qdrant", "qdrant+http://") from error
+    raise MissingExtra("qdrant", "Qdrant") from error
 
 #: A request has about this much JSON at most; a server refuses 32 MiB.
 _REQUEST_BYTES = 8 * 1024 * 1024

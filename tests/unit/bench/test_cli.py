@@ -17,6 +17,7 @@ from embedctl_bench.asking import common
 from embedctl_bench.measuring.asked import Asked
 from embedctl_config.cpu import no_bf16
 from embedctl_config.errors import EmbedctlError, MissingExtra, SettingsError
+from embedctl_config.extras import Installed
 from embedctl_workers.machine.devices import format_cpus, usable_cpus
 
 pytest.importorskip("matplotlib", reason="needs matplotlib: pip install -e '.[bench]'")
@@ -120,7 +121,7 @@ def test_what_is_not_there_is_an_error_of_ours(arguments: list[str]) -> None:
 
 
 def test_without_the_extra_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "find_spec", lambda name: None if name == "matplotlib" else object())
+    monkeypatch.setattr(cli, "installed", lambda extra: Installed((), ("no matplotlib",)))
     with pytest.raises(MissingExtra, match=r"embedctl\[bench\]"):
         ask()
 

@@ -36,7 +36,6 @@ class Int8Backend:
 
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Backend:
-        files = resolve_model(model, entry)
         missing = "this CPU has no VNNI"
         if _VNNI & cpu_flags():
             try:
@@ -46,7 +45,7 @@ class Int8Backend:
                 missing = f"{error.name} is not installed"
             else:
                 try:
-                    return TorchInt8Backend(files, host)
+                    return TorchInt8Backend(resolve_model(model, entry), host)
                 except NotInt8 as error:
                     missing = str(error)
         log.info("int8 runs on onnxruntime, not in the packed engine: %s", missing)

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from embedctl_config.errors import ModelError, ModelNotFound
+from embedctl_config.errors import MissingExtra, ModelError, ModelNotFound
 from embedctl_config.hardware import ModelEntry
 from embedctl_config.model_names import did_you_mean, hub_id, near_names, short_name
 from embedctl_config.settings import expanded
@@ -44,6 +44,7 @@ def resolve_model(name: str, entry: ModelEntry | None = None) -> ModelFiles:
 
     Raises:
         ModelNotFound: it is in none of these; the message says how to get it.
+        MissingExtra: it is neither a folder nor a package, and what reads the hub's cache is not installed.
         ModelError: its fingerprint is not the one that its entry pins.
     """
     entry = entry or ModelEntry()
@@ -135,10 +136,13 @@ def cached_folder(source: str, revision: str) -> Path:
 
     Raises:
         ModelNotFound: it is not there, or not whole.
+        MissingExtra: huggingface_hub is not installed.
     """
-    # sentence-transformers installs it; a worker whose models are all local does not need it.
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    try:  # only here: a worker whose models are all local does not need it
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    except ModuleNotFoundError as error:
+        raise MissingExtra("torch", f"model {source!r}, which is no folder and no installed package here,") from error
 
     repository = hub_id(source)
     try:
