@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from embedctl_config.cpu import LEVEL_VARIABLE
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass, ModelEntry
 from embedctl_config.printable import printable
@@ -32,6 +33,8 @@ from embedctl_config.tenants import TenantEntry
 log = logging.getLogger(__name__)
 
 CONFIG_VARIABLE = "EMBEDCTL_CONFIG"
+#: Variables of ours that are neither settings nor flags.
+_OTHERS = (CONFIG_VARIABLE, LEVEL_VARIABLE)
 #: Flags of the command line that are not settings but have a variable. A test compares them with the commands.
 FLAGS = frozenset(
     """
@@ -311,7 +314,7 @@ def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[s
     foreign = []
     for variable, value in environ.items():
         name = variable.removeprefix(ENV_PREFIX).lower()
-        if not variable.startswith(ENV_PREFIX) or variable == CONFIG_VARIABLE or name in FLAGS:
+        if not variable.startswith(ENV_PREFIX) or variable in _OTHERS or name in FLAGS:
             continue
         if is_foreign(variable, value):
             foreign.append(variable)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from embedctl_config import cpu
+from embedctl_config.errors import SettingsError
+from embedctl_config.loading import load_settings
 
 X86 = "model name\t: A CPU @ 3 GHz\ncpu MHz\t: {mhz}\nflags\t\t: sse avx2\nmodel name\t: another\nflags\t\t: sse\n"
 ARM = "BogoMIPS\t: 50.00\nFeatures\t: asimd asimddp\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n"
@@ -15,6 +17,7 @@ ARM = "BogoMIPS\t: 50.00\nFeatures\t: asimd asimddp\nCPU implementer\t: 0x41\nCP
 
 @pytest.fixture
 def info(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv(cpu.LEVEL_VARIABLE, raising=False)
     monkeypatch.setattr(cpu, "_CPU_INFO", tmp_path / "cpuinfo")
     return tmp_path / "cpuinfo"
 
@@ -55,3 +58,39 @@ def test_what_a_cpu_has_for_bf16(flags: str, unit: str, info: Path) -> None:
     info.write_text(f"flags : {flags}\n", encoding="utf-8")
     assert cpu.bf16_unit() == unit
     assert bool(cpu.no_bf16()) is not bool(unit)
+
+
+@pytest.mark.needs("x86")
+def test_a_level_hides_what_is_newer_from_our_code_and_from_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(cpu.LEVEL_VARIABLE, raising=False)
+    own, identity = cpu.cpu_flags(), cpu.cpu_identity()
+    monkeypatch.setenv(cpu.LEVEL_VARIABLE, "x86-64")
+    assert cpu.cpu_flags() == cpu.LEVELS["x86-64"] < own
+    assert cpu.compiler_target() == "x86-64"
+    assert cpu.cpu_identity() != identity
+    assert cpu.no_bf16()
+
+
+def test_without_a_level_the_compiler_asks_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(cpu.LEVEL_VARIABLE, raising=False)
+    assert cpu.compiler_target() == "native"
+
+
+def test_a_level_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, info: Path) -> None:
+    info.write_text(f"flags : {' '.join(cpu.LEVELS['x86-64-v2'])} avx\n", encoding="utf-8")
+    monkeypatch.setenv(cpu.LEVEL_VARIABLE, "avx2")
+    with pytest.raises(SettingsError, match="'avx2' is none of x86-64, x86-64-v2, x86-64-v3, x86-64-v4"):
+        cpu.compiler_target()
+    monkeypatch.setenv(cpu.LEVEL_VARIABLE, "x86-64-v3")
+    for ask in (cpu.cpu_flags, cpu.cpu_identity, cpu.compiler_target):
+        with pytest.raises(SettingsError, match="this CPU is no x86-64-v3: it lacks abm, avx2, bmi1"):
+            ask()
+    monkeypatch.setenv(cpu.LEVEL_VARIABLE, "x86-64-v2")
+    assert cpu.cpu_flags() == cpu.LEVELS["x86-64-v2"]
+
+
+def test_the_level_is_no_setting(tmp_path: Path) -> None:
+    variables = {cpu.LEVEL_VARIABLE: "x86-64-v2", "XDG_CONFIG_HOME": str(tmp_path)}
+    assert load_settings(variables, directory=tmp_path) == load_settings(
+        {"XDG_CONFIG_HOME": str(tmp_path)}, directory=tmp_path
+    )

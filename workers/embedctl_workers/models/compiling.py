@@ -12,7 +12,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TypeVar
 
-from embedctl_config.cpu import cpu_identity
+from embedctl_config.cpu import compiler_target, cpu_identity
 from embedctl_config.errors import ModelError
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.cache import is_trusted, keep, private_folder
@@ -36,7 +36,7 @@ def compiled(
     A library in the cache that can't be loaded is compiled again.
 
     Args:
-        flags: the compiler's.
+        flags: the compiler's, beside the one for the CPU.
         load: loads a shared object; raises OSError if it can't.
         headers: the files that it includes by their bare names, directly or not.
 
@@ -44,8 +44,11 @@ def compiled(
         ModelError: there is no compiler, or it failed; or the library is not in the cache, and `host.build` forbids
             compiling it.
         OSError: the new library can't be loaded.
+        SettingsError: as for :func:`.cpu.compiler_target`.
         subprocess.SubprocessError: the compiler hangs, or does not tell its version.
     """
+    # Flags that add a unit to the CPU's own come after it.
+    flags = (f"-march={compiler_target()}", *flags)
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         raise ModelError("there is no C compiler (install gcc)")

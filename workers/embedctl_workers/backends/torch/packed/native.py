@@ -14,7 +14,7 @@ import torch
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.compiling import compiled
 
-_FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC")
+_FLAGS = ("-O3", "-fopenmp", "-fPIC")
 _OPENMP = re.compile(r"\S*/lib[gi]?omp[^/\s]*\.so\S*")
 
 
