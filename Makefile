@@ -11,6 +11,23 @@ PIP := $(PY) -m pip
 ARGS ?=
 # Tests wait for processes more than they compute: this many run at a time. SIDE= runs one after the other.
 SIDE ?= -n 3 --dist worksteal
+# make test CPU=avx2 and CPU=sse4: our code, and the libraries that can be told, take this CPU for an older one.
+CPU :=
+ifeq ($(CPU),avx2)
+export EMBEDCTL_CPU_LEVEL := x86-64-v3
+export ATEN_CPU_CAPABILITY := avx2
+export ONEDNN_MAX_CPU_ISA := AVX2
+export MKL_ENABLE_INSTRUCTIONS := AVX2
+export NPY_DISABLE_CPU_FEATURES := X86_V4 AVX512_ICL AVX512_SPR
+else ifeq ($(CPU),sse4)
+export EMBEDCTL_CPU_LEVEL := x86-64-v2
+export ATEN_CPU_CAPABILITY := default
+export ONEDNN_MAX_CPU_ISA := SSE41
+export MKL_ENABLE_INSTRUCTIONS := SSE4_2
+export NPY_DISABLE_CPU_FEATURES := X86_V3 X86_V4 AVX512_ICL AVX512_SPR
+else ifneq ($(CPU),)
+$(error CPU=$(CPU) is neither avx2 nor sse4)
+endif
 # Where the environment forbids Python to keep what it compiled, each process of each run compiles the tests anew: 6 s.
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -178,7 +178,7 @@ step_1() {
 	local options=()
 	[ $cpu = no ] || options=(--cpu)
 	measure 1-machine 60 "$python" -m benchmarks.ours.gpu_machine "${options[@]}"
-	measure 1-tests 180 "$python" -m pytest -q -m gpu -p no:cacheprovider tests/contract/backends/*gpu*
+	measure 1-tests 180 "$python" -m pytest -q -m needs -p no:cacheprovider tests/contract/backends/*gpu*
 	local class classes=(gpu gpu-graphs gpu-padded gpu-fp32)
 	[ $cpu = no ] || classes=(cpu)
 	for class in "${classes[@]}"; do

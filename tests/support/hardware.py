@@ -1,31 +1,34 @@
-"""Skips tests marked `amx`, `gpu`, `tensorrt` or `neuron` where the hardware is missing, and lists them at the end.
+"""Skips a test marked `needs(…)` where the machine lacks something of that, and lists at the end what was not tested.
 
-A test with a stand-in for a device has none of these marks: it does not show that the device works.
+A test with a stand-in for a device does not need the device: it does not show that the device works.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import os
+import shutil
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
-from embedctl_config.cpu import cpu_flags
+from embedctl_config.cpu import LEVELS, bf16_unit, cpu_flags
+from embedctl_workers.machine.devices import thread_count
 
 _PROPERTY = "needs"
 
 
 @functools.cache
-def missing(mark: str) -> str:
-    """What this machine lacks for a test with this mark, in words; empty if the test can run.
+def missing(what: str) -> str:
+    """What this machine lacks for a test that needs this, in words; empty if the test can run.
 
-    Only this function decides that. It imports the libraries that know, so call it only when such a test is about to
-    run.
+    Only this function decides that, and for CPUs it asks what the product asks. It imports the libraries that know
+    GPUs, so call it only when such a test is about to run.
     """
-    return _MISSING[mark]()
+    return _MISSING[what]()
 
 
 def _no_gpu() -> str:
@@ -54,23 +57,40 @@ def _no_neuron() -> str:
     return "" if any(Path("/dev").glob("neuron[0-9]*")) else "a Neuron device"
 
 
-def _no_amx() -> str:
-    return "" if cpu_flags() >= {"amx_tile", "amx_bf16"} else "a CPU with AMX"
+def _no_cores() -> str:
+    return "" if thread_count(os.sched_getaffinity(0)) > 1 else "two CPU cores"
+
+
+def _no_compiler() -> str:
+    return "" if shutil.which("gcc") or shutil.which("cc") else "a C compiler"
+
+
+def _no_cpu(name: str, *any_of: frozenset[str]) -> Callable[[], str]:
+    return lambda: "" if any(each <= cpu_flags() for each in any_of) else f"a CPU with {name}"
 
 
 _MISSING: Mapping[str, Callable[[], str]] = {
-    "amx": _no_amx,
     "gpu": _no_gpu,
     "tensorrt": _no_tensorrt,
     "neuron": _no_neuron,
+    "cores": _no_cores,
+    "compiler": _no_compiler,
+    "x86": _no_cpu("the instructions of x86-64", LEVELS["x86-64"]),
+    "avx2": _no_cpu("AVX2", LEVELS["x86-64-v3"]),
+    "avx512": _no_cpu("AVX-512", LEVELS["x86-64-v4"]),
+    "avx512_bf16": _no_cpu("AVX512_BF16", frozenset({"avx512_bf16"})),
+    "amx": _no_cpu("AMX", frozenset({"amx_tile", "amx_bf16", "avx512_bf16"})),
+    "bf16": lambda: "" if bf16_unit() else "a CPU with bf16",
+    "vnni": _no_cpu("VNNI", frozenset({"avx512_vnni"}), frozenset({"avx_vnni"})),
 }
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    for mark in _MISSING:
-        if item.get_closest_marker(mark) is not None and (lacks := missing(mark)):
-            item.user_properties.append((_PROPERTY, f"{lacks} (mark {mark})"))
-            pytest.skip(f"needs {lacks}")
+    for mark in item.iter_markers("needs"):
+        for what in mark.args:
+            if lacks := missing(what):
+                item.user_properties.append((_PROPERTY, lacks))
+                pytest.skip(f"{item.name} was not run: it needs {lacks}")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -80,6 +100,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             if name == _PROPERTY:
                 not_run[needs].append(report.nodeid)
     for needs, tests in sorted(not_run.items()):
-        terminalreporter.section(f"not run: needs {needs}")
+        terminalreporter.section(f"not tested: needs {needs}")
         for test in sorted(tests):
             terminalreporter.line(test)

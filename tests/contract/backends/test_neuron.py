@@ -556,7 +556,7 @@ def test_a_build_with_the_placeholder_says_so_in_one_line(environment: dict[str,
     assert "Traceback" not in refused.stderr
 
 
-@pytest.mark.neuron
+@pytest.mark.needs("neuron")
 def test_the_real_thing(tmp_path: Path, files_of: Callable[[Tiny], ModelFiles]) -> None:
     """On a Neuron core: build, load, check padding, and pass the gate."""
     host = Host(2, tmp_path)

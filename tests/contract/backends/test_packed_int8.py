@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
-import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from embedctl_config.cpu import cpu_flags
-from embedctl_config.errors import ModelError
+from embedctl_config.cpu import LEVEL_VARIABLE, cpu_flags
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import resolve_model
@@ -38,53 +36,36 @@ from tests.support.chunks import encode
 from tests.support.texts import TEXTS
 from tests.support.tiny_models import Tiny
 
+pytestmark = pytest.mark.needs("compiler")
+
 Matrix = npt.NDArray[Any]
 EMULATED = "-DINT8_EMULATED"
-#: Where the instruction is emulated in plain C: the compiler's name for CPUs with registers of so many floats.
-ARCHITECTURES = {"16 lanes": "x86-64-v4", "8 lanes": "x86-64-v3", "4 lanes": "x86-64"}
-HAS_VNNI = bool(chooser._VNNI & cpu_flags())
+#: Where the instruction is emulated in plain C: the level of CPUs with registers of so many floats.
+LEVEL_OF = {"16 lanes": "x86-64-v4", "8 lanes": "x86-64-v3", "4 lanes": "x86-64"}
+VARIANTS = (
+    pytest.param("native", marks=pytest.mark.needs("vnni")),
+    pytest.param("8 lanes", marks=pytest.mark.needs("avx2")),
+    pytest.param("16 lanes", marks=[pytest.mark.needs("avx512"), pytest.mark.slow]),
+    pytest.param("4 lanes", marks=[pytest.mark.needs("x86"), pytest.mark.slow]),
+)
 #: Inputs × outputs of products; rows that leave a rest of a tile and of a block.
 SHAPES = ((16, 16), (48, 80), (384, 192))
 ROWS = (1, 5, 6, 7, 200)
 
 
-class Flags(NamedTuple):
-    """How a variant is compiled: in place of the usual flags, and beside them."""
-
-    usual: tuple[str, ...]
-    more: tuple[str, ...]
-
-
-def flags_of(variant: str) -> Flags:
-    """The compiler's flags; skips what this machine can't run."""
-    if variant == "native":
-        if not HAS_VNNI:
-            pytest.skip("needs a CPU with VNNI")
-        return Flags(native._FLAGS, ())
-    if platform.machine() != "x86_64" or (variant == "16 lanes" and "avx512bw" not in cpu_flags()):
-        pytest.skip("another CPU's")
-    kept = tuple(flag for flag in native._FLAGS if not flag.startswith("-march="))
-    return Flags((*kept, f"-march={ARCHITECTURES[variant]}"), (EMULATED,))
-
-
-@pytest.fixture(
-    scope="module",
-    params=["native", "8 lanes", *(pytest.param(name, marks=pytest.mark.slow) for name in ("16 lanes", "4 lanes"))],
-)
+@pytest.fixture(scope="module", params=VARIANTS)
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Int8Library:
-    flags = flags_of(request.param)
+    level = LEVEL_OF.get(request.param)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "_FLAGS", flags.usual)
-        try:
-            return Int8Library(Host(threads=1, cache=tmp_path_factory.mktemp("cache")), flags.more)
-        except ModelError as error:
-            pytest.skip(str(error))
+        if level:
+            patch.setenv(LEVEL_VARIABLE, level)
+        return Int8Library(Host(threads=1, cache=tmp_path_factory.mktemp("cache")), (EMULATED,) if level else ())
 
 
 @pytest.fixture
 def runnable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the backend run on any CPU, by the plain C."""
-    if not HAS_VNNI:
+    if not chooser._VNNI & cpu_flags():
         monkeypatch.setattr(chooser, "_VNNI", cpu_flags())
         monkeypatch.setattr(backend_module, "FLAGS", (EMULATED,))
 
@@ -208,13 +189,11 @@ def test_a_product_may_be_stored_in_parts(library: Int8Library) -> None:
     assert torch.equal(parts.transpose(0, 1).reshape(11, 96), linear(library, x, weight, bias))
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="another architecture's")
+@pytest.mark.needs("x86")
 @pytest.mark.parametrize("march", ["alderlake", "icelake-server"])
 @pytest.mark.parametrize("name", ["int8.c", "int8_attention.c"])
 def test_the_instructions_of_other_cpus_are_assembled(name: str, march: str, tmp_path: Path) -> None:
-    compiler = shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("there is no C compiler here")
+    compiler = shutil.which("gcc") or "cc"
     source = Path(native.__file__).with_name(name)
     command = [compiler, "-O1", f"-march={march}", "-c", str(source), "-o", str(tmp_path / "made.o")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -69,10 +69,7 @@ for library in Path(find_spec("torch").submodule_search_locations[0]).glob("lib/
     ctypes.CDLL(str(library))
 """
 
-pytestmark = pytest.mark.skipif(
-    len(devices.cores_of(os.sched_getaffinity(0))) < 2 or devices.thread_count(os.sched_getaffinity(0)) < 2,
-    reason="a team of one thread has nothing to share",
-)
+pytestmark = pytest.mark.needs("cores")  # a team of one thread has nothing to share
 
 
 def found(tmp_path: Path, *, first: str = "", **variables: str) -> dict[str, Any]:

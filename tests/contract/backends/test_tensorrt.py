@@ -665,7 +665,7 @@ def test_the_recorded_api_has_what_plans_are_built_and_run_with(version: str) ->
     assert {"execute_async_v3", "infer_shapes", "set_optimization_profile_async"} <= set(context)
 
 
-@pytest.mark.tensorrt
+@pytest.mark.needs("tensorrt")
 @pytest.mark.parametrize("dtype", ["auto", "bf16", "fp32"])
 def test_on_a_gpu_vectors_are_those_of_sentence_transformers(dtype: str, files: ModelFiles, tmp_path: Path) -> None:
     backend = load(files, Host(2, tmp_path), dtype=dtype)

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from embedctl_config import cpu
-from embedctl_config.cpu import cpu_flags
 from embedctl_config.errors import ModelError, SettingsError
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.backends import load_backend
@@ -35,7 +34,7 @@ from sentence_transformers import SentenceTransformer
 from embedctl_workers.backends.torch import backend as torch_backend
 from embedctl_workers.backends.torch.packed import choosing, onednn_layers, tiles
 from embedctl_workers.backends.torch.packed.buffers import Buffers
-from embedctl_workers.backends.torch.packed.kernels import CompiledKernels, Kernels, Texts, TorchKernels, load_kernels
+from embedctl_workers.backends.torch.packed.kernels import Kernels, Texts, TorchKernels, load_kernels
 from embedctl_workers.backends.torch.packed.layers import EncoderLayer, LayerKind
 from embedctl_workers.backends.torch.packed.native import address
 from embedctl_workers.backends.torch.packed.onednn_layers import OneDnnBf16Layers
@@ -44,18 +43,16 @@ from embedctl_workers.backends.torch.packed.weights import Layer, Weights
 from embedctl_workers.models.files import resolve_model
 from tests.support.tiny_models import Tiny
 
+pytestmark = pytest.mark.needs("compiler")
+
 ROWS = (1, 7, 16, 17, 31, 33, 255, 256, 257, 1000)
 #: Largest error by the number of parts, relative to the sum of the products' magnitudes; the result itself is rounded
 #: to bf16 where factors have one part.
 BOUNDS = {1: 1e-2, 2: 4e-5}
 UNITS = [
     pytest.param(EMULATED, id="emulated"),
-    pytest.param(
-        AVX512,
-        id="avx512",
-        marks=pytest.mark.skipif(not cpu_flags() >= AVX512.needs, reason="this CPU has no AVX512_BF16"),
-    ),
-    pytest.param(AMX, id="amx", marks=pytest.mark.amx),
+    pytest.param(AVX512, id="avx512", marks=pytest.mark.needs("avx512_bf16")),
+    pytest.param(AMX, id="amx", marks=pytest.mark.needs("amx")),
 ]
 LENGTHS = (1, 16, 17, 33, 24, 23, 70)
 #: Ways to compute a layer, each with the largest error of its result.
@@ -64,6 +61,7 @@ KINDS: dict[str, tuple[Callable[[Tiles, Kernels], LayerKind], float]] = {
     "two parts": (lambda tiles, kernels: TileLayers(tiles, 2, kernels), 2e-4),
     "oneDNN": (OneDnnBf16Layers, 0.1),
 }
+WAYS = ["one part", "two parts", pytest.param("oneDNN", marks=pytest.mark.needs("bf16"))]
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +71,6 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
 
 @pytest.fixture(scope="module", params=UNITS)
 def each(request: pytest.FixtureRequest, host: Host) -> Tiles:
-    if not isinstance(load_kernels(host), CompiledKernels):
-        pytest.skip("there is no C compiler here")
     unit: Unit = request.param
     return Tiles(unit, host)
 
@@ -87,16 +83,10 @@ def _seeded() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=WAYS)
 def kind(request: pytest.FixtureRequest, each: Tiles, host: Host) -> tuple[LayerKind, float]:
-    return kind_of(request.param, each, load_kernels(host)), KINDS[request.param][1]
-
-
-def kind_of(way: str, tiles: Tiles, kernels: Kernels) -> LayerKind:
-    make, _ = KINDS[way]
-    if make is OneDnnBf16Layers and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        pytest.skip("torch has no products in bf16 on this CPU")
-    return make(tiles, kernels)
+    make, error = KINDS[request.param]
+    return make(each, load_kernels(host)), error
 
 
 def project(library: Tiles, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, parts: int) -> torch.Tensor:
@@ -319,11 +309,10 @@ def test_a_bad_text_spoils_no_other(kind: tuple[LayerKind, float], bad: float) -
     assert torch.equal(found[50:], clean[50:])
 
 
+@pytest.mark.needs("x86")
 @pytest.mark.parametrize("name", ["products_bf16.c", "attention_bf16.c"])
 def test_the_instructions_of_amx_are_assembled(name: str, tmp_path: Path) -> None:
-    compiler = shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("there is no C compiler here")
+    compiler = shutil.which("gcc") or "cc"
     source = Path(tiles.__file__).with_name(name)
     usual = ("-O1", "-march=x86-64-v4", "-fopenmp", *AMX.flags)
     command = [compiler, *usual, "-c", str(source), "-o", str(tmp_path / "made.o")]
@@ -350,19 +339,22 @@ class TestChoice:
         monkeypatch.setattr(choosing, "AMX", _emulating(AMX))
         assert self._chosen(choosing.fp32_layers, host).name == "compiled kernels, AMX bf16 x 3"
         assert self._chosen(choosing.bf16_layers, host).name == "compiled kernels, AMX bf16"
-        for plain in (choosing.fp32_layers, choosing.bf16_layers):
-            assert "AMX" not in self._chosen(plain, host, plain=True).name
+
+    @pytest.mark.parametrize(
+        "choose", [choosing.fp32_layers, pytest.param(choosing.bf16_layers, marks=pytest.mark.needs("bf16"))]
+    )
+    def test_who_asks_for_plain_products_gets_torchs(self, host: Host, choose: Any) -> None:
+        assert "AMX" not in self._chosen(choose, host, plain=True).name
 
     def test_a_unit_that_is_slower_is_not_used(self, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(choosing, "AMX", _emulating(AMX))
         monkeypatch.setattr(choosing._Probe, "seconds", lambda self, layer: isinstance(layer, tiles._TileLayer))
         assert "AMX" not in self._chosen(choosing.fp32_layers, host).name
 
+    @pytest.mark.needs("bf16")
     def test_attention_on_tiles_serves_between_products_of_onednn(
         self, host: Host, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-            pytest.skip("torch has no products in bf16 on this CPU")
         monkeypatch.setattr(choosing, "AMX", _emulating(AMX))
         mixed = onednn_layers._OneDnnBf16Layer
         monkeypatch.setattr(choosing._Probe, "seconds", lambda self, layer: not isinstance(layer, mixed))
@@ -391,9 +383,10 @@ class TestChoice:
         monkeypatch.setattr(choosing, "AVX512", _emulating(AVX512))
         monkeypatch.setattr(choosing, "Tiles", refusing)
         assert self._chosen(choosing.bf16_layers, host).name == "compiled kernels, AVX512_BF16"
-        assert len(caplog.records) == 1
-        assert "no products on AMX" in caplog.text
+        refusals = [message for message in caplog.messages if message.startswith("no products on ")]
+        assert [each.split(",")[0] for each in refusals] == [f"no products on {AMX.name}"]
 
+    @pytest.mark.needs("bf16")
     def test_without_a_compiler_torchs_own_operators_serve(self, host: Host) -> None:
         _, weights = layer_of(64, 2, 128)
         assert choosing.bf16_layers(weights, TorchKernels(), host).name == "torch kernels, oneDNN bf16"
@@ -417,15 +410,12 @@ MODELS = (
 )
 
 
-@pytest.mark.parametrize("way", KINDS)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("tiny", MODELS, ids=str)
 def test_every_packed_family_runs_on_tiles(
     host: Host, tiny_model: Callable[[Tiny], Path], monkeypatch: pytest.MonkeyPatch, tiny: Tiny, way: str
 ) -> None:
-    kernels = load_kernels(host)
-    if not isinstance(kernels, CompiledKernels):
-        pytest.skip("there is no C compiler here")
-    layers = kind_of(way, Tiles(EMULATED, host), kernels)
+    layers = KINDS[way][0](Tiles(EMULATED, host), load_kernels(host))
     monkeypatch.setattr(torch_backend, "fp32_layers", lambda *_, plain: layers)
     folder = tiny_model(tiny)
     backend = _loaded("torch", host, folder)
@@ -442,9 +432,9 @@ def test_every_packed_family_runs_on_tiles(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", KINDS)
+@pytest.mark.parametrize("way", WAYS)
 def test_the_real_model_on_emulated_tiles(host: Host, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    layers = kind_of(way, Tiles(EMULATED, host), load_kernels(host))
+    layers = KINDS[way][0](Tiles(EMULATED, host), load_kernels(host))
     monkeypatch.setattr(torch_backend, "fp32_layers", lambda *_, plain: layers)
     backend = load_backend("torch", "all-MiniLM-L6-v2", entry=None, host=host, options={})
     texts = ["a", "The quick brown fox jumps over the lazy dog.", "words of a longer passage " * 12]
@@ -470,7 +460,17 @@ def test_the_backend_in_bf16_refuses_a_cpu_that_has_nothing_for_it(
         _loaded("torch-bf16", host, tiny_model(Tiny()))
 
 
-@pytest.mark.parametrize("tiny", [Tiny(), Tiny(hidden=24, heads=3), Tiny(act="relu"), Tiny("mpnet")], ids=str)
+@pytest.mark.parametrize(
+    "tiny",
+    [
+        Tiny(),
+        *(
+            pytest.param(tiny, marks=pytest.mark.needs("bf16"))
+            for tiny in (Tiny(hidden=24, heads=3), Tiny(act="relu"), Tiny("mpnet"))
+        ),
+    ],
+    ids=str,
+)
 def test_the_backend_in_bf16_runs_every_model(
     host: Host, tiny_model: Callable[[Tiny], Path], monkeypatch: pytest.MonkeyPatch, tiny: Tiny
 ) -> None:
@@ -493,7 +493,7 @@ def _loaded(alias: str, host: Host, folder: Path, **options: str) -> Backend:
     return load_backend(alias, "tiny", entry=ModelEntry(str(folder)), host=host, options=options)
 
 
-@pytest.mark.amx
+@pytest.mark.needs("amx")
 def test_the_system_permits_tiles(host: Host) -> None:
     assert Tiles(AMX, host).products.may_run()
 

@@ -118,7 +118,7 @@ TUNE = ["model", "tune", "tuned", "--class", "shared", "--json"]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(len(cores_of(os.sched_getaffinity(0))) < 2, reason="each worker needs a core of its own")
+@pytest.mark.needs("cores")  # one for each worker
 def test_a_second_worker_is_found_where_the_host_and_not_the_gpu_is_busy(
     one_gpu: Callable[[str], None], tmp_path: Path
 ) -> None:

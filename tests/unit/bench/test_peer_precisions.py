@@ -14,20 +14,22 @@ for _needed in ("torch", "sentence_transformers"):
 
 from embedctl_bench.measuring.distance import distance  # noqa: E402
 from embedctl_bench.measuring.models import peers_folder  # noqa: E402
+from embedctl_bench.peers.adapters.embedctl_adapters import sentence_transformers as adapter  # noqa: E402
 from embedctl_bench.peers.child import Unavailable  # noqa: E402
 from embedctl_bench.peers.environments import is_installed  # noqa: E402
 from embedctl_bench.peers.models import Model  # noqa: E402
 from embedctl_bench.peers.registry import FLOORS, PEERS, SENTENCE_TRANSFORMERS, SENTENCE_TRANSFORMERS_BF16, System  # noqa: E402
 from embedctl_bench.peers.tuned import EncodedWorkload, TunedProcess  # noqa: E402
 from embedctl_bench.peers.workload import Workload  # noqa: E402
-from embedctl_config.cpu import cpu_flags  # noqa: E402
+from embedctl_config.cpu import no_bf16  # noqa: E402
 from embedctl_config.loading import load_settings  # noqa: E402
 from tests.support.tiny_models import Tiny  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 TEXTS = ["A short text.", "A text of some more words, which takes longer.", "three", *["one and the same text"] * 13]
-HAS_BF16 = bool({"amx_bf16", "avx512_bf16"} & cpu_flags())
+#: What the peers see of the CPU: no level narrows it.
+HAS_BF16 = bool(adapter._BF16 & adapter._cpu_flags())
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +113,7 @@ def test_ctranslate2_computes_in_bf16_or_says_what_it_has_instead(encode: Encode
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_the_floor_of_each_precision_multiplies_every_token(encode: Encode, precision: str) -> None:
     floor = FLOORS[precision]
-    if precision == "fp16" and not HAS_BF16:
+    if precision == "fp16" and no_bf16():
         with pytest.raises(Unavailable, match="no instructions for bf16"):
             encode(floor)
         return

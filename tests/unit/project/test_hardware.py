@@ -16,12 +16,12 @@ import sys
 import pytest
 
 
-@pytest.mark.gpu
+@pytest.mark.needs("gpu")
 def test_on_a_gpu():
     raise AssertionError("there is none")
 
 
-@pytest.mark.neuron
+@pytest.mark.needs("neuron")
 def test_on_a_neuron_core():
     raise AssertionError("there is none")
 
@@ -41,7 +41,7 @@ class cuda:
 def run(folder: Path, *options: str) -> str:
     (folder / "test_marked.py").write_text(SUITE)
     (folder / "torch.py").write_text(TORCH)
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu\n    neuron\n")
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    needs\n")
     done = subprocess.run(
         [
             sys.executable,
@@ -72,14 +72,14 @@ def test_what_was_not_run_is_listed_with_what_it_needs(options: list[str], tmp_p
     shown = run(tmp_path, *options)
     assert "2 skipped" in shown
     for needs, test in (
-        ("a GPU that PyTorch sees (mark gpu)", "test_on_a_gpu"),
-        ("torch_neuronx and a Neuron device (mark neuron)", "test_on_a_neuron_core"),
+        ("a GPU that PyTorch sees", "test_on_a_gpu"),
+        ("torch_neuronx and a Neuron device", "test_on_a_neuron_core"),
     ):
-        section = shown.partition(f" not run: needs {needs} ")[2]
+        section = shown.partition(f" not tested: needs {needs} ")[2]
         assert section.splitlines()[1].endswith(f"test_marked.py::{test}")
 
 
 def test_nothing_is_imported_for_marks_that_no_chosen_test_bears(tmp_path: Path) -> None:
-    shown = run(tmp_path, "-m", "not gpu and not neuron")
+    shown = run(tmp_path, "-m", "not needs")
     assert "1 passed" in shown
-    assert "not run" not in shown
+    assert "not tested" not in shown

@@ -27,7 +27,7 @@ from tests.support.tiny_models import Tiny
 from tests.support.torch_gpu import QWEN, MakeModel, cosines, encode, reference, texts_of
 
 
-@pytest.mark.gpu
+@pytest.mark.needs("gpu")
 @pytest.mark.parametrize("dtype", ["auto", "fp16", "bf16", "fp32"])
 @pytest.mark.parametrize("tiny", [Tiny(hidden=128, heads=2, max_seq_length=128), QWEN], ids=str)
 def test_on_a_gpu(tiny: Tiny, dtype: str, tiny_model: MakeModel, host: Host, caplog: pytest.LogCaptureFixture) -> None:
@@ -55,7 +55,7 @@ def test_on_a_gpu(tiny: Tiny, dtype: str, tiny_model: MakeModel, host: Host, cap
     backend.close()
 
 
-@pytest.mark.gpu
+@pytest.mark.needs("gpu")
 @pytest.mark.parametrize("compile_too", [False, True], ids=["graphs", "compiled graphs"])
 def test_graphs_on_a_gpu(
     compile_too: bool, tiny_model: MakeModel, host: Host, caplog: pytest.LogCaptureFixture
