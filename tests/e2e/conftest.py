@@ -20,8 +20,8 @@ from tests.support.gateway import Running, running_gateway
 from tests.support.redis_server import RedisServer, as_user
 from tests.support.workers import CONFIG, StartWorker, WorkerProcess
 
-#: Commands that become another program, or start others.
-NOT_FORKED = ("bench", "flower", "gateway", "model", "run", "up", "worker")
+#: Commands that import what reads variables while it loads, or that must be pinned before they import anything.
+NOT_FORKED = ("bench", "model", "worker")
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def start_worker(environment: dict[str, str], broker: Broker, short_folder: Path
         log_file.touch()
         process: Process
         if forked and model == "dummy" and can_be_forked(own):
-            process = Forked(arguments, own, short_folder, log_file, log_file, worker=True)
+            process = Forked(["worker", *arguments], own, short_folder, log_file, log_file)
         else:
             command = [sys.executable, "-m", "embedctl_workers", *arguments]
             with log_file.open("wb") as log:
@@ -113,11 +113,8 @@ def embedctl(environment: dict[str, str], short_folder: Path) -> Callable[..., s
     def run(*arguments: str, stdin: str | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
         user = {"worker": "worker", "up": "worker", "flower": "flower"}.get(arguments[0], "producer")
         own = {**as_user(environment, user), **variables}
-        if stdin is None and can_be_forked(own):
-            if arguments[:2] == ("worker", "--ready"):
-                return run_forked(arguments[1:], own, short_folder, worker=True)
-            if arguments[0] not in NOT_FORKED:
-                return run_forked(arguments, own, short_folder)
+        if can_be_forked(own) and (arguments[0] not in NOT_FORKED or arguments[:2] == ("worker", "--ready")):
+            return run_forked(arguments, own, short_folder, stdin=stdin)
         return subprocess.run(
             [sys.executable, "-m", "embedctl", *arguments],
             env=own,

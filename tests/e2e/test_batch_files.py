@@ -318,7 +318,7 @@ def test_a_reader_that_was_killed_is_taken_up_again(
     submitted = embedctl("submit", write(short_folder, rows), "--class", "slow", "--chunk-size", "5")
     fetch = ["fetch", submitted.stdout.strip(), "-o", "r.jsonl"]
     log = short_folder / "reader.log"
-    reader = Forked(fetch, environment, short_folder, log, log, worker=False)
+    reader = Forked(fetch, environment, short_folder, log, log)
     eventually(lambda: (short_folder / ".r.jsonl.progress").exists())
     reader.kill()
     reader.wait()

@@ -501,7 +501,7 @@ def test_every_record_is_in_the_parts_once_however_often_the_drainer_is_killed(
     log = short_folder / "drain.log"
     for _ in range(kills):
         arguments = ["fetch", job_id, "-o", "out/", "--drain", "-q"]
-        drainer = Forked(arguments, {**environment, **small}, short_folder, log, log, worker=False)
+        drainer = Forked(arguments, {**environment, **small}, short_folder, log, log)
         time.sleep(rng.uniform(0.1, 0.6))
         drainer.send_signal(signal.SIGKILL)
         drainer.wait(20)

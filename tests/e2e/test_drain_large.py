@@ -91,7 +91,7 @@ def test_200_000_records_go_through_8_mb(
     log = short_folder / "submit.log"
     with highest_memory(redis_server) as used:
         arguments = ["submit", "c.jsonl", "-o", "out/", "-q"]
-        submitter = Forked(arguments, {**environment, **SMALL}, short_folder, log, log, worker=False)
+        submitter = Forked(arguments, {**environment, **SMALL}, short_folder, log, log)
         assert submitter.wait(150) == 0, log.read_text()
         assert used() < MAXMEMORY
     assert not assert_every_record_once(short_folder / "out", texts)
@@ -108,14 +108,14 @@ def test_nothing_is_lost_or_doubled_whatever_is_killed(
     log = short_folder / "commands.log"
     key = ["--idempotency-key", "k", "--chunk-size", "100", "--drain", "-q"]
     workers = [start_worker() for _ in range(2)]
-    submitter = Forked(["submit", "c.jsonl", *key], own, short_folder, log, log, worker=False)
+    submitter = Forked(["submit", "c.jsonl", *key], own, short_folder, log, log)
     with redis_py.Redis.from_url(redis_server.url) as client:
         while not (ids := [name.decode() for name in client.zrange("embed:jobs", 0, -1)]):
             time.sleep(0.05)
 
     def drainer() -> Forked:
         arguments = ["fetch", ids[0], "-o", "out/", "--drain", "-q"]
-        return Forked(arguments, own, short_folder, log, log, worker=False)
+        return Forked(arguments, own, short_folder, log, log)
 
     draining = drainer()
     for what in rng.sample(["drainer"] * 20 + ["redis"] * 5 + ["worker"] * 10, 35):

@@ -127,7 +127,7 @@ def test_a_reader_that_was_killed_is_taken_up_again(
     start_worker("slow")
     job = enqueue_embeddings(texts, hardware="slow", chunk_size=5, settings=settings)
     log = short_folder / "reader.log"
-    reader = Forked(["fetch", job.id, "-o", name], environment, short_folder, log, log, worker=False)
+    reader = Forked(["fetch", job.id, "-o", name], environment, short_folder, log, log)
     begun = "lock" if name == "out.parquet" else "progress"  # a row group takes longer than this job
     eventually(lambda: (short_folder / f".{name}.{begun}").exists())
     reader.kill()

@@ -22,7 +22,7 @@ def worker_of_two(environment: dict[str, str], broker: Broker, short_folder: Pat
     log, own = short_folder / "two.log", as_user(environment, "worker")
     log.touch()
     arguments = ["--class", "slow", "--model", "a", "--model", "b"]
-    worker = WorkerProcess(Forked(arguments, own, short_folder, log, log, worker=True), broker, log)
+    worker = WorkerProcess(Forked(["worker", *arguments], own, short_folder, log, log), broker, log)
     yield worker.wait_ready()
     worker.kill()
 

@@ -392,7 +392,7 @@ def test_200_000_records_survive_20_kills(
     log = short_folder / "fetch.log"
     killed, rounds = 0, 0
     while killed < kills:
-        process = Forked(arguments, environment, short_folder, log, log, worker=False)
+        process = Forked(arguments, environment, short_folder, log, log)
         try:
             process.wait(chance.uniform(0.3, 4.0))
         except subprocess.TimeoutExpired:
