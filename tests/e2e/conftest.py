@@ -14,6 +14,7 @@ import pytest
 from embedctl.broker import Broker
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
+from embedctl_workers.backends import BACKENDS
 from tests.support.batches import client_of
 from tests.support.forked import Forked, Process, can_be_forked, run_forked
 from tests.support.gateway import Running, running_gateway
@@ -78,7 +79,8 @@ def start_worker(environment: dict[str, str], broker: Broker, short_folder: Path
         log_file = short_folder / f"worker-{len(started)}.log"
         log_file.touch()
         process: Process
-        if forked and model == "dummy" and can_be_forked(own):
+        backend = load_settings(own).hardware_class(hardware).backend
+        if forked and can_be_forked(own) and (backend == "dummy" or backend not in BACKENDS):
             process = Forked(["worker", *arguments], own, short_folder, log_file, log_file)
         else:
             command = [sys.executable, "-m", "embedctl_workers", *arguments]

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +14,10 @@ import redis as redis_py
 
 from embedctl.cli.run import _run_key
 from embedctl.corpus import open_corpus
+from tests.support.forked import Forked, run_forked
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker
 
 
@@ -92,17 +92,14 @@ def test_skipped_lines_are_listed_with_positions_and_summed_up(
     assert "skipped 2 bad lines; positions count the records that are left\n" in done.stderr
 
 
-def test_a_dry_run_on_one_machine_needs_no_redis_and_writes_nothing(
-    environment: dict[str, str], short_folder: Path
-) -> None:
+def test_a_dry_run_on_one_machine_needs_no_redis_and_writes_nothing(embedctl: RunEmbedctl, short_folder: Path) -> None:
     texts = ["A cat sits on the mat.", "A cat sits on the mat.", "", "word " * 600]
     (short_folder / "c.json").write_text(json.dumps(texts))
     before = sorted(short_folder.rglob("*"))
 
     def dry_run(*more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "embedctl", "run", "c.json", "--dry-run", "--class", "cpu", *more]
-        own = {**environment, "EMBEDCTL_REDIS_URL": "", "PATH": ""}
-        return subprocess.run(command, env=own, cwd=short_folder, capture_output=True, text=True, timeout=60)
+        command = ["run", "c.json", "--dry-run", "--class", "cpu", *more]
+        return embedctl(*command, EMBEDCTL_REDIS_URL="", PATH="")
 
     done = dry_run("--model", "all-MiniLM-L6-v2", "-o", "out.npy")
     assert done.returncode == 0, done.stderr
@@ -126,14 +123,9 @@ def test_a_run_needs_an_output(embedctl: RunEmbedctl, short_folder: Path) -> Non
     assert "Missing option '--output' / '-o'" in done.stderr
 
 
-def test_plain_text_in_a_pipe_is_said_before_anything_is_started(
-    environment: dict[str, str], short_folder: Path
-) -> None:
-    command = [sys.executable, "-m", "embedctl", "run", "-", "-o", "out.npy", "--class", "dummy", "--model", "dummy"]
-    own = {**environment, "EMBEDCTL_REDIS_URL": ""}
-    done = subprocess.run(
-        command, env=own, cwd=short_folder, input="a cat\n", capture_output=True, text=True, timeout=60
-    )
+def test_plain_text_in_a_pipe_is_said_before_anything_is_started(embedctl: RunEmbedctl) -> None:
+    command = ["run", "-", "-o", "out.npy", "--class", "dummy", "--model", "dummy"]
+    done = embedctl(*command, stdin="a cat\n", EMBEDCTL_REDIS_URL="")
     assert done.returncode == 2
     assert done.stderr.startswith("embedctl: standard input, line 1: not JSON: ")
     assert "give --format txt for plain text" in done.stderr
@@ -167,15 +159,15 @@ def test_a_run_whose_folder_has_changed_says_so_and_begins_anew(
     folder = short_folder / "d"
     folder.mkdir()
     (folder / "a.txt").write_text("\n".join(texts))
-    command = [sys.executable, "-m", "embedctl", "run", "d", "-o", "out.npy", "--class", "slow", "--model", "dummy"]
+    command = ["run", "d", "-o", "out.npy", "--class", "slow", "--model", "dummy"]
     own = {**environment, "EMBEDCTL_REDIS_URL": "", "EMBEDCTL_CHUNK_SIZE": "5"}
-    first = subprocess.Popen(command, env=own, cwd=short_folder, stderr=subprocess.PIPE, text=True)
+    first = Forked(command, own, short_folder)
     eventually(lambda: (short_folder / ".out.npy.progress").exists())
     first.send_signal(signal.SIGINT)
-    _, told = first.communicate(timeout=60)
+    _, told = first.communicate(timeout=PATIENCE_S)
     assert "the same command continues" in told
     (folder / "b.txt").write_text("one more\n")
-    done = subprocess.run(command, env=own, cwd=short_folder, capture_output=True, text=True, timeout=120)
+    done = run_forked(command, own, short_folder)
     assert done.returncode == 0, done.stderr
     assert "The corpus has changed since this command was interrupted: starting over" in done.stderr
     np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference([*texts, "one more"]))

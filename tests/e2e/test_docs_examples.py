@@ -25,12 +25,13 @@ from embedctl_config.settings import Settings
 from tests.support.gateway import running_gateway
 from tests.support.jobs import reference
 from tests.support.packages import need
+from tests.support.shim import embedctl_on_path
 from tests.support.workers import StartWorker
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
 TEXTS = ["one", "two words", "three words here"]
-TIMEOUT_S = 90
+TIMEOUT_S = 200
 
 
 def examples(page: str, language: str) -> list[str]:
@@ -99,13 +100,13 @@ def test_shell_examples_run(
             if "-o vectors.npy" in command:
                 lines.append("mv vectors.npy fetched-$((++files)).npy")
     script = short_folder / "examples.sh"
-    with gateway_for(page, settings, start_worker) as put:
+    with gateway_for(page, settings, start_worker) as put, embedctl_on_path(short_folder) as ours:
         script.write_text(put("\n".join(lines) + "\n"))
         done = subprocess.run(
             ["bash", "-x", str(script)],
             env={
                 **environment,
-                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}",
+                "PATH": os.pathsep.join([ours, str(Path(sys.executable).parent), environment["PATH"]]),
                 "EMBEDCTL_HARDWARE": "dummy",
                 "EMBEDCTL_MODEL": "dummy",
             },

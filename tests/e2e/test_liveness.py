@@ -27,6 +27,7 @@ KNOWN_WITHIN_S = 20.0
 AT_ONCE_S = keys.HEARTBEAT_TTL_S * 2 / 3
 
 #: Code that makes a process believe that it runs on another machine.
+SLOW_END = "import atexit, time; atexit.register(time.sleep, 1000)"
 OTHER_MACHINE = """
 from pathlib import Path
 read_text = Path.read_text
@@ -283,7 +284,9 @@ def test_a_stuck_chunk_is_shown_with_its_history(
 def test_nothing_that_libraries_do_at_the_end_delays_a_worker_that_has_said_good_bye(
     start_worker: StartWorker, environment: dict[str, str], short_folder: Path
 ) -> None:
-    slow_end = before_all_else(short_folder, "end", "import atexit, time; atexit.register(time.sleep, 100)")
+    slow_end = before_all_else(
+        short_folder, "end", "import atexit, time; atexit.register(time.sleep, 100)", forked=False
+    )
     with changed(environment, slow_end):
         worker = start_worker()
     eventually(lambda: worker.logged(" ready."))

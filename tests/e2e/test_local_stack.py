@@ -9,7 +9,6 @@ import re
 import select
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,12 +22,15 @@ from embedctl import local
 from embedctl.broker import Broker
 from embedctl_config import keys
 from embedctl_config.settings import Settings
+from tests.support.forked import Forked, run_forked
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl, before_all_else, changed, children, is_running
 from tests.support.store import row
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker
 
+UP = ["up", "--class", "dummy", "--model", "dummy"]
+RUN = ["run", "c.txt", "-o", "out.npy", "--model", "dummy"]
 SLOW = [f"text {i} " + "word " * 60 for i in range(60)]
 
 
@@ -36,9 +38,8 @@ def test_up_keeps_a_stack_running_for_other_commands(
     environment: dict[str, str], embedctl: RunEmbedctl, short_folder: Path
 ) -> None:
     (short_folder / "c.txt").write_text("one\ntwo\n")
-    command = [sys.executable, "-m", "embedctl", "up", "--class", "dummy", "--model", "dummy"]
     own = {**environment, "EMBEDCTL_REDIS_URL": ""}
-    up = subprocess.Popen(command, env=own, cwd=short_folder, stdout=subprocess.PIPE, text=True)
+    up = Forked(UP, own, short_folder, err=short_folder / "up.log")
     try:
         assert up.stdout
         line = up.stdout.readline()
@@ -47,7 +48,7 @@ def test_up_keeps_a_stack_running_for_other_commands(
         done = embedctl("submit", "c.txt", "-o", "out.npy", EMBEDCTL_REDIS_URL=url)
         assert done.returncode == 0, done.stderr
         up.send_signal(signal.SIGINT)
-        assert up.wait(60) == 0
+        assert up.wait(PATIENCE_S) == 0
     finally:
         up.kill()  # what it started is told by the kernel
         up.wait()
@@ -59,10 +60,9 @@ def test_up_on_a_terminal_ends_its_start_with_the_export_line_and_stays_quiet(
     environment: dict[str, str], embedctl: RunEmbedctl, short_folder: Path
 ) -> None:
     (short_folder / "c.txt").write_text("one\ntwo\n")
-    command = [sys.executable, "-m", "embedctl", "up", "--class", "dummy", "--model", "dummy"]
     own = {**environment, "EMBEDCTL_REDIS_URL": ""}
     ours, theirs = pty.openpty()
-    up = subprocess.Popen(command, env=own, cwd=short_folder, stdin=theirs, stdout=theirs, stderr=theirs)
+    up = Forked(UP, own, short_folder, theirs, theirs, stdin=theirs)
     shown = ""
 
     def read() -> str:
@@ -94,16 +94,16 @@ def test_a_run_that_was_killed_leaves_nothing_running_and_goes_on(
     environment: dict[str, str], short_folder: Path
 ) -> None:
     (short_folder / "c.txt").write_text("\n".join(SLOW))
-    command = [sys.executable, "-m", "embedctl", "run", "c.txt", "-o", "out.npy", "--class", "slow", "--model", "dummy"]
+    command = [*RUN, "--class", "slow"]
     own = {**environment, "EMBEDCTL_REDIS_URL": "", "EMBEDCTL_CHUNK_SIZE": "5"}
-    run = subprocess.Popen(command, env=own, cwd=short_folder, stderr=subprocess.DEVNULL)
+    run = Forked(command, own, short_folder, subprocess.DEVNULL, subprocess.DEVNULL)
     eventually(lambda: (short_folder / ".out.npy.progress").exists())
     started = children(run.pid)
     assert len(started) == 2
     run.kill()
     run.wait()
     eventually(lambda: not any(is_running(pid) for pid in started))
-    done = subprocess.run(command, env=own, cwd=short_folder, capture_output=True, text=True, timeout=120)
+    done = run_forked(command, own, short_folder)
     assert done.returncode == 0, done.stderr
     np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference([text.strip() for text in SLOW]))
 
@@ -113,22 +113,19 @@ def test_a_run_whose_worker_dies_says_so_and_goes_on_when_run_again(
     environment: dict[str, str], short_folder: Path
 ) -> None:
     (short_folder / "c.txt").write_text("\n".join(SLOW))
-    command = [sys.executable, "-m", "embedctl", "run", "c.txt", "-o", "out.npy", "--class", "slow", "--model", "dummy"]
+    command = [*RUN, "--class", "slow"]
     own = {**environment, "EMBEDCTL_REDIS_URL": "", "EMBEDCTL_CHUNK_SIZE": "5"}
-    run = subprocess.Popen(command, env=own, cwd=short_folder, stderr=subprocess.PIPE, text=True)
+    run = Forked(command, own, short_folder)
     eventually(lambda: (short_folder / ".out.npy.progress").exists())
     started = children(run.pid)
     [worker] = [pid for pid in started if b"embedctl_workers" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     os.kill(worker, signal.SIGKILL)
-    _, told = run.communicate(timeout=60)
+    _, told = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 1
     assert "the worker ended with status -9" in told
-    done = subprocess.run(command, env=own, cwd=short_folder, capture_output=True, text=True, timeout=120)
+    done = run_forked(command, own, short_folder)
     assert done.returncode == 0, done.stderr
     np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(SLOW))
-
-
-RUN = [sys.executable, "-m", "embedctl", "run", "c.txt", "-o", "out.npy", "--model", "dummy"]
 
 
 def test_a_run_uses_the_live_worker_of_a_given_redis(
@@ -136,9 +133,7 @@ def test_a_run_uses_the_live_worker_of_a_given_redis(
 ) -> None:
     (short_folder / "c.txt").write_text("one\ntwo\n")
     worker = start_worker()
-    done = subprocess.run(
-        [*RUN, "--class", "dummy"], env=environment, cwd=short_folder, capture_output=True, text=True, timeout=60
-    )
+    done = run_forked([*RUN, "--class", "dummy"], environment, short_folder)
     assert done.returncode == 0, done.stderr
     assert f"Encoded by live workers of this Redis: {worker.row().name}" in done.stderr
     assert "Loading" not in done.stderr
@@ -154,7 +149,7 @@ def test_a_run_starts_a_worker_if_it_is_told_its_cpus_or_none_serves_the_class(
     (short_folder / "c.txt").write_text("one\ntwo\n")
     start_worker()
     command = [*RUN, "--class", hardware, *options]
-    done = subprocess.run(command, env=environment, cwd=short_folder, capture_output=True, text=True, timeout=60)
+    done = run_forked(command, environment, short_folder)
     assert done.returncode == 0, done.stderr
     assert "Loading dummy" in done.stderr
 
@@ -164,11 +159,12 @@ def test_a_run_starts_a_worker_if_the_live_one_is_too_old_for_its_job(
     environment: dict[str, str], start_worker: StartWorker, short_folder: Path
 ) -> None:
     (short_folder / "c.jsonl").write_text('{"text": "one", "title": "a title"}\n')
-    older = "from embedctl_config import wire; wire.VERSION = 2"
+    older = "from embedctl_config import wire; wire.VERSION = 2; from embedctl.store import agenda; "
+    older += "agenda._VERSIONS = range(1, 3)"
     with changed(environment, before_all_else(short_folder, "older", older)):
         start_worker()
-    command = [*RUN[:4], "c.jsonl", "-o", "out.jsonl", *RUN[-2:], "--class", "dummy", "--keep", "title"]
-    done = subprocess.run(command, env=environment, cwd=short_folder, capture_output=True, text=True, timeout=60)
+    command = ["run", "c.jsonl", "-o", "out.jsonl", *RUN[-2:], "--class", "dummy", "--keep", "title"]
+    done = run_forked(command, environment, short_folder)
     assert done.returncode == 0, done.stderr
     assert "Loading dummy" in done.stderr
     assert json.loads((short_folder / "out.jsonl").read_text())["title"] == "a title"
@@ -182,7 +178,7 @@ def test_the_same_run_with_another_state_folder_leaves_the_first_ones_job_alone(
     command = [*RUN, "--class", "dummy"]
     worker = start_worker()
     os.kill(worker.pid, signal.SIGSTOP)
-    first = subprocess.Popen(command, env=environment, cwd=short_folder, stderr=subprocess.DEVNULL)
+    first = Forked(command, environment, short_folder, subprocess.DEVNULL, subprocess.DEVNULL)
     try:
         eventually(lambda: any(job.sealed for job in worker.broker.jobs.newest()))
     finally:
@@ -191,9 +187,9 @@ def test_the_same_run_with_another_state_folder_leaves_the_first_ones_job_alone(
         os.kill(worker.pid, signal.SIGCONT)
     [job] = raw.zrange(keys.JOBS, 0, -1)
     elsewhere = {**environment, "EMBEDCTL_STATE_DIR": str(short_folder / "elsewhere")}
-    subprocess.run(command, env=elsewhere, cwd=short_folder, check=True, capture_output=True, timeout=60)
+    assert run_forked(command, elsewhere, short_folder).returncode == 0
     assert raw.zrange(keys.JOBS, 0, -1) == [job]
-    subprocess.run(command, env=environment, cwd=short_folder, check=True, capture_output=True, timeout=60)
+    assert run_forked(command, environment, short_folder).returncode == 0
     assert raw.zrange(keys.JOBS, 0, -1) == []  # the first one's command found it, and freed it
 
 
@@ -240,13 +236,13 @@ def test_a_run_whose_borrowed_worker_is_killed_starts_its_own(
     worker = start_worker("slow")
     own = {**environment, "EMBEDCTL_CHUNK_SIZE": "5", "EMBEDCTL_HIGH_WATER_BYTES": high_water}
     command = [*RUN, "--class", "slow"]
-    run = subprocess.Popen(command, env=own, cwd=short_folder, stderr=subprocess.PIPE, text=True)
+    run = Forked(command, own, short_folder)
     try:
         progress = short_folder / ".out.npy.progress"
         eventually(lambda: worker.row().holding and (high_water == "1024" or progress.exists()))
         assert len(children(run.pid)) == 0
         worker.kill()
-        _, told = run.communicate(timeout=60)
+        _, told = run.communicate(timeout=PATIENCE_S)
     finally:
         run.kill()
         run.wait()

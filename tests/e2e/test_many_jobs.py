@@ -8,8 +8,6 @@ import os
 import pty
 import re
 import struct
-import subprocess
-import sys
 import termios
 import time
 from collections.abc import Callable, Mapping
@@ -27,6 +25,7 @@ from embedctl.broker import Broker
 from embedctl.cli.json_forms import printed_array
 from embedctl_config import keys
 from embedctl_config.settings import Settings
+from tests.support.forked import Forked
 from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import RedisServer
 from tests.support.store import new_job, work
@@ -61,9 +60,7 @@ def on_terminal(columns: int, arguments: list[str], environment: Mapping[str, st
     """The lines that a command prints on a pseudo-terminal, without colours."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    command = [sys.executable, "-m", "embedctl", *arguments]
-    variables = {**environment, "TERM": "xterm-256color"}
-    process = subprocess.Popen(command, env=variables, stdin=its, stdout=its, stderr=its)
+    process = Forked(arguments, {**environment, "TERM": "xterm-256color"}, None, its, its, stdin=its)
     os.close(its)
     printed = b""
     with suppress(OSError):  # the end, once nobody holds the other side

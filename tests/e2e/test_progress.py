@@ -13,6 +13,7 @@ from embedctl_config.settings import Settings
 from tests.support.processes import RunEmbedctl, before_all_else
 from tests.support.redis_server import as_user
 from tests.support.terminal import Terminal, terminal
+from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
 JOB = re.compile(r"\d{8}-\d{6}-[0-9a-f]{10}")
@@ -85,7 +86,7 @@ def test_the_id_stands_whole_above_one_line_whose_time_left_fits_its_rate(
         assert screen.ended() == 0
         assert moving(screen) == []
         assert re.search(SUMMARY, " ".join(screen.screen))
-        printed = screen.screen[0] if screen.process.stdout is None else screen.process.stdout.read().decode()
+        printed = screen.screen[0] if screen.process.stdout is None else screen.process.stdout.read()
         assert JOB.fullmatch(printed.removesuffix("\n"))
 
 
@@ -137,8 +138,7 @@ def test_wait_tells_time_and_rate_of_a_job_that_it_found_at_work(
 ) -> None:
     start_worker("slow")
     job = enqueue_embeddings(["", *SLOW[:15]], hardware="slow", chunk_size=2, settings=settings)
-    while not job.status().done:
-        pass
+    eventually(lambda: job.status().done)
     waited = embedctl("wait", job.id)
     assert waited.returncode == 3
     assert re.fullmatch(rf"15 {SUMMARY}\nThe failed records: embedctl errors {job.id}\n", waited.stderr)
@@ -156,8 +156,7 @@ def test_only_a_command_that_took_a_job_up_says_so(
     with pytest.raises(OSError, match="broke"):
         enqueue_embeddings(breaks_off(), chunk_size=2, idempotency_key="k", settings=settings)
     found = embedctl("list").stdout.splitlines()[1].split()[0]
-    while "done       4" not in embedctl("status", found).stdout:
-        pass
+    eventually(lambda: "done       4" in embedctl("status", found).stdout)
     command = ["submit", corpus.name, "--chunk-size", "2", "--idempotency-key", "k", "--wait"]
     continued = embedctl(*command)
     assert continued.stdout.strip() == found

@@ -18,10 +18,11 @@ import redis as redis_py
 from embedctl import Job, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl_config.settings import Settings
+from tests.support.forked import Forked
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import RedisServer
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker
 
 TEXTS = [f"text {i}" for i in range(40)]
@@ -38,14 +39,15 @@ def assert_whole(output: str, texts: list[str] = TEXTS) -> None:
     np.testing.assert_array_equal(np.array([row["embedding"] for row in rows], np.float32), reference(texts))
 
 
-def piped(environment: dict[str, str], folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    """The command, whose standard output the test reads as a pipe."""
+def piped(environment: dict[str, str], folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """The command in a Python of its own, whose end is tested too; its standard output is a pipe."""
     return subprocess.Popen(
         [sys.executable, "-m", "embedctl", *arguments],
         env=environment,
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -87,7 +89,7 @@ def test_chunks_are_printed_while_others_are_encoded(
     raw: redis_py.Redis,
 ) -> None:
     job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=2, settings=settings)
-    fetching = piped(environment, short_folder, "fetch", job.id, "-o", "-")
+    fetching = Forked(["fetch", job.id, "-o", "-"], environment, short_folder)
     eventually(
         lambda: any(each["cmd"] == "xread" and "b" in each["flags"] for each in raw.client_list()),
         what="a fetch that waits",
@@ -119,10 +121,10 @@ def test_a_closed_pipe_ends_the_command_quietly_and_not_the_job(
         process = piped(environment, short_folder, "fetch", job.id, "-o", "-")
     assert process.stdout
     assert process.stderr
-    assert process.stdout.readline().startswith(b'{"position":0')
+    assert process.stdout.readline().startswith('{"position":0')
     process.stdout.close()
     assert process.wait(60) == 0
-    said = process.stderr.read().decode().split()
+    said = process.stderr.read().split()
     if command == "submit":
         job = Job.get(said.pop(0), settings)
     assert said == []
@@ -135,17 +137,9 @@ def test_a_full_disk_is_an_error_in_one_line(
     start_worker()
     job = enqueue_embeddings(TEXTS, settings=settings)
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "embedctl", "fetch", job.id, "-o", "-"],
-            env=environment,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    assert (done.returncode, done.stderr) == (
-        1,
-        "embedctl: standard output can't be written: No space left on device\n",
-    )
+        process = Forked(["fetch", job.id, "-o", "-"], environment, None, full.fileno())
+    _, said = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, said) == (1, "embedctl: standard output can't be written: No space left on device\n")
 
 
 def test_a_closed_standard_output_is_an_error_in_one_line(
@@ -172,9 +166,7 @@ def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_everything(
     job.wait(timeout=60)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "embedctl", "fetch", job.id, "-o", "-"], env=environment, stdout=writer
-    )
+    process = Forked(["fetch", job.id, "-o", "-"], environment, None, writer, subprocess.DEVNULL)
     os.close(writer)
     with os.fdopen(reader, "rb") as stream:
         assert len(stream.readlines()) == 3000
@@ -195,15 +187,15 @@ def test_run_prints_everything_again_and_encodes_only_what_is_left(
         first.stdout.readline()
     first.stdout.close()
     assert first.wait(60) == 0
-    assert first.stderr.read() == b""
+    assert first.stderr.read() == ""
     (job_id,) = broker.jobs.newest_ids(2)
     assert 4 <= broker.jobs.status(job_id).done < len(SLOW)
 
     second = piped(environment, short_folder, *arguments[:-1])
     output, said = second.communicate(timeout=60)
     assert second.returncode == 0
-    assert_whole(output.decode(), SLOW)
-    assert "this command continued it at" in said.decode()
+    assert_whole(output, SLOW)
+    assert "this command continued it at" in said
     assert not broker.jobs.newest_ids(2)
 
 
@@ -222,7 +214,7 @@ def test_run_that_is_killed_prints_everything_again(
     second = piped(environment, short_folder, *arguments)
     output, _ = second.communicate(timeout=60)
     assert second.returncode == 0
-    assert_whole(output.decode(), SLOW)
+    assert_whole(output, SLOW)
     assert not broker.jobs.newest_ids(2)
 
 
@@ -239,13 +231,8 @@ def test_progress_is_not_drawn_over_results_on_the_same_terminal(
     job = enqueue_embeddings(SLOW[:8], hardware="slow", chunk_size=2, settings=settings)
     for both in (True, False):
         ours, theirs = pty.openpty()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "embedctl", "fetch", job.id, "-o", "-"],
-            env=environment,
-            stdout=theirs if both else subprocess.DEVNULL,
-            stderr=theirs,
-            start_new_session=True,
-        )
+        out = theirs if both else subprocess.DEVNULL
+        process = Forked(["fetch", job.id, "-o", "-"], environment, None, out, theirs)
         os.close(theirs)
         shown = b""
         with suppress(OSError):  # a terminal whose other end is closed

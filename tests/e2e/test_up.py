@@ -33,6 +33,7 @@ from embedctl_config.settings import Settings
 from embedctl_workers.machine.devices import format_cpus
 from embedctl_workers.machine.discovery import find_cpu_sets
 from embedctl_workers.models.cache import locked
+from tests.support.forked import Forked, can_be_forked
 from tests.support.jobs import owners, reference
 from tests.support.machines import SMI, UUIDS, play
 from tests.support.processes import RunEmbedctl, before_all_else, children, is_running
@@ -84,7 +85,7 @@ options = {dim = 16}
 class Up:
     """An `embedctl up` that a test started, and its standard error."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | Forked
     broker: Broker
     log_file: Path
 
@@ -126,19 +127,19 @@ def start_up(environment: dict[str, str], broker: Broker, short_folder: Path) ->
     started: list[Up] = []
 
     def start(*arguments: str) -> Up:
-        command = [sys.executable, "-m", "embedctl", "up", "--cpus", format_cpus(set(CPUS)), "--model", "dummy"]
-        command += arguments
+        command = ["up", "--cpus", format_cpus(set(CPUS)), "--model", "dummy", *arguments]
         log_file = short_folder / f"up-{len(started)}.log"
         user = ADMIN if "--gateway" in arguments else "worker"
-        with log_file.open("wb") as log:
-            process = subprocess.Popen(
-                command,
-                env=as_user(environment, user),
-                cwd=short_folder,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
+        own = as_user(environment, user)
+        process: subprocess.Popen[str] | Forked
+        if can_be_forked(own):
+            process = Forked(command, own, short_folder, err=log_file)
+        else:
+            fresh = [sys.executable, "-m", "embedctl", *command]
+            with log_file.open("wb") as log:
+                process = subprocess.Popen(
+                    fresh, env=own, cwd=short_folder, stdout=subprocess.PIPE, stderr=log, text=True
+                )
         up = Up(process, broker, log_file)
         started.append(up)
         return up
@@ -482,7 +483,9 @@ def test_a_gateway_that_can_not_start_is_told_before_any_worker_does(
         assert up.ended() == 2
     said = "embedctl up: the gateway can't start: embedctl gateway: gateway_address, gateway_port: can't listen at "
     assert up.said().startswith(f"{said}'127.0.0.1', port {port}: Address already in use")
-    environment.update(before_all_else(short_folder, "bare", "import sys; sys.modules['starlette'] = None"))
+    environment.update(
+        before_all_else(short_folder, "bare", "import sys; sys.modules['starlette'] = None", forked=False)
+    )
     without = start_up("--class", "dummy", "--gateway")
     assert without.ended() == 1
     assert without.said().endswith(" needs an optional dependency: pip install 'embedctl[gateway]'\n")

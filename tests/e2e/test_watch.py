@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import termios
 from contextlib import suppress
 from pathlib import Path
@@ -18,10 +17,11 @@ from embedctl.broker import Broker
 from embedctl.overview import Gatherer
 from embedctl.terminal.watch import Feed
 from embedctl_config.settings import Settings
+from tests.support.forked import Forked
 from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import RedisServer
 from tests.support.terminal import COLUMNS, ROWS, Terminal, terminal
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker
 
 ALTERNATE, NORMAL = "\x1b[?1049h", "\x1b[?1049l"
@@ -132,12 +132,11 @@ def test_without_a_terminal_it_looks_once_or_prints_lines(
     ended = embedctl("status", job.id, "--watch", "--json")
     assert [json.loads(line)["state"] for line in ended.stdout.splitlines()] == ["completed"]
 
-    command = [sys.executable, "-m", "embedctl", "status", "--watch", "--json"]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as stream:
+    with Forked(["status", "--watch", "--json"], environment, None, err=subprocess.DEVNULL) as stream:
         assert stream.stdout is not None
         moments = [json.loads(stream.stdout.readline())["at"] for _ in range(2)]
         stream.send_signal(signal.SIGINT)
-        assert stream.wait(60) == 0
+        assert stream.wait(PATIENCE_S) == 0
     assert moments[0] < moments[1]
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,8 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.support.forked import Forked
 from tests.support.redis_server import as_user
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 LISTENS = re.compile(r"^Flower is at (http://\S+) for ", re.MULTILINE)
 #: Pages that a browser can request without knowing a job or a worker.
@@ -28,7 +28,7 @@ PAGES = ("/", "/workers", "/tasks", "/broker", "/metrics", "/api/workers", "/api
 class Dashboard:
     """A running `embedctl flower`."""
 
-    process: subprocess.Popen[bytes]
+    process: Forked
     url: str
     log_file: Path
 
@@ -55,22 +55,17 @@ class Dashboard:
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(how)
-        return self.process.wait(30)
+        return self.process.wait(PATIENCE_S)
 
 
 @contextmanager
 def dashboard(environment: Mapping[str, str], folder: Path, *arguments: str) -> Iterator[Dashboard]:
     """Run `embedctl flower` on a free port."""
-    with tempfile.NamedTemporaryFile(dir=folder, prefix="flower-", suffix=".log", delete=False) as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "embedctl", "flower", "--port", "0", *arguments],
-            env=as_user(environment, "flower"),
-            cwd=folder,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    log_file = Path(log.name)
+    number, name = tempfile.mkstemp(dir=folder, prefix="flower-", suffix=".log")
+    os.close(number)
+    log_file = Path(name)
+    command = ["flower", "--port", "0", *arguments]
+    process = Forked(command, as_user(environment, "flower"), folder, log_file, log_file)
     try:
         eventually(lambda: process.poll() is not None or LISTENS.search(log_file.read_text()))
         listens = LISTENS.search(log_file.read_text())

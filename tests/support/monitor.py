@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -15,8 +13,9 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.forked import Forked
 from tests.support.redis_server import as_user
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 LISTENS = re.compile(r"^metrics and health: (http://\S+)/metrics", re.MULTILINE)
 LABELS = ("hardware_class", "model", "lane", "tenant")
@@ -26,7 +25,7 @@ LABELS = ("hardware_class", "model", "lane", "tenant")
 class Monitor:
     """A running `embedctl metrics`."""
 
-    process: subprocess.Popen[bytes]
+    process: Forked
     log: Path
 
     @property
@@ -38,7 +37,7 @@ class Monitor:
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(how)
-        return self.process.wait(60)
+        return self.process.wait(PATIENCE_S)
 
     def get(self, path: str) -> tuple[int, str]:
         """Status and body."""
@@ -69,15 +68,8 @@ class Monitor:
 def running_monitor(environment: Mapping[str, str], folder: Path) -> Iterator[Monitor]:
     """Run `embedctl metrics` on a free port, as the user monitor if Redis has an access list."""
     log = folder / "monitor.log"
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "embedctl", "metrics", "--port", "0"],
-            env=as_user(environment, "monitor"),
-            cwd=folder,
-            stdout=stream,
-            stderr=stream,
-            start_new_session=True,
-        )
+    log.touch()
+    process = Forked(["metrics", "--port", "0"], as_user(environment, "monitor"), folder, log, log)
     try:
         yield Monitor(process, log)
     finally:

@@ -12,7 +12,13 @@ from pathlib import Path
 RunEmbedctl = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def before_all_else(folder: Path, name: str, program: str, modules: Mapping[str, str] | None = None) -> dict[str, str]:
+#: Names the folder whose program a fork runs first.
+FORKS_RUN_FIRST = "TESTS_FORKS_RUN_FIRST"
+
+
+def before_all_else(
+    folder: Path, name: str, program: str, modules: Mapping[str, str] | None = None, *, forked: bool = True
+) -> dict[str, str]:
     """Variables that make every Python run a program before any code of embedctl (through site.py's sitecustomize).
 
     Args:
@@ -20,12 +26,14 @@ def before_all_else(folder: Path, name: str, program: str, modules: Mapping[str,
         name: of the folder within it that goes onto PYTHONPATH.
         program: Python source.
         modules: source of modules that can then be imported, by name.
+        forked: whether it does the same in a fork, where modules of embedctl are imported, but no code of them has run.
     """
     place = folder / name
     place.mkdir(exist_ok=True)
     for module, source in {"sitecustomize": program, **(modules or {})}.items():
         (place / f"{module}.py").write_text(source)
-    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH")]))}
+    first = {FORKS_RUN_FIRST: str(place)} if forked else {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH")])), **first}
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pyte
 
+from tests.support.forked import Forked, can_be_forked
 from tests.support.waiting import eventually
 
 COLUMNS, ROWS = 80, 24
@@ -41,15 +42,21 @@ class Terminal:
         self.resize(columns)
         self.modes = termios.tcgetattr(self._side)
         self.text = ""
+        out = subprocess.PIPE if piped else self._side
+        variables = {**environment, "TERM": "xterm-256color"}
+        self.process: subprocess.Popen[str] | Forked
+        if can_be_forked(environment) and arguments[0] != "model":
+            self.process = Forked(arguments, variables, folder, out, self._side, stdin=self._side)
+            return
         self.process = subprocess.Popen(
             [sys.executable, "-m", "embedctl", *arguments],
-            env={**environment, "TERM": "xterm-256color"},
+            env=variables,
             cwd=folder,
             stdin=self._side,
-            stdout=subprocess.PIPE if piped else self._side,
+            stdout=out,
             stderr=self._side,
+            text=True,
             start_new_session=True,
-            # Ctrl-C is a signal only to those whose terminal it is typed at.
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
 
@@ -100,7 +107,7 @@ class Terminal:
         """Its exit status, once it has ended and all that it printed is read."""
         self.until(lambda: self.process.poll() is not None)
         self.read(0.1)
-        return self.process.returncode
+        return self.process.wait()
 
     def close(self) -> None:
         if self.process.poll() is None:
