@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 #: Generous, for busy machines; a test that passes does not wait this long (seconds).
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 def eventually(
@@ -22,13 +22,16 @@ def eventually(
         condition: called repeatedly; its exceptions propagate.
         timeout_s: shorter than the default only where the time itself is tested.
         what: names the condition, for the error.
-        show: more for the error, such as a log.
+        show: what to see of it in the error, such as a log; by default the condition's last answer.
 
     Raises:
         AssertionError: the condition still does not hold after `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
-    while not condition():
+    pause_s = 0.01
+    while not (seen := condition()):
         if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not become true within {timeout_s:g} s\n{show() if show else ''}")
-        time.sleep(0.02)
+            shown = show() if show else f"The last answer was {seen!r}"
+            raise AssertionError(f"{what} did not become true within {timeout_s:g} s\n{shown}")
+        time.sleep(pause_s)
+        pause_s = min(1.2 * pause_s, 0.1)  # what takes long is not asked for more often than need be

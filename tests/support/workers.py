@@ -50,9 +50,6 @@ backend = "dummy"
 options = {dim = 16, poison = true}
 """
 
-#: Generous, because the first worker with a model also computes its references and builds its artefact (seconds).
-START_S = 120.0
-
 
 @dataclass
 class WorkerProcess:
@@ -74,7 +71,7 @@ class WorkerProcess:
             assert self.process.poll() is None, self.log()
             return any(row.pid == self.pid for row in self.broker.workers.alive())
 
-        eventually(ready, START_S, what="the worker's start", show=self.log)
+        eventually(ready, what="the worker's start", show=self.log)
         return self
 
     def log(self) -> str:
