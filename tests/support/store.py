@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, cast
 
 import redis as redis_py
 
@@ -10,9 +12,14 @@ from embedctl.broker import Broker
 from embedctl.data import Where
 from embedctl.data.references import parse_reference
 from embedctl.store import Added, Claim, Completed, JobSpec, ServedModel, WorkerRow
+from embedctl.store.connection import Connection
 from embedctl_config import keys, wire
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.wire import ChunkInput, ChunkResult, ErrorCode, RecordError
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    import pytest
 
 QUEUE = "embed.dummy.dummy"
 MINE, OTHER = "aa" * 32, "bb" * 32
@@ -135,6 +142,33 @@ def overdue(raw: redis_py.Redis, job_id: str, *chunks: int) -> None:
 
 def due_in_s(broker: Broker, raw: redis_py.Redis, job_id: str, chunk: int) -> float:
     return (score(raw, keys.due(job_id), chunk) - broker.connection.now_ms()) / 1000
+
+
+def assert_due(
+    broker: Broker, raw: redis_py.Redis, job_id: str, chunk: int, *, after_s: float, since_ms: float
+) -> None:
+    """A step since then must have made the chunk due so much later, by Redis' clock, however long the test took."""
+    due_ms = score(raw, keys.due(job_id), chunk) - after_s * 1000
+    assert since_ms - 1 < due_ms < broker.connection.now_ms() + 1  # half a millisecond more marks a ticket on its way
+
+
+def pass_ms(broker: Broker, passes: int = 1) -> None:
+    """Wait until Redis' clock, which tells the order of steps and the end of turns, has moved on (milliseconds)."""
+    until = broker.connection.now_ms() + passes
+    eventually(lambda: broker.connection.now_ms() >= until, what="a later millisecond of Redis")
+
+
+def at_use(number: int, connection: Connection, what: Callable[[], object], patch: pytest.MonkeyPatch) -> None:
+    """Let something happen just before a connection is used for the n-th time from now on."""
+    uses, client = [0], connection.client
+
+    def counted() -> AbstractContextManager[Any]:
+        uses[0] += 1
+        if uses[0] == number:
+            what()
+        return client()
+
+    patch.setattr(connection, "client", counted)
 
 
 def score(raw: redis_py.Redis, key: str, member: str | int) -> float:

@@ -21,11 +21,6 @@ ME, OTHER = Holder("me", "machine", "1.1", "host"), Holder("other", "machine", "
 PART = "part-000000.parquet"
 
 
-@pytest.fixture
-def settings(settings: Settings) -> Settings:
-    return settings.replace(lease_s=30.0, reissue_s=60.0)
-
-
 def take(broker: Broker, job_id: str, holder: Holder = ME, high_water: int = HIGH_WATER) -> DrainState:
     found = broker.drains.take(job_id, holder, high_water=high_water, place="/parts")
     assert isinstance(found, DrainState)

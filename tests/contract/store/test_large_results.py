@@ -23,7 +23,7 @@ from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisServer
 from tests.support.rig import Rig
 from tests.support.store import MINE, OPTIONS, claim, new_job, payload, row, spec
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 MIB = 1024 * 1024
 REPORT = Completed(2, 0, 0, tokens=10, dim=3)
@@ -192,7 +192,7 @@ def test_a_result_that_never_arrives_is_given_back(
         assert "did not take it 8 times" in (job.status().trouble or "")
     finally:
         rig.runner.draining.set()
-        thread.join(60)
+        thread.join(PATIENCE_S)
 
 
 def test_while_redis_takes_nothing_at_all_a_result_is_held(
@@ -214,11 +214,11 @@ def test_while_redis_takes_nothing_at_all_a_result_is_held(
     try:
         eventually(lambda: len(asked) > 60)
         monkeypatch.setattr(broker.jobs, "complete", complete)
-        thread.join(60)
+        thread.join(PATIENCE_S)
         assert job.status().done == 3
     finally:
         rig.runner.draining.set()
-        thread.join(60)
+        thread.join(PATIENCE_S)
 
 
 def test_with_an_access_list_of_before_it_is_sent_as_a_whole(own_redis: RedisServer, settings: Settings) -> None:

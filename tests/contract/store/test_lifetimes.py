@@ -22,7 +22,6 @@ from embedctl.store.upkeep import ActiveJob
 from embedctl.store.webhook_events import EventStore
 from embedctl_config import keys
 from embedctl_config.errors import JobNotFound
-from embedctl_config.settings import Settings
 from tests.support.store import (
     MINE,
     OTHER,
@@ -44,11 +43,6 @@ from tests.support.waiting import eventually
 #: How long a job of the usual TTL of these tests lives while it has not ended.
 TTL_MS = keys.UNENDED_TTL_S * 1000
 CHUNK_TTL_MS = TTL_MS * keys.CHUNK_TTL_FACTOR
-
-
-@pytest.fixture
-def settings(settings: Settings) -> Settings:
-    return settings.replace(lease_s=30.0, reissue_s=60.0)
 
 
 def extend(broker: Broker, job_id: str, now_ms: int, interval_s: float) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -20,7 +20,7 @@ from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.redis_server import RedisServer
 from tests.support.store import claim, complete, new_job, row, work
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.in_redis
 
@@ -44,11 +44,18 @@ def _no_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def broker(settings: Settings) -> Iterator[Broker]:
-    """With the usual lease: with the short one of other tests, tasks look each third of that."""
-    broker = Broker.connect(settings.replace(lease_s=15.0))
-    yield broker
-    broker.close()
+def settings(settings: Settings) -> Settings:
+    """Tasks look each third of a lease, whatever happens."""
+    return settings.replace(lease_s=3000.0, reissue_s=6000.0)
+
+
+@pytest.fixture
+def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that hears nothing looks at its job only after the test has failed, and reads end as late."""
+    monkeypatch.setattr("embedctl.waiting.LOOK_EVERY_S", 3600.0)
+    monkeypatch.setattr("embedctl.polling._LONGEST_PAUSE_S", 3600.0)
+    monkeypatch.setattr("embedctl.store.connection._SOCKET_TIMEOUT_S", 3600)
+    monkeypatch.setattr(listening_module, "_BLOCK_MS", 3_600_000)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -65,11 +72,11 @@ def test_a_waiting_task_looks_no_oftener_than_each_second(broker: Broker, raw: r
     job_id = new_job(broker, 1)
 
     async def main() -> float:
-        waiting = asyncio.create_task(AsyncJob(Job(job_id, broker)).wait(60))
+        waiting = asyncio.create_task(AsyncJob(Job(job_id, broker)).wait())
         await blocked(broker)
         raw.config_resetstat()
         began = time.monotonic()
-        await asyncio.sleep(2)
+        await until(lambda: calls(raw, "hgetall") >= 2)
         asked, passed_s = calls(raw, "hgetall"), time.monotonic() - began
         await asyncio.to_thread(work, broker, job_id, 0)
         assert (await waiting).state is JobState.COMPLETED
@@ -78,56 +85,50 @@ def test_a_waiting_task_looks_no_oftener_than_each_second(broker: Broker, raw: r
     assert asyncio.run(main()) <= 2  # once a second by the task, and now and then by the reaper
 
 
-def test_the_end_is_heard_before_the_next_look(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_is_heard_before_the_next_look(no_looks: None, broker: Broker) -> None:
     broker.workers.beat(row())
-    monkeypatch.setattr("embedctl.waiting.LOOK_EVERY_S", 60.0)
     job_id = new_job(broker, 1)
 
     async def main() -> None:
         waiting = asyncio.create_task(AsyncJob(Job(job_id, broker)).wait())
         await blocked(broker)
         await asyncio.to_thread(work, broker, job_id, 0)
-        assert (await asyncio.wait_for(waiting, 30)).state is JobState.COMPLETED
+        assert (await asyncio.wait_for(waiting, PATIENCE_S)).state is JobState.COMPLETED
 
     asyncio.run(main())
 
 
-def test_a_thousand_tasks_share_a_thread_and_few_connections(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+def test_hundreds_of_tasks_share_a_thread_and_few_connections(
+    no_looks: None, broker: Broker, raw: redis_py.Redis
 ) -> None:
     broker.workers.beat(row())
-    jobs = [new_job(broker, 1) for _ in range(200)]
-    monkeypatch.setattr("embedctl.waiting.LOOK_EVERY_S", 60.0)
+    jobs = [new_job(broker, 1) for _ in range(60)]
     before = raw.info("clients")["connected_clients"]
 
     async def main() -> None:
-        waiting = [asyncio.create_task(AsyncJob(Job(jobs[at % 200], broker)).wait()) for at in range(1000)]
-        await until(lambda: len(broker.listener._waiting) == 1000)
+        waiting = [asyncio.create_task(AsyncJob(Job(jobs[at % 60], broker)).wait()) for at in range(300)]
+        await until(lambda: len(broker.listener._waiting) == 300)
         assert len(listeners()) == 1
         assert raw.info("clients")["connected_clients"] < before + 30
         await asyncio.to_thread(lambda: [*map(partial(work_on_first, broker), jobs)])
-        ended = await asyncio.wait_for(asyncio.gather(*waiting), 60)
+        ended = await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE_S)
         assert {status.state for status in ended} == {JobState.COMPLETED}
         assert not broker.listener._waiting
 
     asyncio.run(main())
 
 
-def test_a_new_task_does_not_wait_for_the_read_that_goes_on(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_task_does_not_wait_for_the_read_that_goes_on(no_looks: None, broker: Broker) -> None:
     broker.workers.beat(row())
-    monkeypatch.setattr("embedctl.waiting.LOOK_EVERY_S", 60.0)
-    monkeypatch.setattr(listening_module, "_BLOCK_MS", 9000)
     first, second = new_job(broker, 1), new_job(broker, 1)
 
     async def main() -> None:
         waits = asyncio.create_task(AsyncJob(Job(first, broker)).wait())
         await blocked(broker)
-        began = time.monotonic()
         later = asyncio.create_task(AsyncJob(Job(second, broker)).wait())
         await until(lambda: len(broker.listener._waiting) == 2)
         await asyncio.to_thread(work, broker, second, 0)
-        await later
-        assert time.monotonic() - began < 8
+        await asyncio.wait_for(later, PATIENCE_S)
         waits.cancel()
         await asyncio.gather(waits, return_exceptions=True)
         await asyncio.to_thread(broker.listener.hurry)
@@ -177,7 +178,7 @@ def test_two_loops_hear_of_one_job(broker: Broker) -> None:
 
     def loop() -> None:
         async def main() -> None:
-            states.append((await AsyncJob(Job(job_id, broker)).wait(60)).state)
+            states.append((await AsyncJob(Job(job_id, broker)).wait(PATIENCE_S)).state)
 
         asyncio.run(main())
 
@@ -187,7 +188,7 @@ def test_two_loops_hear_of_one_job(broker: Broker) -> None:
     eventually(lambda: len(broker.listener._waiting) == 2)
     work(broker, job_id, 0)
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE_S)
     assert states == [JobState.COMPLETED] * 2
 
 
@@ -199,7 +200,7 @@ def test_a_job_that_is_discarded_is_not_waited_for(broker: Broker) -> None:
         waiting = asyncio.create_task(AsyncJob(Job(job_id, broker)).wait())
         await blocked(broker)
         await asyncio.to_thread(Job(job_id, broker).discard)
-        (ended,) = await asyncio.wait_for(asyncio.gather(waiting, return_exceptions=True), 30)
+        (ended,) = await asyncio.wait_for(asyncio.gather(waiting, return_exceptions=True), PATIENCE_S)
         # It may be looked at between its cancelling and its end.
         assert isinstance(ended, JobNotFound) or ended.state is JobState.CANCELLED  # type: ignore[union-attr]
 
@@ -218,7 +219,7 @@ def test_a_redis_that_restarts_is_heard_again(own_redis: RedisServer, settings: 
         await until(lambda: broker.listener._reads is None)
         await asyncio.to_thread(own_redis.start)
         await asyncio.to_thread(work, broker, job_id, 0)
-        assert (await asyncio.wait_for(waiting, 60)).state is JobState.COMPLETED
+        assert (await asyncio.wait_for(waiting, PATIENCE_S)).state is JobState.COMPLETED
 
     asyncio.run(main())
     broker.close()
@@ -235,7 +236,7 @@ def test_a_child_has_a_listener_of_its_own(broker: Broker) -> None:
         if child == 0:
             os._exit(0 if broker.listener.process == os.getpid() and not broker.listener._waiting else 1)
         await asyncio.to_thread(work, broker, job_id, 0)
-        await asyncio.wait_for(waiting, 30)
+        await asyncio.wait_for(waiting, PATIENCE_S)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
     assert asyncio.run(main()) == 0
@@ -246,13 +247,13 @@ def test_a_user_who_may_not_end_reads_has_short_ones(broker: Broker, monkeypatch
     first, second = new_job(broker, 1), new_job(broker, 1)
     heard = [threading.Event(), threading.Event()]
     listener = broker.listener
-    one = Listening(first, "0", time.monotonic() + 60, heard[0].set, only_end=True)
+    one = Listening(first, "0", time.monotonic() + 3600, heard[0].set, only_end=True)
     assert not listener.add(one)
     eventually(lambda: listener._reads is not None)
-    assert not listener.add(Listening(second, "0", time.monotonic() + 60, heard[1].set, only_end=True))
+    assert not listener.add(Listening(second, "0", time.monotonic() + 3600, heard[1].set, only_end=True))
     assert claim(broker, second, 0).answer == "ok"
     assert complete(broker, second, 0) == "ok"
-    assert heard[1].wait(30)
+    assert heard[1].wait(PATIENCE_S)
     assert not heard[0].is_set()
     listener.remove(one)
 
@@ -264,7 +265,7 @@ def test_a_small_job_awaited_from_its_submission_to_its_vectors(settings: Settin
         job = await aenqueue_embeddings(["one", "two"], settings=settings)
         waiting = asyncio.create_task(job.wait())
         await asyncio.to_thread(work, broker, job.id, 0)
-        assert (await asyncio.wait_for(waiting, 30)).done == 2
+        assert (await asyncio.wait_for(waiting, PATIENCE_S)).done == 2
         assert keys.is_job_id(job.id)
 
     asyncio.run(main())

@@ -375,6 +375,7 @@ def test_a_worker_that_starts_while_the_store_is_away_waits_for_it(
 ) -> None:
     job = submitted()
     folder.rename(folder.with_name("away"))
+    # The worker may as well start after that: then there is nothing to wait for.
     back = threading.Timer(0.5, folder.with_name("away").rename, [folder])
     back.start()
     rig.run(job, 0)

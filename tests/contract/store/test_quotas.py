@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -23,8 +22,9 @@ from embedctl_config.settings import Settings
 from embedctl_config.tenants import TenantEntry
 from embedctl_workers.serving import limits as limits_module
 from embedctl_workers.serving.limits import Limits
-from tests.support.store import add, claim, complete, new_job, payload, spec, work
-from tests.support.waiting import eventually
+from tests.support.clocks import MovedClock
+from tests.support.store import add, claim, complete, new_job, pass_ms, payload, spec, work
+from tests.support.waiting import PATIENCE_S, eventually
 
 TENANT = "search"
 
@@ -300,7 +300,8 @@ def test_a_round_corrects_a_slice_of_many_jobs_and_the_next_goes_on(broker: Brok
     assert all(0 < before - after < 500 for before, after in zip([3000, *seen], seen[:-1], strict=False))
 
 
-def test_the_reaper_corrects(broker: Broker, raw: redis_py.Redis) -> None:
+def test_the_reaper_corrects(broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedctl.store.connection.Connection.uptime_s", lambda self: 3600)  # old enough to be reaped
     new_job(broker, 2, tenant=TENANT)
     limit(broker, max_jobs=1)
 
@@ -394,7 +395,7 @@ def test_a_worker_states_its_limits_and_says_once_if_others_hold(
 
     eventually(lambda: bool(said()))
     assert [(quota.by, quota.limits) for quota in broker.quotas.all(10)] == [("later", {"max_jobs": 2})]
-    time.sleep(0.01)  # longer than a turn
+    pass_ms(broker, 10)  # longer than a turn
     (once,) = said()
     assert "because worker later, which was started later, has others: max_jobs 2, " in once
 
@@ -446,7 +447,7 @@ def test_a_job_that_has_begun_waits_for_room(broker: Broker, settings: Settings)
             settings=mine,
             chunk_size=2,
             progress=lambda added, why: told.append((added, why)),
-            timeout=60,
+            timeout=PATIENCE_S,
         )
         eventually(lambda: (2, "room within max_waiting_records of tenant search") in told)
         (job_id,) = broker.upkeep.active_jobs()
@@ -468,7 +469,9 @@ def finish(broker: Broker, job_id: str, chunk: int) -> None:
     assert complete(broker, job_id, chunk, f"t{chunk}", text=text) == "ok"
 
 
-def test_a_wait_for_room_ends_by_its_timeout_or_with_the_job(broker: Broker, settings: Settings) -> None:
+def test_a_wait_for_room_ends_by_its_timeout_or_with_the_job(
+    broker: Broker, settings: Settings, clock: MovedClock
+) -> None:
     limit(broker, max_waiting_records=2)
     mine = settings.replace(tenant=TENANT)
 
@@ -476,7 +479,7 @@ def test_a_wait_for_room_ends_by_its_timeout_or_with_the_job(broker: Broker, set
         return enqueue_embeddings(["a", "b", "c", "d"], settings=mine, chunk_size=2, **more)
 
     with pytest.raises(WaitTimeout, match="waits for room within max_waiting_records of tenant search"):
-        submit(timeout=0.5)
+        submit(timeout=999, progress=lambda _, why: clock.move(1000 * bool(why)))
     assert noted(broker) == (0, 0, 0)  # it was cancelled
     with pytest.raises(JobCancelled):
         submit(progress=lambda _, why: why and [broker.jobs.cancel(job_id) for job_id in broker.upkeep.active_jobs()])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -41,6 +40,20 @@ def worker(process: subprocess.Popen[bytes], instance: str = "w") -> WorkerRow:
     return row(instance=instance, pid=process.pid, machine=machine_id(), process=process_id(process.pid))
 
 
+def looks_twice(link: RegistryLink) -> None:
+    """Wait until the link has looked into the registry, from the beginning to the end."""
+    looks: list[None] = []
+    here = link._broker.workers.here
+
+    def counted() -> Iterator[WorkerRow]:
+        looks.append(None)
+        return here()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(link._broker.workers, "here", counted)
+        eventually(lambda: len(looks) > 1, what="a second look")
+
+
 def fates(broker: Broker) -> dict[str, str]:
     return {gone.worker.instance: gone.how for gone in broker.workers.gone()}
 
@@ -49,7 +62,7 @@ def test_a_process_is_a_worker_once_it_says_so(
     broker: Broker, link: RegistryLink, process: subprocess.Popen[bytes]
 ) -> None:
     link.expect(process.pid)
-    time.sleep(0.4)
+    looks_twice(link)
     assert link.row_of(process.pid) is None
     broker.workers.beat(worker(process))
     eventually(lambda: link.row_of(process.pid))
@@ -66,7 +79,7 @@ def test_another_process_of_the_same_number_is_not_it(
     broker.workers.beat(earlier)
     broker.workers.beat(elsewhere)
     link.expect(process.pid)
-    time.sleep(0.6)
+    looks_twice(link)
     assert link.row_of(process.pid) is None
 
 
@@ -115,7 +128,10 @@ def test_the_end_of_a_process_that_never_was_a_worker_is_no_news(
 
 
 def test_a_death_is_reported_when_redis_is_back(
-    own_redis: RedisServer, settings: Settings, process: subprocess.Popen[bytes]
+    own_redis: RedisServer,
+    settings: Settings,
+    process: subprocess.Popen[bytes],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     broker = Broker.connect(settings.replace(redis_url=own_redis.url))
     link = RegistryLink(broker)
@@ -125,7 +141,7 @@ def test_a_death_is_reported_when_redis_is_back(
         eventually(lambda: link.row_of(process.pid))
         own_redis.stop()
         link.report_exit(process.pid, "killed by SIGKILL")
-        time.sleep(1)
+        eventually(lambda: "can't be looked up" in caplog.text)
         own_redis.start()
         eventually(lambda: fates(broker))
         assert fates(broker) == {"w": "killed by SIGKILL"}

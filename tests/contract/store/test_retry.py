@@ -40,11 +40,6 @@ from tests.support.store import (
 )
 
 
-@pytest.fixture
-def settings(settings: Settings) -> Settings:
-    return settings.replace(lease_s=30.0, reissue_s=60.0)
-
-
 def half_failed(broker: Broker, **changes: Any) -> str:
     """An ended job of three chunks of two records. One record failed in chunk 0 and one in chunk 2."""
     job_id = new_job(broker, 3, **changes)

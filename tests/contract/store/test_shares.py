@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import redis as redis_py
 
@@ -12,13 +10,7 @@ from embedctl.store import Issued
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.shares import Crew, add_chunk, job_of
-from tests.support.store import QUEUE, claim, new_job, overdue, row, score, spec, work
-
-
-@pytest.fixture
-def settings(settings: Settings) -> Settings:
-    """Leases far longer than a test: they lapse when it says so."""
-    return settings.replace(lease_s=300.0, reissue_s=600.0)
+from tests.support.store import QUEUE, claim, new_job, overdue, pass_ms, row, score, spec, work
 
 
 def jain(shares: list[int]) -> float:
@@ -192,7 +184,7 @@ def test_a_chunk_that_an_older_worker_completed_gives_its_room_back(broker: Brok
     assert len(broker.jobs.issue(first, QUEUE)) == settings.window
     assert broker.jobs.issue(second, QUEUE) == []
     work(broker, first, 0, 1)  # it calls `issue` of the job, which knows nothing of queues
-    time.sleep(0.002)  # chunks that were issued in one millisecond are checked in any order
+    pass_ms(broker)  # chunks that were issued in one millisecond are checked in any order
     found = [each for _ in range(10) for each in broker.jobs.issue(second, QUEUE)]  # each call checks a few
     assert len(found) == 2
 
@@ -209,7 +201,7 @@ def test_tickets_that_were_never_sent_hold_up_the_others_for_seconds_only(
     raw.lpush(QUEUE, "as long as there are tickets, theirs may be among them")
     assert broker.jobs.issue(waits, QUEUE) == []
     raw.delete(QUEUE)
-    time.sleep(0.002)  # chunks that were issued in one millisecond are checked in any order
+    pass_ms(broker)  # chunks that were issued in one millisecond are checked in any order
     found = [each for _ in range(10) for each in broker.jobs.issue(waits, QUEUE)]
     assert [each.job_id for each in found] == [waits] * settings.window
 
@@ -225,7 +217,7 @@ def test_a_job_that_is_over_gives_its_room_back(
         raw.delete(*raw.keys(f"embed:job:{over}*"))
     else:
         getattr(broker.jobs, end)(over)
-    time.sleep(0.002)  # chunks that were issued in one millisecond are checked in any order
+    pass_ms(broker)  # chunks that were issued in one millisecond are checked in any order
     found = [each for _ in range(10) for each in broker.jobs.issue("", QUEUE)]
     assert [each.job_id for each in found] == [waits] * settings.window
 
@@ -248,10 +240,10 @@ def test_chunks_that_nobody_can_encode_do_not_hold_up_other_jobs(
         else:
             overdue(raw, bad, chunk)
     broker.upkeep.reap(bad, QUEUE)
-    time.sleep(0.002)  # chunks that were issued in one millisecond are checked in any order
+    pass_ms(broker)  # chunks that were issued in one millisecond are checked in any order
     found = [each for _ in range(10) for each in broker.jobs.issue("", QUEUE)]
     assert found == []  # the good job is not known yet
-    time.sleep(0.002)  # chunks that were issued in one millisecond are checked in any order
+    pass_ms(broker)  # chunks that were issued in one millisecond are checked in any order
     found = [each for _ in range(10) for each in broker.jobs.issue(good, QUEUE)]
     assert [each.job_id for each in found] == [good] * settings.window
     assert broker.jobs.issue(bad, QUEUE) == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,7 +28,7 @@ from embedctl.records import RecordLike, records_of
 from embedctl.store import Completed, ServedModel
 from embedctl_config import keys, wire
 from embedctl_config.settings import Settings
-from tests.support.store import MINE, QUEUE, claim, complete, members, row
+from tests.support.store import MINE, QUEUE, claim, complete, members, pass_ms, row
 from tests.support.waiting import PATIENCE_S, eventually
 
 TEXTS = [f"text {number}" for number in range(10)]
@@ -253,7 +252,7 @@ def test_a_producer_that_waits_for_workers_is_as_patient_as_any(
     producer.start()
     eventually(lambda: [broker.jobs.status(each).chunks for each in broker.upkeep.active_jobs()] == [2])
     (job_id,) = broker.upkeep.active_jobs()
-    time.sleep(0.8)  # longer than an outage may be
+    pass_ms(broker, 800)  # more than an outage may take
     asked, status = [], low.jobs.status
 
     def refuse_once(of: str) -> JobStatus:

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +21,7 @@ from embedctl import (
     JobLost,
     JobStalled,
     JobState,
+    JobStatus,
     WaitTimeout,
     aenqueue_embeddings,
     enqueue_embeddings,
@@ -31,8 +31,9 @@ from embedctl import (
 from embedctl.broker import Broker
 from embedctl_config import keys
 from embedctl_config.settings import Settings
+from tests.support.clocks import MovedClock
 from tests.support.store import claim, complete, members, new_job, row, work
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 #: Those of the chunks that `work` completes.
 TEXTS = [f"text {chunk} {row}" for chunk in range(4) for row in range(2)]
@@ -41,7 +42,7 @@ TEXTS = [f"text {chunk} {row}" for chunk in range(4) for row in range(2)]
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     """Each chunk alone is more text than may wait: less than the least that users may set."""
-    return dataclasses.replace(settings.replace(lease_s=30.0, reissue_s=60.0, chunk_size=2), high_water_bytes=1)
+    return dataclasses.replace(settings.replace(chunk_size=2), high_water_bytes=1)
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ class Submitting:
         return any(self.waiting_for)
 
     def ended_with(self, kind: type[BaseException]) -> str:
-        self._thread.join(60)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive(), "it waits for ever"
         assert isinstance(self.error, kind), self.error
         return str(self.error)
@@ -119,51 +120,56 @@ def test_a_producer_that_waits_says_that_no_worker_lives(
     settings: Settings, broker: Broker, raw: redis_py.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     submitting = Submitting(settings)
-    eventually(
-        lambda: any("embedctl worker --class dummy --model dummy" in each for each in submitting.waiting_for), 60
-    )
+    eventually(lambda: any("embedctl worker --class dummy --model dummy" in each for each in submitting.waiting_for))
     eventually(lambda: "No live worker serves dummy on dummy" in caplog.text)
     broker.jobs.cancel(only_job(raw))
     submitting.ended_with(JobCancelled)
 
 
-def test_a_submission_ends_when_its_time_is_over(settings: Settings, broker: Broker, raw: redis_py.Redis) -> None:
-    with pytest.raises(WaitTimeout, match=r"the first 2 of its records after 0\.5 s: its submission waits for workers"):
-        enqueue_embeddings(TEXTS, timeout=0.5, settings=settings)
+def time_passes(clock: MovedClock) -> Callable[[int, str], None]:
+    """Takes the place of `progress`: as soon as the submission waits, its time is over."""
+    return lambda _, waiting_for: clock.move(1000 * bool(waiting_for))
+
+
+def test_a_submission_ends_when_its_time_is_over(
+    settings: Settings, broker: Broker, raw: redis_py.Redis, clock: MovedClock
+) -> None:
+    with pytest.raises(WaitTimeout, match=r"the first 2 of its records after 999 s: its submission waits for workers"):
+        enqueue_embeddings(TEXTS, timeout=999, progress=time_passes(clock), settings=settings)
     assert broker.jobs.status(only_job(raw)).state is JobState.CANCELLED
 
 
 def test_a_submission_with_a_key_goes_on_after_its_time_was_over(
-    settings: Settings, broker: Broker, raw: redis_py.Redis
+    settings: Settings, broker: Broker, raw: redis_py.Redis, clock: MovedClock
 ) -> None:
     with pytest.raises(WaitTimeout):
-        enqueue_embeddings(TEXTS, timeout=0.5, idempotency_key="k", settings=settings)
-    job = enqueue_embeddings(TEXTS, timeout=60, idempotency_key="k", settings=settings.replace(high_water_bytes=10**6))
+        enqueue_embeddings(TEXTS, timeout=999, progress=time_passes(clock), idempotency_key="k", settings=settings)
+    job = enqueue_embeddings(TEXTS, idempotency_key="k", settings=settings.replace(high_water_bytes=10**6))
     assert job.id == only_job(raw)
     assert job.status().sealed
 
 
 def test_the_time_of_a_submission_is_looked_at_between_chunks(
-    settings: Settings, broker: Broker, raw: redis_py.Redis
+    settings: Settings, broker: Broker, raw: redis_py.Redis, clock: MovedClock
 ) -> None:
     def slow() -> Iterator[str]:
         yield from TEXTS[:4]
-        time.sleep(0.6)  # by then the time is over
+        clock.move(1000)
         yield from TEXTS[4:]
 
-    with pytest.raises(WaitTimeout, match=r"the first 2 of its records after 0\.5 s$"):
-        enqueue_embeddings(slow(), timeout=0.5, settings=settings.replace(high_water_bytes=10**6))
+    with pytest.raises(WaitTimeout, match=r"the first 2 of its records after 999 s$"):
+        enqueue_embeddings(slow(), timeout=999, settings=settings.replace(high_water_bytes=10**6))
 
 
 def test_another_producer_of_the_same_job_is_not_waited_for_any_longer_than_told(
-    settings: Settings, broker: Broker, raw: redis_py.Redis
+    settings: Settings, broker: Broker, raw: redis_py.Redis, clock: MovedClock
 ) -> None:
     roomy = settings.replace(high_water_bytes=10**6)
     job = enqueue_embeddings(TEXTS, idempotency_key="k", settings=roomy)
     lose_the_seal(raw, job.id)
     assert broker.jobs.hold(job.id, "another")
     with pytest.raises(WaitTimeout, match="waits for another producer"):
-        enqueue_embeddings(TEXTS, idempotency_key="k", timeout=1.0, settings=roomy)
+        enqueue_embeddings(TEXTS, idempotency_key="k", timeout=999, progress=time_passes(clock), settings=roomy)
 
 
 def test_what_progress_raises_ends_the_submission(settings: Settings, broker: Broker, raw: redis_py.Redis) -> None:
@@ -181,7 +187,7 @@ def test_a_producer_seals_again_where_redis_lost_that(
     job = enqueue_embeddings(TEXTS, settings=settings.replace(high_water_bytes=10**6))
     work(broker, job.id, 0, 1, 2, 3)
     lose_the_seal(raw, job.id)
-    assert job.wait(60).state is JobState.COMPLETED
+    assert job.wait(PATIENCE_S).state is JobState.COMPLETED
     assert "is sealed again" in caplog.text
 
 
@@ -190,15 +196,15 @@ def test_a_coroutine_seals_again_likewise(settings: Settings, broker: Broker, ra
         job = await aenqueue_embeddings(TEXTS, settings=settings.replace(high_water_bytes=10**6))
         work(broker, job.id, 0, 1, 2, 3)
         lose_the_seal(raw, job.id)
-        return (await job.wait(60)).state
+        return (await job.wait(PATIENCE_S)).state
 
     assert asyncio.run(main()) is JobState.COMPLETED
 
 
 WAITS: dict[str, Callable[[Job], object]] = {
-    "wait": lambda job: job.wait(60),
-    "wait_until_sealed": lambda job: job.wait_until_sealed(timeout=60),
-    "iter_results": lambda job: list(job.iter_results(timeout=60)),
+    "wait": lambda job: job.wait(PATIENCE_S),
+    "wait_until_sealed": lambda job: job.wait_until_sealed(timeout=PATIENCE_S),
+    "iter_results": lambda job: list(job.iter_results(timeout=PATIENCE_S)),
 }
 
 
@@ -224,9 +230,9 @@ def test_a_coroutine_does_not_wait_for_a_dead_producer_either(
     async def main() -> None:
         job = AsyncJob(Job(job_id, broker))
         if call == "iter_results":
-            assert len([chunk async for chunk in job.iter_results(timeout=60)]) == 2
+            assert len([chunk async for chunk in job.iter_results(timeout=PATIENCE_S)]) == 2
         else:
-            await getattr(job, call)(timeout=60)
+            await getattr(job, call)(timeout=PATIENCE_S)
 
     with pytest.raises(JobStalled):
         asyncio.run(main())
@@ -256,7 +262,7 @@ def test_a_producer_that_comes_back_in_time_is_waited_for(broker: Broker, raw: r
         if looks == 3:
             broker.jobs.seal(job_id, 1)
 
-    assert Job(job_id, broker).wait(60, resume).state is JobState.COMPLETED
+    assert Job(job_id, broker).wait(PATIENCE_S, resume).state is JobState.COMPLETED
 
 
 def test_one_chunk_is_not_waited_for_any_longer_than_told(broker: Broker) -> None:
@@ -283,18 +289,28 @@ def test_a_coroutine_does_not_wait_for_one_chunk_any_longer_than_told(broker: Br
         asyncio.run(main())
 
 
-@pytest.mark.slow
 def test_that_no_worker_lives_is_logged_once_and_then_every_minute(
-    broker: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, clock: MovedClock
 ) -> None:
-    job_id = new_job(broker, 2)
-    with pytest.raises(WaitTimeout):
-        Job(job_id, broker).wait(2.5)
-    assert [each.levelno for each in caplog.records if "No live worker" in each.message] == [logging.WARNING]
-    monkeypatch.setattr(notices, "AGAIN_AFTER_S", 0.5)
-    with pytest.raises(WaitTimeout):
-        Job(job_id, broker).wait(2.5)
-    assert sum("No live worker" in each.message for each in caplog.records) > 2
+    monkeypatch.setattr("embedctl.waiting.LOOK_EVERY_S", 0.05)
+    job, looks = Job(new_job(broker, 2), broker), []
+    warn, warned_after = job._waiter.warn_of_missing_worker, []
+
+    def look(status: JobStatus) -> None:
+        before = len(caplog.records)
+        warn(status)
+        looks.append(status)
+        if len(caplog.records) > before:
+            warned_after.append(len(looks))
+        if len(looks) in (5, 8):
+            clock.move(notices.AGAIN_AFTER_S)
+        if len(looks) == 10:
+            broker.jobs.cancel(status.id)
+
+    monkeypatch.setattr(job._waiter, "warn_of_missing_worker", look)
+    job.wait()
+    assert warned_after == [1, 6, 9]
+    assert {each.levelno for each in caplog.records if "No live worker" in each.message} == {logging.WARNING}
 
 
 @pytest.mark.parametrize("reason", ["a worker lives", "progress is given"])

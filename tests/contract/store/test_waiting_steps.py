@@ -17,21 +17,22 @@ from embedctl.store.connection import Connection
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.store import new_job, work
+from tests.support.waiting import PATIENCE_S
 
 #: Steps after which something happens: those of one look and of the next one's beginning.
 STEPS = range(1, 7)
 
 
 async def _count(job: AsyncJob) -> int:
-    return len([chunk async for chunk in job.iter_results(timeout=20)])
+    return len([chunk async for chunk in job.iter_results(timeout=PATIENCE_S)])
 
 
 WAITS: dict[str, Callable[[Job], Any]] = {
-    "wait": lambda job: job.wait(20).state,
-    "wait_until_sealed": lambda job: job.wait_until_sealed(timeout=20).state,
-    "iter_results": lambda job: len(list(job.iter_results(timeout=20))),
-    "await wait": lambda job: asyncio.run(AsyncJob(job).wait(20)).state,
-    "await wait_until_sealed": lambda job: asyncio.run(AsyncJob(job).wait_until_sealed(timeout=20)).state,
+    "wait": lambda job: job.wait(PATIENCE_S).state,
+    "wait_until_sealed": lambda job: job.wait_until_sealed(timeout=PATIENCE_S).state,
+    "iter_results": lambda job: len(list(job.iter_results(timeout=PATIENCE_S))),
+    "await wait": lambda job: asyncio.run(AsyncJob(job).wait(PATIENCE_S)).state,
+    "await wait_until_sealed": lambda job: asyncio.run(AsyncJob(job).wait_until_sealed(timeout=PATIENCE_S)).state,
     "async for iter_results": lambda job: asyncio.run(_count(AsyncJob(job))),
 }
 
