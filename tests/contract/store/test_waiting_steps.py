@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -13,10 +12,9 @@ import redis as redis_py
 
 from embedctl import AsyncJob, Job, JobCancelled, JobLost, JobNotFound, JobState
 from embedctl.broker import Broker
-from embedctl.store.connection import Connection
 from embedctl_config import keys
 from embedctl_config.settings import Settings
-from tests.support.store import new_job, work
+from tests.support.store import at_use, new_job, work
 from tests.support.waiting import PATIENCE_S
 
 #: Steps after which something happens: those of one look and of the next one's beginning.
@@ -63,19 +61,6 @@ ENDS: dict[Callable[[str, Broker, redis_py.Redis], None], set[object]] = {
 }
 
 
-def happens_at_step(step: int, connection: Connection, what: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
-    """Let something happen just before a connection is used for the n-th time."""
-    uses, client = [0], connection.client
-
-    def counted() -> AbstractContextManager[Any]:
-        uses[0] += 1
-        if uses[0] == step:
-            what()
-        return client()
-
-    patch.setattr(connection, "client", counted)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("happens", ENDS, ids=lambda happens: happens.__name__)
 @pytest.mark.parametrize("call", WAITS)
@@ -91,7 +76,7 @@ def test_a_wait_ends_with_what_happens_between_any_two_of_its_steps(
         job_id = new_job(broker, 2, seal=False)
         work(broker, job_id, 0)
         waiting = Broker.connect(settings)
-        happens_at_step(step, waiting.connection, partial(happens, job_id, broker, raw), monkeypatch)
+        at_use(step, waiting.connection, partial(happens, job_id, broker, raw), monkeypatch)
         try:
             end: object = WAITS[call](Job(job_id, waiting))
         except (JobCancelled, JobNotFound) as error:

@@ -14,6 +14,7 @@ from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.settings import Settings
 from embedctl_gateway import embedding
 from embedctl_gateway.embedding import Asked, Embedder
+from tests.support.waiting import eventually
 
 
 class Job:
@@ -21,21 +22,29 @@ class Job:
 
     def __init__(self, *, ends: bool = True) -> None:
         self._ends = ends
+        self.is_awaited = False
 
     async def results(self) -> list[ChunkVectors]:
+        self.is_awaited = True
         if not self._ends:
             await asyncio.Event().wait()
         return [ChunkVectors(np.arange(1), [None], np.ones((1, 2), np.float32), [], [])]
 
 
 class Freed:
-    """Takes the place of `discard_all`."""
+    """Takes the place of `discard_all`, and of the moment before that, which lasts until `moment` is set."""
 
     def __init__(self) -> None:
         self.calls: list[list[Any]] = []
+        self.tries = 0
         self.is_away = False
+        self.moment = asyncio.Event()
+
+    async def sleep(self, _: float) -> None:
+        await self.moment.wait()
 
     async def __call__(self, jobs: Sequence[Any]) -> None:
+        self.tries += 1
         if self.is_away:
             raise BrokerUnavailable("away")
         self.calls.append(list(jobs))
@@ -45,7 +54,7 @@ class Freed:
 def freed(monkeypatch: pytest.MonkeyPatch) -> Freed:
     found = Freed()
     monkeypatch.setattr(embedding, "discard_all", found)
-    monkeypatch.setattr(embedding, "_FREE_AFTER_S", 0.05)
+    monkeypatch.setattr(asyncio, "sleep", found.sleep)
     return found
 
 
@@ -71,7 +80,8 @@ def test_answered_requests_are_freed_together_and_later_ones_too(monkeypatch: py
     async def run() -> None:
         await asyncio.gather(*(ask(embedder) for _ in range(3)))
         assert freed.calls == []
-        await asyncio.sleep(0.1)
+        freed.moment.set()
+        await asyncio.to_thread(eventually, lambda: freed.calls)
         await asyncio.gather(*(ask(embedder) for _ in range(2)))
         await embedder.close()
 
@@ -88,7 +98,8 @@ def test_a_redis_that_is_away_keeps_no_later_request_from_being_freed(
     async def run() -> None:
         freed.is_away = True
         await ask(embedder)
-        await asyncio.sleep(0.1)
+        freed.moment.set()
+        await asyncio.to_thread(eventually, lambda: freed.tries)
         freed.is_away = False
         await ask(embedder)
         await embedder.close()
@@ -98,13 +109,12 @@ def test_a_redis_that_is_away_keeps_no_later_request_from_being_freed(
 
 
 def test_the_job_of_a_caller_who_goes_away_is_freed_at_once(monkeypatch: pytest.MonkeyPatch, freed: Freed) -> None:
-    monkeypatch.setattr(embedding, "_FREE_AFTER_S", 60.0)
     job = Job(ends=False)
     embedder = embedder_of(monkeypatch, job)
 
     async def run() -> None:
         asking = asyncio.create_task(ask(embedder))
-        await asyncio.sleep(0.01)
+        await asyncio.to_thread(eventually, lambda: job.is_awaited)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking

@@ -13,6 +13,7 @@ import pytest
 from embedctl.changes.cache import Cache, Cached, Finder, Hits, answering, key_of, path_of
 from embedctl.digests import NO_DIGEST, as_rows
 from embedctl_config.errors import OutputError, SettingsError
+from tests.support.waiting import PATIENCE_S
 
 LARGE = 1 << 40
 FINGERPRINT = "ab" * 32
@@ -184,7 +185,7 @@ def test_processes_share_a_cache(tmp_path: Path) -> None:
     for writer in writers:
         writer.start()
     for writer in writers:
-        writer.join(60)
+        writer.join(PATIENCE_S)
     assert [writer.exitcode for writer in writers] == [0, 0, 0]
     with Cache(str(tmp_path / "c.db"), LARGE) as cache:
         keys = [digest(f"{number} {at}") for number in range(3) for at in range(1000)]

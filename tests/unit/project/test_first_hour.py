@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = Path("benchmarks") / "first_hour.sh"
@@ -44,7 +44,7 @@ def first_hour(tree: Path) -> FirstHour:
             preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_IGN) if ignoring_sigint else None,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
         )
 
     return run
@@ -97,7 +97,7 @@ def test_stopping_the_step_interrupts_its_command(number: signal.Signals, status
     with subprocess.Popen([tree / SCRIPT, "step", "4"], env={**os.environ, "PYTHON": str(python)}) as step:
         eventually(lambda: (figures / "4-workers.txt").exists() and (figures / "4-workers.txt").read_text())
         step.send_signal(number)
-        assert step.wait(30) == status
+        assert step.wait(PATIENCE_S) == status
     assert (figures / "4-workers.txt").read_text() == "begun\nstopped\n"
     assert "FAILED: 4-workers (interrupted)" in (figures / "step-4.txt").read_text()
 
