@@ -136,7 +136,8 @@ def test_the_metrics_of_a_finished_job_are_exact(settings: Settings, page: Page,
     assert worker.logged("halving it", job=job.id, chunk=1, attempt=1, worker=row.name)
     lines = [json.loads(line) for line in worker.log().splitlines()]
     of_celery = [line for line in lines if line["logger"].startswith("celery.")]
-    assert len(of_celery) > 10
+    # How many tasks there are depends on how many chunks each of them claims.
+    assert {"Connected", "received", "succeeded"} <= {word for line in of_celery for word in line["message"].split()}
     assert {line["worker"] for line in of_celery} == {row.name}
     assert not [line for line in lines if "word" in line["message"]]
 
