@@ -251,7 +251,7 @@ def hungry(environment: dict[str, str], short_folder: Path) -> Path:
     """Add a class whose workers take real memory. Return the folder of the program that they run first."""
     config = short_folder / "embedctl.toml"
     config.write_text(config.read_text() + CLASS)
-    environment.update(before_all_else(short_folder, "hungry", REGISTERED, {"hungry": HUNGRY}, forked=False))
+    environment.update(before_all_else(short_folder, "hungry", REGISTERED, {"hungry": HUNGRY}))
     return short_folder / "hungry"
 
 

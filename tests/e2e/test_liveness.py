@@ -284,9 +284,7 @@ def test_a_stuck_chunk_is_shown_with_its_history(
 def test_nothing_that_libraries_do_at_the_end_delays_a_worker_that_has_said_good_bye(
     start_worker: StartWorker, environment: dict[str, str], short_folder: Path
 ) -> None:
-    slow_end = before_all_else(
-        short_folder, "end", "import atexit, time; atexit.register(time.sleep, 100)", forked=False
-    )
+    slow_end = before_all_else(short_folder, "end", "import atexit, time; atexit.register(time.sleep, 100)")
     with changed(environment, slow_end):
         worker = start_worker()
     eventually(lambda: worker.logged(" ready."))

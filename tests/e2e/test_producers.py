@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,10 +22,9 @@ from embedctl.enqueue import JobOptions, submit
 from embedctl.records import records_of
 from embedctl_config import keys
 from embedctl_config.settings import Settings
-from tests.support.forked import Forked
 from tests.support.jobs import active_job_id, reference
 from tests.support.processes import RunEmbedctl, before_all_else
-from tests.support.waiting import PATIENCE_S, eventually
+from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
 TEXTS = [f"text {i}" for i in range(100)]
@@ -42,8 +43,10 @@ class Producer:
         corpus = folder / "corpus.jsonl"
         corpus.unlink(missing_ok=True)
         os.mkfifo(corpus)
-        command = ["submit", corpus.name, "--chunk-size", "10", *options]
-        self.process = Forked(command, environment, folder)
+        command = [sys.executable, "-m", "embedctl", "submit", corpus.name, "--chunk-size", "10", *options]
+        self.process = subprocess.Popen(
+            command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         self.pipe = os.fdopen(os.open(corpus, os.O_RDWR), "w")  # which waits for no reader
 
     def give(self, lines: list[str]) -> None:
@@ -52,7 +55,7 @@ class Producer:
 
     def end(self) -> tuple[str, str]:
         """What it said on standard output and standard error."""
-        out, err = self.process.communicate(timeout=PATIENCE_S)
+        out, err = self.process.communicate(timeout=60)
         self.pipe.close()
         return out, err
 
@@ -297,9 +300,22 @@ def test_two_submitters_with_one_key_at_the_same_time_make_one_job(
 ) -> None:
     start_worker()
     write_corpus(short_folder, LINES)
-    command = ["submit", "corpus.jsonl", "--chunk-size", "1", "--idempotency-key", "k"]
-    both = [Forked(command, environment, short_folder) for _ in range(2)]
-    said = [process.communicate(timeout=PATIENCE_S)[0].strip() for process in both]
+    command = [
+        sys.executable,
+        "-m",
+        "embedctl",
+        "submit",
+        "corpus.jsonl",
+        "--chunk-size",
+        "1",
+        "--idempotency-key",
+        "k",
+    ]
+    both = [
+        subprocess.Popen(command, env=environment, cwd=short_folder, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    said = [process.communicate(timeout=60)[0].strip() for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert said == [only_job(broker)] * 2
     assert_every_record_has_its_vector(said[0], settings)
@@ -325,7 +341,7 @@ def test_one_that_comes_while_another_submits_waits_for_it(
     assert broker.jobs.status(job_id).records == 30
     first.give(LINES[35:])
     first.pipe.close()
-    assert first.process.wait(PATIENCE_S) == 0
+    assert first.process.wait(60) == 0
     second.join(60)
     assert not second.is_alive()
     assert told.count("") == 10

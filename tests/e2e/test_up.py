@@ -483,9 +483,7 @@ def test_a_gateway_that_can_not_start_is_told_before_any_worker_does(
         assert up.ended() == 2
     said = "embedctl up: the gateway can't start: embedctl gateway: gateway_address, gateway_port: can't listen at "
     assert up.said().startswith(f"{said}'127.0.0.1', port {port}: Address already in use")
-    environment.update(
-        before_all_else(short_folder, "bare", "import sys; sys.modules['starlette'] = None", forked=False)
-    )
+    environment.update(before_all_else(short_folder, "bare", "import sys; sys.modules['starlette'] = None"))
     without = start_up("--class", "dummy", "--gateway")
     assert without.ended() == 1
     assert without.said().endswith(" needs an optional dependency: pip install 'embedctl[gateway]'\n")

@@ -35,14 +35,8 @@ SubmitNewer = Callable[..., Job]
 StartBefore = Callable[..., WorkerProcess]
 
 TEXTS = [f"text {i} " + "word " * 60 for i in range(40)]
-#: The agenda keeps what it made of the number when it was imported.
-BEFORE = """
-from embedctl_config import wire
-wire.VERSION = {0}
-from embedctl.store import agenda
-agenda._VERSIONS = range(1, {0} + 1)
-"""
-NEWER = BEFORE.format(9) + "wire.version_for = lambda *job: 9"
+NEWER = "from embedctl_config import wire; wire.VERSION = 9; wire.version_for = lambda *job: 9"
+BEFORE = "from embedctl_config import wire; wire.VERSION = {}"
 
 
 @pytest.fixture
@@ -437,7 +431,7 @@ def test_a_job_in_fp16_that_was_begun_before_an_upgrade_goes_on_with_its_own_ver
     (short_folder / "c.txt").write_text("\n".join(TEXTS) + "\n")
     submit = ("submit", "c.txt", "--class", "half", "--chunk-size", "10", "--idempotency-key", "key")
     before = before_all_else(
-        short_folder, f"before-{version}", f"{BEFORE.format(version)}wire.version_for = lambda *job: {version}"
+        short_folder, f"before-{version}", f"{BEFORE.format(version)}; wire.version_for = lambda *job: {version}"
     )
     first = embedctl(*submit, **before)
     assert first.returncode == 0, first.stderr

@@ -6,6 +6,7 @@ import hashlib
 import json
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from tests.support.forked import run_forked
 from tests.support.jobs import reference
-from tests.support.processes import before_all_else
 
 #: Texts by id.
 Documents = dict[str, Any]
@@ -23,10 +22,10 @@ Write = Callable[..., str]
 #: Runs a command until it is killed before or after one of its steps.
 Kill = Callable[..., None]
 
-#: Kills a command before or after the call of a function with this number.
+#: Runs the command line, and kills it before or after the call of a function with this number.
 DRIVER = """
 import importlib, os, signal, sys
-where, name, count, when = {step}
+where, name, count, when, *arguments = sys.argv[1:]
 module, _, of = where.partition(":")
 owner = importlib.import_module(module)
 for part in filter(None, of.split(".")):
@@ -42,8 +41,11 @@ def dies(*given, **named):
         os.kill(os.getpid(), signal.SIGKILL)
     return answer
 setattr(owner, name, dies)
+sys.argv = ["embedctl", *arguments]
+from embedctl.cli import main
 import embedctl.output.fetch
 sys.modules["embedctl.output.fetch"]._NOTE_EVERY_S = 0.0
+main()
 """
 
 
@@ -99,8 +101,10 @@ def killer(environment: dict[str, str], folder: Path) -> Kill:
     its calls."""
 
     def kill(step: tuple[str, str, int], when: str, *arguments: str) -> None:
-        dies = before_all_else(folder, "dies", DRIVER.format(step=(*step, when)))
-        done = run_forked(arguments, {**environment, **dies}, folder)
+        command = [sys.executable, "-c", DRIVER, *map(str, step), when, *arguments]
+        done = subprocess.run(
+            command, env=environment, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        )
         assert done.returncode == -signal.SIGKILL, f"it did not come to {step}: {done.stdout}{done.stderr}"
 
     return kill

@@ -1,9 +1,9 @@
 """Runs commands and workers as forks of a process that has imported embedctl. Each starts in a tenth of the time.
 
 Otherwise a fork is like a new process: it has its own variables, folder, standard streams, session and exit status, and
-no code of embedctl has run in it before. Changes through PYTHONPATH need a fresh Python, except for those of
-:func:`~tests.support.processes.before_all_else`. So do workers with a model, because their libraries read variables
-while they load, and tests of how Python itself starts and ends.
+no code of embedctl has run in it before. Changes through PYTHONPATH need a fresh Python: in a fork, modules have their
+names from one another already, so a change would miss some of them, and a test pass without its fault. So do workers
+with a model, because their libraries read variables while they load, and tests of how Python itself starts and ends.
 """
 
 from __future__ import annotations
@@ -24,12 +24,9 @@ from importlib import import_module
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.reduction import DupFd
 from pathlib import Path
-from runpy import run_path
 from subprocess import DEVNULL, PIPE
 from types import TracebackType
 from typing import IO, Any, Self
-
-from tests.support.processes import FORKS_RUN_FIRST
 
 _PRELOADED = [
     "celery.worker.consumer",
@@ -69,8 +66,8 @@ _PROGRAMS = {
 
 
 def can_be_forked(environment: Mapping[str, str]) -> bool:
-    """Whether a process with these variables would import the same modules as this one, but for what it runs first."""
-    return FORKS_RUN_FIRST in environment or environment.get("PYTHONPATH") == os.environ.get("PYTHONPATH")
+    """Whether a process with these variables would import the same modules as this one."""
+    return environment.get("PYTHONPATH") == os.environ.get("PYTHONPATH")
 
 
 class _Descriptor:
@@ -120,6 +117,7 @@ class Forked:
         *,
         stdin: int = DEVNULL,
     ) -> None:
+        assert can_be_forked(environment), "a fork does not see what PYTHONPATH changes"
         self.args = list(arguments)
         theirs: list[int] = []
         self.stdin = self._stream(theirs, stdin, "w")
@@ -253,9 +251,6 @@ def _run(call: _Call) -> None:
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
-    if first := os.environ.get(FORKS_RUN_FIRST):
-        sys.path.insert(0, first)
-        run_path(f"{first}/sitecustomize.py")
     name, *others = call.arguments
     if name == "worker":
         from embedctl_workers.machine import devices

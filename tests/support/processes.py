@@ -12,13 +12,7 @@ from pathlib import Path
 RunEmbedctl = Callable[..., subprocess.CompletedProcess[str]]
 
 
-#: Names the folder whose program a fork runs first.
-FORKS_RUN_FIRST = "TESTS_FORKS_RUN_FIRST"
-
-
-def before_all_else(
-    folder: Path, name: str, program: str, modules: Mapping[str, str] | None = None, *, forked: bool = True
-) -> dict[str, str]:
+def before_all_else(folder: Path, name: str, program: str, modules: Mapping[str, str] | None = None) -> dict[str, str]:
     """Variables that make every Python run a program before any code of embedctl (through site.py's sitecustomize).
 
     Args:
@@ -26,14 +20,12 @@ def before_all_else(
         name: of the folder within it that goes onto PYTHONPATH.
         program: Python source.
         modules: source of modules that can then be imported, by name.
-        forked: whether it does the same in a fork, where modules of embedctl are imported, but no code of them has run.
     """
     place = folder / name
     place.mkdir(exist_ok=True)
     for module, source in {"sitecustomize": program, **(modules or {})}.items():
         (place / f"{module}.py").write_text(source)
-    first = {FORKS_RUN_FIRST: str(place)} if forked else {}
-    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH")])), **first}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH")]))}
 
 
 @contextmanager
