@@ -152,8 +152,8 @@ def test_a_vector_does_not_depend_on_its_place(alias: str, backend: Backend, alo
 
 
 def test_a_vector_does_not_depend_on_padding(alias: str, backend: Backend, alone: Vectors) -> None:
-    for at, text in enumerate(TEXTS):
-        assert_close(alias, encode(backend, [LONG, text])[1], alone[at])
+    for at in (1, 3, 7):  # a word, a sentence without spaces, many words
+        assert_close(alias, encode(backend, [LONG, TEXTS[at]])[1], alone[at])
 
 
 def test_rows_choose_among_the_texts_and_may_repeat(alias: str, backend: Backend, alone: Vectors) -> None:
@@ -231,17 +231,17 @@ def test_what_lies_beyond_the_maximum_changes_nothing(alias: str, backend: Backe
 def test_the_side_that_a_long_text_loses_may_be_chosen(alias: str, backend: Backend) -> None:
     ends = [f"one begin {LONG}", f"another begin {LONG}", f"{LONG} one end", f"{LONG} another, quite different end"]
 
-    def encoded(side: Side | None) -> Vectors:
+    def encoded(side: Side | None, rows: Sequence[int] = range(4)) -> Vectors:
         tokens = backend.tokenize(ends, None, side)
         assert (tokens.lengths == backend.max_tokens).all()
-        return backend.finish(backend.forward(tokens, np.arange(4)), normalize=True)
+        return backend.finish(backend.forward(tokens, np.array(rows)), normalize=True)
 
     left, right = encoded("left"), encoded("right")
     assert_close(alias, left[0], left[1])
     assert_close(alias, right[2], right[3])
     assert not np.isclose(left[2], left[3], atol=1e-4).all()
     assert not np.isclose(right[0], right[1], atol=1e-4).all()
-    assert_close(alias, encoded(None), right)
+    assert_close(alias, encoded(None, [3]), right[[3]])
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t ", "\u3000", "\x00", "\u200b"])

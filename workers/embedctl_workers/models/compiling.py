@@ -63,14 +63,19 @@ def compiled(
             return load(library)
     if not host.build:
         raise ModelError("not compiled yet, and --no-build was given")
+    keep(library, _made(compiler, tuple(flags), source.name, tuple(texts.items()), folder))
+    return load(library)
+
+
+def _made(compiler: str, flags: Sequence[str], name: str, texts: Sequence[tuple[str, str]], folder: Path) -> bytes:
+    """The library of the text with this name, made in a folder of its own in `folder`, among all of the texts."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         object_file, made = Path(scratch) / "made.o", Path(scratch) / "made.so"
-        for name, text in texts.items():
-            (Path(scratch) / name).write_text(text, encoding="utf-8")
-        _run([compiler, *flags, "-c", str(Path(scratch) / source.name), "-o", str(object_file)])
+        for each, text in texts:
+            (Path(scratch) / each).write_text(text, encoding="utf-8")
+        _run([compiler, *flags, "-c", str(Path(scratch) / name), "-o", str(object_file)])
         _run([compiler, "-shared", str(object_file), "-o", str(made), "-lm"])
-        keep(library, made.read_bytes())
-    return load(library)
+        return made.read_bytes()
 
 
 def _run(command: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from embedctl_workers.machine.host import Host
 from embedctl_workers.models.compiling import compiled
 
 _FLAGS = ("-O3", "-fopenmp", "-fPIC")
-_OPENMP = re.compile(r"\S*/lib[gi]?omp[^/\s]*\.so\S*")
+_OPENMP = re.compile(r"/.*/lib[gi]?omp[^/]*\.so.*")
 
 
 def library(name: str, host: Host, *, flags: Sequence[str] = (), headers: Sequence[str] = ()) -> ctypes.CDLL:
@@ -36,9 +36,14 @@ def library(name: str, host: Host, *, flags: Sequence[str] = (), headers: Sequen
 def _load(path: Path) -> ctypes.CDLL:
     # The library is linked without OpenMP, because two of its runtimes in one process compete for the CPUs. This loads
     # torch's.
-    for runtime in sorted(set(_OPENMP.findall(Path("/proc/self/maps").read_text()))):
+    for runtime in openmp_runtimes():
         ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
     return ctypes.CDLL(str(path), mode=os.RTLD_NOW)
+
+
+def openmp_runtimes() -> list[str]:
+    """The files of OpenMP that this process has loaded."""
+    return sorted(set(_OPENMP.findall(Path("/proc/self/maps").read_text())))
 
 
 def address(tensor: torch.Tensor) -> ctypes.c_void_p:

@@ -1,0 +1,59 @@
+"""What the tests of backends share: what every load of a model would make anew, and which is the same each time."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embedctl_workers.models import compiling
+
+
+@pytest.fixture(scope="session", autouse=True)
+def made_once(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[None]:
+    """Libraries are compiled, and compiled tokenizers are checked, once for each input in the whole run."""
+    kept = tmp_path_factory.getbasetemp()
+    if hasattr(pytestconfig, "workerinput"):
+        kept = kept.parent  # which all processes of the run share
+    kept = kept / "compiled"
+    kept.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiling, "_made", _kept_in(kept, compiling._made))
+        if find_spec("tokenizers"):
+            from embedctl_workers.models.wordpiece import load
+
+            patch.setattr(load, "_agrees", _of_the_tokenizer(load._agrees))
+        yield
+
+
+def _kept_in(kept: Path, make: Any) -> Any:
+    def once(compiler: str, flags: Sequence[str], name: str, texts: Sequence[tuple[str, str]], folder: Path) -> bytes:
+        path = kept / hashlib.sha256(repr((compiler, flags, name, texts)).encode()).hexdigest()
+        if not path.exists():
+            made: bytes = make(compiler, flags, name, texts, folder)
+            whole = path.with_suffix(f".{os.getpid()}")
+            whole.write_bytes(made)
+            whole.rename(path)
+        return path.read_bytes()
+
+    return once
+
+
+def _of_the_tokenizer(agrees: Any) -> Any:
+    @functools.cache
+    def known(_: str) -> list[bool]:
+        return []
+
+    def once(fast: object, library: Any, rules: object) -> bool:
+        answer = known(library.to_str())
+        if not answer:
+            answer.append(agrees(fast, library, rules))
+        return answer[0]
+
+    return once
