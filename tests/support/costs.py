@@ -1,6 +1,6 @@
 """What tests cost: CPU seconds by test file, and by whose seconds they are.
 
-`make test ARGS="--costs costs.md"` writes the table. A test's seconds are those of this process and of all processes
+`make test ARGS="--costs=costs.md"` writes the table. A test's seconds are those of this process and of all processes
 below it, from one test's end to the next one's: so fixtures of a module count for the test that needs them first.
 """
 

@@ -1,6 +1,6 @@
 """A failed test runs once more, alone: if it passes then, it is flaky, and says so instead of failing the run.
 
-`.ci/run` asks for it with `--once-more FILE`, and prints what was added to the file as its last lines. A run that ends
+`.ci/run` asks for it with `--once-more=FILE`, and prints what was added to the file as its last lines. A run that ends
 for another reason than failed tests, such as a module that can't be imported, fails as it is.
 """
 
