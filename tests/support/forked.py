@@ -41,6 +41,9 @@ _PRELOADED = [
     # only the most of what it imports is here.
     "orjson",
     "sqlite3",
+    "s3fs",
+    "aiobotocore.session",
+    "qdrant_client",
     "pandas",
     "pyarrow.dataset",
     "embedctl.changes.cache",
