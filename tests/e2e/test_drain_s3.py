@@ -11,7 +11,6 @@ import boto3
 import numpy as np
 import pytest
 import redis as redis_py
-from moto.server import ThreadedMotoServer
 
 from embedctl import ChunkVectors, Job, JobDrained, OutputError, enqueue_embeddings
 from embedctl.broker import Broker
@@ -22,6 +21,7 @@ from embedctl_config import keys
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
+from tests.support.buckets import s3_server
 from tests.support.drained_parts import manifest_of, rows_of
 from tests.support.failpoints import Killed, kill_at
 from tests.support.jobs import reference
@@ -33,30 +33,20 @@ PLACE = "s3://vectors/jobs/one/"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    yield f"http://{host}:{port}"
-    running.stop()
+def server() -> Iterator[dict[str, str]]:
+    with s3_server() as variables:
+        yield variables
 
 
 @pytest.fixture
-def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def bucket(server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """An empty bucket `vectors`, which this process finds as programs find theirs."""
-    for name, value in {
-        "AWS_ENDPOINT_URL": server,
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
+    for name, value in server.items():
         monkeypatch.setenv(name, value)
     client = boto3.client("s3")
-    client.create_bucket(Bucket="vectors")
     yield client
     for each in client.list_objects_v2(Bucket="vectors").get("Contents", []):
         client.delete_object(Bucket="vectors", Key=each["Key"])
-    client.delete_bucket(Bucket="vectors")
 
 
 @pytest.fixture
