@@ -95,23 +95,13 @@ def compare(both: tuple[TextTokenizer, TextTokenizer], texts: Sequence[str]) -> 
     assert_equal(fast(texts), library(texts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("keep", ["left", "right"])
-@pytest.mark.slow
 def test_random_texts_have_the_librarys_tokens(name: str, keep: Literal["left", "right"], pair: Pair) -> None:
-    texts = Texts(tokenizer_of(name), seed=7)
-    for most in (3, 16, 512):
-        compare(pair(name, most, keep), texts.batch(150))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("keep", ["left", "right"])
-def test_many_random_texts_have_the_librarys_tokens(name: str, keep: Literal["left", "right"], pair: Pair) -> None:
-    texts = Texts(tokenizer_of(name), seed=8)
-    for most in (3, 17, 128):
-        for _ in range(10):
-            compare(pair(name, most, keep), texts.batch(500))
+    texts = Texts(tokenizer_of(name), seed=7 if keep == "left" else 8)
+    for most in (3, 16, 17, 128, 512):
+        compare(pair(name, most, keep), texts.batch(200))
 
 
 @pytest.mark.parametrize("name", ["cased", "added"])
