@@ -135,10 +135,10 @@ def test_two_precisions_side_by_side_never_mix(
     }
     for worker in workers.values():
         worker.wait_ready()
-    texts = [text for text in real_passages(600) if text]
+    texts = [text for text in real_passages(150) if text]
     jobs = {
         (precision, at): enqueue_embeddings(
-            texts, model=MODEL, precision=precision, chunk_size=32, settings=settings, hardware="auto"
+            texts, model=MODEL, precision=precision, chunk_size=16, settings=settings, hardware="auto"
         )
         for at in range(2)
         for precision in workers

