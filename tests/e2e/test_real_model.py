@@ -43,14 +43,15 @@ def test_two_pinned_workers_give_the_vectors_of_sentence_transformers(
     settings: Settings, environment: dict[str, str], start_worker: StartWorker
 ) -> None:
     environment["EMBEDCTL_LEASE_S"] = "30"  # two busy CPUs may keep a heartbeat waiting for more than a second
-    texts = real_passages(5000)
-    assert len(texts) >= 5000
+    texts = [text for text in real_passages(1500) if text]
+    assert len(texts) >= 1400
     first, second, *_ = sorted(os.sched_getaffinity(0))
     workers = {cpu: start_worker("cpu", model=MODEL, cpus=str(cpu), wait=False) for cpu in (first, second)}
     for worker in workers.values():
         worker.wait_ready()
+    before = [spent_ticks(worker) for worker in workers.values()]
 
-    job = enqueue_embeddings(texts, model=MODEL, hardware="auto", settings=settings)
+    job = enqueue_embeddings(texts, model=MODEL, hardware="auto", chunk_size=16, settings=settings)
     eventually(lambda: all(worker.row().progressed_ms for worker in workers.values()))
     for cpu, worker in workers.items():
         assert_pinned(worker, cpu)
@@ -60,8 +61,9 @@ def test_two_pinned_workers_give_the_vectors_of_sentence_transformers(
     assert (status.hardware, status.precision) == ("cpu", "fp32")
     assert status.done == len(texts)
     assert status.claims == status.chunks_done == status.chunks
-    share = [spent_ticks(worker) for worker in workers.values()]
-    assert min(share) > 0.6 * max(share), f"they did not share the work: {share}"
+    # Without their starts, which cost more than this job and the same for both.
+    share = [spent_ticks(worker) - spent for worker, spent in zip(workers.values(), before, strict=True)]
+    assert min(share) > 0.4 * max(share), f"they did not share the work: {share}"
 
     from sentence_transformers import SentenceTransformer
 

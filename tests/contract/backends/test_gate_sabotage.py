@@ -7,7 +7,7 @@ import functools
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,9 @@ from embedctl_workers.backends import load_backend
 from embedctl_workers.backends.base import Backend, Reference
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
+from embedctl_workers.models import references
 from embedctl_workers.models.files import resolve_model
+from tests.support.references_here import compute_here
 from tests.support.tiny_models import Tiny, make_model
 
 MINILM = "all-MiniLM-L6-v2"
@@ -46,8 +48,11 @@ BackendOf = Callable[[str], Backend]
 
 
 @pytest.fixture(scope="module")
-def host(cache_folder: Path) -> Host:
-    return Host(threads=1, cache=cache_folder)
+def host(cache_folder: Path) -> Iterator[Host]:
+    """References are computed in this process, which has torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(references, "_compute", compute_here)
+        yield Host(threads=1, cache=cache_folder)
 
 
 @pytest.fixture(scope="module")

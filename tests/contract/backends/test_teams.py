@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,19 +71,31 @@ for library in Path(find_spec("torch").submodule_search_locations[0]).glob("lib/
     ctypes.CDLL(str(library))
 """
 
+Found = Callable[..., dict[str, Any]]
+
 pytestmark = pytest.mark.needs("cores")  # a team of one thread has nothing to share
 
 
-def found(tmp_path: Path, *, first: str = "", **variables: str) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"), Tiny())
+
+
+@pytest.fixture
+def found(model: Path, cache_folder: Path) -> Found:
+    """Runs the script; the cache is shared, so that only the first process compiles."""
+    return functools.partial(run_script, model, cache_folder)
+
+
+def run_script(model: Path, cache: Path, *, first: str = "", **variables: str) -> dict[str, Any]:
     """What the script tells.
 
     Args:
         first: what it does before.
     """
-    model = make_model(tmp_path / "model", Tiny())
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_CPU"))}
     done = subprocess.run(
-        [sys.executable, "-c", first + _SCRIPT, str(model), str(tmp_path / "cache")],
+        [sys.executable, "-c", first + _SCRIPT, str(model), str(cache)],
         env={**environment, **variables},
         capture_output=True,
         text=True,
@@ -93,10 +107,10 @@ def found(tmp_path: Path, *, first: str = "", **variables: str) -> dict[str, Any
     return answer
 
 
-def test_each_thread_of_a_team_has_a_core_and_its_leader_has_all_cpus_again_afterwards(tmp_path: Path) -> None:
+def test_each_thread_of_a_team_has_a_core_and_its_leader_has_all_cpus_again_afterwards(found: Found) -> None:
     cpus = os.sched_getaffinity(0)
     places = [sorted(core) for core in devices.cores_of(cpus)]
-    answer = found(tmp_path)
+    answer = found()
     assert answer["loaded"] == sorted(cpus)
     assert answer["variables"] == ["OMP_NUM_THREADS"]
     assert answer["after"] == [sorted(cpus)] * 4
@@ -108,9 +122,9 @@ def test_each_thread_of_a_team_has_a_core_and_its_leader_has_all_cpus_again_afte
 
 
 @pytest.mark.slow
-def test_teams_that_were_loaded_before_are_left_alone(tmp_path: Path) -> None:
+def test_teams_that_were_loaded_before_are_left_alone(found: Found) -> None:
     """Another library may have loaded GNU OpenMP: its threads are not bound, and would follow a bound leader."""
-    answer = found(tmp_path, first=_LOAD_LIBGOMP)
+    answer = found(first=_LOAD_LIBGOMP)
     everywhere = sorted(os.sched_getaffinity(0))
     assert [leader for leader, _ in answer["during"]] == [everywhere] * 4
     assert answer["during"][0][1] == [everywhere] * (len(devices.cores_of(os.sched_getaffinity(0))) - 1)
@@ -118,10 +132,10 @@ def test_teams_that_were_loaded_before_are_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variable", ["OMP_PLACES", "OMP_PROC_BIND", "OMP_WAIT_POLICY", "GOMP_CPU_AFFINITY"])
-def test_who_has_said_where_threads_run_is_heard(tmp_path: Path, variable: str) -> None:
+def test_who_has_said_where_threads_run_is_heard(found: Found, variable: str) -> None:
     values = {"OMP_PLACES": "threads", "OMP_PROC_BIND": "false", "OMP_WAIT_POLICY": "passive"}
     value = values.get(variable, devices.format_cpus(os.sched_getaffinity(0)))
-    answer = found(tmp_path, **{variable: value})
+    answer = found(**{variable: value})
     if variable in ("OMP_PROC_BIND", "OMP_WAIT_POLICY"):
         assert {tuple(leader) for leader, _ in answer["during"]} == {tuple(sorted(os.sched_getaffinity(0)))}
     assert set(answer["variables"]) - {variable} == {"OMP_NUM_THREADS"}
