@@ -175,19 +175,26 @@ end_if_stopped() {
 }
 
 step_1() {
-	local options=()
-	[ $cpu = no ] || options=(--cpu)
+	local options=() cpus=()
+	if [ $cpu = yes ]; then
+		options=(--cpu)
+		cpus=(--cpus "$("$python" -c 'import os; print(min(os.sched_getaffinity(0)))')") # each computes all the time
+	fi
 	measure 1-machine 60 "$python" -m benchmarks.ours.gpu_machine "${options[@]}"
 	measure 1-tests 180 "$python" -m pytest -q -m needs -p no:cacheprovider tests/contract/backends/*gpu*
 	local class classes=(gpu gpu-graphs gpu-padded gpu-fp32)
 	[ $cpu = no ] || classes=(cpu)
 	for class in "${classes[@]}"; do
-		measure "1-verify-$class" 80 "$python" -m embedctl model verify minilm --class "$class" \
+		measure "1-verify-$class" 80 "$python" -m embedctl model verify minilm --class "$class" "${cpus[@]}" \
 			--report "$output/1-verify-$class.json"
 	done
 }
 
 step_2() {
+	if [ $cpu = yes ]; then
+		measure 2-all 60 "$python" -m benchmarks.ours.gpu_probe --cpu # imports take longer than all sections
+		return
+	fi
 	probe ceilings 60
 	probe varlen 60
 	probe cudnn 60
@@ -201,14 +208,12 @@ step_2() {
 }
 
 probe() {
-	local options=()
-	[ $cpu = no ] || options=(--cpu)
-	measure "2-$1" "$2" "$python" -m benchmarks.ours.gpu_probe "$1" "${options[@]}"
+	measure "2-$1" "$2" "$python" -m benchmarks.ours.gpu_probe "$1"
 }
 
 step_3() {
 	if [ $cpu = yes ]; then
-		pipeline minilm W1 --device cpu --quick
+		pipeline minilm W1 --device cpu --quick --seconds 0.2
 		return
 	fi
 	pipeline bge-large W2 --rounds 3 --seconds 3
@@ -223,7 +228,7 @@ pipeline() {
 
 step_4() {
 	local options=()
-	[ $cpu = no ] || options=(--device cpu --seconds 0.5)
+	[ $cpu = no ] || options=(--device cpu --seconds 0.2)
 	measure 4-workers 540 "$python" -m benchmarks.ours.gpu_workers "${options[@]}" "${seed[@]}" --output "$output/4-workers.md"
 }
 

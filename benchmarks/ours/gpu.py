@@ -40,13 +40,15 @@ from embedctl_workers.machine.discovery import choose_accelerator
 
 NAMES = ("minilm", "bge-base", "bge-large")
 #: Texts of each workload, on a GPU, and on a CPU or with --quick. They are repeated until the time is full.
-COUNTS = {"W1": (8192, 64), "W2": (1024, 8)}
-BATCHES = {"gpu": (32, 64, 128, 256, 512, 1024), "cpu": (8, 32)}
+COUNTS = {"W1": (8192, 32), "W2": (1024, 8)}
+BATCHES = {"gpu": (32, 64, 128, 256, 512, 1024), "cpu": (8, 16)}
 #: The product's own default.
 CHUNK = 512
 QUICK_ROUNDS = 2
-#: Time at both ends of the long job during which the queue is not full or the driver's samples lag (seconds).
-EDGE_S = 1.5
+#: Time at both ends of the long job during which the queue is not full or the driver's samples lag, and the least time
+#: between them (seconds).
+EDGE_S = {"gpu": 1.5, "cpu": 0.2}
+WATCHED_S = {"gpu": 2.0, "cpu": 0.5}
 _PACKAGES = ("embedctl", "torch", "sentence-transformers", "transformers", "tokenizers", "numpy", "celery", "redis")
 
 
@@ -195,10 +197,11 @@ def _watch(
     comparison: GpuComparison, device: MeasuredDevice, process: TunedProcess, repeat: int, seconds: float
 ) -> None:
     """Run one job of ours that is three times as long, and sample the device."""
-    repeat = max(3 * repeat, math.ceil(repeat * (2 * EDGE_S + 2) / seconds))
+    edge, watched = EDGE_S[device.kind], WATCHED_S[device.kind]
+    repeat = max(3 * repeat, math.ceil(repeat * (2 * edge + watched) / seconds))
     with device.sampled() as samples:
         done = process.encode(repeat)
-    comparison.idle = samples.idle(done.began + EDGE_S, done.ended - EDGE_S)
+    comparison.idle = samples.idle(done.began + edge, done.ended - edge)
     comparison.idle_by = samples.what
     _say(f"  idle: {comparison.idle:.1%}")
 

@@ -31,9 +31,9 @@ from embedctl_config.errors import EmbedctlError
 #: Workers, chunk size, prefetch. No chunk size is above the number of texts: a duplicate in a chunk is encoded once.
 SETTINGS = {
     "gpu": ((1, 512, 4), (1, 4096, 4), (2, 512, 4), (2, 4096, 4), (4, 512, 4), (4, 4096, 4), (1, 512, 8), (1, 4096, 2)),
-    "cpu": ((1, 16, 2), (2, 64, 4)),
+    "cpu": ((1, 16, 2), (2, 32, 4)),
 }
-TEXTS = {"gpu": 8192, "cpu": 64}
+TEXTS = {"gpu": 8192, "cpu": 32}
 _ROUNDS = 3
 _HEADINGS = ("workers", "chunk size", "prefetch", "texts/s (min–max)", "tokens/s", "idle", "min cosine")
 
