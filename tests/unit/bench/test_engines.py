@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from math import nan
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from embedctl_bench.engines import command as engines
@@ -33,6 +35,7 @@ from embedctl_bench.report import markdown
 from embedctl_bench.report.report import Report
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
+from embedctl_workers.models.files import ModelFiles
 from tests.support.bench import asked
 
 WORDS = [f"w{number}" for number in range(500)]
@@ -328,6 +331,37 @@ def test_systems_take_turns_after_a_run_to_warm_up_and_a_second_command_runs_not
     again = EnginesResult("m", "a model", result.model, result.workload, 2)
     assert go(tmp_path, again, [SENTENCE_TRANSFORMERS], monkeypatch) == []
     assert again.systems[0].runs == torch.runs
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_passages")
+def test_a_quick_command_measures_both_workloads(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reference(model: Model, workload: Workload, cpus: Sequence[int], place: Path) -> Any:
+        return np.ones((2, 3), np.float32)
+
+    monkeypatch.setattr(contenders, "TunedProcess", Process)
+    monkeypatch.setattr(engines, "reference_of", reference)
+    monkeypatch.setattr(engines, "model_files", lambda name, settings: ModelFiles("m", model.folder, "00"))
+    monkeypatch.setattr(engines, "uncut", lambda name, folder, place: model)
+    monkeypatch.setenv("EMBEDCTL_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "embedctl.toml").write_text(f'[models.m]\nsource = "{model.folder}"\n')
+    monkeypatch.setenv("EMBEDCTL_CONFIG", str(tmp_path / "embedctl.toml"))
+    Process.events = []
+    given = ["--quick", "--model", "m", "--class", "cpu", "--peers", "none", "-o", str(tmp_path / "report")]
+    one_cpu = ["--cpus", str(min(os.sched_getaffinity(0)))]  # as the stand-in has
+    done = CliRunner().invoke(engines.command, [*given, *one_cpu])
+    assert done.exit_code == 0, done.output
+    made = json.loads((tmp_path / "report" / "engines.json").read_text())
+    tables = {table["name"]: table["rows"] for table in made["tables"]}
+    for workload, texts in (("W1", 256), ("W2", 24)):
+        ranked = tables[f"m-{workload}-fp32"]
+        assert {row["system"] for row in ranked} == {
+            "embedctl's engine, class cpu",
+            "embedctl, class cpu",
+            "sentence-transformers, torch",
+        }
+        assert all(row["sentences_per_s"] == pytest.approx(texts / 2.0) for row in ranked)
+        assert "floor" in {row["system"] for row in tables[f"m-{workload}-systems"]}
 
 
 def test_the_first_setting_is_taken_by_a_quick_run(
