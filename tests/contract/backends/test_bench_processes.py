@@ -7,7 +7,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,15 +22,18 @@ from embedctl_bench.matrix import command as matrix
 from embedctl_bench.matrix.results import MatrixScope
 from embedctl_bench.measuring import sampled
 from embedctl_bench.measuring.distance import distance
-from embedctl_bench.measuring.sampled import Effort, SampledProcess, SampledProcesses, Seat, sample_together
+from embedctl_bench.measuring.runners import load_runner
+from embedctl_bench.measuring.sampled import Effort, SampledProcesses, Seat, sample_together
 from embedctl_bench.peers import tuned
 from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.models import Model
-from embedctl_bench.peers.registry import FLOOR, PEERS, SENTENCE_TRANSFORMERS, TRANSFORMERS, backend_of
+from embedctl_bench.peers.registry import FLOOR, PEERS, SENTENCE_TRANSFORMERS, TRANSFORMERS, System, backend_of
 from embedctl_bench.peers.tuned import TunedProcess, reference_of
 from embedctl_bench.peers.workload import Workload
 from embedctl_bench.study import command as study
 from embedctl_bench.study.results import SETUPS, StudyScope
+from embedctl_config.settings import Settings
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles, fingerprint_of
 from tests.support.tiny_models import Tiny
 
@@ -139,6 +145,25 @@ def test_processes_of_other_seats_are_closed_and_a_busy_one_at_once(processes: S
 
 
 @pytest.fixture
+def _loaded_once(processes: SampledProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All commands of a test share their processes, because a process loads for longer than it is measured."""
+
+    @contextmanager
+    def shared(place: Path) -> Iterator[SampledProcesses]:
+        yield processes
+
+    def unclosed(system: System, model: ModelFiles, seat: Seat, place: Path) -> Any:
+        process = processes.get(system, model, seat)
+        return SimpleNamespace(
+            facts=process.facts, sample=process.sample, peak_bytes=process.peak_bytes, close=lambda: None
+        )
+
+    for command in (grid, matrix, study):
+        monkeypatch.setattr(command, "SampledProcesses", shared)
+    monkeypatch.setattr(study, "SampledProcess", unclosed)
+
+
+@pytest.fixture
 def model(tiny_model: Callable[[Tiny], Path]) -> ModelFiles:
     folder = tiny_model(Tiny("distilbert", pooling="mean"))
     return ModelFiles("tiny", folder, fingerprint_of(folder))
@@ -146,11 +171,10 @@ def model(tiny_model: Callable[[Tiny], Path]) -> ModelFiles:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("family", "pooling"), [("bert", "cls"), ("distilbert", "mean")])
 def test_every_system_gives_the_models_vectors(
-    processes: SampledProcesses, seat: Seat, tiny_model: Callable[[Tiny], Path], family: str, pooling: str
+    processes: SampledProcesses, seat: Seat, tiny_model: Callable[[Tiny], Path]
 ) -> None:
-    folder = tiny_model(Tiny(family, pooling=pooling))  # type: ignore[arg-type]  # one of its families
+    folder = tiny_model(Tiny("bert", pooling="cls"))
     model = ModelFiles("tiny", folder, fingerprint_of(folder))
     expected = processes.get(SENTENCE_TRANSFORMERS, model, seat).encode(TEXTS, 1)
     assert np.linalg.norm(expected, axis=1) == pytest.approx(1)
@@ -170,6 +194,29 @@ def test_every_system_gives_the_models_vectors(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_every_system_gives_the_vectors_of_a_model_with_another_pooling(model: ModelFiles, cache_folder: Path) -> None:
+    # In this process: that children answer alike is tested with the other model.
+    def run(system: System) -> Any:
+        return load_runner(system.runner, system.hardware, Settings(), model, Host(1, cache_folder))
+
+    reference, plain, ours, floor = map(run, (SENTENCE_TRANSFORMERS, TRANSFORMERS, backend_of("cpu"), FLOOR))
+    expected, _ = reference.run(TEXTS)
+    assert np.linalg.norm(expected, axis=1) == pytest.approx(1)
+    for runner in (plain, ours):
+        assert distance(runner.run(TEXTS)[0], expected)["max_abs_error"] < 1e-5, runner.engine
+        assert runner.model_bytes == (model.folder / "model.safetensors").stat().st_size
+        assert runner.max_tokens == 32
+    tokens, computed = plain.count(TEXTS)
+    assert tokens < computed, "it pads"
+    assert ours.count(TEXTS) == (tokens, tokens)
+    assert reference.count(TEXTS) == (tokens, computed)
+    assert floor.count(TEXTS) == (tokens, tokens)
+    floor.run(TEXTS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("_loaded_once")
 def test_whole_commands_write_their_reports_and_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: ModelFiles
 ) -> None:
@@ -189,13 +236,14 @@ def test_whole_commands_write_their_reports_and_resume(
         left = next(table for table in report["tables"] if table["name"] == "left-out")
         assert any("2 cores" in row["what"] or "2 models" in row["what"] for row in left["rows"])
     kept = (tmp_path / "measurements.jsonl").read_text()
-    monkeypatch.setattr(SampledProcess, "__init__", lambda self, *arguments: pytest.fail("all of it is kept"))
+    monkeypatch.setattr(SampledProcesses, "get", lambda self, *arguments: pytest.fail("all of it is kept"))
     assert CliRunner().invoke(grid.command, ["--peers", "none", *given]).exit_code == 0
     assert (tmp_path / "measurements.jsonl").read_text() == kept
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("_loaded_once")
 def test_the_study_measures_its_five_configurations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: ModelFiles
 ) -> None:
