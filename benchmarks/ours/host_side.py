@@ -57,6 +57,9 @@ def main() -> None:
     arguments = _arguments()
     cells: list[Cell] = []
     sides = {"this": Side(ROOT)} | ({"other": Side(arguments.other.resolve())} if arguments.other else {})
+    for side in sides.values():  # before anything is made, which takes a while
+        if not (side.checkout / "producer" / "embedctl").is_dir():
+            sys.exit(f"{side.checkout} is no checkout of embedctl")
     place = arguments.place.resolve()
     models = {dim: model_of(dim, place) for dim in arguments.dims}
     workload = make_workload("W1", _QUICK_TEXTS if arguments.quick else _TEXTS, models[arguments.dims[0]], place)
