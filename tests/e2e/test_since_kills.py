@@ -8,20 +8,21 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
+from subprocess import DEVNULL
 
 import pytest
 
 from embedctl.broker import Broker
 from tests.support.changes import Kill, Write, assert_holds, counts, killer, many, told, writer
+from tests.support.forked import Forked
 from tests.support.processes import RunEmbedctl
 from tests.support.workers import StartWorker
 
 #: Steps: a module and a class, a function, and which of its calls.
 STEPS = [
-    ("embedctl.changes.plan", "compare", 1),
+    ("embedctl.changes.update", "compare", 1),
     ("embedctl.changes.gone", "publish", 1),
     ("embedctl.changes.update", "write_gone", 1),
     ("embedctl.submission:Submission", "add", 2),
@@ -182,18 +183,18 @@ def test_kills_at_random_moments(
     start_worker()
     nights = Nights(short_folder, write, embedctl, "v.parquet")
     moments = random.Random(7)
-    command = [sys.executable, "-m", "embedctl", *nights.command]
     nights.begin()
     began = time.monotonic()
-    subprocess.run(command, env=environment, cwd=short_folder, capture_output=True, check=True)
+    told(nights.again())
     took_s = time.monotonic() - began
     killed = 0
     for _ in range(20):
         nights.begin()
         for _ in range(3):
-            with subprocess.Popen(command, env=environment, cwd=short_folder, stdout=-1, stderr=-1) as process:
-                time.sleep(moments.uniform(0.3, 1.0) * took_s)
-                process.kill()
+            process = Forked(nights.command, environment, short_folder, DEVNULL, DEVNULL)
+            time.sleep(moments.uniform(0.1, 1.0) * took_s)
+            process.kill()
+            process.wait()
             killed += process.returncode == -signal.SIGKILL
         assert nights.again().returncode == 0
         nights.assert_done()
@@ -210,12 +211,8 @@ def test_two_at_once_make_one_output(
     nights = Nights(short_folder, write, embedctl, "v.parquet")
     for _ in range(3):
         nights.begin()
-        command = [sys.executable, "-m", "embedctl", *nights.command]
-        both = [
-            subprocess.Popen(command, env=environment, cwd=short_folder, stdout=-1, stderr=-1, text=True)
-            for _ in range(2)
-        ]
-        said = [process.communicate(timeout=60)[1] for process in both]
+        both = [Forked(nights.command, environment, short_folder) for _ in range(2)]
+        said = [process.communicate(timeout=120)[1] for process in both]
         assert 0 in [process.returncode for process in both], said
         assert "Traceback" not in "".join(said), said
         nights.assert_done()

@@ -6,7 +6,6 @@ import hashlib
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,39 +13,15 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from tests.support.forked import run_forked
 from tests.support.jobs import reference
+from tests.support.prepared import DieAt, Step
 
 #: Texts by id.
 Documents = dict[str, Any]
 Write = Callable[..., str]
 #: Runs a command until it is killed before or after one of its steps.
 Kill = Callable[..., None]
-
-#: Runs the command line, and kills it before or after the call of a function with this number.
-DRIVER = """
-import importlib, os, signal, sys
-where, name, count, when, *arguments = sys.argv[1:]
-module, _, of = where.partition(":")
-owner = importlib.import_module(module)
-for part in filter(None, of.split(".")):
-    owner = getattr(owner, part)
-real, calls = getattr(owner, name), 0
-def dies(*given, **named):
-    global calls
-    calls += 1
-    if calls == int(count) and when == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
-    answer = real(*given, **named)
-    if calls == int(count):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return answer
-setattr(owner, name, dies)
-sys.argv = ["embedctl", *arguments]
-from embedctl.cli import main
-import embedctl.output.fetch
-sys.modules["embedctl.output.fetch"]._NOTE_EVERY_S = 0.0
-main()
-"""
 
 
 def writer(folder: Path) -> Write:
@@ -97,14 +72,10 @@ def counts(facts: dict[str, Any]) -> tuple[int, int, int, int]:
 
 
 def killer(environment: dict[str, str], folder: Path) -> Kill:
-    """What runs a command until it is killed `before` or `after` a step: a module and a class, a function, and which of
-    its calls."""
+    """What runs a command until it is killed `before` or `after` a step. It fails if that did not happen."""
 
-    def kill(step: tuple[str, str, int], when: str, *arguments: str) -> None:
-        command = [sys.executable, "-c", DRIVER, *map(str, step), when, *arguments]
-        done = subprocess.run(
-            command, env=environment, cwd=folder, capture_output=True, text=True, timeout=120, check=False
-        )
+    def kill(step: Step, when: str, *arguments: str) -> None:
+        done = run_forked(arguments, environment, folder, prepare=DieAt(step, when))
         assert done.returncode == -signal.SIGKILL, f"it did not come to {step}: {done.stdout}{done.stderr}"
 
     return kill

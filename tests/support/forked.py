@@ -3,7 +3,8 @@
 Otherwise a fork is like a new process: it has its own variables, folder, standard streams, session and exit status, and
 no code of embedctl has run in it before. Changes through PYTHONPATH need a fresh Python: in a fork, modules have their
 names from one another already, so a change would miss some of them, and a test pass without its fault. So do workers
-with a model, because their libraries read variables while they load, and tests of how Python itself starts and ends.
+with a model, because their libraries read variables while they load, and tests of how Python itself starts and ends. A
+fork can be changed by `prepare`, if the test fails where the change is missed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import termios
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ _PRELOADED = [
     "deprecation",
     "overrides",
     "tqdm",
+    "tests.support.prepared",
     __name__,
 ]
 
@@ -94,6 +96,7 @@ class _Call:
     environment: Mapping[str, str]
     folder: Path | None
     streams: Sequence[_Descriptor]
+    prepare: Callable[[], None] | None
 
 
 class Forked:
@@ -105,6 +108,7 @@ class Forked:
         out: where standard output goes: a file's path, to whose end it is written, or what Popen takes.
         err: the same for standard error.
         stdin: what Popen takes.
+        prepare: what the fork runs before the command; it is pickled.
 
     Attributes:
         stdin, stdout, stderr: our ends of the pipes, for text.
@@ -119,6 +123,7 @@ class Forked:
         err: Path | int = PIPE,
         *,
         stdin: int = DEVNULL,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
         assert can_be_forked(environment), "a fork does not see what PYTHONPATH changes"
         self.args = list(arguments)
@@ -126,7 +131,7 @@ class Forked:
         self.stdin = self._stream(theirs, stdin, "w")
         self.stdout = self._stream(theirs, out, "r")
         self.stderr = self._stream(theirs, err, "r")
-        call = _Call(self.args, dict(environment), folder, [_Descriptor(number) for number in theirs])
+        call = _Call(self.args, dict(environment), folder, [_Descriptor(number) for number in theirs], prepare)
         self._process: ForkServerProcess = _server().Process(target=_run, args=(call,), daemon=True)
         self._process.start()
         for number in theirs:
@@ -214,7 +219,12 @@ Process = subprocess.Popen[bytes] | Forked
 
 
 def run_forked(
-    arguments: Sequence[str], environment: Mapping[str, str], folder: Path, *, stdin: str | None = None
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path,
+    *,
+    stdin: str | None = None,
+    prepare: Callable[[], None] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run the command line to its end.
 
@@ -225,12 +235,23 @@ def run_forked(
         out, err, given = Path(own, "out"), Path(own, "err"), Path(own, "in")
         given.write_text(stdin or "")
         with given.open() as stream:
-            process = Forked(arguments, environment, folder, out, err, stdin=stream.fileno())
+            process = Forked(arguments, environment, folder, out, err, stdin=stream.fileno(), prepare=prepare)
         try:
             status = process.wait(120)
         finally:
             process.kill()
         return subprocess.CompletedProcess(process.args, status, out.read_text(), err.read_text())
+
+
+def status_of_fork(function: Callable[..., None], *given: Any) -> int:
+    """The exit status of a fork that calls a function; both are pickled."""
+    process = _server().Process(target=function, args=given, daemon=True)
+    process.start()
+    process.join(120)
+    process.kill()
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode
 
 
 def _server() -> ForkServerContext:
@@ -254,6 +275,8 @@ def _run(call: _Call) -> None:
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+    if call.prepare is not None:
+        call.prepare()
     name, *others = call.arguments
     if name == "worker":
         from embedctl_workers.machine import devices

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,10 @@ from embedctl.sinks import deliver as deliveries
 from embedctl.sinks.base import Batch, Target, Verified
 from embedctl.sinks.deletion import delete_all
 from embedctl.sinks.deliver import write_and_commit
+from embedctl.sinks.registry import sink_of
 from embedctl_config.errors import MixedVectors, OutputError, SinkRefused, SinkUnavailable
+from embedctl_config.settings import Settings
+from tests.support.forked import status_of_fork
 from tests.support.sinks import DIM, PROVENANCE, Database, Lance, Postgres, assert_holds, batch, database, target
 
 #: Spellings that a database, or a language for queries, may take for something else.
@@ -54,6 +59,26 @@ def delivered(table: Database, *batches: Batch, to: Target | None = None) -> Non
         sink.commit(number)
     sink.finish()
     sink.close()
+
+
+def deliver_until_killed(url: str, batches: Sequence[Batch], steps: int) -> None:
+    """What is left of a delivery, killed after so many of its steps."""
+    sink = sink_of(url, Settings())
+    begin = sink.open(target())
+    left = iter(range(steps))
+
+    def step() -> None:
+        if next(left, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    for number in range(begin, len(batches)):
+        step()
+        sink.write(batches[number])
+        step()
+        sink.commit(number + 1)
+    step()
+    sink.finish()
+    step()
 
 
 def resumed_at(table: Database, to: Target | None = None) -> int:
@@ -200,32 +225,9 @@ def test_float16(table: Database) -> None:
 def test_a_process_that_dies_between_any_two_steps_leaves_what_can_be_repeated(table: Database, tmp_path: Path) -> None:
     """Each process writes and commits two batches, and is killed before or after one of these steps."""
     batches = [batch([f"r{i}" for i in range(20)]), batch([f"s{i}" for i in range(20)], seed=1)]
-    program = """
-import os, signal, sys
-from tests.support.sinks import batch, target
-from embedctl.sinks.registry import sink_of
-from embedctl_config.settings import Settings
-sink = sink_of(sys.argv[1], Settings())
-steps = int(sys.argv[2])
-begin = sink.open(target())
-def step():
-    global steps
-    steps -= 1
-    if steps < 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-for number in range(begin, 2):
-    step()
-    sink.write([batch([f"r{i}" for i in range(20)]), batch([f"s{i}" for i in range(20)], seed=1)][number])
-    step()
-    sink.commit(number + 1)
-step()
-sink.finish()
-step()
-"""
     deaths = 0
     for steps in range(7):
-        done = subprocess.run([sys.executable, "-c", program, table.url, str(steps)], timeout=60, check=False)
-        deaths += done.returncode == -9
+        deaths += status_of_fork(deliver_until_killed, table.url, batches, steps) == -signal.SIGKILL
         rows = table.rows()
         whole = [each for each in batches if each.ids[0] in rows]
         assert_holds(table, *whole)
