@@ -101,8 +101,8 @@ def test_200_000_records_go_through_8_mb(
 def test_nothing_is_lost_or_doubled_whatever_is_killed(
     environment: dict[str, str], start_worker: StartWorker, redis_server: RedisServer, short_folder: Path
 ) -> None:
-    """A drainer is killed at 20 random moments, Redis at 5 and a worker at 10."""
-    texts = write_corpus(short_folder, 400_000)
+    """A drainer is killed at 8 random moments, Redis at 3 and a worker at 4."""
+    texts = write_corpus(short_folder, 150_000)
     rng = random.Random(22)
     own = {**environment, **SMALL}
     log = short_folder / "commands.log"
@@ -118,7 +118,7 @@ def test_nothing_is_lost_or_doubled_whatever_is_killed(
         return Forked(arguments, own, short_folder, log, log)
 
     draining = drainer()
-    for what in rng.sample(["drainer"] * 20 + ["redis"] * 5 + ["worker"] * 10, 35):
+    for what in rng.sample(["drainer"] * 8 + ["redis"] * 3 + ["worker"] * 4, 15):
         time.sleep(rng.uniform(0.1, 0.8))
         if what == "drainer":
             draining.kill()
