@@ -113,7 +113,7 @@ def test_the_services_do_a_job_together_show_it_and_stop_when_told(stack: Stack)
 
     np.testing.assert_array_equal(fetched(stack), reference(TEXTS))
 
-    with urllib.request.urlopen(f"http://127.0.0.1:{stack.metrics_port}/readyz", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{stack.metrics_port}/readyz", timeout=120) as answer:
         assert answer.status == 200
     assert all(json.loads(line)["level"] for line in stack.log("cpu").splitlines())
     users = (stack.folder / "secrets" / "flower-users").read_text().split()
@@ -152,13 +152,13 @@ def assert_the_gateway_answers_those_who_have_a_key(stack: Stack) -> None:
 
 def assert_shown_to_those_who_have_the_password(url: str, user: str) -> None:
     with pytest.raises(urllib.error.HTTPError) as refusal:
-        urllib.request.urlopen(url, timeout=10)
+        urllib.request.urlopen(url, timeout=120)
     assert refusal.value.code == 401
     authorization = f"Basic {base64.b64encode(user.encode()).decode()}"
 
     def shown() -> list[str]:
         request = urllib.request.Request(url, headers={"Authorization": authorization})
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             return [task["state"] for task in json.load(answer).values()]
 
     eventually(lambda: shown() == ["SUCCESS"] * 2)

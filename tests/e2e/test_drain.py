@@ -372,11 +372,11 @@ def test_two_drainers(encode: Callable[..., Job], embedctl: RunEmbedctl, tmp_pat
 
     def written(_: object) -> None:
         begun.set()
-        go_on.wait(20)
+        go_on.wait(120)
 
     first = threading.Thread(target=lambda: job.drain(tmp_path, written=written))
     first.start()
-    begun.wait(20)
+    assert begun.wait(120)
     try:
         refused = embedctl("fetch", job.id, "-o", f"{tmp_path}/", "--drain")
         assert refused.returncode == 1
@@ -504,7 +504,7 @@ def test_every_record_is_in_the_parts_once_however_often_the_drainer_is_killed(
         drainer = Forked(arguments, {**environment, **small}, short_folder, log, log)
         time.sleep(rng.uniform(0.1, 0.6))
         drainer.send_signal(signal.SIGKILL)
-        drainer.wait(20)
+        drainer.wait(120)
     done = embedctl("fetch", job_id, "-o", "out/", "--drain", **small)
     assert done.returncode == 0, done.stderr + log.read_text()
     assert_complete(short_folder / "out", texts)

@@ -122,7 +122,7 @@ def test_nothing_is_lost_or_doubled_whatever_is_killed(
         time.sleep(rng.uniform(0.1, 0.8))
         if what == "drainer":
             draining.kill()
-            draining.wait(20)
+            draining.wait(120)
             draining = drainer()
         elif what == "redis":
             assert redis_server.process is not None

@@ -35,7 +35,7 @@ def test_a_small_job_is_not_stuck_behind_a_large_one_of_another_model(
         long_one = enqueue_embeddings(texts, model=large, hardware="slow", chunk_size=2, settings=settings)
         eventually(lambda: long_one.status().done)  # noqa: B023  (it is called in this turn)
         short_one = enqueue_embeddings(["a text"], model=small, hardware="slow", settings=settings)
-        assert short_one.wait(timeout=10).state is JobState.COMPLETED
+        assert short_one.wait(timeout=120).state is JobState.COMPLETED
         assert not long_one.status().state.ended
         long_one.cancel()
 

@@ -336,7 +336,7 @@ def test_ten_thousand_records_are_encoded_once(
     start_worker(forked=False)
 
     def encoded() -> int:
-        with urllib.request.urlopen(f"http://127.0.0.1:{free_port}/metrics", timeout=10) as page:
+        with urllib.request.urlopen(f"http://127.0.0.1:{free_port}/metrics", timeout=120) as page:
             families = text_string_to_metric_families(page.read().decode())
         samples = [sample for family in families for sample in family.samples]
         return int(sum(sample.value for sample in samples if sample.name == "embedctl_records_total"))

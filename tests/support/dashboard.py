@@ -37,7 +37,7 @@ class Dashboard:
         return self.send("GET", path, headers)
 
     def send(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, str]:
-        to = HTTPConnection(urlsplit(self.url).netloc, timeout=10)
+        to = HTTPConnection(urlsplit(self.url).netloc, timeout=120)
         to.request(method, path, headers=dict(headers))
         answer = to.getresponse()
         body = answer.read().decode()

@@ -23,7 +23,7 @@ from embedctl_bench.matrix.results import MatrixScope
 from embedctl_bench.measuring import sampled
 from embedctl_bench.measuring.distance import distance
 from embedctl_bench.measuring.runners import load_runner
-from embedctl_bench.measuring.sampled import Effort, SampledProcesses, Seat, sample_together
+from embedctl_bench.measuring.sampled import Effort, SampledProcess, SampledProcesses, Seat, sample_together
 from embedctl_bench.peers import tuned
 from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.models import Model
@@ -125,23 +125,24 @@ def test_an_error_leaves_the_process_as_it_is(processes: SampledProcesses, seat:
     assert processes.get(DEADLY, MODEL, seat) is process
 
 
-def test_what_cannot_be_loaded_is_not_tried_twice(processes: SampledProcesses, seat: Seat) -> None:
+def test_what_cannot_be_loaded_is_not_tried_twice(
+    processes: SampledProcesses, seat: Seat, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unknown = backend_of("none-such")
     with pytest.raises(Unavailable, match="no hardware class 'none-such'"):
         processes.get(unknown, MODEL, seat)
-    began = time.monotonic()
+    monkeypatch.setattr(SampledProcess, "__init__", lambda self, *arguments: pytest.fail("it is tried again"))
     with pytest.raises(Unavailable, match="no hardware class 'none-such'"):
         processes.get(unknown, MODEL, seat)
-    assert time.monotonic() - began < 0.1
 
 
 def test_processes_of_other_seats_are_closed_and_a_busy_one_at_once(processes: SampledProcesses, seat: Seat) -> None:
     process = processes.get(PACED, MODEL, seat)
-    process.ask(do="sample", batches=[["one"]], seconds=60.0, least=1, most=9999, workers=1)
+    process.ask(do="sample", batches=[["one"]], seconds=600.0, least=1, most=9999, workers=1)
     began = time.monotonic()
     processes.keep([], MODEL)
     assert process.closed
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 120  # and not when its sample is over
 
 
 @pytest.fixture

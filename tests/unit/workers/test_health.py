@@ -146,7 +146,7 @@ def endpoint(worker: Worker, free_port: int) -> Iterator[Endpoint]:
 
 
 def ask(endpoint: Endpoint, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(endpoint.url.removeprefix("http://"), timeout=10)
+    connection = http.client.HTTPConnection(endpoint.url.removeprefix("http://"), timeout=120)
     connection.request(method, path, headers=headers)
     answer = connection.getresponse()
     found = answer.status, answer.read().decode()

@@ -318,11 +318,11 @@ def test_a_lock_is_held_by_one_process_and_released_when_that_is_killed(cache: P
 
     holder, waiter = context.Process(target=hold), context.Process(target=wait)
     holder.start()
-    assert held.wait(10)
+    assert held.wait(120)
     waiter.start()
     assert not inside.wait(0.2)
     holder.kill()
-    assert inside.wait(10)
+    assert inside.wait(120)
     waiter.join()
     holder.join()
 
