@@ -146,13 +146,13 @@ def test_a_small_cache_keeps_the_newest(
     write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
 ) -> None:
     start_worker()
-    documents = many(20_000)
+    documents = many(12_000)
     cache = ("--cache", "c.db", "--json")
     variables = {"EMBEDCTL_CACHE_MAX_BYTES": str(2**20)}
     told(embedctl("submit", write(documents), "-o", "a.parquet", *cache, **variables))
     assert (short_folder / "c.db").stat().st_size < 2**21
     facts = told(embedctl("submit", write(documents), "-o", "b.parquet", *cache, **variables))
-    assert 0 < facts["cached"] < 20_000
+    assert 0 < facts["cached"] < 12_000
     assert (short_folder / "a.parquet").read_bytes() == (short_folder / "b.parquet").read_bytes()
 
 

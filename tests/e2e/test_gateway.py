@@ -540,7 +540,7 @@ def test_whatever_is_asked_is_answered(gateway: Running, start_worker: StartWork
 @pytest.mark.slow
 def test_much_is_asked_and_nothing_stays_behind(gateway: Running, start_worker: StartWorker, broker: Broker) -> None:
     start_worker()
-    fuzz(gateway, 300)
+    fuzz(gateway, 150)
     eventually(lambda: not jobs_left(broker), what="the end of the requests' jobs")
     assert (gateway.gateway.admission.requests, gateway.gateway.admission.held) == (0, 0)
 
