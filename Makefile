@@ -51,7 +51,7 @@ test-loaded: $(VENV)/.dev ## the quick tests, three times, with both CPUs busy b
 	@tests/support/loaded.sh $(MAKE) test
 
 .PHONY: test-slow
-test-slow: $(VENV)/.dev browser redis promtool compose schemathesis ## the slow tests and those that need a browser
+test-slow: $(VENV)/.dev tools ## the slow tests and those that need a browser
 	@$(PY) -m pytest $(SIDE) -m "slow or browser" $(ARGS)
 	@$(PY) -m pytest $(SIDE) --acl -m "not slow and not browser" $(AS_USERS:%=tests/e2e/test_%.py) $(ARGS)
 	@$(PY) -m pytest $(SIDE) --data s3 -m "not slow and not browser" $(OUTSIDE:%=tests/%) $(ARGS)
@@ -63,6 +63,11 @@ AS_USERS := main_job deaths poison producers everyday_use gateway
 OUTSIDE := contract/store/test_invariants.py contract/store/test_runner.py e2e/test_main_job.py e2e/test_deaths.py \
 	e2e/test_poison.py e2e/test_stopping.py e2e/test_drain.py::test_results_go_to_parts_and_are_read_from_there \
 	e2e/test_drain.py::test_retried_records_come_in_a_part_of_their_own e2e/test_drain.py::test_a_stopped_job_is_drained_and_goes_on
+
+# What some tests need beside Python, one after the other: Debian's packages are installed by one process at a time.
+.PHONY: tools
+tools:
+	@$(MAKE) --no-print-directory -j1 redis promtool compose browser schemathesis
 
 # Debian's Redis, which has TLS, where we may unpack it; elsewhere the tests that need it say so and are skipped.
 .PHONY: redis
