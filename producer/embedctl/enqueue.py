@@ -271,6 +271,8 @@ def submit(
     check_timeout(timeout)
     began = time.monotonic()
     broker.connection.check_server()
+    # Imports take a while. Where one fails, or is interrupted, there is no job yet.
+    broker.tickets.prepare()
     ahead = ReadAhead(with_digests(records) if options.digests else records, at_hand=at_hand)
     when_there_is_room = partial(
         _when_there_is_room, progress=progress, deadline=None if timeout is None else began + timeout

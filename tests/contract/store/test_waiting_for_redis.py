@@ -30,6 +30,7 @@ from embedctl import (
 )
 from embedctl.broker import Broker
 from embedctl.store import connection
+from embedctl.tickets import TicketSender
 from embedctl_config import keys
 from embedctl_config.errors import BrokerFull
 from embedctl_config.settings import Settings
@@ -104,6 +105,19 @@ def test_a_producer_that_waits_for_a_full_redis_is_not_called_dead(
     make_room(raw)
     producer.join(PATIENCE_S)
     assert jobs[0].status().records == 4
+
+
+def test_an_import_that_is_interrupted_leaves_no_job(
+    settings: Settings, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: TicketSender) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TicketSender, "prepare", interrupted)
+    for resumable in (None, "key"):
+        with pytest.raises(KeyboardInterrupt):
+            enqueue_embeddings(["a"], settings=settings, hardware="dummy", idempotency_key=resumable)
+    assert not members(raw, keys.JOBS)
 
 
 @pytest.mark.slow
