@@ -272,6 +272,9 @@ class _Tickets:
         self._recorder, self._send = recorder, send
         self.process = os.getpid()
 
+    def prepare(self) -> None:
+        pass
+
     def send(self, queue: str, job_id: str, chunks: list[int], **facts: Any) -> None:
         if chunks:
             self._recorder.call("send tickets", lambda _, sent: self._send(sent), "", chunks)
