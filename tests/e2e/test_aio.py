@@ -68,7 +68,7 @@ async def ticking() -> AsyncIterator[None]:
 
 
 class Pauses(threading.Thread):
-    """The longest time for which a busy machine kept a thread waiting that wants a hundredth of a second."""
+    """Measures how long the machine keeps a thread waiting that asks for a hundredth of a second."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)

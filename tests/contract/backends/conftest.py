@@ -1,4 +1,4 @@
-"""What the tests of backends share: what every load of a model would make anew, and which is the same each time."""
+"""The tests of backends share what every load of a model would make anew with the same result."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def delivered(table: Database, *batches: Batch, to: Target | None = None) -> Non
 
 
 def deliver_until_killed(url: str, batches: Sequence[Batch], steps: int) -> None:
-    """What is left of a delivery, killed after so many of its steps."""
+    """Do what is left of a delivery, and kill this process after so many steps."""
     sink = sink_of(url, Settings())
     begin = sink.open(target())
     left = iter(range(steps))
