@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -11,7 +10,8 @@ from starlette.responses import JSONResponse, Response
 
 from embedctl.polling import in_shared_thread
 from embedctl.store.stored_files import digest_of, new_id
-from embedctl_config.errors import BrokerRefused, BrokerUnavailable
+from embedctl_config.errors import BrokerUnavailable
+from embedctl_config.patience import REDIS, Outage
 from embedctl_gateway.calls import Call
 from embedctl_gateway.objects import (
     ANSWERED,
@@ -32,8 +32,8 @@ T = TypeVar("T")
 _LISTED, _MOST_LISTED = 20, 100
 #: The statuses of a batch that is cancelled, or is to be.
 _CANCELLED = ("cancelling", "cancelled")
-#: How long a batch is tried to be made, and the pause between two tries (seconds).
-_SURE_S, _SURE_PAUSE_S = 30.0, 0.3
+#: How long a batch is tried to be made (seconds).
+_SURE_S = 30.0
 #: How long a batch is tried to be cancelled that may have been made in vain (seconds).
 _WITHDRAW_S = 600.0
 
@@ -122,13 +122,5 @@ async def _surely(work: Callable[[], T]) -> T:
     Raises:
         BrokerUnavailable: Redis has not answered for some time.
     """
-    deadline = time.monotonic() + _SURE_S
-    while True:
-        try:
-            return await in_shared_thread(work)
-        except BrokerRefused:
-            raise
-        except BrokerUnavailable:
-            if time.monotonic() > deadline:
-                raise
-            await asyncio.sleep(_SURE_PAUSE_S)
+    outage = Outage(longest_s=_SURE_S, while_full=False)
+    return await REDIS.acall(lambda: in_shared_thread(work), BrokerUnavailable, failed=outage)

@@ -25,6 +25,7 @@ from embedctl.store.batches import BatchStore
 from embedctl.store.stored_files import FileStore
 from embedctl.store.webhook_events import EventStore
 from embedctl_config.errors import EmbedctlError
+from embedctl_config.patience import ASIDE, Outage
 from embedctl_config.settings import Settings
 from embedctl_gateway.access import Access
 from embedctl_gateway.admission import Admission, Bytes
@@ -47,8 +48,6 @@ BODY_S = 30.0
 MAX_TOKENS = 300_000
 #: About as many bytes of an answer a component takes as text, with its comma.
 _BYTES_PER_NUMBER = 13
-#: Between two tries to free something (seconds).
-_TIDY_PAUSE_S = 1.0
 #: Threads that move the bytes of files.
 _MOVERS = 8
 #: The status of a request whose caller is gone, for the log of a proxy; nobody reads it.
@@ -125,14 +124,9 @@ class Gateway:
         """
 
         async def free() -> None:
-            deadline = time.monotonic() + patience_s
-            while True:
-                with suppress(EmbedctlError):
-                    await self.in_thread(work)
-                    return
-                if time.monotonic() >= deadline:
-                    return
-                await asyncio.sleep(_TIDY_PAUSE_S)
+            with suppress(EmbedctlError):
+                outage = Outage(longest_s=patience_s, while_full=False)
+                await ASIDE.acall(lambda: self.in_thread(work), EmbedctlError, failed=outage)
 
         task = asyncio.create_task(free())
         self._tidying.add(task)

@@ -44,6 +44,7 @@ from embedctl_config.errors import (
     SettingsError,
 )
 from embedctl_config.hardware import PRECISIONS
+from embedctl_config.patience import ASIDE
 from embedctl_config.tenants import NORMAL
 from embedctl_gateway.answering import AnswerFiles, Written
 from embedctl_gateway.line_files import lines_of, only
@@ -52,7 +53,8 @@ log = logging.getLogger(__name__)
 
 #: Batches that a gateway works on at once. One whose job goes on by itself takes no place.
 _THREADS = 3
-#: Seconds between two looks for a batch, between two looks at what a long step should know, and after a failure.
+#: Seconds between two looks for a batch, between two looks at what a long step should know, and until a batch that
+#: waits for something is looked at again.
 _LOOK_S, _CHECK_S, _PAUSE_S = 0.5, 1.0, 2.0
 #: A job is looked at after this part of the time that it has taken, within these bounds (seconds).
 _PART, _SHORTEST_S, _LONGEST_S = 1 / 20, 0.3, 5.0
@@ -110,8 +112,10 @@ class Runner:
     def start(self) -> None:
         """Begin."""
         self._stopping.clear()
+        serving = (self._next, self._failed, self._stopping)
         self._threads = [
-            threading.Thread(target=self._run, name=f"batches-{number}", daemon=True) for number in range(_THREADS)
+            threading.Thread(target=ASIDE.serve, args=serving, name=f"batches-{number}", daemon=True)
+            for number in range(_THREADS)
         ]
         for thread in self._threads:
             thread.start()
@@ -128,18 +132,16 @@ class Runner:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                if not self._one():
-                    self._work.wait(_LOOK_S)
-                    self._work.clear()
-            except NotPermitted as error:  # the access list may be older than this gateway
-                self._remind(f"no batch is run: {error}")
-                self._stopping.wait(_NO_ROOM_S)
-            except Exception as error:  # noqa: BLE001  (the other batches go on)
-                _log_failure(error)
-                self._stopping.wait(_PAUSE_S)
+    def _next(self) -> None:
+        if not self._one():
+            self._work.wait(_LOOK_S)
+            self._work.clear()
+
+    def _failed(self, error: Exception, _: float) -> None:
+        if isinstance(error, NotPermitted):  # the access list may be older than this gateway
+            self._remind(f"no batch is run: {error}")
+        else:
+            _log_failure(error)
 
     def _one(self) -> bool:
         """Do a step of a batch; false if none waits for one."""

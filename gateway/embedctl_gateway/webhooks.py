@@ -23,19 +23,21 @@ from urllib.parse import urlsplit
 from embedctl.notices import Reminder
 from embedctl.store.webhook_events import Event, EventStore
 from embedctl_config.errors import BrokerUnavailable, NotPermitted, SettingsError
+from embedctl_config.patience import ASIDE
 from embedctl_config.redis_url import read_password
 from embedctl_config.settings import Settings, expanded
 
 log = logging.getLogger(__name__)
 
-#: Pauses between tries, those of Standard Webhooks' senders; after the last one an event is given up (seconds).
+#: Pauses between tries, those of Standard Webhooks' senders; after the last one an event is given up (seconds). Redis
+#: holds the number of tries, because the gateway may end meanwhile.
 PAUSES_S = (5, 300, 1800, 7200, 28_800, 86_400)
 #: The receiver may take this long to connect, and to answer (seconds).
 _PATIENCE_S = 10.0
 #: A process that tells an event for so long counts as dead (seconds).
 _LEASE_S = 60.0
-#: Between two looks for an event, and after a failure (seconds).
-_LOOK_S, _PAUSE_S = 1.0, 5.0
+#: Between two looks for an event (seconds).
+_LOOK_S = 1.0
 #: How long a gateway that ends waits for a try (seconds).
 _STOP_S = 1.0
 _PREFIX = "whsec_"
@@ -100,7 +102,8 @@ class Webhooks:
         self._count = count
         self._remind = Reminder(log.warning)
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="webhooks", daemon=True)
+        serving = (self._step, self._failed, self._stopping)
+        self._thread = threading.Thread(target=ASIDE.serve, args=serving, name="webhooks", daemon=True)
         # A redirect would lead to a URL that the operator has not named.
         self._opener = urllib.request.build_opener(_NoRedirects)
 
@@ -113,19 +116,14 @@ class Webhooks:
         self._stopping.set()
         self._thread.join(_STOP_S)
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                if not self._one():
-                    self._stopping.wait(_LOOK_S)
-            except NotPermitted as error:  # the access list may be older than this gateway
-                self._remind(f"nobody is told that batches end: {error}")
-                self._stopping.wait(_PAUSE_S)
-            except BrokerUnavailable:
-                self._stopping.wait(_PAUSE_S)
-            except Exception:  # nothing else tells the ends of batches: the thread must not end
-                log.exception("a webhook is tried again")
-                self._stopping.wait(_PAUSE_S)
+    def _step(self) -> float:
+        return 0.0 if self._one() else _LOOK_S
+
+    def _failed(self, error: Exception, _: float) -> None:
+        if isinstance(error, NotPermitted):  # the access list may be older than this gateway
+            self._remind(f"nobody is told that batches end: {error}")
+        elif not isinstance(error, BrokerUnavailable):  # nothing else tells the ends of batches: the thread goes on
+            log.error("a webhook is tried again", exc_info=error)
 
     def _one(self) -> bool:
         """Tell an event; false if there is none."""

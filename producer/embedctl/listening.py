@@ -7,14 +7,16 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from embedctl.store.connection import Connection
 from embedctl.store.events import Event, events_in
 from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable, NotPermitted
+from embedctl_config.patience import ASIDE, POLL, Streak
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +30,8 @@ _MOST = 1000
 _MOST_EVENTS = keys.EVENTS_KEPT
 #: The thread ends when nobody has waited for this long (seconds).
 _IDLE_S = 2.0
-#: After an error, the next read begins so much later (seconds).
-_PAUSE_S = 0.5
-#: A read is to be ended that Redis may not have begun: so often, with this pause (seconds).
-_TRIES, _TRY_AGAIN_S = 20, 0.005
+#: A read that Redis may not have begun is to be ended: so often it is tried, in 0.15 s.
+_TRIES = 6
 
 
 @dataclass(eq=False, slots=True)
@@ -65,6 +65,7 @@ class Listener:
         self._changed = threading.Condition()
         self._waiting: dict[Listening, None] = {}
         self._runs = False
+        self._trouble = Streak()
         #: The read that goes on, and the connection that it blocks, by Redis' number; None if it can't be ended early.
         self._reads: int | None = None
         self._number = 0
@@ -93,30 +94,36 @@ class Listener:
             if number is None or number == self._hurried:
                 return
             self._hurried = number
-        for _ in range(_TRIES):
-            with self._changed:
-                client_id = self._client_id
-                if self._reads != number or client_id is None:
-                    return
-            try:
-                with self._connection.client() as client:
-                    if client.client_unblock(client_id):
-                        return
-            except (BrokerUnavailable, NotPermitted) as error:
-                log.debug("the read of events goes on: %s", error)
-                return
-            time.sleep(_TRY_AGAIN_S)
+        POLL.until(partial(self._is_ended, number), bool, tries=_TRIES)
+
+    def _is_ended(self, number: int) -> bool:
+        """End a read. True if it is over, or can't be ended."""
+        with self._changed:
+            client_id = self._client_id
+            if self._reads != number or client_id is None:
+                return True
+        try:
+            with self._connection.client() as client:
+                return bool(client.client_unblock(client_id))
+        except (BrokerUnavailable, NotPermitted) as error:
+            log.debug("the read of events goes on: %s", error)
+            return True
 
     def _run(self) -> None:
-        while self._runs:
-            try:
-                self._listen()
-            except Exception as error:  # noqa: BLE001  (the tasks look by themselves meanwhile, and see what is wrong)
-                log.debug("no events are heard: %s", error)
-                with self._changed:
-                    self._reads = None
-                    self._changed.wait_for(lambda: False, _PAUSE_S)
-                    self._runs = bool(self._waiting)
+        # The tasks look by themselves meanwhile, and see what is wrong.
+        with suppress(Exception):  # the last one, which is logged
+            ASIDE.call(self._listen, Exception, failed=self._failed, streak=self._trouble, sleep=self._is_left)
+
+    def _failed(self, error: Exception, _: float) -> None:
+        log.debug("no events are heard: %s", error)
+
+    def _is_left(self, pause_s: float) -> bool:
+        """Pause after an error. True if nobody waits any more."""
+        with self._changed:
+            self._reads = None
+            self._changed.wait_for(lambda: False, pause_s)
+            self._runs = bool(self._waiting)
+            return not self._runs
 
     def _somebody_waits(self) -> bool:
         """Wait for somebody who waits. False if nobody came, and the thread is to end."""
@@ -132,6 +139,7 @@ class Listener:
             while self._somebody_waits():
                 if streams := self._begin():
                     answer = client.xread(streams, block=block_ms, count=_MOST_EVENTS)
+                    self._trouble.end()
                     self._end(events_in(answer))
 
     def _id_of(self, client: Any) -> int | None:

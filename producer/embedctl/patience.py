@@ -10,20 +10,10 @@ from numbers import Real
 from typing import Self, TypeVar
 
 from embedctl.store.connection import answers_by
-from embedctl_config.errors import (
-    BrokerFull,
-    BrokerRefused,
-    BrokerUnavailable,
-    DataUnavailable,
-    SettingsError,
-    WaitTimeout,
-)
+from embedctl_config.errors import BrokerFull, BrokerUnavailable, DataUnavailable, SettingsError, WaitTimeout
+from embedctl_config.patience import REDIS, Outage
 
 T = TypeVar("T")
-
-#: A caller in the middle of something waits this long for Redis to come back (seconds).
-OUTAGE_S = 120.0
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 
 
 def patiently(
@@ -40,61 +30,19 @@ def patiently(
         pausing: called before each pause with what Redis, or the store of chunks outside of it, answered.
         deadline: by the monotonic clock. Only the first question may be asked after it. If Redis does not answer at
             all, this ends at most one socket timeout later.
-        outage_s: how long Redis may be away (seconds); :data:`OUTAGE_S` if None.
+        outage_s: how long Redis may be away (seconds); that of :class:`Outage` if None.
 
     Raises:
         BrokerUnavailable: Redis stayed away. BrokerRefused is raised at once, because a retry would not help.
         WaitTimeout: the deadline came first.
     """
-    pause, outage = _SHORTEST_PAUSE_S, Outage(deadline, outage_s)
-    while True:
-        try:
-            with answers_by(deadline):
-                return ask()
-        except BrokerUnavailable as error:
-            outage.check(error)
-            pausing(error)
-        time.sleep(cut_short(pause, deadline))
-        pause = min(_LONGEST_PAUSE_S, pause * 2)
+    with answers_by(deadline):
+        return REDIS.call(ask, BrokerUnavailable, failed=Outage(deadline, outage_s, pausing=pausing))
 
 
 def what_is_away(error: BrokerUnavailable) -> str:
     """What a caller that got this answer waits for, in words."""
     return f"the store of its chunks: {error}" if isinstance(error, DataUnavailable) else "Redis, which is away or full"
-
-
-class Outage:
-    """A time in which Redis did not answer a caller that asks again and again. It begins when this is made.
-
-    Args:
-        deadline: of the caller, by the monotonic clock; None if it has none.
-        longest_s: how long Redis may be away (seconds); :data:`OUTAGE_S` if None.
-    """
-
-    def __init__(self, deadline: float | None = None, longest_s: float | None = None) -> None:
-        self._deadline = deadline
-        self._longest_s = OUTAGE_S if longest_s is None else longest_s
-        self._since = time.monotonic()
-
-    def check(self, error: BrokerUnavailable) -> None:
-        """Redis has not answered, or has no memory left: return if the caller is to ask again.
-
-        Raises:
-            BrokerUnavailable: this error, if Redis has been away for too long, or would refuse each time.
-            WaitTimeout: the deadline is over.
-        """
-        now = time.monotonic()
-        if isinstance(error, BrokerFull):
-            self._since = now
-        elif isinstance(error, BrokerRefused) or now - self._since >= self._longest_s:
-            raise error
-        if self._deadline is not None and now >= self._deadline:
-            raise WaitTimeout(f"the wait timed out while Redis was away or full: {error}") from error
-
-
-def cut_short(pause_s: float, deadline: float | None) -> float:
-    """A pause that ends at the deadline (monotonic clock) at the latest; seconds."""
-    return pause_s if deadline is None else min(pause_s, max(0.0, deadline - time.monotonic()))
 
 
 def came_of_an_absence(error: BaseException) -> bool:

@@ -6,6 +6,7 @@ What ends the pause between two looks is an event of the job, which one thread h
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 import time
@@ -18,11 +19,11 @@ from typing import TypeVar
 
 from embedctl.daemons import DaemonThreads
 from embedctl.listening import Listener, Listening
-from embedctl.patience import Outage, cut_short
 from embedctl.store import JobStatus
 from embedctl.store.connection import answers_by
 from embedctl.waiting import FIRST_LOOK_S, LOOK_EVERY_S, Progress, Waiter
 from embedctl_config.errors import BrokerUnavailable, EmbedctlError
+from embedctl_config.patience import REDIS, Outage
 
 T = TypeVar("T")
 
@@ -31,8 +32,6 @@ THREADS = 16
 #: happened to its job.
 _PAUSE_PART = 1 / 8
 _LONGEST_PAUSE_S = 5.0
-#: While Redis is away, the bounds are these (seconds).
-_SHORTEST_OUTAGE_PAUSE_S, _LONGEST_OUTAGE_PAUSE_S = 0.05, 1.0
 
 
 class NotYet(Exception):
@@ -120,34 +119,30 @@ async def eventually(
     """
     began = time.monotonic()
     longest_s = min(_LONGEST_PAUSE_S, waiter.broker.settings.lease_s / 3)  # the reaper is to run meanwhile
-    outage: Outage | None = None
     last = waiter.seen
     if only_end and waiter.is_new(deadline):
         last = await _next_event(waiter, last, FIRST_LOOK_S, only_end=True)
-    while True:
+
+    async def once() -> T | NotYet:
         try:
-            seen = await in_shared_thread(partial(_answered_by, deadline, look))
+            seen: T | NotYet = await in_shared_thread(partial(_answered_by, deadline, look))
         except NotYet as not_yet:
-            outage = None
-            relay.deliver()
-            pause_s = not_yet.timeout_s
-            if not relay.is_asked and not_yet.timeout_s >= LOOK_EVERY_S:
-                pause_s = max(pause_s, min(longest_s, (time.monotonic() - began) * _PAUSE_PART))
-            pause_s = cut_short(min(pause_s, longest_s), deadline)
-            last = await _next_event(waiter, last, pause_s, only_end=not_yet.only_end)
-            continue
-        except BrokerUnavailable as error:
-            relay.deliver()
-            outage = outage or Outage(deadline)
-            outage.check(error)
+            seen = not_yet
         except EmbedctlError:
             relay.deliver()
             raise
-        else:
-            relay.deliver()
+        relay.deliver()
+        return seen
+
+    while True:
+        seen = await REDIS.acall(once, BrokerUnavailable, failed=Outage(deadline))
+        if not isinstance(seen, NotYet):
             return seen
-        pause = min(_LONGEST_OUTAGE_PAUSE_S, max(_SHORTEST_OUTAGE_PAUSE_S, (time.monotonic() - began) * _PAUSE_PART))
-        await asyncio.sleep(cut_short(pause, deadline))
+        pause_s = seen.timeout_s
+        if not relay.is_asked and pause_s >= LOOK_EVERY_S:
+            pause_s = max(pause_s, min(longest_s, (time.monotonic() - began) * _PAUSE_PART))
+        left_s = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
+        last = await _next_event(waiter, last, min(pause_s, longest_s, left_s), only_end=seen.only_end)
 
 
 async def _next_event(waiter: Waiter, seen: str, timeout_s: float, *, only_end: bool) -> str:

@@ -16,6 +16,7 @@ from embedctl.store.heads import Heads
 from embedctl.store.upkeep import AUDIT_AFTER_S, ActiveJob, Looked
 from embedctl_config import wire
 from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable, NotPermitted
+from embedctl_config.patience import Policy
 
 if TYPE_CHECKING:
     from embedctl.tickets import Ticket  # importing Celery waits until tickets are sent
@@ -26,8 +27,8 @@ log = logging.getLogger(__name__)
 BUDGET_S = 1.0
 #: Jobs that are looked at together.
 _TOGETHER = 100
-#: A job that can't be looked after is tried again after this, and then with back-off (seconds).
-_RETRY_S, _LONGEST_RETRY_S = 60.0, 30 * 60.0
+#: A job that can't be looked after is damaged most of the time: it is tried again seldom.
+_DAMAGED = Policy(60.0, 30 * 60.0)
 #: The number of such jobs that are remembered.
 _MOST_TROUBLES = 10_000
 #: Leases of a dead worker are ended at once in at most this many jobs; in others they lapse.
@@ -62,8 +63,8 @@ class Reaper:
         self._next = self._rests_until = 0.0
         self._rounds: dict[str, float] = {}
         self._asked: float | None = None
-        #: Each job that can't be looked after → when it may be tried again, and the pause before that (seconds).
-        self._troubles: dict[str, tuple[float, float]] = {}
+        #: Each job that can't be looked after → when it may be tried again, and how often it failed in a row.
+        self._troubles: dict[str, tuple[float, int]] = {}
         #: What this round knows of the queues; see :meth:`Heads.taken_before`.
         self._taken_before: dict[str, int] = {}
 
@@ -293,17 +294,17 @@ class Reaper:
 
     def _put_off(self, job_id: str, now_ms: int, error: Exception) -> None:
         """Try a job later that can't be read, or that Redis refuses to touch: it must not keep the others waiting."""
-        _, before_s = self._troubles.pop(job_id, (0.0, 0.0))
-        wait_s = min(_LONGEST_RETRY_S, 2 * before_s) or _RETRY_S
+        _, failures = self._troubles.pop(job_id, (0.0, 0))
+        wait_s = _DAMAGED.pause_s(failures + 1)
         log.error("job %s can't be looked after, trying again in %.0f s: %s", job_id, wait_s, error)
-        self._troubles[job_id] = _now() + wait_s, wait_s
+        self._troubles[job_id] = _now() + wait_s, failures + 1
         if len(self._troubles) > _MOST_TROUBLES:
             del self._troubles[next(iter(self._troubles))]
         self._agenda.look_at(job_id, now_ms + int(wait_s * 1000))
 
     def _is_put_off(self, job_id: str, now_ms: int) -> bool:
         """Whether it is too early to try a job again; the sweep, or a script, may have brought it forward."""
-        left_s = self._troubles.get(job_id, (0.0, 0.0))[0] - _now()
+        left_s = self._troubles.get(job_id, (0.0, 0))[0] - _now()
         if left_s > 0:
             self._agenda.look_at(job_id, now_ms + int(left_s * 1000))
         return left_s > 0

@@ -32,6 +32,7 @@ from embedctl_config.errors import (
     QuotaExceeded,
     WaitTimeout,
 )
+from embedctl_config.patience import POLL
 from embedctl_config.wire import ChunkInput
 
 log = logging.getLogger(__name__)
@@ -111,11 +112,7 @@ class Submission:
         payload = wire.encode_input(chunk, self._job.version)
         upload = self._patiently(partial(self._broker.jobs.upload, self._job, "in", self._added, payload))
         ask = partial(self._add, upload, wire.digest_of(payload), len(chunk))
-        answer, waiting = self._within_limits(ask)
-        while answer is Added.HELD:
-            self._wait(_ANOTHER_PRODUCER)
-            time.sleep(1.0)  # until the other producer ends, or its lease runs out
-            answer, waiting = self._within_limits(ask)
+        answer, waiting = self._alone(partial(self._within_limits, ask), lambda added: added[0] is not Added.HELD)
         if answer is Added.SEALED:
             raise CorpusChanged(f"job {self._job_id} ended after record {self._records - 1}; the corpus now has more")
         if answer is Added.STOPPED:
@@ -133,15 +130,13 @@ class Submission:
     def reopen(self) -> None:
         """If the job was stopped, open it again for its corpus. Raises as :meth:`add` does."""
         if self._job.state is JobState.STOPPED:
-            while not self._patiently(lambda: self._broker.jobs.resume(self._job_id, self._token)):
-                self._wait(_ANOTHER_PRODUCER)
-                time.sleep(1.0)
+            resume = partial(self._broker.jobs.resume, self._job_id, self._token)
+            self._alone(partial(self._patiently, resume), bool)
 
     def seal(self) -> None:
         """Say that the job has all its chunks. Raises as :meth:`add` does."""
-        while not self._patiently(lambda: self._broker.jobs.hold(self._job_id, self._token)):
-            self._wait(_ANOTHER_PRODUCER)
-            time.sleep(1.0)
+        hold = partial(self._broker.jobs.hold, self._job_id, self._token)
+        self._alone(partial(self._patiently, hold), bool)
         self._patiently(lambda: self._broker.jobs.seal(self._job_id, self._added))
         self._patiently(self._send_tickets)
 
@@ -161,6 +156,10 @@ class Submission:
         if answer[0] is Added.SKIPPED and self._broker.jobs.drop_gone(self._job_id, self._added):
             answer = add(b"")
         return put() if answer[0] is Added.WANTED else answer
+
+    def _alone(self, ask: Callable[[], T], is_alone: Callable[[T], bool]) -> T:
+        """Ask until the job's other producer has ended, or its lease has run out. Raises WaitTimeout."""
+        return POLL.until(ask, is_alone, waiting=partial(self._wait, _ANOTHER_PRODUCER))
 
     def _within_limits(self, ask: Callable[[], T]) -> T:
         """Ask until the limits of the job's tenant leave room. A job without any chunk does not wait for that.

@@ -24,6 +24,7 @@ from embedctl.sweeper import Sweeper
 from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.loading import load_settings
+from embedctl_config.patience import Policy
 from embedctl_config.settings import Settings
 from embedctl_config.tenants import TenantEntry
 from embedctl_gateway.key_file import add_key
@@ -577,7 +578,7 @@ def test_a_create_that_fails_leaves_no_batch_that_runs(
 ) -> None:
     """Redis makes the batch, and is gone before it says so."""
     monkeypatch.setattr("embedctl_gateway.batch_calls._SURE_S", 0.0)
-    monkeypatch.setattr("embedctl_gateway.calls._TIDY_PAUSE_S", 0.05)
+    monkeypatch.setattr("embedctl_gateway.calls.ASIDE", Policy(0.05, 0.05))
     file_id = upload(client, lines_of(["one"]))
     make, cancel, tries = BatchStore.make, BatchStore.cancel, iter(range(100))
 

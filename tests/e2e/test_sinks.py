@@ -17,6 +17,7 @@ import pytest
 from embedctl import InputError, Job, JobFailed, MixedVectors, SettingsError, SinkRefused, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.sinks import deliver as deliveries
+from embedctl_config.patience import Policy
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.forked import Forked
@@ -258,7 +259,7 @@ def test_the_parts_of_a_drained_job_are_delivered(encode: Callable[..., Job], la
 def test_a_record_that_postgres_refuses_is_named_and_those_before_it_are_there(
     encode: Callable[..., Job], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(deliveries, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(deliveries, "OUTSIDE", Policy(0.0, 0.0))
     monkeypatch.setattr("embedctl.sinks.postgresql.PostgresSink.rows_per_commit", 8)
     table = database(request, "pgvector", tmp_path)
     items = named()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 
 from celery.events import EventReceiver
 
 from embedctl_config.errors import MissingExtra
+from embedctl_config.patience import ASIDE, Streak
 
 try:
     from flower.events import Events
@@ -15,29 +15,30 @@ except ImportError as error:
     raise MissingExtra("flower", "the dashboard") from error
 
 log = logging.getLogger(__name__)
-#: Pause between two attempts to reach Redis (seconds); an attempt itself takes some seconds.
-_RETRY_S = 1.0
 
 
 class PatientEvents(Events):  # type: ignore[misc]  # Flower ships no types
-    """Flower's receiver of events, with a fixed pause between attempts.
+    """Flower's receiver of events, with a short pause between attempts.
 
     Flower doubles the pause after each attempt, and so still waits long after the end of a long outage.
     """
 
     def run(self) -> None:
         """Receive events for as long as the process lives."""
-        away = False
+        failed = Streak()
+
+        def receive() -> None:
+            with self.capp.connection() as connection:
+                receiver = EventReceiver(connection, handlers={"*": self.on_event}, app=self.capp)
+                if failed.failures:
+                    log.warning("events are received again")
+                failed.end()
+                receiver.capture(limit=None, timeout=None, wakeup=True)
+
+        def told(error: Exception, _: float) -> None:
+            if failed.failures == 1:
+                log.warning("no events can be received, and pages stand still; trying again: %s", error)
+
         while True:
-            try:
-                with self.capp.connection() as connection:
-                    receiver = EventReceiver(connection, handlers={"*": self.on_event}, app=self.capp)
-                    if away:
-                        log.warning("events are received again")
-                    away = False
-                    receiver.capture(limit=None, timeout=None, wakeup=True)
-            except Exception as error:  # noqa: BLE001  (on any error: if this thread ended, pages would stand still)
-                if not away:
-                    log.warning("no events can be received, and pages stand still; trying again: %s", error)
-                away = True
-                time.sleep(_RETRY_S)
+            # On any error: if this thread ended, pages would stand still.
+            ASIDE.call(receive, Exception, failed=told, streak=failed)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -27,12 +26,12 @@ from embedctl.store import JobStatus
 from embedctl.waiting import Waiter
 from embedctl_config.errors import JobError, OutputError, SettingsError, SinkRefused, SinkUnavailable
 from embedctl_config.fingerprint import job_fingerprint
+from embedctl_config.patience import OUTSIDE, Streak
 
 log = logging.getLogger(__name__)
 
-#: A batch that fails is tried this often, with a pause before each further try that doubles (seconds).
+#: A batch that fails is tried this often.
 TRIES = 5
-_PAUSE_S = 0.5
 #: A batch is committed once it holds this much, however few its records are.
 _MOST_BYTES = 128 * 1024 * 1024
 #: Records that are read back at the end, and of each batch.
@@ -340,15 +339,21 @@ def tried(sink: Sink, step: Callable[[], T], final: Callable[[OutputError], Outp
     Args:
         final: the error to raise if the last try fails, made of that try's error.
     """
-    for failures in range(TRIES - 1):
-        try:
-            return step()
-        except (SinkRefused, SinkUnavailable) as error:
-            log.warning("%s. Trying again", error)
-            time.sleep(_PAUSE_S * 2**failures)
+    failed = Streak()
+
+    def once() -> T:
+        if failed.failures:
             sink.recover()
-    try:
         return step()
+
+    try:
+        return OUTSIDE.call(
+            once,
+            (SinkRefused, SinkUnavailable),
+            failed=lambda error, _: log.warning("%s. Trying again", error),
+            tries=TRIES,
+            streak=failed,
+        )
     except (SinkRefused, SinkUnavailable) as error:
         raise final(error) from error
 

@@ -208,6 +208,7 @@ class Connection:
                 **({} if url.startswith("unix:") else {"socket_keepalive": True}),
                 health_check_interval=10,
                 max_connections=_MOST_CONNECTIONS,
+                # Only within a command, to reconnect. Whoever asks again does so by embedctl_config.patience.
                 retry=_BoundedRetry(ExponentialBackoff(cap=1, base=0.05), 3),
                 retry_on_error=[redis.exceptions.ReadOnlyError],
                 **tls,

@@ -9,6 +9,7 @@ from embedctl.sinks.base import Batch
 from embedctl.sinks.deliver import write_and_commit
 from embedctl.sinks.registry import sink_of
 from embedctl_config.errors import OutputError, SinkRefused, SinkUnavailable
+from embedctl_config.patience import Policy
 from embedctl_config.settings import Settings
 from tests.support.qdrant_server import QdrantServer
 from tests.support.result_chunks import unit_vectors
@@ -22,7 +23,7 @@ def table(qdrant_http: QdrantServer) -> QdrantByHttp:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deliveries, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(deliveries, "OUTSIDE", Policy(0.0, 0.0))
 
 
 @pytest.mark.parametrize("fault", [500, 503, 429, 408, "lost"])

@@ -20,6 +20,7 @@ from embedctl.sinks.deletion import delete_all
 from embedctl.sinks.deliver import write_and_commit
 from embedctl.sinks.registry import sink_of
 from embedctl_config.errors import MixedVectors, OutputError, SinkRefused, SinkUnavailable
+from embedctl_config.patience import Policy
 from embedctl_config.settings import Settings
 from tests.support.forked import status_of_fork
 from tests.support.sinks import DIM, PROVENANCE, Database, Lance, Postgres, assert_holds, batch, database, target
@@ -259,7 +260,7 @@ def test_postgres_that_drops_the_connection_gets_the_batch_again(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the commit, after the batch was handed over; and between two batches."""
-    monkeypatch.setattr(deliveries, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(deliveries, "OUTSIDE", Policy(0.0, 0.0))
     table = database(request, "pgvector", tmp_path)
     assert isinstance(table, Postgres)
     sink = table.sink()
@@ -393,7 +394,7 @@ def test_nothing_is_deleted_from_a_foreign_table(table: Database) -> None:
 def test_postgres_that_drops_the_connection_is_asked_to_delete_again(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deliveries, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(deliveries, "OUTSIDE", Policy(0.0, 0.0))
     monkeypatch.setattr("embedctl.sinks.deletion._MOST_IDS", 1)
     table = database(request, "pgvector", tmp_path)
     assert isinstance(table, Postgres)

@@ -13,7 +13,7 @@ import pytest
 import redis as redis_py
 from click.testing import CliRunner
 
-from embedctl import patience, reader
+from embedctl import reader
 from embedctl.broker import Broker
 from embedctl.cli import main
 from embedctl.cli import run as run_module
@@ -45,7 +45,7 @@ def test_what_was_written_stays_and_the_next_fetch_goes_on(
         return result(job_id, chunk)
 
     monkeypatch.setattr(broker.jobs, "result", answers)
-    monkeypatch.setattr(patience, "OUTAGE_S", -1.0)
+    monkeypatch.setattr("embedctl_config.patience.OUTAGE_S", -1.0)
     monkeypatch.setattr(sys.modules[fetch.__module__], "_NOTE_EVERY_S", 0.0)
     with pytest.raises(BrokerUnavailable, match="went away"):
         fetch(Job(job_id, broker), tmp_path / name)

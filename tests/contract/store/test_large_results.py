@@ -17,6 +17,7 @@ from embedctl.broker import Broker
 from embedctl.store import Added, Completed, jobs
 from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerRefused, BrokerUnavailable, SettingsError
+from embedctl_config.patience import Policy
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.proxy import Proxy
@@ -184,7 +185,7 @@ def test_a_result_that_never_arrives_is_given_back(
         raise BrokerUnavailable("Timeout writing to socket")
 
     monkeypatch.setattr(broker.jobs, "complete", away)
-    monkeypatch.setattr("embedctl_workers.serving.chunk_store._LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr("embedctl_workers.serving.chunk_store.REDIS", Policy(0.1, 0.1))
     thread = threading.Thread(target=rig.run, args=(job,), daemon=True)
     thread.start()
     try:
@@ -208,7 +209,7 @@ def test_while_redis_takes_nothing_at_all_a_result_is_held(
 
     monkeypatch.setattr(broker.jobs, "complete", away)
     monkeypatch.setattr(broker.jobs, "renew", away)
-    monkeypatch.setattr("embedctl_workers.serving.chunk_store._LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr("embedctl_workers.serving.chunk_store.REDIS", Policy(0.01, 0.01))
     thread = threading.Thread(target=rig.run, args=(job,), daemon=True)
     thread.start()
     try:

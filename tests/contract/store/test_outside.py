@@ -28,7 +28,6 @@ from embedctl_config import keys, wire
 from embedctl_config.errors import DataUnavailable, SettingsError
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
-from embedctl_workers.serving import chunk_store
 from tests.support.jobs import reference
 from tests.support.redis_server import RedisServer
 from tests.support.rig import Rig
@@ -387,7 +386,7 @@ def test_a_store_that_stays_away_is_told_in_the_status(
     submitted: Callable[..., Job], rig: Rig, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = submitted()
-    monkeypatch.setattr(chunk_store, "OUTAGE_S", 0.2)
+    monkeypatch.setattr("embedctl_config.patience.OUTAGE_S", 0.2)
     folder.rename(folder.with_name("away"))
     rig.run(job, 0)
     assert "holds no embedctl-data.json" in (job.status().trouble or "")

@@ -10,7 +10,6 @@ import pytest
 import redis as redis_py
 from redis._parsers.base import BaseParser
 
-from embedctl import patience
 from embedctl.broker import Broker
 from embedctl.job import Job
 from embedctl.patience import patiently
@@ -39,7 +38,7 @@ def test_a_key_of_another_type_is_refused_and_nobody_asks_again(broker: Broker, 
 def test_who_waits_for_a_job_that_cannot_be_read_is_told_at_once(
     broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "OUTAGE_S", math.inf)  # an outage would be waited for for ever
+    monkeypatch.setattr("embedctl_config.patience.OUTAGE_S", math.inf)  # an outage would be waited for for ever
     job_id = new_job(broker)
     raw.delete(keys.job(job_id))
     raw.set(keys.job(job_id), "somebody else's")

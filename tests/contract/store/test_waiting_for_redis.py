@@ -26,7 +26,6 @@ from embedctl import (
     aenqueue_embeddings,
     enqueue_embeddings,
     notices,
-    patience,
 )
 from embedctl.broker import Broker
 from embedctl.store import connection
@@ -170,7 +169,7 @@ def test_what_is_no_time_to_wait_is_refused_at_once(settings: Settings, broker: 
 @pytest.fixture
 def endless_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing but its own timeout ends a wait for a Redis that is away."""
-    monkeypatch.setattr(patience, "OUTAGE_S", math.inf)
+    monkeypatch.setattr("embedctl_config.patience.OUTAGE_S", math.inf)
 
 
 @pytest.mark.parametrize("call", ["iter_results", "async for iter_results"])

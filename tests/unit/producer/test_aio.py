@@ -20,13 +20,13 @@ from embedctl import (
     aenqueue_embeddings,
     aio,
     enqueue_embeddings,
-    patience,
     polling,
 )
 from embedctl.broker import Broker
-from embedctl.patience import OUTAGE_S
 from embedctl.waiting import Waiter
+from embedctl_config import patience
 from embedctl_config.errors import BrokerFull, WaitTimeout
+from embedctl_config.patience import OUTAGE_S
 from tests.support.waiting import PATIENCE_S, eventually
 
 #: Parameters and results whose types differ, as the twin's are asynchronous.

@@ -45,7 +45,7 @@ class Results:
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     pauses: list[float] = []
-    monkeypatch.setattr("embedctl.sinks.deliver.time.sleep", pauses.append)
+    monkeypatch.setattr("embedctl_config.patience.time.sleep", pauses.append)
     return pauses
 
 
@@ -54,7 +54,7 @@ def test_deleting_is_tried_again(pauses: list[float]) -> None:
     sink.rows = {label: np.zeros(4) for label in "abc"}
     assert delete_all(sink, TARGET, ["a", "x", "c"]) == 2
     assert list(sink.rows) == ["b"]
-    assert pauses == [0.5, 1, 2, 4]
+    assert pauses == [1, 2, 4, 8]
 
 
 def test_a_database_that_stays_away_ends_it(pauses: list[float]) -> None:

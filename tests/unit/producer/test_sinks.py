@@ -45,7 +45,7 @@ def batch(ids: Sequence[str]) -> Batch:
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     pauses: list[float] = []
-    monkeypatch.setattr("embedctl.sinks.deliver.time.sleep", pauses.append)
+    monkeypatch.setattr("embedctl_config.patience.time.sleep", pauses.append)
     return pauses
 
 
@@ -318,7 +318,7 @@ def test_a_database_that_comes_back_gets_the_batch_again(no_pauses: list[float])
     write_and_commit(sink, batch("abc"), 7)
     assert sorted(sink.rows) == ["a", "b", "c"]
     assert sink.resume == 7
-    assert no_pauses == [0.5, 1, 2, 4]
+    assert no_pauses == [1, 2, 4, 8]
 
 
 def test_a_database_that_stays_away_ends_the_delivery(no_pauses: list[float]) -> None:

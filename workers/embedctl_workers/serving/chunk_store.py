@@ -9,16 +9,15 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from embedctl.broker import Broker
-from embedctl.patience import OUTAGE_S
 from embedctl.store import Claim, Completed, Doubts
 from embedctl_config import wire
 from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable, DataUnavailable
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.hardware import HardwareClass
+from embedctl_config.patience import REDIS, Outage
 from embedctl_config.wire import ChunkResult
 from embedctl_workers.arrays.halves import halved
 from embedctl_workers.encoding.encoder import EncodedChunk
-from embedctl_workers.serving.backoff import backoff_s
 from embedctl_workers.serving.claimed import ClaimedChunk
 from embedctl_workers.serving.in_hand import Held
 from embedctl_workers.serving.telemetry import Telemetry
@@ -27,7 +26,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_LONGEST_PAUSE_S = 5.0
 #: After this many failures in a row while Redis takes small writes, Redis refuses this one.
 _MOST_FAILURES = 8
 
@@ -145,27 +143,24 @@ class ChunkStore:
 
     def _patiently(self, held: Held, ask: Callable[[], T]) -> T:
         """Ask until Redis answers. The lease is renewed meanwhile, or lapses, which does no harm."""
-        tries = failures = 0
-        began = time.monotonic()
-        while True:
-            tries += 1
-            try:
-                return ask()
-            except BrokerRefused:
-                raise
-            except DataUnavailable as error:
-                log.warning("held back: %s", error, extra=held.fields)
-                if time.monotonic() - began > OUTAGE_S:
+        refusals, outage = 0, Outage()
+
+        def failed(error: BrokerUnavailable, pause_s: float) -> None:
+            nonlocal refusals
+            if isinstance(error, BrokerRefused):
+                raise error
+            log.warning("held back: %s", error, extra=held.fields)
+            if isinstance(error, DataUnavailable):
+                try:
+                    outage(error, pause_s)
+                except DataUnavailable:
                     raise BrokerRefused(str(error)) from error
-                if self._draining.wait(backoff_s(tries, first_s=0.1, longest_s=_LONGEST_PAUSE_S)):
-                    raise
-            except BrokerUnavailable as error:
-                log.warning("held back: %s", error, extra=held.fields)
-                failures = failures + 1 if self._takes_writes(held) and not isinstance(error, BrokerFull) else 0
-                if failures >= _MOST_FAILURES:
-                    raise BrokerRefused(f"Redis did not take it {failures} times, and takes others: {error}") from error
-                if self._draining.wait(backoff_s(tries, first_s=0.1, longest_s=_LONGEST_PAUSE_S)):
-                    raise
+                return
+            refusals = refusals + 1 if self._takes_writes(held) and not isinstance(error, BrokerFull) else 0
+            if refusals >= _MOST_FAILURES:
+                raise BrokerRefused(f"Redis did not take it {refusals} times, and takes others: {error}") from error
+
+        return REDIS.call(ask, BrokerUnavailable, failed=failed, sleep=self._draining.wait)
 
     def _takes_writes(self, held: Held) -> bool:
         """Whether Redis takes a small write for this chunk: then the larger one is itself to blame."""

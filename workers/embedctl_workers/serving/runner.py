@@ -29,11 +29,11 @@ from embedctl_config.errors import (
     WorkerSick,
 )
 from embedctl_config.hardware import HardwareClass
+from embedctl_config.patience import Policy
 from embedctl_workers.encoding.device_use import Stopped
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
 from embedctl_workers.redaction import first_line, redacted, redacted_exc_info
 from embedctl_workers.serving import second_word
-from embedctl_workers.serving.backoff import backoff_s
 from embedctl_workers.serving.chunk_encoding import ChunkEncoding, Share
 from embedctl_workers.serving.chunk_store import ChunkStore
 from embedctl_workers.serving.claimed import ClaimedChunk
@@ -46,8 +46,7 @@ from embedctl_workers.serving.telemetry import Telemetry
 log = logging.getLogger(__name__)
 
 #: A chunk whose task failed, and not because of a record, is offered again after this back-off.
-_RETRY_DELAY_S = 10.0
-_LONGEST_RETRY_DELAY_S = 30 * 60.0
+_OFFERED_AGAIN = Policy(10.0, 30 * 60.0)
 #: A chunk that is left to another worker gets another ticket after this, in case the first one is not taken.
 _LEFT_DELAY_S = 5.0
 
@@ -161,12 +160,12 @@ class ChunkRunner:
             # Redis would refuse it again each time, and its lease would be renewed meanwhile, without end.
             log.error("the chunk is given back: %s", error, extra=held.fields)  # noqa: TRY400  (Redis is to blame, not this code)
             self._telemetry.failed(held.model)
-            self._store.give_back(held, delay_s=_retry_delay_s(held), trouble=first_line(error))
+            self._store.give_back(held, delay_s=_OFFERED_AGAIN.pause_s(held.attempt), trouble=first_line(error))
         except SettingsError as error:
             log.error("the chunk is given back: %s", error, extra=held.fields)  # noqa: TRY400  (this worker's settings are to blame)
             self._telemetry.failed(held.model)
             trouble = f"worker {self._name}: {first_line(error)}"
-            self._store.give_back(held, delay_s=_retry_delay_s(held), trouble=trouble)
+            self._store.give_back(held, delay_s=_OFFERED_AGAIN.pause_s(held.attempt), trouble=trouble)
         except BrokerUnavailable as error:
             log.warning("the chunk has to wait: %s", error, extra=held.fields)
             self._returned.append(ticket)
@@ -410,7 +409,7 @@ class ChunkRunner:
         except DeviceLost as lost:
             self._end(lost, held)
         else:
-            self._store.give_back(held, delay_s=_retry_delay_s(held), trouble=redacted(error))
+            self._store.give_back(held, delay_s=_OFFERED_AGAIN.pause_s(held.attempt), trouble=redacted(error))
 
     def _fall_sick(self, error: WorkerSick, held: Held, ticket: Ticket) -> None:
         """Take no more chunks, give back this one without blame, and have the process end."""
@@ -433,10 +432,6 @@ class ChunkRunner:
     @property
     def _name(self) -> str:
         return self._instance.rpartition("/")[0] or self._instance
-
-
-def _retry_delay_s(held: Held) -> float:
-    return backoff_s(held.attempt, first_s=_RETRY_DELAY_S, longest_s=_LONGEST_RETRY_DELAY_S)
 
 
 @dataclass(slots=True)

@@ -13,8 +13,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from embedctl.store import Doubts
+from embedctl_config.patience import Policy
 from embedctl_workers.encoding.encoder import EncodedChunk
-from embedctl_workers.serving.backoff import backoff_s
 
 #: How often a chunk is given back for another worker, at most.
 MOST_ROUNDS = 3
@@ -30,7 +30,7 @@ _MOST_REMEMBERED = 4096
 #: A worker that gave back more than this many chunks in a row, each for more than half of its rows, rests after each:
 #: it finds out that it can't encode a chunk faster than others encode one, and would draw the whole job to itself.
 _UNSURE_AFTER = 2
-_LONGEST_REST_S = 5.0
+_RESTS = Policy(1.0, 5.0)
 
 
 class DoubtedChunks:
@@ -86,7 +86,7 @@ class UnsureStreak:
             return 0.0
         self._chunks += 1
         tries = self._chunks - _UNSURE_AFTER
-        return backoff_s(tries, first_s=1.0, longest_s=_LONGEST_REST_S) if tries > 0 else 0.0
+        return _RESTS.pause_s(tries) if tries > 0 else 0.0
 
 
 def counts(encoded: EncodedChunk, doubts: Doubts | None, me: str, others: Callable[[], bool]) -> bool:

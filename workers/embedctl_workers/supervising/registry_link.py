@@ -11,14 +11,12 @@ from embedctl.machine import process_id
 from embedctl.reaper import end_leases
 from embedctl.store import WorkerRow
 from embedctl_config.errors import EmbedctlError
-from embedctl_workers.serving.backoff import backoff_s
+from embedctl_config.patience import ASIDE
 
 log = logging.getLogger(__name__)
 
 #: How often the registry is polled while a worker is expected in it (seconds).
 _POLL_S = 0.25
-#: Longest pause between two tries while Redis is away (seconds).
-_LONGEST_PAUSE_S = 5.0
 
 
 class RegistryLink:
@@ -70,7 +68,7 @@ class RegistryLink:
     def _run(self) -> None:
         failures = 0
         while self._exits or not self._closing:
-            pause = backoff_s(1 + failures, first_s=_POLL_S, longest_s=_LONGEST_PAUSE_S)
+            pause = ASIDE.pause_s(failures) if failures else _POLL_S
             self._wake.wait(pause if self._expected or self._exits else None)
             self._wake.clear()
             try:

@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 
 from embedctl_config.errors import ExitStatus
-from embedctl_workers.serving.backoff import backoff_s
+from embedctl_config.patience import Policy
 
 #: Exit statuses of a worker that another start would not help: a wrong setting, a missing model, wrong vectors, or a
 #: Redis user without the permissions.
@@ -72,7 +72,7 @@ class Restarts:
         elif now - self.ready_at >= self._pace.stable_s:
             self._deaths = 0
         self._deaths += 1
-        pause = backoff_s(self._deaths, first_s=self._pace.first_s, longest_s=self._pace.longest_s)
+        pause = Policy(self._pace.first_s, self._pace.longest_s).pause_s(self._deaths)
         self.next_at = now + pause
         return pause
 

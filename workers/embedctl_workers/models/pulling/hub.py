@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from embedctl_config.errors import ModelError, SettingsError
-from embedctl_workers.models.pulling.patience import Patience
+from embedctl_config.patience import OUTSIDE, Streak
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
@@ -19,8 +19,25 @@ T = TypeVar("T")
 
 _SHA1, _SHA256 = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{64}")
 _PARTIAL, _NO_SUCH_RANGE = 206, 416
+#: Answers after which the same question may have another one.
+_PASSING = (408, 429, 500, 502, 503, 504)
+#: The longest pause that a hub may ask for (seconds).
+_LONGEST_PAUSE_S = 300.0
 #: Most names in a listing, and most characters of a name: a hub that promises more is not believed.
 _MOST_FILES, _LONGEST_NAME = 100_000, 1_000
+
+
+class Retry(Exception):
+    """Raised when the hub failed to answer, once and then for good; its cause is the failure, and it says in words what
+    that was.
+
+    Args:
+        asked_s: the pause that the hub asks for (seconds); 0 if it asks for none.
+    """
+
+    def __init__(self, said: str, asked_s: float = 0.0) -> None:
+        super().__init__(said)
+        self.asked_s = asked_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +95,10 @@ class Hub:
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
         api = HfApi(endpoint=self._endpoint)
-        patience = Patience(self._say, self.host, tries=3)
         try:
             found = self._patiently(
                 lambda: api.model_info(repository, revision=revision, files_metadata=True, timeout=self._timeout_s),
-                patience,
+                tries=3,
             )
         except (HfHubHTTPError, HFValidationError):  # some of them are ValueErrors
             raise
@@ -107,12 +123,12 @@ class Hub:
             OSError: the part can't be written.
             huggingface_hub.errors.HfHubHTTPError, OfflineModeIsEnabled: the hub refuses, or is not asked.
         """
-        patience = Patience(self._say, self.host, tries=5)
+        breaks = Streak()
         part.touch()
-        self._patiently(lambda: self._stream(listing, file, part, advance, patience), patience)
+        self._patiently(lambda: self._stream(listing, file, part, advance, breaks), tries=5, streak=breaks)
 
     def _stream(
-        self, listing: Listing, file: HubFile, part: Path, advance: Callable[[int], None], patience: Patience
+        self, listing: Listing, file: HubFile, part: Path, advance: Callable[[int], None], breaks: Streak
     ) -> None:
         """Fetch what is missing of a file, in one request.
 
@@ -149,22 +165,37 @@ class Hub:
                     stream.write(piece[: file.size - had])
                     advance(min(len(piece), file.size - had))
                     had += len(piece)
-                    patience.renew()
+                    breaks.end()
                     if had >= file.size:  # more than was promised is not stored
                         return
         raise _BrokenOff
 
-    def _patiently(self, ask: Callable[[], T], patience: Patience) -> T:
-        """Ask until there is an answer, and as long as patience lasts. Raises Retry."""
+    def _patiently(self, ask: Callable[[], T], *, tries: int, streak: Streak | None = None) -> T:
+        """Ask until there is an answer. Raises Retry after so many failures in a row."""
         from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]  # httpx's or httpx2's
 
-        while True:
+        def once() -> T:
             try:
                 return ask()
             except HfHubHTTPError as error:
-                patience.after_status(error.response.status_code, error.response.headers, error)
+                status = error.response.status_code
+                if status not in _PASSING:
+                    raise
+                asked_s = _seconds(error.response.headers.get("Retry-After", ""))
+                asks = f" and asks for a pause of {asked_s:g} s" if asked_s else ""
+                raise Retry(f"{self.host} answers {status}{asks}", asked_s) from error
             except (HTTPError, _BrokenOff) as error:
-                patience.after_break(error)
+                # The message of such an error may hold a signed address.
+                raise Retry(f"the connection to {self.host} failed ({type(error).__name__})") from error
+
+        def failed(error: Retry, pause_s: float) -> float:
+            if error.asked_s > _LONGEST_PAUSE_S:
+                raise error
+            pause_s = error.asked_s or pause_s
+            self._say(f"{error}: going on in {pause_s:g} s")
+            return pause_s
+
+        return OUTSIDE.call(once, Retry, failed=failed, tries=tries, streak=streak)
 
     def _checked(self, found: RepoSibling, repository: str) -> HubFile:
         """A file of a listing.
@@ -192,6 +223,11 @@ class Hub:
                 "checked: nothing is downloaded"
             )
         return HubFile(name, size, str(digest))
+
+
+def _seconds(retry_after: str) -> float:
+    """The pause of a Retry-After header; 0 if it is a date or missing: the usual pause is taken."""
+    return float(retry_after) if retry_after.strip().isdecimal() else 0.0
 
 
 def _host(endpoint: str) -> str:

@@ -24,8 +24,7 @@ from embedctl_workers.models.deciding import (
     refuse_adapters,
 )
 from embedctl_workers.models.files import cached_folder, deciding_files, fingerprint_of, folder_without_hub
-from embedctl_workers.models.pulling.hub import Hub, HubFile, Listing
-from embedctl_workers.models.pulling.patience import Retry
+from embedctl_workers.models.pulling.hub import Hub, HubFile, Listing, Retry
 from embedctl_workers.models.pulling.progress import Progress, megabytes
 from embedctl_workers.models.pulling.snapshot import Snapshots, digest_of
 
