@@ -31,9 +31,12 @@ import click
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PRODUCER = ROOT / "producer"
 #: What is mutated, and the tests that are to notice it.
-MODULES = ("store/*.py", "output/*.py", "patience.py", "waiting.py", "polling.py", "retry.py")
+PRODUCER, CONFIG = "producer/embedctl", "config/embedctl_config"
+MODULES = (
+    f"{CONFIG}/patience.py",
+    *(f"{PRODUCER}/{each}.py" for each in ("store/*", "output/*", "patience", "waiting", "polling", "retry")),
+)
 TESTS = (
     "tests/unit/producer",
     "tests/unit/config",
@@ -71,14 +74,14 @@ class Mutant:
 
     @property
     def module(self) -> str:
-        return self.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        return self.file.removesuffix(".py").removesuffix("/__init__").partition("/")[2].replace("/", ".")
 
     def source(self) -> str:
         from cosmic_ray.mutating import mutate_code
         from cosmic_ray.plugins import get_operator
 
         changed = mutate_code(
-            (PRODUCER / self.file).read_text(), get_operator(self.operator)(**self.arguments), self.occurrence
+            (ROOT / self.file).read_text(), get_operator(self.operator)(**self.arguments), self.occurrence
         )
         return str(changed)
 
@@ -88,10 +91,10 @@ def sample(size: int, seed: int) -> list[Mutant]:
     from cosmic_ray.commands.init import _all_work_items
 
     by_line: dict[tuple[str, int], list[Mutant]] = defaultdict(list)
-    files = sorted(file for pattern in MODULES for file in (PRODUCER / "embedctl").glob(pattern))
+    files = sorted(file for pattern in MODULES for file in ROOT.glob(pattern))
     for item in _all_work_items(files, {}):
         (spec,) = item.mutations
-        file = str(Path(spec.module_path).relative_to(PRODUCER))
+        file = str(Path(spec.module_path).relative_to(ROOT))
         mutant = Mutant(file, spec.operator_name, spec.operator_args, spec.occurrence, spec.start_pos[0])
         by_line[file, mutant.line].append(mutant)
     rng = random.Random(seed)
@@ -102,7 +105,7 @@ def sample(size: int, seed: int) -> list[Mutant]:
         mutant = rng.choice(by_line[line])
         if len(found) == size:
             break
-        if _meaning(mutant.source()) not in ("", _meaning((PRODUCER / mutant.file).read_text())):
+        if _meaning(mutant.source()) not in ("", _meaning((ROOT / mutant.file).read_text())):
             found.append(mutant)
     return found
 
@@ -131,7 +134,7 @@ class Reached:
         from coverage import Coverage
 
         place = folder / f"reached-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
-        self._coverage = Coverage(data_file=str(place), source=[str(PRODUCER / "embedctl")])
+        self._coverage = Coverage(data_file=str(place), source=[str(ROOT / each) for each in (PRODUCER, CONFIG)])
         self._seconds: dict[str, float] = {}
         self._place = place.with_suffix(".json")
 
@@ -174,7 +177,7 @@ def reached(folder: Path, processes: int) -> tuple[dict[str, dict[int, list[str]
         data.read()
         for file in data.measured_files():
             for line, contexts in data.contexts_by_lineno(file).items():
-                lines[str(Path(file).relative_to(PRODUCER))][line] += filter(None, contexts)
+                lines[str(Path(file).relative_to(ROOT))][line] += filter(None, contexts)
     return lines, seconds
 
 
@@ -190,12 +193,12 @@ class _Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
         if name != self._mutant.module:
             return None
-        file = PRODUCER / self._mutant.file
+        file = ROOT / self._mutant.file
         folders = [str(file.parent)] if file.name == "__init__.py" else None
         return importlib.util.spec_from_file_location(name, file, loader=self, submodule_search_locations=folders)
 
     def exec_module(self, module: ModuleType) -> None:
-        code = compile(self._source, str(PRODUCER / self._mutant.file), "exec", dont_inherit=True)
+        code = compile(self._source, str(ROOT / self._mutant.file), "exec", dont_inherit=True)
         exec(code, module.__dict__)
 
 
