@@ -28,7 +28,7 @@ from embedctl_config.settings import Settings
 from tests.support.forked import Forked
 from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import RedisServer
-from tests.support.store import new_job, work
+from tests.support.store import new_job, pass_ms, work
 from tests.support.workers import StartWorker
 
 EndedJob = Callable[..., str]
@@ -46,7 +46,7 @@ def ended(broker: Broker, worker_broker: Broker, raw: redis_py.Redis) -> EndedJo
         if ago:
             at = int(raw.hget(keys.job(job_id), "ended_ms") or 0) - int(ago.total_seconds() * 1000)
             raw.hset(keys.job(job_id), "ended_ms", at)
-        time.sleep(0.01)  # jobs of one millisecond are listed in any order
+        pass_ms(broker)  # jobs of one millisecond are listed in any order
         return job_id
 
     return make
