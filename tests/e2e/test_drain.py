@@ -529,7 +529,7 @@ def test_a_stopped_job_is_drained_and_goes_on(
     assert again.id == job.id
     for chunk in set(range(CHUNKS)) - set(done):
         rig.run(job, chunk)
-    assert job.wait(timeout=30).done == len(TEXTS)
+    assert job.wait(timeout=60).done == len(TEXTS)
     job.drain(tmp_path)
     assert_complete(tmp_path)
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS))

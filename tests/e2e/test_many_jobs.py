@@ -9,7 +9,6 @@ import pty
 import re
 import struct
 import termios
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -181,7 +180,7 @@ def test_list_says_how_far_and_how_old_jobs_are_and_what_it_leaves_out(
 ) -> None:
     done = ended()
     half = new_job(broker, chunks=2)
-    time.sleep(0.01)  # jobs of one millisecond are listed in any order
+    pass_ms(broker)  # jobs of one millisecond are listed in any order
     other = new_job(broker, chunks=1, model="other", hardware="slow")
     work(worker_broker, half, 0)
     head, *rows = [line.split() for line in embedctl("list").stdout.splitlines()]

@@ -11,6 +11,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -276,7 +277,7 @@ def test_with_tls_at_a_port_without_it_the_other_scheme_is_named_after_one_timeo
     server = RedisServer(folder, extra=["--port", str(free_port), "--bind", "127.0.0.1"])
     server.start()
     tries: list[object] = []
-    connect: Callable[[object], object] = redis_py.SSLConnection._connect
+    connect: Callable[[Any], object] = redis_py.SSLConnection._connect
 
     def noted(self: object) -> object:
         tries.append(self)

@@ -39,7 +39,7 @@ from tests.support.machines import SMI, UUIDS, play
 from tests.support.processes import RunEmbedctl, before_all_else, children, is_running
 from tests.support.redis_server import as_user
 from tests.support.sick_backends import sick_backends
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker
 
 #: A word of every record, to be looked for where it must not be.
@@ -149,7 +149,7 @@ def start_up(environment: dict[str, str], broker: Broker, short_folder: Path) ->
         if up.process.poll() is None:
             up.process.terminate()
             try:
-                up.process.wait(30)
+                up.process.wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
                 up.process.kill()  # its workers are told by the kernel
                 up.process.wait()

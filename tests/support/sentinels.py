@@ -16,7 +16,7 @@ import redis as redis_py
 
 from embedctl.local import _redis_server
 from tests.support.redis_server import CONFIG, RedisServer
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 #: The name of the master at the sentinels.
 MASTER = "embedctl"
@@ -63,7 +63,7 @@ class Instance:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
         assert self.server.process is not None
-        self.server.process.wait(30)
+        self.server.process.wait(PATIENCE_S)
         self.server.process = None
 
 
@@ -171,7 +171,7 @@ class Site:
     def stop(self) -> None:
         for sentinel in self._sentinels:
             sentinel.kill()
-            sentinel.wait(30)
+            sentinel.wait(PATIENCE_S)
         for each in self.instances:
             each.client.close()
             if each.server.process is not None:
