@@ -37,7 +37,8 @@ _MOST_WAITING_S = 30.0
 _QUEUES_REMOVED_S = 60.0
 #: Keys whose lifetime is not that of a job expire at most this long after their last use (seconds).
 _LONGEST_OTHER_S = keys.UNCOMMITTED_TTL_S + 30.0
-_CLIENTS_S = 10.0
+#: Connections of processes that have ended are closed within this time (seconds).
+_CLIENTS_S = 120.0
 #: A worker that takes no work for this long never will: it notices half-open connections sooner (seconds).
 _WORKING_S = 60.0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.chaos.fault import Chaos, Struck, a_worker
 from tests.chaos.options import DUMMY
-from tests.chaos.stack import OUTAGE, Worker
+from tests.chaos.stack import OUTAGE, STOP_S, Worker
 
 #: A worker stays short of something for a time in this range (seconds).
 _SHORT_S = (5.0, 20.0)
@@ -53,7 +53,7 @@ def _see_off(chaos: Chaos, process: subprocess.Popen[bytes]) -> None:
         chaos.monitor.unended.append(f"a worker that can encode nothing was given work and stays ({process.pid})")
     process.send_signal(signal.SIGTERM)
     try:
-        process.wait(30)
+        process.wait(STOP_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,12 @@ from tests.support.data_store import DataStore
 from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisServer
 from tests.support.sentinels import Instance, Site
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 #: Errors that the harness's own requests to Redis may raise while faults break Redis.
 OUTAGE = (BrokerUnavailable, redis_py.exceptions.RedisError, OSError)
 RESTART_AFTER_S = 1.0
-START_S = 90.0
 STOP_S = 90.0
 DIM = 16
 #: A class whose vectors are so long that a chunk's take many megabytes, and a class that no worker serves.
@@ -166,7 +167,8 @@ class Stack:
         self._open_raw()
 
     def _open_raw(self) -> None:
-        # Typed as Any: redis-py's own return types are unions of its sync and async forms.
+        # A request to a stopped Redis ends as an OUTAGE. Typed as Any: redis-py's own return types are unions of its
+        # sync and async forms.
         self.raw: Any = redis_py.Redis.from_url(self.redis.url, socket_timeout=10)
 
     def start(self) -> None:
@@ -330,16 +332,14 @@ class Stack:
 
     def wait_until_ready(self) -> None:
         """Wait until every worker's process is alive and has reported itself."""
-        deadline = time.monotonic() + START_S
-        while True:
-            try:
+
+        def ready() -> bool:
+            with suppress(*OUTAGE):
                 rows = self.rows()
-                if all(worker.alive and worker.pid in rows for worker in self.workers):
-                    return
-            except OUTAGE:
-                pass
-            assert time.monotonic() < deadline, f"workers did not start; their logs are in {self.folder}"
-            time.sleep(0.1)
+                return all(worker.alive and worker.pid in rows for worker in self.workers)
+            return False
+
+        eventually(ready, what="the workers' start", show=lambda: f"their logs are in {self.folder}")
 
     def stop_workers(self) -> list[int]:
         """Stop every worker as an operator does. Return their exit statuses."""

@@ -27,7 +27,7 @@ from tests.chaos.pulse import Pulse
 from tests.chaos.rewinding import Waiter
 from tests.chaos.stack import Stack
 from tests.support.store import keys_of, new_job
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 POISONED = 5
 PLAN = Plan(
@@ -232,7 +232,7 @@ def test_a_producer_that_outlives_its_cancelled_job_is_told_of_and_ended(stack: 
     order.lingered_s = PRODUCER_ENDS_S
     monitor._look(order)
     assert len(monitor.unended) == 1
-    assert process.wait(30) == -9
+    assert process.wait(PATIENCE_S) == -9
 
 
 def test_a_key_that_made_two_jobs_is_seen_where_redis_forgot_neither(stack: Stack) -> None:
@@ -279,7 +279,13 @@ def test_redis_forgets_what_it_wrote_since_a_moment(stack: Stack) -> None:
 
 @pytest.mark.slow
 def test_who_waits_for_what_never_comes_hangs(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.chaos.rewinding.told_within_s", lambda _: 1.0)
+    waits: list[str] = []
+
+    def wait_without_a_word(job: Job, timeout: float) -> None:
+        waits.append(job.status().id)
+        raise WaitTimeout
+
+    monkeypatch.setattr("tests.chaos.rewinding.told_within_s", lambda _: 0.0)
     # This is how a library that never raises the error would behave.
     monkeypatch.setattr("embedctl.job.Job.wait", wait_without_a_word)
     job = submit(stack, DummyWorkload(stack.options).items(PLAN))
@@ -288,18 +294,12 @@ def test_who_waits_for_what_never_comes_hangs(stack: Stack, monkeypatch: pytest.
     stack.raw.hdel(keys.job(job.id), "original_chunks")  # otherwise it looks like an ended job being retried
     assert Waiter(stack, job.id).hangs()
     stack.raw.hset(keys.job(job.id), "records", PLAN.records + 1)
+    waits.clear()
     waiter = Waiter(stack, job.id)
-    time.sleep(3)
-    assert waiter._thread.is_alive()  # there is something to wait for
+    eventually(lambda: len(waits) > 2)  # there is something to wait for
     stack.raw.delete(keys.job(job.id))
     assert not waiter.hangs()
     assert waiter.told.startswith("JobNotFound")
-
-
-def wait_without_a_word(job: Job, timeout: float) -> None:
-    job.status()
-    time.sleep(timeout)
-    raise WaitTimeout
 
 
 def test_a_worker_that_lives_and_is_silent_is_seen(stack: Stack) -> None:
@@ -326,7 +326,7 @@ def test_small_jobs_beside_are_all_followed(stack: Stack) -> None:
     beside.create()
     assert (len(beside.queued), len(beside.served)) == (115, 5)
     assert stack.raw.zcard(keys.ACTIVE) >= 115
-    assert beside.settle(time.monotonic() + 60) == []
+    assert beside.settle(time.monotonic() + PATIENCE_S) == []
     stack.raw.hset(keys.job(beside.queued[7]), "state", "running")
     stack.raw.hset(keys.job(beside.served[0]), "state", "failed")
     stack.raw.hset(keys.job(beside.served[1]), "state", "running")

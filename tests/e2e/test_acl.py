@@ -28,7 +28,7 @@ from tests.support.monitor import running_monitor
 from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import RedisServer, emptied
 from tests.support.tls import tls_redis_server
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker
 
 JOB = "20260731-235959-0123456789"
@@ -288,12 +288,12 @@ def test_flower_works_as_its_own_user(
 
     # The right to query workers would also allow commands to them, but workers accept none.
     remote = make_celery(settings.replace(redis_url=acl_redis.url_of("flower"))).control
-    refused = remote.pool_shrink(1, reply=True, timeout=5)
+    refused = remote.pool_shrink(1, reply=True, timeout=PATIENCE_S, limit=1)
     assert refused
     assert [list(answer) for answer in refused[0].values()] == [["error"]]
     remote.shutdown()
     remote.cancel_consumer("embed.slow.dummy")
-    assert worker.row().name in (remote.inspect(timeout=5).ping() or {})
+    assert worker.row().name in (remote.inspect([worker.row().name], timeout=PATIENCE_S).ping() or {})
     enqueue_embeddings(["one more"], hardware="slow", settings=settings).wait(timeout=60)
     assert worker.process.poll() is None
 

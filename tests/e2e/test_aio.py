@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 import threading
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -31,54 +33,40 @@ from embedctl import (
 from embedctl.broker import Broker
 from embedctl_config.settings import Settings
 from embedctl_workers.arrays.tokens import Vectors
-from tests.support.jobs import active_job_id, job_reads, reference
+from tests.support.jobs import active_job_id, job_reads, nobody_reads_jobs, reference
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
-#: Longest that the loop may be kept from its other tasks, on a machine that does other things as well (seconds).
-MOST_S = 0.8
+#: What waits: for Redis, for another thread, and for its time.
+WAITS = (
+    (redis_py.connection.AbstractConnection, "connect"),
+    (redis_py.connection.AbstractConnection, "send_packed_command"),
+    (redis_py.connection.AbstractConnection, "read_response"),
+    (threading.Event, "wait"),
+    (threading.Thread, "join"),
+    (time, "sleep"),
+)
 
 
 @asynccontextmanager
 async def ticking() -> AsyncIterator[None]:
-    """Fails if the event loop stands still while the block runs, and the machine does not."""
-    longest = 0.0
-    machine = Pauses()
-    machine.start()
+    """Fails if the event loop's thread waits for anything while the block runs, except for a thread that it starts."""
+    loop, waited = threading.get_ident(), []
 
-    async def tick() -> None:
-        nonlocal longest
-        while True:
-            before = time.monotonic()
-            await asyncio.sleep(0.01)
-            longest = max(longest, time.monotonic() - before)
+    def noted(name: str, wait: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            if threading.get_ident() == loop and sys._getframe(1).f_code is not threading.Thread.start.__code__:
+                waited.append(f"{name}:\n{''.join(traceback.format_stack(limit=8))}")
+            return wait(*given, **named)
 
-    ticker = asyncio.create_task(tick())
-    await asyncio.sleep(0)
-    try:
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in WAITS:
+            patch.setattr(owner, name, noted(name, getattr(owner, name)))
         yield
-        await asyncio.sleep(0)  # a gap that has just ended counts as well
-        await asyncio.sleep(0.02)
-    finally:
-        ticker.cancel()
-        machine.over.set()
-    machine.join()
-    assert longest < MOST_S + machine.longest
-
-
-class Pauses(threading.Thread):
-    """Measures how long the machine keeps a thread waiting that asks for a hundredth of a second."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.over, self.longest = threading.Event(), 0.0
-
-    def run(self) -> None:
-        while not self.over.is_set():
-            before = time.monotonic()
-            self.over.wait(0.01)
-            self.longest = max(self.longest, time.monotonic() - before)
+    assert not waited, waited[0]
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -97,7 +85,7 @@ def test_the_whole_way_awaited(settings: Settings, start_worker: StartWorker) ->
     async def rows() -> AsyncIterator[dict[str, object]]:
         for at, text in enumerate(texts):
             if at % 100 == 0:
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0.001)  # others run meanwhile
             yield {"text": text, "id": at}
 
     async def main() -> None:
@@ -142,7 +130,7 @@ def test_the_loop_goes_on_whatever_is_waited_for(settings: Settings, start_worke
 
     def slowly() -> Iterator[str]:
         for at in range(20):
-            time.sleep(0.08)
+            time.sleep(0.08)  # a corpus that is still being read when its first chunks are done
             yield f"text {at} " + "word " * 60
 
     async def main() -> None:
@@ -202,15 +190,16 @@ def test_the_results_of_a_small_job_come_at_its_end(settings: Settings, start_wo
 
 
 def test_hundreds_of_waits_leave_room_for_others_and_end_when_cancelled(
-    settings: Settings, start_worker: StartWorker
+    settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
 ) -> None:
     worker = start_worker()
 
     async def main() -> None:
         never = await aenqueue_embeddings(["text"], hardware="slow", settings=settings)
         jobs = [await AsyncJob.get(never.id, settings) for _ in range(200)]
+        before = job_reads(raw)
         waits = [asyncio.create_task(job.wait()) for job in jobs]
-        await asyncio.sleep(1)
+        await until(lambda: job_reads(raw) >= before + len(jobs))
         async with ticking(), asyncio.timeout(60):
             job = await aenqueue_embeddings(["text"], settings=settings)
             assert (await job.wait()).state is JobState.COMPLETED
@@ -236,20 +225,18 @@ async def first_result(job: AsyncJob) -> ChunkVectors:
 def test_a_cancelled_wait_looks_no_more(settings: Settings, raw: redis_py.Redis) -> None:
     async def main() -> None:
         job = await aenqueue_embeddings(["text"], settings=settings)
+        before = job_reads(raw)
         waits: list[asyncio.Task[Any]] = [
             asyncio.create_task(job.wait()),
             asyncio.create_task(job.wait(timeout=3600)),
             asyncio.create_task(first_result(job)),
         ]
-        await asyncio.sleep(0.5)
+        await until(lambda: job_reads(raw) >= before + len(waits))
         for wait in waits:
             wait.cancel()
         await asyncio.wait(waits, timeout=120)
         assert all(wait.cancelled() for wait in waits)
-        await asyncio.sleep(0.5)
-        before = job_reads(raw)
-        await asyncio.sleep(1.5)
-        assert job_reads(raw) == before
+        await until(lambda: nobody_reads_jobs(raw))
 
     asyncio.run(main())
 
@@ -273,13 +260,13 @@ def test_waiting_ends_with_its_time_or_with_what_progress_raises(settings: Setti
 
 async def async_texts() -> AsyncIterator[str]:
     for at in itertools.count():
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.005)  # it has no end: without a pause, it would fill Redis
         yield f"text {at}"
 
 
 def texts() -> Iterator[str]:
     for at in itertools.count():
-        time.sleep(0.005)
+        time.sleep(0.005)  # as above
         yield f"text {at}"
 
 
@@ -379,13 +366,14 @@ class TestARedisThatGoesAway:
         async def main() -> None:
             job = await aenqueue_embeddings(many, hardware="slow", chunk_size=4, settings=settings)
             waited, read = asyncio.create_task(job.wait()), asyncio.create_task(all_of(job))
-            await asyncio.sleep(0.5)
+            while not (await job.status()).chunks_done:
+                await asyncio.sleep(0)
             async with ticking():
                 await asyncio.to_thread(redis_server.stop)
                 with pytest.raises(ConnectionError, match="can't be reached"):
                     await job.status()
                 gone = asyncio.create_task(job.wait())
-                await asyncio.sleep(1)
+                await asyncio.sleep(1)  # it finds nobody, and asks again
                 gone.cancel()
                 await asyncio.wait([gone], timeout=120)
                 assert gone.cancelled()

@@ -22,7 +22,7 @@ from embedctl_config.settings import Settings
 from tests.support.forked import Forked
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl, children, is_running
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker
 
 REQUESTS: list[dict[str, Any]] = [
@@ -203,7 +203,7 @@ def test_a_job_that_ends_while_it_is_fetched_has_a_line_for_each_request(
     ending.start()
     options = ["--class", "slow", "--chunk-size", "5", "-o", "r.jsonl", "--one-file", "--max-errors", "0"]
     done = embedctl("submit", corpus, *options)
-    ending.join(30)
+    ending.join(PATIENCE_S)
     assert ended.is_set()
     assert done.returncode == {"cancelled": 1, "gone": 4, "over budget": 1}[how], done.stderr
     lines = lines_of(short_folder / "r.jsonl")
@@ -238,7 +238,7 @@ def test_a_job_that_ends_while_it_is_submitted_has_a_line_for_each_request(
     codes = {line["error"]["code"] for line in lines if line["response"] is None}
     assert codes == {"batch_failed" if how == "over budget" else "batch_cancelled"}
     if how != "over budget":
-        ending.join(30)
+        ending.join(PATIENCE_S)
 
 
 @pytest.mark.parametrize(

@@ -473,7 +473,7 @@ main(["--port", "0"])
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("where", ["validating", "submitting", "submitted", "in_progress", "finalizing"])
 def test_another_gateway_goes_on_after_a_kill(
     where: str, environment: dict[str, str], settings: Settings, start_worker: StartWorker, broker: Broker
@@ -524,7 +524,7 @@ def test_a_batch_waits_while_its_tenant_has_no_room(
     with running_gateway(settings.replace(hardware="dummy")) as gateway, client_of(gateway) as client:
         made = create(client, upload(client, lines_of(["one", "two"])))
         eventually(lambda: counts(client.batches.retrieve(made.id))[0] == 2, what="the check of the requests")
-        time.sleep(1)
+        time.sleep(1)  # several tries; a busy machine may hide one that makes the job
         assert client.batches.retrieve(made.id).status == "validating"
         first.discard()
         start_worker()

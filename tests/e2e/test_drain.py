@@ -33,7 +33,7 @@ from tests.support.forked import Forked
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl
 from tests.support.rig import Rig, encoded_job
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker
 
 TEXTS = [f"text {i}" for i in range(100)]
@@ -372,11 +372,11 @@ def test_two_drainers(encode: Callable[..., Job], embedctl: RunEmbedctl, tmp_pat
 
     def written(_: object) -> None:
         begun.set()
-        go_on.wait(120)
+        go_on.wait(PATIENCE_S)
 
     first = threading.Thread(target=lambda: job.drain(tmp_path, written=written))
     first.start()
-    assert begun.wait(120)
+    assert begun.wait(PATIENCE_S)
     try:
         refused = embedctl("fetch", job.id, "-o", f"{tmp_path}/", "--drain")
         assert refused.returncode == 1
@@ -385,7 +385,7 @@ def test_two_drainers(encode: Callable[..., Job], embedctl: RunEmbedctl, tmp_pat
             job.drain(tmp_path / "other")
     finally:
         go_on.set()
-        first.join(20)
+        first.join(PATIENCE_S)
     assert_complete(tmp_path)
 
 
@@ -438,7 +438,7 @@ def test_a_job_goes_through_a_bounded_redis_while_it_is_submitted(
 
     def watch() -> None:
         nonlocal most
-        while not over.wait(0.02):
+        while not over.wait(0.02):  # the others need the CPU too
             for job in broker.jobs.newest():
                 most = max(most, job.result_bytes)
 
@@ -502,7 +502,7 @@ def test_every_record_is_in_the_parts_once_however_often_the_drainer_is_killed(
     for _ in range(kills):
         arguments = ["fetch", job_id, "-o", "out/", "--drain", "-q"]
         drainer = Forked(arguments, {**environment, **small}, short_folder, log, log)
-        time.sleep(rng.uniform(0.1, 0.6))
+        time.sleep(rng.uniform(0.1, 0.6))  # a random moment of the drain
         drainer.send_signal(signal.SIGKILL)
         drainer.wait(120)
     done = embedctl("fetch", job_id, "-o", "out/", "--drain", **small)
@@ -529,7 +529,7 @@ def test_a_stopped_job_is_drained_and_goes_on(
     assert again.id == job.id
     for chunk in set(range(CHUNKS)) - set(done):
         rig.run(job, chunk)
-    assert job.wait(timeout=30).done == len(TEXTS)
+    assert job.wait(timeout=60).done == len(TEXTS)
     job.drain(tmp_path)
     assert_complete(tmp_path)
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS))

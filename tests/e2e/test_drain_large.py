@@ -20,6 +20,7 @@ from tests.support.drained_parts import manifest_of
 from tests.support.forked import Forked
 from tests.support.jobs import reference
 from tests.support.redis_server import RedisServer
+from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
 pytestmark = pytest.mark.slow
@@ -69,7 +70,7 @@ def highest_memory(server: RedisServer) -> Iterator[Callable[[], int]]:
     def watch() -> None:
         nonlocal most
         with redis_py.Redis.from_url(server.url) as client:
-            while not over.wait(0.02):
+            while not over.wait(0.02):  # the others need the CPU too
                 most = max(most, client.info("memory")["used_memory"])
 
     watcher = threading.Thread(target=watch)
@@ -110,8 +111,8 @@ def test_nothing_is_lost_or_doubled_whatever_is_killed(
     workers = [start_worker() for _ in range(2)]
     submitter = Forked(["submit", "c.jsonl", *key], own, short_folder, log, log)
     with redis_py.Redis.from_url(redis_server.url) as client:
-        while not (ids := [name.decode() for name in client.zrange("embed:jobs", 0, -1)]):
-            time.sleep(0.05)
+        eventually(lambda: client.zcard("embed:jobs"), what="the job", show=log.read_text)
+        ids = [name.decode() for name in client.zrange("embed:jobs", 0, -1)]
 
     def drainer() -> Forked:
         arguments = ["fetch", ids[0], "-o", "out/", "--drain", "-q"]
@@ -119,7 +120,7 @@ def test_nothing_is_lost_or_doubled_whatever_is_killed(
 
     draining = drainer()
     for what in rng.sample(["drainer"] * 8 + ["redis"] * 3 + ["worker"] * 4, 15):
-        time.sleep(rng.uniform(0.1, 0.8))
+        time.sleep(rng.uniform(0.1, 0.8))  # a random moment
         if what == "drainer":
             draining.kill()
             draining.wait(120)

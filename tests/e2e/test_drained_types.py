@@ -29,7 +29,7 @@ from tests.support.failpoints import Killed, kill_at
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl
 from tests.support.rig import Rig, encoded_job
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker
 
 TEXTS = [f"text {i}" if i != 7 else "" for i in range(100)]
@@ -262,7 +262,7 @@ def test_ranges_are_those_of_all_records_that_redis_holds_at_once(
     drainer.start()
     eventually(lambda: bool(rows_of(tmp_path)) if tmp_path.exists() else False)
     ready(job, rig, range(25, 50))
-    drainer.join(30)
+    drainer.join(PATIENCE_S)
     ranges = ranges_of_all(reference(texts[:200]))
     assert {json.dumps(each["ranges"]) for each in facts_of(tmp_path)} == {json.dumps(ranges.tolist())}
     assert "the ranges of int8 are those of 200 records, because Redis holds no more" in caplog.text

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from embedctl_config.settings import Settings
 from tests.support.jobs import active_job_id, reference
 from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import RedisServer
+from tests.support.store import pass_ms
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
@@ -204,7 +204,7 @@ def test_list_wait_and_unknown_jobs(settings: Settings, embedctl: RunEmbedctl, s
     jobs = []
     for i in range(3):
         jobs.append(enqueue_embeddings([f"text {i}"], settings=settings))
-        time.sleep(0.002)  # those of one millisecond are in no order
+        pass_ms(Broker.shared(settings))  # those of one millisecond are in no order
     shown = embedctl("list", "--limit", "2").stdout.splitlines()
     assert [line.split()[0] for line in shown] == ["JOB", jobs[2].id, jobs[1].id]
     assert len(json.loads(embedctl("list", "--json").stdout)) == 3

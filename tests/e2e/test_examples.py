@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -18,7 +17,8 @@ import pytest
 import redis as redis_py
 
 from embedctl.broker import Broker
-from tests.support.jobs import job_reads, reference
+from tests.support.jobs import job_reads, nobody_reads_jobs, reference
+from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -152,13 +152,11 @@ def test_the_web_application_answers_at_once_and_streams_vectors(
     assert app.ask("GET", f"/jobs/{job}") == (200, json.dumps(status))
 
     impatient = HTTPConnection(urlsplit(app.url).netloc)
-    impatient.request("GET", f"/jobs/{job}/vectors")
-    time.sleep(0.5)
-    impatient.close()
-    time.sleep(0.6)
     before = job_reads(raw)
-    time.sleep(1.3)
-    assert job_reads(raw) == before, "it waits for a client that has gone"
+    impatient.request("GET", f"/jobs/{job}/vectors")
+    eventually(lambda: job_reads(raw) > before, what="a look at the job")
+    impatient.close()
+    eventually(lambda: nobody_reads_jobs(raw), what="the end of the wait for a client that has gone")
 
     start_worker()
     code, lines = app.ask("GET", f"/jobs/{job}/vectors")

@@ -415,7 +415,7 @@ def test_a_connection_may_be_idle_between_requests(settings: Settings, monkeypat
                 assert piece
                 received += piece
             assert received.startswith(b"HTTP/1.1 200")
-            time.sleep(8)
+            time.sleep(8)  # longer than the patience above, and than uvicorn's own
 
 
 def test_there_are_not_endlessly_many_connections(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,13 +86,15 @@ def free_port() -> int:
 
 def insisting(ask: Callable[[], Any]) -> Any:
     """What a client gets that asks again until it gets something, as after its own retries."""
-    deadline = time.monotonic() + 120
-    while True:
-        try:
-            return ask()
-        except (openai.APIConnectionError, openai.InternalServerError):
-            assert time.monotonic() < deadline, "no answer for two minutes"
-            time.sleep(0.2)
+    got: list[Any] = []
+
+    def answers() -> bool:
+        with suppress(openai.APIConnectionError, openai.InternalServerError):
+            got.append(ask())
+        return bool(got)
+
+    eventually(answers, what="an answer")
+    return got[0]
 
 
 class Client(threading.Thread):
@@ -135,7 +137,7 @@ class Client(threading.Thread):
             return
         told.made[file_id] = batch_id
         if draw.random() < 0.3:
-            time.sleep(draw.random())
+            time.sleep(draw.random())  # a random moment of the batch
             client = draw.choice(self._clients)
             with suppress(openai.BadRequestError):  # it has ended before
                 insisting(lambda: client.batches.cancel(batch_id))
@@ -171,7 +173,7 @@ def stack(environment: dict[str, str], folder: Path) -> Iterator[tuple[list[str]
 def serves(url: str) -> bool:
     """Whether a gateway knows a worker."""
     with suppress(httpx2.TransportError):
-        return bool(httpx2.get(f"{url}/ready", timeout=5).status_code == 200)
+        return bool(httpx2.get(f"{url}/ready", timeout=60).status_code == 200)
     return False
 
 
@@ -230,7 +232,7 @@ def test_what_a_gateway_has_answered_stays_true_under_kills(
         names = [*children, "redis"] * KILLS
         draw.shuffle(names)
         for name in names:
-            time.sleep(draw.uniform(*_BETWEEN_S))
+            time.sleep(draw.uniform(*_BETWEEN_S))  # a random moment of everything
             hit[name] += 1
             if name == "redis":
                 assert own_redis.process is not None
@@ -260,7 +262,6 @@ def test_what_a_gateway_has_answered_stays_true_under_kills(
             for each in everything:
                 eventually(
                     lambda batch_id=each.id: reader.batches.retrieve(batch_id).status in ENDED,  # type: ignore[misc]
-                    timeout_s=120,
                     what="the batch's end",
                 )
                 ended = reader.batches.retrieve(each.id)

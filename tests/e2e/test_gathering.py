@@ -56,7 +56,7 @@ def test_a_text_that_kills_workers_costs_one_record_of_the_joined_jobs(
     poison = {17: "crash-encoder"}
     jobs = submit(settings, 40, poison)
     with kept_alive(start_worker, 1):
-        eventually(lambda: all(job.status().state.ended for job in jobs), 60)
+        eventually(lambda: all(job.status().state.ended for job in jobs))
     assert_only_the_poison_failed(jobs, poison, "crashed_worker")
     assert sum(job.status().deaths > 0 for job in jobs) > 1  # of every chunk that was in the batch
 

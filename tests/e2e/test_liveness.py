@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from pathlib import Path
@@ -13,18 +14,18 @@ import redis as redis_py
 from embedctl import Job, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.doctor import Finding, Level, examine
+from embedctl.store.heartbeats import HUNG_AFTER_S
 from embedctl_config import keys
 from embedctl_config.settings import Settings
+from embedctl_workers.serving.heartbeat import INTERVAL_S
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl, before_all_else, changed
 from tests.support.store import QUEUE, claim, complete, new_job, overdue, row
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker, WorkerProcess
 
 #: The time that the documentation promises.
 KNOWN_WITHIN_S = 20.0
-#: Less than the time for which a worker's last heartbeat counts.
-AT_ONCE_S = keys.HEARTBEAT_TTL_S * 2 / 3
 
 #: Code that makes a process believe that it runs on another machine.
 SLOW_END = "import atexit, time; atexit.register(time.sleep, 1000)"
@@ -52,40 +53,53 @@ def busy(worker: WorkerProcess) -> bool:
     return bool(worker.row().holding)
 
 
+def kill_while_its_heartbeat_counts(worker: WorkerProcess, raw: redis_py.Redis) -> None:
+    """Kill a worker whose last heartbeat counts for longer than a test: it is not this that tells of the death."""
+    instance = worker.row().instance
+    worker.process.send_signal(signal.SIGSTOP)  # it beats no more
+    raw.zadd(keys.WORKERS, {instance: worker.broker.connection.now_ms() + 3_600_000})
+    worker.kill()
+
+
+def test_what_tells_of_a_worker_takes_less_than_the_time_that_is_promised() -> None:
+    """Their tests below wait for longer, because a machine may be busy."""
+    assert keys.HEARTBEAT_TTL_S < KNOWN_WITHIN_S
+    assert HUNG_AFTER_S + INTERVAL_S < KNOWN_WITHIN_S
+
+
 @pytest.mark.slow
 def test_a_worker_that_is_stopped_or_hung_is_known_within_twenty_seconds(
     settings: Settings, environment: dict[str, str], embedctl: RunEmbedctl, start_worker: StartWorker
 ) -> None:
-    environment["EMBEDCTL_HANG_S"] = "60"
+    environment["EMBEDCTL_HANG_S"] = "600"
     hung, stopped, idle = start_worker("hung"), start_worker(), start_worker()
     name = stopped.row().name
     began = time.monotonic()
     waiting = enqueue_embeddings(["hang-encoder"], hardware="hung", settings=settings)
     eventually(lambda: busy(hung))
-    stopped_at = time.monotonic()
     stopped.process.send_signal(signal.SIGSTOP)
     served = enqueue_embeddings(["text"], settings=settings)
 
-    eventually(lambda: hung.row().activity == "hung", timeout_s=KNOWN_WITHIN_S)
+    eventually(lambda: hung.row().activity == "hung")
     assert time.monotonic() - began >= 9.5  # not every slow batch is hung
     shown = embedctl("status", waiting.id).stdout
     assert lines(shown, "workers") == ["1 live: 1 hung"]
     (line,) = lines(shown, "hung")
-    assert line.startswith(f"{hung.row().name}: no batch finished for 1")
+    assert re.match(rf"{re.escape(hung.row().name)}: no batch finished for \d+ s", line)
     (found,) = findings(settings, "hung worker")
     assert found.level is Level.WARN
     assert hung.row().name in found.found
-    assert "it ends itself after hang_s (60 s)" in embedctl("doctor").stdout
+    assert "it ends itself after hang_s (600 s)" in embedctl("doctor").stdout
     ready = embedctl("worker", "--ready")
     assert (ready.returncode, ready.stdout) == (1, "")
-    assert f"{hung.row().name} has finished no batch for 1" in ready.stderr
+    assert f"{hung.row().name} has finished no batch for " in ready.stderr
     assert embedctl("worker", "--ready", "--class", "hung").returncode == 1
     assert embedctl("worker", "--ready", "--class", "dummy").returncode == 0
 
     def gone() -> list[str]:
         return [each.worker.name for each in served.gone_workers()]
 
-    eventually(lambda: gone() == [name], timeout_s=KNOWN_WITHIN_S - (time.monotonic() - stopped_at))
+    eventually(lambda: gone() == [name])
     assert [worker.pid for worker in served.workers()] == [idle.pid]
     (found,) = findings(settings, "worker gone")
     assert (found.level, found.found.startswith(f"{name} has been gone for ")) == (Level.WARN, True)
@@ -102,15 +116,15 @@ def test_a_worker_that_is_stopped_or_hung_is_known_within_twenty_seconds(
 
 @pytest.mark.slow
 def test_a_worker_that_was_killed_is_known_at_once_where_another_runs_beside_it(
-    settings: Settings, embedctl: RunEmbedctl, start_worker: StartWorker
+    settings: Settings, raw: redis_py.Redis, embedctl: RunEmbedctl, start_worker: StartWorker
 ) -> None:
     start_worker("slow")
     doomed = start_worker("slow")
     name = doomed.row().name
     job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=5, settings=settings)
     eventually(lambda: busy(doomed))
-    doomed.kill()
-    eventually(lambda: [each.worker.name for each in job.gone_workers()] == [name], AT_ONCE_S)
+    kill_while_its_heartbeat_counts(doomed, raw)
+    eventually(lambda: [each.worker.name for each in job.gone_workers()] == [name])
     shown = embedctl("status", job.id).stdout
     (line,) = lines(shown, "gone")
     assert line.startswith(f"{name}, ")
@@ -146,7 +160,7 @@ def test_a_worker_that_was_killed_with_nobody_beside_it_is_known_within_twenty_s
     job = enqueue_embeddings(TEXTS, hardware="slow", settings=settings)
     eventually(lambda: busy(alone))
     alone.kill()
-    eventually(lambda: not job.workers(), timeout_s=KNOWN_WITHIN_S)
+    eventually(lambda: not job.workers())
     shown = embedctl("status", job.id).stdout
     (line,) = lines(shown, "gone")
     assert line.startswith(name)
@@ -208,12 +222,14 @@ def test_a_machine_without_a_worker_is_not_ready(
     assert "Traceback" not in away.stderr
 
 
-def test_a_machine_whose_worker_was_killed_is_not_ready(embedctl: RunEmbedctl, start_worker: StartWorker) -> None:
+def test_a_machine_whose_worker_was_killed_is_not_ready(
+    raw: redis_py.Redis, embedctl: RunEmbedctl, start_worker: StartWorker
+) -> None:
     start_worker("slow")
     doomed = start_worker()
     assert embedctl("worker", "--ready", "--class", "dummy").returncode == 0
-    doomed.kill()
-    eventually(lambda: embedctl("worker", "--ready", "--class", "dummy").returncode == 1, AT_ONCE_S)
+    kill_while_its_heartbeat_counts(doomed, raw)
+    eventually(lambda: embedctl("worker", "--ready", "--class", "dummy").returncode == 1)
 
 
 def test_a_job_without_a_live_worker_says_so_and_names_the_command_that_starts_one(
@@ -284,12 +300,12 @@ def test_a_stuck_chunk_is_shown_with_its_history(
 def test_nothing_that_libraries_do_at_the_end_delays_a_worker_that_has_said_good_bye(
     start_worker: StartWorker, environment: dict[str, str], short_folder: Path
 ) -> None:
-    slow_end = before_all_else(short_folder, "end", "import atexit, time; atexit.register(time.sleep, 100)")
+    slow_end = before_all_else(short_folder, "end", SLOW_END)
     with changed(environment, slow_end):
         worker = start_worker()
     eventually(lambda: worker.logged(" ready."))
     worker.process.terminate()
-    assert worker.process.wait(30) == 0
+    assert worker.process.wait(PATIENCE_S) == 0
     assert "Warm shutdown" in worker.log()
 
 

@@ -9,7 +9,6 @@ import pty
 import re
 import struct
 import termios
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -28,7 +27,7 @@ from embedctl_config.settings import Settings
 from tests.support.forked import Forked
 from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import RedisServer
-from tests.support.store import new_job, work
+from tests.support.store import new_job, pass_ms, work
 from tests.support.workers import StartWorker
 
 EndedJob = Callable[..., str]
@@ -46,7 +45,7 @@ def ended(broker: Broker, worker_broker: Broker, raw: redis_py.Redis) -> EndedJo
         if ago:
             at = int(raw.hget(keys.job(job_id), "ended_ms") or 0) - int(ago.total_seconds() * 1000)
             raw.hset(keys.job(job_id), "ended_ms", at)
-        time.sleep(0.01)  # jobs of one millisecond are listed in any order
+        pass_ms(broker)  # jobs of one millisecond are listed in any order
         return job_id
 
     return make
@@ -181,7 +180,7 @@ def test_list_says_how_far_and_how_old_jobs_are_and_what_it_leaves_out(
 ) -> None:
     done = ended()
     half = new_job(broker, chunks=2)
-    time.sleep(0.01)  # jobs of one millisecond are listed in any order
+    pass_ms(broker)  # jobs of one millisecond are listed in any order
     other = new_job(broker, chunks=1, model="other", hardware="slow")
     work(worker_broker, half, 0)
     head, *rows = [line.split() for line in embedctl("list").stdout.splitlines()]

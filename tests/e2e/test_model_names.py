@@ -58,7 +58,7 @@ def test_both_spellings_of_a_model_reach_a_worker_of_either(
         assert set(worker.row().loaded) == {started}
         after = [enqueue_embeddings(["late"], model=name, hardware="auto", settings=settings) for name in names]
         for job in (*before, *after):
-            status = job.wait(timeout=30)
+            status = job.wait(timeout=60)
             assert (status.state, status.hardware) == (JobState.COMPLETED, "cpu")
         assert worker.stop() == 0
         assert len(worker.log().split("ready in")) == 2

@@ -34,7 +34,7 @@ from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl
 from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisServer
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker
 
 #: Each of these texts is one batch for a worker of the class "slow": a tenth of a second.
@@ -74,6 +74,7 @@ def in_background(work: Callable[[], T]) -> Future[T]:
 
 
 def slowly(texts: Iterable[str], pause_s: float) -> Iterator[str]:
+    """A corpus that is still being read when its first chunks are done."""
     for text in texts:
         yield text
         time.sleep(pause_s)
@@ -82,7 +83,7 @@ def slowly(texts: Iterable[str], pause_s: float) -> Iterator[str]:
 def held_at(at: int, gate: threading.Event) -> Iterator[str]:
     """Yield the texts. The text at `at` and all later ones come only once the gate is open."""
     yield from TEXTS[:at]
-    gate.wait(60)
+    assert gate.wait(PATIENCE_S)
     yield from TEXTS[at:]
 
 
@@ -192,11 +193,10 @@ def test_a_worker_whose_connections_are_half_open(
     job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=5, settings=settings)
     eventually(lambda: cut_off.row().holding and beside.row().holding)
     proxy.freeze()
-    over_at = time.monotonic() + 12  # longer than a socket's time-out, shorter than a heartbeat counts
     job.wait(timeout=60)
     assert_whole(job)
     assert job.status().lapsed > 0
-    time.sleep(max(0.0, over_at - time.monotonic()))
+    eventually(lambda: "Timeout" in cut_off.log(), what="a socket's time-out", show=cut_off.log)
     proxy.thaw(resume=True)
     assert beside.stop() == 0
     again = enqueue_embeddings(TEXTS[:10], hardware="slow", chunk_size=5, settings=settings)
@@ -208,7 +208,7 @@ def test_a_worker_whose_connections_are_half_open(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("away_s", [2.0, pytest.param(10.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("away_s", [0.0, 8.0])
 def test_producer_waiter_and_worker_sit_out_a_redis_that_is_away(
     away_s: float, settings: Settings, broker: Broker, redis_server: RedisServer, start_worker: StartWorker
 ) -> None:
@@ -222,12 +222,12 @@ def test_producer_waiter_and_worker_sit_out_a_redis_that_is_away(
     eventually(lambda: job.status().chunks == 4 and worker.row().holding)
     redis_server.stop()
     gate.set()
-    time.sleep(away_s)
+    eventually(lambda: "held back" in worker.log(), show=worker.log)
+    time.sleep(away_s)  # everybody has noticed; the longer outage also outlasts their first tries
     redis_server.start()
     assert submitted.result(60).id == job.id
     assert waited.result(60).done == len(TEXTS)
     assert_whole(job)
-    assert "held back" in worker.log()
     assert worker.process.poll() is None
 
 
@@ -243,7 +243,7 @@ def test_who_was_cut_off_too_takes_nobody_for_dead(
     assert redis_server.process is not None
     with standing_still(later.process):
         with standing_still(redis_server.process):
-            time.sleep(keys.HEARTBEAT_TTL_S + 1)
+            time.sleep(keys.HEARTBEAT_TTL_S + 1)  # after it, no heartbeat counts that Redis knows of
         eventually(lambda: any(row.pid == first.pid for row in broker.workers.alive()))
         time.sleep(0.5)  # a network comes back for some hosts before others
     assert waited.result(60).done == len(texts)
@@ -358,9 +358,9 @@ def test_a_producer_whose_chunks_redis_lost_in_a_crash_says_how_to_go_on(
 
     def texts() -> Iterator[str]:
         yield from TEXTS[:11]
-        early.wait(60)
+        assert early.wait(PATIENCE_S)
         yield from TEXTS[11:31]
-        late.wait(60)
+        assert late.wait(PATIENCE_S)
         yield from TEXTS[31:]
 
     busy = None if worker == "none yet" else start_worker("slow")
@@ -483,7 +483,7 @@ def test_a_full_redis_makes_everybody_wait_and_nobody_drop_anything(
     gate.set()
     eventually(lambda: told[-1] == (20, "Redis") and "held back" in worker.log())
     full = job.status()
-    time.sleep(3 * settings.lease_s)
+    time.sleep(3 * settings.lease_s)  # time enough for what must not happen; a busy machine may only hide it
     later = job.status()
     assert (later.done, later.records, later.chunks) == (full.done, full.records, full.chunks)
     assert told[-1] == (20, "Redis")
@@ -505,7 +505,7 @@ def test_a_ticket_taken_from_a_full_redis_does_not_end_the_worker(
         job = enqueue_embeddings(TEXTS, chunk_size=5, settings=settings)
         fill(raw)
     eventually(lambda: "is full" in worker.log() or worker.process.poll() is not None)
-    time.sleep(2 * settings.lease_s)
+    time.sleep(2 * settings.lease_s)  # time enough for it to end; a busy machine may only hide it
     assert worker.process.poll() is None, worker.log()
     raw.config_set("maxmemory", 0)
     job.wait(timeout=60)
@@ -572,7 +572,7 @@ def test_cancelling_in_the_middle_of_completions(
     for _ in range(ROUNDS):
         job = enqueue_embeddings(TEXTS, chunk_size=2, settings=settings)
         jobs.append(job)
-        time.sleep(dice.uniform(0, 0.06))
+        time.sleep(dice.uniform(0, 0.06))  # a random moment of the job
         cancelled = job.cancel()
         assert cancelled.state in (JobState.CANCELLED, JobState.COMPLETED)
     states = [job.status().state for job in jobs]
@@ -605,7 +605,7 @@ def test_sealing_at_the_moment_of_the_last_completion(
         seal(job_id, chunks)
 
     def seal_somewhen(job_id: str, chunks: int) -> None:
-        time.sleep(dice.uniform(0, 0.03))
+        time.sleep(dice.uniform(0, 0.03))  # a random moment of the encode
         seal(job_id, chunks)
 
     for way in (seal_first, seal_last, *[seal_somewhen] * ROUNDS):
@@ -646,7 +646,7 @@ def test_retrying_failed_records_while_they_are_fetched(
     for at, job in enumerate(jobs):
         path = short_folder / f"{at}.jsonl"
         fetched = in_background(partial(fetch, Job(job.id, reader), path))
-        time.sleep(dice.uniform(0, 0.09))
+        time.sleep(dice.uniform(0, 0.09))  # a random moment of the fetch
         assert job.retry_failed() == 9
         assert fetched.result(60) == [path]
         lines = [json.loads(line) for line in path.read_text().splitlines()]

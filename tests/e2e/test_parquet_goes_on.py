@@ -242,7 +242,7 @@ def test_killed_at_random_moments(
         # The moment is counted in chunks: a fast machine writes them all within a fixed time.
         for _chunk in range(rng.randint(1, 80)):
             reader.stdout.readline()
-        time.sleep(rng.uniform(0.0, 0.02))
+        time.sleep(rng.uniform(0.0, 0.02))  # a random moment of the chunk
         os.kill(reader.pid, signal.SIGKILL)
         reader.stdout.close()
         kills += reader.wait() == -signal.SIGKILL and not (tmp_path / "v.parquet").exists()

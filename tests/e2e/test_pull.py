@@ -134,10 +134,9 @@ def test_on_a_terminal_a_line_tells_how_far_it_is(environment: dict[str, str], h
     hub.paused = len(weights(hub)) // 2
     with terminal(["model", "pull", NAME], environment, columns=100) as shown:
         shown.until(lambda: hub.paused is None)
-        shown.read_all(0.3)
+        shown.until(lambda: re.search(r"\d+ %: 0\.\d MB of 0\.\d MB", shown.text))
         hub.resumed.set()
         assert shown.ended() == 0
-        assert re.search(r"\d+ %: 0\.\d MB of 0\.\d MB", shown.text), shown.text
         assert shown.screen[0].startswith("someone/tiny at main is commit")
         assert not any(" %: " in line for line in shown.screen), "the line is gone in the end"
         assert any(line.startswith("fingerprint ") for line in shown.screen)

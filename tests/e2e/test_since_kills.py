@@ -192,7 +192,7 @@ def test_kills_at_random_moments(
         nights.begin()
         for _ in range(3):
             process = Forked(nights.command, environment, short_folder, DEVNULL, DEVNULL)
-            time.sleep(moments.uniform(0.1, 1.0) * took_s)
+            time.sleep(moments.uniform(0.1, 1.0) * took_s)  # a random moment of what takes about that long
             process.kill()
             process.wait()
             killed += process.returncode == -signal.SIGKILL

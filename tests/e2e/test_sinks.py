@@ -408,10 +408,10 @@ def test_records_survive_kills_at_random_moments(
     while killed < kills:
         process = fetching()
         try:
-            process.wait(chance.uniform(0.1, 0.9) * took_s)
+            process.wait(chance.uniform(0.1, 0.9) * took_s)  # a random moment of what takes about that long
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(60)
+            process.wait()
             killed += 1
         else:
             assert process.returncode == 0, log.read_text()
@@ -428,9 +428,8 @@ def test_records_survive_kills_at_random_moments(
     found = np.array([rows[f"r{i}"][0] for i in sample])
     np.testing.assert_allclose(found, reference([texts[i] for i in sample]), rtol=0, atol=1e-6)
     stamps = table.stamps() if isinstance(table, Postgres) else None
-    began = time.monotonic()
     assert embedctl(*arguments).returncode == 0
-    print(f"{kind}: {killed} kills, {rounds} whole rounds; a second run took {time.monotonic() - began:.1f} s")
+    print(f"{kind}: {killed} kills, {rounds} whole rounds")
     assert len(table.rows()) == records
     if isinstance(table, Postgres):
         assert table.stamps() == stamps

@@ -44,7 +44,7 @@ def test_a_discarded_job_of_a_misspelt_model_leaves_nothing_that_a_later_one_fin
     (queue,) = (each for each in overview["queues"] if each["model"] == "typo-model")
     assert queue["tickets"] == 4
     start_worker(model="typo-model")
-    done = embedctl("wait", later, "--timeout", "20")
+    done = embedctl("wait", later, "--timeout", "120")
     assert done.returncode == 0, done.stderr
     status = json.loads(embedctl("status", later, "--json").stdout)
     assert status["state"] == "completed"

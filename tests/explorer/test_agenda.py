@@ -33,7 +33,7 @@ def of_an_older_version(name: str) -> str:
 
 def test_the_sweep_finds_a_job_that_its_scripts_put_into_no_agenda(folder: Path) -> None:
     with SCENARIOS["retry"].machine(folder, scripts=of_an_older_version) as machine:
-        coverage = machine.explore(most=500, seconds=60.0)
+        coverage = machine.explore(most=500)
     assert coverage.steps > 100
     assert not coverage.found, "\n".join(map(str, coverage.found))
 
@@ -41,5 +41,5 @@ def test_the_sweep_finds_a_job_that_its_scripts_put_into_no_agenda(folder: Path)
 def test_a_job_that_nobody_looks_after_is_found(folder: Path) -> None:
     parts = {"upkeep": ForgetfulUpkeep}
     with SCENARIOS["retry"].machine(folder, scripts=of_an_older_version, parts=parts) as machine:
-        coverage = machine.explore(most=500, seconds=60.0, stop_at="what is active is looked after")
+        coverage = machine.explore(most=500, stop_at="what is active is looked after")
     assert any(each.violation.invariant == "what is active is looked after" for each in coverage.found)

@@ -25,6 +25,7 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 from tests.support.redis_server import RedisServer
+from tests.support.waiting import eventually
 from tests.support.workers import CONFIG
 
 ROOT = Path(__file__).parents[2]
@@ -206,11 +207,15 @@ def _ask(process: subprocess.Popen[bytes], log: Path) -> None:
     Raises:
         Broken: it ended, or did not.
     """
-    while not (url := re.search(r"http://\S+/v1", log.read_text())):
+
+    def address() -> str:
         if process.poll() is not None:
             raise Broken(log.read_text())
-        time.sleep(0.05)
-    asked = Request(f"{url[0]}/embeddings", json.dumps({"model": "dummy", "input": TEXTS}).encode())
+        found = re.search(r"http://\S+/v1", log.read_text())
+        return found[0] if found else ""
+
+    eventually(address, what="the gateway's start", show=log.read_text)
+    asked = Request(f"{address()}/embeddings", json.dumps({"model": "dummy", "input": TEXTS}).encode())
     try:
         with urlopen(asked, timeout=_PATIENCE_S) as answer:
             _expect(len(json.load(answer)["data"]), len(TEXTS), "embeddings")

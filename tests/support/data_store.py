@@ -55,7 +55,7 @@ class DataStore:
                 return False
             return True
 
-        eventually(made, timeout_s=60)
+        eventually(made, what="the bucket")
         self.environment |= {**variables, "EMBEDCTL_DATA_URL": "s3://chaos/chunks"}
 
     def leave(self) -> None:

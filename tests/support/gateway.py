@@ -17,7 +17,7 @@ import httpx2
 from embedctl_config.settings import Settings
 from embedctl_gateway.calls import Gateway
 from embedctl_gateway.serve import listening, make_server, url_of
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 
 class Running(NamedTuple):
@@ -34,7 +34,7 @@ class Running(NamedTuple):
 
     def connect(self) -> socket.socket:
         """A bare connection."""
-        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
 
 
 @contextmanager

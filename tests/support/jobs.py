@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -31,6 +32,13 @@ def owners(raw: redis_py.Redis, job: Job) -> dict[int, list[str]]:
     """Leased chunk → token, worker and, in careful mode, the worker's current row."""
     held = cast(Mapping[bytes, bytes], raw.hgetall(keys.owners(job.id)))  # this client decodes nothing
     return {int(chunk): owner.decode().split(" ") for chunk, owner in held.items()}
+
+
+def nobody_reads_jobs(raw: redis_py.Redis) -> bool:
+    """Whether nobody waits for a job any more: whoever waits looks at it each second."""
+    before = job_reads(raw)
+    time.sleep(1.5)  # a busy machine may hide one that waits
+    return job_reads(raw) == before
 
 
 def job_reads(raw: redis_py.Redis) -> int:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.support.waiting import PATIENCE_S
+
 T = TypeVar("T")
 _BLOCK = 64 * 1024
 #: Blocks in flight in one direction of a connection: about as many as a real link's buffers hold.
@@ -112,7 +114,7 @@ class Proxy:
         return self._do(self._cut())
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
 
     async def _set(self, *, forwarding: bool, resume: bool = False) -> None:
         self._forwarding = forwarding

@@ -14,7 +14,7 @@ import redis as redis_py
 from embedctl.acl import ADMIN, access_list, read_passwords
 from embedctl.local import _redis_server
 from embedctl_config.hardware import HardwareClass
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 CONFIG = Path(__file__).parents[2] / "config" / "embedctl_config" / "redis.conf"
 
@@ -84,7 +84,7 @@ class RedisServer:
     def stop(self) -> None:
         if self.process is not None:
             self.process.terminate()
-            self.process.wait(30)
+            self.process.wait(PATIENCE_S)
             self.process = None
 
 

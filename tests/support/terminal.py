@@ -10,7 +10,6 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,12 +85,6 @@ class Terminal:
             data = os.read(self._main, 1 << 16)
             self._stream.feed(data)
             self.text += data.decode(errors="replace")
-
-    def read_all(self, seconds: float) -> None:
-        """Take all that it prints in that time."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            self.read(0.05)
 
     def type(self, keys: str) -> None:
         os.write(self._main, keys.encode())

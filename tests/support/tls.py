@@ -15,6 +15,7 @@ import pytest
 import trustme
 
 from tests.support.redis_server import RedisServer
+from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +26,7 @@ def tls_redis_server() -> str:
     for candidate in _candidates():
         # It ends at once either way: because of an unknown option or, with TLS, of a socket that can't be made.
         options = ["--port", "0", "--tls-port", "0", "--save", "", "--unixsocket", "/nonexistent/redis.sock"]
-        done = subprocess.run([candidate, *options], capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run([candidate, *options], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         if "Failed opening Unix socket" in done.stdout:
             return candidate
     return ""

@@ -14,7 +14,7 @@ from pathlib import Path
 from embedctl.broker import Broker
 from embedctl.store import WorkerRow
 from tests.support.forked import Process
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 #: The hardware classes and short times of redis_server.py, in the form that a worker process reads.
 CONFIG = """
@@ -91,7 +91,7 @@ class WorkerProcess:
             self.process.send_signal(signal.SIGCONT)
             self.process.terminate()
             try:
-                self.process.wait(30)
+                self.process.wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
         return self.process.wait()

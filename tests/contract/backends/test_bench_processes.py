@@ -36,6 +36,7 @@ from embedctl_config.settings import Settings
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles, fingerprint_of
 from tests.support.tiny_models import Tiny
+from tests.support.waiting import PATIENCE_S
 
 #: A batch of at most 8 tokens takes 50 ms.
 CONFIG = """
@@ -82,8 +83,7 @@ def test_requests_are_timed_one_by_one_until_the_effort_is_made(processes: Sampl
     assert 2 <= len(samples.latencies) <= 6
     assert min(samples.latencies) >= 0.1
     assert samples.rate <= 40
-    assert samples.predict_s >= 0.1
-    assert samples.pre_s + samples.predict_s + samples.post_s == pytest.approx(np.mean(samples.latencies), rel=0.05)
+    assert 0.1 <= samples.predict_s < samples.pre_s + samples.predict_s + samples.post_s <= np.mean(samples.latencies)
     assert len(process.sample(requests, Effort(seconds=60.0, least=1, most=3)).latencies) == 3
     assert len(process.sample(requests, Effort(seconds=0.0, least=4, most=9)).latencies) == 4
     assert process.count(requests) == (32, 32)
@@ -103,7 +103,7 @@ def test_two_processes_are_measured_at_once(processes: SampledProcesses, seat: S
     other = Seat(frozenset({max(os.sched_getaffinity(0))}))
     both = [processes.get(PACED, MODEL, each) for each in (seat, other)]
     samples = sample_together(both, [["one two three four"] * 2], Effort(seconds=1.0, least=2, most=100))
-    alone = 2 / 0.05
+    alone = 2 / 0.05  # the backend sleeps for 50 ms a batch, so two processes need no two CPUs
     assert alone < samples.rate <= 2 * alone
 
 
@@ -142,7 +142,7 @@ def test_processes_of_other_seats_are_closed_and_a_busy_one_at_once(processes: S
     began = time.monotonic()
     processes.keep([], MODEL)
     assert process.closed
-    assert time.monotonic() - began < 120  # and not when its sample is over
+    assert time.monotonic() - began < PATIENCE_S  # and not when its sample is over
 
 
 @pytest.fixture

@@ -82,7 +82,8 @@ def test_a_waiting_task_looks_no_oftener_than_each_second(broker: Broker, raw: r
         assert (await waiting).state is JobState.COMPLETED
         return asked / passed_s
 
-    assert asyncio.run(main()) <= 2  # once a second by the task, and now and then by the reaper
+    # Once a second by the task, and now and then by the reaper. A busy machine only makes it less.
+    assert asyncio.run(main()) <= 2
 
 
 def test_the_end_is_heard_before_the_next_look(no_looks: None, broker: Broker) -> None:

@@ -123,7 +123,7 @@ def test_offers_of_many_workers_are_kept_longer(broker: Broker) -> None:
         broker.workers.beat(row(f"w{number}"))
     began = time.monotonic()
     broker.workers.offers()
-    assert broker.workers._offers_until >= began + 2.5
+    assert broker.workers._offers_until >= began + 2.5  # a busy machine only makes it later
 
 
 def test_the_end_of_an_id_is_compared_by_redis(broker: Broker, raw: redis_py.Redis) -> None:

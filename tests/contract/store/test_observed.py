@@ -13,6 +13,7 @@ from embedctl.store.connection import Connection
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.settings import Settings
 from tests.support.store import claim, complete, new_job, payload, row
+from tests.support.waiting import PATIENCE_S
 
 
 class Told:
@@ -24,7 +25,7 @@ class Told:
 
     def names(self) -> list[str]:
         """What was told since the last call; each was answered."""
-        assert all(answered and 0 < seconds < 5 for _, seconds, answered in self.trips)
+        assert all(answered and 0 < seconds < PATIENCE_S for _, seconds, answered in self.trips)
         names = [name for name, _, _ in self.trips]
         self.trips.clear()
         return names
@@ -65,7 +66,7 @@ def test_what_was_observed_is_what_redis_did(observed: Broker, told: Told, raw: 
     observed.workers.beat(row())
     with observed.connection.client() as client:
         assert client.get("embed:nothing") is None
-        assert client.pipeline(transaction=False).set("embed:x", 1, ex=9).get("embed:x").execute() == [True, b"1"]
+        assert client.pipeline(transaction=False).set("embed:x", 1, ex=1000).get("embed:x").execute() == [True, b"1"]
     stats = raw.info("commandstats")
     assert told.names() == ["TIME", "PIPELINE", "GET", "PIPELINE"]
     assert (stats["cmdstat_time"]["calls"], stats["cmdstat_get"]["calls"]) == (1, 2)
@@ -81,7 +82,7 @@ def test_a_redis_that_is_not_there_has_not_answered(told: Told, short_folder: Pa
 
 def test_a_command_that_redis_refuses_was_answered(observed: Broker, told: Told) -> None:
     with observed.connection.client() as client:
-        client.set("embed:x", "text", ex=9)
+        client.set("embed:x", "text", ex=1000)
         with pytest.raises(redis_py.exceptions.ResponseError):
             client.incr("embed:x")
     assert told.names() == ["SET", "INCRBY"]

@@ -249,14 +249,15 @@ def test_a_long_search_for_failed_records_keeps_the_right_to_retry(
     broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retry, "_SLICE", 1)
+    monkeypatch.setattr(keys, "PRODUCER_LEASE_S", 600)  # more than any machine takes for a step
     job_id = half_failed(broker)
     found = broker.jobs.failed_chunks
 
     def slow(job_id: str, start: int, count: int) -> list[int]:
         if start == 1:
-            raw.pexpire(keys.producer(job_id), 1000)  # chunk 1 took nearly the whole lease
+            raw.pexpire(keys.producer(job_id), 300_000)  # chunk 1 took nearly the whole lease
         if start == 2:
-            assert raw.pttl(keys.producer(job_id)) > 1000
+            assert raw.pttl(keys.producer(job_id)) > 300_000
         return found(job_id, start, count)
 
     monkeypatch.setattr(broker.jobs, "failed_chunks", slow)

@@ -92,9 +92,7 @@ def test_a_producer_whose_lease_lapsed_is_taken_over(broker: Broker, raw: redis_
     job_id = new_job(broker, 0, seal=False)
     assert add(broker, job_id, 0, token="dead")[0] is Added.OK
     assert add(broker, job_id, 1, token="heir")[0] is Added.HELD
-    raw.pexpire(keys.producer(job_id), 1)
-    while raw.exists(keys.producer(job_id)):
-        pass
+    raw.delete(keys.producer(job_id))
     assert broker.jobs.status(job_id).stalled
     assert broker.jobs.hold(job_id, "heir")
     assert not broker.jobs.status(job_id).stalled
@@ -105,10 +103,9 @@ def test_a_producer_whose_lease_lapsed_is_taken_over(broker: Broker, raw: redis_
 
 def test_hold_renews_the_producers_lease(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 0, seal=False)
-    broker.jobs.hold(job_id, "p")
-    raw.pexpire(keys.producer(job_id), 500)
-    broker.jobs.hold(job_id, "p")
-    assert raw.ttl(keys.producer(job_id)) > keys.PRODUCER_LEASE_S - 2
+    assert broker.jobs.hold(job_id, "p", lease_s=300)
+    assert broker.jobs.hold(job_id, "p", lease_s=600)
+    assert raw.ttl(keys.producer(job_id)) > 300
 
 
 def test_a_sealed_job_needs_no_holding(broker: Broker) -> None:

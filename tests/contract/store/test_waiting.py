@@ -245,7 +245,7 @@ def test_a_dead_producers_records_are_waited_for_while_some_are_to_be_encoded(
     work(broker, job_id, 0)
     raw.delete(keys.producer(job_id))
     with pytest.raises(WaitTimeout):
-        Job(job_id, broker).wait(2.5)
+        Job(job_id, broker).wait(2.5)  # longer than the second after which it would be called stalled
 
 
 def test_a_producer_that_comes_back_in_time_is_waited_for(broker: Broker, raw: redis_py.Redis, impatient: None) -> None:

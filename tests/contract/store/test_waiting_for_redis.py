@@ -62,10 +62,10 @@ def make_room(raw: redis_py.Redis) -> None:
 
 def test_a_full_redis_lets_a_producer_keep_its_right_and_store_nothing(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 1, seal=False)
-    assert broker.jobs.hold(job_id, "p", lease_s=5)
+    assert broker.jobs.hold(job_id, "p", lease_s=300)
     fill(raw)
-    assert broker.jobs.hold(job_id, "p", lease_s=500)
-    assert raw.ttl(keys.producer(job_id)) > 400
+    assert broker.jobs.hold(job_id, "p", lease_s=600)
+    assert raw.ttl(keys.producer(job_id)) > 300
     assert not broker.jobs.hold(job_id, "another")
     with pytest.raises(BrokerFull):
         add(broker, job_id, 1)
@@ -100,7 +100,7 @@ def test_a_producer_that_waits_for_a_full_redis_is_not_called_dead(
     fill(raw)
     full.set()
     with pytest.raises(WaitTimeout):  # and not JobStalled
-        Job(job_id, broker).wait(4)
+        Job(job_id, broker).wait(4)  # a client that takes it for dead says so after two of the leases above
     make_room(raw)
     producer.join(PATIENCE_S)
     assert jobs[0].status().records == 4
@@ -130,7 +130,7 @@ def test_nobody_is_called_dead_while_redis_is_full(
     raw.delete(keys.producer(job_id))
     fill(raw)
     with pytest.raises(WaitTimeout):
-        Job(job_id, broker).wait(3)
+        Job(job_id, broker).wait(3)  # three of the leases above
     make_room(raw)
     with pytest.raises(JobStalled):
         Job(job_id, broker).wait(PATIENCE_S)

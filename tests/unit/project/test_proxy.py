@@ -1,4 +1,7 @@
-"""The proxy that stands for a network: what is slow arrives whole, in order and late."""
+"""The proxy that stands for a network: what is slow arrives whole, in order and late.
+
+Times have lower bounds only, which a busy machine keeps as well.
+"""
 
 from __future__ import annotations
 

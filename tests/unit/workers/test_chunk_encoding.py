@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,12 +21,24 @@ BATCH_S = 0.02
 
 
 class Device(DummyBackend):
-    """A dummy that joins batches, each of which takes the same time."""
+    """A dummy that joins batches, each of which takes the same time by a clock that stands still between them.
+
+    Attributes:
+        quiet_s: for how long the quietest chunk had made no progress at the end of any batch.
+    """
 
     def __init__(self) -> None:
         super().__init__(dim=4, poison=True, seconds_per_batch=BATCH_S)
         self.joins = self.budget_by_sum = True
         self.ahead = 1
+        self.clock_s = self.quiet_s = 0.0
+        self.in_hand = InHand(now=lambda: self.clock_s)
+
+    def forward(self, tokens: Tokens, rows: Rows) -> Vectors:
+        self.clock_s += BATCH_S
+        if found := self.in_hand.quietest():
+            self.quiet_s = max(self.quiet_s, found[1])
+        return super().forward(tokens, rows)
 
 
 def encoding_with(in_hand: InHand, hurrying: threading.Event | None = None) -> ChunkEncoding:
@@ -68,8 +79,8 @@ def test_in_a_hurry_a_chunk_is_left_between_two_batches() -> None:
 
 def test_a_chunk_that_waits_while_another_finds_its_bad_records_is_not_quiet() -> None:
     """The other has the device for 1.5 s, and finishes a part every 20 ms; this chunk has begun before that."""
-    in_hand, device = InHand(), Device()
-    encoder = ChunkEncoder(device, 64)
+    device = Device()
+    encoder, in_hand = ChunkEncoder(device, 64), device.in_hand
     encoding = encoding_with(in_hand)
 
     def encode(number: int, texts: list[str]) -> Any:
@@ -82,14 +93,10 @@ def test_a_chunk_that_waits_while_another_finds_its_bad_records_is_not_quiet() -
         finally:
             in_hand.drop(held)
 
-    quiet = 0.0
     with ThreadPoolExecutor(2) as threads:
         bad = threads.submit(encode, 0, [f"a{row} fail-encoder" for row in range(24)])
         long = threads.submit(encode, 1, [f"w{row} b" for row in range(800)])
-        while not (bad.done() and long.done()):
-            if found := in_hand.quietest():
-                quiet = max(quiet, found[1])
-            time.sleep(0.005)
         assert len(bad.result().errors) == 24
         assert not long.result().errors
-    assert quiet < 0.5
+    assert device.clock_s > 1.0
+    assert device.quiet_s < 0.5

@@ -6,7 +6,6 @@ import http.client
 import logging
 import socket
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -28,8 +27,9 @@ class Worker:
     """A worker that consumes, by a clock of its own."""
 
     def __init__(self) -> None:
-        self.now = 1.0
-        self.pulse, self.in_hand, self.draining = Pulse(), InHand(), threading.Event()
+        self.now = 1000.0
+        self.pulse, self.draining = Pulse(), threading.Event()
+        self.in_hand = InHand(now=lambda: self.now)
         self.pulse.moved_at = self.pulse.reached_at = self.pulse.reaped_at = self.now
         self.health = Health(now=lambda: self.now)
         self.health.attend(self.pulse, self.in_hand, self.draining)
@@ -37,7 +37,7 @@ class Worker:
 
     def encode(self, quiet_s: float) -> Held:
         """Hold a chunk whose encode has made no progress for some time."""
-        held = Held("job", 7, "token", "model", moving_since=time.monotonic() - quiet_s)
+        held = Held("job", 7, "token", "model", moving_since=self.now - quiet_s)
         self.in_hand.take(held)
         return held
 
@@ -108,14 +108,14 @@ def test_a_reaper_that_hangs_is_noticed_and_one_that_waits_for_redis_is_no_illne
 def test_an_encode_without_progress_is_an_illness_as_long_as_it_lasts(worker: Worker) -> None:
     held = worker.encode(HUNG_AFTER_S / 2)
     assert worker.both == ("", "")
-    held.moving_since = time.monotonic() - 12
+    held.moving_since = worker.now - 12
     assert worker.both == ("chunk 7 of job job has finished no batch for 12 s",) * 2
     held.moving_since = None  # it waits for its turn, or for Redis
     assert worker.both == ("", "")
 
 
 def test_progress_on_the_device_counts_for_all_chunks_that_are_there(worker: Worker) -> None:
-    waits, other = worker.encode(12), Held("job", 8, "other", "model", moving_since=time.monotonic(), on_device=True)
+    waits, other = worker.encode(12), Held("job", 8, "other", "model", moving_since=worker.now, on_device=True)
     worker.in_hand.take(other)
     waits.on_device = True
     worker.in_hand.progressed(other, 1)

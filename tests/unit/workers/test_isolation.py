@@ -12,7 +12,7 @@ import pytest
 from embedctl_workers.serving.isolation import Isolation
 from tests.support.waiting import PATIENCE_S, eventually
 
-#: Long enough for a thread that is not held back to be seen to go on.
+#: Long enough for a thread that is not held back to be seen to go on. A busy machine may hide one, and fails no test.
 A_MOMENT_S = 0.1
 
 
@@ -182,7 +182,7 @@ def test_isolation_is_never_shared_however_many_come_and_go() -> None:
                     with lock:
                         alone += 1
                         seen.append((inside, alone))
-                    time.sleep(0.0001)
+                    time.sleep(0.0001)  # lets the others run
                 with lock:
                     alone -= isolated
                     inside -= 1

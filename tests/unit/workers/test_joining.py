@@ -20,7 +20,7 @@ from embedctl_workers.encoding.device_use import DeviceUse, Stopped
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
 from embedctl_workers.encoding.joining import Launcher
 from tests.support.device_use import RecordedUse
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 BUDGET = 64
 
@@ -43,7 +43,7 @@ class Device(DummyBackend):
         forward = super().forward
 
         def compute() -> Vectors:
-            assert self.gate.wait(30)
+            assert self.gate.wait(PATIENCE_S)
             return forward(tokens, rows)
 
         return self._kernels.submit(compute)
@@ -74,7 +74,7 @@ class Chunks:
 
         self.launcher.begin = noted  # type: ignore[method-assign]
         done = self._threads.submit(self.encoder.encode, prepared, use or _Turns(self.lock), self.launcher)
-        assert handed_over.wait(30)
+        assert handed_over.wait(PATIENCE_S)
         self.launcher.begin = begin  # type: ignore[method-assign]
         return done
 
@@ -137,7 +137,7 @@ def test_chunks_that_wait_are_joined_and_have_the_same_vectors(make: Make) -> No
     assert set(chunks.device.sizes[1:]) <= {16, 24, 32}
     chunks.open()
     for chunk, each in enumerate(found):
-        np.testing.assert_array_equal(each.result(30).vectors, alone(texts_of(chunk)))
+        np.testing.assert_array_equal(each.result(PATIENCE_S).vectors, alone(texts_of(chunk)))
     assert sum(chunks.device.sizes) == 80
     assert chunks.device.threads == {"launching"}
 
@@ -149,7 +149,7 @@ def test_no_batch_is_larger_than_the_budget_and_no_more_are_in_flight_than_the_b
     eventually(lambda: len(chunks.device.sizes) == 3)
     chunks.open()
     for chunk, each in enumerate(found):
-        np.testing.assert_array_equal(each.result(30).vectors, alone(texts_of(chunk, 12)))
+        np.testing.assert_array_equal(each.result(PATIENCE_S).vectors, alone(texts_of(chunk, 12)))
     assert max(chunks.device.sizes) <= BUDGET // 2
     assert 24 in chunks.device.sizes
 
@@ -158,7 +158,7 @@ def test_a_chunk_larger_than_the_budget_comes_in_pieces(make: Make) -> None:
     chunks = make()
     chunks.open()
     large = texts_of(0, 100)
-    np.testing.assert_array_equal(chunks.begin(large).result(30).vectors, alone(large))
+    np.testing.assert_array_equal(chunks.begin(large).result(PATIENCE_S).vectors, alone(large))
     assert chunks.device.sizes == [32, 32, 32, 4]
 
 
@@ -176,11 +176,11 @@ def test_a_record_that_fails_costs_one_record(make: Make, word: str, code: Error
     first, second = chunks.begin([*texts_of(0, 7), f"c0 {word}"]), chunks.begin(texts_of(1))
     eventually(lambda: len(chunks.device.sizes) == 2)
     chunks.open()
-    assert [(error.row, error.code) for error in first.result(30).errors] == [(7, code)]
+    assert [(error.row, error.code) for error in first.result(PATIENCE_S).errors] == [(7, code)]
     np.testing.assert_array_equal(first.result().vectors[:7], alone(texts_of(0, 7)))
-    np.testing.assert_array_equal(second.result(30).vectors, alone(texts_of(1)))
+    np.testing.assert_array_equal(second.result(PATIENCE_S).vectors, alone(texts_of(1)))
     assert not second.result().errors
-    assert not blocking.result(30).errors
+    assert not blocking.result(PATIENCE_S).errors
 
 
 def test_after_a_lack_of_memory_less_is_joined(make: Make) -> None:
@@ -190,12 +190,12 @@ def test_after_a_lack_of_memory_less_is_joined(make: Make) -> None:
     eventually(lambda: len(chunks.device.sizes) == 3)
     chunks.open()
     for chunk, each in enumerate(found):
-        np.testing.assert_array_equal(each.result(30).vectors, alone(texts_of(chunk)))
+        np.testing.assert_array_equal(each.result(PATIENCE_S).vectors, alone(texts_of(chunk)))
     chunks.device.sizes.clear()
     chunks.occupy()
     later = [chunks.begin(texts_of(chunk)) for chunk in range(6)]
     for chunk, each in enumerate(later):
-        np.testing.assert_array_equal(each.result(30).vectors, alone(texts_of(chunk)))
+        np.testing.assert_array_equal(each.result(PATIENCE_S).vectors, alone(texts_of(chunk)))
     assert set(chunks.device.sizes) == {8}
 
 
@@ -209,10 +209,10 @@ def test_after_a_lack_of_memory_that_has_passed_as_much_is_joined_again(
     eventually(lambda: len(chunks.device.sizes) == 2)
     chunks.open()
     for each in [blocking, *found]:
-        each.result(30)
+        each.result(PATIENCE_S)
     assert chunks.launcher._most == {id(chunks.device): 16}
     for chunk in range(9):
-        chunks.begin(texts_of(chunk)).result(30)
+        chunks.begin(texts_of(chunk)).result(PATIENCE_S)
     eventually(lambda: chunks.launcher._most == {id(chunks.device): 64})
 
 
@@ -225,7 +225,7 @@ def test_a_larger_batch_that_fails_later_does_not_raise_the_bound(make: Make) ->
     eventually(lambda: len(chunks.device.sizes) == 3)
     chunks.open()
     for each in found:
-        each.result(30)
+        each.result(PATIENCE_S)
     assert list(chunks.launcher._most.values()) == [20]
 
 
@@ -238,9 +238,9 @@ def test_a_chunk_that_nobody_wants_is_not_begun(make: Make) -> None:
     wanted.clear()
     chunks.open()
     with pytest.raises(Stopped):
-        unwanted.result(30)
+        unwanted.result(PATIENCE_S)
     for chunk, each, count in ((9, first, 8), (2, other, 4)):
-        np.testing.assert_array_equal(each.result(30).vectors, alone(texts_of(chunk, count)))
+        np.testing.assert_array_equal(each.result(PATIENCE_S).vectors, alone(texts_of(chunk, count)))
     assert sum(chunks.device.sizes) == 12
 
 
@@ -251,8 +251,8 @@ def test_the_rest_of_a_chunk_that_nobody_wants_is_not_begun(make: Make) -> None:
     eventually(lambda: len(device.sizes) == 3)
     chunks.open()
     with pytest.raises(Stopped):
-        stopped.result(30)
-    np.testing.assert_array_equal(chunks.begin(texts_of(1)).result(30).vectors, alone(texts_of(1)))
+        stopped.result(PATIENCE_S)
+    np.testing.assert_array_equal(chunks.begin(texts_of(1)).result(PATIENCE_S).vectors, alone(texts_of(1)))
     assert device.sizes == [32, 32, 32, 8]
 
 
@@ -261,10 +261,10 @@ def test_chunks_of_different_options_are_not_joined(make: Make) -> None:
     blocking = chunks.occupy()
     plain = [chunks.begin(texts_of(0)), chunks.begin(texts_of(1), normalize=False), chunks.begin(texts_of(2))]
     chunks.open()
-    np.testing.assert_array_equal(plain[1].result(30).vectors, alone(texts_of(1), normalize=False))
+    np.testing.assert_array_equal(plain[1].result(PATIENCE_S).vectors, alone(texts_of(1), normalize=False))
     for chunk in (0, 2):
-        np.testing.assert_array_equal(plain[chunk].result(30).vectors, alone(texts_of(chunk)))
-    blocking.result(30)
+        np.testing.assert_array_equal(plain[chunk].result(PATIENCE_S).vectors, alone(texts_of(chunk)))
+    blocking.result(PATIENCE_S)
     assert sorted(chunks.device.sizes) == [8, 8, 16]
 
 
@@ -276,8 +276,8 @@ def test_a_lost_device_is_told_to_every_chunk(make: Make) -> None:
     chunks.open()
     for each in found:
         with pytest.raises(DeviceLost):
-            each.result(30)
-    assert not blocking.result(30).errors
+            each.result(PATIENCE_S)
+    assert not blocking.result(PATIENCE_S).errors
 
 
 def test_a_thread_that_ends_lets_nobody_wait(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +286,7 @@ def test_a_thread_that_ends_lets_nobody_wait(make: Make, monkeypatch: pytest.Mon
     monkeypatch.setattr(chunks.launcher, "_take", lambda: 1 / 0)
     second = chunks.begin(texts_of(1, 20))
     with pytest.raises(WorkerSick):
-        second.result(30)
+        second.result(PATIENCE_S)
     chunks.open()
     with pytest.raises(WorkerSick):  # as from now on every chunk
-        first.result(30)
+        first.result(PATIENCE_S)

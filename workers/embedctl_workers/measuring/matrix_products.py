@@ -37,21 +37,21 @@ class MatrixProducts:
     multiply: Callable[[], object]
     wait: Callable[[], None]
 
-    def rate(self, seconds: float) -> float:
-        """FLOP/s, measured for about `seconds`."""
+    def rate(self, seconds: float, *, now: Callable[[], float] = time.perf_counter) -> float:
+        """FLOP/s, measured for about `seconds` by the clock `now`."""
         self.multiply()
         self.wait()
         done, at_once = 0, 1
-        started = before = time.perf_counter()
+        started = before = now()
         while before - started < seconds:
             for _ in range(at_once):
                 self.multiply()
             self.wait()
             done += at_once
-            now = time.perf_counter()
-            if now - before < _AT_LEAST_S:
+            after = now()
+            if after - before < _AT_LEAST_S:
                 at_once *= 2
-            before = now
+            before = after
         return done * self.flop / (before - started)
 
 

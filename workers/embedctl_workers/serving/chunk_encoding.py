@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -117,7 +116,7 @@ class ChunkEncoding:
             return None
 
     def _note_common(self, first: ClaimedChunk, together: Sequence[Prepared], use: _CommonTurn) -> None:
-        now, backend = time.monotonic(), first.encoder.backend
+        now, backend = self._device.in_hand.now(), first.encoder.backend
         lengths = [each.tokens.lengths[rows] for each in together for rows in each.batches]
         work = Work(
             sum(each.rows for each in together),
@@ -177,18 +176,18 @@ class ChunkEncoding:
 
     def _prepare(self, claimed: ClaimedChunk) -> Prepared:
         held = claimed.held
-        began = held.moving_since = time.monotonic()  # a tokeniser may hang as well
+        began = held.moving_since = self._device.in_hand.now()  # a tokeniser may hang as well
         try:
             prepared = claimed.encoder.prepare(claimed.chunk, claimed.job.options, about=held.fields)
         finally:
             held.moving_since = None
-        self._telemetry.staged(held.model, "tokenise", time.monotonic() - began)
+        self._telemetry.staged(held.model, "tokenise", self._device.in_hand.now() - began)
         return prepared
 
     def _encode_at_once(self, claimed: ClaimedChunk, prepared: Prepared) -> EncodedChunk:
         held, use = claimed.held, _OneTurn(self._device, claimed.held)
         encoded = claimed.encoder.encode(prepared, use, self._launcher)
-        now = time.monotonic()
+        now = self._device.in_hand.now()
         self._telemetry.staged(held.model, "encode", now - use.began if use.began else 0.0)
         self._meter.encoded(
             held.model, Work(prepared.rows, encoded.tokens, encoded.positions), began=use.began, ended=now
@@ -202,7 +201,7 @@ class ChunkEncoding:
 
         def announce(row: int) -> None:
             use.check_wanted()
-            claimed.held.moving_since = time.monotonic()
+            claimed.held.moving_since = self._device.in_hand.now()
 
         return encode_carefully(
             claimed.encoder,
@@ -231,7 +230,7 @@ class ChunkEncoding:
             if self._store.renew(held, row) != "ok":
                 raise Stopped
             held.row = row if doubts.is_suspect and row >= 0 else None  # else nothing was checked before it
-            held.moving_since = time.monotonic()
+            held.moving_since = self._device.in_hand.now()
 
         return encode_carefully(
             encoder,
@@ -289,7 +288,7 @@ class _HeldUse(DeviceUse):
         """Note the time, unless the worker is to stop."""
         if self._device.draining.is_set():
             raise _Draining
-        now = self._held.moving_since = time.monotonic()
+        now = self._held.moving_since = self._device.in_hand.now()
         return now
 
 
@@ -316,7 +315,7 @@ class _OneTurn(_HeldUse):
         super().check_wanted()
 
     def on_batch(self, tokens: int) -> None:
-        before, self._batch_began = self._batch_began, time.monotonic()
+        before, self._batch_began = self._batch_began, self._device.in_hand.now()
         self._device.telemetry.batched(self._held.model, self._batch_began - before)
         super().on_batch(tokens)
 

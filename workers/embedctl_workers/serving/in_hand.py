@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from embedctl.store import Doubts
@@ -47,11 +48,16 @@ class Held:
 class InHand:
     """A set of held chunks that threads may share.
 
+    Args:
+        now: the monotonic clock, in seconds.
+
     Attributes:
+        now: the same clock, by which the encodes of its chunks move.
         progressed_ms: when a batch was last finished, in ms by about Redis' clock; 0 before the first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
+        self.now = now
         self._lock = threading.Lock()
         self._held: dict[str, Held] = {}
         self._device_moved = 0.0
@@ -78,7 +84,7 @@ class InHand:
         Args:
             now_ms: by about Redis' clock.
         """
-        held.moving_since = self._device_moved = time.monotonic()
+        held.moving_since = self._device_moved = self.now()
         self.progressed_ms = now_ms
 
     def forgive(self, seconds: float) -> None:
@@ -90,7 +96,7 @@ class InHand:
 
     def quietest(self) -> tuple[Held, float] | None:
         """The chunk whose encode has made no progress for longest, and for how many seconds; None if none encodes."""
-        now = time.monotonic()
+        now = self.now()
         moving = [(held, now - since) for held in self.all() if (since := self._moved(held)) is not None]
         return max(moving, key=lambda each: each[1], default=None)
 
