@@ -64,7 +64,7 @@ def _measure(client: redis.Redis, corpus: Path, parts: Path, records: int) -> No
     client.config_resetstat()
     command = [sys.executable, "-m", "embedctl"]
     began = time.monotonic()
-    key = ["--idempotency-key", "drain"]
+    key = ["--resume", "drain"]
     common = ["--class", "dummy", "--model", "dummy", "-q", "--drain"]
     producer = subprocess.Popen([*command, "submit", str(corpus), *common, *key], stdout=subprocess.PIPE, text=True)
     ids: list[bytes] = []

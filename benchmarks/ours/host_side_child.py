@@ -25,8 +25,9 @@ from tokenizers import Tokenizer
 import embedctl
 from embedctl.broker import Broker
 from embedctl.child import guarded
-from embedctl.enqueue import JobOptions, submit
+from embedctl.enqueue import submit
 from embedctl.job import Job
+from embedctl.job_options import SubmitOptions
 from embedctl.local import private_redis
 from embedctl.records import records_of
 from embedctl_config.loading import load_settings
@@ -132,7 +133,7 @@ class Checkout:
         try:
             submitting = time.process_time()
             records = records_of(texts, max_bytes=self._broker.settings.max_text_bytes)
-            job = submit(self._broker, records, JobOptions(model=MODEL, hardware=CLASS, chunk_size=chunk))
+            job = submit(self._broker, records, SubmitOptions(model=MODEL, hardware=CLASS, chunk_size=chunk))
             submitted = time.process_time()
             before = cpu_seconds(self._pid), cpu_seconds(self._redis)
         finally:

@@ -96,7 +96,8 @@ def _compare(arguments: argparse.Namespace) -> None:
     import numpy as np
 
     from embedctl.broker import Broker
-    from embedctl.enqueue import JobOptions, submit
+    from embedctl.enqueue import submit
+    from embedctl.job_options import SubmitOptions
     from embedctl.local import local_worker, private_redis
     from embedctl_config.cpu import cpu_name
     from embedctl_config.settings import Settings
@@ -135,7 +136,7 @@ def _compare(arguments: argparse.Namespace) -> None:
                 broker = Broker.connect(settings)
 
                 def run_queued() -> tuple[float, int, np.ndarray]:
-                    job = submit(broker, records, JobOptions(model=arguments.model, hardware="cpu"))
+                    job = submit(broker, records, SubmitOptions(model=arguments.model, hardware="cpu"))
                     status = job.wait()
                     assert status.done == len(records), job.errors()
                     assert status.started_at

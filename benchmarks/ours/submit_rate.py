@@ -22,7 +22,8 @@ from pathlib import Path
 
 from embedctl.broker import Broker
 from embedctl.corpus import open_corpus
-from embedctl.enqueue import JobOptions, submit
+from embedctl.enqueue import submit
+from embedctl.job_options import SubmitOptions
 from embedctl.local import private_redis
 from embedctl_config.settings import Settings
 
@@ -75,7 +76,7 @@ def _submit(broker: Broker, path: Path) -> float:
     started = time.perf_counter()
     corpus = open_corpus(str(path), max_bytes=broker.settings.max_text_bytes)
     corpus.check()
-    job = submit(broker, corpus.records(), JobOptions(model="none", hardware="cpu"))
+    job = submit(broker, corpus.records(), SubmitOptions(model="none", hardware="cpu"))
     seconds = time.perf_counter() - started
     job.discard()
     return seconds

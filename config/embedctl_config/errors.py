@@ -225,7 +225,7 @@ class JobUnfinished(JobError):
 class JobStalled(JobError):
     """Raised when the producer of an awaited job died before it had submitted all records.
 
-    To continue the submission, submit the same corpus with `--resume` or with the job's idempotency key.
+    To continue the submission, submit the same corpus with `--resume` and the job's id or its idempotency key.
     """
 
 

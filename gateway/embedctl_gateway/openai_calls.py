@@ -10,7 +10,7 @@ from typing import Any, get_args
 import orjson
 from starlette.responses import JSONResponse, Response
 
-from embedctl.enqueue import Truncation
+from embedctl.job_options import Truncation
 from embedctl.results import Vectors
 from embedctl_gateway.answers import ROWS, answered, floats
 from embedctl_gateway.calls import Call

@@ -22,6 +22,7 @@ from embedctl import enqueue
 from embedctl.broker import Broker
 from embedctl.corpus import KEPT_OF_REQUEST, BatchCorpus, open_corpus
 from embedctl.job import Job
+from embedctl.job_options import SubmitOptions
 from embedctl.notices import Reminder
 from embedctl.output.not_run import EXPIRED, STOPPED, Reason
 from embedctl.store import JobStatus
@@ -349,7 +350,7 @@ class _Work:
             is_auto = self._broker.settings.hardware == "auto"
             self._held.note({"precision": self._precisions(self._batch.facts["model"])[0] if is_auto else ""})
         facts = self._batch.facts
-        options = enqueue.JobOptions(
+        options = SubmitOptions(
             model=facts["model"],
             dimensions=self._batch.number("dimensions") or None,
             precision=facts["precision"] or None,

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
-from embedctl.enqueue import TruncationSide
+from embedctl.job_options import TruncationSide
 from embedctl_config import __version__
 from embedctl_gateway.answers import ROWS, answered, floats
 from embedctl_gateway.calls import MAX_TOKENS, Call

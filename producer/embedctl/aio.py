@@ -15,20 +15,19 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from contextlib import suppress
 from enum import Enum, auto
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn, Self, TypeVar, cast
+from typing import TYPE_CHECKING, NoReturn, Self, TypeVar, Unpack, cast
 
 from embedctl.broker import Broker
-from embedctl.enqueue import JobOptions, Truncation, TruncationSide, parse_budget, stored_records, submit
+from embedctl.enqueue import read_records, submit
 from embedctl.job import Job
-from embedctl.kept import check_keep
+from embedctl.job_options import JobOptions, SubmitOptions
 from embedctl.patience import TimeLimit, check_timeout
 from embedctl.polling import PollingWaiter, ProgressRelay, eventually, in_own_thread, in_shared_thread
 from embedctl.reader import ResultReader
-from embedctl.records import Record, RecordLike, records_of
+from embedctl.records import Record, RecordLike
 from embedctl.results import ChunkVectors, FailedRecord, Vectors
 from embedctl.store import GoneWorker, JobStatus, Suspect, WorkerRow
 from embedctl.submission import SubmitProgress
-from embedctl_config import tenants
 from embedctl_config.errors import JobNotFound
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
@@ -48,31 +47,13 @@ _TIDY_S = 2.0
 async def aenqueue_embeddings(
     texts: Iterable[RecordLike] | AsyncIterable[RecordLike],
     *,
-    model: str | None = None,
-    hardware: str | None = None,
-    precision: str | None = None,
     ids: Iterable[str | int | None] | None = None,
     text_field: str = "text",
     id_field: str = "id",
-    prompt: str | None = None,
-    prompt_name: str | None = None,
-    truncation: Truncation = "truncate",
-    truncation_side: TruncationSide | None = None,
-    normalize: bool = True,
-    dimensions: int | None = None,
-    chunk_size: int | None = None,
-    ttl: float | None = None,
-    idempotency_key: str | None = None,
-    max_errors: int | str | None = None,
-    keep: Sequence[str] = (),
-    count_tokens: bool = False,
-    unique_ids: bool = False,
-    tenant: str | None = None,
-    lane: str = tenants.NORMAL,
-    digests: bool = False,
     timeout: float | None = None,
     progress: SubmitProgress | None = None,
     settings: Settings | None = None,
+    **options: Unpack[JobOptions],
 ) -> AsyncJob:
     """Queue texts for embedding; see :func:`enqueue_embeddings`, whose arguments and errors these are.
 
@@ -83,50 +64,16 @@ async def aenqueue_embeddings(
     key: then the same call continues it.
     """
     check_timeout(timeout)
-    most, share = parse_budget(max_errors)
-    options = JobOptions(
-        model=model,
-        hardware=hardware,
-        precision=precision,
-        prompt=prompt,
-        prompt_name=prompt_name,
-        truncation=truncation,
-        truncation_side=truncation_side,
-        normalize=normalize,
-        dimensions=dimensions,
-        chunk_size=chunk_size,
-        ttl=ttl,
-        idempotency_key=idempotency_key,
-        max_errors=most,
-        max_errors_share=share,
-        keep=check_keep(keep),
-        count_tokens=count_tokens,
-        tenant=tenant,
-        lane=lane,
-        digests=digests,
-    )
+    chosen = SubmitOptions.of(**options)
     feed = _Feed(texts) if isinstance(texts, AsyncIterable) else None
     cancelled = threading.Event()
 
     def work() -> Job:
-        chosen = load_settings() if settings is None else settings
         source = cast("Iterable[RecordLike]", texts) if feed is None else feed
-        broker = Broker.shared(chosen)
-        records = records_of(
-            source,
-            ids=ids,
-            text_field=text_field,
-            id_field=id_field,
-            keep=options.keep,
-            max_bytes=chosen.max_text_bytes,
-            stored=partial(stored_records, broker, idempotency_key, tenant),
-        )
-        if unique_ids:
-            from embedctl.unique import checked  # here, because few calls need it
-
-            records = checked(records)
+        broker = Broker.shared(load_settings() if settings is None else settings)
+        records = read_records(broker, source, chosen, ids=ids, text_field=text_field, id_field=id_field)
         at_hand = feed is None and isinstance(texts, Sized)
-        return submit(broker, _until(cancelled, records), options, report, timeout, at_hand=at_hand)
+        return submit(broker, _until(cancelled, records), chosen, report, timeout, at_hand=at_hand)
 
     loop = asyncio.get_running_loop()
 
@@ -271,8 +218,7 @@ class AsyncJob:
         progress: Callable[[JobStatus], None] | None = None,
         written: Callable[[ChunkVectors], None] | None = None,
         *,
-        on_duplicate_id: str = "error",
-        id: str | None = None,  # noqa: A002  (the flag's name)
+        duplicates: str = "error",
         allow_mixed: bool = False,
         output_type: str | None = None,
     ) -> int:
@@ -285,13 +231,7 @@ class AsyncJob:
             progress,
             written,
             lambda progress, written: self._job.deliver(
-                to,
-                progress,
-                written,
-                on_duplicate_id=on_duplicate_id,
-                id=id,
-                allow_mixed=allow_mixed,
-                output_type=output_type,
+                to, progress, written, duplicates=duplicates, allow_mixed=allow_mixed, output_type=output_type
             ),
         )
 

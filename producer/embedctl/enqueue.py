@@ -6,26 +6,18 @@ import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from functools import partial
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar, Unpack
 
 from embedctl.broker import Broker
 from embedctl.chunking import chunks_of
 from embedctl.cut import ReadAhead
 from embedctl.digests import with_digests
 from embedctl.job import Job
-from embedctl.kept import TEXT_SHA256, TOKENS, check_keep
+from embedctl.job_options import JobOptions, SubmitOptions
 from embedctl.notices import Reminder
-from embedctl.option_checks import (
-    check_dimensions,
-    check_length,
-    check_prompt_known,
-    check_prompt_name,
-    check_result_size,
-    is_whole,
-)
+from embedctl.option_checks import check_against_workers
 from embedctl.patience import came_of_an_absence, check_timeout, patiently
 from embedctl.records import Record, RecordLike, records_of
 from embedctl.routing import cut_by_work, resolve, same_model
@@ -43,61 +35,14 @@ from embedctl_config.errors import (
 )
 from embedctl_config.loading import load_settings
 from embedctl_config.redis_url import tenant_of
-from embedctl_config.settings import MAX_CHUNK_RECORDS, MAX_TTL_S, Settings, check_model_name
+from embedctl_config.settings import Settings
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: The longest prompt (bytes). It is put before each text, and all models take far less.
-MAX_PROMPT_BYTES = 16 * 1024
-#: The longest idempotency key (bytes). `embedctl run` makes its key from paths.
-MAX_KEY_BYTES = 64 * 1024
-#: The vectors of a chunk of at most this size are always smaller than that (records).
-_SMALL_CHUNK = 1024
-
 #: Options that do not have to be the same when a job is resumed.
-_NOT_COMPARED = ("idempotency_key", "resume", "drain", "tenant", "lane")
-
-Truncation = Literal["truncate", "error", "mean"]
-TruncationSide = Literal["left", "right"]
-
-
-@dataclass(frozen=True, slots=True)
-class JobOptions:
-    """The options of a submission; None means the value of the settings.
-
-    `resume` is the id of a job whose producer did not finish. The submission goes on with the same records, and any
-    other option given here must be the same as when the job was begun. `keep` names the fields that the records hold as
-    kept fields, and so must always be the same. `batch_file` marks a job made of an OpenAI batch file. `drain` asks for
-    a job that pauses while Redis holds too many of its results; somebody must drain it. `digests` has each record carry
-    the SHA-256 of its text.
-    """
-
-    model: str | None = None
-    hardware: str | None = None
-    precision: str | None = None
-    prompt: str | None = None
-    prompt_name: str | None = None
-    truncation: Truncation = "truncate"
-    truncation_side: TruncationSide | None = None
-    normalize: bool = True
-    dimensions: int | None = None
-    chunk_size: int | None = None
-    ttl: float | None = None
-    idempotency_key: str | None = None
-    max_errors: int | None = None
-    max_errors_share: float | None = None
-    resume: str | None = None
-    keep: Sequence[str] = ()
-    count_tokens: bool = False
-    batch_file: bool = False
-    drain: bool = False
-    tenant: str | None = None
-    lane: str | None = None
-    digests: bool = False
-
-
+_NOT_COMPARED = ("idempotency_key", "resume", "drain", "duplicates", "tenant", "lane")
 #: The options that only newer jobs hold, and those only if they are set: other jobs look as they always did.
 _LATER_OPTIONS = ("keep", "count_tokens", "batch_file", "digests")
 #: The same, of those that decide vectors.
@@ -107,31 +52,13 @@ _LATER_DECIDING = ("prompt_name", "truncation_side")
 def enqueue_embeddings(
     texts: Iterable[RecordLike],
     *,
-    model: str | None = None,
-    hardware: str | None = None,
-    precision: str | None = None,
     ids: Iterable[str | int | None] | None = None,
     text_field: str = "text",
     id_field: str = "id",
-    prompt: str | None = None,
-    prompt_name: str | None = None,
-    truncation: Truncation = "truncate",
-    truncation_side: TruncationSide | None = None,
-    normalize: bool = True,
-    dimensions: int | None = None,
-    chunk_size: int | None = None,
-    ttl: float | None = None,
-    idempotency_key: str | None = None,
-    max_errors: int | str | None = None,
-    keep: Sequence[str] = (),
-    count_tokens: bool = False,
-    unique_ids: bool = False,
-    tenant: str | None = None,
-    lane: str = tenants.NORMAL,
-    digests: bool = False,
     timeout: float | None = None,
     progress: SubmitProgress | None = None,
     settings: Settings | None = None,
+    **options: Unpack[JobOptions],
 ) -> Job:
     """Queue texts for embedding.
 
@@ -144,42 +71,9 @@ def enqueue_embeddings(
         texts: strings, or mappings with a text and an optional id; any iterable, such as a table's column, read lazily.
             An empty or missing text (None, NaN) becomes a record error, as does a number among texts, and every other
             record gets its vector. An item of any other kind is refused.
-        model: the model's name at the workers; the model of the settings if None.
-        hardware: a hardware class, or "auto" for the fastest that is alive and offers the precision.
-        precision: "fp32", "fp16" or "int8". If None, the class's precision, or fp32 with "auto".
         ids: labels that come back with the vectors, one for each text. They may repeat; None means no label.
         text_field: the field of the text, if `texts` holds mappings.
         id_field: the field of the id, if `texts` holds mappings; a mapping without it has no id.
-        prompt: put before every text; the model's default prompt if None, no prompt if empty.
-        prompt_name: the name of one of the model's own prompts, such as "query", instead of `prompt`. Workers of older
-            versions leave a job with this or the next option to newer ones.
-        truncation_side: the end that a text that is too long loses, "left" or "right"; that of the model's tokenizer if
-            None.
-        truncation: "truncate" encodes the first tokens of a text that is too long and reports it; "error" fails it;
-            "mean" encodes all of it, window by window, and gives the mean of the windows' vectors.
-        normalize: make every vector of unit length.
-        dimensions: keep only this many leading components of each vector, for models made for that (Matryoshka); all if
-            None.
-        chunk_size: most records in a chunk. A chunk has fewer if they are about two seconds' work, or if each live
-            worker can so have a part of the job.
-        ttl: seconds to keep the job after its end. Before, it is kept for at least 7 days after its last progress.
-        idempotency_key: a second call with this key and the same texts returns the same job; if the first call died
-            half-way, the second continues where it stopped. The key is kept as long as the job.
-        max_errors: the error budget: a number of records, or a share such as "1%". More failed records end the job.
-        keep: fields of the mappings that come back with the vectors, such as `("title", "url")`. A field that a mapping
-            does not have is null. At most 32 fields, and 64 KiB for each record.
-        count_tokens: give each record's number of tokens with its vector (:attr:`ChunkVectors.tokens`). Workers of
-            older versions leave such a job to newer ones.
-        unique_ids: refuse an id that occurs twice. That is known once `texts` has been read, so the call raises when
-            all but the end is queued, and the job is cancelled unless it has an idempotency key. Of a
-            small list, nothing is queued.
-        tenant: whom the job belongs to; the tenant of the settings if None. Tenants that wait for the same workers take
-            turns, by the weights in the settings. Workers of older versions leave jobs of other tenants than "default"
-            to newer ones.
-        lane: "interactive" if somebody waits for the vectors, "background" if the job has time: it is done while
-            nothing else waits. Workers of older versions leave jobs of these two lanes to newer ones.
-        digests: give the SHA-256 of each text with its vector (:attr:`ChunkVectors.digests`), and write it into .npy
-            and .parquet files, so that `--since` can tell what has changed. Workers of older versions take part.
         timeout: most seconds that this call may take; None for no limit. The call checks it between chunks and while it
             waits, but not while `texts` is slow to give its next item. If Redis hangs without an answer, the call ends
             at most one socket timeout (10 s) later.
@@ -187,8 +81,10 @@ def enqueue_embeddings(
             records queued so far, and what the call waits for, in words or "". An exception that it raises ends the
             call.
         settings: read from the environment and the configuration files if None.
+        options: those of :class:`JobOptions`, such as `model`, `precision` and `idempotency_key`.
 
     Raises:
+        TypeError: there is no such option.
         SettingsError: an argument or a setting is wrong.
         InputError: `texts` or `ids` is a table or anything else that does not give one item after the other, or an item
             can't be a record.
@@ -202,58 +98,45 @@ def enqueue_embeddings(
         QuotaExceeded: the tenant has as many jobs, or as much waiting, as its limits allow. Nothing is queued. A job
             that has begun waits for room instead.
     """
-    settings = load_settings() if settings is None else settings
-    most, share = parse_budget(max_errors)
-    options = JobOptions(
-        model=model,
-        hardware=hardware,
-        precision=precision,
-        prompt=prompt,
-        prompt_name=prompt_name,
-        truncation=truncation,
-        truncation_side=truncation_side,
-        normalize=normalize,
-        dimensions=dimensions,
-        chunk_size=chunk_size,
-        ttl=ttl,
-        idempotency_key=idempotency_key,
-        max_errors=most,
-        max_errors_share=share,
-        keep=check_keep(keep),
-        count_tokens=count_tokens,
-        tenant=tenant,
-        lane=lane,
-        digests=digests,
-    )
-    broker = Broker.shared(settings)
-    records = records_of(
+    chosen = SubmitOptions.of(**options)
+    broker = Broker.shared(load_settings() if settings is None else settings)
+    records = read_records(broker, texts, chosen, ids=ids, text_field=text_field, id_field=id_field)
+    return submit(broker, records, chosen, progress, timeout, at_hand=isinstance(texts, Sized))
+
+
+def read_records(
+    broker: Broker,
+    texts: Iterable[RecordLike],
+    options: SubmitOptions,
+    *,
+    ids: Iterable[str | int | None] | None,
+    text_field: str,
+    id_field: str,
+) -> Iterator[Record]:
+    """The records in texts, as :func:`enqueue_embeddings` takes them; read lazily."""
+    return records_of(
         texts,
         ids=ids,
         text_field=text_field,
         id_field=id_field,
         keep=options.keep,
-        max_bytes=settings.max_text_bytes,
-        stored=partial(stored_records, broker, idempotency_key, tenant),
+        max_bytes=broker.settings.max_text_bytes,
+        stored=partial(_stored_records, broker, options),
     )
-    if unique_ids:
-        from embedctl.unique import checked  # here, because few calls need it
-
-        records = checked(records)
-    return submit(broker, records, options, progress, timeout, at_hand=isinstance(texts, Sized))
 
 
-def stored_records(broker: Broker, idempotency_key: str | None, tenant: str | None) -> int:
-    """How many records the job of a tenant's idempotency key has; 0 if there is no such job."""
-    if idempotency_key is None:
+def _stored_records(broker: Broker, options: SubmitOptions) -> int:
+    """How many records the job of these options' idempotency key has; 0 if there is no such job."""
+    if options.idempotency_key is None:
         return 0
-    job_id = broker.jobs.with_key(idempotency_key, tenant_for(broker.settings, tenant))
+    job_id = broker.jobs.with_key(options.idempotency_key, tenant_for(broker.settings, options.tenant))
     return 0 if job_id is None else broker.jobs.status(job_id).records
 
 
 def submit(
     broker: Broker,
     records: Iterable[Record],
-    options: JobOptions,
+    options: SubmitOptions,
     progress: SubmitProgress | None = None,
     timeout: float | None = None,
     taking_up: Callable[[JobStatus], object] | None = None,
@@ -273,6 +156,10 @@ def submit(
     broker.connection.check_server()
     # Imports take a while. Where one fails, or is interrupted, there is no job yet.
     broker.tickets.prepare()
+    if options.duplicates == "error":
+        from embedctl.unique import checked  # here, because few calls need it
+
+        records = checked(records)
     ahead = ReadAhead(with_digests(records) if options.digests else records, at_hand=at_hand)
     when_there_is_room = partial(
         _when_there_is_room, progress=progress, deadline=None if timeout is None else began + timeout
@@ -314,27 +201,6 @@ def submit(
     return Job(job.id, broker, sealed_with=submission.chunks)
 
 
-def parse_budget(max_errors: int | str | None) -> tuple[int | None, float | None]:
-    """An error budget as a number of records and as a share of them; None for the one that is not given.
-
-    Raises:
-        SettingsError: it is neither.
-    """
-    if max_errors is None:
-        return None, None
-    text = str(max_errors)
-    try:
-        if text.endswith("%"):
-            share = float(text[:-1]) / 100
-            if 0 <= share <= 1:
-                return None, share
-        elif int(text) >= 0:
-            return int(text), None
-    except ValueError:
-        pass
-    raise SettingsError(f"max_errors {max_errors!r} is neither a number of records such as 100 nor a share such as 1%")
-
-
 def _finished(broker: Broker, whole: WholeJob, progress: SubmitProgress | None, deadline: float | None) -> Job:
     """Send the tickets of a job that was made as a whole."""
     job_id = str(whole.job_id)
@@ -364,11 +230,9 @@ def _when_there_is_room(begin: Callable[[], T], progress: SubmitProgress | None,
     return patiently(begin, pausing=pausing, deadline=deadline, outage_s=0.0)
 
 
-def _begun(broker: Broker, options: JobOptions, ahead: ReadAhead) -> JobStatus:
+def _begun(broker: Broker, options: SubmitOptions, ahead: ReadAhead) -> JobStatus:
     """The job to add to: a new one, the one of this idempotency key, or the one to resume."""
     if options.resume is not None:
-        if options.idempotency_key is not None:
-            raise SettingsError("resume and idempotency_key could name two different jobs: leave one of them out")
         job = broker.jobs.status(broker.jobs.resolve(options.resume))
         _check_same(broker, job, {**_given(options), **_later(options)})
         return job
@@ -384,15 +248,15 @@ def _begun(broker: Broker, options: JobOptions, ahead: ReadAhead) -> JobStatus:
     return job
 
 
-def _later(options: JobOptions) -> dict[str, Any]:
+def _later(options: SubmitOptions) -> dict[str, Any]:
     """The later options as a job holds them: in JSON, or None."""
     return {"keep": list(options.keep) or None, **{name: getattr(options, name) or None for name in _LATER_OPTIONS[1:]}}
 
 
-def _given(options: JobOptions) -> dict[str, Any]:
+def _given(options: SubmitOptions) -> dict[str, Any]:
     """The options given for a job to resume: all that differ from their defaults."""
-    plain = JobOptions()
-    names = (each.name for each in dataclasses.fields(JobOptions) if each.name not in _NOT_COMPARED)
+    plain = SubmitOptions()
+    names = (each.name for each in dataclasses.fields(SubmitOptions) if each.name not in _NOT_COMPARED)
     given = {name: value for name in names if (value := getattr(options, name)) != getattr(plain, name)}
     return {name: value for name, value in given.items() if (name, value) != ("hardware", "auto")}
 
@@ -419,7 +283,7 @@ def tenant_for(settings: Settings, tenant: str | None) -> str:
     return chosen
 
 
-def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
+def job_spec(broker: Broker, options: SubmitOptions) -> JobSpec:
     """The specification of a job: the options completed from the settings, the hardware class resolved, all checked.
 
     Raises:
@@ -427,39 +291,12 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
     """
     settings = broker.settings
     model = settings.model if options.model is None else options.model
-    if wrong := check_model_name(model):
-        raise SettingsError(wrong)
     tenant = tenant_for(settings, options.tenant)
     lane = tenants.NORMAL if options.lane is None else options.lane
-    if wrong := tenants.check_tenant(tenant) or tenants.check_lane(lane):
-        raise SettingsError(wrong)
-    if options.truncation not in get_args(Truncation):
-        raise SettingsError(f"truncation {options.truncation!r} is none of {', '.join(get_args(Truncation))}")
     chunk_size = settings.chunk_size if options.chunk_size is None else options.chunk_size
     ttl = settings.ttl_s if options.ttl is None else options.ttl
-    if not is_whole(chunk_size) or not 1 <= chunk_size <= MAX_CHUNK_RECORDS:
-        raise SettingsError(f"chunk_size {chunk_size!r} is not a whole number between 1 and {MAX_CHUNK_RECORDS}")
-    if options.count_tokens and TOKENS in options.keep:
-        raise SettingsError(
-            f"keep: {TOKENS!r} is what output files call the number of tokens (count_tokens): rename the field, or "
-            "leave one of them out"
-        )
-    if options.digests and TEXT_SHA256 in options.keep:
-        raise SettingsError(
-            f"keep: {TEXT_SHA256!r} is what output files call the digest of a text (digests): rename the field, or "
-            "leave one of them out"
-        )
-    check_length("prompt", options.prompt, MAX_PROMPT_BYTES)
-    check_prompt_name(options.prompt_name, options.prompt)
-    if options.truncation_side is not None and options.truncation_side not in get_args(TruncationSide):
-        raise SettingsError(f"truncation_side {options.truncation_side!r} is neither left nor right")
-    check_length("idempotency_key", options.idempotency_key, MAX_KEY_BYTES)
-    if options.idempotency_key == "":
-        raise SettingsError(
-            "idempotency_key is empty, and so would be the same for every job: give this job a key, or leave it out"
-        )
-    if not (is_whole(ttl) or isinstance(ttl, float)) or not 1 <= ttl <= MAX_TTL_S:
-        raise SettingsError(f"ttl {ttl!r} is not between 1 and {MAX_TTL_S:.0f} seconds")
+    # What comes from the settings is checked like what was given.
+    options = dataclasses.replace(options, model=model, tenant=tenant, lane=lane, chunk_size=chunk_size, ttl=ttl)
     hardware, precision = resolve(
         settings,
         broker.workers,
@@ -467,31 +304,24 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
         hardware=options.hardware or settings.hardware,
         precision=options.precision,
         version=wire.version_for(
-            {**dataclasses.asdict(options), "data": broker.data.is_outside, "tenant": tenant},
-            options.precision or "fp32",
+            {**dataclasses.asdict(options), "data": broker.data.is_outside}, options.precision or "fp32"
         ),
     )
-    if options.prompt_name is not None:
-        check_prompt_known(broker, options.prompt_name, model, hardware)
-    if options.dimensions is not None:
-        check_dimensions(broker, options.dimensions, model, hardware)
-    if chunk_size > _SMALL_CHUNK:
-        check_result_size(broker, chunk_size, options.dimensions, model, hardware)
-    deciding: dict[str, Any] = {
-        "prompt": options.prompt,
-        "truncation": options.truncation,
-        "normalize": options.normalize,
-        "dimensions": options.dimensions,
-        "chunk_size": chunk_size,
-        "chunk_bytes": settings.chunk_bytes,
-    }
+    check_against_workers(broker, options, model, hardware)
     later = {**_later(options), **{name: getattr(options, name) for name in _LATER_DECIDING}}
-    deciding |= {name: value for name, value in later.items() if value is not None}
     return JobSpec(
         model,
         hardware,
         precision,
-        deciding,
+        {
+            "prompt": options.prompt,
+            "truncation": options.truncation,
+            "normalize": options.normalize,
+            "dimensions": options.dimensions,
+            "chunk_size": chunk_size,
+            "chunk_bytes": settings.chunk_bytes,
+            **{name: value for name, value in later.items() if value is not None},
+        },
         ttl,
         options.idempotency_key,
         options.max_errors,

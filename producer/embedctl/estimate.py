@@ -19,7 +19,8 @@ from embedctl.broker import Broker
 from embedctl.chunking import groups_of
 from embedctl.cut import BYTES_PER_TOKEN, ReadAhead
 from embedctl.data import InRedis
-from embedctl.enqueue import JobOptions, job_spec
+from embedctl.enqueue import job_spec
+from embedctl.job_options import SubmitOptions
 from embedctl.records import Record
 from embedctl.routing import cut_by_work
 from embedctl_config import keys
@@ -109,12 +110,12 @@ class _NoBroker:
     data: InRedis = field(default_factory=InRedis)
 
 
-def local_estimate(settings: Settings, records: Iterable[Record], options: JobOptions) -> Estimate:
+def local_estimate(settings: Settings, records: Iterable[Record], options: SubmitOptions) -> Estimate:
     """As :func:`estimate`, without a Redis; `options` name a hardware class."""
     return estimate(cast("Broker", _NoBroker(settings, _NoWorkers())), records, options)
 
 
-def estimate(broker: Broker, records: Iterable[Record], options: JobOptions, *, at_hand: bool = False) -> Estimate:
+def estimate(broker: Broker, records: Iterable[Record], options: SubmitOptions, *, at_hand: bool = False) -> Estimate:
     """Read a corpus once and estimate a job of it. Memory does not grow with the corpus.
 
     `at_hand` is as for :func:`submit`.

@@ -232,8 +232,7 @@ class Job:
         progress: Callable[[JobStatus], None] | None = None,
         written: Callable[[ChunkVectors], None] | None = None,
         *,
-        on_duplicate_id: str = "error",
-        id: str | None = None,  # noqa: A002  (the flag's name)
+        duplicates: str = "error",
         allow_mixed: bool = False,
         output_type: str | None = None,
     ) -> int:
@@ -248,8 +247,8 @@ class Job:
                 forms. It must not hold a password.
             progress: as for :meth:`wait`.
             written: called with each chunk whose records are durable in the database.
-            on_duplicate_id: which record is written if several have the same id: error, first or last.
-            id: `position` makes each id of the job and the record's position. None: the records' own ids.
+            duplicates: which record is written if several have the same id: error, first or last; or `position`, which
+                makes each id of the job and the record's position.
             allow_mixed: write into a table that holds another model's vectors.
             output_type: how the table stores vectors: float32 or float16. None: float32.
 
@@ -270,7 +269,7 @@ class Job:
         from embedctl.sinks.deliver import deliver, options_of
         from embedctl.sinks.registry import sink_of
 
-        options = options_of(on_duplicate_id, id, output_type, allow_mixed=allow_mixed)
+        options = options_of(duplicates, output_type, allow_mixed=allow_mixed)
         sink = sink_of(to, self._broker.settings)
         return deliver(self._waiter, sink, options, progress=progress, written=written).records
 

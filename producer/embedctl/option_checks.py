@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from embedctl.broker import Broker
 from embedctl.records import kind_of
 from embedctl_config.errors import SettingsError
 from embedctl_config.model_names import unknown_prompt
 
+if TYPE_CHECKING:
+    from embedctl.job_options import SubmitOptions
+
 #: Largest size of a chunk's vectors (bytes): the largest value in Redis, less room for ids and errors.
 MAX_VECTOR_BYTES = 448 * 1024 * 1024
+#: The vectors of a chunk of at most this many records are always smaller than that.
+_SMALL_CHUNK = 1024
 #: Most dimensions that a job may ask for: several times those of any model.
 MAX_DIMENSIONS = 65_536
 #: The longest name of a prompt (bytes).
@@ -41,7 +48,17 @@ def check_prompt_name(name: str | None, prompt: str | None) -> None:
         raise SettingsError("prompt and prompt_name would both be put before the text: leave one of them out")
 
 
-def check_prompt_known(broker: Broker, prompt_name: str, model: str, hardware: str) -> None:
+def check_against_workers(broker: Broker, options: SubmitOptions, model: str, hardware: str) -> None:
+    """Refuse what the live workers of a class are known to lack. Options name a chunk size."""
+    if options.prompt_name is not None:
+        _check_prompt_known(broker, options.prompt_name, model, hardware)
+    if options.dimensions is not None:
+        _check_dimensions(broker, options.dimensions, model, hardware)
+    if options.chunk_size is not None and options.chunk_size > _SMALL_CHUNK:
+        _check_result_size(broker, options.chunk_size, options.dimensions, model, hardware)
+
+
+def _check_prompt_known(broker: Broker, prompt_name: str, model: str, hardware: str) -> None:
     """Refuse the name of a prompt that the model lacks. If no worker is alive to tell, every record will fail."""
     offers = broker.workers.offers()
     for offered, offer in offers.items():
@@ -49,7 +66,7 @@ def check_prompt_known(broker: Broker, prompt_name: str, model: str, hardware: s
             raise SettingsError(f"prompt_name {prompt_name!r}: {unknown_prompt(model, offer.prompts)}")
 
 
-def check_dimensions(broker: Broker, dimensions: int, model: str, hardware: str) -> None:
+def _check_dimensions(broker: Broker, dimensions: int, model: str, hardware: str) -> None:
     """Refuse more dimensions than vectors have. If no worker is alive to tell, every record will fail instead."""
     if not is_whole(dimensions) or not 1 <= dimensions <= MAX_DIMENSIONS:
         raise SettingsError(f"dimensions {dimensions!r} is not a whole number between 1 and {MAX_DIMENSIONS}")
@@ -64,7 +81,7 @@ def _dims(broker: Broker, model: str, hardware: str) -> list[int]:
     return [offers[offered].dim for offered in offers if offered[:2] == (hardware, model)]
 
 
-def check_result_size(broker: Broker, chunk_size: int, dimensions: int | None, model: str, hardware: str) -> None:
+def _check_result_size(broker: Broker, chunk_size: int, dimensions: int | None, model: str, hardware: str) -> None:
     """Refuse chunks whose vectors do not fit into a value of Redis, if a live worker or the job tells their size."""
     dim = dimensions or max(_dims(broker, model, hardware), default=0)
     if chunk_size * dim * 4 > MAX_VECTOR_BYTES:

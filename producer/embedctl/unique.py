@@ -148,7 +148,7 @@ def repeated(count: int, lines: list[str]) -> InputError:
     """The error for ids that occur twice. It names some of them."""
     what = "1 id is" if count == 1 else f"{count:,} ids are"
     more = ["…"] if count > len(lines) else []
-    return InputError(f"{what} not unique, and ids must be. Rename them, or omit --unique-ids", *lines, *more)
+    return InputError(f"{what} not unique, and ids must be. Rename them, or give --duplicates all", *lines, *more)
 
 
 @contextmanager

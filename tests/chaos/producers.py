@@ -333,9 +333,9 @@ def _as_program(order: Order) -> list[str]:
 
 def _as_command(order: Order) -> list[str]:
     plan = order.plan
-    command = ["embedctl", "submit", str(order.corpus), "--quiet", "--idempotency-key", plan.key]
+    command = ["embedctl", "submit", str(order.corpus), "--quiet", "--resume", plan.key]
     command += ["--model", plan.model, "--class", plan.hardware, "--ttl", str(plan.ttl_s)]
-    command += ["--truncation", plan.truncation, "--tenant", plan.tenant, "--lane", plan.lane]
+    command += ["--long", plan.truncation, "--tenant", plan.tenant, "--lane", plan.lane]
     command += [] if plan.normalize else ["--no-normalize"]
     command += [] if plan.prompt is None else ["--prompt", plan.prompt]
     command += [] if plan.chunk_size is None else ["--chunk-size", str(plan.chunk_size)]

@@ -256,7 +256,7 @@ def test_a_job_that_ends_while_it_is_submitted_has_a_line_for_each_request(
         ([{"text": "a"}], ["-o", "out.jsonl", "--one-file"], "--one-file is for the .jsonl output of a batch file"),
         (
             [{"text": "a", "id": 1}, {"text": "b", "id": 1}],
-            ["--unique-ids"],
+            ["--duplicates", "error"],
             "requests.jsonl, line 3: its id is that of",
         ),
     ],
@@ -294,13 +294,13 @@ def test_ids_of_standard_input_are_checked_as_they_are_read(
     start_worker()
     twice = '{"text": "a", "id": 1}\n{"text": "b", "id": 1}\n'
     assert embedctl("submit", "-", "--wait", stdin=twice).returncode == 0
-    done = embedctl("submit", "-", "--unique-ids", stdin=twice)
+    done = embedctl("submit", "-", "--duplicates", "error", stdin=twice)
     assert (done.returncode, "record 1: its id is that of record 0" in done.stderr) == (2, True), done.stderr
     requests = "".join(json.dumps(row) + "\n" for row in REQUESTS)
     done = embedctl("submit", "-i", "-", "-o", "r.jsonl", stdin=requests)
     assert done.returncode == 0, done.stderr
     assert_answered(lines_of(short_folder / "r.jsonl"), REQUESTS)
-    cut = embedctl("submit", "-", "-o", "cut.jsonl", "--limit", "3", "--no-unique-ids", stdin=requests)
+    cut = embedctl("submit", "-", "-o", "cut.jsonl", "--limit", "3", "--duplicates", "all", stdin=requests)
     assert cut.returncode == 0, cut.stderr
     assert_answered(lines_of(short_folder / "cut.jsonl"), REQUESTS[:3])
 

@@ -53,7 +53,7 @@ def test_what_was_encoded_once_comes_out_of_the_cache(
     [
         ("--prompt", "query: "),
         ("--no-normalize",),
-        ("--truncation", "mean"),
+        ("--long", "mean"),
         ("--dimensions", "8"),
         ("--class", "half"),
         ("--class", "reseeded"),

@@ -107,7 +107,7 @@ def test_nothing_is_lost_or_doubled_whatever_is_killed(
     rng = random.Random(22)
     own = {**environment, **SMALL}
     log = short_folder / "commands.log"
-    key = ["--idempotency-key", "k", "--chunk-size", "100", "--drain", "-q"]
+    key = ["--resume", "k", "--chunk-size", "100", "--drain", "-q"]
     workers = [start_worker() for _ in range(2)]
     submitter = Forked(["submit", "c.jsonl", *key], own, short_folder, log, log)
     with redis_py.Redis.from_url(redis_server.url) as client:

@@ -231,7 +231,7 @@ def test_dry_run_counts_without_queueing(embedctl: RunEmbedctl, raw: redis_py.Re
     assert facts["tokens"] == str(9 + 9 + 256)
     assert facts["truncated"] == "1"
     assert "6,144 bytes" in done.stdout
-    more = ["--truncation", "mean", "--dimensions", "64"]
+    more = ["--long", "mean", "--dimensions", "64"]
     windows = embedctl("submit", "c.jsonl", "--dry-run", "--class", "cpu", "--model", "all-MiniLM-L6-v2", *more)
     facts = dict(line.split(None, 1) for line in windows.stdout.splitlines())
     assert facts["tokens"] == str(9 + 9 + 600 + 3 * 2)
@@ -249,7 +249,7 @@ def test_dimensions_and_means_come_out_of_the_command_line(
 ) -> None:
     start_worker()
     (short_folder / "c.txt").write_text("a b\n" + "word " * 700 + "\n")
-    options = ["--dimensions", "5", "--truncation", "mean"]
+    options = ["--dimensions", "5", "--long", "mean"]
     done = embedctl("submit", "c.txt", *options, "-o", name)
     assert done.returncode == 0, done.stderr
     if name == "v.npy":

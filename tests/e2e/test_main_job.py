@@ -12,7 +12,8 @@ import redis as redis_py
 
 from embedctl import InputError, JobCancelled, JobState, JobUnfinished, WaitTimeout, enqueue_embeddings
 from embedctl.broker import Broker
-from embedctl.enqueue import JobOptions, submit
+from embedctl.enqueue import submit
+from embedctl.job_options import SubmitOptions
 from embedctl.records import records_of
 from embedctl_config import keys
 from embedctl_config.settings import Settings
@@ -141,7 +142,7 @@ def test_a_producer_that_died_is_taken_up_where_it_stopped(
         yield from texts[:55]
         raise KeyboardInterrupt
 
-    options = JobOptions(idempotency_key="k", chunk_size=10)
+    options = SubmitOptions(idempotency_key="k", chunk_size=10)
     with pytest.raises(KeyboardInterrupt):
         submit(broker, records_of(dies_half_way(), max_bytes=1000), options)
     job_id = active_job_id(broker)
@@ -185,7 +186,7 @@ def test_producers_pause_at_the_high_water_mark(settings: Settings, start_worker
     job = submit(
         broker,
         records_of(texts, max_bytes=10_000),
-        JobOptions(chunk_size=10),
+        SubmitOptions(chunk_size=10),
         lambda records, waiting: paused.append(broker.jobs.status(active_job_id(broker)).waiting_bytes),
     )
     job.wait(timeout=60)

@@ -70,12 +70,12 @@ def test_a_job_names_a_prompt_of_the_model(
 
     (short_folder / "c.txt").write_text("the text\n")
     common = ("submit", "c.txt", "--model", "named", "--class", "cpu")
-    refused = embedctl(*common, "--prompt-name", "passage")
+    refused = embedctl(*common, "--prompt", "@passage")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr == "embedctl: prompt_name 'passage': model named has the prompts document, query\n"
-    done = embedctl(*common, "--prompt-name", "query", "--truncation-side", "left", "--wait")
+    done = embedctl(*common, "--prompt", "@query", "--long", "truncate-left", "--wait")
     assert done.returncode == 0, done.stderr
-    dry = [embedctl(*common, "--dry-run", "--json", *more) for more in ((), ("--prompt-name", "query"))]
+    dry = [embedctl(*common, "--dry-run", "--json", *more) for more in ((), ("--prompt", "@query"))]
     tokens = [json.loads(each.stdout)["tokens"] for each in dry]
     assert tokens[1] > tokens[0]
     shown = embedctl("model", "show", "named")

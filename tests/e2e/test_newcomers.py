@@ -14,7 +14,8 @@ import pytest
 
 from embedctl import AsyncJob, InputError, JobFailed, JobState, aenqueue_embeddings, enqueue_embeddings
 from embedctl.broker import Broker
-from embedctl.enqueue import JobOptions, submit
+from embedctl.enqueue import submit
+from embedctl.job_options import SubmitOptions
 from embedctl.records import Record, make_record
 from embedctl_config.settings import Settings
 from tests.support.jobs import reference
@@ -109,7 +110,7 @@ def test_a_job_of_an_older_version_with_items_of_any_kind_goes_on(
     items: list[Any], settings: Settings, start_worker: StartWorker, broker: Broker
 ) -> None:
     start_worker()
-    options = JobOptions(idempotency_key="k", chunk_size=2)
+    options = SubmitOptions(idempotency_key="k", chunk_size=2)
 
     def dies_half_way() -> Iterator[Record]:
         yield from (make_record(item, None, 1000) for item in items[:2])

@@ -23,7 +23,8 @@ import redis as redis_py
 
 from embedctl import Job, JobLost, JobState, enqueue_embeddings
 from embedctl.broker import Broker
-from embedctl.enqueue import JobOptions, submit
+from embedctl.enqueue import submit
+from embedctl.job_options import SubmitOptions
 from embedctl.output import fetch
 from embedctl.reaper import Reaper
 from embedctl.records import records_of
@@ -264,7 +265,7 @@ def test_a_redis_that_comes_back_empty(
 ) -> None:
     texts = TEXTS[:20]
     name = corpus(short_folder, texts)
-    command = ["submit", name, "--class", "slow", "--chunk-size", "5", "--idempotency-key", "k"]
+    command = ["submit", name, "--class", "slow", "--chunk-size", "5", "--resume", "k"]
     lost = embedctl(*command).stdout.strip()
     waiting = in_background(lambda: embedctl("wait", lost))
     eventually(lambda: any(each["cmd"] == "xread" for each in raw.client_list()))
@@ -316,7 +317,7 @@ def test_a_submission_that_redis_lost_in_a_crash_is_repaired_by_the_same_command
     short_folder: Path,
 ) -> None:
     name = corpus(short_folder)
-    command = ["submit", name, "--class", "slow", "--chunk-size", "5", "--idempotency-key", "k"]
+    command = ["submit", name, "--class", "slow", "--chunk-size", "5", "--resume", "k"]
     settings = broker.settings
     gate = threading.Event()
     submitted = in_background(
@@ -473,7 +474,7 @@ def test_a_full_redis_makes_everybody_wait_and_nobody_drop_anything(
         lambda: submit(
             broker,
             records_of(held_at(23, gate), max_bytes=10_000),
-            JobOptions(hardware="slow", chunk_size=5),
+            SubmitOptions(hardware="slow", chunk_size=5),
             lambda records, waiting_for: told.append((records, waiting_for)),
         )
     )
@@ -610,7 +611,7 @@ def test_sealing_at_the_moment_of_the_last_completion(
 
     for way in (seal_first, seal_last, *[seal_somewhen] * ROUNDS):
         monkeypatch.setattr(broker.jobs, "seal", way)
-        job = submit(broker, records_of(TEXTS[:4], max_bytes=10_000), JobOptions(chunk_size=2))
+        job = submit(broker, records_of(TEXTS[:4], max_bytes=10_000), SubmitOptions(chunk_size=2))
         job.wait(timeout=60)
         assert_whole(job, TEXTS[:4])
 

@@ -157,7 +157,7 @@ def test_only_a_command_that_took_a_job_up_says_so(
         enqueue_embeddings(breaks_off(), chunk_size=2, idempotency_key="k", settings=settings)
     found = embedctl("list").stdout.splitlines()[1].split()[0]
     eventually(lambda: "done       4" in embedctl("status", found).stdout)
-    command = ["submit", corpus.name, "--chunk-size", "2", "--idempotency-key", "k", "--wait"]
+    command = ["submit", corpus.name, "--chunk-size", "2", "--resume", "k", "--wait"]
     continued = embedctl(*command)
     assert continued.stdout.strip() == found
     assert "continued it at 4 records" in continued.stderr

@@ -116,7 +116,7 @@ def test_every_night_the_same_command(
     [
         (("--prompt", "query: "), "another prompt"),
         (("--no-normalize",), "another normalize"),
-        (("--truncation", "mean"), "another truncation"),
+        (("--long", "mean"), "another truncation"),
         (("--dimensions", "8"), "another dimensions"),
         (("--class", "half"), "fp32, not fp16"),
         (("--class", "reseeded"), "other weights"),

@@ -108,7 +108,7 @@ def test_a_job_is_delivered_while_it_runs_if_its_ids_are_positions(
     table = database(request, "pgvector", tmp_path)
     job = enqueue_embeddings(TEXTS, settings=settings, chunk_size=8)
     rig = Rig(worker_broker, settings, DummyBackend(dim=16))
-    thread = threading.Thread(target=lambda: Job.get(job.id, settings).deliver(table.url, id="position"))
+    thread = threading.Thread(target=lambda: Job.get(job.id, settings).deliver(table.url, duplicates="position"))
     thread.start()
     rig.run(job, 0)
     eventually(lambda: table.exists() and len(table.rows()) == 8)
@@ -134,7 +134,7 @@ def test_one_of_several_records_with_an_id_is_written(
 ) -> None:
     items = named()
     items[99]["id"] = "r0"
-    assert encode(items).deliver(lance.url, on_duplicate_id=which) == 99
+    assert encode(items).deliver(lance.url, duplicates=which) == 99
     kept = [i for i in range(100) if i != left]
     assert_records(lance, [items[i]["id"] for i in kept], [TEXTS[i] for i in kept])
 
@@ -333,8 +333,10 @@ def test_run_refuses_ids_before_it_starts_anything(embedctl: RunEmbedctl, short_
     (short_folder / "c.txt").write_text("one\ntwo\n")
     done = embedctl("run", "c.txt", "--class", "dummy", "--to", lance.url, EMBEDCTL_REDIS_URL="")
     assert done.returncode == 2
-    assert "--id position" in done.stderr
-    done = embedctl("run", "c.txt", "--class", "dummy", "--to", lance.url, "--id", "position", EMBEDCTL_REDIS_URL="")
+    assert "--duplicates position" in done.stderr
+    done = embedctl(
+        "run", "c.txt", "--class", "dummy", "--to", lance.url, "--duplicates", "position", EMBEDCTL_REDIS_URL=""
+    )
     assert done.returncode == 0, done.stderr
     assert sorted(label.partition(":")[2] for label in lance.rows()) == ["0", "1"]
 
@@ -344,7 +346,8 @@ def test_run_refuses_ids_before_it_starts_anything(embedctl: RunEmbedctl, short_
     [
         ((), "Missing option '--output' / '-o', or '--to'"),
         (("-o", "x.npy", "--to", "lancedb:x?table=t"), "exclude each other"),
-        (("-o", "x.npy", "--id", "position"), "are for --to URL"),
+        (("-o", "x.npy", "--duplicates", "position"), "are for --to URL"),
+        (("-o", "x.npy", "--duplicates", "error"), "is for --to URL"),
         (("--to", "lancedb:x?table=t", "--format", "npy"), "are for files"),
         (("--to", "lancedb:x?table=t", "--output-type", "int8"), "takes float32 or float16"),
         (("--to", "lancedb:x?table=t", "--drain"), "--drain and a folder"),

@@ -27,14 +27,14 @@ def test_two_workers_share_a_small_file(
     (short_folder / "corpus.txt").write_text("\n".join(TEXTS) + "\n")
     estimated = embedctl("submit", "corpus.txt", "--class", "slow", "--dry-run")
     assert "chunks     4, of at most 512 records and" in estimated.stdout
-    submitted = embedctl("submit", "corpus.txt", "--class", "slow", "--wait", "--idempotency-key", "k")
+    submitted = embedctl("submit", "corpus.txt", "--class", "slow", "--wait", "--resume", "k")
     job_id = submitted.stdout.split()[0]
     job = Job.get(job_id, settings)
     assert job.status().chunks == 4
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
     assert all(job_id in worker.log() for worker in both)
     both[0].stop()
-    again = embedctl("submit", "corpus.txt", "--class", "slow", "--idempotency-key", "k")
+    again = embedctl("submit", "corpus.txt", "--class", "slow", "--resume", "k")
     assert (again.returncode, again.stdout.split()[0]) == (0, job_id)
 
 

@@ -95,15 +95,13 @@ def test_a_tenant_does_all_of_its_work(
     doomed = start_worker("slow")
     become("tenant-acme")
     settings = settings_of("tenant-acme")
-    submitted = embedctl(
-        "submit", "corpus.jsonl", "--class", "slow", "--chunk-size", "5", "--idempotency-key", "nightly"
-    )
+    submitted = embedctl("submit", "corpus.jsonl", "--class", "slow", "--chunk-size", "5", "--resume", "nightly")
     assert submitted.returncode == 0, submitted.stderr
     job = Job.get(submitted.stdout.strip(), settings)
     assert job.status().tenant == "acme"
     assert keys.tag_in(job.id) == tenants.tag_of("acme")
     eventually(lambda: owners(raw, job) and doomed.row().progressed_ms)
-    again = embedctl("submit", "corpus.jsonl", "--class", "slow", "--chunk-size", "5", "--idempotency-key", "nightly")
+    again = embedctl("submit", "corpus.jsonl", "--class", "slow", "--chunk-size", "5", "--resume", "nightly")
     assert again.stdout.strip() == job.id, again.stderr
     doomed.kill()
     become("producer")

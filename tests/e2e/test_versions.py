@@ -429,7 +429,7 @@ def test_a_job_in_fp16_that_was_begun_before_an_upgrade_goes_on_with_its_own_ver
     """Its producer is submitted to again, and its workers are of both versions: all results are as the first reader
     expects them."""
     (short_folder / "c.txt").write_text("\n".join(TEXTS) + "\n")
-    submit = ("submit", "c.txt", "--class", "half", "--chunk-size", "10", "--idempotency-key", "key")
+    submit = ("submit", "c.txt", "--class", "half", "--chunk-size", "10", "--resume", "key")
     before = before_all_else(
         short_folder, f"before-{version}", f"{BEFORE.format(version)}; wire.version_for = lambda *job: {version}"
     )

@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from embedctl.broker import Broker
-from embedctl.enqueue import JobOptions, submit
+from embedctl.enqueue import submit
 from embedctl.job import Job
+from embedctl.job_options import SubmitOptions
 from embedctl.reaper import Reaper
 from embedctl.records import records_of
 from embedctl.store import Holder, PartFacts
@@ -35,7 +36,7 @@ def submits(texts: Sequence[str], keep: Sequence[str] = ()) -> Body:
 
     def body(broker: Broker, job_id: str) -> str:
         records = records_of(items, keep=keep, max_bytes=1000)
-        return str(submit(broker, records, JobOptions(resume=job_id, keep=keep)).wait().state)
+        return str(submit(broker, records, SubmitOptions(resume=job_id, keep=keep)).wait().state)
 
     return body
 

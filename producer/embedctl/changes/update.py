@@ -21,6 +21,7 @@ from embedctl.changes.opening import open_earlier
 from embedctl.changes.plan import Plan, compare
 from embedctl.changes.sources import Sources
 from embedctl.job import Job
+from embedctl.job_options import SubmitOptions
 from embedctl.output import Numbers, is_stdout
 from embedctl.output.about import About, deciding
 from embedctl.output.npy import deleted_beside
@@ -89,7 +90,7 @@ class Update:
     def __init__(
         self,
         broker: Broker,
-        options: enqueue.JobOptions,
+        options: SubmitOptions,
         records: Callable[[], Iterator[Record]],
         output: Path,
         sources: Sources,
@@ -106,7 +107,7 @@ class Update:
 
     def run(
         self,
-        submit: Callable[[Iterator[Record], enqueue.JobOptions], Job],
+        submit: Callable[[Iterator[Record], SubmitOptions], Job],
         write: Callable[[Merged], Sequence[Path]],
     ) -> Outcome:
         """Compare, submit what is new or changed, and write everything.
@@ -143,7 +144,7 @@ class Update:
     def _run(
         self,
         known: _Known,
-        submit: Callable[[Iterator[Record], enqueue.JobOptions], Job],
+        submit: Callable[[Iterator[Record], SubmitOptions], Job],
         write: Callable[[Merged], Sequence[Path]],
     ) -> Outcome:
         plan = self._compare(known)
@@ -240,7 +241,7 @@ class Update:
             same_ids=self._sources.same_ids,
         )
 
-    def _keyed(self, plan: Plan) -> enqueue.JobOptions:
+    def _keyed(self, plan: Plan) -> SubmitOptions:
         """The options with a key of the difference, so that the same command continues its job after a crash."""
         options = {name: value for name, value in self._spec.options.items() if name != "chunk_bytes"}
         key = plan.key(self._spec.model, self._spec.precision, self._spec.max_errors, options)

@@ -7,7 +7,7 @@ import os
 
 import click
 
-from embedctl.cli import corpora, dashboard, delivery, disposal, jobs, listing, operate, run, stack, status
+from embedctl.cli import dashboard, delivery, disposal, jobs, listing, operate, run, stack, status, submit
 from embedctl.cli.options import option
 from embedctl_config import __version__
 from embedctl_config.command_group import CommandGroup
@@ -45,7 +45,7 @@ def main(*, insecure: bool) -> None:
 
 
 for _command in (
-    corpora.submit,
+    submit.submit,
     run.run,
     status.status,
     listing.list_jobs,

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import click
 
 from embedctl.broker import Broker
-from embedctl.cli.options import json_option, option, together
+from embedctl.cli.options import json_option
 from embedctl.corpus import BatchCorpus, Corpus
-from embedctl.drain.places import Place
 from embedctl.job import Job
 from embedctl.sinks.base import Sink
-from embedctl.sinks.deliver import POSITION, Options, deliver, options_of
+from embedctl.sinks.deliver import Options, deliver, options_of
 from embedctl.sinks.ids import Duplicates, no_id, repeated
 from embedctl.sinks.registry import SinkKind, kinds, sink_of
 from embedctl.terminal.columns import Column, arrange, plain
@@ -26,33 +24,6 @@ from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
 
 _COLUMNS = (Column("DATABASE", 8), Column("URL", 8), Column("EXTRA", 5), Column("INSTALLED", 3))
-
-to_options = together(
-    option(
-        "--to",
-        metavar="URL",
-        help="In place of --output, the table of a database that takes each record under its id, such as "
-        "lancedb:///FOLDER?table=NAME. `embedctl sinks` lists the databases.",
-    ),
-    option(
-        "--on-duplicate-id",
-        type=click.Choice([str(each) for each in Duplicates]),
-        help="For --to: which record is written if several have the same id. Default: error, before anything is "
-        "written.",
-    ),
-    option(
-        "--id",
-        "id",
-        type=click.Choice([POSITION]),
-        help="For --to: make each id of the job and the record's position, as JOB:POSITION. Default: the records' own "
-        "ids.",
-    ),
-    option(
-        "--allow-mixed",
-        is_flag=True,
-        help="For --to: write into a table that holds another model's vectors, or records of unknown origin.",
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,40 +46,32 @@ class SinkChoice:
     def of(
         cls,
         settings: Settings,
-        output: Path | Place | None,
+        url: str,
+        duplicates: str | None,
         output_type: str | None,
-        *,
-        to: str | None,
-        on_duplicate_id: str | None,
-        id: str | None,  # noqa: A002  (the flag's name)
         allow_mixed: bool,
-        is_update: bool = False,
-        delete_missing: bool = False,
-    ) -> SinkChoice | None:
-        """The database of `--to`, which can be reached; None without `--to`.
+        *,
+        is_update: bool,
+        delete_missing: bool,
+    ) -> SinkChoice:
+        """The database of a URL, which can be reached.
 
         Raises:
-            click.UsageError: there is an output too, although nothing is brought up to date, or options without `--to`.
-            SettingsError, MissingExtra, OutputError: the URL is not one of a database, or the database can't be used.
+            SettingsError, MissingExtra, OutputError: the URL is not one of a database, or the database can't be used
+                so.
         """
-        if to is None:
-            if on_duplicate_id or id or allow_mixed:
-                raise click.UsageError("--on-duplicate-id, --id and --allow-mixed are for --to URL: omit them")
-            return None
-        if output is not None and not is_update:
-            raise click.UsageError("--output and --to exclude each other without --since: omit one")
-        options = options_of(on_duplicate_id or Duplicates.ERROR, id, output_type, allow_mixed=allow_mixed)
-        if is_update and (options.positions or options.duplicates is not Duplicates.ERROR):
+        options = options_of(duplicates or Duplicates.ERROR, output_type, allow_mixed=allow_mixed)
+        if is_update and options.duplicates is not Duplicates.ERROR:
             raise SettingsError(
                 "with --since, the table has one record for each id of the corpus, from one night to the next: omit "
-                "--id position and --on-duplicate-id"
+                f"--duplicates {options.duplicates}"
             )
-        sink = sink_of(to, settings)
+        sink = sink_of(url, settings)
         if delete_missing and not sink.deletes:
-            raise SettingsError(f"{to}: this kind of database can't delete records: omit --delete-missing")
+            raise SettingsError(f"{url}: this kind of database can't delete records: omit --delete-missing")
         sink.check()
         sink.close()
-        return cls(to, sink, options, is_update, delete_missing)
+        return cls(url, sink, options, is_update, delete_missing)
 
     def checked(self, corpus: Corpus | BatchCorpus) -> SinkChoice:
         """The same choice, after a look at the ids of a corpus, before anything is queued. Records can then be
@@ -120,7 +83,7 @@ class SinkChoice:
         """
         if isinstance(corpus, BatchCorpus):
             raise SettingsError("a batch file is answered in a .jsonl: omit --to, and name a file with -o")
-        if not corpus.rereadable or self.options.positions or self.options.duplicates is not Duplicates.ERROR:
+        if not corpus.rereadable or self.options.duplicates is not Duplicates.ERROR:
             return self
         fix = {"fix": "give each record its own, or omit --to"} if self.is_update else {}
         with UniqueIds() as ids:

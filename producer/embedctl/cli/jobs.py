@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
+from typing import Any
 
 import click
 
 from embedctl.broker import Broker
 from embedctl.cli.corpora import requests_in
-from embedctl.cli.delivery import SinkChoice, to_options
+from embedctl.cli.destination import Destination, destination_options
 from embedctl.cli.json_forms import printed_array, result_json
-from embedctl.cli.options import (
-    chosen_numbers,
-    job_argument,
-    json_option,
-    no_clobber_option,
-    numbers_options,
-    one_file_option,
-    option,
-    output_option,
-    quiet_option,
-)
-from embedctl.cli.results import check_destination, exit_status, may_move, report, save, summary, wait_for
+from embedctl.cli.options import job_argument, json_option, option, quiet_option
+from embedctl.cli.results import exit_status, report, summary, wait_for
 from embedctl.corpus import BATCH_FORMAT
 from embedctl.drain.places import Place
 from embedctl.job import Job
 from embedctl.output import FORMATS
+from embedctl.sinks.ids import Duplicates
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.loading import load_settings
 from embedctl_config.printable import printable
@@ -53,8 +44,11 @@ def wait(ctx: click.Context, /, job_id: str, timeout: float | None, quiet: bool,
 
 @click.command()
 @job_argument
-@output_option()
-@to_options
+@destination_options(
+    Duplicates,
+    "For --to: which record is written if several have the same id; position makes each id of the job and the record's "
+    "position, as JOB:POSITION. Default: error, before anything is written.",
+)
 @option(
     "--drain",
     "drains",
@@ -81,30 +75,20 @@ def wait(ctx: click.Context, /, job_id: str, timeout: float | None, quiet: bool,
     help="The batch file that the job was made of: its requests that were not run, because the job was stopped, was "
     "cancelled or expired, then have a line of their own.",
 )
-@one_file_option
-@numbers_options
-@no_clobber_option
 @quiet_option
 @json_option
 @click.pass_context
 def fetch(
     ctx: click.Context,
     /,
+    *,
     job_id: str,
-    output: Path | Place | None,
-    to: str | None,
-    on_duplicate_id: str | None,
-    id: str | None,  # noqa: A002  (the flag's name)
-    allow_mixed: bool,
     drains: bool,
     file_format: str | None,
     input_files: tuple[str, ...],
-    one_file: bool,
-    output_type: str | None,
-    ranges: Path | None,
-    no_clobber: bool,
     quiet: bool,
     as_json: bool,
+    **given: Any,
 ) -> None:
     """Write a job's vectors, and wait for any that are not ready yet.
 
@@ -116,47 +100,43 @@ def fetch(
 
     With --to in place of --output, each record that has a vector goes into a table of a database, under its id.
     """
-    if output is None and to is None:
-        raise click.UsageError("Missing option '--output' / '-o', or '--to'.")
-    if drains is not isinstance(output, Place):
-        raise click.UsageError("--drain and a folder, such as -o vectors/, go together.")
-    if drains and (file_format is not None or one_file or input_files):
-        raise click.UsageError("--format, --one-file and --input-file are for files: omit them, or name one with -o.")
     settings = load_settings()
-    numbers = chosen_numbers(output_type, ranges)
-    sink = SinkChoice.of(
-        settings, output, output_type, to=to, on_duplicate_id=on_duplicate_id, id=id, allow_mixed=allow_mixed
-    )
-    if output is not None:
-        check_destination(output, (), clobber=not no_clobber, as_json=as_json, numbers=numbers)
-    elif file_format is not None or one_file or input_files or no_clobber or ranges is not None:
-        raise click.UsageError(
-            "--format, --one-file, --input-file, --no-clobber and --ranges are for files: omit them."
-        )
+    _refuse_senseless(given, drains=drains, for_batch=file_format is not None or bool(input_files))
+    destination = Destination.taken_from(given, settings)
+    destination.check(as_json=as_json)
     job = Job.get(job_id)
     requests = requests_in(settings, input_files) if input_files else None
-    written: Sequence[Path | str] = ()
-    with JobProgress(quiet=quiet, moving=may_move(output)) as progress:
+    with JobProgress(quiet=quiet, moving=destination.may_move) as progress:
         broker = Broker.shared(settings)
         progress.now_ms = broker.connection.about_now_ms
-        if sink is not None:
-            sink.save(job, broker, progress)
-        elif output is not None:
-            written = save(
-                job,
-                output,
-                progress,
-                clobber=not no_clobber,
-                file_format=file_format,
-                one_file=one_file,
-                numbers=numbers,
-                requests=requests,
-            )
+        written = destination.save(job, broker, progress, file_format=file_format, requests=requests)
     ended = job.status()
     report(ended, progress)
     if as_json:
         click.echo(result_json(ended, summary(ended), written))
     ctx.exit(exit_status(ended))
+
+
+def _refuse_senseless(given: Mapping[str, Any], *, drains: bool, for_batch: bool) -> None:
+    """Refuse options of `fetch` that have no meaning together.
+
+    Args:
+        given: those of the destination.
+        for_batch: whether --format or --input-file is given.
+    """
+    if given["output"] is None and given["to"] is None:
+        raise click.UsageError("Missing option '--output' / '-o', or '--to'.")
+    if drains is not isinstance(given["output"], Place):
+        raise click.UsageError("--drain and a folder, such as -o vectors/, go together.")
+    for_file = for_batch or given["one_file"]
+    if drains and for_file:
+        raise click.UsageError("--format, --one-file and --input-file are for files: omit them, or name one with -o.")
+    if given["output"] is None and (for_file or given["no_clobber"] or given["ranges"] is not None):
+        raise click.UsageError(
+            "--format, --one-file, --input-file, --no-clobber and --ranges are for files: omit them."
+        )
+    if given["to"] is None and given["duplicates"] is not None:
+        raise click.UsageError("--duplicates is for --to URL: omit it")
 
 
 @click.command()

@@ -1,24 +1,17 @@
-"""Waiting for jobs and writing their vectors, for several commands."""
+"""Waiting for jobs and what became of them, for several commands."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 
-import click
-
-from embedctl import output
-from embedctl.corpus import BatchCorpus
-from embedctl.drain.places import MANIFEST, Place
+from embedctl.drain.places import MANIFEST
 from embedctl.job import Job
 from embedctl.overview import average
 from embedctl.store import JobState, JobStatus
 from embedctl.terminal.progress import JobProgress
-from embedctl_config.errors import ExitStatus, OutputError
+from embedctl_config.errors import ExitStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,111 +46,6 @@ def wait_for(job: Job, progress: JobProgress, timeout: float | None = None) -> J
         return job.wait(timeout, progress.running)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"job {job.id} goes on: embedctl wait {job.id}") from None
-
-
-def check_destination(
-    path: Path | Place,
-    keep: Sequence[str],
-    *,
-    clobber: bool,
-    as_json: bool,
-    numbers: output.Numbers | None,
-    batch: bool = False,
-) -> None:
-    """Check beforehand that vectors can go to a path, and that a JSON value may be printed as well.
-
-    Args:
-        keep, clobber, batch: as for :func:`output.check_output`.
-
-    Raises:
-        click.UsageError: both would be printed.
-        SettingsError, OutputError, MissingExtra: as for :func:`output.check_output`.
-    """
-    if isinstance(path, Place):
-        _check_folder(path, clobber=clobber)
-        return
-    if as_json and output.is_stdout(path):
-        raise click.UsageError("--json and --output - both print to standard output: name a file, or omit --json")
-    output.check_output(path, keep, clobber=clobber, numbers=numbers, batch=batch)
-
-
-def _check_folder(folder: Place, *, clobber: bool) -> None:
-    folder.check()  # first, because the extra s3 has all that its parts need
-    import_module("embedctl.drain.part")  # raises MissingExtra without pyarrow
-    if not clobber and MANIFEST in folder.names():
-        raise OutputError(f"{folder.name} holds the parts of a job: choose another folder, or remove it")
-
-
-def save(
-    job: Job,
-    path: Path | Place,
-    progress: JobProgress,
-    *,
-    clobber: bool = True,
-    file_format: str | None = None,
-    one_file: bool = False,
-    numbers: output.Numbers | None = None,
-    requests: BatchCorpus | None = None,
-) -> Sequence[Path | str]:
-    """Write a job's vectors as they come, and show the progress of both. Vectors in the parts of a folder leave Redis.
-
-    Args:
-        clobber, file_format, one_file, numbers: as for :func:`output.fetch`.
-        requests: the batch file that the job was made of.
-
-    Raises:
-        KeyboardInterrupt: says how to return to the job.
-    """
-    progress.begin_writing()
-    if isinstance(path, Place):
-        return _save_parts(job, path, progress, numbers)
-    try:
-        written = output.fetch(
-            job,
-            path,
-            file_format=file_format,
-            one_file=one_file,
-            progress=progress.running,
-            written=progress.written,
-            clobber=clobber,
-            numbers=numbers,
-            requests=None if requests is None else requests.requests,
-        )
-        status = job.wait(progress=progress.running)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"job {job.id} goes on: embedctl fetch {job.id} -o {path}") from None
-    if written:
-        progress.say("Wrote " + ", ".join(map(str, written)))
-    kept = status.options.get("keep")
-    if kept and not output.holds_kept_fields(path) and not output.is_of_batch(status):
-        progress.say(f"Not in {path}: the kept fields ({', '.join(kept)}). Fetch into a .jsonl or .parquet to get them")
-    return written
-
-
-def _save_parts(job: Job, folder: Place, progress: JobProgress, numbers: output.Numbers | None) -> list[str]:
-    kind, ranges = (None, None) if numbers is None else (numbers.kind, numbers.ranges)
-    try:
-        written = job.drain(folder.name, progress.running, written=progress.written, output_type=kind, ranges=ranges)
-    except KeyboardInterrupt:
-        same = "" if kind is None else f" --output-type {kind}"
-        raise KeyboardInterrupt(
-            f"job {job.id} goes on: embedctl fetch {job.id} -o {folder.path_of('')} --drain{same}"
-        ) from None
-    progress.say(f"Wrote {len(written) - 1:,} parts and {MANIFEST} into {folder.name}")
-    return written
-
-
-def may_move(path: Path | Place | None) -> bool:
-    """Whether a line of progress may move while vectors go to this path: not below records on the same terminal."""
-    if (
-        path is None
-        or isinstance(path, Place)
-        or not output.is_stdout(path)
-        or sys.stdout is None
-        or not sys.stdout.isatty()
-    ):
-        return True
-    return not sys.stderr.isatty() or not os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
 
 
 def summary(status: JobStatus, continued_at: int | None = None) -> Summary:
@@ -197,7 +85,7 @@ def _why_ended(status: JobStatus, *, is_freed: bool) -> str:
 
 
 def failures_in(written: Sequence[Path | str]) -> str:
-    """Of the files that :func:`save` wrote, the one that names the failed records."""
+    """Of the files that were written, the one that names the failed records."""
     if not written:
         return "standard output"
     place, _, last = str(written[-1]).rpartition("/")

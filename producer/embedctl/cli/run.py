@@ -14,24 +14,12 @@ from typing import Any
 import click
 
 from embedctl.broker import Broker
-from embedctl.cli.changes import Asked, to_encode, update
-from embedctl.cli.completion import complete_class
-from embedctl.cli.corpora import CorpusChoice, print_estimate, submit_choice
-from embedctl.cli.delivery import SinkChoice, list_failed, to_options
+from embedctl.cli.changes import to_encode, update
+from embedctl.cli.delivery import list_failed
+from embedctl.cli.job_command import JobCommand, job_options
 from embedctl.cli.json_forms import result_json
-from embedctl.cli.options import (
-    changes_options,
-    chosen_numbers,
-    corpus_options,
-    cpus_option,
-    json_option,
-    no_clobber_option,
-    numbers_options,
-    one_file_option,
-    option,
-    output_option,
-)
-from embedctl.cli.results import check_destination, exit_status, failures_in, may_move, report, save, summary
+from embedctl.cli.options import SectionedCommand, option, section
+from embedctl.cli.results import exit_status, failures_in, report, summary
 from embedctl.cli.update_report import report_update
 from embedctl.corpus import BatchCorpus, Corpus
 from embedctl.drain.places import Place
@@ -40,59 +28,33 @@ from embedctl.estimate import local_estimate
 from embedctl.job import Job
 from embedctl.output import is_stdout
 from embedctl.routing import local_class
+from embedctl.store import JobStatus
 from embedctl.terminal.progress import JobProgress
 from embedctl_config import wire
 from embedctl_config.errors import JobError, JobLost, JobNotFound, JobStalled
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
 
-#: Options that came later, and name a command only if they are given.
-_NEWER = ("input_files", "unique_ids", "tenant", "lane", "prompt_name", "truncation_side")
+_worker_options = section(
+    "Worker",
+    option("--cpus", help="CPUs for the worker, such as 0-3. Default: all."),
+    option(
+        "--pull",
+        is_flag=True,
+        help="Download the model from the hub first, if this command starts a worker and the model is not on this "
+        "machine.",
+    ),
+)
 
 
-@click.command()
-@corpus_options
-@changes_options
-@option(
-    "--class",
-    "hardware",
-    shell_complete=complete_class,
-    help="The hardware class. Default: the setting, or cpu if that is auto.",
+@click.command(cls=SectionedCommand)
+@job_options(
+    _worker_options,
+    hardware="The hardware class. Default: the setting, or cpu if that is auto.",
+    dry_run="Start and write nothing; print an estimate of the job's size.",
 )
-@cpus_option
-@output_option()
-@to_options
-@one_file_option
-@numbers_options
-@no_clobber_option
-@option(
-    "--pull",
-    is_flag=True,
-    help="Download the model from the hub first, if this command starts a worker and the model is not on this machine.",
-)
-@option("--dry-run", is_flag=True, help="Start and write nothing; print an estimate of the job's size.")
-@json_option
 @click.pass_context
-def run(
-    ctx: click.Context,
-    /,
-    *,
-    output: Path | Place | None,
-    to: str | None,
-    on_duplicate_id: str | None,
-    id: str | None,  # noqa: A002  (the flag's name)
-    allow_mixed: bool,
-    one_file: bool,
-    output_type: str | None,
-    ranges: Path | None,
-    no_clobber: bool,
-    cpus: str | None,
-    pull: bool,
-    dry_run: bool,
-    quiet: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def run(ctx: click.Context, /, *, hardware: str | None, cpus: str | None, pull: bool, **given: Any) -> None:
     """Embed CORPUS on this machine alone and write the vectors to --output, or into the database of --to.
 
     CORPUS is one or more of: a .jsonl, .json, .csv, .tsv, .txt or .parquet file, optionally compressed (.gz or .zst);
@@ -104,96 +66,49 @@ def run(
     own if there are none, or if --cpus is given. After a crash, the same command continues where it stopped.
     """
     settings = load_settings()
-    asked = Asked.taken_from(options, to)
-    numbers = chosen_numbers(output_type, ranges)
-    sink = SinkChoice.of(
-        settings,
-        output,
-        output_type,
-        to=to,
-        on_duplicate_id=on_duplicate_id,
-        id=id,
-        allow_mixed=allow_mixed,
-        is_update=asked.to is not None,
-        delete_missing=asked.delete_missing,
-    )
-    options["hardware"] = local_class(settings, options["hardware"])
-    choice = CorpusChoice.of(settings, output=output, **options)
-    if dry_run:
-        choice = choice.checked(as_json=as_json)
-        asked.check(choice, output)
-        records = to_encode(choice, asked, output, numbers, None)
-        print_estimate(local_estimate(settings, records, choice.options), as_json=as_json)
-        return
-    if output is None and sink is None:
+    command = JobCommand.of(settings, hardware=local_class(settings, hardware), **given)
+    if not (command.dry_run or command.destination.is_given):
         raise click.UsageError("Missing option '--output' / '-o', or '--to'.")
-    choice.check_one_file(one_file, output)
-    asked.check(choice, output)
-    if output is not None:
-        check_destination(
-            output,
-            choice.keep,
-            clobber=not no_clobber,
-            as_json=as_json,
-            numbers=numbers,
-            batch=choice.is_batch and not one_file,
-        )
-    command = _command(settings, output, to, cpus=cpus, **options, **asked.named())
-    key = _run_key(choice.corpus, command)
-    choice = choice.checked(as_json=as_json)
-    sink = sink and sink.checked(choice.corpus)
-    name = key or secrets.token_hex(8)
-    kind = command if key else name
-    model = choice.options.model or settings.model
-    precision = settings.hardware_class(options["hardware"]).precision
-    tenant = tenant_for(settings, choice.options.tenant)
-    version = wire.version_for({**asdict(choice.options), "tenant": tenant}, precision)
-    progress = JobProgress(quiet=quiet, moving=may_move(output))
-    stack = _stack(settings, name, kind, options["hardware"], model, version, cpus, progress.loading, pull=pull)
-    if isinstance(output, Path) and asked.applies(choice, output):
-        with progress, stack as (ours, progress.watch, token):
-            broker = Broker.connect(ours)
-            choice = choice.keyed(key and key + token)
-            outcome = update(
-                broker,
-                choice,
-                asked,
-                output,
-                progress,
-                submit_choice,
-                numbers=numbers,
-                clobber=not no_clobber,
-                sink=sink,
-            )
-            broker.close()
-            progress.stopping()
-        ctx.exit(report_update(outcome, output, progress, as_json=as_json))
-    with progress, stack as (ours, progress.watch, token):
+    command.check()
+    if command.dry_run:
+        command = command.checked()
+        command.print_estimate(local_estimate(settings, to_encode(command, None), command.choice.options))
+        return
+    name = _named(settings, command, cpus)
+    key = _run_key(command.choice.corpus, name)
+    command = command.checked()
+    progress = command.progress()
+    path = command.updated
+    with progress, _stack(settings, command, name, key, cpus, progress.loading, pull=pull) as (ours, watch, token):
+        progress.watch = watch
         broker = Broker.connect(ours)
-        job = submit_choice(broker, choice.keyed(key and key + token), progress, output, numbers)
-        written: Sequence[Path | str] = ()
-        with _freed_unless_it_goes_on(job, resumable=key is not None):
-            if sink is not None:
-                sink.save(job, broker, progress)
-                list_failed(job, progress)
-            elif output is not None:
-                written = save(
-                    job,
-                    output,
-                    progress,
-                    clobber=not no_clobber,
-                    one_file=one_file,
-                    numbers=numbers,
-                    requests=choice.requests(output),
-                )
-        status = job.status()
-        job.discard()
+        command = command.keyed(key and key + token)
+        if path is not None:
+            outcome = update(broker, command, path, progress)
+        else:
+            status, written = _encoded(command, broker, progress)
         broker.close()
         progress.stopping()
-    report(status, progress, failed_in="the lines above" if sink is not None else failures_in(written))
-    if as_json:
+    if path is not None:
+        ctx.exit(report_update(outcome, path, progress, as_json=command.as_json))
+    failed_in = "the lines above" if command.destination.sink is not None else failures_in(written)
+    report(status, progress, failed_in=failed_in)
+    if command.as_json:
         click.echo(result_json(status, summary(status, progress.continued_at), written))
     ctx.exit(exit_status(status))
+
+
+def _encoded(command: JobCommand, broker: Broker, progress: JobProgress) -> tuple[JobStatus, Sequence[Path | str]]:
+    """Run the job and free it; returns how it ended, and the files that were written."""
+    destination, choice = command.destination, command.choice
+    job = command.submit(broker, progress)
+    with _freed_unless_it_goes_on(job, resumable=choice.options.idempotency_key is not None):
+        written = destination.save(job, broker, progress, requests=choice.requests(destination.path))
+        if destination.sink is not None:
+            list_failed(job, progress)
+    status = job.status()
+    job.discard()
+    return status, written
 
 
 @contextmanager
@@ -226,28 +141,32 @@ def _freed_unless_it_goes_on(job: Job, *, resumable: bool) -> Iterator[None]:
 @contextmanager
 def _stack(
     settings: Settings,
-    name: str,
-    kind: str,
-    hardware: str,
-    model: str,
-    version: int,
+    command: JobCommand,
+    named: str,
+    key: str | None,
     cpus: str | None,
     say: Callable[[str], None],
     *,
     pull: bool,
 ) -> Iterator[tuple[Settings, Callable[[], None], str]]:
-    """A Redis, unless one is configured, and a worker, unless one for jobs of this version lives there, for as long as
-    the block lasts.
+    """A Redis, unless one is configured, and a worker, unless one for such jobs lives there, for as long as the block
+    lasts.
 
-    With `cpus`, the worker is always our own. With `pull`, a model that it lacks is downloaded.
+    With `cpus`, the worker is always our own. With `pull`, a model that it lacks is downloaded. The state folder is
+    named by the run's key, if it has one, and then knows commands that are `named` so.
 
     Yields the settings for this Redis, a function that raises WorkerError if the worker has ended, and the end of the
     job's key. If the block fails, its state folder stays, and the next block of this name continues with it.
     """
     from embedctl import local
 
-    settings.hardware_class(hardware)
-    with local.state_of(settings, name, kind=kind) as folder:
+    options = command.choice.options
+    model, hardware = options.model or settings.model, str(options.hardware)
+    precision = settings.hardware_class(hardware).precision
+    tenant = tenant_for(settings, options.tenant)
+    version = wire.version_for({**asdict(options), "tenant": tenant}, precision)
+    name = key or secrets.token_hex(8)
+    with local.state_of(settings, name, kind=named if key else name) as folder:
         if local.was_begun_otherwise(folder):
             say("The corpus has changed since this command was interrupted: starting over")
         redis = nullcontext(settings) if settings.redis_url else local.private_redis(settings, folder)
@@ -271,19 +190,17 @@ def _stack(
         local.forget(folder)
 
 
-def _command(settings: Settings, output: Path | Place | None, to: str | None, **options: Any) -> str:
+def _named(settings: Settings, command: JobCommand, cpus: str | None) -> str:
     """A name for this command with its options, whatever its corpus holds now."""
-    # Newer options, if they are not given, leave the name as it was.
-    options = {name: value for name, value in options.items() if value or name not in _NEWER}
     decided = [settings.model, settings.chunk_size, settings.chunk_bytes, settings.max_text_bytes]
+    destination = command.destination
+    to = None if destination.sink is None else destination.sink.url
+    return _digest([_target(destination.path), to, decided, {**command.named, "cpus": cpus}])
+
+
+def _target(output: Path | Place | None) -> str | None:
     if output is None:
-        return _digest([["to", to], {"decided": decided, **options}])
-    if to is not None:
-        options["to"] = to
-    return _digest([_target(output), {"decided": decided, **options}])
-
-
-def _target(output: Path | Place) -> str:
+        return None
     if isinstance(output, Place):
         return output.name
     return "-" if is_stdout(output) else str(output.resolve())

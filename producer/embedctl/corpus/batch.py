@@ -35,7 +35,7 @@ _MAX_INPUTS = 2048
 _TAKEN = ("model", "input", "dimensions", "encoding_format", "user")
 #: Fields of other servers → what to do with them.
 _INSTEAD = {
-    "truncate_prompt_tokens": "leave it out, and give --truncation for all requests",
+    "truncate_prompt_tokens": "leave it out, and give --long for all requests",
     "input_type": "leave it out, and give --prompt for all requests",
     "normalize": "leave it out, and give --normalize or --no-normalize for all requests",
 }

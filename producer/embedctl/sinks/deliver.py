@@ -39,9 +39,6 @@ _SAMPLE, _OF_EACH = 100, 10
 #: Ids that a message names.
 _NAMED = 10
 
-#: The word for ids that are made of positions.
-POSITION = "position"
-
 Progress = Callable[[JobStatus], None]
 Written = Callable[[ChunkVectors], None]
 T = TypeVar("T")
@@ -53,14 +50,12 @@ class Options:
 
     Attributes:
         duplicates: which record is written if several have the same id.
-        positions: make ids of the job and the position, in place of the records' own.
         ids_are_unique: the caller has found the ids to be there and unique, so they are not read beforehand.
         allow_mixed: write into a table with another model's vectors.
         output_type: float32 or float16; None: float32, but not restored from what is coarser.
     """
 
     duplicates: Duplicates = Duplicates.ERROR
-    positions: bool = False
     ids_are_unique: bool = False
     allow_mixed: bool = False
     output_type: OutputType | None = None
@@ -68,26 +63,25 @@ class Options:
     def __post_init__(self) -> None:
         if self.output_type not in (None, OutputType.FLOAT32, OutputType.FLOAT16):
             raise SettingsError(f"a database takes float32 or float16, not {self.output_type}")
-        if self.positions and self.duplicates is not Duplicates.ERROR:
-            raise SettingsError("ids of positions are unique: leave out --on-duplicate-id (on_duplicate_id= in Python)")
+
+    @property
+    def positions(self) -> bool:
+        """Whether ids are made of the job and the position, in place of the records' own."""
+        return self.duplicates is Duplicates.POSITION
 
 
-def options_of(on_duplicate_id: str, ids: str | None, output_type: str | None, *, allow_mixed: bool) -> Options:
+def options_of(duplicates: str, output_type: str | None, *, allow_mixed: bool) -> Options:
     """Options from the words that users give.
 
-    Args:
-        ids: `position`, or None for the records' own ids.
-
     Raises:
-        SettingsError: a word is unknown, or two options exclude each other.
+        SettingsError: a word is unknown.
     """
-    if ids not in (None, POSITION):
-        raise SettingsError(f"id is {POSITION!r}, or nothing for the records' own ids, not {ids!r}")
-    if on_duplicate_id not in list(Duplicates):
-        raise SettingsError(f"on_duplicate_id is one of {', '.join(Duplicates)}, not {on_duplicate_id!r}")
+    if duplicates not in list(Duplicates):
+        raise SettingsError(f"for a database, duplicates is one of {', '.join(Duplicates)}, not {duplicates!r}")
     numbers = numbers_of(output_type, None)
-    kind = None if numbers is None else numbers.kind
-    return Options(Duplicates(on_duplicate_id), ids == POSITION, allow_mixed=allow_mixed, output_type=kind)
+    return Options(
+        Duplicates(duplicates), allow_mixed=allow_mixed, output_type=None if numbers is None else numbers.kind
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,18 +14,17 @@ from embedctl_config.errors import InputError
 
 #: Records without an id that are named.
 _NAMED = 10
-_FIX = "use --id position, which makes ids of the job and the position (id='position' in Python)"
-_FIX_TWICE = (
-    f"write the first or the last one with --on-duplicate-id first|last (on_duplicate_id= in Python), or {_FIX}"
-)
+_FIX = "use --duplicates position, which makes ids of the job and the position (duplicates= in Python)"
+_FIX_TWICE = f"write the first or the last one with --duplicates first|last, or {_FIX}"
 
 
 class Duplicates(StrEnum):
-    """Which record is written if several have the same id."""
+    """Which record is written if several have the same id. With POSITION, none have: ids are made of positions."""
 
     ERROR = "error"
     FIRST = "first"
     LAST = "last"
+    POSITION = "position"
 
 
 class LeftOut:

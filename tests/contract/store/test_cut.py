@@ -12,8 +12,9 @@ import redis as redis_py
 from embedctl import CorpusChanged, InputError, Job, aenqueue_embeddings, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.chunking import chunks_of
-from embedctl.enqueue import JobOptions, job_spec, submit
+from embedctl.enqueue import job_spec, submit
 from embedctl.estimate import estimate
+from embedctl.job_options import SubmitOptions
 from embedctl.records import records_of
 from embedctl.store import ServedModel, workers
 from embedctl_config import keys, wire
@@ -95,7 +96,7 @@ def test_a_submission_that_died_goes_on_alike_with_other_workers(
     raw.delete(keys.producer(job_id))
     leave(broker)
     beat(broker, 5)
-    options = JobOptions(idempotency_key="k") if by_key else JobOptions(resume=job_id)
+    options = SubmitOptions(idempotency_key="k") if by_key else SubmitOptions(resume=job_id)
     job = submit(broker, records_of(TEXTS, max_bytes=10_000), options, at_hand=True)
     assert job.id == job_id
     assert rows_of(broker, job) == [10] * 9 + [6]
@@ -125,14 +126,14 @@ def test_versions_before_this_one_cut_a_job_alike(settings: Settings, broker: Br
     job = enqueue_embeddings(TEXTS, settings=settings)
     status = job.status()
     assert status.version == 1
-    assert status.options.keys() == job_spec(broker, JobOptions()).options.keys()
+    assert status.options.keys() == job_spec(broker, SubmitOptions()).options.keys()
     rows, size = status.options["chunk_size"], status.options["chunk_bytes"]
     chunks = chunks_of(records_of(TEXTS, max_bytes=10_000), max_rows=rows, max_bytes=size)
     assert [wire.encode_input(chunk, 1) for chunk in chunks] == [broker.jobs.input(job.id, at) for at in range(4)]
 
 
 def test_a_job_of_a_version_before_this_one_goes_on_as_it_was_cut(settings: Settings, broker: Broker) -> None:
-    before = job_spec(broker, JobOptions(idempotency_key="k"))
+    before = job_spec(broker, SubmitOptions(idempotency_key="k"))
     job_id, _ = broker.jobs.create(before)
     beat(broker, 2)
     job = enqueue_embeddings(TEXTS, idempotency_key="k", settings=settings)
@@ -157,8 +158,8 @@ def test_a_single_text_costs_no_further_question(settings: Settings, broker: Bro
 
 def test_an_estimate_tells_the_chunks(settings: Settings, broker: Broker) -> None:
     records = list(records_of(TEXTS, max_bytes=10_000))
-    assert estimate(broker, records, JobOptions()).chunks == 1
+    assert estimate(broker, records, SubmitOptions()).chunks == 1
     beat(broker, 2)
-    told = estimate(broker, records, JobOptions(), at_hand=True)
+    told = estimate(broker, records, SubmitOptions(), at_hand=True)
     assert (told.chunks, told.records) == (4, 96)
     assert "chunks     4, of at most 512 records and 45,600 bytes" in told.describe()

@@ -9,8 +9,9 @@ import redis as redis_py
 
 from embedctl.aio import AsyncJob
 from embedctl.broker import Broker
-from embedctl.enqueue import JobOptions, job_spec, submit
+from embedctl.enqueue import job_spec, submit
 from embedctl.job import Job
+from embedctl.job_options import SubmitOptions
 from embedctl.records import records_of
 from embedctl.store.job_ids import SLICE, newest_first
 from embedctl_config import keys
@@ -32,7 +33,7 @@ def test_what_has_another_form_is_not_asked_for(job_id: str, broker: Broker, raw
     with pytest.raises(JobNotFound):
         Job.get(job_id, broker.settings)
     with pytest.raises(JobNotFound):
-        submit(broker, [], JobOptions(resume=job_id))
+        submit(broker, [], SubmitOptions(resume=job_id))
     assert broker.jobs.find([job_id]) == []
     asked = {name.removeprefix("cmdstat_") for name in raw.info("commandstats")}
     assert "get" in asked  # when the database was first used
@@ -158,8 +159,8 @@ def test_a_job_that_only_a_newer_version_can_read_hides_no_other(broker: Broker,
 
 
 def test_the_library_takes_shortened_ids_everywhere(broker: Broker) -> None:
-    job_id, _ = broker.jobs.create(job_spec(broker, JobOptions()))
+    job_id, _ = broker.jobs.create(job_spec(broker, SubmitOptions()))
     assert Job.get(job_id[-10:], broker.settings).id == job_id
     assert Job.get(job_id[:12], broker.settings).id == job_id
     assert asyncio.run(AsyncJob.get(job_id[-6:], broker.settings)).id == job_id
-    assert submit(broker, records_of(["text"], max_bytes=100), JobOptions(resume=job_id[-10:])).id == job_id
+    assert submit(broker, records_of(["text"], max_bytes=100), SubmitOptions(resume=job_id[-10:])).id == job_id

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from embedctl import enqueue_embeddings
 from embedctl.broker import Broker
-from embedctl.cli import corpora, main, status
+from embedctl.cli import main, status, submit
 from embedctl.overview import Gatherer
 from embedctl.routing import missing_worker
 from embedctl.store import ServedModel, WorkerRow
@@ -66,7 +66,7 @@ def test_the_commands_say_so(
     settings: Settings, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker.workers.beat(serving(SHORT, LONG))
-    monkeypatch.setattr(corpora, "load_settings", lambda: settings)
+    monkeypatch.setattr(submit, "load_settings", lambda: settings)
     monkeypatch.setattr(status, "load_settings", lambda: settings)
     (tmp_path / "corpus.txt").write_text("a\n")
     done = CliRunner().invoke(main, ["submit", str(tmp_path / "corpus.txt"), "--model", TYPO])

@@ -14,8 +14,9 @@ from click.testing import CliRunner
 
 from embedctl import Job, WaitTimeout, enqueue_embeddings
 from embedctl.broker import Broker
-from embedctl.cli import corpora, listing, main, status
-from embedctl.enqueue import JobOptions, job_spec
+from embedctl.cli import listing, main, status, submit
+from embedctl.enqueue import job_spec
+from embedctl.job_options import SubmitOptions
 from embedctl.local import borrowed_worker
 from embedctl.overview import Gatherer
 from embedctl.routing import missing_worker
@@ -82,7 +83,7 @@ def test_workers_of_any_version_take_a_job_of_the_first(settings: Settings, brok
 def test_the_commands_say_so(
     settings: Settings, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (corpora, listing, status):
+    for module in (submit, listing, status):
         monkeypatch.setattr(module, "load_settings", lambda: settings)
     (tmp_path / "corpus.txt").write_text("a\n")
     done = CliRunner().invoke(main, ["submit", str(tmp_path / "corpus.txt"), "--class", "half"])
@@ -124,6 +125,6 @@ def test_auto_prefers_a_class_whose_workers_take_the_job(
         known = versions[hardware]
         broker.workers.beat(row(hardware, hardware=hardware, precision="fp16", version=known, models=served))
     producer = Broker.connect(both)
-    spec = job_spec(producer, JobOptions(hardware="auto", precision="fp16"))
+    spec = job_spec(producer, SubmitOptions(hardware="auto", precision="fp16"))
     producer.close()
     assert spec.hardware == ("half" if versions["slim"] == 3 else "slim")

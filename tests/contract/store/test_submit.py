@@ -22,7 +22,8 @@ from embedctl import (
     enqueue_embeddings,
 )
 from embedctl.broker import Broker
-from embedctl.enqueue import JobOptions, submit
+from embedctl.enqueue import submit
+from embedctl.job_options import SubmitOptions
 from embedctl.records import RecordLike, records_of
 from embedctl.store import Completed, ServedModel
 from embedctl_config import keys, wire
@@ -208,7 +209,7 @@ def test_a_producer_pauses_while_more_text_waits_than_the_mark(settings: Setting
     texts = ["x" * 500 for _ in range(6)]
     seen: list[tuple[int, str]] = []
     jobs: list[Job] = []
-    options = JobOptions(chunk_size=1)
+    options = SubmitOptions(chunk_size=1)
 
     def run() -> None:
         jobs.append(submit(low, records_of(texts, max_bytes=10_000), options, lambda *told: seen.append(told)))
@@ -246,7 +247,7 @@ def test_a_producer_that_waits_for_workers_is_as_patient_as_any(
     jobs: list[Job] = []
     texts = ["x" * 500 for _ in range(3)]
     producer = threading.Thread(
-        target=lambda: jobs.append(submit(low, records_of(texts, max_bytes=10_000), JobOptions(chunk_size=1)))
+        target=lambda: jobs.append(submit(low, records_of(texts, max_bytes=10_000), SubmitOptions(chunk_size=1)))
     )
     producer.start()
     eventually(lambda: [broker.jobs.status(each).chunks for each in broker.upkeep.active_jobs()] == [2])
@@ -320,7 +321,7 @@ def test_a_producer_that_gives_up_because_redis_is_away_leaves_its_job_to_be_res
 
     monkeypatch.setattr(submitting.jobs, "add", away)
     with pytest.raises(BrokerUnavailable, match="--resume"):
-        submit(submitting, records_of(TEXTS, max_bytes=100), JobOptions())
+        submit(submitting, records_of(TEXTS, max_bytes=100), SubmitOptions())
     (job,) = broker.jobs.newest()
     assert job.state is JobState.SUBMITTING
     submitting.close()

@@ -8,7 +8,8 @@ import pytest
 import redis as redis_py
 
 from embedctl.broker import Broker
-from embedctl.enqueue import JobOptions, submit
+from embedctl.enqueue import submit
+from embedctl.job_options import SubmitOptions
 from embedctl.records import records_of
 from embedctl.routing import resolve
 from embedctl.store import ServedModel, workers
@@ -221,7 +222,7 @@ def test_many_workers_cost_a_submission_little(
     monkeypatch.setattr(workers, "OFFERS_S", 3600.0)
     for number in range(300):
         broker.workers.beat(row(f"w{number}"))
-    options = JobOptions(hardware="auto", dimensions=DIM, chunk_size=16384)
+    options = SubmitOptions(hardware="auto", dimensions=DIM, chunk_size=16384)
 
     def cost() -> tuple[int, int]:
         raw.config_resetstat()

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from embedctl.data import InRedis
-from embedctl.enqueue import MAX_KEY_BYTES, MAX_PROMPT_BYTES, JobOptions, job_spec
+from embedctl.enqueue import job_spec
+from embedctl.job_options import MAX_KEY_BYTES, MAX_PROMPT_BYTES, SubmitOptions
 from embedctl.option_checks import MAX_DIMENSIONS
 from embedctl.records import MAX_ID_BYTES, check_id, records_of
 from embedctl_config import wire
@@ -60,7 +61,7 @@ def test_an_id_as_long_as_allowed_is_taken_and_a_longer_one_is_named() -> None:
 )
 def test_options_of_a_job_are_bounded(options: dict[str, object], words: str) -> None:
     with pytest.raises(SettingsError, match=words):
-        job_spec(NoWorkers(), JobOptions(**options))  # type: ignore[arg-type]  # see its docstring
+        job_spec(NoWorkers(), SubmitOptions(**options))  # type: ignore[arg-type]  # see its docstring
 
 
 def test_settings_are_bounded() -> None:

@@ -85,7 +85,7 @@ def test_the_lines_of_a_file_are_named(tmp_path: Path) -> None:
         open_corpus(*paths, max_bytes=10).check_unique()
     lines = str(raised.value).replace(f"{tmp_path}/", "").splitlines()
     assert lines == [
-        "2 ids are not unique, and ids must be. Rename them, or omit --unique-ids",
+        "2 ids are not unique, and ids must be. Rename them, or give --duplicates all",
         "b.csv, line 4: its id is that of a.jsonl, line 4",
         "b.csv, line 5: its id is that of a.jsonl, line 2",
     ]

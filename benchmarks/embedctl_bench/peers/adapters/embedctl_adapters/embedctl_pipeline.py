@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from embedctl.broker import Broker
-from embedctl.enqueue import JobOptions, submit
+from embedctl.enqueue import submit
 from embedctl.job import Job
+from embedctl.job_options import SubmitOptions
 from embedctl.local import local_worker, private_redis
 from embedctl.records import records_of
 from embedctl.store import JobStatus
@@ -70,7 +71,7 @@ class ProductAdapter:
         self._settings = settings
         self._broker = Broker.connect(settings)
         self._stack.callback(self._broker.close)
-        self._options = JobOptions(model=model.name, hardware=hardware)
+        self._options = SubmitOptions(model=model.name, hardware=hardware)
 
     def encode(self, texts: Sequence[str]) -> Timed:
         """A job, timed from its first claim to its last vector stored."""
@@ -126,7 +127,7 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _serve_client(connection: Connection, settings: Settings, options: JobOptions) -> None:
+def _serve_client(connection: Connection, settings: Settings, options: SubmitOptions) -> None:
     """A client process: it gets texts, then a word to begin, and returns vectors."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the adapter ends it
     broker = Broker.connect(settings)
@@ -142,7 +143,7 @@ def _serve_client(connection: Connection, settings: Settings, options: JobOption
                 connection.send(error_of(error))
 
 
-def _request(broker: Broker, options: JobOptions, texts: Sequence[str]) -> Answered:
+def _request(broker: Broker, options: SubmitOptions, texts: Sequence[str]) -> Answered:
     """Submit, wait, fetch."""
     job, status = _ask(broker, options, texts)
     vectors = job.vectors()
@@ -154,7 +155,7 @@ def _request(broker: Broker, options: JobOptions, texts: Sequence[str]) -> Answe
     return Answered(vectors, at=stored, fetched=fetched, tokens=status.tokens)
 
 
-def _ask(broker: Broker, options: JobOptions, texts: Sequence[str]) -> tuple[Job, JobStatus]:
+def _ask(broker: Broker, options: SubmitOptions, texts: Sequence[str]) -> tuple[Job, JobStatus]:
     job = submit(broker, records_of(texts, max_bytes=broker.settings.max_text_bytes), options, at_hand=True)
     status = job.wait()
     if status.done != len(texts):

@@ -1,0 +1,353 @@
+"""The options that `run` and `submit` share, by groups, and what both make of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from embedctl import corpus
+from embedctl.broker import Broker
+from embedctl.cli.completion import complete_class, complete_model
+from embedctl.cli.corpora import CorpusChoice
+from embedctl.cli.destination import Destination, destination_options
+from embedctl.cli.options import json_option, option, quiet_option, section, together
+from embedctl.cli.since import Asked, since_options
+from embedctl.drain.alongside import Alongside
+from embedctl.drain.places import Place
+from embedctl.enqueue import submit
+from embedctl.estimate import Estimate
+from embedctl.job import Job
+from embedctl.job_options import SubmitOptions
+from embedctl.kept import parse_keep
+from embedctl.records import Record
+from embedctl.sinks.ids import Duplicates
+from embedctl.store import JobStatus
+from embedctl.terminal.progress import JobProgress
+from embedctl_config import tenants
+from embedctl_config.errors import JobCancelled, JobFailed, JobStopped, SettingsError
+from embedctl_config.hardware import PRECISIONS
+from embedctl_config.settings import Settings
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Of `--duplicates`: records may have the same id.
+_ALL = "all"
+#: The values of `--long`, as the options `truncation` and `truncation_side` of a job.
+_LONG: dict[str, dict[str, Any]] = {
+    "truncate": {"truncation": "truncate"},
+    "truncate-left": {"truncation": "truncate", "truncation_side": "left"},
+    "truncate-right": {"truncation": "truncate", "truncation_side": "right"},
+    "error": {"truncation": "error"},
+    "mean": {"truncation": "mean"},
+}
+
+_corpus_options = section(
+    "Corpus",
+    click.argument("corpus_paths", metavar="CORPUS...", type=click.Path(allow_dash=True), nargs=-1),
+    # Without a variable, like the argument.
+    click.option(
+        "--input-file",
+        "-i",
+        "input_files",
+        metavar="CORPUS",
+        type=click.Path(allow_dash=True),
+        multiple=True,
+        help="The same as CORPUS; the flag of `vllm run-batch`.",
+    ),
+    option(
+        "--format",
+        type=click.Choice([*corpus.FORMATS, corpus.BATCH_FORMAT]),
+        help="The format of all files. Default: from each file's name; jsonl for standard input. A jsonl file whose "
+        "first line has a custom_id and a body is an OpenAI batch file.",
+    ),
+    option(
+        "--text-field",
+        default="text",
+        show_default=True,
+        help="The field that holds a record's text; body.input is the field input of the object body.",
+    ),
+    option(
+        "--id-field", default="id", show_default=True, help="The field that holds a record's id, named in the same way."
+    ),
+    option(
+        "--keep",
+        metavar="FIELD,…",
+        help="Fields of the corpus that come out beside the vectors, in .jsonl and .parquet. A field that a record "
+        "lacks is null. At most 32 fields, and 64 KiB in each record.",
+    ),
+    option("--skip-bad-lines", is_flag=True, help="Skip lines that are not records, and list them on stderr."),
+    # Without a variable: one that is set for `embedctl list` must not cut a corpus.
+    click.option("--limit", type=click.IntRange(1), metavar="N", help="Take only the first N records. Default: all."),
+)
+_text_options = section(
+    "Text",
+    option(
+        "--prompt",
+        metavar="TEXT|@NAME",
+        help="Text to put before the text of every record; or @ and the name of one of the model's own prompts, such "
+        "as @query, which `embedctl model show` lists. @@ begins a text with @. Default: the model's default prompt.",
+    ),
+    option(
+        "--long",
+        type=click.Choice([*_LONG]),
+        default="truncate",
+        show_default=True,
+        help="What to do with texts that are too long for the model: truncate them at the end that the model's "
+        "tokenizer says, or at the left or the right end; fail the record; or encode the whole text in windows and "
+        "average them.",
+    ),
+)
+_destination_options = section(
+    "Destination",
+    destination_options(
+        [*Duplicates, _ALL],
+        "What to do if records have the same id. error: queue nothing; all: take them. With --to, also first or last: "
+        "write that one; position: make each id of the job and the record's position, as JOB:POSITION. Default: all; "
+        "error for batch files and with --to.",
+    ),
+    since_options,
+)
+
+
+def _tenant(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Refuse a wrong name before a model is loaded."""
+    if value is not None and (wrong := tenants.check_tenant(value)):
+        raise SettingsError(wrong)
+    return value
+
+
+_limits_options = section(
+    "Limits",
+    option(
+        "--chunk-size", type=click.IntRange(1), help="The maximum number of records in a chunk. Default: the setting."
+    ),
+    option("--max-errors", metavar="N|N%", help="End the job once more records than this have failed."),
+    option(
+        "--tenant",
+        callback=_tenant,
+        help="Whom the job belongs to. Tenants that wait for the same workers take turns. Default: the setting.",
+    ),
+    option(
+        "--lane",
+        type=click.Choice(tenants.LANES),
+        help="interactive: somebody waits for the vectors; background: only while nothing else waits. Default: normal.",
+    ),
+)
+
+
+def _vectors_options(hardware: str) -> Callable[[F], F]:
+    return section(
+        "Vectors",
+        option(
+            "--model",
+            shell_complete=complete_model,
+            help="The name under which workers serve the model. Default: the setting.",
+        ),
+        option("--class", "hardware", shell_complete=complete_class, help=hardware),
+        option("--precision", type=click.Choice(PRECISIONS), help="The precision that the vectors must have."),
+        option("--normalize/--no-normalize", default=True, show_default=True, help="Scale vectors to unit length."),
+        option(
+            "--dimensions",
+            type=click.IntRange(1),
+            metavar="N",
+            help="Keep the first N components of every vector, for models trained for that (Matryoshka). Default: all.",
+        ),
+    )
+
+
+def job_options(*own: Callable[[F], F], hardware: str, dry_run: str) -> Callable[[F], F]:
+    """The options of a :class:`JobCommand`.
+
+    Args:
+        own: those of one command alone, a section.
+        hardware, dry_run: the help of `--class` and `--dry-run`.
+    """
+    return together(
+        _corpus_options,
+        _text_options,
+        _vectors_options(hardware),
+        _destination_options,
+        _limits_options,
+        *own,
+        section("Output", quiet_option, option("--dry-run", is_flag=True, help=dry_run), json_option),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class JobCommand:
+    """What `run` and `submit` are told: a corpus, how to encode it, and where its vectors go.
+
+    Attributes:
+        choice: the corpus, and the options of its job.
+        asked: what need not be encoded.
+        destination: where the vectors go.
+        named: what decides the job, in JSON values, whatever the corpus holds now.
+    """
+
+    choice: CorpusChoice
+    asked: Asked
+    destination: Destination
+    named: dict[str, Any]
+    quiet: bool
+    dry_run: bool
+    as_json: bool
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        *,
+        quiet: bool,
+        dry_run: bool,
+        as_json: bool,
+        resume: str | None = None,
+        drain: bool = False,
+        **given: Any,
+    ) -> JobCommand:
+        """Of the values of :func:`job_options`.
+
+        Args:
+            resume: the id of a job to resume.
+            drain: whether the job is to be drained; it is in any case if its vectors go into parts.
+            given: all other options, and further ones of the job.
+
+        Raises:
+            click.UsageError, SettingsError, InputError: an option is wrong, or some exclude each other.
+            MissingExtra, OutputError: the database can't be used.
+        """
+        asked = Asked.taken_from(given)
+        unique_ids = _unique_ids(given)
+        destination = Destination.taken_from(
+            given, settings, is_update=asked.brings, delete_missing=asked.delete_missing
+        )
+        named = {**given, **asked.named()}
+        files = {name: given.pop(name) for name in _CORPUS}
+        options = SubmitOptions.of(
+            **_prompt(given.pop("prompt")),
+            **_LONG[given.pop("long")],
+            keep=parse_keep(given.pop("keep")),
+            digests=asked.digests,
+            **given,
+        )
+        options = replace(options, resume=resume, drain=drain or isinstance(destination.path, Place))
+        choice = CorpusChoice.of(settings, options, destination.path, unique_ids=unique_ids, **files)
+        return cls(choice, asked, destination, named, quiet, dry_run, as_json)
+
+    @property
+    def updated(self) -> Path | None:
+        """The file that this command brings up to date; None if it writes the vectors of a whole job."""
+        path = self.destination.path
+        return path if isinstance(path, Path) and self.asked.applies(self.choice, path) else None
+
+    def keyed(self, key: str | None) -> JobCommand:
+        """The same command with this idempotency key."""
+        options = replace(self.choice.options, idempotency_key=key)
+        return replace(self, choice=replace(self.choice, options=options))
+
+    def check(self) -> None:
+        """Check that the vectors of such a corpus can go to the destination, before the corpus is read.
+
+        Raises:
+            click.UsageError, SettingsError, InputError, OutputError, MissingExtra: they can't; the message says why.
+        """
+        choice, destination = self.choice, self.destination
+        if destination.one_file and choice.requests(destination.path) is None:
+            raise click.UsageError("--one-file is for the .jsonl output of a batch file: omit it")
+        self.asked.check(choice, destination.path)
+        destination.check(choice.keep, as_json=self.as_json, is_batch=choice.is_batch)
+
+    def checked(self) -> JobCommand:
+        """The same command, after a search for what is wrong with the files, before anything is queued.
+
+        Raises:
+            SettingsError, InputError: as by :meth:`CorpusChoice.checked` and :meth:`Destination.checked`.
+        """
+        choice = self.choice.checked(as_json=self.as_json)
+        return replace(self, choice=choice, destination=self.destination.checked(choice.corpus))
+
+    def progress(self) -> JobProgress:
+        """Shows the progress of this command."""
+        return JobProgress(quiet=self.quiet, moving=self.destination.may_move)
+
+    def submit(
+        self,
+        broker: Broker,
+        progress: JobProgress,
+        options: SubmitOptions | None = None,
+        records: Iterator[Record] | None = None,
+    ) -> Job:
+        """Queue the corpus. If its vectors go into parts, the job is drained meanwhile.
+
+        A job that is ended meanwhile is returned if there is an output: what is done is to be written there.
+
+        Args:
+            options: in place of this command's.
+            records: those to queue; all of the corpus if None.
+
+        Raises:
+            KeyboardInterrupt: says how to continue.
+        """
+        choice, output = self.choice, self.destination.path
+        options = choice.options if options is None else options
+        progress.now_ms = broker.connection.about_now_ms
+        begun: list[str] = []
+        try:
+            with Alongside(broker, output if isinstance(output, Place) else None, self.destination.numbers) as drained:
+
+                def taking_up(job: JobStatus) -> None:
+                    begun.append(job.id)
+                    progress.taken_up(job)
+                    drained.begin(job.id)
+
+                def submitting(records: int, waiting_for: str) -> None:
+                    drained.check()
+                    progress.submitting(records, waiting_for)
+
+                try:
+                    job = submit(
+                        broker,
+                        choice.records() if records is None else records,
+                        options,
+                        submitting,
+                        taking_up=taking_up,
+                        at_hand=choice.corpus.rereadable,
+                    )
+                except (JobFailed, JobStopped, JobCancelled):
+                    if output is None or not begun:
+                        raise
+                    job = Job(begun[0], broker)
+        except KeyboardInterrupt:
+            if options.idempotency_key is None and options.resume is None:
+                raise KeyboardInterrupt(
+                    "the half-submitted job is cancelled (with --resume KEY, the same command would continue it)"
+                ) from None
+            raise KeyboardInterrupt("the same command continues where it stopped") from None
+        progress.submitted()
+        return job
+
+    def print_estimate(self, estimated: Estimate) -> None:
+        """Print what the job would take."""
+        click.echo(json.dumps(asdict(estimated)) if self.as_json else estimated.describe())
+
+
+#: What :meth:`CorpusChoice.of` takes.
+_CORPUS = ("corpus_paths", "input_files", "format", "text_field", "id_field", "skip_bad_lines", "limit")
+
+
+def _unique_ids(given: dict[str, Any]) -> bool | None:
+    """Whether the corpus alone may have no id twice; None if its format decides. A database has rules of its own."""
+    if given["to"] is not None or given["duplicates"] not in (Duplicates.ERROR, _ALL):
+        return None
+    return bool(given["duplicates"] == Duplicates.ERROR)
+
+
+def _prompt(words: str | None) -> dict[str, Any]:
+    """The options `prompt` and `prompt_name` of a job."""
+    if words is None or not words.startswith("@"):
+        return {"prompt": words}
+    return {"prompt": words[1:]} if words.startswith("@@") else {"prompt_name": words[1:]}

@@ -1,0 +1,210 @@
+"""The options of a job: as callers of the library give them, and as they are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self, TypedDict, Unpack, get_args
+
+from embedctl.kept import TEXT_SHA256, TOKENS, check_keep
+from embedctl.option_checks import check_length, check_prompt_name, is_whole
+from embedctl_config import tenants
+from embedctl_config.errors import SettingsError
+from embedctl_config.settings import MAX_CHUNK_RECORDS, MAX_TTL_S, check_model_name, suggestion
+
+#: The longest prompt (bytes). It is put before each text, and all models take far less.
+MAX_PROMPT_BYTES = 16 * 1024
+#: The longest idempotency key (bytes). `embedctl run` makes its key from paths.
+MAX_KEY_BYTES = 64 * 1024
+
+Truncation = Literal["truncate", "error", "mean"]
+TruncationSide = Literal["left", "right"]
+Duplicates = Literal["all", "error"]
+
+
+class JobOptions(TypedDict, total=False):
+    """The options of a job, as :func:`enqueue_embeddings` takes them; each may be left out.
+
+    Attributes:
+        model: the model's name at the workers; the model of the settings if None.
+        hardware: a hardware class, or "auto" for the fastest that is alive and offers the precision; that of the
+            settings if None.
+        precision: "fp32", "fp16" or "int8". If None, the class's precision, or fp32 with "auto".
+        prompt: put before every text; the model's default prompt if None, no prompt if empty.
+        prompt_name: the name of one of the model's own prompts, such as "query", instead of `prompt`. Workers of older
+            versions leave a job with this or the next option to newer ones.
+        truncation_side: the end that a text that is too long loses, "left" or "right"; that of the model's tokenizer if
+            None.
+        truncation: "truncate", the default, encodes the first tokens of a text that is too long and reports it; "error"
+            fails it; "mean" encodes all of it, window by window, and gives the mean of the windows' vectors.
+        normalize: make every vector of unit length; the default.
+        dimensions: keep only this many leading components of each vector, for models made for that (Matryoshka); all if
+            None.
+        chunk_size: most records in a chunk. A chunk has fewer if they are about two seconds' work, or if each live
+            worker can so have a part of the job.
+        ttl: seconds to keep the job after its end. Before, it is kept for at least 7 days after its last progress.
+        idempotency_key: a second call with this key and the same texts returns the same job; if the first call died
+            half-way, the second continues where it stopped. The key is kept as long as the job.
+        max_errors: the error budget: a number of records, or a share such as "1%". More failed records end the job.
+        keep: fields of the mappings that come back with the vectors, such as `("title", "url")`. A field that a mapping
+            does not have is null. At most 32 fields, and 64 KiB for each record.
+        count_tokens: give each record's number of tokens with its vector (:attr:`ChunkVectors.tokens`). Workers of
+            older versions leave such a job to newer ones.
+        duplicates: "error" refuses an id that occurs twice; "all", the default, takes it. That is known once `texts`
+            has been read, so the call raises when all but the end is queued, and the job is cancelled unless it has an
+            idempotency key. Of a small list, nothing is queued.
+        tenant: whom the job belongs to; the tenant of the settings if None. Tenants that wait for the same workers take
+            turns, by the weights in the settings. Workers of older versions leave jobs of other tenants than "default"
+            to newer ones.
+        lane: "interactive" if somebody waits for the vectors, "background" if the job has time: it is done while
+            nothing else waits. Workers of older versions leave jobs of these two lanes to newer ones.
+        digests: give the SHA-256 of each text with its vector (:attr:`ChunkVectors.digests`), and write it into .npy
+            and .parquet files, so that `--since` can tell what has changed. Workers of older versions take part.
+    """
+
+    model: str | None
+    hardware: str | None
+    precision: str | None
+    prompt: str | None
+    prompt_name: str | None
+    truncation: Truncation
+    truncation_side: TruncationSide | None
+    normalize: bool
+    dimensions: int | None
+    chunk_size: int | None
+    ttl: float | None
+    idempotency_key: str | None
+    max_errors: int | str | None
+    keep: Sequence[str]
+    count_tokens: bool
+    duplicates: Duplicates
+    tenant: str | None
+    lane: str | None
+    digests: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitOptions:
+    """The options of a submission, checked as far as they can be without a broker; see :class:`JobOptions`.
+
+    Attributes:
+        max_errors, max_errors_share: the error budget as a number of records or as a share of them.
+        resume: the id of a job whose producer did not finish. The submission goes on with the same records, and any
+            other option given here must be the same as when the job was begun.
+        keep: the names of the fields that the records hold as kept fields, and so must always be the same.
+        batch_file: whether the job is made of an OpenAI batch file.
+        drain: ask for a job that pauses while Redis holds too many of its results; somebody must drain it.
+
+    Raises:
+        SettingsError: an option is wrong, or two exclude each other.
+    """
+
+    model: str | None = None
+    hardware: str | None = None
+    precision: str | None = None
+    prompt: str | None = None
+    prompt_name: str | None = None
+    truncation: Truncation = "truncate"
+    truncation_side: TruncationSide | None = None
+    normalize: bool = True
+    dimensions: int | None = None
+    chunk_size: int | None = None
+    ttl: float | None = None
+    idempotency_key: str | None = None
+    max_errors: int | None = None
+    max_errors_share: float | None = None
+    resume: str | None = None
+    keep: Sequence[str] = ()
+    count_tokens: bool = False
+    batch_file: bool = False
+    drain: bool = False
+    duplicates: Duplicates = "all"
+    tenant: str | None = None
+    lane: str | None = None
+    digests: bool = False
+
+    @classmethod
+    def of(cls, **given: Unpack[JobOptions]) -> Self:
+        """The options that a caller of the library gives.
+
+        Raises:
+            TypeError: there is no such option.
+            SettingsError: an option is wrong.
+        """
+        known = JobOptions.__optional_keys__
+        for name in given:
+            if name not in known:
+                raise TypeError(f"a job has no option {name!r}{suggestion(name, sorted(known))}")
+        options: dict[str, Any] = dict(given)
+        options["max_errors"], options["max_errors_share"] = parse_budget(options.get("max_errors"))
+        options["keep"] = check_keep(options.get("keep", ()))
+        return cls(**options)
+
+    def __post_init__(self) -> None:
+        self._check_names()
+        self._check_texts()
+        self._check_numbers()
+        for name, option, what in (
+            (TOKENS, self.count_tokens and "count_tokens", "number of tokens"),
+            (TEXT_SHA256, self.digests and "digests", "digest of a text"),
+        ):
+            if option and name in self.keep:
+                raise SettingsError(
+                    f"keep: {name!r} is what output files call the {what} ({option}): rename the field, or leave one "
+                    "of them out"
+                )
+
+    def _check_names(self) -> None:
+        checks = (
+            (self.model, check_model_name),
+            (self.tenant, tenants.check_tenant),
+            (self.lane, tenants.check_lane),
+        )
+        for name, check in checks:
+            if name is not None and (wrong := check(name)):
+                raise SettingsError(wrong)
+        if self.truncation not in get_args(Truncation):
+            raise SettingsError(f"truncation {self.truncation!r} is none of {', '.join(get_args(Truncation))}")
+        if self.truncation_side is not None and self.truncation_side not in get_args(TruncationSide):
+            raise SettingsError(f"truncation_side {self.truncation_side!r} is neither left nor right")
+        if self.duplicates not in get_args(Duplicates):
+            raise SettingsError(f"duplicates {self.duplicates!r} is neither all nor error")
+
+    def _check_texts(self) -> None:
+        check_length("prompt", self.prompt, MAX_PROMPT_BYTES)
+        check_prompt_name(self.prompt_name, self.prompt)
+        check_length("idempotency_key", self.idempotency_key, MAX_KEY_BYTES)
+        if self.idempotency_key == "":
+            raise SettingsError(
+                "idempotency_key is empty, and so would be the same for every job: give this job a key, or leave it out"
+            )
+        if self.idempotency_key is not None and self.resume is not None:
+            raise SettingsError("resume and idempotency_key could name two different jobs: leave one of them out")
+
+    def _check_numbers(self) -> None:
+        size, ttl = self.chunk_size, self.ttl
+        if size is not None and not (is_whole(size) and 1 <= size <= MAX_CHUNK_RECORDS):
+            raise SettingsError(f"chunk_size {size!r} is not a whole number between 1 and {MAX_CHUNK_RECORDS}")
+        if ttl is not None and not ((is_whole(ttl) or isinstance(ttl, float)) and 1 <= ttl <= MAX_TTL_S):
+            raise SettingsError(f"ttl {ttl!r} is not between 1 and {MAX_TTL_S:.0f} seconds")
+
+
+def parse_budget(max_errors: int | str | None) -> tuple[int | None, float | None]:
+    """An error budget as a number of records and as a share of them; None for the one that is not given.
+
+    Raises:
+        SettingsError: it is neither.
+    """
+    if max_errors is None:
+        return None, None
+    text = str(max_errors)
+    try:
+        if text.endswith("%"):
+            share = float(text[:-1]) / 100
+            if 0 <= share <= 1:
+                return None, share
+        elif int(text) >= 0:
+            return int(text), None
+    except ValueError:
+        pass
+    raise SettingsError(f"max_errors {max_errors!r} is neither a number of records such as 100 nor a share such as 1%")

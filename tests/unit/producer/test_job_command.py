@@ -1,0 +1,119 @@
+"""The options that `run` and `submit` share, and what they mean."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from embedctl import SettingsError, aenqueue_embeddings, enqueue_embeddings
+from embedctl.cli import main
+from embedctl.cli.job_command import _LONG, _prompt, _unique_ids
+from embedctl.cli.run import run
+from embedctl.cli.submit import submit
+from embedctl.job_options import JobOptions, SubmitOptions
+
+OWN = {"run": {"cpus", "pull"}, "submit": {"ttl_s", "resume", "drain", "wait"}}
+SECTIONS = ("Corpus", "Text", "Vectors", "Destination", "Limits")
+
+
+def shared(command: click.Command) -> list[dict[str, Any]]:
+    """The options that are not the command's own, as they are declared."""
+    params = [each.to_info_dict() for each in command.params if each.name not in OWN[str(command.name)]]
+    for each in params:
+        if each["name"] in ("hardware", "dry_run"):
+            del each["help"]
+    return params
+
+
+def test_run_and_submit_have_the_same_options_for_a_job() -> None:
+    assert shared(run) == shared(submit)
+
+
+@pytest.mark.parametrize(("command", "most"), [(run, 37), (submit, 39)])
+def test_options_do_not_become_more(command: click.Command, most: int) -> None:
+    assert sum(isinstance(each, click.Option) for each in command.params) <= most
+
+
+@pytest.mark.parametrize(("name", "own"), [("run", "Worker"), ("submit", "Job")])
+def test_help_lists_the_options_by_groups(name: str, own: str) -> None:
+    lines = CliRunner().invoke(main, [name, "--help"]).output.splitlines()
+    headings = [line.removesuffix(":") for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert headings == [*SECTIONS, own, "Output"]
+    assert [line.split()[0] for line in lines if "--help" in line] == ["-h,"]
+
+
+@pytest.mark.parametrize(
+    ("words", "prompt", "name"),
+    [
+        (None, None, None),
+        ("", "", None),
+        ("query: ", "query: ", None),
+        ("@query", None, "query"),
+        ("@@home: ", "@home: ", None),
+    ],
+)
+def test_a_prompt_is_a_text_or_a_name(words: str | None, prompt: str | None, name: str | None) -> None:
+    options = SubmitOptions.of(**_prompt(words))
+    assert (options.prompt, options.prompt_name) == (prompt, name)
+
+
+def test_every_way_with_long_texts_is_one_of_a_job() -> None:
+    found = [SubmitOptions.of(**options) for options in _LONG.values()]
+    assert len({(each.truncation, each.truncation_side) for each in found}) == len(_LONG)
+
+
+@pytest.mark.parametrize(
+    ("duplicates", "to", "unique"),
+    [
+        (None, None, None),
+        ("error", None, True),
+        ("all", None, False),
+        (None, "lancedb:x", None),
+        ("error", "lancedb:x", None),
+        ("first", "lancedb:x", None),
+    ],
+)
+def test_ids_of_a_corpus_are_checked_for_files_alone(
+    duplicates: str | None, to: str | None, unique: bool | None
+) -> None:
+    assert _unique_ids({"duplicates": duplicates, "to": to}) is unique
+
+
+def test_the_options_of_a_caller_are_those_of_a_submission() -> None:
+    ours = {"max_errors_share", "resume", "batch_file", "drain"}
+    assert {each.name for each in fields(SubmitOptions)} - ours == JobOptions.__optional_keys__
+    documented = {line.strip().partition(":")[0] for line in str(JobOptions.__doc__).splitlines()}
+    assert documented >= JobOptions.__optional_keys__
+
+
+def test_an_unknown_option_is_named() -> None:
+    given: dict[str, Any] = {"modle": "m"}
+    with pytest.raises(TypeError, match=r"no option 'modle'\. Did you mean 'model'\?"):
+        enqueue_embeddings(["a"], **given)
+    with pytest.raises(TypeError, match="no option 'resume'"):
+        aenqueue_embeddings(["a"], resume="20260101-000000-0000000000").send(None)  # type: ignore[call-arg]  # on purpose
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"duplicates": "first"}, "duplicates 'first' is neither all nor error"),
+        ({"lane": "fast"}, "lane 'fast' is none of"),
+        ({"tenant": "a b"}, "tenant 'a b'"),
+        ({"model": ""}, "model name ''"),
+        ({"truncation": "cut"}, "truncation 'cut' is none of truncate, error, mean"),
+        ({"ttl": 0}, "ttl 0 is not between 1 and"),
+        ({"ttl": True}, "ttl True is not between"),
+        ({"chunk_size": 1.5}, "chunk_size 1.5 is not a whole number"),
+        ({"idempotency_key": ""}, "idempotency_key is empty"),
+        ({"keep": ["tokens"], "count_tokens": True}, "the number of tokens"),
+        ({"keep": ["text_sha256"], "digests": True}, "the digest of a text"),
+    ],
+)
+def test_options_are_checked_before_anything_else(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        SubmitOptions.of(**options)
