@@ -16,9 +16,9 @@ from typing import IO, Any, cast
 import numpy as np
 
 from embedctl.broker import Broker
+from embedctl.chunk_files import ChunkFiles
 from embedctl.chunking import groups_of
 from embedctl.cut import BYTES_PER_TOKEN, ReadAhead
-from embedctl.data import InRedis
 from embedctl.enqueue import JobOptions, job_spec
 from embedctl.records import Record
 from embedctl.routing import cut_by_work
@@ -106,7 +106,7 @@ class _NoBroker:
 
     settings: Settings
     workers: _NoWorkers
-    data: InRedis = field(default_factory=InRedis)
+    chunk_files: ChunkFiles = field(default_factory=ChunkFiles)
 
 
 def local_estimate(settings: Settings, records: Iterable[Record], options: JobOptions) -> Estimate:

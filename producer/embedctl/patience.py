@@ -14,7 +14,7 @@ from embedctl_config.errors import (
     BrokerFull,
     BrokerRefused,
     BrokerUnavailable,
-    DataUnavailable,
+    ChunkFilesUnavailable,
     SettingsError,
     WaitTimeout,
 )
@@ -37,7 +37,7 @@ def patiently(
 
     Args:
         ask: a question that may be asked twice.
-        pausing: called before each pause with what Redis, or the store of chunks outside of it, answered.
+        pausing: called before each pause with what Redis, or the place of chunks outside of it, answered.
         deadline: by the monotonic clock. Only the first question may be asked after it. If Redis does not answer at
             all, this ends at most one socket timeout later.
         outage_s: how long Redis may be away (seconds); :data:`OUTAGE_S` if None.
@@ -60,7 +60,11 @@ def patiently(
 
 def what_is_away(error: BrokerUnavailable) -> str:
     """What a caller that got this answer waits for, in words."""
-    return f"the store of its chunks: {error}" if isinstance(error, DataUnavailable) else "Redis, which is away or full"
+    return (
+        f"the place of its chunks: {error}"
+        if isinstance(error, ChunkFilesUnavailable)
+        else "Redis, which is away or full"
+    )
 
 
 class Outage:

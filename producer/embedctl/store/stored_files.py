@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from embedctl.data import DataPlane, Upload, Where
-from embedctl.data.references import MOST_BYTES, parse_reference
+from embedctl.chunk_files import ChunkFiles, Upload, Where
 from embedctl.store.connection import Connection
+from embedctl.store.outside import unlink_with_bytes
 from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerUnavailable, WireError
 
@@ -78,14 +78,14 @@ class FileStore:
     """All files. Threads may share it. Every method raises BrokerUnavailable if Redis, or the place of the parts, can't
     be reached."""
 
-    def __init__(self, connection: Connection, data: DataPlane) -> None:
+    def __init__(self, connection: Connection, files: ChunkFiles) -> None:
         self._connection = connection
-        self._data = data
+        self._files = files
 
     def writer(self) -> PartWriter:
         """Takes the bytes of a new file."""
-        self._data.made_store()
-        return PartWriter(self._connection, self._data)
+        self._files.make_place()
+        return PartWriter(self._connection, self._files)
 
     def make(self, file: StoredFile, request: str, *, again: bool) -> str:
         """Make a file whose parts are there, unless this is a further try of a request that has made it.
@@ -135,7 +135,7 @@ class FileStore:
         with self._connection.client() as client:
             value = client.get(keys.chunk_result(file.data, number))
         try:
-            data = None if value is None else self._data.get(value)
+            data = None if value is None else self._files.get(value)
         except WireError as error:
             raise BrokerUnavailable(f"part {number} of {file.id} can't be read: {error}") from error
         if data is None:
@@ -151,7 +151,7 @@ class FileStore:
         with self._connection.client() as client:
             client.unlink(keys.file(file.id))
             client.zrem(keys.files(file.tenant), file.id)
-        remove_parts(self._connection, self._data, file.data, file.parts)
+        remove_parts(self._connection, self._files, file.data, file.parts)
 
     def _existing(self, tenant: str, ids: Sequence[str]) -> list[StoredFile]:
         facts = facts_of(self._connection, [keys.file(each) for each in ids], keys.files(tenant), ids)
@@ -169,9 +169,9 @@ class PartWriter:
         size: bytes so far.
     """
 
-    def __init__(self, connection: Connection, data: DataPlane) -> None:
+    def __init__(self, connection: Connection, files: ChunkFiles) -> None:
         self._connection = connection
-        self._data = data
+        self._files = files
         self._name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(5)}"
         self._held = bytearray()
         self._hash = hashlib.sha256()
@@ -215,10 +215,10 @@ class PartWriter:
 
     def discard(self) -> None:
         """Remove the parts."""
-        remove_parts(self._connection, self._data, self._name, self._parts)
+        remove_parts(self._connection, self._files, self._name, self._parts)
 
     def _put(self, data: bytes | bytearray) -> None:
-        upload = Upload(self._data, Where(self._name, "out", self._parts), _HEAD + bytes(data))
+        upload = Upload(self._files, Where(self._name, "out", self._parts), _HEAD + bytes(data))
         value = upload.value()
         with self._connection.client() as client:
             key = keys.chunk_result(self._name, self._parts)
@@ -284,19 +284,10 @@ def facts_of(
     return found
 
 
-def remove_parts(connection: Connection, data: DataPlane, name: str, parts: int) -> None:
+def remove_parts(connection: Connection, files: ChunkFiles, name: str, parts: int) -> None:
     """Remove the parts of a file, wherever they are."""
     for numbers in _slices(parts):
-        names = [keys.chunk_result(name, number) for number in numbers]
-        values: list[bytes] = []
-        with connection.client() as client:
-            if data.is_outside:
-                pipe = client.pipeline(transaction=False)
-                for each in names:
-                    pipe.getrange(each, 0, MOST_BYTES - 1)
-                values = [value for value in pipe.execute() if parse_reference(value) is not None]
-            client.unlink(*names)
-        data.delete(values)
+        unlink_with_bytes(connection, files, [keys.chunk_result(name, number) for number in numbers])
 
 
 def _parse(file_id: str, facts: Mapping[bytes, bytes]) -> StoredFile | None:

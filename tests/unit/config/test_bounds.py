@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from embedctl.data import InRedis
+from embedctl.chunk_files import ChunkFiles
 from embedctl.enqueue import MAX_KEY_BYTES, MAX_PROMPT_BYTES, JobOptions, job_spec
 from embedctl.option_checks import MAX_DIMENSIONS
 from embedctl.records import MAX_ID_BYTES, check_id, records_of
@@ -27,7 +27,7 @@ class NoWorkers:
     def __init__(self) -> None:
         self.settings = Settings()
         self.workers = self
-        self.data = InRedis()
+        self.chunk_files = ChunkFiles()
 
     def offers(self) -> dict[object, object]:
         return {}

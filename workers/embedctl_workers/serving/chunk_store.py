@@ -12,7 +12,7 @@ from embedctl.broker import Broker
 from embedctl.patience import OUTAGE_S
 from embedctl.store import Claim, Completed, Doubts
 from embedctl_config import wire
-from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable, DataUnavailable
+from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable, ChunkFilesUnavailable
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.wire import ChunkResult
@@ -153,7 +153,7 @@ class ChunkStore:
                 return ask()
             except BrokerRefused:
                 raise
-            except DataUnavailable as error:
+            except ChunkFilesUnavailable as error:
                 log.warning("held back: %s", error, extra=held.fields)
                 if time.monotonic() - began > OUTAGE_S:
                     raise BrokerRefused(str(error)) from error
