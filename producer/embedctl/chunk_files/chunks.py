@@ -141,7 +141,7 @@ class ChunkFiles:
             try:
                 data = place.read(reference.name, size)
             except FileNotFoundError:
-                self._check_place()
+                self._check(place)
                 return None
         if not reference.fits(data, size):
             raise WireForeign(
@@ -158,7 +158,7 @@ class ChunkFiles:
             try:
                 place.read(reference.name, 1)
             except FileNotFoundError:
-                self._check_place()
+                self._check(place)
                 place.write(reference.name, payload)
 
     def delete(self, values: Sequence[bytes]) -> None:
@@ -205,46 +205,35 @@ class ChunkFiles:
     def _own_id(self) -> str:
         if self._id is None:
             with self._asked() as place:
-                self._id = self._read_id(place)
+                self._id = self._id_at(place)
         return self._id
 
-    def _read_id(self, place: Place) -> str:
-        try:
-            return self._id_in(place.read(_MARK))
-        except FileNotFoundError:
-            wrong = f"chunk_files {self._address} holds no {_MARK}"
-            # Who asks for the place has a job with chunks there. So a folder without a mark may yet be mounted.
-            if place.is_folder:
-                raise ChunkFilesUnavailable(
-                    f"{wrong}: is the folder mounted here, and is it what the producers use?"
-                ) from None
-            raise SettingsError(f"{wrong}: it is not what the producers use") from None
-
-    def _check_place(self) -> None:
+    def _check(self, place: Place) -> None:
         """See that what is there is still this place: a share may be unmounted, or another one mounted there.
 
         Raises:
             ChunkFilesUnavailable: it is not.
         """
-        assert self._place is not None
-        try:
-            mark = self._place.read(_MARK)
-        except FileNotFoundError:
-            raise ChunkFilesUnavailable(
-                f"chunk_files {self._address} no longer holds {_MARK}: is the folder mounted here?"
-            ) from None
-        if self._id_in(mark) != self._own_id():
+        if self._id_at(place) != self._own_id():
             raise ChunkFilesUnavailable(
                 f"chunk_files {self._address} is now another place than it was: what is mounted here?"
             )
 
-    def _id_in(self, mark: bytes) -> str:
+    def _id_at(self, place: Place) -> str:
         try:
+            mark = place.read(_MARK)
+        except FileNotFoundError:
+            wrong = f"chunk_files {self._address} holds no {_MARK}"
+            # Who asks for the place has a job with chunks there. So a folder without a mark may yet be mounted.
+            if place.is_folder or self._id is not None:
+                raise ChunkFilesUnavailable(
+                    f"{wrong}: is the folder mounted here, and is it what the producers use?"
+                ) from None
+            raise SettingsError(f"{wrong}: it is not what the producers use") from None
+        with suppress(ValueError, LookupError, TypeError):
             found = json.loads(mark)["id"]
             if len(bytes.fromhex(found)) == 8:
                 return str(found)
-        except (ValueError, LookupError, TypeError):
-            pass
         raise SettingsError(f"chunk_files {self._address}: its {_MARK} can't be read: it is not embedctl's, or damaged")
 
     @contextmanager
@@ -257,7 +246,7 @@ class ChunkFiles:
         assert self._place is not None, "only a place outside of Redis is asked"
         try:
             if to_write and self._place.is_folder:
-                self._check_place()
+                self._check(self._place)
             yield self._place
         except EmbedctlError:  # some are OSErrors too
             raise

@@ -7,7 +7,7 @@ import json
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from embedctl.chunk_files import ChunkFiles, Upload, Where
@@ -20,6 +20,8 @@ from embedctl_config.errors import BrokerUnavailable, WireError
 PART_BYTES = 4 * 1024 * 1024
 #: What every part begins with, as chunks do, so that a reference to it is told from it.
 _HEAD = wire.MAGIC + bytes([wire.ELSEWHERE]) + bytes(wire.PREFIX_BYTES - len(wire.MAGIC) - 1)
+#: The fields of a file that are numbers.
+_NUMBERS = ("size", "created_s", "expires_s", "parts")
 #: Parts, or files of a list, that are asked for at once.
 _SLICE = 200
 #: A file's parts outlive its facts by this (seconds).
@@ -54,19 +56,8 @@ class StoredFile:
     data: str
 
     def fields(self) -> list[str]:
-        """Fields and values of its hash."""
-        facts = {
-            "tenant": self.tenant,
-            "name": self.name,
-            "purpose": self.purpose,
-            "bytes": self.size,
-            "sha256": self.sha256,
-            "created": self.created_s,
-            "expires": self.expires_s,
-            "parts": self.parts,
-            "data": self.data,
-        }
-        return [str(each) for pair in facts.items() for each in pair]
+        """Fields and values of its hash, all but the id."""
+        return [str(each) for name, value in asdict(self).items() if name != "id" for each in (name, value)]
 
     @property
     def ttl_ms(self) -> int:
@@ -293,21 +284,8 @@ def remove_parts(connection: Connection, files: ChunkFiles, name: str, parts: in
 def _parse(file_id: str, facts: Mapping[bytes, bytes]) -> StoredFile | None:
     if not facts:
         return None
-    text = {name.decode(): value.decode() for name, value in facts.items()}
-    numbers = [int(text[name]) for name in ("bytes", "created", "expires", "parts")]
-    size, created_s, expires_s, parts = numbers
-    return StoredFile(
-        id=file_id,
-        tenant=text["tenant"],
-        name=text["name"],
-        purpose=text["purpose"],
-        size=size,
-        sha256=text["sha256"],
-        created_s=created_s,
-        expires_s=expires_s,
-        parts=parts,
-        data=text["data"],
-    )
+    fields: dict[str, Any] = {name.decode(): value.decode() for name, value in facts.items()}
+    return StoredFile(id=file_id, **{**fields, **{name: int(fields[name]) for name in _NUMBERS}})
 
 
 def _slices(count: int) -> Iterator[range]:
