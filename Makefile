@@ -54,12 +54,12 @@ test-loaded: $(VENV)/.dev ## the quick tests, three times, with both CPUs busy b
 test-slow: $(VENV)/.dev tools ## the slow tests and those that need a browser
 	@$(PY) -m pytest $(SIDE) -m "slow or browser" $(ARGS)
 	@$(PY) -m pytest $(SIDE) --acl -m "not slow and not browser" $(AS_USERS:%=tests/e2e/test_%.py) $(ARGS)
-	@$(PY) -m pytest $(SIDE) --data s3 -m "not slow and not browser" $(OUTSIDE:%=tests/%) $(ARGS)
+	@$(PY) -m pytest $(SIDE) --chunk-files s3 -m "not slow and not browser" $(OUTSIDE:%=tests/%) $(ARGS)
 
 # These run once more as the users of `embedctl config acl`; `pytest --acl tests/e2e` runs them all.
 AS_USERS := main_job deaths poison producers everyday_use gateway
 
-# These run once more with the bytes of chunks outside of Redis; `pytest --data s3 tests` runs them all.
+# These run once more with the bytes of chunks outside of Redis; `pytest --chunk-files s3 tests` runs them all.
 OUTSIDE := contract/store/test_invariants.py contract/store/test_runner.py e2e/test_main_job.py e2e/test_deaths.py \
 	e2e/test_poison.py e2e/test_stopping.py e2e/test_drain.py::test_results_go_to_parts_and_are_read_from_there \
 	e2e/test_drain.py::test_retried_records_come_in_a_part_of_their_own e2e/test_drain.py::test_a_stopped_job_is_drained_and_goes_on
@@ -111,7 +111,7 @@ SEED ?=
 
 .PHONY: chaos
 chaos: $(VENV)/.dev ## break everything at random for MINUTES=10 with SEED=…, then count every record
-	@$(PY) -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(DATA),--data $(DATA)) $(ARGS)
+	@$(PY) -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(CHUNK_FILES),--chunk-files $(CHUNK_FILES)) $(ARGS)
 
 .PHONY: mutants
 mutants: $(VENV)/.dev ## how many of 320 small faults in the product the tests notice: ARGS="--help"

@@ -81,7 +81,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--acl", action="store_true", help="run producers and workers as the users of `embedctl config acl`"
     )
     parser.addoption(
-        "--data",
+        "--chunk-files",
         choices=("redis", "folder", "s3"),
         default="redis",
         help="where jobs keep the bytes of their chunks, however small",
@@ -110,26 +110,26 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def _chunks_are_where_the_test_means(request: pytest.FixtureRequest) -> None:
-    if request.node.get_closest_marker("in_redis") and request.config.getoption("--data") != "redis":
+    if request.node.get_closest_marker("in_redis") and request.config.getoption("--chunk-files") != "redis":
         pytest.skip("it is about chunks whose bytes are in Redis")
 
 
 @pytest.fixture(scope="session")
-def data_environment(pytestconfig: pytest.Config) -> Iterator[dict[str, str]]:
+def chunk_files_environment(pytestconfig: pytest.Config) -> Iterator[dict[str, str]]:
     """The variables that say where jobs keep the bytes of their chunks; none if that is Redis."""
-    place = pytestconfig.getoption("--data")
+    place = pytestconfig.getoption("--chunk-files")
     if place == "redis":
         yield {}
         return
-    small = {"EMBEDCTL_DATA_INLINE_BYTES": "0"}
+    small = {"EMBEDCTL_CHUNK_INLINE_BYTES": "0"}
     if place == "s3":
         with s3_server() as variables, pytest.MonkeyPatch.context() as patch:
             for name, value in variables.items():
                 patch.setenv(name, value)
-            yield {**small, **variables, "EMBEDCTL_DATA_URL": "s3://vectors/chunks"}
+            yield {**small, **variables, "EMBEDCTL_CHUNK_FILES": "s3://vectors/chunks"}
         return
     folder = Path(tempfile.mkdtemp(prefix="ec-"))
-    yield {**small, "EMBEDCTL_DATA_URL": str(folder / "data")}
+    yield {**small, "EMBEDCTL_CHUNK_FILES": str(folder / "data")}
     shutil.rmtree(folder)
 
 
@@ -170,10 +170,10 @@ def own_redis(short_folder: Path) -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def settings(redis_server: RedisServer, data_environment: dict[str, str]) -> Settings:
+def settings(redis_server: RedisServer, chunk_files_environment: dict[str, str]) -> Settings:
     plain = Settings(redis_url=redis_server.url, classes=CLASSES, hardware="dummy", model="dummy").replace(**QUICK)
-    place = data_environment.get("EMBEDCTL_DATA_URL")
-    return plain if place is None else plain.replace(data_url=place, data_inline_bytes=0)
+    place = chunk_files_environment.get("EMBEDCTL_CHUNK_FILES")
+    return plain if place is None else plain.replace(chunk_files=place, chunk_inline_bytes=0)
 
 
 @pytest.fixture

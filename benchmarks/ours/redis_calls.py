@@ -1,10 +1,10 @@
 """The cost of a chunk for Redis when nothing fails: commands and bytes, by INFO commandstats and INFO stats.
 
-    python benchmarks/ours/redis_calls.py [--chunks 1000] [--rows 16] [--data-url URL]
+    python benchmarks/ours/redis_calls.py [--chunks 1000] [--rows 16] [--chunk-files URL]
 
 A private Redis, one worker without a model and one producer, which submits and then polls once a second. Commands that
 scripts run are counted too. Heartbeats and the reaper cost Redis by the second, not by the chunk: the idle stack's
-commands in the same time are measured first and subtracted. With `--data-url`, the bytes of chunks are outside of
+commands in the same time are measured first and subtracted. With `--chunk-files`, the bytes of chunks are outside of
 Redis: in a folder, or in a bucket that the environment leads to.
 """
 
@@ -29,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chunks", type=int, default=1000)
     parser.add_argument("--rows", type=int, default=16, help="records in a chunk")
-    parser.add_argument("--data-url", default="", help="a folder, or s3://BUCKET/PREFIX")
+    parser.add_argument("--chunk-files", default="", help="a folder, or s3://BUCKET/PREFIX")
     options = parser.parse_args()
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -41,7 +41,7 @@ def main() -> None:
             hardware="dummy",
             classes={"dummy": HardwareClass(backend="dummy", options={"dim": 384})},
         )
-        settings = stack.enter_context(private_redis(plain, Path(folder))).replace(data_url=options.data_url)
+        settings = stack.enter_context(private_redis(plain, Path(folder))).replace(chunk_files=options.chunk_files)
         log_file = Path(folder) / "worker.log"
         stack.enter_context(local_worker(settings, hardware="dummy", model="dummy", cpus=None, log_file=log_file))
         _measure(settings, options.chunks, options.rows)

@@ -14,7 +14,7 @@
     ├── MissingExtra              an optional dependency
     ├── BrokerUnavailable         Redis
     │   ├── BrokerFull            it has no memory left
-    │   ├── DataUnavailable       not Redis, but the store of chunks outside of it
+    │   ├── ChunkFilesUnavailable not Redis, but the place of chunks outside of it
     │   └── BrokerRefused         it answers, and would refuse this each time
     ├── NotPermitted              Redis' access list
     ├── JobError
@@ -178,8 +178,8 @@ class BrokerFull(BrokerUnavailable):
     """Raised when Redis has reached its maxmemory. Producers and workers wait until it has memory again."""
 
 
-class DataUnavailable(BrokerUnavailable):
-    """Raised when the store of chunks outside of Redis (`data_url`) can't be reached, is full, or refuses.
+class ChunkFilesUnavailable(BrokerUnavailable):
+    """Raised when the place of chunks outside of Redis (`chunk_files`) can't be reached, is full, or refuses.
 
     Whoever waits for Redis waits for it too.
     """

@@ -33,7 +33,7 @@ NO_REDIS = "no Redis is configured: set EMBEDCTL_REDIS_URL, or use `embedctl run
 _SCHEMES = ("redis", "rediss", "unix")
 _OF_SENTINELS = ("redis+sentinel:", "rediss+sentinel:")
 LAST_PORT = 65535
-#: The most that a chunk may have to stay in Redis with `data_url` (bytes).
+#: The most that a chunk may have to stay in Redis with `chunk_files` (bytes).
 MAX_INLINE_BYTES = 1024 * 1024
 _LOG_FORMATS = ("auto", "text", "json")
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/@")
@@ -120,15 +120,15 @@ class Settings:
         unit="bytes",
         minimum=1024 * 1024,
     )
-    data_url: str = _setting(
+    chunk_files: str = _setting(
         "",
         "where new jobs keep the bytes of chunks: a folder that all machines share, or s3://BUCKET/PREFIX; Redis then "
         "holds only facts. Empty: in Redis",
         guarded=True,
     )
-    data_inline_bytes: int = _setting(
+    chunk_inline_bytes: int = _setting(
         4096,
-        "a chunk that is no larger stays in Redis even with `data_url`",
+        "a chunk that is no larger stays in Redis even with `chunk_files`",
         unit="bytes",
         minimum=0,
         maximum=MAX_INLINE_BYTES,
@@ -274,9 +274,9 @@ class Settings:
         if self.redis_url and not _is_redis_url(self.redis_url):
             # The value is not shown: it may hold a password.
             problems.append("redis_url: can't be read; use redis://, rediss://, unix:// or redis+sentinel://")
-        if _may_hold_a_secret(self.data_url):
+        if _may_hold_a_secret(self.chunk_files):
             problems.append(
-                "data_url: a user, a password or a query would be shown in messages. Give SCHEME://BUCKET/PREFIX "
+                "chunk_files: a user, a password or a query would be shown in messages. Give SCHEME://BUCKET/PREFIX "
                 "alone, and the credentials as the package for that scheme finds them, such as in AWS_ACCESS_KEY_ID"
             )
         if self.log_format not in _LOG_FORMATS:

@@ -3,7 +3,7 @@
 Both begin with the same 36 bytes, all little-endian::
 
     0   4s   magic "EMBC"
-    4   u8   kind: 1 input, 2 result; 3 and 4 the same outside of Redis (embedctl.data.references)
+    4   u8   kind: 1 input, 2 result; 3 and 4 the same outside of Redis (embedctl.chunk_files.references)
     5   u8   format version
     6   u16  flags: 1 ids, 2 explicit positions, 4 kept fields, 8 tokens (only in results)
     8   16s  digest of the input (in a result: of the input that it answers)

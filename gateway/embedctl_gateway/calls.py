@@ -84,7 +84,7 @@ class Gateway:
         receiver = receiver_of(settings)
         admission = Admission(settings.gateway_in_flight)
         broker = Broker.shared(settings)
-        files = FileStore(broker.connection, broker.data)
+        files = FileStore(broker.connection, broker.chunk_files)
         batches = BatchStore(broker.connection)
         telemetry = Telemetry(lambda: admission.requests, lambda: admission.held)
         return cls(

@@ -12,7 +12,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from embedctl.store.stored_files import PART_BYTES, PartWriter, StoredFile, digest_of
 from embedctl_gateway.calls import Call, CallerGone
 from embedctl_gateway.multipart import FILE, Form
-from embedctl_gateway.objects import after_of, file_object, is_id, limit_of, missing, page_of, ttl_of_form
+from embedctl_gateway.objects import after_of, file_object, limit_of, missing, page_of, ttl_of_form
+from embedctl_gateway.owned import FILE as FILE_IDS
+from embedctl_gateway.owned import file_of
 from embedctl_gateway.ranges import Span, Unsatisfiable, span_of
 from embedctl_gateway.refusals import Refusal, invalid, refuse
 
@@ -23,7 +25,6 @@ _AROUND_BYTES = 1024 * 1024
 #: An upload that takes longer is given up (seconds).
 UPLOAD_S = 3600.0
 _MOST_LISTED = 10_000
-_KIND = "file-"
 
 
 async def create(call: Call) -> Response:
@@ -57,7 +58,7 @@ async def create(call: Call) -> Response:
 async def listed(call: Call) -> Response:
     """`GET /v1/files`."""
     asked = call.request.query_params
-    limit, after = limit_of(asked.get("limit"), _MOST_LISTED, _MOST_LISTED), after_of(asked.get("after"), _KIND)
+    limit, after = limit_of(asked.get("limit"), _MOST_LISTED, _MOST_LISTED), after_of(asked.get("after"), FILE_IDS)
     if asked.get("order", "desc") not in ("asc", "desc"):
         refuse("order is neither asc nor desc", "invalid_value", "order")
     found = await call.gateway.in_thread(
@@ -152,9 +153,7 @@ async def _file(call: Call, file_id: str) -> StoredFile:
     Raises:
         Refusal: the caller has no such file.
     """
-    file = None
-    if is_id(file_id, _KIND):
-        file = await call.gateway.in_thread(lambda: call.gateway.files.get(file_id, call.tenant))
+    file = await file_of(call, file_id)
     if file is None:
         raise missing("file")
     return file

@@ -10,9 +10,8 @@ from embedctl.broker import Broker
 from embedctl.store.batches import StoredBatch
 from embedctl.store.stored_files import PART_BYTES
 from embedctl_config.errors import JobCancelled, JobNotFound
-from embedctl_gateway.answers_so_far import Place, page
+from embedctl_gateway.batch_answers import Place, in_order, page
 from embedctl_gateway.calls import Call
-from embedctl_gateway.line_files import in_order
 from embedctl_gateway.objects import ENDED, missing
 from embedctl_gateway.owned import batch_of, file_of
 

@@ -47,8 +47,7 @@ from embedctl_config.errors import (
 from embedctl_config.hardware import PRECISIONS
 from embedctl_config.patience import ASIDE
 from embedctl_config.tenants import NORMAL
-from embedctl_gateway.answering import AnswerFiles, Written
-from embedctl_gateway.line_files import lines_of, only
+from embedctl_gateway.batch_answers import Written, lines_of, only, write
 
 log = logging.getLogger(__name__)
 
@@ -443,9 +442,9 @@ class _Work:
         """
         job = Job(job_id, self._broker) if job_id else None
         with tempfile.TemporaryDirectory(prefix="embedctl-batch-") as folder:
-            files = AnswerFiles(self._files, self._batch, self._held.check)
+            read = self._reader(Path(folder))
             try:
-                written = files.write(job, self._reader(Path(folder)), reason)
+                written = write(self._files, self._batch, job, read, reason, self._held.check)
             except JobNotFound as error:
                 self._lost_results(status, reason, lost=isinstance(error, JobLost))
                 return
@@ -462,7 +461,9 @@ class _Work:
             self._held.end(facts, written)
         except (_Lost, _Turn):
             if not self._is_made(written):
-                files.discard()
+                for file in written.files:
+                    with suppress(EmbedctlError):  # it goes with its time to live
+                        self._files.remove(file)
                 raise
         self._discard(job_id)
 

@@ -11,10 +11,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from embedctl.data import DataPlane, InRedis, plane_of
+from embedctl.chunk_files import ChunkFiles
 from embedctl.listening import Listener
 from embedctl.store import Connection, Drains, Issued, JobStatus, JobStore, Upkeep, WorkerRegistry
-from embedctl.store.outside import Database, RememberedPlaces
+from embedctl.store.outside import PlaceNotes
 from embedctl.store.quotas import Quotas
 from embedctl_config.settings import Settings
 
@@ -38,7 +38,7 @@ class Broker:
     jobs: JobStore
     workers: WorkerRegistry
     upkeep: Upkeep
-    data: DataPlane = field(default_factory=InRedis)
+    chunk_files: ChunkFiles = field(default_factory=ChunkFiles)
     #: When the reapers of this process are to begin their next round.
     rounds: dict[str, float] = field(default_factory=dict, compare=False)
 
@@ -53,14 +53,14 @@ class Broker:
             SettingsError: no Redis is configured.
         """
         connection = Connection(settings, observer)
-        data = plane_of(settings, Database(connection), RememberedPlaces(connection))
+        files = ChunkFiles(settings.chunk_files, settings.chunk_inline_bytes, PlaceNotes(connection))
         return cls(
             settings,
             connection,
-            JobStore(connection, settings, data),
+            JobStore(connection, settings, files),
             WorkerRegistry(connection),
-            Upkeep(connection, settings, data),
-            data,
+            Upkeep(connection, settings, files),
+            files,
         )
 
     @classmethod

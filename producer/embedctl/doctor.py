@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from embedctl.broker import Broker
-from embedctl.data import DataPlane, Where
+from embedctl.chunk_files import ChunkFiles, Where
 from embedctl.routing import start_command
 from embedctl.store.connection import OLDEST_REDIS, mode_of
 from embedctl.store.quotas import Quota
@@ -108,8 +108,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
             yield sentinel_finding(ask(sentinels), sentinels.master)
         info, config = broker.connection.server()
         yield from redis_findings(info, config, _memory_bytes())
-        if settings.data_url:
-            yield data_finding(broker.data, settings.data_url)
+        if settings.chunk_files:
+            yield chunk_files_finding(broker.chunk_files, settings.chunk_files)
         else:
             limit = int(info.get("maxmemory", 0))
             yield from room_findings(settings.high_water_bytes, broker.results_high_water(), limit)
@@ -139,20 +139,20 @@ def sentinel_finding(seen: Seen, name: str) -> Finding:
     return Finding(Level.WARN if few else Level.OK, "sentinels", found, remedy)
 
 
-def data_finding(data: DataPlane, url: str) -> Finding:
-    """Judge the store of chunks outside of Redis, by putting bytes there and getting them back."""
+def chunk_files_finding(files: ChunkFiles, address: str) -> Finding:
+    """Judge the place of chunks outside of Redis, by putting bytes there and getting them back."""
     try:
-        store = data.made_store()
+        place = files.make_place()
         payload = wire.encode_input(ChunkInput(0, bytes(1), [bytes(MAX_INLINE_BYTES + 1)]))
         began = time.monotonic()
-        value = data.put(Where(_NO_JOB, "in", 0), payload)
-        if data.get(value) != payload:
-            return Finding(Level.FAIL, "data_url", f"{url} gives back other bytes", "use another place")
+        value = files.put(Where(_NO_JOB, "in", 0), payload)
+        if files.get(value) != payload:
+            return Finding(Level.FAIL, "chunk_files", f"{address} gives back other bytes", "use another place")
         took_s = time.monotonic() - began
-        data.delete([value])
+        files.delete([value])
     except (EmbedctlError, OSError) as error:
-        return Finding(Level.FAIL, "data_url", str(error), "docs/operations.md: chunks outside of Redis")
-    return Finding(Level.OK, "data_url", f"{url}, store {store}; 1 MiB put and got in {1000 * took_s:.0f} ms")
+        return Finding(Level.FAIL, "chunk_files", str(error), "docs/operations.md: chunks outside of Redis")
+    return Finding(Level.OK, "chunk_files", f"{address}, place {place}; 1 MiB put and got in {1000 * took_s:.0f} ms")
 
 
 def redis_findings(info: Mapping[str, Any], config: Mapping[str, str], machine_bytes: int) -> Iterator[Finding]:

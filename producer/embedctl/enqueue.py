@@ -304,7 +304,7 @@ def job_spec(broker: Broker, options: SubmitOptions) -> JobSpec:
         hardware=options.hardware or settings.hardware,
         precision=options.precision,
         version=wire.version_for(
-            {**dataclasses.asdict(options), "data": broker.data.is_outside}, options.precision or "fp32"
+            {**dataclasses.asdict(options), "data": broker.chunk_files.is_outside}, options.precision or "fp32"
         ),
     )
     check_against_workers(broker, options, model, hardware)
@@ -327,7 +327,7 @@ def job_spec(broker: Broker, options: SubmitOptions) -> JobSpec:
         options.max_errors,
         options.max_errors_share,
         broker.results_high_water() if options.drain else None,
-        broker.data.made_store(),
+        broker.chunk_files.make_place(),
         tenant,
         lane,
         settings.tenants.get(tenant, tenants.TenantEntry()).weight,

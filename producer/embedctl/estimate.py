@@ -16,9 +16,9 @@ from typing import IO, Any, cast
 import numpy as np
 
 from embedctl.broker import Broker
+from embedctl.chunk_files import ChunkFiles
 from embedctl.chunking import groups_of
 from embedctl.cut import BYTES_PER_TOKEN, ReadAhead
-from embedctl.data import InRedis
 from embedctl.enqueue import job_spec
 from embedctl.job_options import SubmitOptions
 from embedctl.records import Record
@@ -107,7 +107,7 @@ class _NoBroker:
 
     settings: Settings
     workers: _NoWorkers
-    data: InRedis = field(default_factory=InRedis)
+    chunk_files: ChunkFiles = field(default_factory=ChunkFiles)
 
 
 def local_estimate(settings: Settings, records: Iterable[Record], options: SubmitOptions) -> Estimate:

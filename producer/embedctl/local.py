@@ -122,7 +122,7 @@ def watched_redis(settings: Settings, folder: Path) -> Iterator[tuple[Settings, 
         with _child(command, folder / "redis.log", {}) as process:
             # Its data is on this machine anyway, and nobody would remove what it leaves elsewhere.
             ours = settings.replace(
-                redis_url=f"unix://{socket}", redis_password_file="", sentinel_password_file="", data_url=""
+                redis_url=f"unix://{socket}", redis_password_file="", sentinel_password_file="", chunk_files=""
             )
             _wait_for_redis(ours, process, folder / "redis.log")
             yield ours, lambda: _still_running(process, "the private Redis", folder / "redis.log")
@@ -153,7 +153,7 @@ def local_worker(
         "EMBEDCTL_REDIS_URL": settings.redis_url,
         "EMBEDCTL_REDIS_PASSWORD_FILE": settings.redis_password_file,
         "EMBEDCTL_SENTINEL_PASSWORD_FILE": settings.sentinel_password_file,
-        "EMBEDCTL_DATA_URL": settings.data_url,
+        "EMBEDCTL_CHUNK_FILES": settings.chunk_files,
         "EMBEDCTL_LOG_FORMAT": "text",
     }
     with _child(command, log_file, variables) as process:

@@ -10,7 +10,7 @@ from numbers import Real
 from typing import Self, TypeVar
 
 from embedctl.store.connection import answers_by
-from embedctl_config.errors import BrokerFull, BrokerUnavailable, DataUnavailable, SettingsError, WaitTimeout
+from embedctl_config.errors import BrokerFull, BrokerUnavailable, ChunkFilesUnavailable, SettingsError, WaitTimeout
 from embedctl_config.patience import REDIS, Outage
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ def patiently(
 
     Args:
         ask: a question that may be asked twice.
-        pausing: called before each pause with what Redis, or the store of chunks outside of it, answered.
+        pausing: called before each pause with what Redis, or the place of chunks outside of it, answered.
         deadline: by the monotonic clock. Only the first question may be asked after it. If Redis does not answer at
             all, this ends at most one socket timeout later.
         outage_s: how long Redis may be away (seconds); that of :class:`Outage` if None.
@@ -42,7 +42,11 @@ def patiently(
 
 def what_is_away(error: BrokerUnavailable) -> str:
     """What a caller that got this answer waits for, in words."""
-    return f"the store of its chunks: {error}" if isinstance(error, DataUnavailable) else "Redis, which is away or full"
+    return (
+        f"the place of its chunks: {error}"
+        if isinstance(error, ChunkFilesUnavailable)
+        else "Redis, which is away or full"
+    )
 
 
 def came_of_an_absence(error: BaseException) -> bool:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from embedctl.broker import Broker
-from embedctl.data import Upload
+from embedctl.chunk_files import Upload
 from embedctl.notices import Reminder
 from embedctl.patience import came_of_an_absence, patiently, what_is_away
 from embedctl.reaper import Reaper
@@ -22,8 +22,8 @@ from embedctl.store import Added, JobState, JobStatus
 from embedctl_config import keys, wire
 from embedctl_config.errors import (
     BrokerUnavailable,
+    ChunkFilesUnavailable,
     CorpusChanged,
-    DataUnavailable,
     EmbedctlError,
     JobCancelled,
     JobError,
@@ -151,7 +151,7 @@ class Submission:
 
         if self._job.data is None or self._added >= self._job.chunks:
             return put()
-        # The job was begun before. Its store takes longer to be asked than Redis, so nothing is put there in vain.
+        # The job was begun before. Its place takes longer to be asked than Redis, so nothing is put there in vain.
         answer = add(b"")
         if answer[0] is Added.SKIPPED and self._broker.jobs.drop_gone(self._job_id, self._added):
             answer = add(b"")
@@ -202,7 +202,7 @@ class Submission:
                 "Submit its corpus again."
             ) from error
         except WaitTimeout as error:
-            store = "data_url" if isinstance(error.__cause__, DataUnavailable) else "Redis"
+            store = "chunk_files" if isinstance(error.__cause__, ChunkFilesUnavailable) else "Redis"
             raise self._out_of_time(f": its submission waits for {store}. {error.__cause__}") from error.__cause__
         except BrokerUnavailable as error:
             raise type(error)(
@@ -211,11 +211,11 @@ class Submission:
             ) from error
 
     def _note_outage(self, error: BrokerUnavailable) -> None:
-        of_redis = not isinstance(error, DataUnavailable)
+        of_redis = not isinstance(error, ChunkFilesUnavailable)
         if of_redis:
             self._reaper.rest()
         self._remind(f"job {self._job_id}: its submission waits for {what_is_away(error)}")
-        self._report("Redis" if of_redis else "data_url")
+        self._report("Redis" if of_redis else "chunk_files")
 
     def _wait(self, for_what: str) -> None:
         """Log and report what the submission waits for.

@@ -8,11 +8,11 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from embedctl.broker import Broker
-from embedctl.data.outside import Outside
-from embedctl.data.planes import GRACE_S, Entry
-from embedctl.data.references import MOST_BYTES, NAME, parse_reference
+from embedctl.chunk_files.chunks import GRACE_S
+from embedctl.chunk_files.place import Entry
+from embedctl.chunk_files.references import MOST_BYTES, NAME, parse_reference
 from embedctl_config import keys
-from embedctl_config.errors import DataUnavailable, WireError
+from embedctl_config.errors import ChunkFilesUnavailable, WireError
 
 log = logging.getLogger(__name__)
 
@@ -32,28 +32,27 @@ _LEVELS = 4
 
 
 class Sweeper:
-    """Goes through this database's part of the store, one folder after the other.
+    """Goes through this database's part of the place, one folder after the other.
 
-    Bytes that were put less than `grace_s` ago, by the store's own clock, stay: their process may be about to note
+    Bytes that were put less than `grace_s` ago, by the place's own clock, stay: their process may be about to note
     them. Nothing is removed before a second look. The part of another database is never touched, so a second Redis on
-    one store, or an emptied one, loses nothing.
+    one place, or an emptied one, loses nothing.
 
     Args:
-        data: the data plane of the broker.
+        broker: keeps chunks outside of Redis.
         grace_s, rest_s, again_s: seconds.
     """
 
     def __init__(
         self,
         broker: Broker,
-        data: Outside,
         *,
         grace_s: float = GRACE_S,
         rest_s: float = _REST_S,
         again_s: float = _LOOK_AGAIN_S,
     ) -> None:
         self._broker = broker
-        self._data = data
+        self._files = broker.chunk_files
         self._grace_s = grace_s
         self._rest_s = rest_s
         self._again_s = again_s
@@ -69,8 +68,8 @@ class Sweeper:
 
         Raises:
             BrokerUnavailable: Redis can't be reached.
-            DataUnavailable: the store can't be reached, or refuses.
-            SettingsError: `data_url` is not the producers' place.
+            ChunkFilesUnavailable: the place can't be reached, or refuses.
+            SettingsError: `chunk_files` is not the producers' place.
         """
         removed = self._remove()
         pause_ms = max(1, int(min(_PAUSE_S, self._rest_s) * 1000))
@@ -83,11 +82,11 @@ class Sweeper:
         if not at and now_ms < int(found[1] or 0):
             return removed
         until = time.monotonic() + BUDGET_S
-        store_now = self._data.now()
-        if store_now is None:
+        place_now = self._files.now()
+        if place_now is None:
             return removed
         for folder in self._folders(at):
-            self._look(folder, store_now - self._grace_s)
+            self._look(folder, place_now - self._grace_s)
             if time.monotonic() > until:
                 self._note(folder, 0)
                 return removed
@@ -112,7 +111,7 @@ class Sweeper:
                     continue
                 if level < _LEVELS:
                     yield from below(each.name, level + 1)
-                    self._data.remove_empty(each.name)
+                    self._files.remove_empty(each.name)
                 elif path != last:
                     yield each.name
 
@@ -121,11 +120,11 @@ class Sweeper:
     def _listed(self, folder: str) -> list[Entry]:
         """What is in a folder; nothing if only this folder can't be read, so that the sweep goes on after it."""
         try:
-            return list(self._data.list(folder))
-        except DataUnavailable as error:
+            return list(self._files.list(folder))
+        except ChunkFilesUnavailable as error:
             if not folder:
                 raise
-            list(self._data.list(""))  # the store itself may be away
+            list(self._files.list(""))  # the place itself may be away
             log.warning("a folder is not swept: %s", error)
             return []
 
@@ -137,7 +136,7 @@ class Sweeper:
             if unused and self._waiting < _MOST_WAITING:
                 self._found.append((time.monotonic(), folder, unused))
                 self._waiting += len(unused)
-        self._data.remove_empty(folder)
+        self._files.remove_empty(folder)
 
     def _remove(self) -> int:
         """Remove what was found long enough ago, and is still nobody's; returns how many names that were."""
@@ -146,10 +145,10 @@ class Sweeper:
             _, folder, names = self._found.popleft()
             self._waiting -= len(names)
             unused = self._unused(folder, names)
-            self._data.remove_names(unused)
+            self._files.remove_names(unused)
             removed += len(unused)
         if removed:
-            log.info("%d chunks' bytes that no job refers to were removed from data_url", removed)
+            log.info("%d chunks' bytes that no job refers to were removed from chunk_files", removed)
         return removed
 
     def _unused(self, folder: str, names: Sequence[str]) -> list[str]:
@@ -186,8 +185,3 @@ def _names(value: bytes, name: str) -> bool:
     except WireError:
         return False
     return reference is not None and reference.name.partition("/")[2] == name
-
-
-def sweeper_of(broker: Broker) -> Sweeper | None:
-    """The sweeper of these settings; None if all bytes are in Redis."""
-    return Sweeper(broker, broker.data) if isinstance(broker.data, Outside) else None

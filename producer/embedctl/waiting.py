@@ -17,7 +17,7 @@ from embedctl.store import JobState, JobStatus
 from embedctl_config import keys
 from embedctl_config.errors import (
     BrokerUnavailable,
-    DataUnavailable,
+    ChunkFilesUnavailable,
     JobCancelled,
     JobLost,
     JobNotFound,
@@ -132,8 +132,8 @@ class Waiter:
         self.ask(partial(self._reaper.round, deadline), deadline)
 
     def note_outage(self, error: BrokerUnavailable) -> None:
-        """Redis, or the store of chunks outside of it, is away or full: the user is to know."""
-        if not isinstance(error, DataUnavailable):
+        """Redis, or the place of chunks outside of it, is away or full: the user is to know."""
+        if not isinstance(error, ChunkFilesUnavailable):
             self._reaper.rest()  # the silence of owners means nothing
         self._remind_of_redis(f"job {self.job_id}: waits for {what_is_away(error)}")
 

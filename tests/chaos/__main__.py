@@ -64,7 +64,7 @@ def _options(arguments: list[str] | None) -> Options:
         "--sentinels", action="store_true", help="two instances of Redis with sentinels, and failovers among the faults"
     )
     parser.add_argument(
-        "--data",
+        "--chunk-files",
         choices=("redis", "folder", "s3"),
         default="redis",
         help="where chunks are (default: redis)",

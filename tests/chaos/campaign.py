@@ -15,7 +15,7 @@ from embedctl.broker import Broker
 from embedctl_config import keys
 from tests.chaos.beside import Beside
 from tests.chaos.check import keys_without_ttl, left_over, queues_left, unknown_jobs
-from tests.chaos.data import bytes_left
+from tests.chaos.chunk_files import bytes_left
 from tests.chaos.fault import Chaos
 from tests.chaos.faults import faults_named
 from tests.chaos.faults_of_jobs import MISSPELT

@@ -46,7 +46,7 @@ class Chaos:
     notes: list[str] = field(default_factory=list)
     #: Exit statuses of sick workers that ended without a signal from the harness.
     sick_ends: list[int] = field(default_factory=list)
-    #: Removes what nobody needs from the store outside of Redis, once it was asked to.
+    #: Removes what nobody needs from the place outside of Redis, once it was asked to.
     sweeper: Sweeper | None = None
 
     @property

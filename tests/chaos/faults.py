@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from embedctl_config import keys
-from tests.chaos.data import leave_store, sweep_store
+from tests.chaos.chunk_files import leave_place, sweep_place
 from tests.chaos.failover import freeze_master, kill_master, kill_master_whose_replica_is_behind
 from tests.chaos.fault import Chaos, Fault, Struck, a_worker
 from tests.chaos.faults_of_jobs import (
@@ -312,6 +312,6 @@ FAULTS = (
     Fault("worker: out of file descriptors", 2, exhaust_files),
     Fault("worker: out of memory", 2, exhaust_memory),
     Fault("link: slow", 3, slow_proxy),
-    Fault("data: the store is away", 4, leave_store),
-    Fault("data: swept", 4, sweep_store),
+    Fault("chunk files: the place is away", 4, leave_place),
+    Fault("chunk files: swept", 4, sweep_place),
 )

@@ -30,7 +30,7 @@ class Options:
         only: prefixes of fault names; only faults that match are drawn. Empty means all faults.
         beside: number of extra small jobs to queue. Most are for a class that no worker serves.
         sentinels: whether Redis is two instances with sentinels, who replace the master.
-        data: where the bytes of chunks are: "redis", "folder" or "s3".
+        chunk_files: where the bytes of chunks are: "redis", "folder" or "s3".
         keep: folder for logs and data; it is not removed.
     """
 
@@ -50,7 +50,7 @@ class Options:
     only: tuple[str, ...] = ()
     beside: int = 0
     sentinels: bool = False
-    data: str = "redis"
+    chunk_files: str = "redis"
     report: Path | None = None
     keep: Path | None = None
 

@@ -25,7 +25,7 @@ from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
 from tests.chaos.options import DUMMY, Options
-from tests.support.data_store import DataStore
+from tests.support.chunk_place import ChunkPlace
 from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisServer
 from tests.support.sentinels import Instance, Site
@@ -159,7 +159,7 @@ class Stack:
         self._stopping = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
         self._write_config()
-        self.data = DataStore(options.data, folder)
+        self.chunk_place = ChunkPlace(options.chunk_files, folder)
         self.settings: Settings = load_settings(
             self.environment(self.redis.url if self.site is None else self.site.url)
         )
@@ -223,7 +223,7 @@ class Stack:
         own = {name: value for name, value in os.environ.items() if not name.startswith("EMBEDCTL_")}
         return {
             **own,
-            **self.data.environment,
+            **self.chunk_place.environment,
             "EMBEDCTL_REDIS_URL": url,
             "EMBEDCTL_CONFIG": str(self.folder / "embedctl.toml"),
             "EMBEDCTL_STATE_DIR": str(self.folder / "state"),
@@ -370,7 +370,7 @@ class Stack:
             self.redis.stop()
         else:
             self.site.stop()
-        self.data.stop()
+        self.chunk_place.stop()
 
     def survivors(self) -> list[int]:
         """Processes that still run and descend from this run, recognised by their environment."""

@@ -27,7 +27,7 @@ NOT_FORKED = ("bench", "model", "worker")
 
 @pytest.fixture
 def environment(
-    redis_server: RedisServer, short_folder: Path, cache_folder: Path, data_environment: dict[str, str]
+    redis_server: RedisServer, short_folder: Path, cache_folder: Path, chunk_files_environment: dict[str, str]
 ) -> dict[str, str]:
     """What a process needs to find this test's Redis and classes."""
     config = short_folder / "embedctl.toml"
@@ -39,7 +39,7 @@ def environment(
     }
     return {
         **own,
-        **data_environment,
+        **chunk_files_environment,
         "EMBEDCTL_REDIS_URL": redis_server.url_of("producer"),
         "EMBEDCTL_CONFIG": str(config),
         "EMBEDCTL_STATE_DIR": str(short_folder / "state"),

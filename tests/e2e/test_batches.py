@@ -17,7 +17,6 @@ import redis
 
 from embedctl import enqueue, enqueue_embeddings
 from embedctl.broker import Broker
-from embedctl.data.outside import Outside
 from embedctl.store.batches import BatchStore
 from embedctl.store.stored_files import PART_BYTES
 from embedctl.sweeper import Sweeper
@@ -400,7 +399,7 @@ def test_two_keys_see_nothing_of_each_other(settings: Settings, start_worker: St
 @pytest.mark.slow
 def test_parts_outside_of_redis(environment: dict[str, str], short_folder: Path, start_worker: StartWorker) -> None:
     data = short_folder / "data"
-    environment |= {"EMBEDCTL_DATA_URL": str(data), "EMBEDCTL_DATA_INLINE_BYTES": "0"}
+    environment |= {"EMBEDCTL_CHUNK_FILES": str(data), "EMBEDCTL_CHUNK_INLINE_BYTES": "0"}
     settings = load_settings(environment).replace(hardware="auto")
     start_worker()
 
@@ -414,8 +413,7 @@ def test_parts_outside_of_redis(environment: dict[str, str], short_folder: Path,
         batch = ended(client, create(client, file_id).id)
         assert len(rows_in(client, batch.output_file_id)) == 2
         eventually(lambda: len(kept()) == 3, what="the end of the job's own chunks")
-        assert isinstance(broker.data, Outside)
-        sweeper = Sweeper(broker, broker.data, grace_s=0.0, rest_s=0.001, again_s=0.0)
+        sweeper = Sweeper(broker, grace_s=0.0, rest_s=0.001, again_s=0.0)
         sweep(sweeper, broker)
         assert len(kept()) == 3
         client.files.delete(file_id)

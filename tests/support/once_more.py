@@ -43,7 +43,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> object:
 
 def _options(config: pytest.Config) -> list[str]:
     """Where the tests of this run keep what they store: a test that runs again must do the same."""
-    return [*(["--acl"] if config.getoption("--acl") else []), "--data", config.getoption("--data")]
+    return [*(["--acl"] if config.getoption("--acl") else []), "--chunk-files", config.getoption("--chunk-files")]
 
 
 def _passes(name: str, options: Sequence[str]) -> bool:

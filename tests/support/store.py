@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 import redis as redis_py
 
 from embedctl.broker import Broker
-from embedctl.data import Where
-from embedctl.data.references import parse_reference
+from embedctl.chunk_files import Where
+from embedctl.chunk_files.references import parse_reference
 from embedctl.store import Added, Claim, Completed, JobSpec, ServedModel, WorkerRow
 from embedctl.store.connection import Connection
 from embedctl_config import keys, wire
@@ -112,11 +112,11 @@ def complete(
 
 def _put(broker: Broker, where: Where, data: bytes) -> bytes:
     """Put bytes where the job keeps them: outside of Redis if it was made with `data`."""
-    if not broker.data.is_outside:
+    if not broker.chunk_files.is_outside:
         return data
     with broker.connection.client() as client:
         outside = client.hexists(keys.job(where.job_id), "data")
-    return broker.data.put(where, data) if outside else data
+    return broker.chunk_files.put(where, data) if outside else data
 
 
 def work(broker: Broker, job_id: str, *chunks: int, failed: int = 0) -> None:

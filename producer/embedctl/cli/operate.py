@@ -62,8 +62,8 @@ def show(as_json: bool) -> None:
 def _show(settings: Settings, sources: Mapping[str, str], *, as_json: bool) -> None:
     values = dataclasses.asdict(settings)
     values["redis_url"] = without_password(settings.redis_url)
-    if "://" in settings.data_url:  # it may be refused because of a password
-        values["data_url"] = without_password(settings.data_url)
+    if "://" in settings.chunk_files:  # it may be refused because of a password
+        values["chunk_files"] = without_password(settings.chunk_files)
     if settings.qdrant_api_key:
         values["qdrant_api_key"] = "***"
     if as_json:

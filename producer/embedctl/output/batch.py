@@ -174,7 +174,7 @@ class Answers:
         line = (
             b'%b,"response":{"status_code":200,"request_id":%b,"body":{"object":"list","data":[%b],%b}},"error":null}'
             % (
-                self._head(request.custom_id, request.first),
+                _head(self._name(request.first), request.custom_id),
                 json_line(f"req_{self._name(request.first)}"),
                 vectors,
                 json_line({"model": self._job.model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}})[1:-1],
@@ -196,7 +196,7 @@ class Answers:
             "request_id": f"req_{self._name(request.first)}",
             "body": {"error": error},
         }
-        head = self._head(request.custom_id, request.first)
+        head = _head(self._name(request.first), request.custom_id)
         return Answer(head + b',"response":' + json_line(response) + b',"error":null}', failed=True)
 
     def _not_run(self, end: int | None, before: str | None = None) -> Iterator[Answer]:
@@ -215,17 +215,30 @@ class Answers:
     def _unanswered(self, custom_id: str | None, first: int) -> Answer:
         if self._reason is None:
             self._reason = reason_of(self._latest())
-        return Answer(
-            self._head(custom_id, first) + b',"response":null,"error":' + json_line(self._reason._asdict()) + b"}",
-            failed=True,
-        )
-
-    def _head(self, custom_id: str | None, first: int) -> bytes:
-        return json_line({"id": f"batch_req_{self._name(first)}", "custom_id": custom_id})[:-1]
+        return _unanswered(self._name(first), custom_id, self._reason)
 
     def _name(self, first: int) -> str:
         """The same each time that the job is fetched."""
         return f"{self._job.id}_{first}"
+
+
+def none_run(name: str, read: ReadRequests, reason: Reason) -> Iterator[Answer]:
+    """The lines of all requests, none of which was run.
+
+    Args:
+        name: what their ids begin with, in place of a job's id.
+    """
+    for first, custom_id in Requests(name, read).between(0, None):
+        yield _unanswered(f"{name}_{first}", custom_id, reason)
+
+
+def _unanswered(name: str, custom_id: str | None, reason: Reason) -> Answer:
+    rest = b',"response":null,"error":' + json_line(reason._asdict()) + b"}"
+    return Answer(_head(name, custom_id) + rest, failed=True)
+
+
+def _head(name: str, custom_id: str | None) -> bytes:
+    return json_line({"id": f"batch_req_{name}", "custom_id": custom_id})[:-1]
 
 
 class BatchWriter:

@@ -10,8 +10,8 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
-from embedctl.data import DataPlane, InRedis, Upload, Where
-from embedctl.data.references import MOST_BYTES, is_reference
+from embedctl.chunk_files import ChunkFiles, Upload, Where
+from embedctl.chunk_files.references import MOST_BYTES, is_reference
 from embedctl.store.answers import Added, Claim, Completed, WholeJob, claim_of
 from embedctl.store.connection import Connection, Put, ScriptCall
 from embedctl.store.doubts import Doubts
@@ -61,8 +61,8 @@ class JobStore(JobReader):
     is raised as an error of the job.
     """
 
-    def __init__(self, connection: Connection, settings: Settings, data: DataPlane | None = None) -> None:
-        super().__init__(connection, data)
+    def __init__(self, connection: Connection, settings: Settings, files: ChunkFiles | None = None) -> None:
+        super().__init__(connection, files)
         self._settings = settings
         self._quotas = Quotas(connection)
         self._lease_ms = int(settings.lease_s * 1000)
@@ -192,24 +192,24 @@ class JobStore(JobReader):
 
         Raises:
             SettingsError: this process does not know that place.
-            DataUnavailable: the place can't be reached.
+            ChunkFilesUnavailable: the place can't be reached.
         """
-        if job.data is not None and job.data != self._data.store:
+        if job.data is not None and job.data != self._files.place_id:
             raise SettingsError(
                 f"job {job.id} keeps its chunks outside of Redis, in a place that this process does not know: set "
-                "data_url to what its producer has"
+                "chunk_files to what its producer has"
             )
-        return Upload(self._data if job.data is not None else InRedis(), Where(job.id, kind, chunk), payload)
+        return Upload(self._files if job.data is not None else ChunkFiles(), Where(job.id, kind, chunk), payload)
 
     def bytes_of(self, value: bytes) -> bytes | None:
         """The bytes of a chunk, from what Redis holds of it; None if they are gone.
 
         Raises:
-            DataUnavailable: they are outside of Redis, and can't be reached.
+            ChunkFilesUnavailable: they are outside of Redis, and can't be reached.
             WireForeign: they are damaged.
             SettingsError: this process does not know where they are.
         """
-        return self._data.get(value)
+        return self._files.get(value)
 
     def add(self, job_id: str, chunk: int, value: bytes, *, digest: bytes, rows: int, token: str) -> tuple[Added, int]:
         """Store a chunk's input once.
@@ -417,7 +417,7 @@ class JobStore(JobReader):
 
     def _is_readable(self, value: bytes) -> bool:
         try:
-            return self._data.get(value) is not None
+            return self._files.get(value) is not None
         except WireForeign:
             return False
 

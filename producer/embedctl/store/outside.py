@@ -1,4 +1,4 @@
-"""Chunks whose bytes are outside of Redis: what Redis says of them, and which database this is."""
+"""Chunks whose bytes are outside of Redis: what Redis says of their places, and of this database."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import hashlib
 import time
 from collections.abc import Sequence
 
-from embedctl.data import DataPlane
-from embedctl.data.references import MOST_BYTES
+from embedctl.chunk_files import ChunkFiles
+from embedctl.chunk_files.references import MOST_BYTES
 from embedctl.store.connection import Connection
 from embedctl_config import keys
 
@@ -15,8 +15,8 @@ from embedctl_config import keys
 _GOOD_S = 60.0
 
 
-class Database:
-    """Which database of Redis this is: when it was first used, in ms.
+class PlaceNotes:
+    """What Redis knows of places; an implementation of :class:`~embedctl.chunk_files.chunks.Notes`.
 
     Args:
         connection: is not used before the first call.
@@ -24,16 +24,17 @@ class Database:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._known = ""
+        self._database = ""
         self._at = 0.0
 
-    def __call__(self) -> str:
+    def database(self) -> str:
+        """When the database was first used, in ms."""
         now = time.monotonic()
-        if not self._known or now - self._at > _GOOD_S:
-            self._at, self._known = now, self._ask()
-        return self._known
+        if not self._database or now - self._at > _GOOD_S:
+            self._at, self._database = now, self._birth()
+        return self._database
 
-    def _ask(self) -> str:
+    def _birth(self) -> str:
         with self._connection.client() as client:
             birth = client.get(keys.BIRTH)
             if birth is None:
@@ -41,35 +42,24 @@ class Database:
                 birth = client.get(keys.BIRTH)
         return str(int(birth))
 
-
-class RememberedPlaces:
-    """Which store each place held; an implementation of :class:`~embedctl.data.planes.Places`.
-
-    Args:
-        connection: is not used before the first call.
-    """
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def store_at(self, url: str) -> str | None:
+    def place_at(self, address: str) -> str | None:
         with self._connection.client() as client:
-            store = client.hget(keys.NOTES, _note(url))
-        return None if store is None else str(store.decode())
+            found = client.hget(keys.NOTES, _note(address))
+        return None if found is None else str(found.decode())
 
-    def note(self, url: str, store: str) -> None:
+    def note(self, address: str, place_id: str) -> None:
         with self._connection.client() as client:
-            pipe = client.pipeline(transaction=False).hset(keys.NOTES, _note(url), store)
+            pipe = client.pipeline(transaction=False).hset(keys.NOTES, _note(address), place_id)
             pipe.pexpire(keys.NOTES, keys.NOTES_TTL_S * 1000).execute()
 
 
-def _note(url: str) -> str:
-    """The name of a note about a place."""
-    return f"data_at:{hashlib.sha256(url.encode()).hexdigest()[:16]}"
+def _note(address: str) -> str:
+    """The name of a note about a place. It does not give the address away."""
+    return f"data_at:{hashlib.sha256(address.encode()).hexdigest()[:16]}"
 
 
 def unlink_with_bytes(
-    connection: Connection, data: DataPlane, chunks: Sequence[str], others: Sequence[str] = ()
+    connection: Connection, files: ChunkFiles, chunks: Sequence[str], others: Sequence[str] = ()
 ) -> None:
     """Remove inputs and results, and then their bytes, wherever they are.
 
@@ -78,16 +68,16 @@ def unlink_with_bytes(
         others: keys that are removed with them.
 
     Raises:
-        DataUnavailable: the bytes stay, and are nobody's.
+        ChunkFilesUnavailable: the bytes stay, and are nobody's.
     """
     if not chunks:
         return
+    values: list[bytes] = []
     with connection.client() as client:
-        if data.is_outside:
+        if files.is_outside:
             pipe = client.pipeline(transaction=False)
             for key in chunks:
                 pipe.getrange(key, 0, MOST_BYTES - 1)
             values = pipe.execute()
         client.unlink(*chunks, *others)
-    if data.is_outside:
-        data.delete(values)
+    files.delete(values)

@@ -7,8 +7,8 @@ from contextlib import suppress
 from itertools import chain, islice
 from typing import Any
 
-from embedctl.data import DataPlane, InRedis
-from embedctl.data.references import is_reference
+from embedctl.chunk_files import ChunkFiles
+from embedctl.chunk_files.references import is_reference
 from embedctl.store import job_ids
 from embedctl.store.connection import MAX_BLOCK_MS, Connection
 from embedctl.store.events import Event, events_in
@@ -26,15 +26,15 @@ _HEAD_BYTES = 16 * 1024
 class JobReader:
     """Reads jobs from Redis. Every method raises BrokerUnavailable if Redis can't be reached.
 
-    Those that read a chunk also raise DataUnavailable if it is outside of Redis and can't be reached there.
+    Those that read a chunk also raise ChunkFilesUnavailable if it is outside of Redis and can't be reached there.
 
     Args:
-        data: where the bytes of chunks are; in Redis if None.
+        files: where the bytes of chunks are; in Redis if None.
     """
 
-    def __init__(self, connection: Connection, data: DataPlane | None = None) -> None:
+    def __init__(self, connection: Connection, files: ChunkFiles | None = None) -> None:
         self._connection = connection
-        self._data = data or InRedis()
+        self._files = files or ChunkFiles()
 
     def status(self, job_id: str) -> JobStatus:
         """A job's facts.
@@ -210,7 +210,7 @@ class JobReader:
             if value is None:
                 return None
             try:
-                found = self._data.get(value, size)
+                found = self._files.get(value, size)
             except WireForeign as error:
                 raise JobLost(
                     f"chunk {chunk} of job {job_id}: {error}. Submit the same corpus with --resume {job_id}"
@@ -219,7 +219,7 @@ class JobReader:
                 return found
             if value == gone:  # nothing has replaced or removed the reference
                 raise JobLost(
-                    f"chunk {chunk} of job {job_id} is gone from data_url: submit the same corpus with --resume "
+                    f"chunk {chunk} of job {job_id} is gone from chunk_files: submit the same corpus with --resume "
                     f"{job_id}"
                 )
             gone = value

@@ -57,7 +57,7 @@ class JobStatus:
             drained.
         drained_chunks: chunks whose results are in files, and no longer in Redis.
         drained_to: where these files are; None before the first of them.
-        data: the id of the store that keeps the bytes of its chunks outside of Redis (`data_url`); None if Redis does.
+        data: the id of the place that keeps the bytes of its chunks outside of Redis; None if Redis does.
         tenant: whom it belongs to.
         lane: `interactive`, `normal` or `background`: how soon it is to be done.
         expires_in: time until Redis forgets the job, if nothing more happens to it.

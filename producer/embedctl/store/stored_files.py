@@ -7,12 +7,12 @@ import json
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from embedctl.data import DataPlane, Upload, Where
-from embedctl.data.references import MOST_BYTES, parse_reference
+from embedctl.chunk_files import ChunkFiles, Upload, Where
 from embedctl.store.connection import Connection
+from embedctl.store.outside import unlink_with_bytes
 from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerUnavailable, WireError
 
@@ -20,6 +20,8 @@ from embedctl_config.errors import BrokerUnavailable, WireError
 PART_BYTES = 4 * 1024 * 1024
 #: What every part begins with, as chunks do, so that a reference to it is told from it.
 _HEAD = wire.MAGIC + bytes([wire.ELSEWHERE]) + bytes(wire.PREFIX_BYTES - len(wire.MAGIC) - 1)
+#: The fields of a file that are numbers.
+_NUMBERS = ("size", "created_s", "expires_s", "parts")
 #: Parts, or files of a list, that are asked for at once.
 _SLICE = 200
 #: A file's parts outlive its facts by this (seconds).
@@ -54,19 +56,8 @@ class StoredFile:
     data: str
 
     def fields(self) -> list[str]:
-        """Fields and values of its hash."""
-        facts = {
-            "tenant": self.tenant,
-            "name": self.name,
-            "purpose": self.purpose,
-            "bytes": self.size,
-            "sha256": self.sha256,
-            "created": self.created_s,
-            "expires": self.expires_s,
-            "parts": self.parts,
-            "data": self.data,
-        }
-        return [str(each) for pair in facts.items() for each in pair]
+        """Fields and values of its hash, all but the id."""
+        return [str(each) for name, value in asdict(self).items() if name != "id" for each in (name, value)]
 
     @property
     def ttl_ms(self) -> int:
@@ -78,14 +69,14 @@ class FileStore:
     """All files. Threads may share it. Every method raises BrokerUnavailable if Redis, or the place of the parts, can't
     be reached."""
 
-    def __init__(self, connection: Connection, data: DataPlane) -> None:
+    def __init__(self, connection: Connection, files: ChunkFiles) -> None:
         self._connection = connection
-        self._data = data
+        self._files = files
 
     def writer(self) -> PartWriter:
         """Takes the bytes of a new file."""
-        self._data.made_store()
-        return PartWriter(self._connection, self._data)
+        self._files.make_place()
+        return PartWriter(self._connection, self._files)
 
     def make(self, file: StoredFile, request: str, *, again: bool) -> str:
         """Make a file whose parts are there, unless this is a further try of a request that has made it.
@@ -135,7 +126,7 @@ class FileStore:
         with self._connection.client() as client:
             value = client.get(keys.chunk_result(file.data, number))
         try:
-            data = None if value is None else self._data.get(value)
+            data = None if value is None else self._files.get(value)
         except WireError as error:
             raise BrokerUnavailable(f"part {number} of {file.id} can't be read: {error}") from error
         if data is None:
@@ -151,7 +142,7 @@ class FileStore:
         with self._connection.client() as client:
             client.unlink(keys.file(file.id))
             client.zrem(keys.files(file.tenant), file.id)
-        remove_parts(self._connection, self._data, file.data, file.parts)
+        remove_parts(self._connection, self._files, file.data, file.parts)
 
     def _existing(self, tenant: str, ids: Sequence[str]) -> list[StoredFile]:
         facts = facts_of(self._connection, [keys.file(each) for each in ids], keys.files(tenant), ids)
@@ -169,9 +160,9 @@ class PartWriter:
         size: bytes so far.
     """
 
-    def __init__(self, connection: Connection, data: DataPlane) -> None:
+    def __init__(self, connection: Connection, files: ChunkFiles) -> None:
         self._connection = connection
-        self._data = data
+        self._files = files
         self._name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(5)}"
         self._held = bytearray()
         self._hash = hashlib.sha256()
@@ -215,10 +206,10 @@ class PartWriter:
 
     def discard(self) -> None:
         """Remove the parts."""
-        remove_parts(self._connection, self._data, self._name, self._parts)
+        remove_parts(self._connection, self._files, self._name, self._parts)
 
     def _put(self, data: bytes | bytearray) -> None:
-        upload = Upload(self._data, Where(self._name, "out", self._parts), _HEAD + bytes(data))
+        upload = Upload(self._files, Where(self._name, "out", self._parts), _HEAD + bytes(data))
         value = upload.value()
         with self._connection.client() as client:
             key = keys.chunk_result(self._name, self._parts)
@@ -284,39 +275,17 @@ def facts_of(
     return found
 
 
-def remove_parts(connection: Connection, data: DataPlane, name: str, parts: int) -> None:
+def remove_parts(connection: Connection, files: ChunkFiles, name: str, parts: int) -> None:
     """Remove the parts of a file, wherever they are."""
     for numbers in _slices(parts):
-        names = [keys.chunk_result(name, number) for number in numbers]
-        values: list[bytes] = []
-        with connection.client() as client:
-            if data.is_outside:
-                pipe = client.pipeline(transaction=False)
-                for each in names:
-                    pipe.getrange(each, 0, MOST_BYTES - 1)
-                values = [value for value in pipe.execute() if parse_reference(value) is not None]
-            client.unlink(*names)
-        data.delete(values)
+        unlink_with_bytes(connection, files, [keys.chunk_result(name, number) for number in numbers])
 
 
 def _parse(file_id: str, facts: Mapping[bytes, bytes]) -> StoredFile | None:
     if not facts:
         return None
-    text = {name.decode(): value.decode() for name, value in facts.items()}
-    numbers = [int(text[name]) for name in ("bytes", "created", "expires", "parts")]
-    size, created_s, expires_s, parts = numbers
-    return StoredFile(
-        id=file_id,
-        tenant=text["tenant"],
-        name=text["name"],
-        purpose=text["purpose"],
-        size=size,
-        sha256=text["sha256"],
-        created_s=created_s,
-        expires_s=expires_s,
-        parts=parts,
-        data=text["data"],
-    )
+    fields: dict[str, Any] = {name.decode(): value.decode() for name, value in facts.items()}
+    return StoredFile(id=file_id, **{**fields, **{name: int(fields[name]) for name in _NUMBERS}})
 
 
 def _slices(count: int) -> Iterator[range]:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from embedctl.data import DataPlane, InRedis
+from embedctl.chunk_files import ChunkFiles
 from embedctl.store.agenda import Agenda
 from embedctl.store.connection import Connection, ScriptCall
 from embedctl.store.issuing import Issued, issue_call, issued_of
@@ -16,7 +16,7 @@ from embedctl.store.outside import unlink_with_bytes
 from embedctl.store.status import BY_REQUEST, STUCK_AFTER, JobState, JobStatus, lifetime_s
 from embedctl.store.unused import UnusedQueues
 from embedctl_config import keys
-from embedctl_config.errors import BrokerRefused, DataUnavailable
+from embedctl_config.errors import BrokerRefused, ChunkFilesUnavailable
 from embedctl_config.settings import Settings
 
 #: A ticket that nobody takes is sent again after ever longer pauses, up to this one (ms).
@@ -108,16 +108,16 @@ class Looked:
     refused: BrokerRefused | None = None
 
 
-#: For the reaper, which does not wait for another store.
-_IN_REDIS = InRedis()
+#: For the reaper, which does not wait for another place.
+_IN_REDIS = ChunkFiles()
 
 
 class Upkeep:
     """Upkeep in bounded pieces: each touches at most a slice of a job."""
 
-    def __init__(self, connection: Connection, settings: Settings, data: DataPlane | None = None) -> None:
+    def __init__(self, connection: Connection, settings: Settings, files: ChunkFiles | None = None) -> None:
         self._connection = connection
-        self._data = data or InRedis()
+        self._files = files or ChunkFiles()
         self._settings = settings
         self.agenda = Agenda(connection, settings)
         self.queues = UnusedQueues(connection)
@@ -247,7 +247,7 @@ class Upkeep:
     def free_slice(self, job_id: str, chunks: int, *, results: bool = True) -> bool:
         """Free the next slice of a job's chunks, with or without their results. True if none is left.
 
-        Bytes outside of Redis are left to the sweeper: the reaper does not wait for another store.
+        Bytes outside of Redis are left to the sweeper: the reaper does not wait for another place.
         """
         cursor = "freed_to" if results else "freed_inputs_to"
         at = self._cursor(job_id, cursor)
@@ -284,15 +284,15 @@ class Upkeep:
     def free(self, job_id: str, chunks: int) -> None:
         """Free all of a job's chunks, and their bytes outside of Redis. Writes nothing, so it works in a full Redis."""
         for at in range(0, chunks, _SLICE):
-            self._free(job_id, at, min(at + _SLICE, chunks), results=True, data=self._data)
+            self._free(job_id, at, min(at + _SLICE, chunks), results=True, files=self._files)
 
-    def _free(self, job_id: str, start: int, end: int, *, results: bool, data: DataPlane = _IN_REDIS) -> None:
+    def _free(self, job_id: str, start: int, end: int, *, results: bool, files: ChunkFiles = _IN_REDIS) -> None:
         chunks = range(start, end)
         kinds = (keys.chunk_input, keys.chunk_result) if results else (keys.chunk_input,)
         doomed = [key(job_id, chunk) for chunk in chunks for key in kinds]
         pointers = [keys.retry_pointer(job_id, chunk) for chunk in chunks] if results else []
-        with suppress(DataUnavailable):  # the sweeper removes the bytes later
-            unlink_with_bytes(self._connection, data, doomed, pointers)
+        with suppress(ChunkFilesUnavailable):  # the sweeper removes the bytes later
+            unlink_with_bytes(self._connection, files, doomed, pointers)
 
     def remove(self, job_id: str) -> None:
         """Remove the remaining keys of a job after its chunks were freed, its id from all lists, and its tickets."""
@@ -323,7 +323,7 @@ class Upkeep:
 
     def _is_whole(self, job: JobStatus) -> bool:
         complete = job.state in _COMPLETE and job.chunks == job.original_chunks == job.chunks_done
-        return complete and job.chunks <= _SMALL and not self._data.is_outside
+        return complete and job.chunks <= _SMALL and not self._files.is_outside
 
     def _remove_whole(self, jobs: Sequence[JobStatus]) -> None:
         kinds = (keys.chunk_input, keys.chunk_result)

@@ -39,7 +39,7 @@ class Life:
 
     def __init__(self, broker: Broker, raw: redis_py.Redis, seed: int) -> None:
         self.broker, self.raw, self.dice = broker, raw, random.Random(seed)
-        self.job_id = new_job(broker, 0, seal=False, data=broker.data.made_store())
+        self.job_id = new_job(broker, 0, seal=False, data=broker.chunk_files.make_place())
         self.added = 0
 
     def token(self) -> str:

@@ -478,7 +478,7 @@ def test_issue_forgets_a_job_that_is_gone(broker: Broker, raw: redis_py.Redis) -
 
 def test_files_and_batches_live_for_a_time(broker: Broker, raw: redis_py.Redis) -> None:
     before = set(raw.scan_iter())
-    files, batches = FileStore(broker.connection, broker.data), BatchStore(broker.connection)
+    files, batches = FileStore(broker.connection, broker.chunk_files), BatchStore(broker.connection)
     writer = files.writer()
     writer.add(b"{}")
     files.make(writer.finish(tenant="a", name="f", purpose="batch", ttl_s=100), "request", again=False)

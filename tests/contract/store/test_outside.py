@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import threading
@@ -17,17 +16,17 @@ import redis as redis_py
 
 from embedctl import Job, JobLost, JobState, enqueue_embeddings
 from embedctl.broker import Broker
-from embedctl.data import folder as folder_module
-from embedctl.data import remote
-from embedctl.data.folder import LocalFiles
-from embedctl.data.outside import Outside
-from embedctl.data.planes import GRACE_S, Entry, Where
-from embedctl.data.references import parse_reference
+from embedctl.chunk_files import ChunkFiles, Where
+from embedctl.chunk_files import place as place_module
+from embedctl.chunk_files.chunks import GRACE_S
+from embedctl.chunk_files.place import Place
+from embedctl.chunk_files.references import parse_reference
 from embedctl.sweeper import Sweeper
 from embedctl_config import keys, wire
-from embedctl_config.errors import DataUnavailable, SettingsError
+from embedctl_config.errors import ChunkFilesUnavailable, SettingsError
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
+from tests.support.chunk_place import Forgetful
 from tests.support.jobs import reference
 from tests.support.redis_server import RedisServer
 from tests.support.rig import Rig
@@ -46,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def settings(settings: Settings, folder: Path) -> Settings:
-    return settings.replace(data_url=str(folder), data_inline_bytes=0, lease_s=30.0)
+    return settings.replace(chunk_files=str(folder), chunk_inline_bytes=0, lease_s=30.0)
 
 
 @pytest.fixture
@@ -87,8 +86,7 @@ def aged(folder: Path) -> None:
 
 
 def sweeper(broker: Broker) -> Sweeper:
-    assert isinstance(broker.data, Outside)
-    return Sweeper(broker, broker.data, rest_s=0, again_s=0)
+    return Sweeper(broker, rest_s=0, again_s=0)
 
 
 def swept(broker: Broker, raw: redis_py.Redis) -> int:
@@ -113,7 +111,7 @@ def test_redis_holds_no_byte_of_a_text_or_a_vector(
 
 
 def test_a_small_chunk_stays_in_redis(settings: Settings, rig: Rig, folder: Path) -> None:
-    job = enqueue_embeddings(TEXTS, settings=settings.replace(data_inline_bytes=1 << 20))
+    job = enqueue_embeddings(TEXTS, settings=settings.replace(chunk_inline_bytes=1 << 20))
     rig.run(job)
     assert len(files(folder, "out")) == 1  # this worker's own setting says so
     assert not files(folder, "in")
@@ -121,7 +119,7 @@ def test_a_small_chunk_stays_in_redis(settings: Settings, rig: Rig, folder: Path
 
 
 def test_a_job_of_an_older_version_stays_in_redis(settings: Settings, rig: Rig, folder: Path) -> None:
-    job = enqueue_embeddings(TEXTS, settings=settings.replace(data_url=""))
+    job = enqueue_embeddings(TEXTS, settings=settings.replace(chunk_files=""))
     assert job.status().version == 1
     rig.run(job)
     assert not folder.exists()
@@ -132,9 +130,9 @@ def test_a_worker_that_does_not_know_the_place_gives_the_chunk_back_and_says_so(
     submitted: Callable[..., Job], settings: Settings, rig: Rig
 ) -> None:
     job = submitted()
-    lost = Rig(broker := Broker.connect(settings.replace(data_url="")), settings, DummyBackend(dim=16))
+    lost = Rig(broker := Broker.connect(settings.replace(chunk_files="")), settings, DummyBackend(dim=16))
     lost.run(job)
-    assert "set data_url to what the job's producer has" in (job.status().trouble or "")
+    assert "set chunk_files to what the job's producer has" in (job.status().trouble or "")
     assert job.status().done == 0
     broker.close()
     run_all(rig, job)
@@ -144,7 +142,7 @@ def test_a_worker_that_does_not_know_the_place_gives_the_chunk_back_and_says_so(
 def test_a_producer_that_does_not_know_the_place_is_told(settings: Settings, submitted: Callable[..., Job]) -> None:
     job = submitted(idempotency_key="one")
     with pytest.raises(SettingsError, match=f"{job.id} keeps its chunks outside of Redis"):
-        enqueue_embeddings(TEXTS, settings=settings.replace(data_url=""), chunk_size=SIZE, idempotency_key="one")
+        enqueue_embeddings(TEXTS, settings=settings.replace(chunk_files=""), chunk_size=SIZE, idempotency_key="one")
 
 
 def test_going_on_with_a_job_puts_nothing_twice(submitted: Callable[..., Job], rig: Rig, folder: Path) -> None:
@@ -168,9 +166,9 @@ def test_bytes_that_are_gone_are_told_and_repaired_by_the_corpus(
         rig.run(job, 2)
         overdue(raw, job.id, 2)
         rig.run(job, 2)
-        assert "gone from data_url" in (job.status().trouble or "")
+        assert "gone from chunk_files" in (job.status().trouble or "")
     else:
-        with pytest.raises(JobLost, match=rf"chunk 2 of job {job.id} is gone from data_url: .*--resume {job.id}"):
+        with pytest.raises(JobLost, match=rf"chunk 2 of job {job.id} is gone from chunk_files: .*--resume {job.id}"):
             job.vectors()
     submitted(SOME_FAIL, idempotency_key="one")
     run_all(rig, job)
@@ -256,7 +254,7 @@ def test_a_retry_whose_text_is_gone_is_repaired_by_the_corpus(
     for _ in range(3):  # two verdicts, and a claim that finds nothing
         overdue(raw, job.id, CHUNKS)
         rig.run(job, CHUNKS)
-    assert "gone from data_url" in (job.status().trouble or "")
+    assert "gone from chunk_files" in (job.status().trouble or "")
     broker.upkeep.audit(job.id)
     assert job.status().lost_chunks == (CHUNKS, CHUNKS)
     submitted(SOME_FAIL, idempotency_key="one")
@@ -290,22 +288,22 @@ def test_a_worker_that_still_has_a_gone_text_ends_its_chunk(
     assert before == counts_of(job) == (JobState.COMPLETED_WITH_ERRORS, 39, 1)
 
 
-def test_another_store_in_the_place_of_this_one_is_not_taken_for_it(
+def test_another_place_at_the_address_of_this_one_is_not_taken_for_it(
     submitted: Callable[..., Job], rig: Rig, folder: Path, settings: Settings, raw: redis_py.Redis
 ) -> None:
     job = submitted()
     value = cast(bytes, raw.get(keys.chunk_input(job.id, 1)))
-    assert rig.broker.data.get(value)
+    assert rig.broker.chunk_files.get(value)
     folder.rename(folder.with_name("away"))
-    Outside(settings, lambda: "1").made_store()
-    with pytest.raises(DataUnavailable, match="is now another store than it was"):
-        rig.broker.data.get(value)
-    with pytest.raises(DataUnavailable, match="is now another store than it was"):
-        rig.broker.data.put(Where(job.id, "out", 1), b"x" * 100)
+    ChunkFiles(settings.chunk_files, notes=Forgetful()).make_place()
+    with pytest.raises(ChunkFilesUnavailable, match="is now another place than it was"):
+        rig.broker.chunk_files.get(value)
+    with pytest.raises(ChunkFilesUnavailable, match="is now another place than it was"):
+        rig.broker.chunk_files.put(Where(job.id, "out", 1), b"x" * 100)
 
 
 @pytest.mark.parametrize("is_mountpoint", [False, True])
-def test_a_new_producer_makes_no_second_store_while_the_folder_is_away(
+def test_a_new_producer_makes_no_second_place_while_the_folder_is_away(
     submitted: Callable[..., Job], settings: Settings, folder: Path, is_mountpoint: bool
 ) -> None:
     submitted()
@@ -313,8 +311,8 @@ def test_a_new_producer_makes_no_second_store_while_the_folder_is_away(
     if is_mountpoint:
         folder.mkdir()
     broker = Broker.connect(settings)
-    with pytest.raises(DataUnavailable, match=r"held store .* is the folder mounted here"):
-        broker.data.made_store()
+    with pytest.raises(ChunkFilesUnavailable, match=r"held chunks as place .* is the folder mounted here"):
+        broker.chunk_files.make_place()
     broker.close()
     assert not list(folder.glob("*"))
 
@@ -323,16 +321,15 @@ def test_nothing_is_made_in_the_place_of_a_folder_that_is_away(
     submitted: Callable[..., Job], rig: Rig, folder: Path
 ) -> None:
     job = submitted()
-    data = rig.broker.data
-    assert isinstance(data, Outside)
-    assert data.store == job.status().data
+    data = rig.broker.chunk_files
+    assert data.place_id == job.status().data
     folder.rename(folder.with_name("away"))
-    with pytest.raises(DataUnavailable):
+    with pytest.raises(ChunkFilesUnavailable):
         data.now()
-    with pytest.raises(DataUnavailable):
+    with pytest.raises(ChunkFilesUnavailable):
         data.put(Where(job.id, "out", 1), b"x" * 100)
     with pytest.raises(FileNotFoundError):  # it went after its mark was read
-        LocalFiles(folder).write("1/x", b"x")
+        Place(str(folder)).write("1/x", b"x")
     assert not folder.exists()
 
 
@@ -350,18 +347,18 @@ def test_damaged_text_is_dropped_after_a_second_verdict(
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
 
 
-def test_a_worker_holds_its_vectors_while_the_store_is_away(
+def test_a_worker_holds_its_vectors_while_the_place_is_away(
     submitted: Callable[..., Job], rig: Rig, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = submitted()
-    plane, puts = rig.broker.data, 0
+    plane, puts = rig.broker.chunk_files, 0
     put = plane.put
 
     def often_away(where: Any, payload: bytes) -> bytes:
         nonlocal puts
         puts += 1
         if puts < 3:
-            raise DataUnavailable("data_url is away")
+            raise ChunkFilesUnavailable("chunk_files is away")
         return put(where, payload)
 
     monkeypatch.setattr(plane, "put", often_away)
@@ -369,7 +366,7 @@ def test_a_worker_holds_its_vectors_while_the_store_is_away(
     assert (puts, job.status().done) == (3, SIZE)
 
 
-def test_a_worker_that_starts_while_the_store_is_away_waits_for_it(
+def test_a_worker_that_starts_while_the_place_is_away_waits_for_it(
     submitted: Callable[..., Job], rig: Rig, folder: Path
 ) -> None:
     job = submitted()
@@ -382,20 +379,20 @@ def test_a_worker_that_starts_while_the_store_is_away_waits_for_it(
     assert (job.status().done, job.status().trouble) == (SIZE, None)
 
 
-def test_a_store_that_stays_away_is_told_in_the_status(
+def test_a_place_that_stays_away_is_told_in_the_status(
     submitted: Callable[..., Job], rig: Rig, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = submitted()
     monkeypatch.setattr("embedctl_config.patience.OUTAGE_S", 0.2)
     folder.rename(folder.with_name("away"))
     rig.run(job, 0)
-    assert "holds no embedctl-data.json" in (job.status().trouble or "")
+    assert "holds no embedctl-chunks.json" in (job.status().trouble or "")
     folder.with_name("away").rename(folder)
     run_all(rig, job)
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
 
 
-def test_a_producer_waits_for_the_store(
+def test_a_producer_waits_for_the_place(
     settings: Settings, folder: Path, rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     def texts() -> Any:
@@ -404,7 +401,7 @@ def test_a_producer_waits_for_the_store(
         yield from TEXTS[20:]
 
     def progress(_: int, waiting_for: str) -> None:
-        if waiting_for == "data_url":
+        if waiting_for == "chunk_files":
             folder.with_name("away").rename(folder)
 
     job = enqueue_embeddings(texts(), settings=settings, chunk_size=SIZE, progress=progress)
@@ -487,7 +484,7 @@ def test_the_bytes_of_jobs_that_are_gone_are_removed_with_their_folders(
     aged(folder)
     assert swept(broker, raw) == CHUNKS
     swept(broker, raw)
-    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["embedctl-data.json"]
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["embedctl-chunks.json"]
     assert not list(folder.glob("*/*"))
 
 
@@ -501,9 +498,8 @@ def test_one_name_that_can_not_be_looked_at_or_removed_keeps_no_other_one(
     (shard / "notes.txt").symlink_to(folder / "nowhere")
     locked = shard / f"0.{'0' * 16}"
     locked.mkdir()  # it can't be unlinked
-    data = broker.data
-    assert isinstance(data, Outside)
-    with pytest.raises(DataUnavailable):
+    data = broker.chunk_files
+    with pytest.raises(ChunkFilesUnavailable):
         data.remove_names([f"{path.relative_to(shard.parents[3])}" for path in (locked, *files(folder)[:1])])
     assert len(files(folder)) == CHUNKS - 1
     assert swept(broker, raw) == CHUNKS - 1
@@ -516,20 +512,20 @@ def test_a_folder_that_can_not_be_read_does_not_end_the_sweep(
         raw.delete(*raw.keys(f"embed:job:{job.id}*"))
     aged(folder)
     first = min(job.id for job in jobs)
-    names = LocalFiles.names
+    names = Place.names
 
-    def refused(self: LocalFiles, name: str) -> Any:
+    def refused(self: Place, name: str) -> Any:
         if name.endswith(f"{first}/in"):
             raise PermissionError(13, "Permission denied", name)
         return names(self, name)
 
-    monkeypatch.setattr(LocalFiles, "names", refused)
+    monkeypatch.setattr(Place, "names", refused)
     assert swept(broker, raw) == CHUNKS
     assert all(first in str(path) for path in files(folder))
 
 
 @pytest.mark.parametrize("behind_s", [-86400.0, 86400.0])
-def test_the_age_of_bytes_is_by_the_clock_of_the_store(
+def test_the_age_of_bytes_is_by_the_clock_of_the_place(
     submitted: Callable[..., Job],
     folder: Path,
     broker: Broker,
@@ -537,13 +533,8 @@ def test_the_age_of_bytes_is_by_the_clock_of_the_store(
     monkeypatch: pytest.MonkeyPatch,
     behind_s: float,
 ) -> None:
-    entry = folder_module._entry
-
-    def by_its_clock(*args: Any) -> Entry | None:
-        found = entry(*args)
-        return found and dataclasses.replace(found, modified=found.modified - behind_s)
-
-    monkeypatch.setattr(folder_module, "_entry", by_its_clock)
+    modified = place_module._modified
+    monkeypatch.setattr(place_module, "_modified", lambda facts: modified(facts) - behind_s)
     job = submitted()
     raw.delete(*raw.keys(f"embed:job:{job.id}*"))
     assert swept(broker, raw) == 0
@@ -554,15 +545,10 @@ def test_the_age_of_bytes_is_by_the_clock_of_the_store(
 def test_nothing_is_swept_where_the_age_of_bytes_is_unknown(
     submitted: Callable[..., Job], folder: Path, broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert remote._modified({"name": "x", "updated": "2026-11-23T00:00:00Z"}) == math.inf
+    assert place_module._modified({"name": "x", "updated": "2026-11-23T00:00:00Z"}) == math.inf
     job = submitted()
     raw.delete(*raw.keys(f"embed:job:{job.id}*"))
-    entry = folder_module._entry
-    monkeypatch.setattr(
-        folder_module,
-        "_entry",
-        lambda *args: (found := entry(*args)) and dataclasses.replace(found, modified=math.inf),
-    )
+    monkeypatch.setattr(place_module, "_modified", lambda _: math.inf)
     assert swept(broker, raw) == 0
 
 
@@ -583,7 +569,7 @@ def test_a_second_look_saves_what_redis_refers_to_again(
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
 
 
-def test_another_database_on_the_same_store_loses_nothing(
+def test_another_database_at_the_same_place_loses_nothing(
     submitted: Callable[..., Job], settings: Settings, rig: Rig, folder: Path, own_redis: RedisServer
 ) -> None:
     job = submitted()
@@ -605,8 +591,7 @@ def test_one_process_sweeps_at_a_time_and_the_next_goes_on_where_it_stopped(
         raw.delete(*raw.keys(f"embed:job:{job.id}*"))
     aged(folder)
     monkeypatch.setattr("embedctl.sweeper.BUDGET_S", 0.0)
-    assert isinstance(broker.data, Outside)
-    slow = Sweeper(broker, broker.data, rest_s=600, again_s=0)
+    slow = Sweeper(broker, rest_s=600, again_s=0)
     removed = slow.round()
     assert slow.round() == CHUNKS  # what it found itself; the turn is taken
     assert slow.round() == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from embedctl.data import InRedis
+from embedctl.chunk_files import ChunkFiles
 from embedctl.enqueue import job_spec
 from embedctl.job_options import MAX_KEY_BYTES, MAX_PROMPT_BYTES, SubmitOptions
 from embedctl.option_checks import MAX_DIMENSIONS
@@ -28,7 +28,7 @@ class NoWorkers:
     def __init__(self) -> None:
         self.settings = Settings()
         self.workers = self
-        self.data = InRedis()
+        self.chunk_files = ChunkFiles()
 
     def offers(self) -> dict[object, object]:
         return {}

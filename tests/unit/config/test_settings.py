@@ -216,7 +216,7 @@ GUARDED = {
     "sentinel_password_file": '"/etc/passwd"',
     "tls_ca_file": '"theirs.crt"',
     "insecure": "true",
-    "data_url": '"s3://attackers"',
+    "chunk_files": '"s3://attackers"',
     "state_dir": '"state"',
     "cache_dir": '"cache"',
     "metrics_host": '"0.0.0.0"',
@@ -379,8 +379,12 @@ def test_what_is_wrong_is_shown_beside_the_settings(
     ("variable", "url", "problem"),
     [
         ("REDIS_URL", "me:hunter2@host", "redis_url: can't be read"),
-        ("DATA_URL", "s3://me:hunter2@bucket/chunks", "data_url: a user, a password or a query would be shown"),
-        ("DATA_URL", "https://host/chunks?token=hunter2", "data_url: a user, a password or a query would be shown"),
+        ("CHUNK_FILES", "s3://me:hunter2@bucket/chunks", "chunk_files: a user, a password or a query would be shown"),
+        (
+            "CHUNK_FILES",
+            "https://host/chunks?token=hunter2",
+            "chunk_files: a user, a password or a query would be shown",
+        ),
     ],
 )
 def test_a_url_that_is_refused_is_not_shown(

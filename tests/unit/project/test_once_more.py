@@ -12,7 +12,7 @@ CONFTEST = """
 from tests.support import once_more
 
 def pytest_addoption(parser):
-    for option, default in (("--acl", False), ("--data", "redis"), (once_more.OPTION, None)):
+    for option, default in (("--acl", False), ("--chunk-files", "redis"), (once_more.OPTION, None)):
         parser.addoption(option, default=default)
 
 def pytest_configure(config):

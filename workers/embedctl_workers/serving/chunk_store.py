@@ -11,7 +11,7 @@ from typing import TypeVar
 from embedctl.broker import Broker
 from embedctl.store import Claim, Completed, Doubts
 from embedctl_config import wire
-from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable, DataUnavailable
+from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable, ChunkFilesUnavailable
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.patience import REDIS, Outage
@@ -150,10 +150,10 @@ class ChunkStore:
             if isinstance(error, BrokerRefused):
                 raise error
             log.warning("held back: %s", error, extra=held.fields)
-            if isinstance(error, DataUnavailable):
+            if isinstance(error, ChunkFilesUnavailable):
                 try:
                     outage(error, pause_s)
-                except DataUnavailable:
+                except ChunkFilesUnavailable:
                     raise BrokerRefused(str(error)) from error
                 return
             refusals = refusals + 1 if self._takes_writes(held) and not isinstance(error, BrokerFull) else 0

@@ -93,7 +93,7 @@ def may_be_joined(claimed: ClaimedChunk) -> bool:
     return (
         claimed.held.attempt == 1
         and not claimed.is_suspect
-        and claimed.job.data is None  # else its store may keep the others waiting
+        and claimed.job.data is None  # else its place may keep the others waiting
         and claimed.job.model == claimed.held.model
         and not claimed.encoder.backend.joins
     )

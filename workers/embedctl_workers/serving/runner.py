@@ -267,7 +267,7 @@ class ChunkRunner:
         try:
             text = self._store.text(held, claim)
             if text is None:
-                raise WireForeign("its bytes are gone from data_url")
+                raise WireForeign("its bytes are gone from chunk_files")
             chunk = wire.decode_input(text)
         except WireError as error:  # of a newer format too: in a job of this worker's version that is damage
             self._tell_unreadable(job, held, error)

@@ -1,4 +1,4 @@
-"""The thread that removes what nobody needs from the store of chunks outside of Redis."""
+"""The thread that removes what nobody needs of the chunks outside of Redis."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import threading
 
 from embedctl.broker import Broker
-from embedctl.sweeper import sweeper_of
+from embedctl.sweeper import Sweeper
 from embedctl_config.errors import EmbedctlError
 
 log = logging.getLogger(__name__)
@@ -18,11 +18,11 @@ _INTERVAL_S = 60.0
 def start_sweeping(broker: Broker, stop: threading.Event) -> None:
     """Sweep in a thread until the event is set, if these settings keep chunks outside of Redis.
 
-    A thread of its own: a store that does not answer holds up nothing else.
+    A thread of its own: a place that does not answer holds up nothing else.
     """
-    sweeper = sweeper_of(broker)
-    if sweeper is None:
+    if not broker.chunk_files.is_outside:
         return
+    sweeper = Sweeper(broker)
 
     def sweep() -> None:
         while not stop.wait(_INTERVAL_S):

@@ -1,8 +1,7 @@
-"""Faults of the store outside of Redis that keeps the bytes of chunks."""
+"""Faults of the place outside of Redis that keeps the bytes of chunks."""
 
 from __future__ import annotations
 
-from embedctl.data.outside import Outside
 from embedctl.sweeper import Sweeper
 from embedctl_config import keys
 from tests.chaos.fault import Chaos, Struck
@@ -14,20 +13,20 @@ _GRACE_S, _AGAIN_S = 150.0, 10.0
 _MOST_ROUNDS = 30
 
 
-def leave_store(chaos: Chaos) -> Struck | None:
-    """Take the store away for a while."""
-    store = chaos.stack.data
-    if not store.environment or store.away:
+def leave_place(chaos: Chaos) -> Struck | None:
+    """Take the place away for a while."""
+    place = chaos.stack.chunk_place
+    if not place.environment or place.away:
         return None
-    store.leave()
+    place.leave()
     seconds = chaos.short()
-    return Struck(f"away for {seconds:.1f} s", seconds, store.return_)
+    return Struck(f"away for {seconds:.1f} s", seconds, place.return_)
 
 
-def sweep_store(chaos: Chaos) -> Struck | None:
+def sweep_place(chaos: Chaos) -> Struck | None:
     """Sweep much earlier than the product does."""
-    store = chaos.stack.data
-    if not store.environment or store.away or not chaos.redis_well:
+    place = chaos.stack.chunk_place
+    if not place.environment or place.away or not chaos.redis_well:
         return None
     sweeper = chaos.sweeper
     if sweeper is None:
@@ -41,20 +40,18 @@ def sweep_store(chaos: Chaos) -> Struck | None:
 
 def bytes_left(stack: Stack) -> int:
     """How many folders the sweeper leaves when no job is left."""
-    if not stack.data.environment:
+    if not stack.chunk_place.environment:
         return 0
-    sweeper, data = _sweeper(stack, 0.0, 0.0), stack.broker.data
-    assert isinstance(data, Outside)
+    sweeper = _sweeper(stack, 0.0, 0.0)
     left = 1
     for _ in range(_MOST_ROUNDS):
         stack.raw.delete(keys.SWEEP)
         sweeper.round()
-        left = sum(1 for _ in data.list(""))
+        left = sum(1 for _ in stack.broker.chunk_files.list(""))
         if not left:
             break
     return left
 
 
 def _sweeper(stack: Stack, grace_s: float, again_s: float) -> Sweeper:
-    assert isinstance(stack.broker.data, Outside)
-    return Sweeper(stack.broker, stack.broker.data, grace_s=grace_s, rest_s=0.0, again_s=again_s)
+    return Sweeper(stack.broker, grace_s=grace_s, rest_s=0.0, again_s=again_s)

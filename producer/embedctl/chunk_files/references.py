@@ -6,8 +6,8 @@ little-endian::
 
     36  u64  size of the chunk in bytes
     44  u32  crc32 of the chunk
-    48  8s   id of the store
-    56       name in the store, in ASCII
+    48  8s   id of the place
+    56       name below the place, in ASCII
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Reference:
     """Where a chunk's bytes are.
 
     Attributes:
-        name: in its store.
-        store: the id of that store, in hexadecimal.
+        name: below its place.
+        place: the id of that place, in hexadecimal.
         size: bytes.
         crc32: of the bytes.
     """
 
     name: str
-    store: str
+    place: str
     size: int
     crc32: int
 
@@ -51,11 +51,11 @@ class Reference:
         return len(data) == self.size and zlib.crc32(data) == self.crc32
 
 
-def reference_to(payload: bytes, name: str, store: str) -> bytes:
-    """The reference to a chunk that has this name in this store."""
+def reference_to(payload: bytes, name: str, place: str) -> bytes:
+    """The reference to a chunk that has this name at this place."""
     prefix = bytearray(payload[: wire.PREFIX_BYTES])
     prefix[wire.KIND_AT] += wire.ELSEWHERE
-    tail = _TAIL.pack(len(payload), zlib.crc32(payload), bytes.fromhex(store))
+    tail = _TAIL.pack(len(payload), zlib.crc32(payload), bytes.fromhex(place))
     return bytes(prefix) + tail + name.encode("ascii")
 
 
@@ -76,5 +76,5 @@ def parse_reference(value: bytes) -> Reference | None:
     name = value[head:].decode("ascii", "replace")
     if NAME.fullmatch(name) is None:
         raise WireForeign("a reference to a chunk outside of Redis has a name that embedctl never gives")
-    size, crc32, store = _TAIL.unpack(value[wire.PREFIX_BYTES : head])
-    return Reference(name, store.hex(), size, crc32)
+    size, crc32, place = _TAIL.unpack(value[wire.PREFIX_BYTES : head])
+    return Reference(name, place.hex(), size, crc32)

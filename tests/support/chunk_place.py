@@ -1,4 +1,4 @@
-"""A store outside of Redis for the bytes of chunks, which can be taken away for a while."""
+"""A place outside of Redis for the bytes of chunks, which can be taken away for a while."""
 
 from __future__ import annotations
 
@@ -12,7 +12,20 @@ from pathlib import Path
 from tests.support.waiting import eventually
 
 
-class DataStore:
+class Forgetful:
+    """A Redis that knows of no place yet."""
+
+    def database(self) -> str:
+        return "17"
+
+    def place_at(self, address: str) -> str | None:
+        return None
+
+    def note(self, address: str, place_id: str) -> None:
+        pass
+
+
+class ChunkPlace:
     """A folder, or a bucket of a server of its own; nothing if chunks are in Redis.
 
     Attributes:
@@ -20,12 +33,12 @@ class DataStore:
     """
 
     def __init__(self, kind: str, folder: Path) -> None:
-        self._folder = folder / "data"
+        self._folder = folder / "chunks"
         self._process: subprocess.Popen[bytes] | None = None
         self.away = False
         self.environment: dict[str, str] = {}
         if kind != "redis":
-            self.environment = {"EMBEDCTL_DATA_INLINE_BYTES": "0", "EMBEDCTL_DATA_URL": str(self._folder)}
+            self.environment = {"EMBEDCTL_CHUNK_INLINE_BYTES": "0", "EMBEDCTL_CHUNK_FILES": str(self._folder)}
         if kind == "s3":
             self._start_server(folder)
 
@@ -56,7 +69,7 @@ class DataStore:
             return True
 
         eventually(made, what="the bucket")
-        self.environment |= {**variables, "EMBEDCTL_DATA_URL": "s3://chaos/chunks"}
+        self.environment |= {**variables, "EMBEDCTL_CHUNK_FILES": "s3://chaos/chunks"}
 
     def leave(self) -> None:
         """Be away: a folder that is not mounted, or a server that does not answer."""
@@ -64,14 +77,14 @@ class DataStore:
         if self._process is not None:
             self._process.send_signal(signal.SIGSTOP)
         elif self._folder.exists():
-            self._folder.rename(self._folder.with_name("data.away"))
+            self._folder.rename(self._folder.with_name("chunks.away"))
 
     def return_(self) -> None:
         """Be there again."""
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
-        elif self._folder.with_name("data.away").exists():
-            self._folder.with_name("data.away").rename(self._folder)
+        elif self._folder.with_name("chunks.away").exists():
+            self._folder.with_name("chunks.away").rename(self._folder)
         self.away = False
 
     def stop(self) -> None:
