@@ -181,7 +181,7 @@ class Place:
 
     def _ask(self, method: str, /, *args: Any, **named: Any) -> Any:
         """What a method of fsspec answers."""
-        with _plain_errors():
+        with plain_errors():
             if self._process != os.getpid():  # fsspec's connections don't outlive a fork
                 self._files = _opened(self._scheme)
                 self._process = os.getpid()
@@ -237,7 +237,7 @@ def _modified(facts: dict[str, Any]) -> float:
 
 
 @contextmanager
-def _plain_errors() -> Iterator[None]:
+def plain_errors() -> Iterator[None]:
     """Raise every error of a store as an OSError. Most fsspec packages do that for most of them."""
     try:
         yield

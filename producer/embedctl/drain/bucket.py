@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from embedctl.chunk_files.place import plain_errors
 from embedctl.drain.places import Place
 from embedctl_config.errors import MissingExtra, OutputError, SettingsError
 
@@ -49,7 +50,7 @@ class PartsBucket(Place):
         return s3fs.S3FileSystem(use_listings_cache=False)
 
     def check(self) -> None:
-        with self._plain_errors():
+        with plain_errors():
             _ = self._files
 
     @contextmanager
@@ -68,7 +69,7 @@ class PartsBucket(Place):
 
         scratch = self.scratch(name)
         digest, size = digest_of(scratch)
-        with self._plain_errors():
+        with plain_errors():
             self._files.put_file(
                 str(scratch),
                 self._key(name),
@@ -82,7 +83,7 @@ class PartsBucket(Place):
 
     def digest(self, name: str) -> tuple[str, int]:
         bucket, _, key = self._key(name).partition("/")
-        with self._plain_errors():
+        with plain_errors():
             head = self._files.call_s3("head_object", Bucket=bucket, Key=key)
         return str(head["Metadata"].get(_SHA256, "")), int(head["ContentLength"])
 
@@ -93,11 +94,11 @@ class PartsBucket(Place):
             return None
 
     def source(self, name: str) -> Any:
-        with self._plain_errors():
+        with plain_errors():
             return self._files.open(self._key(name), "rb")
 
     def listed(self) -> Sequence[str]:
-        with self._plain_errors():
+        with plain_errors():
             try:
                 found = self._files.ls(self._prefix, detail=False, refresh=True)
             except FileNotFoundError:
@@ -107,25 +108,13 @@ class PartsBucket(Place):
         return [key.rpartition("/")[2] for key in found]
 
     def read(self, name: str) -> bytes:
-        with self._plain_errors():
+        with plain_errors():
             content: bytes = self._files.cat_file(self._key(name))
         return content
 
     def remove(self, name: str) -> None:
-        with self._plain_errors():
+        with plain_errors():
             self._files.rm_file(self._key(name))
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}"
-
-    @contextmanager
-    def _plain_errors(self) -> Iterator[None]:
-        """Raise every error of the store as an OSError. s3fs does that for most of them."""
-        try:
-            yield
-        except (OSError, MissingExtra):
-            raise
-        except Exception as error:
-            if type(error).__module__.partition(".")[0] not in ("botocore", "aiobotocore", "aiohttp", "asyncio"):
-                raise
-            raise OSError(f"{type(error).__name__}: {error}") from error
