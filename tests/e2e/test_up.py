@@ -192,7 +192,7 @@ def test_the_plan_is_printed_and_nothing_is_started(environment: dict[str, str],
 def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(
     environment: dict[str, str], broker: Broker, raw: redis_py.Redis, start_up: StartUp
 ) -> None:
-    environment["EMBEDCTL_LEASE_S"] = "10"
+    environment["EMBEDCTL_LEASE_S"] = "6"
     up = start_up("--class", "slow", "--class", "dummy")
     before = up.wait_ready("slow", "dummy")
     assert {row.hardware: (row.cpus, row.device) for row in before.values()} == {
@@ -201,7 +201,7 @@ def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(
     }
     assert all(os.sched_getaffinity(row.pid) == {int(row.cpus)} for row in before.values())
 
-    job = submit(load_settings(environment), records=20)
+    job = submit(load_settings(environment), records=30)
     eventually(lambda: owners(raw, job) and up.workers()["slow"].progressed_ms)
     os.kill(before["slow"].pid, signal.SIGSTOP)  # it claims and renews no more
     lapse = {int(chunk): at for chunk, at in raw.zscan_iter(keys.due(job.id))}
@@ -219,7 +219,7 @@ def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(
     after = up.wait_ready("slow", "dummy")
     assert after["dummy"].pid == before["dummy"].pid
     assert after["slow"].pid != before["slow"].pid
-    assert_every_record_has_its_vector(job, 20)
+    assert_every_record_has_its_vector(job, 30)
     assert job.status().deaths == len(held)
 
     assert up.stop() == 0

@@ -52,16 +52,18 @@ class _Way:
 class Proxy:
     """Forwards connections on loopback to another port there or to a unix socket. It runs in its own thread.
 
-    Both attributes may be changed while it runs.
+    The first two attributes may be changed while it runs.
 
     Attributes:
         rate: bytes a second in each direction, of all connections together; None for no bound.
         delay_s: latency in each direction.
+        accepted: connections that have come so far.
     """
 
     def __init__(self, target: int | Path, *, rate: float | None = None, delay_s: float = 0.0) -> None:
         self.rate = rate
         self.delay_s = delay_s
+        self.accepted = 0
         self._to, self._from = _Way(), _Way()
         self._target = target
         self._links: set[_Link] = set()
@@ -146,6 +148,7 @@ class Proxy:
         return await asyncio.open_unix_connection(self._target)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
         link = _Link(writer)
         if self._forwarding:
             link.flowing.set()
