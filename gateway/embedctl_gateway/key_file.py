@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from embedctl_config import durable
 from embedctl_config.errors import SettingsError
 from embedctl_config.tenants import check_tenant
 
@@ -104,21 +105,10 @@ def _changing(path: Path, *, must_exist: bool = False) -> Iterator[list[Key]]:
             fcntl.flock(lock, fcntl.LOCK_EX)
             keys = read_keys(path) if must_exist or path.exists() else []
             yield keys
-            _write(path, _HEAD + "".join(key.line for key in keys))
+            mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
+            durable.write(path, (_HEAD + "".join(key.line for key in keys)).encode(), mode=mode)
     except OSError as error:
         raise SettingsError(f"gateway_keys_file: {path} can't be written: {error.strerror}") from error
-
-
-def _write(path: Path, text: str) -> None:
-    scratch = path.with_name(f".{path.name}.new")
-    scratch.unlink(missing_ok=True)
-    with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123
-        if path.exists():
-            os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
 
 
 def _key(line: str, where: str) -> Key:

@@ -20,10 +20,9 @@ from typing import IO
 
 from embedctl.broker import Broker
 from embedctl.child import guarded
-from embedctl.durable import replace_durably
 from embedctl.machine import machine_id
 from embedctl.store import WorkerRow
-from embedctl_config import keys
+from embedctl_config import durable, keys
 from embedctl_config.errors import BrokerUnavailable, ExitStatus, MissingExtra, ModelNotFound, WorkerError
 from embedctl_config.settings import Settings, expanded
 
@@ -79,9 +78,7 @@ def token_of(folder: Path) -> str:
     file = folder / "token"
     with suppress(FileNotFoundError):
         return file.read_text()
-    fresh = file.with_suffix(".new")
-    fresh.write_text(secrets.token_hex(8))
-    replace_durably(fresh, file)
+    durable.write(file, secrets.token_hex(8).encode())
     return file.read_text()
 
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from embedctl.data.files import Files
 from embedctl.data.planes import Entry
-from embedctl.durable import sync_folder
+from embedctl_config.durable import sync_folder
 
 
 class LocalFiles(Files):

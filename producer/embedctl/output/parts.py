@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from embedctl.durable import remove_durably, replace_durably
+from embedctl_config import durable
 from embedctl_config.errors import OutputError
 
 #: Characters that JSON does not escape in strings, in UTF-8: DEL, the controls of ISO 6429, and Unicode's line ends and
@@ -95,7 +95,7 @@ def json_line(value: object) -> bytes:
 
 def publish(path: Path) -> None:
     """Give a finished part its final name, on the disk: the vectors in Redis may be removed after this."""
-    replace_durably(part_of(path), path)
+    durable.publish(part_of(path), path)
 
 
 class Progress:
@@ -130,11 +130,11 @@ class Progress:
         fresh = self._path.with_suffix(".new")
         fresh.unlink(missing_ok=True)  # it might be a link to another file
         fresh.write_text(json.dumps({"of": self._of, "facts": dict(facts)}), encoding="utf-8")
-        replace_durably(fresh, self._path)
+        durable.publish(fresh, self._path)
 
     def clear(self) -> None:
         """Remove the note, on the disk: if it came back, it would vouch for what another fetch has written since."""
-        remove_durably(self._path)
+        durable.remove(self._path)
 
     def _read(self) -> Mapping[str, Any]:
         try:

@@ -7,12 +7,12 @@ import logging
 import os
 import shlex
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from embedctl_config import durable
 from embedctl_config.errors import ModelError
 from embedctl_config.settings import Settings, expanded
 
@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 _UID_MAP = Path("/proc/self/uid_map")
 _OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
+#: The mode of what other users may read, and only this user may write: otherwise it would not be trusted.
+_READABLE = 0o644
 
 
 def cache_folder(settings: Settings) -> Path:
@@ -86,17 +88,8 @@ def keep(path: Path, data: bytes) -> None:
         ModelError: another user could replace the folder's contents.
         OSError: the file can't be written.
     """
-    folder = private_folder(path.parent)
-    descriptor, scratch = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(descriptor)
-        make_readable(Path(scratch))
-        Path(scratch).replace(path)
-    finally:
-        Path(scratch).unlink(missing_ok=True)
+    private_folder(path.parent)
+    durable.write(path, data, mode=_READABLE)
 
 
 def make_readable(path: Path) -> None:
@@ -105,7 +98,7 @@ def make_readable(path: Path) -> None:
     Raises:
         OSError: it does not exist.
     """
-    path.chmod(0o644)
+    path.chmod(_READABLE)
 
 
 @contextmanager
