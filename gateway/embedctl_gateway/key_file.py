@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from embedctl_config import durable
 from embedctl_config.errors import SettingsError
+from embedctl_config.locks import locked
 from embedctl_config.tenants import check_tenant
 
 #: What a key begins with, so that people and scanners of secrets recognise it.
@@ -101,8 +101,7 @@ def remove_key(path: Path, name: str) -> None:
 def _changing(path: Path, *, must_exist: bool = False) -> Iterator[list[Key]]:
     """The keys of a file, to be changed. Other commands wait; a gateway reads the old file or the new one."""
     try:
-        with path.with_name(f".{path.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(path.with_name(f".{path.name}.lock"), holder=f"changes {path}"):
             keys = read_keys(path) if must_exist or path.exists() else []
             yield keys
             mode = path.stat().st_mode & 0o777 if path.exists() else 0o600

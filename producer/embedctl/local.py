@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import secrets
@@ -24,6 +23,7 @@ from embedctl.machine import machine_id
 from embedctl.store import WorkerRow
 from embedctl_config import durable, keys
 from embedctl_config.errors import BrokerUnavailable, ExitStatus, MissingExtra, ModelNotFound, WorkerError
+from embedctl_config.locks import locked
 from embedctl_config.settings import Settings, expanded
 
 #: Time limits for Redis to answer, for a worker to load its models, and for each to stop (seconds).
@@ -60,11 +60,12 @@ def state_of(settings: Settings, name: str, *, kind: str = "") -> Iterator[Path]
     _forget_old(parent)
     folder = parent / (_digest(kind)[:_KIND_DIGITS] + _digest(name)[: 16 - _KIND_DIGITS])
     folder.mkdir(exist_ok=True, mode=0o700)
-    with (folder / "lock").open("w") as lock:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(locked(folder / "lock"))
         except BlockingIOError:
             raise WorkerError(f"the same command is running already (its state is in {folder})") from None
+        (folder / "lock").touch()  # its time of change is that of the last start
         yield folder
 
 
@@ -297,8 +298,7 @@ def _forget_old(parent: Path) -> None:
 
 
 def _remove_unused(lock_file: Path) -> None:
-    with suppress(OSError), lock_file.open("r+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a running command holds it
+    with suppress(OSError), locked(lock_file):  # a running command holds it
         shutil.rmtree(lock_file.parent, ignore_errors=True)
 
 
