@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import IO, Any, cast
 
@@ -20,6 +20,7 @@ from embedctl.chunking import groups_of
 from embedctl.cut import BYTES_PER_TOKEN, ReadAhead
 from embedctl.data import InRedis
 from embedctl.enqueue import JobOptions, job_spec
+from embedctl.processes import start, stop
 from embedctl.records import Record
 from embedctl.routing import cut_by_work
 from embedctl_config import keys
@@ -201,18 +202,13 @@ class _TokenCounter:
         self._arguments += [] if prompt_name is None else [f"--prompt-name={prompt_name}"]
 
     def __enter__(self) -> _TokenCounter:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "embedctl_workers.commands.count", *self._arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
+        command = [sys.executable, "-m", "embedctl_workers.commands.count", *self._arguments]
+        pipe = subprocess.PIPE
+        self._process = start(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        with suppress(BrokenPipeError), self._process:  # closes its pipes, of which one may hold text
-            pass
+        stop(self._process)
 
     def add(self, text: bytes) -> None:
         stream: IO[bytes] | None = self._process.stdin
