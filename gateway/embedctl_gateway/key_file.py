@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
@@ -13,7 +12,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from embedctl_config import durable
 from embedctl_config.errors import SettingsError
+from embedctl_config.locks import locked
 from embedctl_config.tenants import check_tenant
 
 #: What a key begins with, so that people and scanners of secrets recognise it.
@@ -100,25 +101,13 @@ def remove_key(path: Path, name: str) -> None:
 def _changing(path: Path, *, must_exist: bool = False) -> Iterator[list[Key]]:
     """The keys of a file, to be changed. Other commands wait; a gateway reads the old file or the new one."""
     try:
-        with path.with_name(f".{path.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(path.with_name(f".{path.name}.lock"), holder=f"changes {path}"):
             keys = read_keys(path) if must_exist or path.exists() else []
             yield keys
-            _write(path, _HEAD + "".join(key.line for key in keys))
+            mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
+            durable.write(path, (_HEAD + "".join(key.line for key in keys)).encode(), mode=mode)
     except OSError as error:
         raise SettingsError(f"gateway_keys_file: {path} can't be written: {error.strerror}") from error
-
-
-def _write(path: Path, text: str) -> None:
-    scratch = path.with_name(f".{path.name}.new")
-    scratch.unlink(missing_ok=True)
-    with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123
-        if path.exists():
-            os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
 
 
 def _key(line: str, where: str) -> Key:

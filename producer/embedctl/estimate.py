@@ -7,13 +7,10 @@ import json
 import struct
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import IO, Any, cast
-
-import numpy as np
 
 from embedctl.broker import Broker
 from embedctl.chunk_files import ChunkFiles
@@ -21,13 +18,15 @@ from embedctl.chunking import groups_of
 from embedctl.cut import BYTES_PER_TOKEN, ReadAhead
 from embedctl.enqueue import job_spec
 from embedctl.job_options import SubmitOptions
+from embedctl.processes import start, stop
 from embedctl.records import Record
 from embedctl.routing import cut_by_work
+from embedctl.unique import UniqueIds
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from embedctl_config.wire import RecordKind
 
-_BUCKETS = 64
+_COST = "counting equal texts takes 24 bytes for each record"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +129,7 @@ def estimate(broker: Broker, records: Iterable[Record], options: SubmitOptions, 
     served = [row.models[model] for row in broker.workers.alive() if row.hardware == hardware and model in row.models]
     chunks = total = unusable = text_bytes = kept_bytes = 0
     with ExitStack() as stack:
-        distinct = stack.enter_context(_Distinct())
+        texts = stack.enter_context(UniqueIds(0, cost=_COST))
         windows = options.truncation == "mean"
         counter = stack.enter_context(_TokenCounter(model, windows=windows, prompt_name=options.prompt_name))
         for group in groups_of(ahead, max_rows=rows, max_bytes=size):
@@ -142,10 +141,10 @@ def estimate(broker: Broker, records: Iterable[Record], options: SubmitOptions, 
                 if record.kind is not RecordKind.TEXT or not record.text.strip():
                     unusable += 1
                     continue
-                distinct.add(record.text)
+                texts.add_digest(hashlib.blake2b(record.text, digest_size=16).digest(), total)
                 counter.add((options.prompt or "").encode() + record.text)
         counted = counter.result()
-        duplicates = total - unusable - distinct.count()
+        texts.find()
     tokens = counted["tokens"] if counted else round(text_bytes / BYTES_PER_TOKEN)
     whole = served[0].dim if served else counted["dim"] if counted else None
     dim = options.dimensions or whole
@@ -155,7 +154,7 @@ def estimate(broker: Broker, records: Iterable[Record], options: SubmitOptions, 
         hardware=hardware,
         records=total,
         unusable=unusable,
-        duplicates=duplicates,
+        duplicates=texts.count,
         tokens=tokens,
         exact=counted is not None,
         truncated=counted["truncated"] if counted else None,
@@ -170,30 +169,6 @@ def estimate(broker: Broker, records: Iterable[Record], options: SubmitOptions, 
     )
 
 
-class _Distinct:
-    """Counts distinct texts. Their hashes go to files, one per bucket, and each bucket fits in memory."""
-
-    def __enter__(self) -> _Distinct:
-        self._open = ExitStack()
-        new_file = tempfile.TemporaryFile
-        self._files = [self._open.enter_context(new_file()) for _ in range(_BUCKETS)]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
-
-    def add(self, text: bytes) -> None:
-        digest = hashlib.blake2b(text, digest_size=8).digest()
-        self._files[digest[0] % _BUCKETS].write(digest)
-
-    def count(self) -> int:
-        total = 0
-        for file in self._files:
-            file.seek(0)
-            total += len(np.unique(np.frombuffer(file.read(), np.uint64)))
-        return total
-
-
 class _TokenCounter:
     """Counts tokens in a child process. The child may load a tokenizer; the producer must not."""
 
@@ -202,18 +177,13 @@ class _TokenCounter:
         self._arguments += [] if prompt_name is None else [f"--prompt-name={prompt_name}"]
 
     def __enter__(self) -> _TokenCounter:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "embedctl_workers.commands.count", *self._arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
+        command = [sys.executable, "-m", "embedctl_workers.commands.count", *self._arguments]
+        pipe = subprocess.PIPE
+        self._process = start(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        with suppress(BrokenPipeError), self._process:  # closes its pipes, of which one may hold text
-            pass
+        stop(self._process)
 
     def add(self, text: bytes) -> None:
         stream: IO[bytes] | None = self._process.stdin

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import secrets
@@ -19,18 +18,17 @@ from pathlib import Path
 from typing import IO
 
 from embedctl.broker import Broker
-from embedctl.child import guarded
-from embedctl.durable import replace_durably
 from embedctl.machine import machine_id
+from embedctl.processes import running
 from embedctl.store import WorkerRow
-from embedctl_config import keys
+from embedctl_config import durable, keys
 from embedctl_config.errors import BrokerUnavailable, ExitStatus, MissingExtra, ModelNotFound, WorkerError
+from embedctl_config.locks import locked
 from embedctl_config.settings import Settings, expanded
 
-#: Time limits for Redis to answer, for a worker to load its models, and for each to stop (seconds).
+#: Time limits for Redis to answer, and for a worker to load its models (seconds).
 _REDIS_START_S = 60.0
 _WORKER_START_S = 600.0
-_STOP_S = 60.0
 #: Longest path of a unix socket, without the file's name: sun_path of unix(7) has 108 bytes.
 _SOCKET_PATH_MAX = 90
 _LOG_TAIL = 20
@@ -61,11 +59,12 @@ def state_of(settings: Settings, name: str, *, kind: str = "") -> Iterator[Path]
     _forget_old(parent)
     folder = parent / (_digest(kind)[:_KIND_DIGITS] + _digest(name)[: 16 - _KIND_DIGITS])
     folder.mkdir(exist_ok=True, mode=0o700)
-    with (folder / "lock").open("w") as lock:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(locked(folder / "lock"))
         except BlockingIOError:
             raise WorkerError(f"the same command is running already (its state is in {folder})") from None
+        (folder / "lock").touch()  # its time of change is that of the last start
         yield folder
 
 
@@ -79,9 +78,7 @@ def token_of(folder: Path) -> str:
     file = folder / "token"
     with suppress(FileNotFoundError):
         return file.read_text()
-    fresh = file.with_suffix(".new")
-    fresh.write_text(secrets.token_hex(8))
-    replace_durably(fresh, file)
+    durable.write(file, secrets.token_hex(8).encode())
     return file.read_text()
 
 
@@ -172,24 +169,12 @@ def pull_model(model: str, say: Callable[[str], None]) -> None:
     """
     command = [sys.executable, "-m", "embedctl_workers.commands.model", "pull", "--if-missing", model]
     said = ""
-    with subprocess.Popen(
-        guarded(command),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-        start_new_session=True,
-    ) as process:
-        try:
-            for line in process.stderr or ():
-                if said:
-                    say(said)
-                said = line.rstrip("\n")
-        except BaseException:
-            process.terminate()
-            raise
+    with running(command, stderr=subprocess.PIPE, encoding="utf-8", errors="replace") as process:
+        for line in process.stderr or ():
+            if said:
+                say(said)
+            said = line.rstrip("\n")
+        process.wait()
     if process.returncode:
         # What it says last is why; a line that is no error's would be a process that was killed.
         why = said.removeprefix("embedctl model: ") or f"it ended with status {process.returncode}"
@@ -300,8 +285,7 @@ def _forget_old(parent: Path) -> None:
 
 
 def _remove_unused(lock_file: Path) -> None:
-    with suppress(OSError), lock_file.open("r+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a running command holds it
+    with suppress(OSError), locked(lock_file):  # a running command holds it
         shutil.rmtree(lock_file.parent, ignore_errors=True)
 
 
@@ -322,29 +306,11 @@ def _socket_path(folder: Path) -> Path:
 
 @contextmanager
 def _child(command: list[str], log_file: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A child process that gets SIGTERM when the block ends. If this process dies earlier, the kernel ends the child.
-
-    The child runs in its own session, so that Ctrl-C reaches only this process, which stops its children in order.
-    """
+    """A child process that runs until the block ends, and writes to a log."""
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    with log_file.open("wb") as log:
-        process = subprocess.Popen(
-            guarded(command),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
-    try:
+    variables = {**os.environ, **environment}
+    with log_file.open("wb") as log, running(command, stdout=log, stderr=subprocess.STDOUT, env=variables) as process:
         yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _wait_for_redis(settings: Settings, process: subprocess.Popen[bytes], log_file: Path) -> None:

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 from embedctl.records import Record
+from embedctl.runs import NAME, Entries, Runs, parts_of, starts_of
 from embedctl_config.errors import InputError
 
-#: An id and where it stands. The digest is 128 bits long: among 100 million ids, two that differ have the same one with
-#: a probability of 1e-23.
-_ENTRY: np.dtype[np.void] = np.dtype([("high", "<u8"), ("low", "<u8"), ("place", "<u8")])
-Entries = npt.NDArray[np.void]
 #: Entries in memory (24 bytes each). More of them go to the disk.
 _HELD = 2**18
-#: Files on the disk: an id's digest decides its file. Of 100 million ids, each file has 9 MB, and is sorted in memory.
-_FILES = 256
-#: The largest `high` in each file but the last.
-_ENDS = np.arange(1, _FILES, dtype=np.uint64) * np.uint64(2**64 // _FILES) - np.uint64(1)
+_COST = "checking that ids are unique takes 24 bytes for each"
 #: Pairs of equal ids that are named.
 _NAMED = 10
 
@@ -41,6 +32,7 @@ class UniqueIds:
         named: how many pairs.
         last: keep the last place of each id rather than the first.
         others: called with the places that are not kept (uint64), each once.
+        cost: as for :class:`Runs`.
     """
 
     def __init__(
@@ -49,23 +41,22 @@ class UniqueIds:
         *,
         last: bool = False,
         others: Callable[[npt.NDArray[np.uint64]], None] | None = None,
+        cost: str = _COST,
     ) -> None:
         self.count = 0
         self._last, self._others = last, others
         self._named = named
         self.first: list[tuple[int, int]] = []
-        self._bytes = bytearray(_HELD * _ENTRY.itemsize)
-        self._held = np.frombuffer(self._bytes, _ENTRY)
+        self._bytes = bytearray(_HELD * NAME.itemsize)
+        self._held = np.frombuffer(self._bytes, NAME)
         self._used = 0
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._runs = Runs(NAME, 1, cost)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._folder is not None:
-            with suppress(OSError):
-                self._folder.cleanup()
+        self._runs.__exit__()
 
     def add(self, label: str, place: int) -> None:
         """Take an id.
@@ -76,12 +67,14 @@ class UniqueIds:
         Raises:
             InputError: there is no room for temporary files.
         """
+        self.add_digest(hashlib.blake2b(label.encode(), digest_size=16).digest(), place)
+
+    def add_digest(self, digest: bytes, place: int) -> None:
+        """As :meth:`add`, for 16 bytes of a digest."""
         if self._used == _HELD:
-            with _explained():
-                self._spill()
-        at = self._used * _ENTRY.itemsize
-        digest = hashlib.blake2b(label.encode(), digest_size=16).digest()
-        self._bytes[at : at + _ENTRY.itemsize] = digest + place.to_bytes(8, "little")
+            self._spill()
+        at = self._used * NAME.itemsize
+        self._bytes[at : at + NAME.itemsize] = digest + place.to_bytes(8, "little")
         self._used += 1
 
     def find(self) -> None:
@@ -90,40 +83,30 @@ class UniqueIds:
         Raises:
             InputError: there is no room for temporary files.
         """
-        if self._folder is None:
+        if not self._runs.on_disk:
             self._distinct(self._held[: self._used])
             return
-        with _explained():
-            self._spill()
-            for file in Path(self._folder.name).iterdir():
-                self._distinct(np.fromfile(file, _ENTRY))
+        self._spill()
+        for (part,) in parts_of(self._runs):
+            self._distinct(part)
 
     def _spill(self) -> None:
-        """Append what is held to the files, each id once, so that no file is large because an id is frequent."""
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="embedctl-ids-")
-        held = self._distinct(self._held[: self._used])
-        ends = np.searchsorted(held["high"], _ENDS, side="right")
-        for number, part in enumerate(np.split(held, ends)):
-            with Path(self._folder.name, str(number)).open("ab") as stream:
-                stream.write(part.tobytes())
+        """Hand over what is held, each id once, so that no file is large because an id is frequent."""
+        self._runs.add(self._distinct(self._held[: self._used]))
         self._used = 0
 
     def _distinct(self, entries: Entries) -> Entries:
         """The entry of each id that is kept, sorted by digest. The others are counted."""
-        entries = entries[np.lexsort((entries["low"], entries["high"]))]  # equal ids stay in the order of their places
-        new = np.ones(len(entries), bool)
-        new[1:] = (entries["high"][1:] != entries["high"][:-1]) | (entries["low"][1:] != entries["low"][:-1])
+        entries = entries[np.lexsort((entries["d1"], entries["d0"]))]  # equal ids stay in the order of their places
+        new = starts_of(entries, ("d0", "d1"))
         distinct, again = entries[new], np.flatnonzero(~new)
         if len(again):
-            pairs = zip(
-                entries["place"][again].tolist(), distinct["place"][np.cumsum(new)[again] - 1].tolist(), strict=True
-            )
+            pairs = zip(entries["at"][again].tolist(), distinct["at"][np.cumsum(new)[again] - 1].tolist(), strict=True)
             self.count += len(again)
             self.first = heapq.nsmallest(self._named, (*self.first, *pairs))
             kept = np.roll(new, -1) if self._last else new  # the entry before a new id is the last one of its own
             if self._others is not None:
-                self._others(entries["place"][~kept])
+                self._others(entries["at"][~kept])
             distinct = entries[kept]
         return distinct
 
@@ -149,14 +132,3 @@ def repeated(count: int, lines: list[str]) -> InputError:
     what = "1 id is" if count == 1 else f"{count:,} ids are"
     more = ["…"] if count > len(lines) else []
     return InputError(f"{what} not unique, and ids must be. Rename them, or give --duplicates all", *lines, *more)
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InputError(
-            f"checking that ids are unique takes 24 bytes for each in {tempfile.gettempdir()}: {error.strerror}. Make "
-            "room there, or set TMPDIR"
-        ) from error

@@ -20,11 +20,10 @@ import redis as redis_py
 
 from embedctl import ChunkVectors, Job, JobDrained, JobFailed, JobHeld, OutputError, enqueue_embeddings
 from embedctl.broker import Broker
-from embedctl.drain import folder as folders
 from embedctl.drain.folder import PartsFolder
 from embedctl.drain.part import OpenPart
 from embedctl.store import Drains
-from embedctl_config import keys
+from embedctl_config import durable, keys
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.drained_parts import manifest_of, rows_of
@@ -164,8 +163,8 @@ STEPS = [
     *((owner, name, after) for after in (False, True) for owner, name in [(Drains, "note"), (Drains, "unlink")]),
     (PartsFolder, "publish", False),
     (PartsFolder, "publish", True),
-    (folders, "_sync", False),
-    (folders, "_move_exclusively", False),
+    (durable, "sync_folder", False),
+    (durable, "_move_exclusively", False),
     (OpenPart, "finish", False),
     (OpenPart, "finish", True),
     (OpenPart, "add", True),
@@ -190,9 +189,9 @@ def test_a_drain_that_dies_between_two_steps_is_taken_up(
         kill_at(patched, owner, name, count, after=after)
         with pytest.raises(Killed):
             job.drain(folder)
-    durable = set(rows_of(folder)) if not after or name != "add" else set()
+    in_parts = set(rows_of(folder)) if not after or name != "add" else set()
     for chunk in set(range(CHUNKS)) - results_in_redis(raw, job):
-        assert set(range(8 * chunk, min(8 * chunk + 8, 100))) <= durable, "nothing is unlinked that is not durable"
+        assert set(range(8 * chunk, min(8 * chunk + 8, 100))) <= in_parts, "nothing is unlinked that is not durable"
     job.drain(folder)
     assert_complete(folder)
     assert results_in_redis(raw, job) == set()
@@ -208,7 +207,7 @@ def test_a_power_cut_before_the_folder_is_synced_loses_nothing(
     unlinked_before_sync: list[str] = []
     synced: list[set[str]] = []
     real_unlink = Drains.unlink
-    monkeypatch.setattr(folders, "_sync", lambda path: synced.append({each.name for each in path.iterdir()}))
+    monkeypatch.setattr(durable, "sync_folder", lambda path: synced.append({each.name for each in path.iterdir()}))
 
     def unlink(self: Drains, job_id: str, chunks: Sequence[int]) -> None:
         unlinked_before_sync.extend({each.name for each in folder.glob("part-*")} - synced[-1])

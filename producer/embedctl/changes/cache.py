@@ -15,9 +15,10 @@ from urllib.parse import urlsplit
 import numpy as np
 import numpy.typing as npt
 
-from embedctl.changes.join import explained
+from embedctl.changes.join import COST
 from embedctl.changes.spool import Copied, Cut, Spool
 from embedctl.digests import NO_DIGEST, Digests, as_rows
+from embedctl.runs import explained
 from embedctl_config.errors import OutputError, SettingsError
 from embedctl_config.hardware import PRECISIONS
 
@@ -185,7 +186,7 @@ class Hits:
     def add(self, cached: Cached, digest: bytes) -> int | None:
         """Keep the vector of a text; returns its number, or None if it has other dimensions than those before."""
         cut, vector = cached
-        with explained():
+        with explained(COST):
             if self._spool is None:
                 self._spool = Spool(len(vector))
             if len(vector) != self._spool.dim:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from embedctl.changes.earlier import Earlier, Rows
 from embedctl.digests import DIGEST_BYTES
-from embedctl.durable import remove_durably
 from embedctl.output.parts import json_line, locked, part_of, publish
+from embedctl_config import durable
 from embedctl_config.errors import OutputError
 
 
@@ -85,7 +85,7 @@ def write_gone(path: Path, gone: Iterable[Gone]) -> bool:
                 publish(path)
             else:
                 part.unlink()
-                remove_durably(path)
+                durable.remove(path)
     except OSError as error:
         raise OutputError(f"{path} can't be written: {error.strerror or os.strerror(error.errno or 0)}") from error
     return bool(count)

@@ -3,100 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Self
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from embedctl.digests import DIGEST_BYTES, Digests
-from embedctl_config.errors import InputError
+from embedctl.runs import NAME, Entries, Runs, starts_of
 
 #: A record: the whole digest of its text, a part of the digest of its id, and its place. The id only decides between
 #: records with equal texts, so a part of its digest will do.
 ENTRY: np.dtype[np.void] = np.dtype(
     [*((name, "<u8") for name in ("d0", "d1", "d2", "d3")), ("id", "<u8"), ("at", "<u8")]
 )
-#: A name of a record, as 128 bits of a digest, and its place.
-NAME: np.dtype[np.void] = np.dtype([("d0", "<u8"), ("d1", "<u8"), ("at", "<u8")])
-Entries = npt.NDArray[np.void]
 #: Entries in memory; more of them go to the disk.
 _HELD = 2**17
-#: Files on the disk: the first byte of the digest decides. Of 100 million records, each has 19 MB.
-_FILES = 256
+#: Of temporary files.
+COST = "comparing the corpus takes up to 200 bytes for each record"
 _DIGEST = ("d0", "d1", "d2", "d3")
 _NONE = np.iinfo(np.uint64).max
 
 
-class Spilled:
-    """Entries that are on the disk where they are many. A context manager, which removes them.
-
-    Args:
-        dtype: ENTRY or NAME.
-    """
-
-    def __init__(self, dtype: np.dtype[np.void]) -> None:
-        self._dtype = dtype
-        self._held: list[Entries] = []
-        self._count = 0
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._folder is not None:
-            with suppress(OSError):
-                self._folder.cleanup()
-
-    @property
-    def on_disk(self) -> bool:
-        """Whether entries are on the disk."""
-        return self._folder is not None
-
-    def add(self, entries: Entries) -> None:
-        """Take some entries.
-
-        Raises:
-            InputError: there is no room for temporary files.
-        """
-        self._held.append(entries)
-        self._count += len(entries)
-        if self._count >= _HELD:
-            with explained():
-                self._spill()
-
-    def part(self, number: int | None) -> Entries:
-        """The entries of one file; all of them for None, if none is on the disk."""
-        held = np.concatenate(self._held) if self._held else np.empty(0, self._dtype)
-        if number is None:
-            return held
-        held = np.compress(_file_of(held) == number, held)
-        if self._folder is None:
-            return held
-        file = Path(self._folder.name, str(number))
-        return np.concatenate([np.fromfile(file, self._dtype), held]) if file.exists() else held
-
-    def _spill(self) -> None:
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="embedctl-changes-")
-        held = np.concatenate(self._held)
-        order = np.argsort(_file_of(held), kind="stable")
-        ends = np.searchsorted(_file_of(held)[order], np.arange(_FILES), side="right")
-        for number, part in enumerate(np.split(held[order], ends[:-1])):
-            if len(part):
-                with Path(self._folder.name, str(number)).open("ab") as stream:
-                    stream.write(part.tobytes())
-        self._held, self._count = [], 0
-
-
-def parts_of(one: Spilled, other: Spilled) -> Iterator[tuple[Entries, Entries]]:
-    """The entries of two sets, in such parts that equal digests are in the same one."""
-    numbers = range(_FILES) if one.on_disk or other.on_disk else (None,)
-    return ((one.part(number), other.part(number)) for number in numbers)
+def spilled(dtype: np.dtype[np.void]) -> Runs:
+    """Room for many entries; `dtype` is ENTRY or NAME."""
+    return Runs(dtype, _HELD, COST)
 
 
 def entries(digests: Digests, ids: Sequence[str | None], first: int) -> Entries:
@@ -139,8 +69,8 @@ def places_in(old: Entries, new: Entries, *, same_ids: bool = False) -> npt.NDAr
     is_new = np.arange(len(every)) >= len(old)
     order = np.lexsort((every["at"], is_new, every["id"], *(every[name] for name in reversed(_DIGEST))))
     every, is_new = every[order], is_new[order]
-    starts = _changes(every, _DIGEST)  # of equal digests
-    pair_starts = starts | _changes(every, ("id",))  # of equal digests and ids: first the old ones, then the new ones
+    starts = starts_of(every, _DIGEST)  # of equal digests
+    pair_starts = starts | starts_of(every, ("id",))  # of equal digests and ids: first the old ones, then the new ones
     at = np.arange(len(every))
     pair = np.cumsum(pair_starts) - 1
     first = np.flatnonzero(pair_starts)
@@ -164,37 +94,10 @@ def missing_in(old: Entries, new: Entries) -> npt.NDArray[np.int64]:
     is_new = np.arange(len(every)) >= len(old)
     order = np.lexsort((every["at"], is_new, every["d1"], every["d0"]))
     every, is_new = every[order], is_new[order]
-    starts = _changes(every, ("d0", "d1"))
+    starts = starts_of(every, ("d0", "d1"))
     group = np.flatnonzero(starts)
     has_new = np.logical_or.reduceat(is_new, group) if len(group) else np.empty(0, bool)
     return every["at"][group[~has_new]].astype(np.int64)
-
-
-@contextmanager
-def explained() -> Iterator[None]:
-    """Explains a full disk of temporary files.
-
-    Raises:
-        InputError: in place of an OSError.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise InputError(
-            f"comparing the corpus takes up to 200 bytes for each record in {tempfile.gettempdir()}: {error.strerror}. "
-            "Make room there, or set TMPDIR"
-        ) from error
-
-
-def _changes(sorted_entries: Entries, columns: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Where one of these columns has another value than in the entry before."""
-    new = np.ones(len(sorted_entries), bool)
-    new[1:] = np.logical_or.reduce([sorted_entries[name][1:] != sorted_entries[name][:-1] for name in columns])
-    return new
-
-
-def _file_of(some: Entries) -> npt.NDArray[np.uint64]:
-    return some["d0"] % np.uint64(_FILES)
 
 
 def _short(label: str | None) -> bytes:

@@ -16,20 +16,10 @@ import numpy.typing as npt
 from embedctl.changes.cache import Hits
 from embedctl.changes.earlier import Earlier
 from embedctl.changes.gone import Gone
-from embedctl.changes.join import (
-    ENTRY,
-    NAME,
-    Spilled,
-    digests_of,
-    entries,
-    explained,
-    missing_in,
-    names,
-    parts_of,
-    places_in,
-)
+from embedctl.changes.join import COST, ENTRY, digests_of, entries, missing_in, names, places_in, spilled
 from embedctl.digests import DIGEST_BYTES, as_rows, digest_of
 from embedctl.records import Record
+from embedctl.runs import NAME, Runs, explained, parts_of
 from embedctl_config.errors import InputError
 
 #: In a plan, a record that is to be encoded. A number from 0 on is a row of the earlier output, and from FIRST_HIT down
@@ -164,7 +154,7 @@ def compare(
         OutputError: the earlier output is damaged.
     """
     finds = copies or find is not None
-    with Spilled(ENTRY) as old, Spilled(NAME) as old_names, Spilled(ENTRY) as new, Spilled(NAME) as new_names:
+    with spilled(ENTRY) as old, spilled(NAME) as old_names, spilled(ENTRY) as new, spilled(NAME) as new_names:
         if earlier is not None:
             _take_in(earlier, old, old_names, copies=copies)
             _take_in_gone(gone_before, old_names, earlier.rows)
@@ -181,7 +171,7 @@ def compare(
     return Plan(sources, marks, earlier, hits, np.sort(np.concatenate(gone)))
 
 
-def _take_in(earlier: Earlier, old: Spilled, old_names: Spilled, *, copies: bool) -> None:
+def _take_in(earlier: Earlier, old: Runs, old_names: Runs, *, copies: bool) -> None:
     first = 0
     for rows in earlier.read():
         if copies:
@@ -190,7 +180,7 @@ def _take_in(earlier: Earlier, old: Spilled, old_names: Spilled, *, copies: bool
         first += len(rows.ids)
 
 
-def _take_in_gone(gone: Iterable[Gone], old_names: Spilled, first: int) -> None:
+def _take_in_gone(gone: Iterable[Gone], old_names: Runs, first: int) -> None:
     source = iter(gone)
     while held := list(islice(source, _SLICE)):
         digests = as_rows(b"".join(bytes.fromhex(each.text_sha256) for each in held))
@@ -198,9 +188,9 @@ def _take_in_gone(gone: Iterable[Gone], old_names: Spilled, first: int) -> None:
         first += len(held)
 
 
-def _read(records: Iterable[Record], new: Spilled | None, new_names: Spilled | None) -> tuple[IO[bytes], int]:
+def _read(records: Iterable[Record], new: Runs | None, new_names: Runs | None) -> tuple[IO[bytes], int]:
     """Read the corpus; returns the marks of its records, and how many they are."""
-    with explained():
+    with explained(COST):
         marks = tempfile.TemporaryFile()  # noqa: SIM115  (the plan keeps it)
     source = iter(records)
     count = 0
@@ -212,9 +202,9 @@ def _read(records: Iterable[Record], new: Spilled | None, new_names: Spilled | N
                 new.add(entries(digests, ids, count))
             if new_names is not None:
                 new_names.add(names(digests, ids, count))
-        with explained():
+        with explained(COST):
             marks.write(b"".join(map(mark_of, held)))
         count += len(held)
-    with explained():
+    with explained(COST):
         marks.flush()
     return marks, count

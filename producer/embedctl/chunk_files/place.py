@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from embedctl.durable import replace_durably, sync_folder
+from embedctl_config.durable import publish, sync_folder
 from embedctl_config.errors import MissingExtra, SettingsError
 
 #: How botocore asks: a store that does not answer must not hold a worker's thread for minutes.
@@ -73,7 +73,7 @@ class Place:
         A folder is never made in the place of one that is away.
         """
         if self.is_folder:
-            self._write_file(name, payload, replace_durably)
+            self._write_file(name, payload, replace=True)
         else:
             self._ask("pipe_file", self._path(name), payload)
 
@@ -87,7 +87,7 @@ class Place:
         """
         if self.is_folder:
             _make_folder(Path(self._root), 0o700)
-            self._write_file(name, payload, _link_durably)
+            self._write_file(name, payload, replace=False)
             return
         try:
             self._ask("pipe_file", self._path(name), payload, mode="create")
@@ -156,7 +156,7 @@ class Place:
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
 
-    def _write_file(self, name: str, payload: bytes, publish: Callable[[Path, Path], None]) -> None:
+    def _write_file(self, name: str, payload: bytes, *, replace: bool) -> None:
         path = Path(self._path(name))
         # This name has the form of a chunk's, so what a killed process leaves of it is swept.
         fresh = path.with_suffix(f".{secrets.token_hex(8)}")
@@ -168,7 +168,7 @@ class Place:
                 stream = fresh.open("xb")
             with stream:
                 stream.write(payload)
-            publish(fresh, path)
+            publish(fresh, path, replace=replace)
         finally:
             fresh.unlink(missing_ok=True)
 
@@ -192,22 +192,6 @@ def _make_folder(folder: Path, mode: int = 0o777) -> None:
     with suppress(FileExistsError):
         folder.mkdir(mode)
     sync_folder(folder.parent)  # another process may have made it just now
-
-
-def _link_durably(fresh: Path, path: Path) -> None:
-    """As :func:`~embedctl.durable.replace_durably`, but raises FileExistsError if the final name is taken."""
-    with fresh.open("rb") as stream:
-        os.fsync(stream.fileno())
-        try:
-            os.link(fresh, path)
-        except FileExistsError:
-            raise
-        except OSError:  # some file systems have no hard links
-            with path.open("xb") as final:
-                final.write(stream.read())
-                final.flush()
-                os.fsync(final.fileno())
-    sync_folder(path.parent)
 
 
 def _opened(scheme: str) -> Any:

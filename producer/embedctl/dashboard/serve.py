@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
 import secrets
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from embedctl.dashboard.application import Dashboard, name_task
 from embedctl.local import state_folder
 from embedctl.store.connection import without_password
 from embedctl_config.errors import MissingExtra, SettingsError, WorkerError
+from embedctl_config.locks import locked
 from embedctl_config.settings import Settings
 
 try:
@@ -142,9 +142,9 @@ def _history(settings: Settings) -> Iterator[Path]:
     if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
         # Flower unpickles the file, which can run code of anyone who can write it.
         raise SettingsError(f"state_dir: {folder} must belong to you alone: remove it, or set another state_dir")
-    with (folder / "running").open("w") as lock:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(locked(folder / "running"))
         except BlockingIOError:
             raise WorkerError(f"a dashboard of this Redis is running already (its state is in {folder})") from None
         yield folder / "history"

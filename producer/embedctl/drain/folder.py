@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 from collections.abc import Iterator
@@ -11,10 +10,8 @@ from pathlib import Path
 
 from embedctl.drain.places import MANIFEST, Place
 from embedctl.output.parts import locked, part_of
+from embedctl_config import durable
 from embedctl_config.errors import OutputError
-
-#: Some file systems have no hard links.
-_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
 
 
 class PartsFolder(Place):
@@ -43,7 +40,7 @@ class PartsFolder(Place):
         self.check()
         if not self.path.is_dir():
             self.path.mkdir()
-            _sync(self.path.parent)
+            durable.sync_folder(self.path.parent)
         with locked(self.path / MANIFEST):
             yield
 
@@ -51,14 +48,8 @@ class PartsFolder(Place):
         return part_of(self.path / name)
 
     def publish(self, name: str, *, replace: bool = False) -> None:
-        scratch, final = self.scratch(name), self.path / name
-        with scratch.open("rb") as stream:
-            os.fsync(stream.fileno())
-        if replace:
-            scratch.replace(final)
-        else:
-            _move_exclusively(scratch, final)
-        _sync(self.path)
+        # Unless it replaces: a drainer that stood still must not replace the part of the next one.
+        durable.publish(self.scratch(name), self.path / name, replace=replace)
 
     def digest(self, name: str) -> tuple[str, int]:
         return digest_of(self.path / name)
@@ -86,26 +77,3 @@ def digest_of(path: Path) -> tuple[str, int]:
     """The sha256 of a file in hexadecimal, and its size in bytes."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest(), os.fstat(stream.fileno()).st_size
-
-
-def _move_exclusively(scratch: Path, final: Path) -> None:
-    """Rename a file, unless the name is taken: a drainer that stood still must not replace the part of the next one."""
-    try:
-        os.link(scratch, final)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        if final.exists():
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(final)) from None
-        scratch.replace(final)
-    else:
-        scratch.unlink()
-
-
-def _sync(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from embedctl.digests import DIGEST_BYTES, Digests
-from embedctl.durable import remove_durably
 from embedctl.output.about import ABOUT, About
 from embedctl.output.parts import part_of, publish
+from embedctl_config import durable
 
 #: The entry of the file that says what an array holds: the sha256 of each file, by name.
 FILES = "files"
@@ -74,7 +74,7 @@ def vouch(path: Path, about: About, files: Sequence[Path]) -> None:
 
 def no_longer(path: Path) -> None:
     """Remove the file that says what an array holds, before the array is replaced."""
-    remove_durably(path)
+    durable.remove(path)
 
 
 def sha256_of(path: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -11,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from embedctl.durable import remove_durably, replace_durably
+from embedctl_config import durable, locks
 from embedctl_config.errors import OutputError
 
 #: Characters that JSON does not escape in strings, in UTF-8: DEL, the controls of ISO 6429, and Unicode's line ends and
@@ -40,30 +39,12 @@ def locked(path: Path) -> Iterator[None]:
     Raises:
         OutputError: another process is writing it.
     """
-    lock = path.with_name(f".{path.name}.lock")
     with ExitStack() as stack:
-        while True:
-            stream = stack.enter_context(os.fdopen(_open_own(lock), "r+b"))
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Its last holder may have removed the file between our opening and our locking it.
-                if lock.stat().st_ino == os.fstat(stream.fileno()).st_ino:
-                    break
-            except BlockingIOError:
-                raise OutputError(f"another fetch is writing {path}: wait for it, or choose another file") from None
-            except FileNotFoundError:
-                pass
-        stack.callback(lock.unlink)
+        try:
+            stack.enter_context(locks.locked(path.with_name(f".{path.name}.lock"), vanishes=True))
+        except BlockingIOError:
+            raise OutputError(f"another fetch is writing {path}: wait for it, or choose another file") from None
         yield
-
-
-def _open_own(path: Path) -> int:
-    """Open a file for writing without truncating it, or make it.
-
-    Raises:
-        OSError: it can't be opened, or is a symbolic link.
-    """
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def cut_back(path: Path, size: int) -> int:
@@ -73,7 +54,7 @@ def cut_back(path: Path, size: int) -> int:
         ValueError: it is shorter.
         OSError: it can't be opened or cut, or is a symbolic link.
     """
-    descriptor = _open_own(path)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     if os.fstat(descriptor).st_size < size:
         os.close(descriptor)
         raise ValueError(f"{path} is shorter than its progress note says")
@@ -95,7 +76,7 @@ def json_line(value: object) -> bytes:
 
 def publish(path: Path) -> None:
     """Give a finished part its final name, on the disk: the vectors in Redis may be removed after this."""
-    replace_durably(part_of(path), path)
+    durable.publish(part_of(path), path)
 
 
 class Progress:
@@ -130,11 +111,11 @@ class Progress:
         fresh = self._path.with_suffix(".new")
         fresh.unlink(missing_ok=True)  # it might be a link to another file
         fresh.write_text(json.dumps({"of": self._of, "facts": dict(facts)}), encoding="utf-8")
-        replace_durably(fresh, self._path)
+        durable.publish(fresh, self._path)
 
     def clear(self) -> None:
         """Remove the note, on the disk: if it came back, it would vouch for what another fetch has written since."""
-        remove_durably(self._path)
+        durable.remove(self._path)
 
     def _read(self) -> Mapping[str, Any]:
         try:

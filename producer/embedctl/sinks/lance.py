@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from embedctl.durable import replace_durably
 from embedctl.output.parts import locked
 from embedctl.sinks.base import NOTE, Batch, Provenance, Sink, Target, Verified, check_provenance, compared
 from embedctl.sinks.notes import noted, resume_point
 from embedctl.sinks.urls import SinkUrl
+from embedctl_config import durable
 from embedctl_config.errors import MissingExtra, OutputError, SettingsError, SinkRefused, SinkUnavailable
 from embedctl_config.settings import Settings
 
@@ -198,7 +198,7 @@ class LanceSink(Sink):
         fresh = self._note_file.with_suffix(".new")
         fresh.unlink(missing_ok=True)  # it might be a link to another file
         fresh.write_text(json.dumps({"table": self._identity, "jobs": jobs}), encoding="utf-8")
-        replace_durably(fresh, self._note_file)
+        durable.publish(fresh, self._note_file)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

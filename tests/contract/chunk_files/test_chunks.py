@@ -243,7 +243,7 @@ def test_what_a_killed_process_leaves_is_whole_nowhere_and_is_swept(
     files = outside(tmp_path / "data")
     files.make_place()
     written: list[Path] = []
-    monkeypatch.setattr(place_module, "replace_durably", lambda fresh, path: written.extend((fresh, path)))
+    monkeypatch.setattr(place_module, "publish", lambda fresh, path, *, replace: written.extend((fresh, path)))
     files.put(Where(JOB, "in", 7), chunk(100))
     fresh, path = written
     assert (fresh.parent, path.exists()) == (path.parent, False)

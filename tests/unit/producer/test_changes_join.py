@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedctl.changes import join
-from embedctl.changes.join import ENTRY, NAME, Entries, Spilled, entries, missing_in, names, parts_of, places_in
+from embedctl.changes.join import ENTRY, entries, missing_in, names, places_in
 from embedctl.digests import Digests, as_rows
+from embedctl.runs import NAME, Entries, Runs, parts_of
 from embedctl_config.errors import InputError
 
 #: Records: a text, and an id or none.
@@ -45,8 +46,8 @@ def expected_places(old: Rows, new: Rows) -> list[int]:
     return found
 
 
-def spilled(dtype: np.dtype[np.void], parts: Sequence[Entries]) -> Spilled:
-    held = Spilled(dtype)
+def spilled(dtype: np.dtype[np.void], parts: Sequence[Entries]) -> Runs:
+    held = join.spilled(dtype)
     for part in parts:
         held.add(part)
     return held

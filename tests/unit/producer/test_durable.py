@@ -13,6 +13,7 @@ from embedctl.output.jsonl import JsonlWriter
 from embedctl.output.npy import NpyWriter
 from embedctl.output.parquet import ParquetWriter
 from embedctl.output.parts import Progress
+from embedctl_config import durable
 from tests.support.result_chunks import result_chunk, unit_vectors
 
 
@@ -75,7 +76,9 @@ def test_a_note_of_progress_lasts_and_so_does_its_removal(disk: Disk, tmp_path: 
 
 def test_the_word_that_tells_two_machines_apart_lasts(disk: Disk, tmp_path: Path) -> None:
     assert local.token_of(tmp_path) == local.token_of(tmp_path) != ""
-    assert disk.seen == [("sync", "token.new"), ("rename", "token"), ("sync", tmp_path.name)]
+    scratch = disk.seen[0][1]
+    assert scratch.startswith(".token.")
+    assert disk.seen[:3] == [("sync", scratch), ("rename", "token"), ("sync", tmp_path.name)]
 
 
 @pytest.mark.parametrize(("number", "is_told"), [(errno.EINVAL, False), (errno.EACCES, False), (errno.EIO, True)])
@@ -98,3 +101,20 @@ def test_only_a_failing_disk_is_an_error(
     else:
         writer.finish()
     assert (tmp_path / "v.jsonl").exists()
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_name_that_is_taken_may_be_kept(has_links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(*paths: Path) -> None:
+        raise OSError(errno.EPERM, "no")
+
+    if not has_links:
+        monkeypatch.setattr(os, "link", no_links)
+    (tmp_path / "fresh").write_text("first")
+    durable.publish(tmp_path / "fresh", tmp_path / "part", replace=False)
+    (tmp_path / "fresh").write_text("second")
+    with pytest.raises(FileExistsError):
+        durable.publish(tmp_path / "fresh", tmp_path / "part", replace=False)
+    assert (tmp_path / "part").read_text() == "first"
+    durable.publish(tmp_path / "fresh", tmp_path / "part")
+    assert (tmp_path / "part").read_text() == "second"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedctl import unique
+from embedctl import runs, unique
 from embedctl.corpus import open_corpus
 from embedctl.records import Record, make_record
 from embedctl.unique import UniqueIds, checked
@@ -30,7 +30,7 @@ def found(labels: Iterable[str]) -> tuple[int, list[tuple[int, int]]]:
 def test_each_id_that_was_there_before_is_counted_and_some_are_named(held: int, labels: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(unique, "_HELD", held)
-        patch.setattr(unique, "_ENDS", unique._ENDS[31::32])  # eight files: each time all are opened
+        patch.setattr(runs, "_FILES", 8)  # each time all are opened
         count, first = found(labels)
     assert count == len(labels) - len(set(labels))
     assert len(first) == min(count, 10)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from embedctl.child import guarded
+from embedctl.processes import running
 from embedctl_config.errors import ModelError
 
 
@@ -29,13 +29,9 @@ def measuring(
     """
     with ExitStack() as stack:
         children = [
-            stack.enter_context(
-                subprocess.Popen(guarded(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-            )
+            stack.enter_context(running(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0))
             for command in commands
         ]
-        for child in children:
-            stack.callback(child.terminate)
 
         def answers() -> list[Any]:
             lines = [child.stdout.readline() for child in children if child.stdout]

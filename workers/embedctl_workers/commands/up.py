@@ -26,7 +26,7 @@ from embedctl_workers.models.cache import cache_folder
 from embedctl_workers.models.files import resolve_model
 from embedctl_workers.models.tuning import advised_workers
 from embedctl_workers.serving import logs
-from embedctl_workers.supervising.gateway import GatewayProcess
+from embedctl_workers.supervising.places import GatewayPlace
 from embedctl_workers.supervising.plan import Plan, make_plan, with_gateway
 from embedctl_workers.supervising.registry_link import RegistryLink
 from embedctl_workers.supervising.supervisor import Supervisor
@@ -164,10 +164,10 @@ def _check_user(settings: Settings) -> None:
         )
 
 
-def _started_gateway(settings: Settings, environment: Mapping[str, str]) -> GatewayProcess:
+def _started_gateway(settings: Settings, environment: Mapping[str, str]) -> GatewayPlace:
     # A gateway needs a little longer to end than its requests.
-    gateway = GatewayProcess(environment, patience_s=settings.gateway_timeout_s + 15)
-    gateway.start()
+    gateway = GatewayPlace(environment, patience_s=settings.gateway_timeout_s + 15)
+    gateway.start_first()
     return gateway
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from embedctl_config import durable
 from embedctl_config.errors import ModelError
 from embedctl_workers.models.cache import distrusted, keep, locked, make_readable, private_folder
 
@@ -132,7 +133,7 @@ class ArtifactStore:
             folder = self._root / wanted.name
             if folder.exists():
                 folder.rename(scratch / "replaced")
-            fresh.rename(folder)
+            durable.publish(fresh, folder)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         return read_artifact(folder)

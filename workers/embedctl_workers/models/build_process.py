@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from embedctl.child import guarded
+from embedctl.processes import running
 from embedctl_config.errors import EmbedctlError, ModelError
 
 log = logging.getLogger(__name__)
@@ -29,13 +29,13 @@ def run_build(module: str, request: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ModelError: that object is an error, or there is none.
     """
-    with subprocess.Popen(
-        guarded([sys.executable, "-m", module, json.dumps(request)]),
-        stdin=subprocess.DEVNULL,
+    with running(
+        [sys.executable, "-m", module, json.dumps(request)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,  # messages of the exporters for their own developers
         text=True,
         errors="replace",
+        start_new_session=False,  # Ctrl-C reaches the compilers that it starts, too
     ) as child:
         assert child.stdout is not None
         facts: dict[str, Any] = {"error": "the process that builds it died, as for want of memory"}
@@ -44,6 +44,7 @@ def run_build(module: str, request: Mapping[str, Any]) -> dict[str, Any]:
                 facts = json.loads(line)
             else:
                 log.info("building %s of %s: %s", request["kind"], request["name"], line.strip())
+        child.wait()
     if "error" in facts:
         raise ModelError(f"model {request['name']!r} can't be built as {request['kind']}: {facts['error']}")
     return facts

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import fcntl
-import logging
 import os
 import shlex
 import stat
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from embedctl_config import durable, locks
 from embedctl_config.errors import ModelError
 from embedctl_config.settings import Settings, expanded
 
-log = logging.getLogger(__name__)
-
 _UID_MAP = Path("/proc/self/uid_map")
 _OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
+#: The mode of what other users may read, and only this user may write: otherwise it would not be trusted.
+_READABLE = 0o644
 
 
 def cache_folder(settings: Settings) -> Path:
@@ -86,17 +84,8 @@ def keep(path: Path, data: bytes) -> None:
         ModelError: another user could replace the folder's contents.
         OSError: the file can't be written.
     """
-    folder = private_folder(path.parent)
-    descriptor, scratch = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(descriptor)
-        make_readable(Path(scratch))
-        Path(scratch).replace(path)
-    finally:
-        Path(scratch).unlink(missing_ok=True)
+    private_folder(path.parent)
+    durable.write(path, data, mode=_READABLE)
 
 
 def make_readable(path: Path) -> None:
@@ -105,12 +94,11 @@ def make_readable(path: Path) -> None:
     Raises:
         OSError: it does not exist.
     """
-    path.chmod(0o644)
+    path.chmod(_READABLE)
 
 
-@contextmanager
-def locked(path: Path, doing: str = "") -> Iterator[None]:
-    """Hold the lock of a file or folder of the cache. The kernel releases the lock when the process ends.
+def locked(path: Path, doing: str = "") -> AbstractContextManager[None]:
+    """Hold the lock of a file or folder of the cache, once nobody else does.
 
     Args:
         doing: what its holder does, for the log; empty: it builds the file or folder.
@@ -118,17 +106,7 @@ def locked(path: Path, doing: str = "") -> Iterator[None]:
     Raises:
         OSError: the lock's file is a link, which is not followed, or can't be made.
     """
-    lock = path.with_name(f".{path.name}.lock")
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.info("another process %s: waiting for it", doing or f"builds {path.name}")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+    return locks.locked(path.with_name(f".{path.name}.lock"), holder=doing or f"builds {path.name}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from embedctl.child import guarded
+from embedctl.processes import running
 from embedctl_config.errors import MissingExtra, ModelError
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.machine.host import Host
@@ -97,19 +97,18 @@ def _compute(files: ModelFiles, host: Host, path: Path) -> dict[str, Vectors]:
     log.info("model %s: computing its references, once on this machine", files.name)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         fresh = Path(scratch) / path.name
-        done = subprocess.run(
-            guarded([sys.executable, "-m", __name__, str(files.folder), str(fresh)]),
-            stdin=subprocess.DEVNULL,
+        with running(
+            [sys.executable, "-m", __name__, str(files.folder), str(fresh)],
+            stderr=subprocess.PIPE,
             env={**os.environ, "OMP_NUM_THREADS": str(host.threads)},
-            capture_output=True,
             text=True,
             errors="replace",
             umask=0o022,  # what other users may write to is not trusted
-            check=False,
-        )
+        ) as child:
+            _, said = child.communicate()
         vectors = _load(fresh)
-        if done.returncode or vectors is None:
-            why = (done.stderr.strip() or f"status {done.returncode}").splitlines()[-1]
+        if child.returncode or vectors is None:
+            why = (said.strip() or f"status {child.returncode}").splitlines()[-1]
             raise ModelError(f"the references of model {files.name!r} can't be computed from {files.folder}: {why}")
         keep(path, fresh.read_bytes())
     return vectors

@@ -32,7 +32,10 @@ class Pace:
 
 
 class Restarts:
-    """The restarts of one worker of the plan. Times are seconds of one clock.
+    """The restarts of one place. Times are seconds of one clock.
+
+    Args:
+        gives_up: whether there is a death after which it is not restarted.
 
     Attributes:
         next_at: when the next process may start.
@@ -41,8 +44,9 @@ class Restarts:
         given_up: the exit status of the last process, if the worker is not restarted; else None.
     """
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: Pace, *, gives_up: bool = True) -> None:
         self._pace = pace
+        self._gives_up = gives_up
         self._deaths = 0
         self.next_at = 0.0
         self.ready_at: float | None = None
@@ -67,7 +71,7 @@ class Restarts:
         if self.ready_at is None:
             # A Redis that is away says nothing about the worker: it is restarted without limit.
             self.failed_starts += status != ExitStatus.UNAVAILABLE
-            if status in HOPELESS or self.failed_starts >= self._pace.starts:
+            if self._gives_up and (status in HOPELESS or self.failed_starts >= self._pace.starts):
                 self.given_up = status
         elif now - self.ready_at >= self._pace.stable_s:
             self._deaths = 0

@@ -2,51 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import select
 import signal
 import socket
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Self
 
-from embedctl.child import guarded
 from embedctl_config.errors import WorkerError
-from embedctl_workers.supervising.gateway import GatewayProcess
+from embedctl_workers.supervising.places import GatewayPlace, Place, WorkerPlace, drain
 from embedctl_workers.supervising.plan import PlannedWorker
 from embedctl_workers.supervising.registry_link import RegistryLink
-from embedctl_workers.supervising.restarts import HOPELESS, Pace, Restarts, how_it_ended, makes_suspect
-
-log = logging.getLogger(__name__)
+from embedctl_workers.supervising.restarts import Pace
 
 #: The longest that the loop sleeps (seconds); the end of a child wakes it.
 _LONGEST_WAIT_S = 5.0
-#: How often the loop polls for workers that become ready or that drain (seconds).
-_POLL_S = 0.25
-
-
-@dataclass(slots=True, eq=False)
-class _Place:
-    """A worker of the plan: the name it has in logs, its process if one runs, and when that was started."""
-
-    worker: PlannedWorker
-    name: str
-    restarts: Restarts
-    process: subprocess.Popen[bytes] | None = None
-    started_at: float = 0.0
-
-    @property
-    def fields(self) -> dict[str, str]:
-        return {"worker": self.name}
-
-    @property
-    def settled(self) -> bool:
-        """Whether it is known if the worker becomes ready."""
-        return self.restarts.ready_at is not None or self.restarts.given_up is not None
 
 
 class Supervisor:
@@ -71,17 +41,17 @@ class Supervisor:
         pace: Pace | None = None,
         on_ready: Callable[[], None] = lambda: None,
         check: Callable[[], None] = lambda: None,
-        gateway: GatewayProcess | None = None,
+        gateway: GatewayPlace | None = None,
     ) -> None:
-        self._pace = pace or Pace()
-        host = socket.gethostname()
-        self._places = [_Place(worker, f"{worker.name}@{host}", Restarts(self._pace)) for worker in workers]
-        self._registry = registry
-        self._environment = environment
-        self._options = options
+        host, pace = socket.gethostname(), pace or Pace()
+        self._workers = [
+            WorkerPlace(worker, f"{worker.name}@{host}", registry, environment=environment, options=options, pace=pace)
+            for worker in workers
+        ]
+        self._gateways = [] if gateway is None else [gateway]
+        self._all: Sequence[Place] = [*self._workers, *self._gateways]
         self._on_ready = on_ready
         self._check = check
-        self._gateway = gateway
         self._said_ready = False
 
     def run(self) -> None:
@@ -95,113 +65,36 @@ class Supervisor:
             try:
                 while not signals.stop:
                     self._check()
-                    for place in self._places:
-                        self._tend(place)
-                    if self._gateway is not None:
-                        self._gateway.tend()
+                    for place in self._all:
+                        place.tend()
                     self._give_up_if_none_is_left()
                     self._say_ready()
                     signals.wait(self._until_next())
             finally:
                 self._drain(signals)
 
-    def _tend(self, place: _Place) -> None:
-        if place.process is None:
-            if place.restarts.given_up is None and time.monotonic() >= place.restarts.next_at:
-                self._start(place)
-        elif (status := place.process.poll()) is not None:
-            self._on_exit(place, status)
-        elif place.restarts.ready_at is None and (row := self._registry.row_of(place.process.pid)):
-            place.name = row.name
-            place.restarts.on_ready(time.monotonic())
-            log.info("ready after %.1f s", time.monotonic() - place.started_at, extra=place.fields)
-
-    def _start(self, place: _Place) -> None:
-        command = [sys.executable, "-m", "embedctl_workers", *place.worker.arguments, *self._options]
-        place.process = subprocess.Popen(
-            guarded(command),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # a worker logs to standard error; Celery prints here as it stops
-            env={**self._environment, **place.worker.environment},
-            start_new_session=True,  # so that Ctrl-C reaches the supervisor alone
-        )
-        place.started_at = time.monotonic()
-        place.restarts.on_start()
-        self._registry.expect(place.process.pid)
-        log.info("starting: %s", place.worker.command, extra=place.fields)
-
-    def _on_exit(self, place: _Place, status: int) -> None:
-        """A worker has ended, and the supervisor did not tell it to."""
-        self._release(place, status)
-        how, restarts = how_it_ended(status), place.restarts
-        pause = restarts.on_exit(status, time.monotonic())
-        if restarts.given_up is None:
-            log.error("%s; starting it again in %g s", how, pause, extra=place.fields)
-            return
-        why = "and would again" if status in HOPELESS else f"{restarts.failed_starts} times in a row"
-        log.critical("given up: %s before it was ready, %s; see its messages above", how, why, extra=place.fields)
-
-    def _release(self, place: _Place, status: int, *, by_us: bool = False) -> None:
-        """Report that a process has ended, and whether what it held is suspect.
-
-        Args:
-            by_us: the supervisor has killed it, so nothing that it held is suspect.
-        """
-        assert place.process is not None
-        suspect = makes_suspect(status)
-        if suspect is not None:
-            self._registry.report_exit(place.process.pid, how_it_ended(status) if suspect and not by_us else "")
-        place.process = None
-
     def _give_up_if_none_is_left(self) -> None:
-        given_up = [place.restarts.given_up for place in self._places if place.restarts.given_up is not None]
-        if len(given_up) == len(self._places):
+        given_up = [place.restarts.given_up for place in self._workers if place.restarts.given_up is not None]
+        if len(given_up) == len(self._workers):
             raise WorkerError("no worker is left: all of them failed and were given up", exit_code=max(1, *given_up))
 
     def _say_ready(self) -> None:
-        if not self._said_ready and all(place.settled for place in self._places):
+        if not self._said_ready and all(place.settled for place in self._workers):
             self._said_ready = True
             self._on_ready()
 
     def _until_next(self) -> float:
         """Seconds until there is something to do that no signal announces."""
-        now, wait = time.monotonic(), _LONGEST_WAIT_S
-        for place in self._places:
-            if place.process is None and place.restarts.given_up is None:
-                wait = min(wait, max(0.0, place.restarts.next_at - now))
-            elif place.process is not None and place.restarts.ready_at is None:
-                wait = min(wait, _POLL_S)
-        if self._gateway is not None and (next_at := self._gateway.next_at()) is not None:
-            wait = min(wait, max(0.0, next_at - now))
-        return wait
+        pauses = [place.pause() for place in self._all]
+        return min([_LONGEST_WAIT_S, *(pause for pause in pauses if pause is not None)])
 
     def _drain(self, signals: _Signals) -> None:
-        """Let each worker finish its chunk; kill those that take too long, or all of them on another Ctrl-C.
-
-        The gateway ends first: it needs the workers for the requests in flight.
-        """
-        if self._gateway is not None:
-            self._gateway.stop(signals.wait, lambda: signals.kill)
-        running = [(place, place.process) for place in self._places if place.process is not None]
-        for _, process in running:
-            process.terminate()
-        if running:
-            log.info("stopping: each worker finishes the chunk that it encodes; Ctrl-C again kills them")
-        deadline = time.monotonic() + self._pace.drain_s
-        while running:
-            kill = signals.kill or time.monotonic() > deadline
-            for place, process in running:
-                if kill and process.poll() is None:
-                    process.kill()
-                    self._release(place, process.wait(), by_us=True)
-                    log.warning("killed, for it had not ended by itself", extra=place.fields)
-                elif (status := process.poll()) is not None:
-                    self._release(place, status)
-                    level = logging.INFO if status in (0, -signal.SIGTERM) else logging.ERROR
-                    log.log(level, "%s", how_it_ended(status), extra=place.fields)
-            running = [(place, process) for place, process in running if place.process is not None]
-            if running:
-                signals.wait(_POLL_S)
+        """End all places; on another Ctrl-C, at once. The gateway needs the workers for the requests in flight."""
+        for places, how in (
+            (self._gateways, "the gateway answers what is in flight; Ctrl-C again kills it"),
+            (self._workers, "each worker finishes the chunk that it encodes; Ctrl-C again kills them"),
+        ):
+            drain(places, how, signals.wait, lambda: signals.kill)
 
 
 class _Signals:

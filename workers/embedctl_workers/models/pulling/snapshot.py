@@ -8,13 +8,13 @@ last. So a process that is killed between any two steps leaves nothing that othe
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
+from embedctl_config import durable
 from embedctl_config.errors import ModelError
 from embedctl_workers.models.cache import locked
 from embedctl_workers.models.pulling.hub import HubFile, Listing
@@ -78,10 +78,7 @@ class Snapshots:
         Raises:
             OSError: it can't be written.
         """
-        part = self.part(file)
-        with part.open("rb") as stream:
-            os.fsync(stream.fileno())
-        part.replace(self.blob(file))
+        durable.publish(self.part(file), self.blob(file))
 
     def link(self, listing: Listing, names: Iterable[str]) -> Path:
         """Make the snapshot of a commit, or add what it lacks.
@@ -100,7 +97,7 @@ class Snapshots:
             self._link(target, listing.files[name])
         if target is fresh:
             final.parent.mkdir(exist_ok=True)
-            fresh.rename(final)
+            durable.publish(fresh, final)
         return final
 
     def note(self, revision: str, commit: str) -> None:
@@ -112,9 +109,7 @@ class Snapshots:
         if revision != commit:
             ref = self._ref(revision)
             ref.parent.mkdir(parents=True, exist_ok=True)
-            scratch = ref.with_name(f".{ref.name}.embedctl")
-            scratch.write_text(commit, encoding="utf-8")
-            scratch.replace(ref)
+            durable.write(ref, commit.encode())
         for part in (self.folder / "blobs").glob(f"*{_PART}"):
             part.unlink(missing_ok=True)
 

@@ -1,0 +1,99 @@
+"""Files that are still there, under their names, after the power fails."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+#: What a file system answers that can't sync a folder, or a folder that may be written to but not read.
+_CANT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
+#: Some file systems have no hard links.
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
+
+
+def publish(fresh: Path, path: Path, *, replace: bool = True) -> None:
+    """Sync a file or folder, give it its final name beside it, and sync the folder: only then does the name last.
+
+    Args:
+        replace: what has the name already is replaced. Otherwise, it stays, also if it was published just now.
+
+    Raises:
+        FileExistsError: the name is taken, and nothing is to be replaced.
+        OSError: the file is missing, or the disk fails. It may then have either name.
+    """
+    if fresh.is_dir():
+        sync_folder(fresh)
+    else:
+        with fresh.open("rb") as stream:
+            os.fsync(stream.fileno())
+    if replace:
+        fresh.replace(path)
+    else:
+        _move_exclusively(fresh, path)
+    sync_folder(path.parent)
+
+
+def write(path: Path, data: bytes, *, mode: int | None = None) -> None:
+    """Write or replace a file. A process that is killed meanwhile leaves the previous file, or none.
+
+    A link at this path is replaced, and its target is not touched.
+
+    Args:
+        mode: the file's permissions, whatever the umask; None: what the umask leaves of 0666.
+
+    Raises:
+        OSError: the file can't be written.
+    """
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # two processes may write one path at a time
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with os.fdopen(os.open(scratch, flags, 0o666 if mode is None else mode), "wb") as stream:
+            stream.write(data)
+        if mode is not None:
+            scratch.chmod(mode)
+        publish(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, if there is one, so that it does not come back after the power failed."""
+    with suppress(FileNotFoundError):
+        path.unlink()
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Sync a folder's names to the disk, where the file system can do that.
+
+    Raises:
+        OSError: the disk fails.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _CANT_SYNC:
+            raise
+
+
+def _move_exclusively(fresh: Path, path: Path) -> None:
+    try:
+        os.link(fresh, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # Whoever makes the name has it, empty until the next line.
+        if fresh.is_dir():
+            path.mkdir()
+        else:
+            path.touch(exist_ok=False)
+        fresh.replace(path)
+    else:
+        fresh.unlink()

@@ -1,0 +1,49 @@
+"""Child processes, which end with the process that started them, whatever ends that."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from embedctl.child import guarded
+
+#: Time for a child to end before it is killed (seconds).
+_STOP_S = 60.0
+
+
+def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """Start a child process. Call it in the main thread: to the kernel, the parent is the thread that starts it.
+
+    If this process is killed, the kernel ends the child. The child is in a session of its own, so that Ctrl-C reaches
+    only this process, which stops its children in order.
+
+    Args:
+        options: as for :class:`subprocess.Popen`; without them, the child reads nothing and only its errors are shown.
+    """
+    return subprocess.Popen(
+        guarded(command),
+        **{"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "start_new_session": True, **options},
+    )
+
+
+def stop(process: subprocess.Popen[Any]) -> None:
+    """Tell a child to end, if it has not ended; kill it if that takes too long; close its pipes."""
+    process.terminate()
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    with suppress(BrokenPipeError), process:  # a pipe may hold what the child has not read
+        pass
+
+
+@contextmanager
+def running(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
+    """A child process, as of :func:`start`, that is stopped when the block ends."""
+    process = start(command, **options)
+    try:
+        yield process
+    finally:
+        stop(process)

@@ -1,0 +1,263 @@
+"""The places of a supervisor: a worker or the gateway, each with a process that is started again when it dies."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import IO, Any
+
+from embedctl import processes
+from embedctl_config.errors import WorkerError
+from embedctl_workers.supervising.plan import PlannedWorker
+from embedctl_workers.supervising.registry_link import RegistryLink
+from embedctl_workers.supervising.restarts import HOPELESS, Pace, Restarts, how_it_ended, makes_suspect
+
+log = logging.getLogger(__name__)
+
+#: How often a process is looked at that becomes ready or that was told to end (seconds).
+POLL_S = 0.25
+#: How the line begins that the gateway prints when it listens.
+_LISTENS = "the gateway is at "
+
+
+class Place(ABC):
+    """A process, or the pause before the next one. All methods are for the main thread: the kernel ties a child to it.
+
+    Attributes:
+        restarts: when the next process may start, and whether this one is ready.
+        process: None while none runs.
+        patience_s: how long the process may take to end once it is told to (seconds).
+    """
+
+    def __init__(self, restarts: Restarts, patience_s: float) -> None:
+        self.restarts = restarts
+        self.patience_s = patience_s
+        self.process: subprocess.Popen[Any] | None = None
+        self._started_at = 0.0
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is known if the process becomes ready."""
+        return self.restarts.ready_at is not None or self.restarts.given_up is not None
+
+    def pause(self) -> float | None:
+        """Seconds until there is something to do that no signal announces; None: there is nothing."""
+        if self.restarts.given_up is not None:
+            return None
+        if self.process is None:
+            return max(0.0, self.restarts.next_at - time.monotonic())
+        return None if self.settled else POLL_S
+
+    def tend(self) -> None:
+        """See whether the process lives and is ready; start the next one once its pause is over."""
+        if self.process is None:
+            if self.restarts.given_up is None and time.monotonic() >= self.restarts.next_at:
+                self.start()
+        elif (status := self.process.poll()) is not None:
+            self._on_exit(status)
+        elif self.restarts.ready_at is None:
+            self._look()
+
+    def start(self) -> None:
+        """Start a process."""
+        self._started_at = time.monotonic()
+        self.restarts.on_start()
+        self.process = self._spawn()
+
+    def release(self, status: int, *, by_us: bool = False) -> None:
+        """Take note that the process has ended.
+
+        Args:
+            by_us: the supervisor has killed it.
+        """
+        self.process = None
+
+    @abstractmethod
+    def say(self, level: int, message: str, *values: object) -> None:
+        """Log something about the process."""
+
+    @abstractmethod
+    def _spawn(self) -> subprocess.Popen[Any]: ...
+
+    @abstractmethod
+    def _look(self) -> None:
+        """See whether the process is ready."""
+
+    def _on_exit(self, status: int) -> None:
+        """The process has ended, and was not told to."""
+        self.release(status)
+        how, restarts = how_it_ended(status), self.restarts
+        pause = restarts.on_exit(status, time.monotonic())
+        if restarts.given_up is None:
+            self.say(logging.ERROR, "%s; starting it again in %g s", how, pause)
+            return
+        why = "and would again" if status in HOPELESS else f"{restarts.failed_starts} times in a row"
+        self.say(logging.CRITICAL, "given up: %s before it was ready, %s; see its messages above", how, why)
+
+
+class WorkerPlace(Place):
+    """A worker of the plan.
+
+    Args:
+        name: the name it has in logs until it has told its own.
+        registry: tells that the worker is ready, and is told how it died.
+        environment: of the worker; the plan adds to it.
+        options: of the worker, beside those of the plan.
+    """
+
+    def __init__(
+        self,
+        worker: PlannedWorker,
+        name: str,
+        registry: RegistryLink,
+        *,
+        environment: Mapping[str, str],
+        options: Sequence[str],
+        pace: Pace,
+    ) -> None:
+        super().__init__(Restarts(pace), pace.drain_s)
+        self._worker = worker
+        self._name = name
+        self._registry = registry
+        self._environment = environment
+        self._options = options
+
+    def release(self, status: int, *, by_us: bool = False) -> None:
+        """Report that the process has ended, and whether what it held is suspect: not if the supervisor killed it."""
+        assert self.process is not None
+        suspect = makes_suspect(status)
+        if suspect is not None:
+            self._registry.report_exit(self.process.pid, how_it_ended(status) if suspect and not by_us else "")
+        super().release(status)
+
+    def say(self, level: int, message: str, *values: object) -> None:
+        log.log(level, message, *values, extra={"worker": self._name})
+
+    def _spawn(self) -> subprocess.Popen[Any]:
+        # A worker logs to standard error; what Celery prints to standard output as it stops is dropped.
+        process = processes.start(
+            [sys.executable, "-m", "embedctl_workers", *self._worker.arguments, *self._options],
+            env={**self._environment, **self._worker.environment},
+        )
+        self._registry.expect(process.pid)
+        self.say(logging.INFO, "starting: %s", self._worker.command)
+        return process
+
+    def _look(self) -> None:
+        if self.process and (row := self._registry.row_of(self.process.pid)):
+            self._name = row.name
+            self.restarts.on_ready(time.monotonic())
+            self.say(logging.INFO, "ready after %.1f s", time.monotonic() - self._started_at)
+
+
+class GatewayPlace(Place):
+    """The gateway, which is never given up. What its process prints becomes lines of our log.
+
+    Args:
+        environment: of the process.
+        command: what runs it.
+    """
+
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        *,
+        patience_s: float,
+        pace: Pace | None = None,
+        command: Sequence[str] = (sys.executable, "-m", "embedctl_gateway"),
+    ) -> None:
+        super().__init__(Restarts(pace or Pace(), gives_up=False), patience_s)
+        self._environment = environment
+        self._command = command
+
+    def start_first(self) -> None:
+        """Start it for the first time, and wait until it listens.
+
+        Raises:
+            WorkerError: it has ended instead; with its own message and status.
+        """
+        self.restarts.on_start()
+        process, lines = self._spoken()
+        said: list[str] = []
+        for line in lines:
+            said.append(line)
+            if line.startswith(_LISTENS):
+                break
+        else:
+            status = process.wait()
+            told = "".join(said).strip() or how_it_ended(status)
+            raise WorkerError(f"the gateway can't start: {told}", exit_code=max(1, status))
+        self.process = process
+        for line in said:
+            self._hear(line)
+        self._follow(lines)
+
+    def say(self, level: int, message: str, *values: object) -> None:
+        log.log(level, f"gateway: {message}", *values)
+
+    def _spawn(self) -> subprocess.Popen[Any]:
+        process, lines = self._spoken()
+        self._follow(lines)
+        return process
+
+    def _look(self) -> None:
+        """Nothing: it says that it is ready."""
+
+    def _spoken(self) -> tuple[subprocess.Popen[str], IO[str]]:
+        """A process, and the lines that it prints."""
+        process = processes.start(
+            self._command, stderr=subprocess.PIPE, text=True, errors="replace", env=self._environment
+        )
+        assert process.stderr is not None
+        return process, process.stderr
+
+    def _follow(self, lines: IO[str]) -> None:
+        """Hear a process to its end, in a thread."""
+
+        def run() -> None:
+            with lines:
+                for line in lines:
+                    self._hear(line)
+
+        threading.Thread(target=run, name="gateway", daemon=True).start()
+
+    def _hear(self, line: str) -> None:
+        if not line.startswith(_LISTENS):
+            self.say(logging.WARNING, "%s", line.rstrip())
+            return
+        self.restarts.on_ready(time.monotonic())
+        log.info("%s", line.partition(";")[0].rstrip())
+
+
+def drain(places: Iterable[Place], how: str, wait: Callable[[float], None], is_urgent: Callable[[], bool]) -> None:
+    """Let each process end by itself; kill those that take too long, or all of them once it is urgent.
+
+    Args:
+        how: what they do before they end, for the log.
+        wait: sleeps for some seconds, or less.
+    """
+    running = [(place, place.process) for place in places if place.process is not None]
+    for _, process in running:
+        process.terminate()
+    if running:
+        log.info("stopping: %s", how)
+    began = time.monotonic()
+    while running:
+        for place, process in running:
+            kill = is_urgent() or time.monotonic() - began > place.patience_s
+            if kill and process.poll() is None:
+                process.kill()
+                place.release(process.wait(), by_us=True)
+                place.say(logging.WARNING, "killed, for it had not ended by itself")
+            elif (status := process.poll()) is not None:
+                place.release(status)
+                place.say(logging.INFO if status in (0, -signal.SIGTERM) else logging.ERROR, "%s", how_it_ended(status))
+        running = [(place, process) for place, process in running if place.process is not None]
+        if running:
+            wait(POLL_S)
