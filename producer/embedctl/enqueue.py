@@ -43,10 +43,12 @@ T = TypeVar("T")
 
 #: Options that do not have to be the same when a job is resumed.
 _NOT_COMPARED = ("idempotency_key", "resume", "drain", "duplicates", "tenant", "lane")
-#: The options that only newer jobs hold, and those only if they are set: other jobs look as they always did.
-_LATER_OPTIONS = ("keep", "count_tokens", "batch_file", "digests")
-#: The same, of those that decide vectors.
-_LATER_DECIDING = ("prompt_name", "truncation_side")
+#: Options that decide what is stored for each record, and so are compared even where they are not given.
+_OF_RECORDS = ("keep", "count_tokens", "batch_file", "digests")
+#: Options that every job holds.
+_ALWAYS_HELD = ("prompt", "truncation", "normalize", "dimensions", "chunk_size")
+#: Those that a job holds only if they are set.
+_IF_SET = ("prompt_name", "truncation_side", *_OF_RECORDS)
 
 
 def enqueue_embeddings(
@@ -234,31 +236,33 @@ def _begun(broker: Broker, options: SubmitOptions, ahead: ReadAhead) -> JobStatu
     """The job to add to: a new one, the one of this idempotency key, or the one to resume."""
     if options.resume is not None:
         job = broker.jobs.status(broker.jobs.resolve(options.resume))
-        _check_same(broker, job, {**_given(options), **_later(options)})
+        _check_same(broker, job, {**dict.fromkeys(_OF_RECORDS), **_given(options)})
         return job
     spec = cut_by_work(broker.settings, broker.workers, job_spec(broker, options), ahead)
     job_id, created = broker.jobs.create(spec)
     job = broker.jobs.status(job_id)
     if not created:
         # Hardware may differ: with `auto` it depends on who is alive. So does `chunk_bytes`: the stored one applies.
-        deciding = {name: getattr(options, name) for name in _LATER_DECIDING}
-        now = {"model": spec.model, "precision": spec.precision, **spec.options, **deciding, **_later(options)}
+        now = {"model": spec.model, "precision": spec.precision, **dict.fromkeys(job.options), **spec.options}
         del now["chunk_bytes"]
         _check_same(broker, job, now)
     return job
 
 
-def _later(options: SubmitOptions) -> dict[str, Any]:
-    """The later options as a job holds them: in JSON, or None."""
-    return {"keep": list(options.keep) or None, **{name: getattr(options, name) or None for name in _LATER_OPTIONS[1:]}}
+def _values(options: SubmitOptions) -> dict[str, Any]:
+    """The options as JSON values."""
+    return {**dataclasses.asdict(options), "keep": list(options.keep)}
 
 
 def _given(options: SubmitOptions) -> dict[str, Any]:
     """The options given for a job to resume: all that differ from their defaults."""
-    plain = SubmitOptions()
-    names = (each.name for each in dataclasses.fields(SubmitOptions) if each.name not in _NOT_COMPARED)
-    given = {name: value for name in names if (value := getattr(options, name)) != getattr(plain, name)}
-    return {name: value for name, value in given.items() if (name, value) != ("hardware", "auto")}
+    plain = _values(SubmitOptions())
+    given = {name: value for name, value in _values(options).items() if value != plain[name]}
+    return {
+        name: value
+        for name, value in given.items()
+        if name not in _NOT_COMPARED and (name, value) != ("hardware", "auto")
+    }
 
 
 def tenant_for(settings: Settings, tenant: str | None) -> str:
@@ -297,30 +301,24 @@ def job_spec(broker: Broker, options: SubmitOptions) -> JobSpec:
     ttl = settings.ttl_s if options.ttl is None else options.ttl
     # What comes from the settings is checked like what was given.
     options = dataclasses.replace(options, model=model, tenant=tenant, lane=lane, chunk_size=chunk_size, ttl=ttl)
+    values = _values(options)
     hardware, precision = resolve(
         settings,
         broker.workers,
         model=model,
         hardware=options.hardware or settings.hardware,
         precision=options.precision,
-        version=wire.version_for(
-            {**dataclasses.asdict(options), "data": broker.chunk_files.is_outside}, options.precision or "fp32"
-        ),
+        version=wire.version_for({**values, "data": broker.chunk_files.is_outside}, options.precision or "fp32"),
     )
     check_against_workers(broker, options, model, hardware)
-    later = {**_later(options), **{name: getattr(options, name) for name in _LATER_DECIDING}}
     return JobSpec(
         model,
         hardware,
         precision,
         {
-            "prompt": options.prompt,
-            "truncation": options.truncation,
-            "normalize": options.normalize,
-            "dimensions": options.dimensions,
-            "chunk_size": chunk_size,
+            **{name: values[name] for name in _ALWAYS_HELD},
             "chunk_bytes": settings.chunk_bytes,
-            **{name: value for name, value in later.items() if value is not None},
+            **{name: values[name] for name in _IF_SET if values[name]},
         },
         ttl,
         options.idempotency_key,

@@ -346,7 +346,7 @@ def test_run_refuses_ids_before_it_starts_anything(embedctl: RunEmbedctl, short_
     [
         ((), "Missing option '--output' / '-o', or '--to'"),
         (("-o", "x.npy", "--to", "lancedb:x?table=t"), "exclude each other"),
-        (("-o", "x.npy", "--duplicates", "position"), "are for --to URL"),
+        (("-o", "x.npy", "--duplicates", "position"), "is for --to URL"),
         (("-o", "x.npy", "--duplicates", "error"), "is for --to URL"),
         (("--to", "lancedb:x?table=t", "--format", "npy"), "are for files"),
         (("--to", "lancedb:x?table=t", "--output-type", "int8"), "takes float32 or float16"),

@@ -19,7 +19,6 @@ from embedctl.cli.options import option, together
 from embedctl.corpus import BatchCorpus, Corpus
 from embedctl.drain.places import MANIFEST, Place, place_of
 from embedctl.job import Job
-from embedctl.sinks.ids import Duplicates
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import OutputError
 from embedctl_config.settings import Settings
@@ -133,10 +132,9 @@ class Destination:
             sink = SinkChoice.of(
                 settings, to, duplicates, output_type, allow_mixed, is_update=is_update, delete_missing=delete_missing
             )
-        elif allow_mixed or duplicates in (Duplicates.FIRST, Duplicates.LAST, Duplicates.POSITION):
-            raise click.UsageError(
-                "--allow-mixed, and --duplicates first, last and position, are for --to URL: omit them"
-            )
+        elif allow_mixed or duplicates is not None:
+            name = "--allow-mixed" if allow_mixed else f"--duplicates {duplicates}"
+            raise click.UsageError(f"{name} is for --to URL: omit it")
         return cls(path, sink, numbers, not no_clobber, one_file)
 
     @property

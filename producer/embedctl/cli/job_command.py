@@ -221,7 +221,7 @@ class JobCommand:
             MissingExtra, OutputError: the database can't be used.
         """
         asked = Asked.taken_from(given)
-        unique_ids = _unique_ids(given)
+        unique_ids = _unique_ids_taken_from(given)
         destination = Destination.taken_from(
             given, settings, is_update=asked.brings, delete_missing=asked.delete_missing
         )
@@ -339,11 +339,13 @@ class JobCommand:
 _CORPUS = ("corpus_paths", "input_files", "format", "text_field", "id_field", "skip_bad_lines", "limit")
 
 
-def _unique_ids(given: dict[str, Any]) -> bool | None:
+def _unique_ids_taken_from(given: dict[str, Any]) -> bool | None:
     """Whether the corpus alone may have no id twice; None if its format decides. A database has rules of its own."""
-    if given["to"] is not None or given["duplicates"] not in (Duplicates.ERROR, _ALL):
+    duplicates = given["duplicates"]
+    if given["to"] is not None or duplicates not in (Duplicates.ERROR, _ALL):
         return None
-    return bool(given["duplicates"] == Duplicates.ERROR)
+    given["duplicates"] = None
+    return bool(duplicates == Duplicates.ERROR)
 
 
 def _prompt(words: str | None) -> dict[str, Any]:

@@ -135,8 +135,6 @@ def _refuse_senseless(given: Mapping[str, Any], *, drains: bool, for_batch: bool
         raise click.UsageError(
             "--format, --one-file, --input-file, --no-clobber and --ranges are for files: omit them."
         )
-    if given["to"] is None and given["duplicates"] is not None:
-        raise click.UsageError("--duplicates is for --to URL: omit it")
 
 
 @click.command()

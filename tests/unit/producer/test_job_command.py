@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from embedctl import SettingsError, aenqueue_embeddings, enqueue_embeddings
 from embedctl.cli import main
-from embedctl.cli.job_command import _LONG, _prompt, _unique_ids
+from embedctl.cli.job_command import _LONG, _prompt, _unique_ids_taken_from
 from embedctl.cli.run import run
 from embedctl.cli.submit import submit
 from embedctl.job_options import JobOptions, SubmitOptions
@@ -80,7 +80,7 @@ def test_every_way_with_long_texts_is_one_of_a_job() -> None:
 def test_ids_of_a_corpus_are_checked_for_files_alone(
     duplicates: str | None, to: str | None, unique: bool | None
 ) -> None:
-    assert _unique_ids({"duplicates": duplicates, "to": to}) is unique
+    assert _unique_ids_taken_from({"duplicates": duplicates, "to": to}) is unique
 
 
 def test_the_options_of_a_caller_are_those_of_a_submission() -> None:
