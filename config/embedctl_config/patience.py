@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from embedctl_config.errors import BrokerFull, BrokerRefused, EmbedctlError, WaitTimeout
@@ -34,15 +34,11 @@ class _NotYet(Exception):
     """Raised with an answer that is not the one waited for."""
 
 
+@dataclass(slots=True)
 class Streak:
-    """Counts failures in a row, for whoever makes progress between two of them.
+    """Counts failures in a row, for whoever makes progress between two of them."""
 
-    Attributes:
-        failures: since the last progress.
-    """
-
-    def __init__(self) -> None:
-        self.failures = 0
+    failures: int = 0
 
     def end(self) -> None:
         """There was progress: count from zero again."""
@@ -91,15 +87,18 @@ class Policy:
         try:
             return ask()
         except on as error:
-            each = _Tries(self, error, failed, tries, streak or Streak())
+            each = _Tries(self, failed, tries, streak or Streak(), [error])
 
         def once() -> T:
             each.repeat_first()
             return ask()
 
+        def slept(seconds: float) -> None:
+            if (sleep or time.sleep)(seconds):
+                raise each.last
+
         from tenacity import Retrying, retry_if_exception_type
 
-        slept = each.sleeping(sleep or time.sleep)
         return Retrying(retry=retry_if_exception_type(on), wait=each.pause_s, sleep=slept)(once)
 
     async def acall(self, ask: Callable[[], Awaitable[T]], on: Errors, *, failed: Failed | None = None) -> T:
@@ -107,7 +106,7 @@ class Policy:
         try:
             return await ask()
         except on as error:
-            each = _Tries(self, error, failed, None, Streak())
+            each = _Tries(self, failed, None, Streak(), [error])
 
         async def once() -> T:
             each.repeat_first()
@@ -173,6 +172,7 @@ POLL = Policy(0.005, 1.0)
 ASIDE = Policy(0.5, 5.0)
 
 
+@dataclass(slots=True)
 class Outage:
     """A time in which Redis did not answer a caller that asks again and again. It begins when this is made.
 
@@ -183,24 +183,19 @@ class Outage:
         longest_s: how long Redis may be away (seconds); :data:`OUTAGE_S` if None.
         pausing: called before each pause with what Redis, or the store of chunks outside of it, answered.
         while_full: whether a full Redis counts as there, so that it is waited for without limit.
-        now: the clock (seconds); the monotonic one if None.
+        now: the clock (seconds).
     """
 
-    def __init__(
-        self,
-        deadline: float | None = None,
-        longest_s: float | None = None,
-        *,
-        pausing: Callable[[Any], object] = lambda _: None,
-        while_full: bool = True,
-        now: Callable[[], float] | None = None,
-    ) -> None:
-        self._now = now or time.monotonic
-        self._deadline = deadline
-        self._longest_s = OUTAGE_S if longest_s is None else longest_s
-        self._pausing = pausing
-        self._while_full = while_full
-        self._since = self._now()
+    deadline: float | None = None
+    longest_s: float | None = None
+    _: KW_ONLY
+    pausing: Callable[[Any], object] | None = None
+    while_full: bool = True
+    now: Callable[[], float] = field(default_factory=lambda: time.monotonic)
+    _since: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._since = self.now()
 
     def __call__(self, error: EmbedctlError, pause_s: float) -> float:
         """Redis has not answered, or has no memory left: return how long to pause (seconds) if it is to be asked again.
@@ -209,57 +204,47 @@ class Outage:
             EmbedctlError: this error, if Redis has been away for too long, or would refuse each time.
             WaitTimeout: the deadline is over.
         """
-        now = self._now()
-        if self._while_full and isinstance(error, BrokerFull):
+        now, longest_s = self.now(), OUTAGE_S if self.longest_s is None else self.longest_s
+        if self.while_full and isinstance(error, BrokerFull):
             self._since = now
-        elif isinstance(error, BrokerRefused) or now - self._since >= self._longest_s:
+        elif isinstance(error, BrokerRefused) or now - self._since >= longest_s:
             raise error
-        if self._deadline is not None and now >= self._deadline:
+        if self.deadline is not None and now >= self.deadline:
             raise WaitTimeout(f"the wait timed out while Redis was away or full: {error}") from error
-        self._pausing(error)
-        return pause_s if self._deadline is None else min(pause_s, max(0.0, self._deadline - self._now()))
+        if self.pausing is not None:
+            self.pausing(error)
+        return pause_s if self.deadline is None else min(pause_s, max(0.0, self.deadline - self.now()))
 
 
+@dataclass(slots=True)
 class _Tries:
-    """What tenacity asks about the tries of one call, the first of which has failed.
+    """What tenacity asks about the tries of one call.
 
-    Args:
-        first: the error of that.
+    Attributes:
+        first: the error of the first try, which was made without tenacity, until that try is repeated.
+        last: the error of the last try.
     """
 
-    def __init__(
-        self, policy: Policy, first: Exception, failed: Failed | None, tries: int | None, streak: Streak
-    ) -> None:
-        self._policy = policy
-        self._first: Exception | None = first
-        self._failed = failed
-        self._tries = tries
-        self._streak = streak
-        self._error: BaseException | None = None
+    policy: Policy
+    failed: Failed | None
+    tries: int | None
+    streak: Streak
+    first: list[Exception]
+    last: BaseException = field(init=False)
 
     def repeat_first(self) -> None:
-        """Fail as the first try did; at once, and only once."""
-        first, self._first = self._first, None
-        if first is not None:
-            raise first
+        """Fail as the first try did, at once; do nothing the next time."""
+        if self.first:
+            raise self.first.pop()
 
     def pause_s(self, state: RetryCallState) -> float:
         """The pause before another try (seconds). Raises the last error if there is none, or what `failed` raises."""
-        assert state.outcome is not None
-        self._error = state.outcome.exception()
-        assert self._error is not None
-        self._streak.failures += 1
-        if self._streak.failures == self._tries:
-            raise self._error
-        pause_s = self._policy.pause_s(self._streak.failures)
-        other_s = None if self._failed is None else self._failed(self._error, pause_s)
+        error = None if state.outcome is None else state.outcome.exception()
+        assert error is not None
+        self.last = error
+        self.streak.failures += 1
+        if self.streak.failures == self.tries:
+            raise error
+        pause_s = self.policy.pause_s(self.streak.failures)
+        other_s = None if self.failed is None else self.failed(error, pause_s)
         return pause_s if other_s is None else other_s
-
-    def sleeping(self, sleep: Callable[[float], object]) -> Callable[[float], None]:
-        """Sleeps, and raises the last error if it is not to be tried again."""
-
-        def slept(seconds: float) -> None:
-            if sleep(seconds) and self._error is not None:
-                raise self._error
-
-        return slept

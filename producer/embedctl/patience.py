@@ -19,7 +19,7 @@ T = TypeVar("T")
 def patiently(
     ask: Callable[[], T],
     *,
-    pausing: Callable[[BrokerUnavailable], None] = lambda error: None,
+    pausing: Callable[[BrokerUnavailable], None] | None = None,
     deadline: float | None = None,
     outage_s: float | None = None,
 ) -> T:

@@ -28,8 +28,7 @@ _MOST_FILES, _LONGEST_NAME = 100_000, 1_000
 
 
 class Retry(Exception):
-    """Raised when the hub failed to answer, once and then for good; its cause is the failure, and it says in words what
-    that was.
+    """Raised when the hub has failed to answer, and may answer later; it says in words how, and its cause is the error.
 
     Args:
         asked_s: the pause that the hub asks for (seconds); 0 if it asks for none.
