@@ -14,16 +14,7 @@ from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors, padded
 from embedctl_workers.arrays.vectors import unit
 from embedctl_workers.backends.base import Reference, run_warm_up_batches
 from embedctl_workers.backends.onnx.inputs import GRAPH, OUTPUT, GraphInputs
-from embedctl_workers.backends.onnx.providers import (
-    CPU,
-    MOST_ROWS,
-    ON_CPU,
-    TENSORRT,
-    ProviderOptions,
-    open_session,
-    providers_for,
-    raise_if_lost,
-)
+from embedctl_workers.backends.onnx.providers import CPU, check_provider, open_session, raise_if_lost
 from embedctl_workers.backends.onnx.recipe import ONNX, ONNX_INT8, ONNX_PLAIN, artifact_for
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
@@ -39,48 +30,40 @@ class OnnxBackend:
 
     Texts are tokenised once, unpadded; each batch is padded to its own longest row.
 
-    Options: `provider`: onnxruntime's execution provider, `cpu`, `cuda` or `tensorrt`; `fp16`: whether `tensorrt` may
-    compute in 16 bits.
+    Options: `provider`: onnxruntime's execution provider, `cpu` or `cuda`.
     """
 
-    OPTIONS: ClassVar[tuple[str, ...]] = ("provider", "fp16")
+    OPTIONS: ClassVar[tuple[str, ...]] = ("provider",)
     #: The kind of artefact that this backend runs on the CPU.
     KIND: ClassVar[str] = ONNX
 
-    def __init__(self, files: ModelFiles, artifact: Artifact, host: Host, options: ProviderOptions = ON_CPU) -> None:
+    def __init__(self, files: ModelFiles, artifact: Artifact, host: Host, provider: str = CPU) -> None:
         self.fingerprint = files.fingerprint
-        self._provider = options.provider
+        self._provider = provider
         self.ahead = 0
-        self.token_budget = DEFAULT_TOKEN_BUDGET if options.provider == CPU else _GPU_TOKEN_BUDGET
-        self.batch_cost = PADDED_BATCH_COST if options.provider == CPU else None
+        self.token_budget = DEFAULT_TOKEN_BUDGET if provider == CPU else _GPU_TOKEN_BUDGET
+        self.batch_cost = PADDED_BATCH_COST if provider == CPU else None
         self.budget_by_sum = False
         self.joins = False
         stated = artifact.manifest.get("accuracy", {}).get("bounds")
         self.reference: Reference | None = Reference(files, Thresholds(**stated) if stated else None)
-        graph = artifact.folder / GRAPH
-        session = open_session(graph, host.threads)  # TensorRT needs the names of the inputs
+        session = open_session(artifact.folder / GRAPH, host.threads, provider=provider)
         names = [each.name for each in session.get_inputs()]
         self._inputs = GraphInputs(artifact.folder, names, host)
         self.dim, self.max_tokens = self._inputs.facts.dim, self._inputs.facts.max_tokens
-        if options.provider != CPU:
-            providers = providers_for(
-                options, inputs=names, max_tokens=self.max_tokens, cache=host.cache, prefix=artifact.folder.name
-            )
-            session = open_session(graph, host.threads, providers=providers)
         self._session: onnxruntime.InferenceSession | None = session
-        precision = "int8" if self.KIND == ONNX_INT8 else "fp16" if options.fp16 else "fp32"
+        precision = "int8" if self.KIND == ONNX_INT8 else "fp32"
         self.engine = (
             f"onnxruntime {onnxruntime.__version__}, {precision}, {artifact.manifest['graph']['name']}"
-            f"{'' if options.provider == CPU else f', {options.provider}'}"
+            f"{'' if provider == CPU else f', {provider}'}"
         )
 
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
-        chosen = ProviderOptions(**options)
+        provider = check_provider(options.get("provider", CPU))
         files = resolve_model(model, entry)
-        # The choice between a model's graphs was measured on a CPU, and TensorRT does not know the fused operators.
-        kind = cls.KIND if chosen.provider == CPU else ONNX_PLAIN
-        return cls(files, artifact_for(files, kind, host), host, chosen)
+        kind = cls.KIND if provider == CPU else ONNX_PLAIN  # the choice between a model's graphs was measured on a CPU
+        return cls(files, artifact_for(files, kind, host), host, provider)
 
     def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
         return self._inputs.tokenize(texts, prompt, truncation_side)
@@ -88,14 +71,12 @@ class OnnxBackend:
     def forward(self, tokens: Tokens, rows: Rows) -> Vectors:
         if self._session is None:
             raise ModelError("this model was closed")
-        most = MOST_ROWS if self._provider == TENSORRT else len(rows)
-        parts = [self._inputs.batch(tokens, rows[at : at + most]) for at in range(0, len(rows), most)]
         try:
-            outputs = [self._session.run([OUTPUT], part)[0] for part in parts]
+            output = self._session.run([OUTPUT], self._inputs.batch(tokens, rows))[0]
         except Exception as error:
             raise_if_lost(error, self._provider)
             raise
-        return np.concatenate(outputs, dtype=np.float32)
+        return np.asarray(output, np.float32)
 
     def finish(self, output: Vectors, *, normalize: bool) -> Vectors:
         return unit(output) if normalize else output
