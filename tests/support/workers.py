@@ -71,7 +71,8 @@ class WorkerProcess:
             assert self.process.poll() is None, self.log()
             return any(row.pid == self.pid for row in self.broker.workers.alive())
 
-        eventually(ready, what="the worker's start", show=self.log)
+        # Twice as long as others, for a real model whose references are computed first.
+        eventually(ready, 2 * PATIENCE_S, what="the worker's start", show=self.log)
         return self
 
     def log(self) -> str:
