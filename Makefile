@@ -30,6 +30,8 @@ $(error CPU=$(CPU) is neither avx2 nor sse4)
 endif
 # Where the environment forbids Python to keep what it compiled, each process of each run compiles the tests anew: 6 s.
 unexport PYTHONDONTWRITEBYTECODE
+# pip would compile all that it installs, for more than a minute; Python compiles what is imported, when it first is.
+export PIP_NO_COMPILE := 1
 
 .DEFAULT_GOAL := help
 

@@ -22,7 +22,7 @@ from tests.support.redis_server import RedisServer, as_user
 from tests.support.workers import CONFIG, StartWorker, WorkerProcess
 
 #: Commands that import what reads variables while it loads, or that must be pinned before they import anything.
-NOT_FORKED = ("bench", "model", "worker")
+NOT_FORKED = ("bench", "worker")
 
 
 @pytest.fixture
@@ -80,8 +80,9 @@ def start_worker(environment: dict[str, str], broker: Broker, short_folder: Path
         log_file.touch()
         process: Process
         backend = load_settings(own).hardware_class(hardware).backend
-        if forked and can_be_forked(own) and (backend == "dummy" or backend not in BACKENDS):
-            process = Forked(["worker", *arguments], own, short_folder, log_file, log_file)
+        model_runs = backend != "dummy" and backend in BACKENDS
+        if forked and can_be_forked(own, model=model_runs):
+            process = Forked(["worker", *arguments], own, short_folder, log_file, log_file, model=model_runs)
         else:
             command = [sys.executable, "-m", "embedctl_workers", *arguments]
             with log_file.open("wb") as log:
@@ -110,13 +111,21 @@ def client(gateway: Running) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def embedctl(environment: dict[str, str], short_folder: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs the command line."""
+    """Runs the command line; with `model`, as a fork that has the libraries of models."""
 
-    def run(*arguments: str, stdin: str | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        *arguments: str,
+        stdin: str | None = None,
+        prepare: Callable[[], None] | None = None,
+        model: bool = False,
+        **variables: str,
+    ) -> subprocess.CompletedProcess[str]:
         user = {"worker": "worker", "up": "worker", "flower": "flower"}.get(arguments[0], "producer")
         own = {**as_user(environment, user), **variables}
-        if can_be_forked(own) and (arguments[0] not in NOT_FORKED or arguments[:2] == ("worker", "--ready")):
-            return run_forked(arguments, own, short_folder, stdin=stdin)
+        forkable = arguments[0] not in NOT_FORKED or arguments[:2] == ("worker", "--ready")
+        if forkable and can_be_forked(own, model=model):
+            return run_forked(arguments, own, short_folder, stdin=stdin, prepare=prepare, model=model)
+        assert prepare is None, "a new process can't be prepared"
         return subprocess.run(
             [sys.executable, "-m", "embedctl", *arguments],
             env=own,

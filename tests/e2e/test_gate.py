@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +18,9 @@ from embedctl_config import keys
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
 from embedctl_workers.models.files import resolve_model
+from tests.support.prepared import Put
 from tests.support.processes import RunEmbedctl
+from tests.support.references_here import expected_vectors
 from tests.support.workers import StartWorker
 
 pytest.importorskip("sentence_transformers")
@@ -33,6 +34,14 @@ source = "{folder}"
 backend = "torch"
 max_abs_error = {bound}
 """
+
+#: Each measurement of the speed takes this long (seconds): enough to have been made.
+QUICK_SPEED = Put(
+    {
+        ("embedctl_workers.measuring.short_benchmark", name): 0.02
+        for name in ("_ENCODING_S", "_TOKENISING_S", "_MATRIX_S")
+    }
+)
 
 WriteClass = Callable[[float], Settings]
 
@@ -93,10 +102,7 @@ def test_a_worker_that_fails_the_gate_takes_nothing_and_a_good_one_does_its_work
     assert row.models["tiny"].accuracy.startswith("max abs ")
     assert {(chunk.precision, chunk.bounds) for chunk in job.iter_results()} == {("fp32", "")}
 
-    from sentence_transformers import SentenceTransformer
-
-    expected = SentenceTransformer(str(model), device="cpu").encode(TEXTS, batch_size=1, normalize_embeddings=True)
-    np.testing.assert_allclose(job.vectors(), expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(job.vectors(), expected_vectors(model, TEXTS), rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -114,19 +120,18 @@ def test_bounds_of_a_class_s_own_stand_in_every_result_and_in_the_status(
     assert f"{worker.row().name} is held to max_abs_error 0.001 in place of fp32's own" in shown
 
 
-def verify(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "embedctl", "model", "verify", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-
-
 @pytest.mark.slow
 def test_verify_says_what_a_worker_would_and_how_fast_it_is(
-    write_class: WriteClass, environment: dict[str, str], tmp_path: Path
+    write_class: WriteClass, environment: dict[str, str], embedctl: RunEmbedctl, tmp_path: Path
 ) -> None:
     environment["EMBEDCTL_CACHE_DIR"] = str(tmp_path / "cache")
     write_class(0)
     cpu = min(os.sched_getaffinity(0))
-    passed = verify(environment, "tiny", "--class", "tiny", "--cpus", str(cpu))
+
+    def verify(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return embedctl("model", "verify", *arguments, prepare=QUICK_SPEED, model=True)
+
+    passed = verify("tiny", "--class", "tiny", "--cpus", str(cpu))
     assert passed.returncode == 0, passed.stderr
     assert "\nmodel tiny, backend torch" in passed.stdout
     assert "FAILED" not in passed.stdout
@@ -147,7 +152,7 @@ def test_verify_says_what_a_worker_would_and_how_fast_it_is(
 
     write_class(1e-12)
     own = tmp_path / "own.json"
-    failed = verify(environment, "tiny", "--class", "tiny", "--json", "--report", str(own))
+    failed = verify("tiny", "--class", "tiny", "--json", "--report", str(own))
     assert failed.returncode == 65, failed.stderr
     report = json.loads(failed.stdout)
     assert report == json.loads(own.read_text())
@@ -158,19 +163,19 @@ def test_verify_says_what_a_worker_would_and_how_fast_it_is(
     assert 0 < accuracy["checks"][0]["max_abs_error"] < 1e-5
 
 
-def test_verify_of_what_runs_no_model_says_so(environment: dict[str, str]) -> None:
-    done = verify(environment, "dummy", "--class", "dummy")
+def test_verify_of_what_runs_no_model_says_so(embedctl: RunEmbedctl) -> None:
+    done = embedctl("model", "verify", "dummy", "--class", "dummy")
     assert done.returncode == 1
     assert "the backend 'dummy' of class dummy runs no model" in done.stderr
 
 
 @pytest.mark.parametrize(("hardware", "device"), [("gpu", "GPU"), ("neuron", "Neuron core")])
-def test_verify_refuses_what_a_worker_refuses(environment: dict[str, str], hardware: str, device: str) -> None:
-    bare = {**environment, "PATH": "/nowhere"}  # without the vendors' tools
-    done = verify(bare, "tiny", "--class", hardware)
+def test_verify_refuses_what_a_worker_refuses(embedctl: RunEmbedctl, hardware: str, device: str) -> None:
+    # Without the vendors' tools.
+    done = embedctl("model", "verify", "tiny", "--class", hardware, PATH="/nowhere")
     assert (done.returncode, done.stdout) == (2, "")
     assert f"class {hardware} needs a {device}, and none is found here" in done.stderr
-    wrong = verify(environment, "dummy", "--class", "dummy", "--gpu", "0")
+    wrong = embedctl("model", "verify", "dummy", "--class", "dummy", "--gpu", "0")
     assert wrong.returncode == 2
     assert "--gpu 0: class dummy runs on a CPU: leave --gpu out" in wrong.stderr
 

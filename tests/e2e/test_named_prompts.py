@@ -16,6 +16,7 @@ for _needed in ("torch", "sentence_transformers"):
 from embedctl import CorpusChanged, SettingsError, enqueue_embeddings  # noqa: E402
 from embedctl.broker import Broker  # noqa: E402
 from embedctl_config.settings import Settings  # noqa: E402
+from tests.support.references_here import expected_vectors  # noqa: E402
 from tests.support.tiny_models import Tiny, make_model  # noqa: E402
 from tests.support.workers import StartWorker  # noqa: E402
 
@@ -44,8 +45,6 @@ def environment(environment: dict[str, str], model: Path) -> dict[str, str]:
 def test_a_job_names_a_prompt_of_the_model(
     model: Path, start_worker: StartWorker, settings: Settings, embedctl: Run, short_folder: Path, broker: Broker
 ) -> None:
-    from sentence_transformers import SentenceTransformer
-
     before = enqueue_embeddings(["a"], model="named", hardware="cpu", prompt_name="nobody's", settings=settings)
     worker = start_worker("cpu", model="named")
     assert sorted(worker.row().models["named"].prompts or ()) == ["document", "query"]
@@ -54,18 +53,16 @@ def test_a_job_names_a_prompt_of_the_model(
         'no prompt "nobody\'s": model named has the prompts document, query'
     ]
 
-    theirs = SentenceTransformer(str(model), device="cpu")
     for name in PROMPTS:
         job = enqueue_embeddings(TEXTS, model="named", hardware="cpu", prompt_name=name, settings=settings)
         job.wait(timeout=60)
-        expected = theirs.encode(TEXTS, prompt_name=name, normalize_embeddings=True)
+        expected = expected_vectors(model, TEXTS, prompt_name=name)
         np.testing.assert_allclose(job.vectors(), expected, rtol=0, atol=1e-5)
         assert job.status().version == 8
 
-    theirs.tokenizer.truncation_side = "left"
     job = enqueue_embeddings(TEXTS, model="named", hardware="cpu", truncation_side="left", settings=settings)
     job.wait(timeout=60)
-    expected = theirs.encode(TEXTS, normalize_embeddings=True)
+    expected = expected_vectors(model, TEXTS, truncation_side="left")
     np.testing.assert_allclose(job.vectors(), expected, rtol=0, atol=1e-5)
 
     (short_folder / "c.txt").write_text("the text\n")

@@ -19,6 +19,7 @@ for _needed in ("torch", "sentence_transformers"):
 
 from embedctl_config.loading import load_settings  # noqa: E402
 from tests.support.hub import TOKEN, StandInHub, stand_in_hub  # noqa: E402
+from tests.support.references_here import expected_vectors  # noqa: E402
 from tests.support.terminal import terminal  # noqa: E402
 from tests.support.tiny_models import Tiny  # noqa: E402
 from tests.support.waiting import eventually  # noqa: E402
@@ -161,10 +162,7 @@ def test_run_offers_to_pull_and_does_it(
     assert done.returncode == 0, done.stderr
     assert "someone/tiny at main is commit" in done.stderr
 
-    from sentence_transformers import SentenceTransformer
-
-    model = SentenceTransformer(str(tiny_model(Tiny())), device="cpu")
-    expected = model.encode(["the text", "a word"], normalize_embeddings=True)
+    expected = expected_vectors(tiny_model(Tiny()), ["the text", "a word"])
     np.testing.assert_allclose(np.load(short_folder / "vectors.npy"), expected, rtol=0, atol=1e-5)
 
     asked = len(hub.asked)

@@ -189,7 +189,8 @@ class Build:
         own = {name: value for name, value in os.environ.items() if not name.startswith(("EMBEDCTL_", "VIRTUAL_ENV"))}
         done = subprocess.run(
             ["sh", "-ec", _ABSOLUTE.sub(f"{self.root}/", command)],
-            env={**own, **arguments, "PATH": f"{self._bin}:/usr/bin:/bin"},
+            # Most of what an image holds is never imported by a test, so pip need not compile it.
+            env={**own, **arguments, "PATH": f"{self._bin}:/usr/bin:/bin", "PIP_NO_COMPILE": "1"},
             cwd=folder,
             capture_output=True,
             text=True,

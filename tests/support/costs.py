@@ -10,11 +10,11 @@ import os
 from collections import defaultdict
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 
+from tests.support.forked import server_pids
 from tests.support.processes import children
 
 OPTION = "--costs"
@@ -40,11 +40,11 @@ _COSTS = _Costs()
 def spent() -> dict[str, float]:
     """CPU seconds of this process and of those below it, ended ones included if their parent lives, by kind."""
     sums = dict.fromkeys(KINDS, 0.0)
-    server = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    servers = server_pids()
     own = os.times()
     sums[KINDS[0]] = own.user + own.system
     sums[KINDS[2]] = own.children_user + own.children_system
-    below = [(pid, KINDS[1] if pid == server else KINDS[2]) for pid in children(os.getpid())]
+    below = [(pid, KINDS[1] if pid in servers else KINDS[2]) for pid in children(os.getpid())]
     while below:
         pid, kind = below.pop()
         sums[kind] += _seconds(pid)

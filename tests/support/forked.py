@@ -2,27 +2,30 @@
 
 Otherwise a fork is like a new process: it has its own variables, folder, standard streams, session and exit status, and
 no code of embedctl has run in it before. Changes through PYTHONPATH need a fresh Python: in a fork, modules have their
-names from one another already, so a change would miss some of them, and a test pass without its fault. So do workers
-with a model, because their libraries read variables while they load, and tests of how Python itself starts and ends. A
-fork can be changed by `prepare`, if the test fails where the change is missed.
+names from one another already, so a change would miss some of them, and a test pass without its fault. So do tests of
+how Python itself starts and ends. A fork can be changed by `prepare`, if the test fails where the change is missed.
+
+What encodes with a model is a fork of another process, which has imported the libraries for it. They have read their
+variables by then, so who changes those needs a fresh Python too. References are computed in such a fork itself.
 """
 
 from __future__ import annotations
 
 import fcntl
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import termios
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing import forkserver, popen_forkserver
+from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
@@ -60,7 +63,6 @@ _PRELOADED = [
     __name__,
 ]
 
-
 #: Commands that become another program, and its module.
 _PROGRAMS = {
     "gateway": "embedctl_gateway.__main__",
@@ -70,9 +72,18 @@ _PROGRAMS = {
 }
 
 
-def can_be_forked(environment: Mapping[str, str]) -> bool:
-    """Whether a process with these variables would import the same modules as this one."""
-    return environment.get("PYTHONPATH") == os.environ.get("PYTHONPATH")
+#: What the names of variables begin with that the libraries of models read while they load.
+_READ_AT_LOAD = ("ATEN_", "GOMP_", "HF_", "HUGGINGFACE_", "KMP_", "MKL_", "NPY_", "OMP_", "ONEDNN_", "TORCH", "XDG_")
+
+
+def can_be_forked(environment: Mapping[str, str], *, model: bool = False) -> bool:
+    """Whether a process with these variables would import the same modules as this one, with the same result.
+
+    Args:
+        model: whether it imports the libraries of models before the command begins.
+    """
+    names = {name for name in (*environment, *os.environ) if model and name.startswith(_READ_AT_LOAD)}
+    return all(environment.get(name) == os.environ.get(name) for name in {"PYTHONPATH", *names})
 
 
 class _Descriptor:
@@ -97,18 +108,20 @@ class _Call:
     folder: Path | None
     streams: Sequence[_Descriptor]
     prepare: Callable[[], None] | None
+    model: bool
 
 
 class Forked:
     """A fork, with those parts of :class:`subprocess.Popen` that tests use.
 
     Args:
-        arguments: of the command line `embedctl`. A worker must be one of the backend `dummy`.
+        arguments: of the command line `embedctl`. Without `model`, a worker must be one of the backend `dummy`.
         folder: the one that it runs in; None is this process' own.
         out: where standard output goes: a file's path, to whose end it is written, or what Popen takes.
         err: the same for standard error.
         stdin: what Popen takes.
         prepare: what the fork runs before the command; it is pickled.
+        model: whether it is forked from the process that has imported the libraries of models.
 
     Attributes:
         stdin, stdout, stderr: our ends of the pipes, for text.
@@ -124,16 +137,16 @@ class Forked:
         *,
         stdin: int = DEVNULL,
         prepare: Callable[[], None] | None = None,
+        model: bool = False,
     ) -> None:
-        assert can_be_forked(environment), "a fork does not see what PYTHONPATH changes"
+        assert can_be_forked(environment, model=model), "a fork does not see what these variables change"
         self.args = list(arguments)
         theirs: list[int] = []
         self.stdin = self._stream(theirs, stdin, "w")
         self.stdout = self._stream(theirs, out, "r")
         self.stderr = self._stream(theirs, err, "r")
-        call = _Call(self.args, dict(environment), folder, [_Descriptor(number) for number in theirs], prepare)
-        self._process: ForkServerProcess = _server().Process(target=_run, args=(call,), daemon=True)
-        self._process.start()
+        call = _Call(self.args, dict(environment), folder, [_Descriptor(number) for number in theirs], prepare, model)
+        self._process = _started(_run, (call,), model=model)
         for number in theirs:
             os.close(number)
         assert self._process.pid
@@ -225,6 +238,7 @@ def run_forked(
     *,
     stdin: str | None = None,
     prepare: Callable[[], None] | None = None,
+    model: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run the command line to its end.
 
@@ -235,7 +249,9 @@ def run_forked(
         out, err, given = Path(own, "out"), Path(own, "err"), Path(own, "in")
         given.write_text(stdin or "")
         with given.open() as stream:
-            process = Forked(arguments, environment, folder, out, err, stdin=stream.fileno(), prepare=prepare)
+            process = Forked(
+                arguments, environment, folder, out, err, stdin=stream.fileno(), prepare=prepare, model=model
+            )
         try:
             status = process.wait(120)
         finally:
@@ -243,10 +259,9 @@ def run_forked(
         return subprocess.CompletedProcess(process.args, status, out.read_text(), err.read_text())
 
 
-def status_of_fork(function: Callable[..., None], *given: Any) -> int:
+def status_of_fork(function: Callable[..., None], *given: Any, model: bool = False) -> int:
     """The exit status of a fork that calls a function; both are pickled."""
-    process = _server().Process(target=function, args=given, daemon=True)
-    process.start()
+    process = _started(function, given, model=model)
     process.join(120)
     process.kill()
     process.join()
@@ -254,10 +269,42 @@ def status_of_fork(function: Callable[..., None], *given: Any) -> int:
     return process.exitcode
 
 
-def _server() -> ForkServerContext:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
-    return context
+def server_pids() -> set[int]:
+    """The processes that this one's forks come from."""
+    found = (getattr(server, "_forkserver_pid", None) for server in (forkserver._forkserver, _MODEL_SERVER))
+    return {pid for pid in found if pid is not None}
+
+
+#: Beside the standard library's own one, :data:`multiprocessing.forkserver._forkserver`.
+_MODEL_SERVER = forkserver.ForkServer()
+_LAUNCHING = threading.Lock()
+
+
+class _ModelPopen(popen_forkserver.Popen):
+    """Launches a fork of the other server. The standard library knows one, so it is told of another meanwhile."""
+
+    def _launch(self, process: Any) -> None:
+        known = forkserver.connect_to_new_process
+        forkserver.connect_to_new_process = _MODEL_SERVER.connect_to_new_process
+        try:
+            super()._launch(process)  # type: ignore[misc]  # typeshed leaves it out
+        finally:
+            forkserver.connect_to_new_process = known
+
+
+class _ModelProcess(ForkServerProcess):
+    @staticmethod
+    def _Popen(process: Any) -> Any:  # noqa: N802  (the standard library's name)
+        return _ModelPopen(process)
+
+
+def _started(function: Callable[..., None], given: Sequence[Any], *, model: bool) -> ForkServerProcess:
+    kind, server = (_ModelProcess, _MODEL_SERVER) if model else (ForkServerProcess, forkserver._forkserver)
+    process = kind(target=function, args=given, daemon=True)
+    with _LAUNCHING:
+        server.set_forkserver_preload([*_PRELOADED, "tests.support.model_libraries"] if model else _PRELOADED)
+        process.start()
+    return process
 
 
 def _run(call: _Call) -> None:
@@ -278,12 +325,16 @@ def _run(call: _Call) -> None:
     if call.prepare is not None:
         call.prepare()
     name, *others = call.arguments
-    if name == "worker":
+    if name in ("worker", "model"):
         from embedctl_workers.machine import devices
 
         # Nothing may be imported before a process is pinned, because imports fix the size of thread pools. The dummy
-        # uses no thread pool.
+        # uses no thread pool, and the backends with a model give theirs its size.
         devices._SIZES_THREADS_AT_IMPORT = ()  # type: ignore[assignment]  # mypy takes the four names for its type
+    if call.model:
+        from tests.support import references_here
+
+        references_here.stand_in()
     if name in _PROGRAMS:
         import_module(_PROGRAMS[name]).main(others, prog_name=f"embedctl {name}")
     else:

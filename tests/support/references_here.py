@@ -1,18 +1,21 @@
-"""Computes references in this process, which has torch, instead of in a separate one."""
+"""Computes references in this process or in a fork, which have the libraries, instead of in a new process."""
 
 from __future__ import annotations
 
 import functools
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
+import numpy as np
 
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models import references
 from embedctl_workers.models.files import ModelFiles
+from tests.support.forked import status_of_fork
 
 
 @functools.cache
@@ -25,7 +28,41 @@ def sentence_transformer(folder: Path) -> Any:
 
 def compute_here(files: ModelFiles, host: Host, path: Path) -> dict[str, Vectors] | None:
     """Stands in for `embedctl_workers.models.references._compute`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["references", str(files.folder), str(path)])
+    before, sys.argv = sys.argv, ["references", str(files.folder), str(path)]
+    try:
         references.main()
+    finally:
+        sys.argv = before
     return references._load(path)
+
+
+def stand_in() -> None:
+    """Let this fork compute references itself, where its host may build them."""
+    real = references._compute
+
+    def compute(files: ModelFiles, host: Host, path: Path) -> dict[str, Vectors]:
+        here = compute_here(files, host, path) if host.build else None
+        return here or real(files, host, path)
+
+    references._compute = compute
+
+
+def expected_vectors(folder: Path | str, texts: Sequence[str], **options: Any) -> Vectors:
+    """The normalised vectors of texts by sentence-transformers, one at a time, computed in a fork.
+
+    Args:
+        options: of its `encode`, and `truncation_side` of its tokenizer.
+    """
+    with tempfile.TemporaryDirectory() as own:
+        path = Path(own, "vectors.npy")
+        status = status_of_fork(_save_vectors, str(folder), list(texts), options, path, model=True)
+        assert status == 0, f"sentence-transformers ended with {status}"
+        vectors: Vectors = np.load(path)
+        return vectors
+
+
+def _save_vectors(folder: str, texts: list[str], options: dict[str, Any], path: Path) -> None:
+    model = sentence_transformer(Path(folder))
+    if side := options.pop("truncation_side", None):
+        model.tokenizer.truncation_side = side
+    np.save(path, model.encode(texts, batch_size=1, normalize_embeddings=True, show_progress_bar=False, **options))

@@ -44,7 +44,7 @@ class Terminal:
         out = subprocess.PIPE if piped else self._side
         variables = {**environment, "TERM": "xterm-256color"}
         self.process: subprocess.Popen[str] | Forked
-        if can_be_forked(environment) and arguments[0] != "model":
+        if can_be_forked(environment):
             self.process = Forked(arguments, variables, folder, out, self._side, stdin=self._side)
             return
         self.process = subprocess.Popen(
