@@ -32,7 +32,7 @@ from embedctl.routing import cut_by_work, resolve, same_model
 from embedctl.store import JobSpec, JobStatus, WholeJob
 from embedctl.submission import Submission, SubmitProgress
 from embedctl.whole import begun_whole
-from embedctl_config import tenants, wire
+from embedctl_config import tenants
 from embedctl_config.errors import (
     BrokerUnavailable,
     CorpusChanged,
@@ -466,10 +466,6 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
         model=model,
         hardware=options.hardware or settings.hardware,
         precision=options.precision,
-        version=wire.version_for(
-            {**dataclasses.asdict(options), "data": broker.data.is_outside, "tenant": tenant},
-            options.precision or "fp32",
-        ),
     )
     if options.prompt_name is not None:
         check_prompt_known(broker, options.prompt_name, model, hardware)

@@ -7,7 +7,6 @@ import json
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +34,14 @@ from embedctl.cli.results import check_destination, exit_status, failures_in, ma
 from embedctl.cli.update_report import report_update
 from embedctl.corpus import BatchCorpus, Corpus
 from embedctl.drain.places import Place
-from embedctl.enqueue import tenant_for
 from embedctl.estimate import local_estimate
 from embedctl.job import Job
 from embedctl.output import is_stdout
 from embedctl.routing import local_class
 from embedctl.terminal.progress import JobProgress
-from embedctl_config import wire
 from embedctl_config.errors import JobError, JobLost, JobNotFound, JobStalled
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
-
-#: Options that came later, and name a command only if they are given.
-_NEWER = ("input_files", "unique_ids", "tenant", "lane", "prompt_name", "truncation_side")
 
 
 @click.command()
@@ -145,11 +139,8 @@ def run(
     name = key or secrets.token_hex(8)
     kind = command if key else name
     model = choice.options.model or settings.model
-    precision = settings.hardware_class(options["hardware"]).precision
-    tenant = tenant_for(settings, choice.options.tenant)
-    version = wire.version_for({**asdict(choice.options), "tenant": tenant}, precision)
     progress = JobProgress(quiet=quiet, moving=may_move(output))
-    stack = _stack(settings, name, kind, options["hardware"], model, version, cpus, progress.loading, pull=pull)
+    stack = _stack(settings, name, kind, options["hardware"], model, cpus, progress.loading, pull=pull)
     if isinstance(output, Path) and asked.applies(choice, output):
         with progress, stack as (ours, progress.watch, token):
             broker = Broker.connect(ours)
@@ -230,14 +221,12 @@ def _stack(
     kind: str,
     hardware: str,
     model: str,
-    version: int,
     cpus: str | None,
     say: Callable[[str], None],
     *,
     pull: bool,
 ) -> Iterator[tuple[Settings, Callable[[], None], str]]:
-    """A Redis, unless one is configured, and a worker, unless one for jobs of this version lives there, for as long as
-    the block lasts.
+    """A Redis, unless one is configured, and a worker, unless one lives there, for as long as the block lasts.
 
     With `cpus`, the worker is always our own. With `pull`, a model that it lacks is downloaded.
 
@@ -262,7 +251,7 @@ def _stack(
 
             borrows = settings.redis_url and cpus is None
             with (
-                local.borrowed_worker(ours, hardware=hardware, model=model, version=version, start=start, say=say)
+                local.borrowed_worker(ours, hardware=hardware, model=model, start=start, say=say)
                 if borrows
                 else start()
             ) as watch:
@@ -273,8 +262,6 @@ def _stack(
 
 def _command(settings: Settings, output: Path | Place | None, to: str | None, **options: Any) -> str:
     """A name for this command with its options, whatever its corpus holds now."""
-    # Newer options, if they are not given, leave the name as it was.
-    options = {name: value for name, value in options.items() if value or name not in _NEWER}
     decided = [settings.model, settings.chunk_size, settings.chunk_bytes, settings.max_text_bytes]
     if output is None:
         return _digest([["to", to], {"decided": decided, **options}])
