@@ -131,7 +131,7 @@ def _queue(near: Settings, hardware: str, count: int) -> None:
         calls = []
         for job_id in ids:
             fields = _fields(hardware, now)
-            shared = [keys.ACTIVE, keys.BIRTH, keys.JOBS, keys.upkeep(1)]
+            shared = [keys.ACTIVE, keys.BIRTH, keys.JOBS, keys.UPKEEP]
             flat = [part for item in fields.items() for part in item]
             kept, look = int(_TTL_MS * keys.CHUNK_TTL_FACTOR), now + keys.LOOK_AFTER_S * 1000
             of_job, more = keys.of_job(job_id), (keys.chunk_input(job_id, 0), keys.chunk_result(job_id, 0))
@@ -149,14 +149,14 @@ def _queue(near: Settings, hardware: str, count: int) -> None:
         answers = broker.connection.scripts(calls)
         assert all(isinstance(answer, tuple) for answer in answers), answers[:4]
         if hardware == LONG:  # no worker reads the tickets of the other class
-            tickets = [broker.tickets.written(queue, job_id, [0], version=1) for job_id in ids]
+            tickets = [broker.tickets.written(queue, job_id, [0]) for job_id in ids]
             broker.tickets.forward([ticket for each in tickets for ticket in each])
     broker.close()
 
 
 def _fields(hardware: str, now: int) -> dict[str, object]:
     return {
-        "version": 1,
+        "version": wire.VERSION,
         "state": "submitting",
         "model": "dummy",
         "hardware": hardware,
@@ -212,12 +212,12 @@ def _time_rounds(broker: Broker, client: Any) -> None:
     looked: list[int] = []
     while True:
         now_ms = broker.connection.now_ms()
-        before = client.zcount(keys.upkeep(1), "-inf", now_ms)
+        before = client.zcount(keys.UPKEEP, "-inf", now_ms)
         if rounds and before == 0:
             break
-        client.delete(keys.reaper(wire.VERSION))
+        client.delete(keys.REAPER)
         rounds.append(_timed(Reaper(broker).round))
-        looked.append(before - client.zcount(keys.upkeep(1), "-inf", now_ms))
+        looked.append(before - client.zcount(keys.UPKEEP, "-inf", now_ms))
     busy = [(seconds, jobs) for seconds, jobs in zip(rounds, looked, strict=True) if jobs]
     total_s = sum(seconds for seconds, _ in busy)
     print(
@@ -226,7 +226,7 @@ def _time_rounds(broker: Broker, client: Any) -> None:
     )
     usual = []
     for _ in range(20):
-        client.delete(keys.reaper(wire.VERSION))
+        client.delete(keys.REAPER)
         usual.append(_timed(Reaper(broker).round))
     print(
         f"then 20 usual rounds, little of it due: {statistics.median(usual):.3f} s each, the longest {max(usual):.3f} s"
@@ -238,16 +238,16 @@ def _watch_a_worker(near: Settings, far: Settings, folder: Path, client: Any, wa
         broker = Broker.connect(near)
         (row,) = (each for each in broker.workers.alive() if each.hardware == "dummy")
         # All of it is due again, in the middle of the worker's life.
-        ids = client.zrange(keys.upkeep(1), 0, -1)
+        ids = client.zrange(keys.UPKEEP, 0, -1)
         for at in range(0, len(ids), 5000):
-            client.zadd(keys.upkeep(1), dict.fromkeys(ids[at : at + 5000], 1))
-        due = client.zcount(keys.upkeep(1), "-inf", "(1000000000000")
+            client.zadd(keys.UPKEEP, dict.fromkeys(ids[at : at + 5000], 1))
+        due = client.zcount(keys.UPKEEP, "-inf", "(1000000000000")
         beats: set[float] = set()
         until = time.monotonic() + watch_s
         while time.monotonic() < until:
             beats.add(client.zscore(keys.WORKERS, row.instance))
             time.sleep(0.05)
-        left = client.zcount(keys.upkeep(1), "-inf", "(1000000000000")
+        left = client.zcount(keys.UPKEEP, "-inf", "(1000000000000")
         told = sorted(beats)
         silences = [(after - before) / 1000 for before, after in pairwise(told)]
         print(

@@ -240,7 +240,6 @@ def _row(number: int) -> WorkerRow:
         machine=f"machine-{number // _PER_MACHINE}",
         process=f"{number} 1",
         device="cpu 0-3",
-        version=wire.VERSION,
     )
 
 
@@ -307,7 +306,7 @@ def _timed_calls(broker: Broker, trips: list[float], count: int, kept: str) -> d
 
     def round_of_the_reaper() -> None:
         with broker.connection.client() as client:
-            client.delete(keys.reaper(wire.VERSION))
+            client.delete(keys.REAPER)
         Reaper(broker).round()
 
     def status_of(job_id: str) -> None:

@@ -33,7 +33,7 @@
     ├── WireError                 bytes of a chunk or of a result
     │   ├── WireTruncated
     │   ├── WireForeign
-    │   └── WireNewer
+    │   └── WireVersion
     ├── ModelError
     │   ├── ModelNotFound
     │   ├── HubUnavailable        the hub that a model is downloaded from
@@ -288,8 +288,8 @@ class WireForeign(WireError):
     """Raised when bytes are not a chunk of embedctl's, or are inconsistent."""
 
 
-class WireNewer(WireError):
-    """Raised when a chunk was written by a newer embedctl than this one."""
+class WireVersion(WireError):
+    """Raised when an embedctl of another version wrote a chunk."""
 
 
 class ModelError(EmbedctlError):

@@ -105,29 +105,20 @@ LOOK_AFTER_S = 5
 EVENTS_KEPT = 256
 
 
-@_used_by(_PRODUCER, _WORKER)
-def reaper(version: int) -> str:
-    """String: held by the one process of a version that reaps in this interval. It skips jobs of newer versions."""
-    return f"embed:reaper:{version}"
+#: String: held by the one process that reaps in this interval.
+REAPER = _shared("embed:reaper:turn", _PRODUCER, _WORKER)
 
-
-@_used_by(_PRODUCER, _WORKER, _TENANT)
-def upkeep(version: int | str) -> str:
-    """Sorted set: active jobs of a version by the time of the reaper's next look in ms.
-
-    Each version has a set, so that a reaper never meets jobs of newer versions. Access lists that are older than this
-    key permit its name; the same is true of the next two keys.
-    """
-    return f"embed:reaper:due:{version}"
+#: Sorted set of active jobs by the time of the reaper's next look in ms.
+UPKEEP = _shared("embed:reaper:due", _PRODUCER, _WORKER, _TENANT)
 
 
 @_used_by(_PRODUCER, _WORKER)
-def idle(version: int | str, queue: str) -> str:
-    """Sorted set: jobs of a version that wait for a worker of their queue, by their expiry in ms."""
-    return f"embed:reaper:idle:{version}:{queue}"
+def idle(queue: str) -> str:
+    """Sorted set: jobs that wait for a worker of their queue, by their expiry in ms."""
+    return f"embed:reaper:idle:{queue}"
 
 
-# Whose turn it is in a queue. Access lists that are older than these keys permit their names too.
+# Whose turn it is in a queue.
 
 
 @_used_by(_PRODUCER, _WORKER, _TENANT)
@@ -192,13 +183,13 @@ WAITING = _shared("embed:reaper:waiting", _PRODUCER, _WORKER, _TENANT)
 #: Hash: notes of one round of the reaper for the next: the positions of its sweeps, and the queues' oldest tickets.
 NOTES = _shared("embed:reaper:notes", _PRODUCER, _WORKER, _TENANT)
 
-#: String: held by the one process that sweeps the bytes outside of Redis. Older access lists permit its name too.
+#: String: held by the one process that sweeps the bytes outside of Redis.
 SWEEP = _shared("embed:reaper:data", _PRODUCER, _WORKER)
 
 #: Lifetime of the reaper's notes (seconds).
 NOTES_TTL_S = 24 * 3600
 
-#: Sorted set of queues by the time when a job of them was last seen, in ms. Older access lists permit its name too.
+#: Sorted set of queues by the time when a job of them was last seen, in ms.
 QUEUES = _shared("embed:reaper:queues", _PRODUCER, _WORKER, _TENANT)
 
 #: An empty queue is forgotten this long after its last job was seen: no process that worked on the job then can still
@@ -276,9 +267,6 @@ def chunk_result(job_id: str, chunk: int | str) -> str:
     return f"embed:job:{job_id}:out:{chunk}"
 
 
-# The keys of a drain begin like those of results, so that access lists that are older than they permit them.
-
-
 @_used_by(_PRODUCER, _WORKER)
 def drained(job_id: str) -> str:
     """Bitmap: the chunks whose results a durable part holds, outside of Redis; one bit per chunk."""
@@ -333,7 +321,7 @@ def heartbeat(instance: str) -> str:
 
 
 # What the gateway keeps. The parts of a file are results of an id that has the form of a job's, and that no job has: so
-# access lists permit them, and what sweeps the bytes outside of Redis knows them, in older versions too.
+# access lists permit them, and what sweeps the bytes outside of Redis knows them.
 
 #: Lifetime of a file, and of a batch after its end (seconds).
 FILE_TTL_S = 30 * 24 * 3600

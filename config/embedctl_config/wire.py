@@ -20,9 +20,8 @@ Result: ``u32 dim``, ``u8 dtype`` (1 = float32, 2 = float16), ``32s fingerprint`
 ``u32 crc32[rows]`` of the input's rows, [``column ids``], [``u64 positions[rows]``], [``u32 tokens[rows]``],
 ``u32 n``, ``u32 row[n]``, ``column codes``, ``column messages``, ``u32 n``, ``(u32 row, used, lost)[n]``,
 [``column kept``], zero bytes up to a multiple of 64, then ``rows × dim`` numbers of that type, row-major; a failed
-record's row is NaN. Only results of jobs of version 4 and later hold float16. A class's own bounds, if any, follow the
-precision after a space. The vectors' crc32, eight hexadecimal digits, follows the backend after a space; earlier
-releases omit it.
+record's row is NaN. A class's own bounds, if any, follow the precision after a space. The vectors' crc32, eight
+hexadecimal digits, follows the backend after a space.
 """
 
 from __future__ import annotations
@@ -31,23 +30,17 @@ import hashlib
 import json
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from typing import Any
 
-from embedctl_config.errors import WireForeign, WireNewer, WireTruncated
+from embedctl_config.errors import WireForeign, WireTruncated, WireVersion
 from embedctl_config.settings import MAX_CHUNK_RECORDS
-from embedctl_config.tenants import DEFAULT, NORMAL
 
 MAGIC = b"EMBC"
-#: The newest version of jobs, tickets and chunks that this release knows. Version 2 added the option `dimensions` and
-#: the truncation `mean`, version 3 kept fields, version 4 vectors in float16, the option `count_tokens`, and jobs that
-#: are drained, version 5 chunks whose bytes are outside of Redis, version 6 lanes,
-#: version 7 ids with the tag of a tenant, and version 8 the options `prompt_name` and `truncation_side`.
-VERSION = 8
-#: The first version that knows that a chunk's result may have left Redis. A job that is drained has at least this one.
-DRAINS_SINCE = 4
+#: The version of jobs, tickets and chunks. Programs leave those of any other version alone.
+VERSION = 1
 #: First and last byte of the digest: GETRANGE's arguments.
 DIGEST_RANGE = (8, 23)
 #: Offset of the number of rows, a u32.
@@ -66,7 +59,6 @@ _RESULT_HEAD = struct.Struct("<IB32s")
 _DTYPES = {1: "<f4", 2: "<f2"}
 _NUMBERS = {name: number for number, name in _DTYPES.items()}
 _SIZES = {"<f4": 4, "<f2": 2}
-_FLOAT16_SINCE = 4
 _NULL = 0xFFFFFFFF
 _ALIGNMENT = 64
 
@@ -91,32 +83,6 @@ class ErrorCode(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     ENCODE_ERROR = "encode_error"
     CRASHED_WORKER = "crashed_worker"
-
-
-def version_for(options: Mapping[str, Any], precision: str) -> int:
-    """The version of a job with these options and this precision, of its tickets and of its chunks.
-
-    It is the lowest version that knows all of them. So older workers encode every job that they encode correctly, and
-    leave the others alone.
-    """
-    if options.get("prompt_name") is not None or options.get("truncation_side") is not None:
-        return 8
-    if options.get("tenant") not in (None, DEFAULT):
-        return 7
-    if options.get("lane") not in (None, NORMAL):
-        return 6
-    if options.get("data"):
-        return 5
-    if precision == "fp16" or options.get("count_tokens") or options.get("drain"):
-        return 4
-    if options.get("keep") or options.get("digests"):  # a digest travels as a kept field
-        return 3
-    return 2 if options.get("dimensions") is not None or options.get("truncation") == "mean" else 1
-
-
-def knows_float16(version: int) -> bool:
-    """Whether all readers of a job of this version can read vectors in float16."""
-    return version >= _FLOAT16_SINCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,13 +177,8 @@ class ChunkResult:
     tokens: Sequence[int] | None = None
 
 
-def encode_input(chunk: ChunkInput, version: int | None = None) -> bytes:
-    """The wire form of a chunk's input; its digest covers everything but the digest itself.
-
-    Args:
-        version: the job's version, so that every program that reads the job can read the chunk; this release's if
-            None. Apart from kept fields, the format is the same in all versions.
-    """
+def encode_input(chunk: ChunkInput) -> bytes:
+    """The wire form of a chunk's input; its digest covers everything but the digest itself."""
     flags, optional = _optional_columns(chunk.ids, chunk.positions)
     if chunk.kept is not None:
         flags |= _HAS_KEPT
@@ -225,7 +186,7 @@ def encode_input(chunk: ChunkInput, version: int | None = None) -> bytes:
     body = b"".join([chunk.kinds, _column(chunk.texts), *optional])
     facts = struct.pack("<HQI", flags, chunk.first, len(chunk))
     digest = hashlib.blake2b(body, digest_size=16, key=facts).digest()
-    return _PREFIX.pack(MAGIC, _KIND_INPUT, version or VERSION, flags, digest, chunk.first, len(chunk)) + body
+    return _PREFIX.pack(MAGIC, _KIND_INPUT, VERSION, flags, digest, chunk.first, len(chunk)) + body
 
 
 def digest_of(data: bytes | memoryview) -> bytes:
@@ -237,7 +198,7 @@ def decode_input(data: bytes | memoryview) -> ChunkInput:
     """Read a chunk's input.
 
     Raises:
-        WireTruncated, WireForeign, WireNewer: the bytes are cut off, not ours, or newer than this version.
+        WireTruncated, WireForeign, WireVersion: the bytes are cut off, not ours, or of another version.
     """
     cursor, flags, digest, first, rows = _open(data, _KIND_INPUT)
     if rows > MAX_CHUNK_RECORDS:  # checked before it allocates: half a gigabyte holds 100 million empty rows
@@ -256,23 +217,16 @@ def decode_input(data: bytes | memoryview) -> ChunkInput:
     return ChunkInput(first, bytes(kinds), texts, ids, positions, kept)
 
 
-def encode_result(result: ChunkResult, version: int | None = None) -> bytes:
+def encode_result(result: ChunkResult) -> bytes:
     """The wire form of a chunk's result.
 
-    Args:
-        version: the job's version, as for :func:`encode_input`.
-
     Raises:
-        ValueError: `vectors` is not `rows × dim` of its type, readers of this version don't know the type, or the
-            fingerprint is not a sha256.
+        ValueError: `vectors` is not `rows × dim` of its type, or the fingerprint is not a sha256.
     """
-    version = version or VERSION
     if len(result.vectors) != result.rows * result.dim * _SIZES[result.dtype]:
         raise ValueError(
             f"{len(result.vectors)} bytes of vectors are not {result.rows} rows × {result.dim} {result.dtype}"
         )
-    if result.dtype == "<f2" and not knows_float16(version):
-        raise ValueError(f"readers of version {version} don't know vectors in float16")
     fingerprint = bytes.fromhex(result.fingerprint)
     if len(fingerprint) != 32:
         raise ValueError(f"a fingerprint of {len(fingerprint)} bytes is not a sha256")
@@ -285,7 +239,7 @@ def encode_result(result: ChunkResult, version: int | None = None) -> bytes:
     promise = f"{result.precision} {result.bounds}" if result.bounds else result.precision
     head = b"".join(
         [
-            _PREFIX.pack(MAGIC, _KIND_RESULT, version, flags, result.digest, result.first, result.rows),
+            _PREFIX.pack(MAGIC, _KIND_RESULT, VERSION, flags, result.digest, result.first, result.rows),
             _RESULT_HEAD.pack(result.dim, _NUMBERS[result.dtype], fingerprint),
             _column([promise.encode(), f"{result.backend} {zlib.crc32(result.vectors):08x}".encode()]),
             struct.pack(f"<{result.rows}I", *result.checksums),
@@ -305,14 +259,14 @@ def decode_result(data: bytes | memoryview) -> ChunkResult:
     """Read a chunk's result; `vectors` is a view into `data`, not a copy.
 
     Raises:
-        WireTruncated, WireForeign, WireNewer: the bytes are cut off, not ours, or newer than this version.
+        WireTruncated, WireForeign, WireVersion: the bytes are cut off, not ours, or of another version.
     """
     cursor, flags, checksum, head = _read_head(data)
     kept = _read_kept(cursor, flags, head.rows)
     cursor.align(_ALIGNMENT)
     vectors = cursor.take(head.rows * head.dim * _SIZES[head.dtype])
     cursor.finish()
-    if checksum and checksum != f"{zlib.crc32(vectors):08x}":
+    if checksum != f"{zlib.crc32(vectors):08x}":
         raise WireForeign("the vectors of a result are damaged: their checksum does not match. Submit the corpus again")
     return replace(head, vectors=vectors, kept=kept)
 
@@ -323,20 +277,20 @@ def decode_result_head(data: bytes | memoryview) -> ChunkResult:
 
     Raises:
         WireTruncated: more bytes are needed.
-        WireForeign, WireNewer: as for :func:`decode_result`.
+        WireForeign, WireVersion: as for :func:`decode_result`.
     """
     return replace(_read_head(data)[3], dim=0)
 
 
 def _read_head(data: bytes | memoryview) -> tuple[_Cursor, int, str, ChunkResult]:
-    """A cursor at the end of the head; the flags; the vectors' checksum or an empty string; the result so far."""
+    """A cursor at the end of the head; the flags; the vectors' checksum; the result so far."""
     cursor, flags, digest, first, rows = _open(data, _KIND_RESULT)
     dim, dtype, fingerprint = cursor.unpack(_RESULT_HEAD)
     if dtype not in _DTYPES:
-        raise WireNewer(f"a result's vectors are of type {dtype}, which this version does not know")
+        raise WireForeign(f"a result's vectors are of type {dtype}, which does not exist")
     promise, made_by = _words(cursor.column(2))
     precision, _, bounds = promise.partition(" ")
-    backend, told, checksum = made_by.rpartition(" ")
+    backend, _, checksum = made_by.rpartition(" ")
     checksums = cursor.numbers(rows, "I")
     ids, positions = _read_optional_columns(cursor, flags, rows)
     tokens = cursor.numbers(rows, "I") if flags & _HAS_TOKENS else None
@@ -348,7 +302,7 @@ def _read_head(data: bytes | memoryview) -> tuple[_Cursor, int, str, ChunkResult
     return (
         cursor,
         flags,
-        checksum if told else "",
+        checksum,
         ChunkResult(
             first=first,
             rows=rows,
@@ -356,7 +310,7 @@ def _read_head(data: bytes | memoryview) -> tuple[_Cursor, int, str, ChunkResult
             digest=digest,
             fingerprint=fingerprint.hex(),
             precision=precision,
-            backend=backend if told else made_by,
+            backend=backend,
             bounds=bounds,
             vectors=b"",
             dtype=_DTYPES[dtype],
@@ -377,7 +331,7 @@ def _error_code(word: str) -> ErrorCode:
     try:
         return ErrorCode(word)
     except ValueError:
-        raise WireNewer(f"a result holds the error code {word!r}, which this version does not know") from None
+        raise WireForeign(f"a result holds the error code {word!r}, which does not exist") from None
 
 
 def _words(column: Sequence[bytes | None]) -> list[str]:
@@ -433,11 +387,13 @@ def _open(data: bytes | memoryview, kind: int) -> tuple[_Cursor, int, bytes, int
     cursor = _Cursor(memoryview(data))
     if bytes(data[:4]) != MAGIC[: len(data[:4])]:
         raise WireForeign(f"these are not a chunk's bytes: they begin with {bytes(data[:4])!r}")
-    magic, found, version, flags, digest, first, rows = cursor.unpack(_PREFIX)
-    if version > VERSION:
-        raise WireNewer(f"this chunk has format version {version}, and this embedctl reads up to {VERSION}: upgrade it")
-    if magic != MAGIC or version < 1 or found != kind:
-        raise WireForeign(f"a chunk of kind {kind} was expected, not kind {found} version {version}")
+    _, found, version, flags, digest, first, rows = cursor.unpack(_PREFIX)
+    if version != VERSION:
+        raise WireVersion(
+            f"this chunk is of version {version}, and this embedctl reads version {VERSION}: use the one that wrote it"
+        )
+    if found != kind:
+        raise WireForeign(f"a chunk of kind {kind} was expected, not kind {found}")
     return cursor, flags, digest, first, rows
 
 

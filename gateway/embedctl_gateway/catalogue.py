@@ -16,8 +16,6 @@ from embedctl_config import keys
 from embedctl_config.hardware import PRECISIONS
 from embedctl_config.model_names import did_you_mean
 from embedctl_config.settings import Settings, check_model_name
-from embedctl_config.tenants import INTERACTIVE
-from embedctl_config.wire import version_for
 from embedctl_gateway.refusals import Refusal, invalid, unavailable
 
 #: A Redis that does not answer for so long counts as away (seconds).
@@ -96,8 +94,7 @@ class Catalogue:
     def _served(self) -> Mapping[str, Served]:
         found: dict[str, Served] = {}
         for (hardware, name, precision), offer in sorted(self._broker.workers.offers().items()):
-            needed = version_for({"lane": INTERACTIVE}, precision)
-            if not self._takes(hardware) or all(version < needed for version in offer.versions):
+            if not self._takes(hardware):
                 continue
             one = Served(name, precision, offer.dim, offer.max_tokens, offer.spelling_of)
             if name not in found or _rank(one) < _rank(found[name]):

@@ -51,8 +51,8 @@ from embedctl_config.errors import (
     WaitTimeout,
     WireError,
     WireForeign,
-    WireNewer,
     WireTruncated,
+    WireVersion,
     WorkerError,
     WorkerSick,
 )
@@ -105,7 +105,7 @@ __all__ = [
     "WaitTimeout",
     "WireError",
     "WireForeign",
-    "WireNewer",
+    "WireVersion",
     "WireTruncated",
     "WorkerError",
     "WorkerSick",

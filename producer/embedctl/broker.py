@@ -129,11 +129,7 @@ class Broker:
     def written(self, queue: str, issued: Sequence[Issued]) -> list[Ticket]:
         """The tickets of chunks that were chosen."""
         sender = self.tickets
-        return [
-            ticket
-            for each in issued
-            for ticket in sender.written(queue, each.job_id, [each.chunk], version=each.version)
-        ]
+        return [ticket for each in issued for ticket in sender.written(queue, each.job_id, [each.chunk])]
 
     def close(self) -> None:
         """Close the idle connections. The next call opens a new one, so others may still use this broker."""

@@ -24,7 +24,7 @@ from embedctl.routing import cut_by_work, resolve, same_model
 from embedctl.store import JobSpec, JobStatus, WholeJob
 from embedctl.submission import Submission, SubmitProgress
 from embedctl.whole import begun_whole
-from embedctl_config import tenants, wire
+from embedctl_config import tenants
 from embedctl_config.errors import (
     BrokerUnavailable,
     CorpusChanged,
@@ -308,7 +308,6 @@ def job_spec(broker: Broker, options: SubmitOptions) -> JobSpec:
         model=model,
         hardware=options.hardware or settings.hardware,
         precision=options.precision,
-        version=wire.version_for({**values, "data": broker.chunk_files.is_outside}, options.precision or "fp32"),
     )
     check_against_workers(broker, options, model, hardware)
     return JobSpec(

@@ -20,7 +20,6 @@ from typing import IO
 from embedctl.broker import Broker
 from embedctl.machine import machine_id
 from embedctl.processes import running
-from embedctl.store import WorkerRow
 from embedctl_config import durable, keys
 from embedctl_config.errors import BrokerUnavailable, ExitStatus, MissingExtra, ModelNotFound, WorkerError
 from embedctl_config.locks import locked
@@ -188,14 +187,12 @@ def borrowed_worker(
     *,
     hardware: str,
     model: str,
-    version: int,
     start: Callable[[], AbstractContextManager[Callable[[], None]]],
     say: Callable[[str], None],
 ) -> Iterator[Callable[[], None]]:
     """Leave the work to the live workers of this Redis. Run one of our own if there are none, or no longer any.
 
     Args:
-        version: of the jobs that the workers must know; an older worker leaves such jobs alone.
         start: runs our own worker, as :func:`local_worker`.
         say: is told who does the work.
 
@@ -212,19 +209,8 @@ def borrowed_worker(
     look_at = 0.0
     missing_since: float | None = None
 
-    def serving() -> list[WorkerRow]:
-        return [row for row in broker.workers.alive(queue) if row.precision == precision]
-
     def others() -> list[str]:
-        return [row.name for row in serving() if row.version >= version]
-
-    def start_own(why: str = "") -> Callable[[], None]:
-        if older := [row.name for row in serving() if row.version < version]:
-            why = f"The live workers that serve {model} on {hardware} are older than version {version}, the job's: "
-            why += f"upgrade {_some(older)}. This command starts a worker"
-        if why:
-            say(why)
-        return stack.enter_context(start())
+        return [row.name for row in broker.workers.alive(queue) if row.precision == precision]
 
     def watch() -> None:
         nonlocal own, look_at, missing_since
@@ -234,7 +220,8 @@ def borrowed_worker(
             try:
                 missing_since = None if others() else missing_since or now
                 if missing_since and now - missing_since >= _BACK_WITHIN_S:
-                    own = start_own(f"No live worker serves {model} on {hardware} any more: this command starts one")
+                    say(f"No live worker serves {model} on {hardware} any more: this command starts one")
+                    own = stack.enter_context(start())
             except BrokerUnavailable:  # the wait for the job reports that
                 missing_since = None
             look_at = time.monotonic() + _LOOK_EVERY_S
@@ -244,7 +231,7 @@ def borrowed_worker(
         if found := others():
             say(f"Encoded by live workers of this Redis: {_some(found)}")
         else:
-            own = start_own()
+            own = stack.enter_context(start())
         yield watch
 
 

@@ -12,7 +12,7 @@ from itertools import chain, islice
 from embedctl.broker import Broker
 from embedctl.rates import Rate, seconds_left
 from embedctl.store import GoneWorker, JobStatus, Kind, Queues, ServedModel, WorkerRow
-from embedctl_config import keys, wire
+from embedctl_config import keys
 from embedctl_config.model_names import near_names
 
 #: Most active jobs to look at: those with chunks at workers, the newest, and those that have waited longest.
@@ -167,14 +167,12 @@ class Gatherer:
         jobs = self._broker.jobs.find(list(ids))
         now_ms = self._broker.connection.about_now_ms()
 
-        kinds = Counter((each.hardware, each.version, tuple(each.models), tuple(each.loaded)) for each in workers)
-        live, older = Counter[str](), Counter[tuple[str, int]]()
-        for (hardware, version, models, _), count in kinds.items():
-            for queue in (keys.queue(hardware, model) for model in models):
-                live[queue] += count
-                older.update({(queue, newer): count for newer in range(version + 1, wire.VERSION + 1)})
-        loaded = {(hardware, model) for hardware, _, _, models in kinds for model in models}
-        paces = self._paces.of((_served(job, live[job.queue], older[job.queue, job.version]) for job in jobs), now_ms)
+        kinds = Counter((each.hardware, tuple(each.models), tuple(each.loaded)) for each in workers)
+        live = Counter[str]()
+        for (hardware, models, _), count in kinds.items():
+            live.update({keys.queue(hardware, model): count for model in models})
+        loaded = {(hardware, model) for hardware, _, models in kinds for model in models}
+        paces = self._paces.of((replace(job, live_workers=live[job.queue]) for job in jobs), now_ms)
         active = sorted((pace for pace in paces if not pace.job.state.ended), key=_begun_and_newest)
         ended = sorted((pace for pace in paces if pace.job.ended_at), key=_last_ended)
         # Some jobs that need upkeep have ended or are gone.
@@ -203,11 +201,6 @@ class Gatherer:
             oldest_s = None if waiting.sent_ms is None else max(0.0, (now_ms - waiting.sent_ms) / 1000)
             near = () if live[name] else near_names(model, served)
             yield QueueState(hardware, model, waiting.tickets, oldest_s, live[name], near)
-
-
-def _served(job: JobStatus, live: int, older: int) -> JobStatus:
-    """A job with the numbers of live workers that take it, and of older ones that leave it alone."""
-    return replace(job, live_workers=live - older, older_workers=older)
 
 
 def _begun_and_newest(pace: JobPace) -> tuple[bool, float]:

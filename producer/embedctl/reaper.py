@@ -14,7 +14,6 @@ from embedctl.broker import Broker
 from embedctl.store import JobState
 from embedctl.store.heads import Heads
 from embedctl.store.upkeep import AUDIT_AFTER_S, ActiveJob, Looked
-from embedctl_config import wire
 from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable, NotPermitted
 from embedctl_config.patience import Policy
 
@@ -171,10 +170,8 @@ class Reaper:
                 gone.append(job_id)
             elif isinstance(job, Exception):
                 self._put_off(job_id, now_ms, job)
-            elif job.version > wire.VERSION:
-                self._agenda.leave_out([job_id])  # its own version looks after it
             elif job.settled and not (job.stopped or job.state is JobState.CANCELLED):
-                self._agenda.leave_out([job_id])  # ended by an older version, which does not know of the agenda
+                self._agenda.leave_out([job_id])  # it ended while the sweep put it back
             elif job.state.ended:
                 ended.append(job)
             else:
@@ -259,7 +256,7 @@ class Reaper:
                 log.info("job %s: tickets sent again for chunks %s", job.id, found.again)
             if found.again or found.issued:
                 sender = self._broker.tickets
-                tickets += sender.written(job.queue, job.id, found.again, version=job.version)
+                tickets += sender.written(job.queue, job.id, found.again)
                 tickets += self._broker.written(job.queue, found.issued)
         if sender is not None:
             try:

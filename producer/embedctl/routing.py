@@ -31,13 +31,11 @@ def resolve(
     model: str,
     hardware: str,
     precision: str | None,
-    version: int = 1,
 ) -> tuple[str, str]:
     """The hardware class and the precision of a job.
 
     `auto` considers the classes with a live worker that serves this model in this precision (fp32 if none is given). It
-    chooses the class whose workers together encode the most tokens/s; a class whose workers are all older than the
-    job's version only if there is no other. If no such worker is alive, it chooses a class
+    chooses the class whose workers together encode the most tokens/s. If no such worker is alive, it chooses a class
     that had workers in the last minutes, because they may be restarting; otherwise `cpu`. The absence of workers is
     logged. What workers offer may be one second old, or with many workers five.
 
@@ -49,7 +47,7 @@ def resolve(
     if hardware == "auto":
         wanted, offers = precision or "fp32", workers.offers()
         rates = {
-            name: (any(each >= version for each in offer.versions), offer.tokens_per_s)
+            name: offer.tokens_per_s
             for (name, served, offered), offer in offers.items()
             if served == model and offered == wanted and name in settings.classes
         }
@@ -68,7 +66,7 @@ def crew_of(settings: Settings, workers: WorkerRegistry, job: JobSpec) -> Crew:
         return Crew()
     rates = offer.sustained
     return Crew(
-        workers=sum(each >= job.version for each in offer.versions),
+        workers=offer.workers,
         tokens_per_s=sum(rates) / len(rates) if rates else 0.0,
         max_tokens=offer.max_tokens,
         prefetch=settings.hardware_class(job.hardware).prefetch,
@@ -126,8 +124,7 @@ def same_model(settings: Settings, workers: WorkerRegistry, one: str, other: str
     """Whether two names are known to mean one model.
 
     They do if they are two spellings of one repository, unless these settings describe one of them, or a live worker
-    serves only one of them, or each with other files. An older worker serves only the spelling that it was started
-    with.
+    serves only one of them, or each with other files.
     """
     if one == other:
         return True
@@ -137,30 +134,17 @@ def same_model(settings: Settings, workers: WorkerRegistry, one: str, other: str
     return all(a is b or (a and b and a.fingerprint == b.fingerprint) for a, b in served)
 
 
-def no_worker(hardware: str, model: str, near: Sequence[str] = ()) -> str:
-    """The message about a job that no live worker serves.
-
-    Args:
-        near: the models with a similar name that live workers serve.
-    """
-    return f"No live worker serves {model} on {hardware}. {_capitalised(how_to_serve(hardware, model, near))}"
-
-
 def with_workers(workers: WorkerRegistry, job: JobStatus, *, recent: bool = False) -> JobStatus:
     """A job's status, with the workers that could take it now, or with `recent` a second ago."""
-    live, older = workers.serving(job.hardware, job.model, job.version, recent=recent)
-    near = () if live or older or job.state.ended else near_models(workers.offers(), job.model)
-    return dataclasses.replace(job, live_workers=live, older_workers=older, near_models=near)
+    live = workers.serving(job.hardware, job.model, recent=recent)
+    near = () if live or job.state.ended else near_models(workers.offers(), job.model)
+    return dataclasses.replace(job, live_workers=live, near_models=near)
 
 
 def no_worker_for(job: JobStatus) -> str:
     """The message about a job, as :func:`with_workers` gives it, that no live worker takes."""
-    if not job.older_workers:
-        return no_worker(job.hardware, job.model, job.near_models)
-    return (
-        f"No live worker takes jobs of version {job.version}: those that serve {job.model} on {job.hardware} "
-        f"({job.older_workers}) are older. Upgrade them, or {how_to_serve(job.hardware, job.model)}"
-    )
+    how = _capitalised(how_to_serve(job.hardware, job.model, job.near_models))
+    return f"No live worker serves {job.model} on {job.hardware}. {how}"
 
 
 def missing_worker(job: JobStatus) -> str:

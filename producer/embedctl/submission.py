@@ -109,7 +109,7 @@ class Submission:
             WaitTimeout: the time is over.
         """
         self._check_time()
-        payload = wire.encode_input(chunk, self._job.version)
+        payload = wire.encode_input(chunk)
         upload = self._patiently(partial(self._broker.jobs.upload, self._job, "in", self._added, payload))
         ask = partial(self._add, upload, wire.digest_of(payload), len(chunk))
         answer, waiting = self._alone(partial(self._within_limits, ask), lambda added: added[0] is not Added.HELD)

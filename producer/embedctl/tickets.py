@@ -16,7 +16,7 @@ from kombu.exceptions import KombuError, OperationalError
 from redis.exceptions import RedisError
 
 from embedctl.store.connection import STALE_S
-from embedctl_config import keys
+from embedctl_config import keys, wire
 from embedctl_config.celery_app import TASK
 from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable
 
@@ -47,7 +47,7 @@ class Ticket:
     """A message that says "look at this chunk".
 
     Attributes:
-        facts: `version`, `sent_ms` (when it was first sent), and anything that a later version adds.
+        facts: `version`, `sent_ms` (when it was first sent), and anything else that is said.
     """
 
     queue: str
@@ -82,25 +82,22 @@ class TicketSender:
         #: The only process that may use it: a child must not use its parent's connections and locks.
         self.process = os.getpid()
 
-    def send(self, queue: str, job_id: str, chunks: Sequence[int], *, version: int) -> None:
+    def send(self, queue: str, job_id: str, chunks: Sequence[int]) -> None:
         """Publish one ticket per chunk.
-
-        Args:
-            version: the job's version. A worker that knows it takes the ticket; an older worker sends the ticket on.
 
         Raises:
             BrokerUnavailable: Redis can't be reached. Some tickets may not have been sent; the reaper sends them later.
         """
         if chunks:
-            self.forward(self.written(queue, job_id, chunks, version=version))
+            self.forward(self.written(queue, job_id, chunks))
 
-    def written(self, queue: str, job_id: str, chunks: Sequence[int], *, version: int) -> list[Ticket]:
+    def written(self, queue: str, job_id: str, chunks: Sequence[int]) -> list[Ticket]:
         """One ticket per chunk, to be published together with others; see :meth:`send`."""
-        facts = {"version": version, "sent_ms": self._clock()}
+        facts = {"version": wire.VERSION, "sent_ms": self._clock()}
         return [Ticket(queue, job_id, chunk, facts) for chunk in chunks]
 
     def forward(self, tickets: Sequence[Ticket]) -> None:
-        """Publish tickets unchanged; they may be of another version.
+        """Publish tickets unchanged.
 
         Raises:
             BrokerUnavailable: as for :meth:`send`.

@@ -33,5 +33,5 @@ def begun_whole(broker: Broker, specify: Callable[[], JobSpec], ahead: ReadAhead
     chunk, *others = chunks_of(records, max_rows=options["chunk_size"], max_bytes=options["chunk_bytes"])
     if others or spec.data is not None:
         return None
-    payload = wire.encode_input(chunk, spec.version)
+    payload = wire.encode_input(chunk)
     return broker.jobs.create_whole(spec, payload, digest=wire.digest_of(payload), rows=len(chunk), token=token)

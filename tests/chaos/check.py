@@ -234,7 +234,7 @@ def left_over(raw: Any) -> dict[str, float]:
     a job that still exists."""
     shared = {name.encode() for name in _SHARED}
     turns = (keys.lanes("*"), keys.flows("*", "*"), keys.flow("*", "*", "*"), keys.issued("*", "*"))
-    for pattern in (keys.upkeep("*"), keys.idle("*", "*"), *turns, keys.background_pause("*")):
+    for pattern in (keys.UPKEEP, keys.idle("*"), *turns, keys.background_pause("*")):
         shared.update(raw.scan_iter(match=pattern, count=1000))
     names = [name for name in raw.scan_iter(match="embed:*", count=1000) if name not in shared]
     names += [name for name in shared if raw.type(name) == b"zset" and _speaks_of_a_job(raw, name)]

@@ -153,14 +153,14 @@ def double_ticket(chaos: Chaos) -> Struck | None:
         if chunks:
             chunk = int(chaos.rng.choice(chunks))
             queue = keys.queue(order.plan.hardware, order.plan.model)
-            chaos.stack.broker.tickets.send(queue, order.job_id, [chunk] * chaos.rng.randint(1, 3), version=1)
+            chaos.stack.broker.tickets.send(queue, order.job_id, [chunk] * chaos.rng.randint(1, 3))
             return Struck(f"chunk {chunk} of job {order.plan.index}")
     return None
 
 
 def send_stray_ticket(chaos: Chaos) -> Struck | None:
     queue = keys.queue(chaos.rng.choice(chaos.stack.classes), chaos.stack.options.model)
-    chaos.stack.broker.tickets.send(queue, _GONE, [0], version=1)
+    chaos.stack.broker.tickets.send(queue, _GONE, [0])
     return Struck(queue)
 
 

@@ -119,13 +119,13 @@ def discard_job_of_misspelt_model(chaos: Chaos) -> Struck | None:
             add(broker, job_id, chunk)
         broker.jobs.seal(job_id, 2)
         broker.send(queue, broker.jobs.issue(job_id, queue))
-        broker.tickets.send(queue, job_id, [0], version=1)
+        broker.tickets.send(queue, job_id, [0])
 
     def discard() -> None:
         job_id, _ = broker.jobs.create(asked)
         Job(job_id, broker).discard()
         if late:
-            broker.tickets.send(queue, job_id, [0, 1], version=1)
+            broker.tickets.send(queue, job_id, [0, 1])
 
     steps = [submit, discard]
 

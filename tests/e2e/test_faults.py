@@ -93,8 +93,8 @@ def test_deleted_and_doubled_tickets(
     assert raw.llen(queue) == 8  # the window
     raw.rpop(queue)
     raw.rpop(queue)
-    broker.tickets.send(queue, job.id, [3, 3, 4], version=1)
-    broker.tickets.send(queue, "20200101-000000-0000000000", [0], version=1)
+    broker.tickets.send(queue, job.id, [3, 3, 4])
+    broker.tickets.send(queue, "20200101-000000-0000000000", [0])
     start_worker()
     status = job.wait(timeout=60)
     assert (status.done, status.claims, status.refused) == (60, 12, 0)

@@ -51,7 +51,6 @@ def test_the_vectors_take_half_the_room_and_come_out_as_float32(
         enqueue_embeddings(texts, hardware=name, chunk_size=9, settings=settings) for name in ("half", "dummy")
     )
     assert (half.wait(timeout=60).done, whole.wait(timeout=60).done) == (41, 41)
-    assert (half.status().version, whole.status().version) == (4, 1)
     assert (set(stored_as(raw, half)), set(stored_as(raw, whole))) == ({FLOAT16}, {FLOAT32})
     sizes = [raw.strlen(keys.chunk_result(job.id, 0)) for job in (half, whole)]
     assert sizes[1] - sizes[0] == 9 * 16 * 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import re
@@ -24,7 +23,7 @@ from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.forked import Forked, run_forked
 from tests.support.jobs import reference
-from tests.support.processes import RunEmbedctl, before_all_else, changed, children, is_running
+from tests.support.processes import RunEmbedctl, children, is_running
 from tests.support.store import row
 from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker
@@ -154,21 +153,6 @@ def test_a_run_starts_a_worker_if_it_is_told_its_cpus_or_none_serves_the_class(
     assert "Loading dummy" in done.stderr
 
 
-@pytest.mark.slow
-def test_a_run_starts_a_worker_if_the_live_one_is_too_old_for_its_job(
-    environment: dict[str, str], start_worker: StartWorker, short_folder: Path
-) -> None:
-    (short_folder / "c.jsonl").write_text('{"text": "one", "title": "a title"}\n')
-    older = "from embedctl_config import wire; wire.VERSION = 2"
-    with changed(environment, before_all_else(short_folder, "older", older)):
-        start_worker()
-    command = ["run", "c.jsonl", "-o", "out.jsonl", *RUN[-2:], "--class", "dummy", "--keep", "title"]
-    done = run_forked(command, environment, short_folder)
-    assert done.returncode == 0, done.stderr
-    assert "Loading dummy" in done.stderr
-    assert json.loads((short_folder / "out.jsonl").read_text())["title"] == "a title"
-
-
 def test_the_same_run_with_another_state_folder_leaves_the_first_ones_job_alone(
     environment: dict[str, str], start_worker: StartWorker, short_folder: Path, raw: redis_py.Redis
 ) -> None:
@@ -209,9 +193,7 @@ def test_a_worker_that_is_not_heard_of_for_a_moment_stays_borrowed(
         yield lambda: None
 
     said: list[str] = []
-    with local.borrowed_worker(
-        settings, hardware="dummy", model="dummy", version=1, start=start, say=said.append
-    ) as watch:
+    with local.borrowed_worker(settings, hardware="dummy", model="dummy", start=start, say=said.append) as watch:
         for _ in range(10):
             raw.delete(keys.WORKERS, keys.queue_workers(keys.queue("dummy", "dummy")))
             watch()

@@ -58,7 +58,6 @@ def test_a_job_names_a_prompt_of_the_model(
         job.wait(timeout=60)
         expected = expected_vectors(model, TEXTS, prompt_name=name)
         np.testing.assert_allclose(job.vectors(), expected, rtol=0, atol=1e-5)
-        assert job.status().version == 8
 
     job = enqueue_embeddings(TEXTS, model="named", hardware="cpu", truncation_side="left", settings=settings)
     job.wait(timeout=60)

@@ -28,7 +28,7 @@ from embedctl.job_options import SubmitOptions
 from embedctl.output import fetch
 from embedctl.reaper import Reaper
 from embedctl.records import records_of
-from embedctl_config import keys, wire
+from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.forked import Process
 from tests.support.jobs import reference
@@ -399,8 +399,8 @@ def audit(broker: Broker, raw: redis_py.Redis, job: Job) -> tuple[int, int]:
     reaper = Reaper(broker, interval_s=0.1, audit_after_s=0.5)
 
     def lost() -> bool:
-        raw.delete(keys.reaper(wire.VERSION))  # so that the turn is not the worker's now
-        raw.zadd(keys.upkeep(job.status().version), {job.id: 1})
+        raw.delete(keys.REAPER)  # so that the turn is not the worker's now
+        raw.zadd(keys.UPKEEP, {job.id: 1})
         reaper.round()
         return job.status().lost_chunks is not None
 

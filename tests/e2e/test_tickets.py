@@ -31,7 +31,7 @@ Envelope = dict[str, Any]
 @pytest.fixture
 def ticket(broker: Broker, raw: redis_py.Redis) -> Envelope:
     """A real ticket as it lies in its queue, taken out of it."""
-    broker.tickets.send(QUEUE, JOB, [0], version=1)
+    broker.tickets.send(QUEUE, JOB, [0])
     (message,) = raw.lrange(QUEUE, 0, -1)
     raw.delete(QUEUE)
     found = json.loads(message)

@@ -7,6 +7,7 @@ import logging
 import tempfile
 from pathlib import Path
 
+from tests.explorer.faults import FAULTS
 from tests.explorer.scenarios import SCENARIOS
 from tests.support.redis_server import RedisServer
 
@@ -19,8 +20,7 @@ def main() -> int:
     parser.add_argument("--walks", type=int, default=0, help="go at random so often instead")
     parser.add_argument("--seed", type=int, default=0, help="of the first walk; each next one has the next")
     parser.add_argument("--steps", type=int, default=60, help="of a walk")
-    parser.add_argument("--before", action="store_true", help="with client code as it was before it was mended")
-    parser.add_argument("--old-scripts", action="store_true", help="with the scripts as they were")
+    parser.add_argument("--fault", choices=FAULTS, help="a fault to put in")
     parser.add_argument("--first", action="store_true", help="stop at the first violation of a scenario")
     chosen = parser.parse_args()
     logging.disable()
@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def _one(name: str, folder: Path, chosen: argparse.Namespace) -> int:
-    with SCENARIOS[name].machine(folder, before=chosen.before, old_scripts=chosen.old_scripts) as machine:
+    with SCENARIOS[name].machine(folder, FAULTS.get(chosen.fault, ())) as machine:
         if chosen.walks:
             seeds = range(chosen.seed, chosen.seed + chosen.walks)
             coverage = machine.walks(seeds, steps=chosen.steps, seconds=chosen.seconds)

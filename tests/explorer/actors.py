@@ -340,7 +340,7 @@ class Worker:
         what = f"claim({hand.chunk}) → {claim.answer}"
         if lose:
             return state, what + ", and the answer is lost"
-        if claim.answer != ClaimAnswer.OK:  # the old store's answer has another type
+        if claim.answer is not ClaimAnswer.OK:
             return state.with_actor(at, Hand()), what
         if claim.given_up is not None:
             what += ", suspect"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,8 +41,8 @@ def submits(texts: Sequence[str], keep: Sequence[str] = ()) -> Body:
     return body
 
 
-def waits(job_type: Callable[[str, Broker], Any] = Job) -> Body:
-    return lambda broker, job_id: str(job_type(job_id, broker).wait().state)
+def waits(broker: Broker, job_id: str) -> str:
+    return str(Job(job_id, broker).wait().state)
 
 
 def fetches(broker: Broker, job_id: str) -> Any:
@@ -98,16 +98,16 @@ def _noted(broker: Broker, job_id: str, token: str, chunk: int, data: bytes, nam
     return answer
 
 
-def cancels(job_type: Callable[[str, Broker], Any] = Job) -> Body:
-    return lambda broker, job_id: str(job_type(job_id, broker).cancel().state)
+def cancels(broker: Broker, job_id: str) -> str:
+    return str(Job(job_id, broker).cancel().state)
 
 
 def stops(broker: Broker, job_id: str) -> str:
     return str(Job(job_id, broker).stop().state)
 
 
-def retries(job_type: Callable[[str, Broker], Any] = Job) -> Body:
-    return lambda broker, job_id: job_type(job_id, broker).retry_failed()
+def retries(broker: Broker, job_id: str) -> int:
+    return Job(job_id, broker).retry_failed()
 
 
 def looks_after(broker: Broker, job_id: str) -> None:

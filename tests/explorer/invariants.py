@@ -197,7 +197,7 @@ def at_rest(world: World, state: State, actors: tuple[Actor, ...]) -> Iterator[V
             f"{view.state}, sealed {view.text('sealed')}, {view.number('done')}+{view.number('failed')} of "
             f"{view.number('records')}, and nobody will do anything about it",
         )
-    if view.is_active and world.has_agenda and not view.in_agenda:
+    if view.is_active and not view.in_agenda:
         yield Violation("what is active is looked after", f"{view.state}, and in no agenda")
     if any(view.is_missing(chunk) for chunk in state.lost):
         return

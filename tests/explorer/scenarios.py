@@ -8,31 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from embedctl.job import Job
 from embedctl.store import JobStatus
 from embedctl_config.tenants import TenantEntry
-from tests.explorer import bodies, old_client, old_jobs, old_upkeep
+from tests.explorer import bodies
 from tests.explorer.actors import Actor, Body, Program, Tidier, Worker, _result
 from tests.explorer.bodies import corpus
+from tests.explorer.faults import Fault, in_client_code, scripts_with
 from tests.explorer.machine import Machine
 from tests.explorer.world import State, World, a_world
 from tests.support.store import MINE, OPTIONS, QUEUE
 
-
-@dataclass(frozen=True)
-class Cast:
-    """The client code that acts: the package's, or the code from before its bugs were fixed."""
-
-    job: Any = Job
-    looks_after: Body = bodies.looks_after
-    submit: Callable[..., Any] = bodies.submits
-
-
 #: A text that leaves no room for another.
 LONG = "x" * 600
-
-PRESENT = Cast()
-BEFORE = Cast(old_client.OldJob, old_client.looks_after, old_client.submits)
 
 
 @dataclass(frozen=True)
@@ -47,7 +34,7 @@ class Scenario:
         prepare: brings the world to the first state.
     """
 
-    actors: Callable[[Cast], tuple[Actor, ...]]
+    actors: Callable[[], tuple[Actor, ...]]
     left: Mapping[str, int] = field(default_factory=dict)
     job: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -55,28 +42,14 @@ class Scenario:
     history: int = 4
 
     @contextmanager
-    def machine(
-        self,
-        folder: Path,
-        *,
-        before: bool = False,
-        old_scripts: bool = False,
-        scripts: Callable[[str], str] | None = None,
-        parts: Mapping[str, Any] | None = None,
-    ) -> Iterator[Machine]:
-        """The machine of this scenario, in the Redis of this folder.
-
-        Args:
-            before: use the client code from before its bugs were fixed.
-            old_scripts: use the old scripts, and the store that called them.
-            scripts: the text of each script by its name; None means the package's scripts.
-            parts: the types of `jobs` and `upkeep`, if not the package's.
-        """
-        if old_scripts:
-            scripts, parts = old_client.old_script, {"jobs": old_jobs.JobStore, "upkeep": old_upkeep.Upkeep}
-        with a_world(folder, scripts=scripts, parts=parts or {}, job=self.job, **self.settings) as world:
+    def machine(self, folder: Path, fault: Fault = ()) -> Iterator[Machine]:
+        """The machine of this scenario, in the Redis of this folder, with a fault in scripts and client code."""
+        with (
+            in_client_code(fault),
+            a_world(folder, scripts=scripts_with(fault), job=self.job, **self.settings) as world,
+        ):
             self.prepare(world)
-            yield Machine(world, self.actors(BEFORE if before else PRESENT), dict(self.left), history=self.history)
+            yield Machine(world, self.actors(), dict(self.left), history=self.history)
 
 
 def _nothing(status: JobStatus) -> None:
@@ -91,7 +64,7 @@ def _age(status: JobStatus) -> Any:
     return status.sealed, status.progressed_at.year > 2000
 
 
-def _reaper(cast: Cast, name: str = "reaper", *, only_fair: bool = False, always_sweeps: bool = False) -> Program:
+def _reaper(name: str = "reaper", *, only_fair: bool = False, always_sweeps: bool = False) -> Program:
     """A reaper that looks at the job once the job is due, and sweeps.
 
     Args:
@@ -100,15 +73,13 @@ def _reaper(cast: Cast, name: str = "reaper", *, only_fair: bool = False, always
 
     def needed(world: World, state: State) -> tuple[str, ...]:
         view = world.view(state.snapshot)
-        if not world.has_agenda:
-            return ("looks",) if view.is_active else ()
         if not view.in_agenda:
             return ("sweeps",) if view.is_active else ()
         return ("looks", "sweeps") if always_sweeps and view.is_active else ("looks",)
 
     return Program(
         name,
-        {"looks": cast.looks_after, "sweeps": bodies.sweeps},
+        {"looks": bodies.looks_after, "sweeps": bodies.sweeps},
         runs=0,
         mortal=True,
         obliged=True,
@@ -120,28 +91,28 @@ def _reaper(cast: Cast, name: str = "reaper", *, only_fair: bool = False, always
 
 
 def _producer(
-    cast: Cast, *words: str, runs: int = 1, others: Mapping[str, tuple[str, ...]] | None = None, **options: Any
+    *words: str, runs: int = 1, others: Mapping[str, tuple[str, ...]] | None = None, **options: Any
 ) -> Program:
     """A producer that may begin again when it is over, with the same corpus or another."""
-    variants = {"": cast.submit(corpus(*words), **options)}
-    variants |= {name: cast.submit(corpus(*other), **options) for name, other in (others or {}).items()}
+    variants = {"": bodies.submits(corpus(*words), **options)}
+    variants |= {name: bodies.submits(corpus(*other), **options) for name, other in (others or {}).items()}
     return Program("producer", variants, runs=runs, first=("",), mortal=True, obliged=True, holds=True, sees=_nothing)
 
 
-def _waiter(cast: Cast) -> Program:
-    return Program("waiter", {"": bodies.waits(cast.job)}, obliged=True, sees=_nothing)
+def _waiter() -> Program:
+    return Program("waiter", {"": bodies.waits}, obliged=True, sees=_nothing)
 
 
-def _canceller(cast: Cast) -> Program:
-    return Program("canceller", {"": bodies.cancels(cast.job)}, mortal=True, rare=True)
+def _canceller() -> Program:
+    return Program("canceller", {"": bodies.cancels}, mortal=True, rare=True)
 
 
 def _stopper(runs: int = 1) -> Program:
     return Program("stopper", {"": bodies.stops}, runs=runs, mortal=True, rare=True)
 
 
-def _retrier(cast: Cast, name: str = "retrier", runs: int = 1) -> Program:
-    bodies_of = {"": bodies.retries(cast.job)}
+def _retrier(name: str = "retrier", runs: int = 1) -> Program:
+    bodies_of: dict[str, Body] = {"": bodies.retries}
     return Program(name, bodies_of, rare=True, runs=runs, mortal=True, holds=True, sees=_size)
 
 
@@ -202,244 +173,244 @@ def _retried(world: World) -> None:
         assert jobs.complete(world.job_id, chunk, f"t{chunk}", payload, report, fingerprint=MINE) == "ok"
 
 
-def _repairer(cast: Cast) -> Program:
+def _repairer() -> Program:
     """A producer that submits the corpus again after Redis lost a result."""
 
     def needed(world: World, state: State) -> tuple[str, ...]:
         return ("",) if state.lost else ()
 
-    again = cast.submit(corpus("text", "text"))
+    again = bodies.submits(corpus("text", "text"))
     return Program("producer", {"": again}, mortal=True, obliged=True, holds=True, begins=needed, sees=_nothing)
 
 
 SCENARIOS: dict[str, Scenario] = {
     # A worker fails records while the producer still submits. No error is allowed.
     "budget": Scenario(
-        lambda cast: (_producer(cast, "a", "b"), Worker("w1", fails=(0, 1)), _reaper(cast)),
+        lambda: (_producer("a", "b"), Worker("w1", fails=(0, 1)), _reaper()),
         job={"max_errors": 0},
     ),
     # The budget is a share, which counts only once the job is sealed.
     "share": Scenario(
-        lambda cast: (_producer(cast, "a", "b"), Worker("w1", fails=(0, 1)), _reaper(cast), _waiter(cast)),
+        lambda: (_producer("a", "b"), Worker("w1", fails=(0, 1)), _reaper(), _waiter()),
         job={"max_errors_share": 0.3},
     ),
     # A producer has to wait for room, and a client cancels.
     "room": Scenario(
-        lambda cast: (_producer(cast, LONG, "b"), Worker("w1"), _reaper(cast), _canceller(cast), _waiter(cast)),
+        lambda: (_producer(LONG, "b"), Worker("w1"), _reaper(), _canceller(), _waiter()),
         settings={"high_water_bytes": 1024},
     ),
     # A producer waits for room while its job's budget runs out.
     "room and budget": Scenario(
-        lambda cast: (_producer(cast, "a", LONG, "c"), Worker("w1", fails=(0, 1)), _reaper(cast)),
+        lambda: (_producer("a", LONG, "c"), Worker("w1", fails=(0, 1)), _reaper()),
         settings={"high_water_bytes": 1024},
         job={"max_errors": 0},
     ),
     # A budget runs out while the reaper is about to audit the job.
     "budget and audit": Scenario(
-        lambda cast: (Worker("w1", fails=(0, 1)), _reaper(cast), _canceller(cast)),
+        lambda: (Worker("w1", fails=(0, 1)), _reaper(), _canceller()),
         left={"lapse": 1},
         job={"max_errors": 0},
         prepare=_submitted,
     ),
     # A client retries, and may die half-way. Another client retries too, or submits the corpus again.
     "retry": Scenario(
-        lambda cast: (
-            _retrier(cast, runs=2),
+        lambda: (
+            _retrier(runs=2),
             Worker("w1", fails=(0, 1)),
-            _reaper(cast),
-            _waiter(cast),
+            _reaper(),
+            _waiter(),
         ),
         left={"death": 1},
         prepare=_ended_with_failures,
     ),
     "two retriers": Scenario(
-        lambda cast: (_retrier(cast), _retrier(cast, "other"), Worker("w1"), _reaper(cast), _canceller(cast)),
+        lambda: (_retrier(), _retrier("other"), Worker("w1"), _reaper(), _canceller()),
         left={"death": 1},
         prepare=_ended_with_failures,
     ),
     "retry and resume": Scenario(
-        lambda cast: (
-            _retrier(cast),
-            Program("producer", {"": cast.submit(corpus("text", "text"))}, runs=1, mortal=True, holds=True),
+        lambda: (
+            _retrier(),
+            Program("producer", {"": bodies.submits(corpus("text", "text"))}, runs=1, mortal=True, holds=True),
             Worker("w1"),
-            _reaper(cast),
+            _reaper(),
         ),
         left={"death": 1, "lost answer": 1},
         prepare=_ended_with_failures,
     ),
     # A job is kept so long after its end that the reaper need not settle it. The reaper sweeps at any time.
     "kept for long": Scenario(
-        lambda cast: (_retrier(cast, runs=2), Worker("w1", fails=(0, 1)), _reaper(cast, always_sweeps=True)),
+        lambda: (_retrier(runs=2), Worker("w1", fails=(0, 1)), _reaper(always_sweeps=True)),
         left={"death": 1},
         job={"ttl_s": 8 * 24 * 3600.0},
         prepare=_ended_with_failures,
     ),
     # A reaper whose turn is over goes on alongside the next one.
     "two reapers": Scenario(
-        lambda cast: (
-            _retrier(cast),
+        lambda: (
+            _retrier(),
             Worker("w1", fails=(0, 1)),
-            _reaper(cast),
-            _reaper(cast, "slow", always_sweeps=True),
+            _reaper(),
+            _reaper("slow", always_sweeps=True),
         ),
         left={"lapse": 1},
         prepare=_ended_with_failures,
     ),
     # Redis loses one result. The same corpus is submitted again while a client retries or has retried.
     "lost result": Scenario(
-        lambda cast: (_retrier(cast), _repairer(cast), Worker("w1", fails=(0, 1)), _reaper(cast)),
+        lambda: (_retrier(), _repairer(), Worker("w1", fails=(0, 1)), _reaper()),
         left={"lost result": 1},
         prepare=_ended_with_failures,
     ),
     "lost result of a retry": Scenario(
-        lambda cast: (_retrier(cast), _repairer(cast), Worker("w1", fails=(0, 1)), _reaper(cast), _waiter(cast)),
+        lambda: (_retrier(), _repairer(), Worker("w1", fails=(0, 1)), _reaper(), _waiter()),
         left={"lost result": 1, "death": 1},
         prepare=_retried,
     ),
     "lost result of a lease": Scenario(
-        lambda cast: (_producer(cast, "a", runs=2), Worker("w1"), Worker("w2"), _reaper(cast)),
+        lambda: (_producer("a", runs=2), Worker("w1"), Worker("w2"), _reaper()),
         left={"lost result": 1, "lapse": 1},
     ),
     # Redis forgets its last writes. A producer resumes with a different ending of its corpus where Redis lost the old.
     "changed corpus": Scenario(
-        lambda cast: (
-            _producer(cast, "a", runs=2, others={"changed": ("b",)}),
+        lambda: (
+            _producer("a", runs=2, others={"changed": ("b",)}),
             Worker("w1", mortal=False),
-            _reaper(cast, only_fair=True),
+            _reaper(only_fair=True),
         ),
         left={"rollback": 1, "death": 1},
         history=5,
     ),
     "changed tail": Scenario(
-        lambda cast: (
-            _producer(cast, "a", "b", runs=2, others={"changed": ("a", "c")}),
+        lambda: (
+            _producer("a", "b", runs=2, others={"changed": ("a", "c")}),
             Worker("w1", mortal=False),
-            _reaper(cast, only_fair=True),
-            _waiter(cast),
+            _reaper(only_fair=True),
+            _waiter(),
         ),
         left={"rollback": 1, "death": 1},
         history=6,
     ),
     # Redis forgets its last writes while nobody dies.
     "lost seal": Scenario(
-        lambda cast: (_producer(cast, "a"), Worker("w1"), _reaper(cast), _waiter(cast)),
+        lambda: (_producer("a"), Worker("w1"), _reaper(), _waiter()),
         left={"rollback": 1},
     ),
     # A producer dies and perhaps comes back.
     "death of a producer": Scenario(
-        lambda cast: (_producer(cast, "a", "b", runs=2), Worker("w1"), _reaper(cast), _waiter(cast)),
+        lambda: (_producer("a", "b", runs=2), Worker("w1"), _reaper(), _waiter()),
         left={"death": 1, "lapse": 1},
     ),
     # Leases lapse, workers die, answers are lost.
     "leases": Scenario(
-        lambda cast: (_producer(cast, "a"), Worker("w1", releases=True), Worker("w2"), _reaper(cast)),
+        lambda: (_producer("a"), Worker("w1", releases=True), Worker("w2"), _reaper()),
         left={"death": 1, "lapse": 2, "lost answer": 1},
     ),
     "cancel": Scenario(
-        lambda cast: (_producer(cast, "a", "b"), Worker("w1"), _reaper(cast), _canceller(cast), _waiter(cast)),
+        lambda: (_producer("a", "b"), Worker("w1"), _reaper(), _canceller(), _waiter()),
         left={"death": 1, "lapse": 1},
     ),
     # A client stops the job, and its corpus may continue it.
     "stop": Scenario(
-        lambda cast: (_producer(cast, "a", "b", runs=2), Worker("w1"), _reaper(cast), _stopper(), _waiter(cast)),
+        lambda: (_producer("a", "b", runs=2), Worker("w1"), _reaper(), _stopper(), _waiter()),
         left={"death": 1, "lapse": 1},
     ),
     # A job is stopped while its producer submits it, or continues it, and workers still hold its chunks.
     "stop twice": Scenario(
-        lambda cast: (_producer(cast, "a", "b", runs=3), Worker("w1", fails=(0, 1)), _reaper(cast), _stopper(runs=2)),
+        lambda: (_producer("a", "b", runs=3), Worker("w1", fails=(0, 1)), _reaper(), _stopper(runs=2)),
         left={"death": 1, "lapse": 1, "lost answer": 1},
     ),
     "stop and retry": Scenario(
-        lambda cast: (_retrier(cast), _repairer(cast), Worker("w1"), _reaper(cast), _stopper()),
+        lambda: (_retrier(), _repairer(), Worker("w1"), _reaper(), _stopper()),
         left={"death": 1},
         prepare=_ended_with_failures,
     ),
     # The tenant's limits leave room for one chunk at a time.
     "limits": Scenario(
-        lambda cast: (_producer(cast, "a", "b", runs=2), Worker("w1"), _reaper(cast), _canceller(cast)),
+        lambda: (_producer("a", "b", runs=2), Worker("w1"), _reaper(), _canceller()),
         left={"death": 1, "lapse": 1, "lost answer": 1},
         prepare=_limited,
     ),
     "limits and stop": Scenario(
-        lambda cast: (_producer(cast, "a", "b", runs=2), Worker("w1", fails=(0, 1)), _reaper(cast), _stopper()),
+        lambda: (_producer("a", "b", runs=2), Worker("w1", fails=(0, 1)), _reaper(), _stopper()),
         left={"death": 1, "lapse": 1},
         prepare=_limited,
     ),
     "limits and rollback": Scenario(
-        lambda cast: (_producer(cast, "a", "b", runs=2), Worker("w1"), _reaper(cast)),
+        lambda: (_producer("a", "b", runs=2), Worker("w1"), _reaper()),
         left={"rollback": 1, "death": 1},
         prepare=_limited,
     ),
     "limits and retry": Scenario(
-        lambda cast: (_retrier(cast, runs=2), _repairer(cast), Worker("w1", fails=(0, 1)), _reaper(cast)),
+        lambda: (_retrier(runs=2), _repairer(), Worker("w1", fails=(0, 1)), _reaper()),
         left={"lost result": 1, "death": 1},
         prepare=_limited_with_failures,
     ),
     # A drainer moves results out of Redis, and may die between any two steps; another one takes over.
     "drain": Scenario(
-        lambda cast: (_producer(cast, "a", "b", runs=2), Worker("w1"), _drainer(), _reaper(cast), _waiter(cast)),
+        lambda: (_producer("a", "b", runs=2), Worker("w1"), _drainer(), _reaper(), _waiter()),
         left={"death": 1, "lapse": 1, "lost answer": 1},
     ),
     "two drainers": Scenario(
-        lambda cast: (_drainer(), _drainer("other"), _retrier(cast), Worker("w1", fails=(0, 1)), _reaper(cast)),
+        lambda: (_drainer(), _drainer("other"), _retrier(), Worker("w1", fails=(0, 1)), _reaper()),
         left={"death": 1, "lost answer": 1},
         prepare=_ended_with_failures,
     ),
     "drain and lost result": Scenario(
-        lambda cast: (_drainer(), _retrier(cast), _repairer(cast), Worker("w1", fails=(0, 1)), _reaper(cast)),
+        lambda: (_drainer(), _retrier(), _repairer(), Worker("w1", fails=(0, 1)), _reaper()),
         left={"lost result": 1, "death": 1},
         prepare=_ended_with_failures,
     ),
     "drain and rollback": Scenario(
-        lambda cast: (_producer(cast, "a", runs=2), Worker("w1"), _drainer(), _reaper(cast), _waiter(cast)),
+        lambda: (_producer("a", runs=2), Worker("w1"), _drainer(), _reaper(), _waiter()),
         left={"rollback": 1, "death": 1},
     ),
     # Tickets of a job that is over are removed while the job is opened again, or after Redis forgot its end.
     "dead tickets": Scenario(
-        lambda cast: (_retrier(cast), _repairer(cast), Worker("w1"), _reaper(cast), Tidier()),
+        lambda: (_retrier(), _repairer(), Worker("w1"), _reaper(), Tidier()),
         left={"lost result": 1, "lapse": 2},
         prepare=_ended_with_failures,
     ),
     "dead tickets and rollback": Scenario(
-        lambda cast: (_producer(cast, "a"), Worker("w1"), _reaper(cast), _waiter(cast), Tidier()),
+        lambda: (_producer("a"), Worker("w1"), _reaper(), _waiter(), Tidier()),
         left={"rollback": 1, "lapse": 1},
     ),
     "retry and rollback": Scenario(
-        lambda cast: (_retrier(cast, runs=2), Worker("w1", fails=(0, 1)), _reaper(cast), _waiter(cast)),
+        lambda: (_retrier(runs=2), Worker("w1", fails=(0, 1)), _reaper(), _waiter()),
         left={"rollback": 1},
         prepare=_ended_with_failures,
     ),
 }
 
 
-def _everybody(cast: Cast, **options: Any) -> tuple[Actor, ...]:
+def _everybody(**options: Any) -> tuple[Actor, ...]:
     others = {"changed": ("a", "b", "y"), "longer": ("a", "b", "c", "d"), "shorter": ("a", "b")}
     return (
-        _producer(cast, "a", "b", "c", runs=3, others=others, **options),
+        _producer("a", "b", "c", runs=3, others=others, **options),
         Worker("w1", fails=(0, 0, 1), releases=True),
         Worker("w2", fails=(0, 0, 2), releases=True),
-        _reaper(cast),
-        _retrier(cast, runs=2),
-        _retrier(cast, "other"),
-        _waiter(cast),
-        *([Program("reader", {"": bodies.fetches})] if cast is PRESENT else []),
-        *([Tidier()] if cast is PRESENT else []),
+        _reaper(),
+        _retrier(runs=2),
+        _retrier("other"),
+        _waiter(),
+        Program("reader", {"": bodies.fetches}),
+        Tidier(),
     )
 
 
 #: Large worlds, for random walks.
 SCENARIOS["everybody"] = Scenario(_everybody, left={"death": 3, "lapse": 5, "lost answer": 2})
 SCENARIOS["everybody and a canceller"] = Scenario(
-    lambda cast: (*_everybody(cast), _canceller(cast)), left={"death": 2, "lapse": 3, "lost answer": 1}
+    lambda: (*_everybody(), _canceller()), left={"death": 2, "lapse": 3, "lost answer": 1}
 )
 SCENARIOS["everybody and a stopper"] = Scenario(
-    lambda cast: (*_everybody(cast), _stopper(runs=2)), left={"death": 2, "lapse": 3, "lost answer": 1}
+    lambda: (*_everybody(), _stopper(runs=2)), left={"death": 2, "lapse": 3, "lost answer": 1}
 )
 SCENARIOS["everybody with a budget"] = Scenario(
     _everybody, left={"death": 2, "lapse": 3, "lost answer": 1}, job={"max_errors": 2}
 )
 SCENARIOS["everybody and kept fields"] = Scenario(
-    lambda cast: _everybody(cast, keep=["word"]),
+    lambda: _everybody(keep=["word"]),
     left={"death": 2, "lapse": 3, "lost answer": 1, "rollback": 1},
     job={"options": {**OPTIONS, "keep": ["word"]}},
     history=8,
@@ -448,7 +419,7 @@ SCENARIOS["everybody and an older Redis"] = Scenario(
     _everybody, left={"death": 2, "lapse": 4, "lost answer": 1, "rollback": 2}, history=12
 )
 SCENARIOS["everybody within limits"] = Scenario(
-    lambda cast: (*_everybody(cast), _stopper()),
+    lambda: (*_everybody(), _stopper()),
     left={"death": 2, "lapse": 4, "lost answer": 1, "rollback": 1},
     prepare=_limited,
     history=8,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import Any
 
-from embedctl.store.connection import Connection, Put, ScriptCall, script_source
+from embedctl.store.connection import Connection, Put, ScriptCall
 from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.settings import Settings
@@ -40,7 +40,6 @@ LONG_S = 1_000_000.0
 _PAST = 1_000_000_000_000  # ms since 1970; every real time is later
 #: The time of the reaper's next look at a job, as snapshots store it (ms).
 NOW, LATER = 1, 8 * 10**15
-_AGENDAS = keys.upkeep("")
 
 # Each value becomes one string: `s` and the bytes, or `h`/`z` and items as `length:bytes`. Keys without a TTL are
 # reported. The others get a long TTL, so that only a step can make them expire. Streams are left alone: no decision
@@ -49,11 +48,9 @@ _DUMP = f"""
 local out, bare = {{}}, {{}}
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-for _, key in ipairs(redis.call('KEYS', '{_AGENDAS}*')) do
-  local jobs = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
-  for each = 1, #jobs, 2 do
-    redis.call('ZADD', key, tonumber(jobs[each + 1]) <= now and {NOW} or {LATER}, jobs[each])
-  end
+local jobs = redis.call('ZRANGE', '{keys.UPKEEP}', 0, -1, 'WITHSCORES')
+for each = 1, #jobs, 2 do
+  redis.call('ZADD', '{keys.UPKEEP}', tonumber(jobs[each + 1]) <= now and {NOW} or {LATER}, jobs[each])
 end
 """
 _DUMP += """
@@ -107,13 +104,13 @@ class ExplorerConnection(Connection):
     """The connection of the explored store. One write holds the state to restore, a script, and the look after it.
 
     Args:
-        scripts: the text of each script by its name; None means the package's scripts.
+        scripts: the text of each script by its name.
     """
 
-    def __init__(self, settings: Settings, path: str, scripts: Any = None) -> None:
+    def __init__(self, settings: Settings, path: str, scripts: Callable[[str], str]) -> None:
         super().__init__(settings)
         self.wire = Wire(path)
-        self._source = scripts or script_source
+        self._source = scripts
         self._dump, self._restore = self.wire.ask(["SCRIPT", "LOAD", _DUMP], ["SCRIPT", "LOAD", _RESTORE])
         self._shas: dict[str, bytes] = {}
         self._now = Snapshot()
@@ -389,7 +386,6 @@ def _deaths(facts: bytes) -> tuple[str, int]:
     return known["rows"], min(known["unnamed"], 4)
 
 
-_VERSIONS = range(1, wire.VERSION + 1)
 #: What stands for the result of such a chunk.
 VOID = b"void"
 
@@ -411,7 +407,7 @@ class View:
     @property
     def in_agenda(self) -> bool:
         """Whether the reaper will look at the job, now or later."""
-        return any(self.job_id.encode() in self.fields(keys.upkeep(version)) for version in _VERSIONS)
+        return self.job_id.encode() in self.fields(keys.UPKEEP)
 
     @property
     def is_active(self) -> bool:

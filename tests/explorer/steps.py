@@ -204,9 +204,8 @@ class _SteppedDrains(_Stepped):
 class _SteppedUpkeep(_Stepped):
     def __init__(self, real: Any, recorder: Recorder, broker: Broker) -> None:
         super().__init__(real, recorder)
-        if isinstance(real, Upkeep):
-            self.agenda = _stepped_agenda(real.agenda, recorder, broker)
-            self._looking = Upkeep(_SteppedScripts(broker.connection, recorder), broker.settings)
+        self.agenda = _stepped_agenda(real.agenda, recorder, broker)
+        self._looking = Upkeep(_SteppedScripts(broker.connection, recorder), broker.settings)
 
     def look(self, *args: Any, **named: Any) -> Any:
         """Look as :class:`_SteppedScripts` does: others may come between any two scripts, although they share one
@@ -263,8 +262,8 @@ class _NobodyAsks:
     def count(self, queue: str) -> int:
         return 1
 
-    def serving(self, hardware: str, model: str, version: int, **_: object) -> tuple[int, int]:
-        return 1, 0
+    def serving(self, hardware: str, model: str, **_: object) -> int:
+        return 1
 
 
 class _Tickets:

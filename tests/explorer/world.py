@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from embedctl.broker import Broker
 from embedctl.store import JobStore, Upkeep, WorkerRegistry
-from embedctl_config import keys, wire
+from embedctl_config import keys
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from tests.explorer.snapshots import LONG_S, NOW, ExplorerConnection, Snapshot, View
@@ -119,15 +118,9 @@ class World:
         """Make a chunk overdue: move its due time into the past."""
         self.connection.queue("ZADD", keys.due(self.job_id), "XX", 1, chunk)
 
-    @property
-    def has_agenda(self) -> bool:
-        """Whether the reaper looks at a job when it is due. Older reapers went through all jobs."""
-        return isinstance(self.broker.upkeep, Upkeep)
-
     def come_up(self) -> None:
         """Make the reaper's next look at the job due now."""
-        for version in range(1, wire.VERSION + 1):
-            self.connection.queue("ZADD", keys.upkeep(version), "XX", NOW, self.job_id)
+        self.connection.queue("ZADD", keys.UPKEEP, "XX", NOW, self.job_id)
 
     def grow_old(self) -> None:
         """Make the job's last progress long past."""
@@ -141,8 +134,7 @@ class World:
 
     def beat(self, instance: str) -> None:
         self.broker.workers.beat(row(instance))
-        if self.has_agenda:
-            self.broker.upkeep.agenda.wake([QUEUE])
+        self.broker.upkeep.agenda.wake([QUEUE])
         for members in (keys.WORKERS, keys.queue_workers(QUEUE)):
             self.connection.queue("ZADD", members, self.now_ms + LONG_S * 3000, instance)
 
@@ -158,16 +150,14 @@ class World:
 def a_world(
     folder: Path,
     *,
-    scripts: Any = None,
-    parts: Mapping[str, Any] = MappingProxyType({}),
+    scripts: Callable[[str], str],
     job: Mapping[str, Any],
     **settings: Any,
 ) -> Iterator[World]:
     """A world around a new job, in the Redis of this folder.
 
     Args:
-        scripts: the text of each script by its name; None means the package's scripts.
-        parts: the types of `jobs` and `upkeep`, if not the package's.
+        scripts: the text of each script by its name.
         job: arguments of the job's creation, in addition to the defaults.
     """
     path = f"{folder}/redis.sock"
@@ -184,9 +174,8 @@ def a_world(
     now_ms = time.time_ns() // 1_000_000
     connection.now_ms = lambda: now_ms  # type: ignore[method-assign]
     connection.check_server = lambda: None  # type: ignore[method-assign]
-    jobs = parts.get("jobs", JobStore)(connection, known)
-    upkeep = parts.get("upkeep", Upkeep)(connection, known)
-    broker = Broker(known, connection, jobs, WorkerRegistry(connection), upkeep)
+    jobs = JobStore(connection, known)
+    broker = Broker(known, connection, jobs, WorkerRegistry(connection), Upkeep(connection, known))
     try:
         job_id, _ = jobs.create(spec(**job))
         with no_time_of_its_own(recorder):

@@ -9,7 +9,7 @@ from typing import Any
 from embedctl import Job, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.tickets import Ticket
-from embedctl_config import keys
+from embedctl_config import keys, wire
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
@@ -51,7 +51,9 @@ class Rig:
         return enqueue_embeddings(list(texts), settings=self.settings)
 
     def run(self, job: Job, chunk: int = 0, **facts: Any) -> None:
-        self.runner.run("dummy", Ticket(keys.queue("dummy", "dummy"), job.id, chunk, facts))
+        self.runner.run(
+            "dummy", Ticket(keys.queue("dummy", "dummy"), job.id, chunk, {"version": wire.VERSION, **facts})
+        )
 
     def value(self, name: str, **labels: str) -> float | None:
         own = {"hardware_class": "dummy", "model": "dummy", **labels}

@@ -217,7 +217,6 @@ def _done(spec: JobSpec) -> JobStatus:
     now = datetime.now(UTC)
     return JobStatus(
         id="",
-        version=spec.version,
         state=JobState.COMPLETED,
         model=spec.model,
         hardware=spec.hardware,

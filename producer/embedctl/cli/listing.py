@@ -104,8 +104,7 @@ def _print_json(broker: Broker, jobs: Iterator[JobStatus]) -> None:
     serving = cache(broker.workers.serving)
     with printed_array() as add:
         for job in jobs:
-            live, older = serving(job.hardware, job.model, job.version)
-            add(job_form(replace(job, live_workers=live, older_workers=older)))
+            add(job_form(replace(job, live_workers=serving(job.hardware, job.model))))
 
 
 def _print_table(jobs: Iterator[JobStatus], now_s: float) -> None:

@@ -7,7 +7,6 @@ import json
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,12 @@ from embedctl.cli.results import exit_status, failures_in, report, summary
 from embedctl.cli.update_report import report_update
 from embedctl.corpus import BatchCorpus, Corpus
 from embedctl.drain.places import Place
-from embedctl.enqueue import tenant_for
 from embedctl.estimate import local_estimate
 from embedctl.job import Job
 from embedctl.output import is_stdout
 from embedctl.routing import local_class
 from embedctl.store import JobStatus
 from embedctl.terminal.progress import JobProgress
-from embedctl_config import wire
 from embedctl_config.errors import JobError, JobLost, JobNotFound, JobStalled
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
@@ -149,8 +146,7 @@ def _stack(
     *,
     pull: bool,
 ) -> Iterator[tuple[Settings, Callable[[], None], str]]:
-    """A Redis, unless one is configured, and a worker, unless one for such jobs lives there, for as long as the block
-    lasts.
+    """A Redis, unless one is configured, and a worker, unless one lives there, for as long as the block lasts.
 
     With `cpus`, the worker is always our own. With `pull`, a model that it lacks is downloaded. The state folder is
     named by the run's key, if it has one, and then knows commands that are `named` so.
@@ -162,9 +158,7 @@ def _stack(
 
     options = command.choice.options
     model, hardware = options.model or settings.model, str(options.hardware)
-    precision = settings.hardware_class(hardware).precision
-    tenant = tenant_for(settings, options.tenant)
-    version = wire.version_for({**asdict(options), "tenant": tenant}, precision)
+    settings.hardware_class(hardware)
     name = key or secrets.token_hex(8)
     with local.state_of(settings, name, kind=named if key else name) as folder:
         if local.was_begun_otherwise(folder):
@@ -181,7 +175,7 @@ def _stack(
 
             borrows = settings.redis_url and cpus is None
             with (
-                local.borrowed_worker(ours, hardware=hardware, model=model, version=version, start=start, say=say)
+                local.borrowed_worker(ours, hardware=hardware, model=model, start=start, say=say)
                 if borrows
                 else start()
             ) as watch:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby
-from operator import itemgetter
 
 from embedctl.store.connection import Connection
 from embedctl.store.sweeps import next_slice
-from embedctl_config import keys, tenants, wire
+from embedctl_config import keys, tenants
 from embedctl_config.errors import NotPermitted
 from embedctl_config.settings import Settings
 
@@ -20,16 +18,13 @@ _SWEPT = 500
 _NAMES = 100
 #: Jobs that one worker wakes in one round.
 _WOKEN = 1000
-#: The versions of jobs that this release looks after.
-_VERSIONS = range(1, wire.VERSION + 1)
 
 
 class Agenda:
     """The time of the reaper's next look at each active job.
 
     A script that makes something due also schedules the job, no later than that time; `reap` schedules the look after.
-    Scripts of an older version schedule nothing, and Redis may lose the set: the sweep adds jobs that are missing, and
-    corrects those that are late.
+    Redis may lose the set: the sweep adds jobs that are missing, and corrects those that are late.
     """
 
     def __init__(self, connection: Connection, settings: Settings) -> None:
@@ -47,25 +42,22 @@ class Agenda:
         """
         token = secrets.token_hex(8)
         with self._connection.client() as client:
-            taken = client.set(keys.reaper(wire.VERSION), token, nx=True, px=max(1, int(held_s * 1000)))
+            taken = client.set(keys.REAPER, token, nx=True, px=max(1, int(held_s * 1000)))
         return token if taken and self._connection.uptime_s() >= 2 * self._settings.lease_s else ""
 
     def keep_turn(self, token: str, held_s: float) -> bool:
         """Let the turn end this many seconds from now. False if this process had lost it already."""
         with self._connection.client() as client:
-            mine: bool = client.get(keys.reaper(wire.VERSION)) == token.encode()
+            mine: bool = client.get(keys.REAPER) == token.encode()
             if mine:
-                client.pexpire(keys.reaper(wire.VERSION), max(1, int(held_s * 1000)))
+                client.pexpire(keys.REAPER, max(1, int(held_s * 1000)))
         return mine
 
     def due(self, now_ms: int, limit: int) -> list[str]:
         """The jobs to look at now, in the order of their due times."""
         with self._connection.client() as client:
-            pipe = client.pipeline(transaction=False)
-            for version in _VERSIONS:
-                pipe.zrangebyscore(keys.upkeep(version), "-inf", now_ms, start=0, num=limit, withscores=True)
-            found = sorted((score, job_id.decode()) for part in pipe.execute() for job_id, score in part)
-        return list(dict.fromkeys(job_id for _, job_id in found[:limit]))
+            found = client.zrangebyscore(keys.UPKEEP, "-inf", now_ms, start=0, num=limit)
+        return [job_id.decode() for job_id in found]
 
     def running(self, now_ms: int, limit: int) -> list[str]:
         """Jobs that may be running. Each has a look scheduled before its next lease lapses, so within one lease."""
@@ -74,28 +66,19 @@ class Agenda:
     def look_at(self, job_id: str, at_ms: int, *, sooner: bool = False) -> None:
         """Set the time of the next look at a job; with `sooner`, only if that is earlier than the time set."""
         with self._connection.client() as client:
-            pipe = client.pipeline(transaction=False)
-            for version in _VERSIONS:
-                pipe.zadd(keys.upkeep(version), {job_id: at_ms}, xx=True, lt=sooner)
-            pipe.execute()
+            client.zadd(keys.UPKEEP, {job_id: at_ms}, xx=True, lt=sooner)
 
     def put_off(self, job_ids: Sequence[str], at_ms: int) -> None:
         """Set the time of the next look at these jobs. Jobs that are due earlier come first."""
         if job_ids:
             with self._connection.client() as client:
-                pipe = client.pipeline(transaction=False)
-                for version in _VERSIONS:
-                    pipe.zadd(keys.upkeep(version), dict.fromkeys(job_ids, at_ms), xx=True)
-                pipe.execute()
+                client.zadd(keys.UPKEEP, dict.fromkeys(job_ids, at_ms), xx=True)
 
     def leave_out(self, job_ids: Sequence[str]) -> None:
         """Stop looking at jobs, until something happens to them."""
         if job_ids:
             with self._connection.client() as client:
-                pipe = client.pipeline(transaction=False)
-                for version in _VERSIONS:
-                    pipe.zrem(keys.upkeep(version), *job_ids)
-                pipe.execute()
+                client.zrem(keys.UPKEEP, *job_ids)
 
     def forget(self, job_ids: Sequence[str]) -> None:
         """Take jobs off the list of those that need upkeep."""
@@ -109,16 +92,16 @@ class Agenda:
 
         If no job waits, this is one command, whatever the number of queues: every worker calls it every few seconds.
         """
-        idle = [(version, keys.idle(version, queue)) for queue in queues for version in _VERSIONS]
+        idle = [keys.idle(queue) for queue in queues]
         with self._connection.client() as client:
-            if not idle or not client.exists(*(key for _, key in idle)):
+            if not idle or not client.exists(*idle):
                 return
-            for version, key in idle:
+            for key in idle:
                 waiting = client.zrange(key, 0, _WOKEN - 1)
                 if waiting:
                     pipe = client.pipeline(transaction=False)
                     # A job that left the set meanwhile is not added again.
-                    pipe.zadd(keys.upkeep(version), dict.fromkeys(waiting, 0), xx=True, lt=True)
+                    pipe.zadd(keys.UPKEEP, dict.fromkeys(waiting, 0), xx=True, lt=True)
                     pipe.zrem(key, *waiting).execute()
 
     def sweep(self, now_ms: int) -> list[tuple[str, str]]:
@@ -127,41 +110,35 @@ class Agenda:
         Returns:
             The ids and the tenants of these jobs.
         """
-        ids = self._slice(keys.ACTIVE, f"active:{wire.VERSION}", _SWEPT)
+        ids = self._slice(keys.ACTIVE, "active", _SWEPT)
         facts = self._facts_of(ids)
         found = [each for each in map(_due, ids, facts) if each is not None]
-        self.forget([job_id for job_id, version, _, _ in found if not version])
-        found = [each for each in found if each[1] in _VERSIONS]
-        live = self._live({queue for _, _, queue, _ in found}, now_ms)
-        for version, jobs in groupby(sorted(found, key=itemgetter(1)), itemgetter(1)):
-            late: dict[str, float] = {}
-            missing: dict[str, float] = {}
-            for job_id, _, queue, first in jobs:
-                if first is not None and queue in live:
-                    late[job_id] = first
-                else:
-                    missing[job_id] = now_ms
-            self._put(version, late, missing)
+        self.forget([job_id for job_id, queue, _ in found if not queue])
+        found = [each for each in found if each[1]]
+        live = self._live({queue for _, queue, _ in found}, now_ms)
+        late = {job_id: first for job_id, queue, first in found if first is not None and queue in live}
+        self._put(late, {job_id: now_ms for job_id, _, _ in found if job_id not in late})
         return [
-            (job_id, tenants.DEFAULT if own[3] is None else own[3].decode(errors="replace"))
+            (job_id, tenants.DEFAULT if own[2] is None else own[2].decode(errors="replace"))
             for job_id, (own, _) in zip(ids, facts, strict=True)
             if isinstance(own, list) and own[0] is not None
         ]
 
-    def _put(self, version: int, late: Mapping[str, float], missing: Mapping[str, float]) -> None:
-        upkeep = keys.upkeep(version)
+    def _put(self, late: Mapping[str, float], missing: Mapping[str, float]) -> None:
+        if not late and not missing:
+            return
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
             if late:
-                pipe.zadd(upkeep, late, lt=True)
+                pipe.zadd(keys.UPKEEP, late, lt=True)
             if missing:
-                pipe.zadd(upkeep, missing, nx=True)
+                pipe.zadd(keys.UPKEEP, missing, nx=True)
             *_, left_ms, active, names, birth = (
-                pipe.pttl(upkeep).pttl(keys.ACTIVE).pttl(keys.JOBS).pttl(keys.BIRTH).execute()
+                pipe.pttl(keys.UPKEEP).pttl(keys.ACTIVE).pttl(keys.JOBS).pttl(keys.BIRTH).execute()
             )
             if left_ms == -1:  # It is new. Scripts renew the other keys' lifetimes when this key's is short.
                 there = [left for left in (active, names, birth) if left > 0]
-                client.pexpire(upkeep, min(there, default=keys.UNENDED_TTL_S * 1000))
+                client.pexpire(keys.UPKEEP, min(there, default=keys.UNENDED_TTL_S * 1000))
 
     def drop_names(self) -> set[str]:
         """Remove jobs that are gone from the list of all jobs: in each round some of the oldest, and some others.
@@ -182,23 +159,23 @@ class Agenda:
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
             for job_id in names:
-                pipe.hmget(keys.job(job_id), "version", "hardware", "model")
+                pipe.hmget(keys.job(job_id), "hardware", "model")
             found = [self._connection.answer_of(each) for each in pipe.execute(raise_on_error=False)]
-            gone = [job_id for job_id, facts in zip(names, found, strict=True) if facts == [None] * 3]
+            gone = [job_id for job_id, facts in zip(names, found, strict=True) if facts == [None] * 2]
             if gone:
                 client.zrem(keys.JOBS, *gone)
-        routes = [facts[1:] for facts in found if isinstance(facts, list) and None not in facts]
+        routes = [facts for facts in found if isinstance(facts, list) and None not in facts]
         return {keys.queue(*(name.decode(errors="replace") for name in route)) for route in routes}
 
     def _slice(self, members: str, cursor: str, count: int) -> list[str]:
         return [job_id for job_id, _ in next_slice(self._connection, members, cursor, count)]
 
     def _facts_of(self, ids: Sequence[str]) -> list[tuple[object, object]]:
-        """For each job its version, class, model and tenant, and its first due chunk."""
+        """For each job its class, model and tenant, and its first due chunk."""
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
             for job_id in ids:
-                pipe.hmget(keys.job(job_id), "version", "hardware", "model", "tenant")
+                pipe.hmget(keys.job(job_id), "hardware", "model", "tenant")
                 pipe.zrange(keys.due(job_id), 0, 0, withscores=True)
             answers = pipe.execute(raise_on_error=False)
         answers = [self._connection.answer_of(answer) for answer in answers]
@@ -214,19 +191,19 @@ class Agenda:
             return {queue for queue, workers in zip(names, pipe.execute(), strict=True) if workers}
 
 
-def _due(job_id: str, facts: tuple[object, object]) -> tuple[str, int, str, float | None] | None:
-    """A job's id, its version, its queue and the time when its first chunk is due; version 0 if the job is gone.
+def _due(job_id: str, facts: tuple[object, object]) -> tuple[str, str, float | None] | None:
+    """A job's id, its queue and the time when its first chunk is due; no queue if the job is gone.
 
     None if the job's keys can't be read. The reaper looks at such a job when something happens to it.
     """
     own, first = facts
     if not isinstance(own, list) or isinstance(first, Exception):
         return None
-    version, hardware, model, _ = own
-    if version is None:
-        return job_id, 0, "", None
+    hardware, model, _ = own
+    if hardware is None:
+        return job_id, "", None
     try:
         queue = keys.queue(hardware.decode(), model.decode())
-        return job_id, int(version), queue, float(first[0][1]) if first else None  # type: ignore[index]
+        return job_id, queue, float(first[0][1]) if first else None  # type: ignore[index]
     except (ValueError, AttributeError):
         return None

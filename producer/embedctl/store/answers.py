@@ -34,7 +34,7 @@ class ClaimAnswer(StrEnum):
     LOST = "lost"
     GONE = "gone"
     CANCELLED = "cancelled"
-    NEWER = "newer"
+    VERSION = "version"
 
 
 @dataclass(frozen=True, slots=True)

@@ -578,7 +578,7 @@ def script_source(name: str) -> str:
         f"local BIRTH, JOBS, WORKERS, DIED, LEFT = "
         f"'{keys.BIRTH}', '{keys.JOBS}', '{keys.WORKERS}', '{keys.died('')}', '{keys.LEFT}'\n"
         f"local KIND_AT, ELSEWHERE, SIZE_AT = {wire.KIND_AT}, {wire.ELSEWHERE}, {wire.PREFIX_BYTES}\n"
-        f"local UPKEEP, LOOK_AFTER_MS = '{keys.upkeep('')}', {keys.LOOK_AFTER_S * 1000}\n"
+        f"local UPKEEP, LOOK_AFTER_MS = '{keys.UPKEEP}', {keys.LOOK_AFTER_S * 1000}\n"
     )
     if name == "issue":
         return f"{tenant}{constants}{_of_turns()}{own}"

@@ -1,10 +1,10 @@
--- Take, renew or give up the right to drain a job. The job is then one that is drained, of a version that knows this.
+-- Take, renew or give up the right to drain a job. The job is then one that is drained.
 -- KEYS[9]: drainer. ARGV: job, token, token and owner in words, lease (0 gives the right up), most bytes of results in
--- Redis, place of the parts or '', version, token of an owner that is known to have died or ''.
+-- Redis, place of the parts or '', token of an owner that is known to have died or ''.
 -- → ok <first chunk not drained> <parts> <parts of retried records> <place> | held <owner>
 local owner = redis.call('GET', KEYS[9])
 local token = owner and owner:match('^%S+')
-if owner and token ~= ARGV[2] and token ~= ARGV[8] then return {'held', owner} end
+if owner and token ~= ARGV[2] and token ~= ARGV[7] then return {'held', owner} end
 -- First a write that needs no memory: a full Redis then lets the script go on, and only a drain makes room in it.
 redis.call('PEXPIRE', job, redis.call('PTTL', job))
 if ARGV[4] == '0' then
@@ -14,15 +14,5 @@ else
 end
 redis.call('HSET', job, 'results_high_water', ARGV[5])
 if ARGV[6] ~= '' then redis.call('HSET', job, 'drain_to', ARGV[6]) end
-if tonumber(meta[2]) < tonumber(ARGV[7]) then  -- older programs would take its drained chunks for lost
-  redis.call('HSET', job, 'version', ARGV[7])
-  local next_look = redis.call('ZSCORE', upkeep, ARGV[1])
-  redis.call('ZREM', upkeep, ARGV[1])
-  upkeep = UPKEEP .. ARGV[7]
-  if next_look then
-    redis.call('ZADD', upkeep, next_look, ARGV[1])
-    share()
-  end
-end
 local facts = redis.call('HMGET', job, 'drained_next', 'parts', 'retry_parts', 'drain_to')
 return {'ok', tonumber(facts[1] or 0), tonumber(facts[2] or 0), tonumber(facts[3] or 0), facts[4] or ''}

@@ -9,7 +9,7 @@ from typing import Any
 
 from embedctl.store.connection import Connection
 from embedctl.store.jobs import JobStore
-from embedctl_config import keys, wire
+from embedctl_config import keys
 from embedctl_config.errors import JobDrained
 
 _SLICE = 500
@@ -101,7 +101,7 @@ class Drains:
             How far the job is drained, or the process that has the right.
         """
         lease_ms = int((keys.DRAINER_LEASE_S if lease_s is None else lease_s) * 1000)
-        args = [holder.token, holder.as_text(), lease_ms, high_water, place, wire.DRAINS_SINCE, dead]
+        args = [holder.token, holder.as_text(), lease_ms, high_water, place, dead]
         answer, rest = self._jobs.job_script("drainer", job_id, [keys.drainer(job_id)], args)
         if answer == "held":
             return Holder(*rest[0].decode().split(" ", 3))

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Literal
 
 from embedctl_config import keys
 
@@ -26,10 +26,9 @@ class ServedModel:
         engine: the engine that runs it, in words.
         accuracy: the gate's measurement at start, in words; empty if there was no reference.
         spelling_of: if this name is another spelling of a model that the worker serves, that model's name; else empty.
-        sustained_tokens_per_s: the rate with chunks that are large enough to tell it; 0 if there was none yet, or if
-            the worker is older than this figure.
-        max_tokens: longer texts are truncated; 0 if the worker is older than this figure.
-        prompts: the names of the model's own prompts; None if they are too many to say, or the worker is older.
+        sustained_tokens_per_s: the rate with chunks that are large enough to tell it; 0 if there was none yet.
+        max_tokens: longer texts are truncated.
+        prompts: the names of the model's own prompts; None if they are too many to say.
     """
 
     fingerprint: str
@@ -59,7 +58,6 @@ class WorkerRow:
         quiet_s: seconds without progress of the current encode; 0 while it encodes nothing.
         device: the device that it is pinned to, such as `cpu 0-3`, `gpu GPU-…` or `neuron 0`.
         metrics: the URL of its metrics and its health; empty if it serves none.
-        version: the newest version of jobs that it knows; 1 if it does not say, as older workers don't.
     """
 
     instance: str
@@ -80,7 +78,6 @@ class WorkerRow:
     bounds: str = ""
     device: str = ""
     metrics: str = ""
-    version: int = 1
 
     @property
     def activity(self) -> Literal["idle", "busy", "hung"]:
@@ -121,31 +118,13 @@ def parse(beat: bytes) -> WorkerRow:
     import orjson  # here, because most commands read no heartbeat
 
     try:
-        return _as_written_here(orjson.loads(beat))
-    except (ValueError, TypeError, LookupError, AttributeError):
-        # Of another version, with a number or a character that orjson refuses, or no heartbeat at all.
-        return _of_any_version(json.loads(beat.decode()))
-
-
-_NAMES = {of: tuple(each.name for each in fields(of)) for of in (WorkerRow, ServedModel)}
-_OF_ROW, _OF_MODEL = (frozenset(names) for names in _NAMES.values())
-_in_row, _in_model = (itemgetter(*names) for names in _NAMES.values())
-
-
-def _as_written_here(facts: Any) -> WorkerRow:
-    """A worker that says all that this version knows. To pass the facts by position takes half the time."""
+        facts = orjson.loads(beat)
+    except ValueError:  # it holds a number or a character that orjson refuses, or is no heartbeat
+        facts = json.loads(beat.decode())
     facts["models"] = {name: ServedModel(*_in_model(model)) for name, model in facts["models"].items()}
     facts["holding"] = tuple([(job, chunk) for job, chunk in facts["holding"]])
     return WorkerRow(*_in_row(facts))
 
 
-def _of_any_version(facts: Any) -> WorkerRow:
-    facts = _known(facts, _OF_ROW)
-    facts["models"] = {name: ServedModel(**_known(model, _OF_MODEL)) for name, model in facts["models"].items()}
-    facts["holding"] = tuple((job, chunk) for job, chunk in facts["holding"])
-    return WorkerRow(**facts)
-
-
-def _known(facts: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
-    """The facts that this version knows. A newer worker may say more."""
-    return facts if facts.keys() <= names else {name: value for name, value in facts.items() if name in names}
+# To pass the facts by position takes half the time.
+_in_row, _in_model = (itemgetter(*(each.name for each in fields(of))) for of in (WorkerRow, ServedModel))

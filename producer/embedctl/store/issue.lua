@@ -4,7 +4,7 @@
 -- KEYS: live workers of the queue, its lanes, its issued chunks, its small issued chunks, pause of its background lane,
 -- waiting queues. ARGV: job or '', chunk of the job whose ticket is over or '', queue, tickets per worker, reissue
 -- after, part of the interactive lane, tenant whose jobs alone the caller may read or ''.
--- → ok (<job> <chunk> <version>)…
+-- → ok (<job> <chunk>)…
 local workers, lanes, large, small, pause, waiting = unpack(KEYS)
 local own, over, queue = ARGV[1], ARGV[2], ARGV[3]
 local per_worker, reissue_ms, part, only = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
@@ -31,7 +31,7 @@ local function wanting(id)
   local key = JOB .. id
   local facts = redis.call('HMGET', key, 'state', 'version', 'ttl_ms', 'next', 'added', 'window', 'resumed_to',
     'resumed_by', 'results_high_water', 'result_bytes', 'drained_next', 'data', 'tenant', 'lane', 'weight')
-  if not facts[1] or over_states[facts[1]] or tonumber(facts[2]) > WIRE_VERSION then return nil end
+  if not facts[1] or over_states[facts[1]] or tonumber(facts[2]) ~= WIRE_VERSION then return nil end
   local first, added = tonumber(facts[4]), tonumber(facts[5])
   -- A stopped job that is resumed has no text yet for the chunks that its producer has not reached.
   if facts[7] and redis.call('GET', key .. ':producer') == facts[8] then added = tonumber(facts[7]) end
@@ -41,7 +41,7 @@ local function wanting(id)
   local window = math.max(tonumber(facts[6]), live * per_worker)
   local life_ms = math.max(tonumber(facts[3]), UNENDED_TTL_MS)
   local job = {
-    id = id, key = key, version = facts[2], first = first, added = added, window = window, drains = facts[9],
+    id = id, key = key, first = first, added = added, window = window, drains = facts[9],
     outside = facts[12], tenant = facts[13] or TENANT, lane = facts[14] or LANE, weight = tonumber(facts[15] or 1),
     life_ms = life_ms, keep_ms = math.floor(life_ms * CHUNK_TTL_FACTOR),
   }
@@ -51,10 +51,9 @@ end
 
 -- Make the reaper look at a job at this time or earlier; see the prelude of the other scripts.
 local function look_by(job, at)
-  local upkeep = UPKEEP .. job.version
-  if redis.call('ZADD', upkeep, 'LT', at, job.id) == 0 then return end
-  if redis.call('PTTL', upkeep) >= (job.life_ms + job.keep_ms) / 2 then return end
-  for _, shared in ipairs({ACTIVE, JOBS, BIRTH, upkeep}) do
+  if redis.call('ZADD', UPKEEP, 'LT', at, job.id) == 0 then return end
+  if redis.call('PTTL', UPKEEP) >= (job.life_ms + job.keep_ms) / 2 then return end
+  for _, shared in ipairs({ACTIVE, JOBS, BIRTH, UPKEEP}) do
     if redis.call('PTTL', shared) < job.keep_ms then redis.call('PEXPIRE', shared, job.keep_ms) end
   end
 end
@@ -227,7 +226,7 @@ while true do
     redis.call('ZREM', jobs_of(job), job.id)
   else
     issue(job, set)
-    for _, each in ipairs({job.id, job.chunk, job.version}) do answer[#answer + 1] = each end
+    for _, each in ipairs({job.id, job.chunk}) do answer[#answer + 1] = each end
   end
 end
 if redis.call('EXISTS', lanes) == 1 or redis.call('EXISTS', flows_of('background')) == 1 then

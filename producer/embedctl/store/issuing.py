@@ -13,11 +13,10 @@ from embedctl_config.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A chunk whose ticket is to be sent now, and its job's version."""
+    """A chunk whose ticket is to be sent now."""
 
     job_id: str
     chunk: int
-    version: int
 
 
 def issue_call(
@@ -52,7 +51,4 @@ def issue_call(
 
 def issued_of(rest: Sequence[Any]) -> list[Issued]:
     """The chunks in an answer of that script."""
-    return [
-        Issued(job_id.decode(), int(chunk), int(version))
-        for job_id, chunk, version in zip(rest[::3], rest[1::3], rest[2::3], strict=True)
-    ]
+    return [Issued(job_id.decode(), int(chunk)) for job_id, chunk in zip(rest[::2], rest[1::2], strict=True)]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from embedctl_config import tenants, wire
+from embedctl_config import tenants
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,3 @@ class JobSpec:
     tenant: str = tenants.DEFAULT
     lane: str = tenants.NORMAL
     weight: float = 1.0
-
-    @property
-    def version(self) -> int:
-        """The job's version: the lowest that knows all of this."""
-        drain = self.results_high_water is not None
-        needs = {"drain": drain, "data": self.data, "tenant": self.tenant, "lane": self.lane}
-        return wire.version_for({**self.options, **needs}, self.precision)

@@ -20,7 +20,7 @@ from embedctl.store.job_spec import JobSpec
 from embedctl.store.quotas import Quotas, exceeded
 from embedctl.store.reading import JobReader, facts_asked
 from embedctl.store.status import COUNTS, JobState, JobStatus, lifetime_s
-from embedctl_config import keys, tenants
+from embedctl_config import keys, tenants, wire
 from embedctl_config.errors import (
     BrokerRefused,
     BrokerUnavailable,
@@ -128,7 +128,7 @@ class JobStore(JobReader):
         issued = issued_of(steps[-1][1]) if done[-1] else []
         if isinstance(steps[0], tuple) and steps[0][0] == Added.SKIPPED:
             # The first answer was lost, and with it perhaps the ticket. Another one costs a refused claim.
-            issued.append(Issued(job_id, 0, spec.version))
+            issued.append(Issued(job_id, 0))
         sealed_at = steps[1][1][1].decode() if all(done) else None
         is_made = isinstance(created, tuple) and created[0] == "created"
         return WholeJob(job_id if is_made else None, queue, rows, issued, sealed_at)
@@ -140,7 +140,7 @@ class JobStore(JobReader):
         made, tag = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now / 1000)), tenants.tag_of(spec.tenant)
         job_id = "-".join(filter(None, (made, tag, secrets.token_hex(5))))
         fields: dict[str, Any] = {
-            "version": spec.version,
+            "version": wire.VERSION,
             "state": JobState.SUBMITTING,
             "model": spec.model,
             "hardware": spec.hardware,
@@ -153,7 +153,7 @@ class JobStore(JobReader):
             **dict.fromkeys(COUNTS, 0),
             "next": 0,
         }
-        shared = [keys.ACTIVE, keys.BIRTH, keys.JOBS, keys.upkeep(fields["version"]), keys.QUEUES]
+        shared = [keys.ACTIVE, keys.BIRTH, keys.JOBS, keys.UPKEEP, keys.QUEUES]
         script_keys = [keys.job(job_id), *shared, keys.quota(spec.tenant)]
         if spec.idempotency_key is not None:
             script_keys.append(keys.idempotency(spec.idempotency_key, tag))
@@ -336,7 +336,7 @@ class JobStore(JobReader):
         )
 
     def renew(self, job_id: str, chunk: int, token: str, *, row: int | None = None) -> str:
-        """Renew a lease: `ok`, `done`, `not_owner`, `gone`, `cancelled` or `newer`.
+        """Renew a lease: `ok`, `done`, `not_owner`, `gone`, `cancelled` or `version` (of another).
 
         Args:
             row: the row of a suspect chunk that the worker begins now; -1 after the last one. If the worker dies before
@@ -428,7 +428,7 @@ class JobStore(JobReader):
     def complete(
         self, job_id: str, chunk: int, token: str, value: bytes, report: Completed, *, fingerprint: str
     ) -> str:
-        """Store a chunk's result and count it once: `ok`, `refused`, `mismatch`, `gone`, `cancelled` or `newer`.
+        """Store a chunk's result and count it once: `ok`, `refused`, `mismatch`, `gone`, `cancelled` or `version`.
 
         A result is also refused if the job now holds another text for this chunk.
 
@@ -469,7 +469,7 @@ class JobStore(JobReader):
         call = ScriptCall("complete", script_keys, args)
         while True:
             answer = self._stored_and_counted(job_id, temporary, value, call)
-            if answer in ("gone", "cancelled", "newer"):
+            if answer in ("gone", "cancelled", "version"):
                 with self._connection.client() as client:
                     client.unlink(temporary)
             if answer != "missing":
@@ -563,19 +563,19 @@ class JobStore(JobReader):
         answer, rest = self._ticket_script("cancel", job_id, [], [])
         if answer == "gone":
             raise self.absent(job_id)
-        if answer == "newer":
-            raise self._made_by_newer(job_id)
+        if answer == "version":
+            raise self._of_other_version(job_id, rest[0].decode())
         return JobState(rest[0].decode()) if answer == "ended" else JobState.CANCELLED
 
     def job_script(self, name: str, job_id: str, more_keys: list[str], args: list[Any]) -> tuple[str, list[Any]]:
-        """Run a script, and raise its answers about the whole job: `gone`, `cancelled` and `newer`."""
+        """Run a script, and raise its answers about the whole job: `gone`, `cancelled` and `version`."""
         answer, rest = self._ticket_script(name, job_id, more_keys, args)
         if answer == "gone":
             raise self.absent(job_id)
         if answer == "cancelled":
             raise JobCancelled(f"job {job_id} was cancelled")
-        if answer == "newer":
-            raise self._made_by_newer(job_id)
+        if answer == "version":
+            raise self._of_other_version(job_id, rest[0].decode())
         return answer, rest
 
     def _cut_off(self, job_id: str, there: int, told: int) -> JobLost:

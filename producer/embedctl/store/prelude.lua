@@ -3,7 +3,7 @@ local job, active, due, owners, attempts, reissues, events, counted = unpack(KEY
 local meta = redis.call('HMGET', job, 'state', 'version', 'ttl_ms', 'sealed', 'original_chunks', 'idempotency_key',
   'progressed_ms', 'results_high_water', 'data', 'tenant', 'limited')
 local state, ttl_ms, sealed, original = meta[1], tonumber(meta[3]), meta[4] == '1', tonumber(meta[5])
-local idempotency, progressed, upkeep = meta[6], meta[7], UPKEEP .. (meta[2] or '')
+local idempotency, progressed = meta[6], meta[7]
 -- Whether the job is drained: its results go to files, and are then no longer in Redis.
 local drains = meta[8] and true or false
 -- Whether the bytes of its chunks are outside of Redis. What stands here is then a reference to them.
@@ -12,7 +12,7 @@ local outside = meta[9] and true or false
 local quota = meta[11] and QUOTA .. (meta[10] or TENANT)
 local drained, parts, digests = job .. ':out:drained', job .. ':out:parts', job .. ':out:digests'
 if not state then return {'gone'} end
-if tonumber(meta[2]) > WIRE_VERSION then return {'newer'} end
+if tonumber(meta[2]) ~= WIRE_VERSION then return {'version', meta[2] or ''} end
 if state == 'cancelled' then return {'cancelled'} end
 local ended = state == 'completed' or state == 'completed_with_errors' or state == 'failed'
 local time = redis.call('TIME')
@@ -29,8 +29,8 @@ end
 
 -- Keys shared by all jobs live as long as any job; the reaper's set lives no longer than the other shared keys.
 local function share()
-  if redis.call('PTTL', upkeep) >= (life_ms + keep_ms) / 2 then return end
-  for _, shared in ipairs({active, JOBS, BIRTH, upkeep}) do
+  if redis.call('PTTL', UPKEEP) >= (life_ms + keep_ms) / 2 then return end
+  for _, shared in ipairs({active, JOBS, BIRTH, UPKEEP}) do
     if redis.call('PTTL', shared) < keep_ms then redis.call('PEXPIRE', shared, keep_ms) end
   end
 end
@@ -40,7 +40,7 @@ local looked_at = math.huge
 local function look_by(at)
   if at >= looked_at then return end
   looked_at = at
-  if redis.call('ZADD', upkeep, 'LT', at, ARGV[1]) == 1 then share() end
+  if redis.call('ZADD', UPKEEP, 'LT', at, ARGV[1]) == 1 then share() end
 end
 
 -- Set when an issued chunk next needs a ticket, unless something happens to it earlier. An added half millisecond means
@@ -86,8 +86,8 @@ local function enter(new_state)
   return event('state', state)
 end
 
--- End a job before all its records are counted, and keep its results. Its state is one that older versions know; they
--- take it for a spent error budget. The reaper then frees the text that will not be encoded.
+-- End a job before all its records are counted, and keep its results. The reaper then frees the text that will not be
+-- encoded.
 local function stop(by)
   ended = true
   redis.call('UNLINK', due, owners, attempts, reissues)  -- first: in a full Redis, a script that begins by freeing may go on
@@ -123,7 +123,7 @@ local function end_if_done()
   at_rest = life_ms == ttl_ms  -- otherwise the reaper shortens its lifetime
   if at_rest then
     redis.call('ZREM', active, ARGV[1])
-    redis.call('ZREM', upkeep, ARGV[1])
+    redis.call('ZREM', UPKEEP, ARGV[1])
   else
     look_by(now)
   end

@@ -29,7 +29,7 @@ class Waiting:
 
     Attributes:
         sent_ms: when the next ticket was first sent, in ms by approximately Redis' clock; None if there is no ticket,
-            or if the ticket is of an older version that does not say.
+            or if it does not say.
     """
 
     tickets: int
@@ -80,7 +80,7 @@ class Queues:
     def next_tickets(self, queue: str, most: int, *, now_ms: int) -> list[QueuedTicket]:
         """The tickets that would be taken next, which stay in their queue: at most one worker's share of all.
 
-        Messages that are not tickets of a known version are left out.
+        Messages that are not tickets of this version are left out.
 
         Args:
             now_ms: by about Redis' clock.
@@ -117,7 +117,6 @@ class Queues:
 
         Raises:
             BrokerUnavailable: Redis can't be reached.
-            NotPermitted: Redis' access list is of an older version, which did not need this command.
         """
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
@@ -147,19 +146,18 @@ def _not_before_its_job(ticket: bytes) -> int | None:
 
 
 def job_of(ticket: bytes) -> str | None:
-    """The id of a ticket's job; None if this is not a ticket, or one of a later version."""
+    """The id of a ticket's job; None if this is not a ticket of this version."""
     found = queued_ticket(ticket)
     return None if found is None else found.job_id
 
 
 def queued_ticket(message: bytes) -> QueuedTicket | None:
-    """The ticket in a message; None if this is not a ticket, or one of a later version."""
+    """The ticket in a message; None if this is not a ticket of this version."""
     if len(message) > _LARGEST_TICKET:
         return None
     try:
         (job_id, chunk), facts, *_ = _body(message)
-        version = facts.get("version", 1)
-        known = keys.is_job_id(job_id) and type(version) is int and version <= wire.VERSION
+        known = keys.is_job_id(job_id) and facts["version"] == wire.VERSION
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
     return QueuedTicket(message, job_id, chunk, facts) if known else None

@@ -63,7 +63,7 @@ class JobReader:
     def find(self, ids: Sequence[str]) -> list[JobStatus]:
         """Those of these jobs that exist, in this order, read in slices.
 
-        A job of a newer version that can't be parsed is left out, because it must not hide all others.
+        A job of another version is left out, because it must not hide all others.
         """
         found: list[JobStatus] = []
         ids = [job_id for job_id in ids if keys.is_job_id(job_id) and self._connection.sees(job_id)]
@@ -96,7 +96,7 @@ class JobReader:
     def newest(self, most: int = _SLICE) -> Iterator[JobStatus]:
         """Every job, the newest first, read in slices. Jobs that are gone are removed from the list of all jobs.
 
-        A job of a newer version that can't be parsed is left out, because it must not hide all others.
+        A job of another version is left out, because it must not hide all others.
 
         Args:
             most: the size of a slice is at most this, for a caller that needs only so many.
@@ -262,8 +262,12 @@ class JobReader:
             )
         return JobNotFound(f"there is no job {job_id}: it was never made here, was freed, or its time to live ran out")
 
-    def _made_by_newer(self, job_id: str) -> JobError:
-        return JobError(f"job {job_id} was made by a newer embedctl: upgrade this one")
+    def _of_other_version(self, job_id: str, version: str) -> JobError:
+        """The error for a job of another version, which is left alone."""
+        return JobError(
+            f"job {job_id} is of version {version or 'unknown'}, and this embedctl handles version {wire.VERSION}: use "
+            "the one that made it"
+        )
 
     def _drop(self, gone: Sequence[str]) -> None:
         """Remove jobs from the list of all jobs."""
@@ -281,7 +285,7 @@ class JobReader:
         return status
 
     def _read(self, ids: Sequence[str]) -> Iterator[JobStatus | JobError | None]:
-        """For each job its facts, None if it is gone, or the error if this version can't parse it."""
+        """For each job its facts, None if it is gone, or the error if it is of another version."""
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
             for job_id in ids:
@@ -293,12 +297,11 @@ class JobReader:
     def _parsed(self, job_id: str, raw: dict[bytes, bytes], ttl_ms: int, alive: int) -> JobStatus | JobError | None:
         """The same; see :meth:`_read`."""
         facts = {name.decode(): value.decode() for name, value in raw.items()}
-        try:
-            return parse_status(job_id, facts, ttl_ms, bool(alive)) if facts else None
-        except (LookupError, ValueError):
-            if int(facts.get("version", 0)) <= wire.VERSION:
-                raise
-            return self._made_by_newer(job_id)
+        if not facts:
+            return None
+        if (version := facts.get("version", "")) != str(wire.VERSION):
+            return self._of_other_version(job_id, version)
+        return parse_status(job_id, facts, ttl_ms, bool(alive))
 
 
 def facts_asked(pipe: Any, job_id: str) -> Any:

@@ -33,5 +33,5 @@ local function rest(soonest, audit_after, longest, idle)
   local wait = math.min(rested < audit_after and audit_after - rested or rested, longest, ttl_ms / 16)
   local first = not idle and redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]
   if first then wait = math.min(wait, first - now) end
-  if redis.call('ZADD', upkeep, math.floor(now + math.max(wait, soonest)), ARGV[1]) == 1 then share() end
+  if redis.call('ZADD', UPKEEP, math.floor(now + math.max(wait, soonest)), ARGV[1]) == 1 then share() end
 end

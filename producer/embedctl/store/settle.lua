@@ -27,5 +27,5 @@ for _, key in ipairs({job, counted, drained, parts, digests}) do redis.call('PEX
 redis.call('PEXPIRE', events, math.min(left_ms, ENDED_EVENTS_MS))
 if idempotency and redis.call('GET', idempotency) == ARGV[1] then redis.call('PEXPIRE', idempotency, left_ms) end
 redis.call('ZREM', active, ARGV[1])
-redis.call('ZREM', upkeep, ARGV[1])
+redis.call('ZREM', UPKEEP, ARGV[1])
 return {'ok', 0}

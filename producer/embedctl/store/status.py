@@ -42,7 +42,6 @@ class JobStatus:
     """A job's facts at one moment. Counts are of records unless they say chunks; times are in UTC.
 
     Attributes:
-        version: the version of its wire formats; only embedctl with this version or a later one may change the job.
         records: records accepted so far; all of them once `sealed`.
         truncated: records with a vector of their first tokens only.
         tokens: tokens encoded so far. Exact duplicates within a chunk count once, except in suspect chunks.
@@ -52,7 +51,7 @@ class JobStatus:
         deaths: workers that died while they owned a lease; their chunks are :meth:`Job.suspects` until these end.
         trouble: the last reason, other than a death, why a worker gave a chunk back, or None.
         waiting_bytes: text stored and not yet encoded.
-        result_bytes: results stored and not yet drained, as far as workers of this version stored them.
+        result_bytes: results stored and not yet drained.
         results_high_water: while `result_bytes` exceeds it, a job that is drained gets no tickets; None if it is not
             drained.
         drained_chunks: chunks whose results are in files, and no longer in Redis.
@@ -68,13 +67,11 @@ class JobStatus:
         max_errors, max_errors_share: the error budget, as a number of records or as a share of them.
         stopped_by: `max_errors` where the error budget ended the job before its last record, `stop` where a user did.
         lost_chunks: first and last chunk that Redis lost.
-        live_workers: workers that serve this job's class and model now, and know its version.
-        older_workers: workers that serve them now, and leave the job alone, because its version is newer than they.
+        live_workers: workers that serve this job's class and model now.
         near_models: if there are none, the models with a similar name that live workers serve now.
     """
 
     id: str
-    version: int
     state: JobState
     model: str
     hardware: str
@@ -118,7 +115,6 @@ class JobStatus:
     tenant: str = tenants.DEFAULT
     lane: str = tenants.NORMAL
     live_workers: int = 0
-    older_workers: int = 0
     near_models: tuple[str, ...] = ()
 
     @property
@@ -203,12 +199,10 @@ def _moment(milliseconds: str) -> datetime:
 
 def parse_status(job_id: str, facts: Mapping[str, str], ttl_ms: int, producer_alive: bool) -> JobStatus:
     """A job's facts from its hash, its remaining lifetime, and whether its producer's lease exists."""
-    count = {name: int(facts.get(name, 0)) for name in COUNTS}  # an older version has fewer counters
+    count = {name: int(facts[name]) for name in COUNTS}
     chunks = count.pop("added")
     return JobStatus(
         id=job_id,
-        version=int(facts["version"]),
-        # Redis holds a state that older versions know.
         state=JobState.STOPPED if facts.get("stopped_by") == BY_REQUEST else JobState(facts["state"]),
         model=facts["model"],
         hardware=facts["hardware"],
@@ -239,7 +233,6 @@ def parse_status(job_id: str, facts: Mapping[str, str], ttl_ms: int, producer_al
         tenant=facts.get("tenant", tenants.DEFAULT),
         lane=facts.get("lane", tenants.NORMAL),
         live_workers=0,
-        older_workers=0,
         near_models=(),
         **count,
     )

@@ -1,5 +1,5 @@
 -- Correct what is noted of a tenant's jobs by the jobs themselves: of jobs that are named, and of the next slice of those
--- that are noted. So whatever is wrong there, after a crash or because an older version took part, does not stay.
+-- that are noted. So whatever is wrong there after a crash does not stay.
 -- KEYS: quota. ARGV: tenant, slice, job… → ok <1 if that was the last slice, else 0> | none
 local quota, tenant = KEYS[1], ARGV[1]
 local known = redis.call('HMGET', quota, 'since', 'cursor')

@@ -122,10 +122,7 @@ class UnusedQueues:
                 client.unlink(*bindings(gone))
 
     def _over(self, job_ids: Iterable[str | None]) -> set[str | None]:
-        """The jobs among these that are gone or have ended, so that their tickets do nothing.
-
-        A later version may know more about its jobs.
-        """
+        """The jobs among these that are gone or have ended, so that their tickets do nothing."""
         ids = sorted({job_id for job_id in job_ids if job_id is not None})
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
@@ -151,8 +148,8 @@ def _is_over(facts: Any) -> bool:
         return True
     try:
         state, version = facts
-        return int(version) <= wire.VERSION and JobState(state.decode()).ended
-    except (ValueError, TypeError, AttributeError):  # it can't be read, or is of a later version
+        return int(version) == wire.VERSION and JobState(state.decode()).ended
+    except (ValueError, TypeError, AttributeError):
         return False
 
 

@@ -15,8 +15,8 @@ from embedctl.store.issuing import Issued, issue_call, issued_of
 from embedctl.store.outside import unlink_with_bytes
 from embedctl.store.status import BY_REQUEST, STUCK_AFTER, JobState, JobStatus, lifetime_s
 from embedctl.store.unused import UnusedQueues
-from embedctl_config import keys
-from embedctl_config.errors import BrokerRefused, ChunkFilesUnavailable
+from embedctl_config import keys, wire
+from embedctl_config.errors import BrokerRefused, ChunkFilesUnavailable, JobError
 from embedctl_config.settings import Settings
 
 #: A ticket that nobody takes is sent again after ever longer pauses, up to this one (ms).
@@ -61,7 +61,6 @@ class ActiveJob:
     """
 
     id: str
-    version: int
     state: JobState
     queue: str
     chunks: int
@@ -157,7 +156,7 @@ class Upkeep:
         calls: list[ScriptCall] = []
         for job, audit in zip(jobs, audited, strict=True):
             taken = taken_before.get(job.queue, _ANY_MS)
-            calls.append(self._reap_call(job.id, job.queue, job.version, taken, interval_ms, audit_after_ms))
+            calls.append(self._reap_call(job.id, job.queue, taken, interval_ms, audit_after_ms))
             if job.issued < job.chunks:  # adding a chunk later schedules another look
                 calls.append(issue_call(self._settings, job.id, job.queue))
             if audit:
@@ -193,9 +192,9 @@ class Upkeep:
         """Remove a job from the list of jobs that need upkeep."""
         self.agenda.forget([job_id])
 
-    def reap(self, job_id: str, queue: str, *, version: int = 1, taken_before: int = _ANY_MS) -> list[int]:
+    def reap(self, job_id: str, queue: str, *, taken_before: int = _ANY_MS) -> list[int]:
         """The issued chunks of a job that need another ticket now; see :meth:`look`."""
-        call = self._reap_call(job_id, queue, version, taken_before, 0, int(AUDIT_AFTER_S * 1000))
+        call = self._reap_call(job_id, queue, taken_before, 0, int(AUDIT_AFTER_S * 1000))
         answer, rest = self._connection.script(call.name, call.keys, call.args)
         return [int(chunk) for chunk in rest] if answer == "ok" else []
 
@@ -216,7 +215,7 @@ class Upkeep:
         """Renew the lifetimes of an active job's chunk keys, if it is time. True if the next call has more to do.
 
         A sweep starts once in a quarter of the TTL. Each call does enough slices to end the sweep within an eighth of
-        the TTL, because an older version may have given the keys shorter lifetimes.
+        the TTL.
 
         Args:
             interval_s: seconds until the next call.
@@ -334,7 +333,7 @@ class Upkeep:
             for job_id in ids:
                 pipe.hmget(keys.job(job_id), "idempotency_key")
             pipe.unlink(*chunks, *(key for job_id in ids for key in _own(job_id)))
-            for several in (keys.JOBS, keys.ACTIVE, *{keys.upkeep(job.version) for job in jobs}):
+            for several in (keys.JOBS, keys.ACTIVE, keys.UPKEEP):
                 pipe.zrem(several, *ids)
             found = pipe.execute()[: len(ids)]
             for job_id, (key,) in zip(ids, found, strict=True):
@@ -353,11 +352,11 @@ class Upkeep:
                 pipe.pexpire(keys.cursors(job_id), left_ms).execute()
 
     def _reap_call(
-        self, job_id: str, queue: str, version: int, taken_before: int, soonest_ms: int, audit_after_ms: int
+        self, job_id: str, queue: str, taken_before: int, soonest_ms: int, audit_after_ms: int
     ) -> ScriptCall:
         return ScriptCall(
             "reap",
-            [*keys.of_job(job_id), keys.queue_workers(queue), keys.idle(version, queue)],
+            [*keys.of_job(job_id), keys.queue_workers(queue), keys.idle(queue)],
             [
                 job_id,
                 int(self._settings.reissue_s * 1000),
@@ -410,11 +409,12 @@ def _active_job(
         version, state, hardware, model, added, issued, ttl_ms, created_ms, progressed_ms = (
             fact.decode() for fact in facts[: len(_FACTS)]
         )
+        if version != str(wire.VERSION):
+            return JobError(f"it is of version {version}, and this embedctl handles version {wire.VERSION}")
         stopped_by, original_chunks = facts[len(_FACTS) :]
         audit_at, extend_at, extend_next_ms = (int(cursor or 0) for cursor in cursors)
         return ActiveJob(
             id=job_id,
-            version=int(version),
             state=JobState(state),
             queue=keys.queue(hardware, model),
             chunks=int(added),

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from embedctl.machine import machine_id, runs
 from embedctl.store.connection import Connection
 from embedctl.store.heartbeats import Kind, ServedModel, WorkerRow, parse, written
 from embedctl_config import keys
+
+log = logging.getLogger(__name__)
 
 #: Heartbeats that are read together, about half a megabyte.
 _SLICE = 500
@@ -43,7 +47,7 @@ class Offer:
         tokens_per_s: the sum of their rates.
         dim: the dimensions of their vectors; the smallest number if they differ.
         spelling_of: as that of :class:`ServedModel`, if it is the same for all of them; else empty.
-        versions: the newest version of jobs that each of them knows.
+        workers: how many they are.
         sustained: the rates in tokens/s that workers reached with large chunks, of those that had any.
         max_tokens: the longest text that one of them encodes whole; 0 if none says so.
         prompts: the names of the prompts that each of them has; None if one does not say.
@@ -52,7 +56,7 @@ class Offer:
     tokens_per_s: float
     dim: int
     spelling_of: str = ""
-    versions: tuple[int, ...] = ()
+    workers: int = 1
     sustained: tuple[float, ...] = ()
     max_tokens: int = 0
     prompts: frozenset[str] | None = None
@@ -70,6 +74,7 @@ class WorkerRegistry:
         self._offers: Mapping[Offered, Offer] = {}
         self._offers_until = 0.0
         self._counted: dict[str, tuple[float, int]] = {}
+        self._unreadable: set[str] = set()
 
     def beat(self, worker: WorkerRow) -> None:
         """Store a worker's heartbeat, which counts for :data:`keys.HEARTBEAT_TTL_S` seconds."""
@@ -122,15 +127,15 @@ class WorkerRegistry:
             return set()
         with self._connection.client() as client:
             beats = client.mget([keys.heartbeat(instance) for instance in instances])
-        return {job_id for beat in beats if beat for job_id, _ in parse(beat).holding if keys.is_job_id(job_id)}
+        workers = self._parsed(instances, beats)
+        return {job_id for worker in workers for job_id, _ in worker.holding if keys.is_job_id(job_id)}
 
     def report_death(self, instance: str, how: str) -> None:
         """Record that a worker has certainly died, so that its chunks become suspect."""
         with self._connection.client() as client:
             beat = client.get(keys.heartbeat(instance))
             pipe = client.pipeline(transaction=False).set(keys.died(instance), how, ex=keys.GONE_TTL_S)
-            if beat:
-                worker = parse(beat)
+            for worker in self._parsed([instance], [beat]):
                 pipe.hdel(keys.machine(worker.machine), instance)  # its death is known, so no process needs to check it
                 for queue in worker.queues:
                     _no_longer_at(pipe, queue, instance)
@@ -145,11 +150,11 @@ class WorkerRegistry:
         with self._connection.client() as client:
             return int(client.zcount(keys.queue_workers(queue), now_ms, "+inf"))
 
-    def serving(self, hardware: str, model: str, version: int, *, recent: bool = False) -> tuple[int, int]:
-        """How many live workers of a class and a model take jobs of this version, and how many leave them alone.
+    def serving(self, hardware: str, model: str, *, recent: bool = False) -> int:
+        """How many live workers serve a model on a class.
 
-        The latter are older than the version. Who they are may be as old as :meth:`offers`. This is for people, so the
-        time is about Redis', and not asked for. With `recent`, the number may be a second old, unless it is 0.
+        This is for people, so the time is about Redis', and not asked for. With `recent`, the number may be a second
+        old, unless it is 0.
         """
         queue, now = keys.queue(hardware, model), time.monotonic()
         counted, live = self._counted.get(queue, (0.0, 0))
@@ -158,11 +163,7 @@ class WorkerRegistry:
             self._counted[queue] = now, live
             if len(self._counted) > _MOST_COUNTED:
                 self._counted.clear()
-        if not live or version == 1:  # every worker knows that version
-            return live, 0
-        offered = (offer for name, offer in self.offers().items() if name[:2] == (hardware, model))
-        older = sum(each < version for offer in offered for each in offer.versions)
-        return max(0, live - older), older
+        return live
 
     def served_lately(self, queues: Collection[str]) -> list[str]:
         """The queues among these that a worker consumed within :data:`keys.GONE_TTL_S`, however the worker ended."""
@@ -176,19 +177,19 @@ class WorkerRegistry:
     def alive(self, queue: str | None = None) -> Iterator[WorkerRow]:
         """Every live worker, of one queue or of all, read in slices."""
         members = keys.WORKERS if queue is None else keys.queue_workers(queue)
-        return self._rows(members, self._connection.now_ms(), "+inf")
+        return chain.from_iterable(self._slices(members, self._connection.now_ms(), "+inf"))
 
     def offers(self) -> Mapping[Offered, Offer]:
         """The offers of the live workers, at most one second old, or with many workers five. An empty answer is never
         old."""
         now = time.monotonic()
         if not self._offers or now >= self._offers_until:
-            serving: dict[Offered, list[tuple[int, ServedModel]]] = defaultdict(list)
+            serving: dict[Offered, list[ServedModel]] = defaultdict(list)
             count = 0
             for worker in self.alive():
                 count += 1
                 for model, served in worker.models.items():
-                    serving[worker.hardware, model, worker.precision].append((worker.version, served))
+                    serving[worker.hardware, model, worker.precision].append(served)
             self._offers = {offered: _combined(each) for offered, each in serving.items()}
             self._offers_until = now + min(OFFERS_S * max(1.0, count / 100), LONGEST_OFFERS_S)
         return self._offers
@@ -196,9 +197,8 @@ class WorkerRegistry:
     def gone(self) -> Iterator[GoneWorker]:
         """The workers that disappeared in the last minutes without signing off, the first one first."""
         now = self._connection.now_ms()
-        for beats in self._beats(keys.WORKERS, "-inf", f"({now}", size=_GONE_SLICE):
+        for workers in self._slices(keys.WORKERS, "-inf", f"({now}", size=_GONE_SLICE):
             # A slice at a time, because a restart of a whole service leaves a thousand of them.
-            workers = [parse(beat) for beat in beats]
             with self._connection.client() as client:
                 pipe = client.pipeline(transaction=False)
                 for worker in workers:
@@ -210,8 +210,8 @@ class WorkerRegistry:
 
     def gone_kinds(self) -> Counter[Kind]:
         """How many workers of each kind disappeared in the last minutes without signing off, of the first 5,000."""
-        slices = self._beats(keys.WORKERS, "-inf", f"({self._connection.now_ms()}", limit=_MOST_GONE)
-        return Counter(parse(beat).kind for beats in slices for beat in beats)
+        slices = self._slices(keys.WORKERS, "-inf", f"({self._connection.now_ms()}", limit=_MOST_GONE)
+        return Counter(worker.kind for workers in slices for worker in workers)
 
     def here(self) -> Iterator[WorkerRow]:
         """The live workers of this machine. The workers of other machines are not read."""
@@ -222,42 +222,51 @@ class WorkerRegistry:
             for name in names:
                 pipe.zscore(keys.WORKERS, name).get(keys.heartbeat(name))
             found = pipe.execute()
-        for until, beat in zip(found[::2], found[1::2], strict=True):
-            if until is not None and until >= now and beat:
-                yield parse(beat)
+        for name, until, beat in zip(names, found[::2], found[1::2], strict=True):
+            if until is not None and until >= now:
+                yield from self._parsed([name], [beat])
 
-    def _rows(self, members: str, least: int, most: str) -> Iterator[WorkerRow]:
-        for beats in self._beats(members, least, most):
-            yield from map(parse, beats)
-
-    def _beats(
+    def _slices(
         self, members: str, least: int | str, most: str, *, limit: int | None = None, size: int | None = None
-    ) -> Iterator[list[bytes]]:
-        """The heartbeats of these workers, or of the first ones, in slices.
+    ) -> Iterator[list[WorkerRow]]:
+        """These workers, or the first ones, in slices.
 
         Their names are read at once, about 40 bytes each: a worker that beats between two slices of names moves to
         their end, and so would hide another one.
         """
         with self._connection.client() as client:
-            names = client.zrangebyscore(members, least, most, start=0 if limit else None, num=limit)
+            found = client.zrangebyscore(members, least, most, start=0 if limit else None, num=limit)
+        names = [name.decode() for name in found]
         size = size or _SLICE
         for at in range(0, len(names), size):
             with self._connection.client() as client:
-                beats = client.mget([keys.heartbeat(name.decode()) for name in names[at : at + size]])
-            yield [beat for beat in beats if beat]
+                beats = client.mget([keys.heartbeat(name) for name in names[at : at + size]])
+            yield list(self._parsed(names[at : at + size], beats))
+
+    def _parsed(self, instances: Iterable[str], beats: Iterable[bytes | None]) -> Iterator[WorkerRow]:
+        """The workers that these heartbeats describe. One that can't be read, of another version perhaps, hides no
+        other worker."""
+        for instance, beat in zip(instances, beats, strict=True):
+            try:
+                if beat is not None:
+                    yield parse(beat)
+            except (ValueError, TypeError, LookupError, AttributeError) as error:
+                if instance not in self._unreadable:
+                    self._unreadable.add(instance)
+                    log.warning("the heartbeat of worker %s can't be read (%s)", instance, type(error).__name__)
 
 
-def _combined(serving: Sequence[tuple[int, ServedModel]]) -> Offer:
-    """The offer of workers: the newest version of jobs that each of them knows, and the model as it serves it."""
-    spellings = {served.spelling_of for _, served in serving}
+def _combined(serving: Sequence[ServedModel]) -> Offer:
+    """The offer of workers, given the model as each of them serves it."""
+    spellings = {served.spelling_of for served in serving}
     return Offer(
-        tokens_per_s=sum(served.tokens_per_s for _, served in serving),
-        dim=min(served.dim for _, served in serving),
+        tokens_per_s=sum(served.tokens_per_s for served in serving),
+        dim=min(served.dim for served in serving),
         spelling_of=spellings.pop() if len(spellings) == 1 else "",
-        versions=tuple(version for version, _ in serving),
-        sustained=tuple(served.sustained_tokens_per_s for _, served in serving if served.sustained_tokens_per_s),
-        max_tokens=max(served.max_tokens for _, served in serving),
-        prompts=_common([served.prompts for _, served in serving]),
+        workers=len(serving),
+        sustained=tuple(served.sustained_tokens_per_s for served in serving if served.sustained_tokens_per_s),
+        max_tokens=max(served.max_tokens for served in serving),
+        prompts=_common([served.prompts for served in serving]),
     )
 
 

@@ -89,8 +89,6 @@ def _blocking(view: JobView) -> Iterator[Fact]:
     elif all(worker.precision != job.precision for worker in workers):
         offered = ", ".join(sorted({worker.precision for worker in workers}))
         yield "workers", f"{len(workers)} live, but they offer {offered}, and the job asks for {job.precision}"
-    elif all(worker.version < job.version for worker in workers):
-        yield "workers", f"{len(workers)} live, but older than version {job.version}, the job's: upgrade them"
     fingerprints = {worker.models[job.model].fingerprint for worker in workers if job.model in worker.models}
     if "mismatch" in wrong and job.model_fingerprint not in fingerprints:
         yield "mismatch", wrong["mismatch"]

@@ -17,7 +17,7 @@ from embedctl.job import Job
 from embedctl.reaper import Reaper
 from embedctl.store import agenda
 from embedctl.store.upkeep import ActiveJob, Looked, Upkeep
-from embedctl_config import keys, wire
+from embedctl_config import keys
 from embedctl_config.errors import BrokerFull, BrokerRefused, WaitTimeout
 from embedctl_config.settings import Settings
 from embedctl_workers.serving.heartbeat import Heartbeat
@@ -47,23 +47,23 @@ def broker(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Brok
 
 
 def due_in_ms(broker: Broker, raw: redis_py.Redis, job_id: str) -> float | None:
-    score = raw.zscore(keys.upkeep(1), job_id)
+    score = raw.zscore(keys.UPKEEP, job_id)
     return None if score is None else score - broker.connection.now_ms()
 
 
 def make_due(raw: redis_py.Redis, *job_ids: str) -> None:
     for job_id in job_ids:
-        raw.zadd(keys.upkeep(1), {job_id: 1})
+        raw.zadd(keys.UPKEEP, {job_id: 1})
 
 
 def postpone(broker: Broker, raw: redis_py.Redis, *job_ids: str) -> None:
     """As if nothing of these jobs were due for an hour."""
     for job_id in job_ids:
-        raw.zadd(keys.upkeep(1), {job_id: broker.connection.now_ms() + 3_600_000})
+        raw.zadd(keys.UPKEEP, {job_id: broker.connection.now_ms() + 3_600_000})
 
 
 def reap(broker: Broker, raw: redis_py.Redis, **options: float) -> Reaper:
-    raw.delete(keys.reaper(wire.VERSION))
+    raw.delete(keys.REAPER)
     one = Reaper(broker, **options)
     one.round()
     return one
@@ -122,7 +122,7 @@ def test_every_step_of_a_job_has_it_looked_at_in_time(
     in_ms = due_in_ms(broker, raw, job_id)
     assert in_ms is not None
     assert in_ms <= within_ms
-    assert raw.pttl(keys.upkeep(1)) > 0
+    assert raw.pttl(keys.UPKEEP) > 0
 
 
 def test_a_job_that_ends_leaves_the_agenda_and_one_that_is_open_again_comes_back(
@@ -132,12 +132,12 @@ def test_a_job_that_ends_leaves_the_agenda_and_one_that_is_open_again_comes_back
     assert due_in_ms(broker, raw, job_id) is not None
     work(broker, job_id, 0, failed=1)
     assert due_in_ms(broker, raw, job_id) is None
-    assert not raw.exists(keys.upkeep(1))
+    assert not raw.exists(keys.UPKEEP)
     broker.jobs.retry(job_id, 0, 1, "p")
     in_ms = due_in_ms(broker, raw, job_id)
     assert in_ms is not None
     assert in_ms <= SOON
-    for key in (keys.upkeep(1), keys.ACTIVE):
+    for key in (keys.UPKEEP, keys.ACTIVE):
         assert raw.pttl(key) > TTL_S * 1000
 
 
@@ -171,7 +171,7 @@ def test_a_round_stops_when_its_time_is_over_and_the_next_process_goes_on(
     monkeypatch.setattr(reaper, "BUDGET_S", 0.0)
     jobs = [new_job(broker, 1) for _ in range(6)]
     for at, job_id in enumerate(jobs):
-        raw.zadd(keys.upkeep(1), {job_id: at + 1})
+        raw.zadd(keys.UPKEEP, {job_id: at + 1})
     for at in (0, 2, 4):
         other = Broker.connect(settings)
         reap(other, raw, interval_s=60)
@@ -205,15 +205,15 @@ def test_who_lost_the_turn_stops(
     look = Upkeep.look
 
     def lost(self: Upkeep, jobs: Sequence[ActiveJob], **options: Any) -> list[Looked | BrokerRefused]:
-        raw.set(keys.reaper(wire.VERSION), "another", px=600_000)
+        raw.set(keys.REAPER, "another", px=600_000)
         return look(self, jobs, **options)
 
     monkeypatch.setattr(Upkeep, "look", lost)
     make_due(raw, *(new_job(broker, 1) for _ in range(3)))
     reap(broker, raw)
     assert len(looks) == 1
-    assert raw.get(keys.reaper(wire.VERSION)) == b"another"
-    assert raw.pttl(keys.reaper(wire.VERSION)) > 0
+    assert raw.get(keys.REAPER) == b"another"
+    assert raw.pttl(keys.REAPER) > 0
 
 
 def test_a_round_begins_nothing_after_the_deadline_of_who_waits(
@@ -261,7 +261,7 @@ def test_a_job_that_redis_refuses_to_touch_costs_no_other_its_look(
     in_ms = due_in_ms(broker, raw, damaged)
     assert in_ms is not None
     assert 0 < in_ms <= 60_000
-    raw.delete(keys.reaper(wire.VERSION))
+    raw.delete(keys.REAPER)
     one._asked = None  # it did not stand still
     pass_ms(broker, 10)
     one.round()  # the sweep brings it forward, but it is not tried again before its time
@@ -287,14 +287,14 @@ def test_a_job_is_tried_again_ever_later_and_forgiven_when_it_is_well(
     raw.set(owners, "damaged", px=100_000)
     one = Reaper(broker, interval_s=1)
     for hours in range(1, 9):
-        raw.delete(keys.reaper(wire.VERSION))
+        raw.delete(keys.REAPER)
         make_due(raw, job_id)
         one._asked = None  # it did not stand still
         one.round()
         clock[0] = hours * 3600
     waits = [int(line.split("again in ")[1].split(" ")[0]) for line in caplog.messages if "again in" in line]
     assert waits == [60, 120, 240, 480, 960, 1800, 1800, 1800]
-    raw.delete(owners, keys.reaper(wire.VERSION))
+    raw.delete(owners, keys.REAPER)
     make_due(raw, job_id)
     one._asked = None
     one.round()
@@ -310,7 +310,7 @@ def test_a_redis_that_is_full_ends_the_round_and_the_reaper_rests(
         client.config_set("maxmemory", "1")
         for job_id in jobs:
             client.execute_command("CONFIG", "SET", "maxmemory", "0")
-            client.zadd(keys.upkeep(1), {job_id: 1})
+            client.zadd(keys.UPKEEP, {job_id: 1})
         one = Reaper(mine)
         look = one._look_at
 
@@ -349,9 +349,9 @@ def test_a_job_without_a_worker_is_looked_at_ever_less(broker: Broker, raw: redi
         make_due(raw, job_id)
         reap(broker, raw)
         took_ms = broker.connection.now_ms() - began  # the job has rested for as much longer, and is looked at later
-        assert 0 <= score(raw, keys.upkeep(1), job_id) - began - wait_s * 1000 <= 2 * took_ms
-    assert score(raw, keys.idle(1, QUEUE), job_id) > broker.connection.now_ms()
-    assert raw.pttl(keys.idle(1, QUEUE)) > 0
+        assert 0 <= score(raw, keys.UPKEEP, job_id) - began - wait_s * 1000 <= 2 * took_ms
+    assert score(raw, keys.idle(QUEUE), job_id) > broker.connection.now_ms()
+    assert raw.pttl(keys.idle(QUEUE)) > 0
     assert not raw.hexists(keys.reissues(job_id), 0)
 
 
@@ -367,20 +367,20 @@ def test_the_first_worker_of_a_queue_has_what_waited_for_it_looked_at(broker: Br
     beating = Heartbeat(broker, InHand(), row, lambda: None)
     beating.start()
     try:
-        eventually(lambda: raw.zscore(keys.idle(1, QUEUE), mine) is None)
-        raw.delete(keys.reaper(wire.VERSION))
+        eventually(lambda: raw.zscore(keys.idle(QUEUE), mine) is None)
+        raw.delete(keys.REAPER)
         eventually(lambda: raw.hget(keys.reissues(mine), 0) == b"1")
     finally:
         beating.stop()
-    assert raw.zscore(keys.idle(1, keys.queue("dummy", "another")), other) is not None
+    assert raw.zscore(keys.idle(keys.queue("dummy", "another")), other) is not None
 
 
 def test_jobs_that_expired_are_not_kept_among_those_that_wait(broker: Broker, raw: redis_py.Redis) -> None:
     gone, job_id = "20200101-000000-0123456789", new_job(broker, 1)
-    raw.zadd(keys.idle(1, QUEUE), {gone: 5})
+    raw.zadd(keys.idle(QUEUE), {gone: 5})
     make_due(raw, job_id)
     reap(broker, raw)
-    assert raw.zrange(keys.idle(1, QUEUE), 0, -1) == [job_id.encode()]
+    assert raw.zrange(keys.idle(QUEUE), 0, -1) == [job_id.encode()]
 
 
 # The sweep
@@ -388,27 +388,22 @@ def test_jobs_that_expired_are_not_kept_among_those_that_wait(broker: Broker, ra
 
 def test_the_sweep_puts_in_what_is_missing_and_late_and_leaves_the_rest(broker: Broker, raw: redis_py.Redis) -> None:
     broker.workers.beat(row())
-    missing, late, rests, idle, gone, newer = (
-        new_job(broker, 1, model="another" if at == 3 else "dummy") for at in range(6)
-    )
+    missing, late, rests, idle, gone = (new_job(broker, 1, model="another" if at == 3 else "dummy") for at in range(5))
     for job_id in (late, rests):
         broker.jobs.issue(job_id, QUEUE)
     broker.jobs.issue(idle, keys.queue("dummy", "another"))
     overdue(raw, late, 0)
     overdue(raw, idle, 0)
     postpone(broker, raw, late, idle)
-    before = raw.zscore(keys.upkeep(1), rests)
-    raw.zrem(keys.upkeep(1), missing, newer)
-    raw.hset(keys.job(newer), "version", wire.VERSION + 1)
+    before = raw.zscore(keys.UPKEEP, rests)
+    raw.zrem(keys.UPKEEP, missing)
     raw.delete(keys.job(gone))
     now_ms = broker.connection.now_ms()
     broker.upkeep.agenda.sweep(now_ms)
-    assert raw.zscore(keys.upkeep(1), missing) == now_ms
-    assert raw.zscore(keys.upkeep(1), late) == 1
-    assert raw.zscore(keys.upkeep(1), rests) == before
-    assert score(raw, keys.upkeep(1), idle) > now_ms + SOON
-    assert raw.zscore(keys.upkeep(1), newer) is None
-    assert raw.zscore(keys.ACTIVE, newer) is not None
+    assert raw.zscore(keys.UPKEEP, missing) == now_ms
+    assert raw.zscore(keys.UPKEEP, late) == 1
+    assert raw.zscore(keys.UPKEEP, rests) == before
+    assert score(raw, keys.UPKEEP, idle) > now_ms + SOON
     assert raw.zscore(keys.ACTIVE, gone) is None
 
 
@@ -418,19 +413,19 @@ def test_the_sweep_comes_through_all_active_jobs_by_slices_whoever_has_the_turn(
     monkeypatch.setattr(agenda, "_SWEPT", 2)
     for _ in range(5):
         new_job(broker, 1)
-    raw.delete(keys.upkeep(1))  # as Redis may come back
+    raw.delete(keys.UPKEEP)  # as Redis may come back
     found = []
     for _ in range(3):
         other = Broker.connect(settings)
         other.upkeep.agenda.sweep(other.connection.now_ms())
         other.close()
-        found.append(raw.zcard(keys.upkeep(1)))
+        found.append(raw.zcard(keys.UPKEEP))
     assert found == [2, 4, 5]
     active_ms = raw.pttl(keys.ACTIVE)
-    assert 0 < raw.pttl(keys.upkeep(1)) <= active_ms + 1000
-    raw.delete(keys.upkeep(1))
+    assert 0 < raw.pttl(keys.UPKEEP) <= active_ms + 1000
+    raw.delete(keys.UPKEEP)
     broker.upkeep.agenda.sweep(broker.connection.now_ms())
-    assert raw.zcard(keys.upkeep(1)) == 2  # from the beginning again
+    assert raw.zcard(keys.UPKEEP) == 2  # from the beginning again
 
 
 def test_a_job_that_an_older_version_ended_is_dropped(broker: Broker, raw: redis_py.Redis) -> None:
@@ -540,7 +535,7 @@ def spoil_queue(broker: Broker, raw: redis_py.Redis) -> str:
 
 def spoil_note(broker: Broker, raw: redis_py.Redis) -> str:
     job_id, queue = new_job(broker, 1, hardware="cpu"), keys.queue("cpu", "dummy")
-    broker.tickets.send(queue, job_id, [0] * 12, version=1)
+    broker.tickets.send(queue, job_id, [0] * 12)
     raw.hset(keys.NOTES, f"head:{queue}", "garbage")
     return job_id
 
@@ -592,10 +587,10 @@ def test_one_lease_that_can_not_be_renewed_costs_no_other(broker: Broker, raw: r
 
 def test_a_sweep_puts_jobs_in_also_where_the_list_of_names_is_gone(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 1)
-    raw.delete(keys.JOBS, keys.upkeep(1))
+    raw.delete(keys.JOBS, keys.UPKEEP)
     broker.upkeep.agenda.sweep(broker.connection.now_ms())
-    assert raw.pttl(keys.upkeep(1)) > 1000
-    assert raw.zscore(keys.upkeep(1), job_id) is not None
+    assert raw.pttl(keys.UPKEEP) > 1000
+    assert raw.zscore(keys.UPKEEP, job_id) is not None
 
 
 def test_ended_jobs_of_a_short_ttl_stand_behind_those_that_live(
@@ -611,7 +606,7 @@ def test_ended_jobs_of_a_short_ttl_stand_behind_those_that_live(
     good = new_job(broker, 1)
     broker.jobs.issue(good, QUEUE)
     overdue(raw, good, 0)
-    raw.zadd(keys.upkeep(1), {**dict.fromkeys(large, 1), good: 2})
+    raw.zadd(keys.UPKEEP, {**dict.fromkeys(large, 1), good: 2})
     for _ in range(2):
         reap(broker, raw)
     assert raw.llen(QUEUE) == 1

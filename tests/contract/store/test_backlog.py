@@ -15,7 +15,7 @@ from embedctl.monitoring.backlog import OTHERS, Total
 from embedctl.monitoring.watch import Sweep, Watch
 from embedctl.store import backlog
 from embedctl.store.backlog import START, Place, read_slice
-from embedctl_config import keys
+from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.settings import Settings
 from tests.support.redis_server import RedisServer
@@ -29,7 +29,7 @@ def fake_jobs(raw: Any, count: int, score: int = 0, **facts: Any) -> None:
     for at in range(first, first + count):
         job_id = f"20261121-073032-{at:010x}"
         fields = {
-            "version": 5,
+            "version": wire.VERSION,
             "state": "running",
             "hardware": "cpu",
             "model": "m",
@@ -116,7 +116,7 @@ def test_a_job_that_ends_between_two_slices_hides_no_other(broker: Broker, raw: 
 
 
 def test_jobs_without_sense_are_counted_and_hide_no_other(raw: Any, watch: Watch) -> None:
-    fake_jobs(raw, 1, state="of a newer version")
+    fake_jobs(raw, 1, state="of another version")
     fake_jobs(raw, 1, added="many")
     fake_jobs(raw, 1, added=None)
     fake_jobs(raw, 1)

@@ -57,12 +57,9 @@ def test_each_live_worker_has_a_part(settings: Settings, broker: Broker) -> None
     assert rows_of(broker, Job.get(awaited.id, settings)) == [24] * 4
 
 
-def test_workers_of_another_class_or_too_old_for_the_job_have_none(settings: Settings, broker: Broker) -> None:
+def test_workers_of_another_class_have_none(settings: Settings, broker: Broker) -> None:
     beat(broker, 2, hardware="slow")
     assert rows_of(broker, enqueue_embeddings(TEXTS, settings=settings)) == [96]
-    beat(broker, 2, version=1)
-    assert rows_of(broker, enqueue_embeddings(TEXTS, settings=settings)) == [24] * 4
-    assert rows_of(broker, enqueue_embeddings(TEXTS, count_tokens=True, settings=settings)) == [96]
 
 
 def test_a_stream_is_cut_by_the_measured_rate(settings: Settings, broker: Broker) -> None:
@@ -120,19 +117,17 @@ def test_another_chunk_size_under_the_same_key_is_still_refused(settings: Settin
         enqueue_embeddings(TEXTS, idempotency_key="k", chunk_size=100, settings=settings)
 
 
-def test_versions_before_this_one_cut_a_job_alike(settings: Settings, broker: Broker) -> None:
-    """They take the limits that are stored with a job, and know no other option of it."""
+def test_the_limits_that_are_stored_with_a_job_cut_it_alike(settings: Settings, broker: Broker) -> None:
     beat(broker, 2)
     job = enqueue_embeddings(TEXTS, settings=settings)
     status = job.status()
-    assert status.version == 1
     assert status.options.keys() == job_spec(broker, SubmitOptions()).options.keys()
     rows, size = status.options["chunk_size"], status.options["chunk_bytes"]
     chunks = chunks_of(records_of(TEXTS, max_bytes=10_000), max_rows=rows, max_bytes=size)
-    assert [wire.encode_input(chunk, 1) for chunk in chunks] == [broker.jobs.input(job.id, at) for at in range(4)]
+    assert [wire.encode_input(chunk) for chunk in chunks] == [broker.jobs.input(job.id, at) for at in range(4)]
 
 
-def test_a_job_of_a_version_before_this_one_goes_on_as_it_was_cut(settings: Settings, broker: Broker) -> None:
+def test_a_job_goes_on_as_it_was_cut(settings: Settings, broker: Broker) -> None:
     before = job_spec(broker, SubmitOptions(idempotency_key="k"))
     job_id, _ = broker.jobs.create(before)
     beat(broker, 2)

@@ -221,7 +221,6 @@ def test_a_job_that_nobody_drains_is_not_held_back(broker: Broker) -> None:
 
 def test_a_job_made_to_be_drained_is_held_back_from_its_start(broker: Broker) -> None:
     job_id = new_job(broker, 30, results_high_water=1)
-    assert broker.jobs.status(job_id).version == wire.DRAINS_SINCE
     broker.jobs.issue(job_id, QUEUE)
     work(broker, job_id, 0)
     assert issued(broker, job_id) == []
@@ -234,9 +233,7 @@ def test_the_chunk_that_the_drainer_waits_for_is_issued_in_any_case(broker: Brok
     assert issued(broker, job_id) == [0]
 
 
-def test_the_count_of_bytes_recovers_from_results_that_older_workers_did_not_count(
-    broker: Broker, raw: redis_py.Redis
-) -> None:
+def test_the_count_of_bytes_recovers_from_results_that_are_not_counted(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 2)
     work(broker, job_id, 0)
     raw.hdel(keys.job(job_id), "result_bytes")
@@ -245,19 +242,7 @@ def test_the_count_of_bytes_recovers_from_results_that_older_workers_did_not_cou
     assert broker.jobs.status(job_id).result_bytes == 0
 
 
-# -------------------------------------------------------------------------------------------------- versions and memory
-
-
-def test_older_programs_leave_a_drained_job_alone(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = new_job(broker, 2)
-    assert broker.jobs.status(job_id).version == 1
-    assert raw.zscore(keys.upkeep(1), job_id) is not None
-    take(broker, job_id)
-    assert broker.jobs.status(job_id).version == wire.DRAINS_SINCE
-    assert raw.zscore(keys.upkeep(1), job_id) is None
-    assert raw.zscore(keys.upkeep(wire.DRAINS_SINCE), job_id) is not None
-    work(broker, job_id, 0, 1)
-    assert broker.jobs.status(job_id).state == "completed"
+# ------------------------------------------------------------------------------------------------------------ memory
 
 
 @pytest.fixture

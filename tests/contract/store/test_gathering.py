@@ -13,7 +13,7 @@ from embedctl import Job, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.store import Doubts, JobStore
 from embedctl.tickets import Ticket
-from embedctl_config import keys
+from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerRefused, BrokerUnavailable
 from embedctl_config.settings import Settings
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
@@ -242,7 +242,9 @@ def test_a_message_that_names_no_chunk_is_left_in_its_queue(
 ) -> None:
     first, other = submit(settings, 2)
     raw.delete(QUEUE)
-    broker.tickets.forward([Ticket(QUEUE, other.id, chunk, {}) for chunk in (-1, 2**40, cast(int, "0"))])
+    broker.tickets.forward(
+        [Ticket(QUEUE, other.id, chunk, {"version": wire.VERSION}) for chunk in (-1, 2**40, cast(int, "0"))]
+    )
     raw.rpush(QUEUE, b"no message at all")
     rig.run(first)
     assert (first.status().done, other.status().claims, raw.llen(QUEUE)) == (3, 0, 4)

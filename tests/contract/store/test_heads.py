@@ -12,7 +12,7 @@ from embedctl.reaper import Reaper
 from embedctl.store import heads
 from embedctl.store.heads import Heads
 from embedctl.tickets import Ticket
-from embedctl_config import keys, wire
+from embedctl_config import keys
 from embedctl_config.errors import NotPermitted
 from embedctl_config.settings import Settings
 from tests.support.store import OTHER, QUEUE, claim, new_job, overdue, row, score
@@ -57,9 +57,9 @@ def age(broker: Broker, raw: redis_py.Redis, job_id: str, by_ms: int) -> None:
 
 
 def reap(broker: Broker, raw: redis_py.Redis, *jobs: str) -> None:
-    raw.delete(keys.reaper(wire.VERSION))
+    raw.delete(keys.REAPER)
     for job_id in jobs:
-        raw.zadd(keys.upkeep(1), {job_id: 1})
+        raw.zadd(keys.UPKEEP, {job_id: 1})
     Reaper(broker).round()
 
 

@@ -46,7 +46,7 @@ def listed(raw: redis_py.Redis, *job_ids: str, at: int | None = None, gone: bool
     if not gone:
         pipe = raw.pipeline()
         for job_id in job_ids:
-            pipe.hset(keys.job(job_id), "version", "9")  # of a newer version, which only its own embedctl can read
+            pipe.hset(keys.job(job_id), "version", "9")  # of another version, which only its own embedctl reads
         pipe.execute()
 
 

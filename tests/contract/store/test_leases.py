@@ -91,14 +91,14 @@ def test_an_issued_ticket_is_due_after_the_time_for_reissuing(
     assert_due(broker, raw, job_id, 0, after_s=settings.reissue_s, since_ms=began)
 
 
-@pytest.mark.parametrize("end", ["cancel", "gone", "newer", "completed"])
+@pytest.mark.parametrize("end", ["cancel", "gone", "version", "completed"])
 def test_nothing_is_issued_for_a_job_that_wants_nothing(broker: Broker, raw: redis_py.Redis, end: str) -> None:
     job_id = new_job(broker, 2)
     if end == "cancel":
         broker.jobs.cancel(job_id)
     elif end == "gone":
         raw.delete(keys.job(job_id))
-    elif end == "newer":
+    elif end == "version":
         raw.hset(keys.job(job_id), "version", wire.VERSION + 1)
     else:
         work(broker, job_id, 0, 1)
@@ -221,7 +221,7 @@ def test_a_chunk_without_input_is_lost_and_left_to_the_audit(broker: Broker, raw
 
 
 @pytest.mark.parametrize(
-    ("end", "answer"), [("gone", ClaimAnswer.GONE), ("cancel", ClaimAnswer.CANCELLED), ("newer", ClaimAnswer.NEWER)]
+    ("end", "answer"), [("gone", ClaimAnswer.GONE), ("cancel", ClaimAnswer.CANCELLED), ("version", ClaimAnswer.VERSION)]
 )
 def test_a_ticket_of_a_job_that_wants_nothing_costs_one_question(
     broker: Broker, raw: redis_py.Redis, end: str, answer: ClaimAnswer

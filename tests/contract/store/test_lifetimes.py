@@ -255,7 +255,7 @@ def test_discarding_leaves_nothing_of_a_job(broker: Broker, raw: redis_py.Redis,
         job.wait()
     job.discard()
     assert keys_of(raw, job_id) == set()
-    assert not [name for name in (keys.ACTIVE, keys.JOBS, keys.upkeep(1)) if raw.zscore(name, job_id) is not None]
+    assert not [name for name in (keys.ACTIVE, keys.JOBS, keys.UPKEEP) if raw.zscore(name, job_id) is not None]
     assert not raw.exists(keys.idempotency("nightly"))
     with pytest.raises(JobNotFound):
         Job(job_id, broker).status()
@@ -324,7 +324,7 @@ def test_discarding_several_jobs_leaves_nothing_of_any(
     assert steps == [running]
     for job_id in (*ended, running):
         assert not keys_of(raw, job_id)
-        assert not [name for name in (keys.ACTIVE, keys.JOBS, keys.upkeep(1)) if raw.zscore(name, job_id) is not None]
+        assert not [name for name in (keys.ACTIVE, keys.JOBS, keys.UPKEEP) if raw.zscore(name, job_id) is not None]
     assert not raw.exists(keys.idempotency("mine"))
     assert raw.get(keys.idempotency("another's")) == b"another job"
 
@@ -450,7 +450,7 @@ def test_no_script_writes_anything_for_a_job_that_is_gone(broker: Broker, raw: r
         "renew": ([], [0, "t", 1000]),
         "release": ([], [0, "t", 1000, "it failed"]),
         "complete": ([source, target, keys.uncommitted_result(job_id, 0, "t")], [0, MINE, *report]),
-        "reap": ([queue, keys.idle(1, QUEUE)], [1000, 1000, 10, 1000, 3, 1 << 53, 5000, 60_000]),
+        "reap": ([queue, keys.idle(QUEUE)], [1000, 1000, 10, 1000, 3, 1 << 53, 5000, 60_000]),
         "audit": ([], [0, keys.chunk_input(job_id, ""), keys.chunk_result(job_id, ""), 10]),
         "cancel": ([], []),
         "stop": ([], []),

@@ -80,7 +80,7 @@ def test_a_round_of_the_reaper_takes_thirty_round_trips_with_many_workers_and_jo
     for number in range(300):
         broker.workers.beat(row(f"w{number}"))
     for job_id in [new_job(broker, chunks=1) for _ in range(80)]:
-        raw.zadd(keys.upkeep(1), {job_id: 1})
+        raw.zadd(keys.UPKEEP, {job_id: 1})
     trips: list[float] = []
     observed = Broker.connect(settings, lambda name, seconds, *_: trips.append(seconds))
     raw.config_resetstat()

@@ -22,7 +22,7 @@ from embedctl.chunk_files.chunks import GRACE_S
 from embedctl.chunk_files.place import Place
 from embedctl.chunk_files.references import parse_reference
 from embedctl.sweeper import Sweeper
-from embedctl_config import keys, wire
+from embedctl_config import keys
 from embedctl_config.errors import ChunkFilesUnavailable, SettingsError
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
@@ -104,7 +104,7 @@ def test_redis_holds_no_byte_of_a_text_or_a_vector(
     assert all(raw.strlen(keys.chunk_input(job.id, chunk)) < 200 for chunk in range(CHUNKS))
     run_all(rig, job)
     status = job.status()
-    assert (status.state, status.version, status.waiting_bytes) == (JobState.COMPLETED, 5, 0)
+    assert (status.state, status.waiting_bytes) == (JobState.COMPLETED, 0)
     assert all(raw.strlen(keys.chunk_result(job.id, chunk)) < 200 for chunk in range(CHUNKS))
     assert status.result_bytes == sum(path.stat().st_size for path in files(folder, "out"))
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
@@ -118,9 +118,8 @@ def test_a_small_chunk_stays_in_redis(settings: Settings, rig: Rig, folder: Path
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
 
 
-def test_a_job_of_an_older_version_stays_in_redis(settings: Settings, rig: Rig, folder: Path) -> None:
+def test_a_job_of_a_producer_without_chunk_files_stays_in_redis(settings: Settings, rig: Rig, folder: Path) -> None:
     job = enqueue_embeddings(TEXTS, settings=settings.replace(chunk_files=""))
-    assert job.status().version == 1
     rig.run(job)
     assert not folder.exists()
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
@@ -605,4 +604,3 @@ def test_one_process_sweeps_at_a_time_and_the_next_goes_on_where_it_stopped(
 def test_text_that_waits_outside_counts_as_waiting(submitted: Callable[..., Job], folder: Path) -> None:
     job = submitted()
     assert job.status().waiting_bytes == sum(path.stat().st_size for path in files(folder, "in"))
-    assert wire.version_for({"data": "x"}, "fp32") == 5

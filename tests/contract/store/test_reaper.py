@@ -49,10 +49,9 @@ def tickets(raw: redis_py.Redis) -> list[tuple[str, int]]:
 def reap(broker: Broker, **options: float) -> None:
     """Run one round, whichever reaper had the last turn. All active jobs are due."""
     with broker.connection.client() as client:
-        client.delete(keys.reaper(wire.VERSION))
-        for version in range(1, wire.VERSION + 1):
-            for job_id in client.zrange(keys.upkeep(version), 0, -1):
-                client.zadd(keys.upkeep(version), {job_id: 1})
+        client.delete(keys.REAPER)
+        for job_id in client.zrange(keys.UPKEEP, 0, -1):
+            client.zadd(keys.UPKEEP, {job_id: 1})
     Reaper(broker, **options).round()
 
 
@@ -89,7 +88,7 @@ def test_one_process_reaps_in_an_interval(broker: Broker, raw: redis_py.Redis, s
     assert broker.upkeep.agenda.take_turn(60)
     assert not other.upkeep.agenda.take_turn(60)
     assert not broker.upkeep.agenda.take_turn(60)
-    raw.delete(keys.reaper(wire.VERSION))
+    raw.delete(keys.REAPER)
     assert other.upkeep.agenda.take_turn(0.2)
     eventually(lambda: broker.upkeep.agenda.take_turn(0.2))
     other.close()
@@ -100,9 +99,9 @@ def test_a_reaper_waits_for_its_own_interval_without_asking_redis(
 ) -> None:
     reaper = Reaper(broker, interval_s=60)
     reaper.round()
-    raw.delete(keys.reaper(wire.VERSION))
+    raw.delete(keys.REAPER)
     reaper.round()
-    assert not raw.exists(keys.reaper(wire.VERSION))
+    assert not raw.exists(keys.REAPER)
 
 
 def test_nobody_reaps_in_the_first_two_leases_after_redis_started(own_redis: RedisServer, settings: Settings) -> None:
@@ -183,12 +182,18 @@ def test_a_round_renews_the_lifetimes_of_chunks(broker: Broker, raw: redis_py.Re
     assert raw.pttl(keys.chunk_input(job_id, 1)) > keys.UNENDED_TTL_S * 1000
 
 
-def test_a_job_of_a_newer_version_does_not_stop_the_round(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_job_of_another_version_does_not_stop_the_round(
+    broker: Broker, raw: redis_py.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
     broker.workers.beat(row())
-    newer, mine = new_job(broker, 1), new_job(broker, 1)
-    raw.hset(keys.job(newer), "version", 99)
+    other, mine = new_job(broker, 1), new_job(broker, 1)
+    raw.hset(keys.job(other), "version", 99)
+    before = keys_of(raw, other)
     reap(broker)
     assert tickets(raw) == [(mine, 0)]
+    assert keys_of(raw, other) == before
+    assert f"{other} can't be looked after" in caplog.text
+    assert f"of version 99, and this embedctl handles version {wire.VERSION}" in caplog.text
 
 
 def test_a_round_without_redis_says_so_and_the_next_goes_on(own_redis: RedisServer, settings: Settings) -> None:
@@ -214,7 +219,7 @@ def test_a_job_that_cannot_be_read_costs_no_other_job_its_reaper(broker: Broker,
     broker.workers.beat(row())
     broker.jobs.issue(job_id, QUEUE)
     overdue(raw, job_id, 0)
-    raw.hset(keys.job(strange), "state", "paused")  # as a newer version might say
+    raw.hset(keys.job(strange), "state", "paused")  # as another program might say
     raw.zadd(keys.ACTIVE, {strange: 1})
     Reaper(broker, interval_s=0.01).round()
     assert raw.llen(QUEUE) == 1

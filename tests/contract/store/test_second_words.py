@@ -13,7 +13,7 @@ from embedctl import Job, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.store import Doubts
 from embedctl.tickets import Ticket
-from embedctl_config import keys
+from embedctl_config import keys, wire
 from embedctl_config.errors import MissingExtra, SettingsError, WorkerError
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
@@ -82,7 +82,9 @@ class Worker:
         self.backend.calls, self.backend.error = calls, error
 
     def run(self, job: Job | str, chunk: int = 0) -> None:
-        self.runner.run("dummy", Ticket(QUEUE, job if isinstance(job, str) else job.id, chunk, {}))
+        self.runner.run(
+            "dummy", Ticket(QUEUE, job if isinstance(job, str) else job.id, chunk, {"version": wire.VERSION})
+        )
 
 
 #: Starts a worker of this name.

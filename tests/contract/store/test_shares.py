@@ -260,22 +260,12 @@ def test_a_damaged_job_does_not_hold_up_others(broker: Broker, raw: redis_py.Red
     assert {each.job_id for each in broker.jobs.issue("", QUEUE)} == {fine}
 
 
-def test_a_job_of_a_newer_version_is_left_to_newer_processes(broker: Broker, raw: redis_py.Redis) -> None:
-    newer, mine = job_of(broker, chunks=1), job_of(broker, chunks=2)
-    broker.jobs.issue(newer, QUEUE)
-    raw.hset(keys.job(newer), mapping={"version": 99, "next": 0})
-    raw.zadd(keys.flow("normal", "default", QUEUE), {newer: 0})
-    assert broker.jobs.issue(mine, QUEUE) == [Issued(mine, 0, 1), Issued(mine, 1, 1)]
-
-
-def test_tickets_carry_the_versions_of_their_own_jobs(broker: Broker) -> None:
-    plain, urgent = job_of(broker, chunks=1), job_of(broker, lane="interactive", chunks=1)
-    assert broker.jobs.status(plain).version == 1
-    assert broker.jobs.status(urgent).version == 6
-    crew = Crew(broker)
-    for job_id in (plain, urgent):
-        crew.issue(job_id)
-    assert {(each.job_id, each.version) for each in crew.tickets} == {(plain, 1), (urgent, 6)}
+def test_a_job_of_another_version_gets_no_turn(broker: Broker, raw: redis_py.Redis) -> None:
+    other, mine = job_of(broker, chunks=1), job_of(broker, chunks=2)
+    broker.jobs.issue(other, QUEUE)
+    raw.hset(keys.job(other), mapping={"version": 99, "next": 0})
+    raw.zadd(keys.flow("normal", "default", QUEUE), {other: 0})
+    assert broker.jobs.issue(mine, QUEUE) == [Issued(mine, 0), Issued(mine, 1)]
 
 
 def test_a_lost_turn_is_found_again(broker: Broker, raw: redis_py.Redis) -> None:

@@ -1,7 +1,7 @@
 """Jobs of several tenants, whatever stands between any two steps: all of them end, and no turn is lost for ever.
 
 Random walks over the real scripts, from a seed. A process dies between `issue` and its tickets, a worker dies with a
-chunk, a ticket is lost or comes twice, an older version issues by job, somebody cancels a job, the keys that say whose
+chunk, a ticket is lost or comes twice, somebody cancels a job, the keys that say whose
 turn it is are lost, and Redis comes back without its last writes, with its tickets or without. After that nothing goes
 wrong any more: the reaper looks at every job, and everything must end.
 """
@@ -21,7 +21,6 @@ from embedctl.store import Issued
 from embedctl_config import keys
 from embedctl_config.errors import JobCancelled
 from embedctl_config.settings import Settings
-from tests.explorer import old_client
 from tests.support.shares import Crew, add_chunk
 from tests.support.store import QUEUE, spec
 
@@ -42,15 +41,12 @@ class Walk:
         self.crew = Crew(broker, workers=2)
         kinds = [("x", "normal"), ("x", "normal"), ("y", "normal"), ("y", "interactive"), ("default", "background")]
         self.jobs = [broker.jobs.create(spec(tenant=tenant, lane=lane))[0] for tenant, lane in kinds]
-        self.old = self.jobs[0]
-        raw.hset(keys.job(self.old), "version", 1)  # older processes take part in it
-        self.old_issue = raw.register_script(old_client.old_script("issue"))
         self.past: list[dict[bytes, bytes]] = []
         self.past_tickets: list[list[Issued]] = []
 
     def step(self) -> None:
         steps = [self.produce] * 6 + [self.crew.step] * 8 + [self.look] * 2
-        steps += [self.dies_before_sending, self.loses_a_ticket, self.sends_one_twice, self.worker_dies, self.is_older]
+        steps += [self.dies_before_sending, self.loses_a_ticket, self.sends_one_twice, self.worker_dies]
         if self.dice.random() < 0.15:
             steps = [self.goes_back, self.loses_turns, self.cancels, self.stops]
         self.remember()
@@ -89,7 +85,7 @@ class Walk:
         """The reaper's look at a job, and at the queues."""
         job_id = job_id or self.dice.choice(self.jobs)
         again = self.broker.upkeep.reap(job_id, QUEUE)
-        self.crew.tickets.extend(Issued(job_id, chunk, 1) for chunk in again)
+        self.crew.tickets.extend(Issued(job_id, chunk) for chunk in again)
         self.crew.issue(job_id)
         self.fill()
 
@@ -114,14 +110,8 @@ class Walk:
             held = self.crew.hands.popleft()
             self.broker.jobs.claim(held.job_id, held.chunk, token="dead", instance="w9", fingerprint="aa" * 32)
 
-    def is_older(self) -> None:
-        """A worker of an older version issues the job's next chunks, and does not know of any queue."""
-        args: list[Any] = [self.old, 1, 600_000, keys.chunk_result(self.old, "")]
-        found: Any = self.old_issue([*keys.of_job(self.old), keys.queue_workers(QUEUE)], args)
-        self.crew.tickets.extend(Issued(self.old, int(chunk), 1) for chunk in found[1:])
-
     def loses_turns(self) -> None:
-        doomed = [key for key in self.raw.scan_iter("embed:reaper:*") if b":due:" not in key]
+        doomed = [key for key in self.raw.scan_iter("embed:reaper:*") if key != keys.UPKEEP.encode()]
         if doomed:
             self.raw.delete(*self.dice.sample(doomed, self.dice.randint(1, len(doomed))))
 
@@ -142,7 +132,7 @@ class Walk:
                 for chunk in self.raw.zrange(keys.due(job_id), 0, -1):
                     if self.raw.hexists(keys.owners(job_id), chunk) or not self.is_on_its_way(job_id, int(chunk)):
                         self.raw.zadd(keys.due(job_id), {chunk: 1})
-                self.raw.zadd(keys.upkeep(1), {job_id: 1}, xx=True)
+                self.raw.zadd(keys.UPKEEP, {job_id: 1}, xx=True)
                 self.look(job_id)
             self.raw.delete(keys.background_pause(QUEUE))
             self.crew.run(8)

@@ -301,11 +301,11 @@ def test_a_connection_that_is_lost_at_any_moment_is_said_so(broker: Broker, raw:
         sent, lost = 0, 0
         while min(sent, lost) < 15:
             try:
-                broker.tickets.send(QUEUE, "j", [0, 1, 2], version=1)
+                broker.tickets.send(QUEUE, "j", [0, 1, 2])
                 sent += 1
             except BrokerUnavailable:
                 lost += 1
     finally:
         ended.set()
         killer.join()
-    broker.tickets.send(QUEUE, "j", [0], version=1)
+    broker.tickets.send(QUEUE, "j", [0])

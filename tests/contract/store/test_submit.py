@@ -186,22 +186,16 @@ def test_more_dimensions_than_a_live_workers_model_has_are_refused(settings: Set
 
 
 @pytest.mark.in_redis
-@pytest.mark.parametrize(
-    ("options", "version"),
-    [({}, 1), ({"truncation": "error"}, 1), ({"truncation": "mean"}, 2), ({"dimensions": 3}, 2)],
-    ids=str,
-)
-def test_only_what_needs_a_newer_worker_asks_for_one(
-    options: dict[str, Any], version: int, settings: Settings, broker: Broker, raw: redis_py.Redis
+def test_a_job_its_tickets_and_its_chunks_say_their_version(
+    settings: Settings, broker: Broker, raw: redis_py.Redis
 ) -> None:
-    """A job, its tickets and its chunks say the oldest version that knows all of the job's options."""
-    job = enqueue_embeddings(TEXTS, settings=settings, **options)
-    assert job.status().version == version
+    job = enqueue_embeddings(TEXTS, settings=settings)
+    assert raw.hget(keys.job(job.id), "version") == str(wire.VERSION).encode()
     data = broker.jobs.input(job.id, 0)
     assert data is not None
-    assert data[5] == version
+    assert data[5] == wire.VERSION
     message = json.loads(raw.lrange(job.status().queue, 0, 0)[0])
-    assert json.loads(base64.b64decode(message["body"]))[1]["version"] == version
+    assert json.loads(base64.b64decode(message["body"]))[1]["version"] == wire.VERSION
 
 
 def test_a_producer_pauses_while_more_text_waits_than_the_mark(settings: Settings, broker: Broker) -> None:

@@ -11,6 +11,7 @@ from embedctl import Job
 from embedctl.broker import Broker
 from embedctl.store import Upkeep, unused
 from embedctl.store.unused import UnusedQueues
+from embedctl.tickets import Ticket
 from embedctl_config import keys, wire
 from embedctl_config.celery_app import make_celery
 from embedctl_config.errors import NotPermitted
@@ -38,9 +39,9 @@ def forgotten(broker: Broker, raw: redis_py.Redis, job_id: str) -> None:
     raw.unlink(*(key for key in raw.scan_iter(match=f"embed:job:{job_id}*")))
 
 
-def sent(broker: Broker, raw: redis_py.Redis, job_id: str, *chunks: int, version: int = 1) -> list[bytes]:
+def sent(broker: Broker, raw: redis_py.Redis, job_id: str, *chunks: int) -> list[bytes]:
     """Send tickets; returns all messages in the queue, the newest first."""
-    broker.tickets.send(QUEUE, job_id, list(chunks), version=version)
+    broker.tickets.send(QUEUE, job_id, list(chunks))
     return [message for message in raw.lrange(QUEUE, 0, -1) if isinstance(message, bytes)]
 
 
@@ -110,7 +111,7 @@ def test_what_is_not_a_ticket_stays(broker: Broker, raw: redis_py.Redis, other: 
     assert raw.lrange(QUEUE, 0, -1) == [other]
 
 
-def test_tickets_and_jobs_of_a_later_version_stay(broker: Broker, raw: redis_py.Redis) -> None:
+def test_tickets_and_jobs_of_another_version_stay(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 1)
     work(broker, job_id, 0)
     raw.hset(keys.job(job_id), "version", wire.VERSION + 1)
@@ -121,7 +122,7 @@ def test_tickets_and_jobs_of_a_later_version_stay(broker: Broker, raw: redis_py.
     sweep(broker)
     assert raw.lrange(QUEUE, 0, -1) == kept
     forgotten(broker, raw, job_id)
-    sent(broker, raw, GONE, 0, version=wire.VERSION + 1)
+    broker.tickets.forward([Ticket(QUEUE, GONE, 0, {"version": wire.VERSION + 1})])
     sweep(broker)
     assert raw.llen(QUEUE) == 1
 
@@ -243,7 +244,7 @@ def test_rounds_are_bounded_and_get_to_every_ticket_of_every_queue(
     monkeypatch.setattr(unused, "_TICKETS", 4)
     queues = [f"{QUEUE}-{at}" for at in range(7)]
     for queue in queues:
-        broker.tickets.send(queue, GONE, range(5), version=1)
+        broker.tickets.send(queue, GONE, range(5))
     broker.upkeep.queues.mark(queues, 1)
     left = []
     for _ in range(60):

@@ -121,7 +121,7 @@ def test_reaping_takes_a_slice_at_a_time(live: Broker, raw: redis_py.Redis, monk
     assert live.upkeep.reap(job_id, QUEUE) == []
 
 
-@pytest.mark.parametrize("end", ["completed", "cancelled", "gone", "newer"])
+@pytest.mark.parametrize("end", ["completed", "cancelled", "gone", "version"])
 def test_nothing_is_reaped_or_audited_of_a_job_that_wants_nothing(live: Broker, raw: redis_py.Redis, end: str) -> None:
     job_id = new_job(live, 2)
     live.jobs.issue(job_id, QUEUE)

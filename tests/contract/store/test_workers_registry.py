@@ -242,13 +242,11 @@ def test_what_workers_offer_is_read_again_in_time(
 ) -> None:
     assert broker.workers.offers() == {}
     broker.workers.beat(row("w1"))
-    assert broker.workers.offers() == {
-        ("dummy", "dummy", "fp32"): Offer(100.0, DIM, versions=(1,))
-    }  # not what was not there
+    assert broker.workers.offers() == {("dummy", "dummy", "fp32"): Offer(100.0, DIM)}  # not what was not there
     monkeypatch.setattr(workers, "OFFERS_S", 0.0)
     broker.workers._offers_until = 0.0
     broker.workers.beat(row("w2"))
-    assert broker.workers.offers() == {("dummy", "dummy", "fp32"): Offer(200.0, DIM, versions=(1, 1))}
+    assert broker.workers.offers() == {("dummy", "dummy", "fp32"): Offer(200.0, DIM, workers=2)}
     for instance in ("w1", "w2"):
         expire(broker, raw, instance, QUEUE)
     assert broker.workers.offers() == {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
-import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -16,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedctl_config import wire
-from embedctl_config.errors import WireError, WireForeign, WireNewer, WireTruncated
+from embedctl_config.errors import WireError, WireForeign, WireTruncated, WireVersion
 from embedctl_config.hardware import PRECISIONS
 from embedctl_config.settings import MAX_CHUNK_RECORDS
 from embedctl_config.wire import ChunkInput, ChunkResult, ErrorCode, RecordError, RecordKind, Truncation
@@ -154,9 +153,6 @@ def test_random_bytes_behind_a_good_beginning_are_an_error_of_ours_or_read(
 def test_a_changed_byte_in_an_input_is_noticed(at: int, change: int) -> None:
     data = bytearray(wire.encode_input(FIXED))
     data[at] ^= change
-    if at == 4 + 1 and 1 <= data[at] <= wire.VERSION:  # of an older version, it would be the same
-        assert wire.decode_input(bytes(data)) == FIXED
-        return
     with pytest.raises(WireError):
         wire.decode_input(bytes(data))
 
@@ -186,18 +182,12 @@ def test_no_bytes_at_all_are_truncated(decode: Callable[[bytes], object]) -> Non
     ("encoded", "decode"),
     [(wire.encode_input(FIXED), wire.decode_input), (wire.encode_result(a_result()), wire.decode_result)],
 )
-def test_a_newer_version_asks_for_an_upgrade(encoded: bytes, decode: Callable[[bytes], object]) -> None:
+@pytest.mark.parametrize("version", [0, wire.VERSION + 1, 255])
+def test_a_chunk_of_another_version_says_both(encoded: bytes, decode: Callable[[bytes], object], version: int) -> None:
     data = bytearray(encoded)
-    data[5] = wire.VERSION + 1
-    with pytest.raises(WireNewer, match="upgrade"):
+    data[5] = version
+    with pytest.raises(WireVersion, match=f"of version {version}, and this embedctl reads version {wire.VERSION}"):
         decode(bytes(data))
-
-
-def test_version_zero_is_foreign() -> None:
-    data = bytearray(wire.encode_input(FIXED))
-    data[5] = 0
-    with pytest.raises(WireForeign):
-        wire.decode_input(bytes(data))
 
 
 def test_an_input_is_no_result_and_the_other_way_round() -> None:
@@ -220,16 +210,16 @@ def test_a_record_kind_that_does_not_exist_is_foreign() -> None:
         wire.decode_input(wire.encode_input(dataclasses.replace(FIXED, kinds=bytes([0, 4, 0]))))
 
 
-def test_an_error_code_that_this_version_does_not_know_is_newer() -> None:
+def test_an_error_code_that_does_not_exist_is_foreign() -> None:
     data = wire.encode_result(a_result())
-    with pytest.raises(WireNewer, match="'emptz'"):
+    with pytest.raises(WireForeign, match="'emptz'"):
         wire.decode_result(data.replace(b"empty", b"emptz", 1))
 
 
-def test_a_vector_type_that_this_version_does_not_know_is_newer() -> None:
+def test_a_vector_type_that_does_not_exist_is_foreign() -> None:
     data = bytearray(wire.encode_result(a_result()))
     data[40] = 9
-    with pytest.raises(WireNewer, match="type 9"):
+    with pytest.raises(WireForeign, match="type 9"):
         wire.decode_result(bytes(data))
 
 
@@ -336,17 +326,6 @@ def test_a_changed_byte_in_the_vectors_is_noticed(at: int) -> None:
         wire.decode_result(bytes(data))
 
 
-def test_a_result_of_an_earlier_release_has_no_checksum_and_is_read() -> None:
-    data = wire.encode_result(a_result())
-    marked = b"torch " + f"{zlib.crc32(a_result().vectors):08x}".encode()
-    at = data.index(marked)
-    # The backend's length is the second number before the two words, and padding fills what the shorter word leaves.
-    head = data[: at - 4 - len("fp32")] + struct.pack("<I", len("torch")) + b"fp32torch" + data[at + len(marked) :]
-    body, vectors = head[:-24].rstrip(b"\0"), head[-24:]
-    found = wire.decode_result(body + bytes(-len(body) % 64) + vectors)
-    assert (found.backend, found.vectors) == ("torch", a_result().vectors)
-
-
 def test_nan_vectors_survive_bit_by_bit() -> None:
     vectors = np.array([[np.nan, 1], [np.inf, -0.0], [1e-45, 3]], "<f4").tobytes()
     assert bytes(wire.decode_result(wire.encode_result(a_result(vectors=vectors))).vectors) == vectors
@@ -388,8 +367,8 @@ RESULT_BEFORE = (
 
 def test_a_job_that_keeps_nothing_has_the_bytes_that_it_had_before() -> None:
     result = a_result(checksums=FIXED.row_checksums())
-    assert wire.encode_input(FIXED, 1).hex() == INPUT_BEFORE
-    assert wire.encode_result(result, 1).hex() == RESULT_BEFORE
+    assert wire.encode_input(FIXED).hex() == INPUT_BEFORE
+    assert wire.encode_result(result).hex() == RESULT_BEFORE
     assert wire.decode_input(bytes.fromhex(INPUT_BEFORE)) == FIXED
     read = wire.decode_result(bytes.fromhex(RESULT_BEFORE))
     assert dataclasses.replace(read, vectors=bytes(read.vectors)) == result
@@ -398,54 +377,14 @@ def test_a_job_that_keeps_nothing_has_the_bytes_that_it_had_before() -> None:
 def test_vectors_in_float16_take_half_the_room_and_come_back_bit_by_bit() -> None:
     halves = np.array([[np.nan, 1], [np.inf, -0.0], [6e-8, 65504]], "<f2").tobytes()
     result = a_result(vectors=halves, dtype="<f2")
-    data = wire.encode_result(result, 4)
+    data = wire.encode_result(result)
     assert data[40] == 2
-    assert len(data) == len(wire.encode_result(a_result(), 4)) - 12
+    assert len(data) == len(wire.encode_result(a_result())) - 12
     found = wire.decode_result(data)
     assert dataclasses.replace(found, vectors=bytes(found.vectors)) == result
     data = data[:-1] + bytes([data[-1] ^ 1])
     with pytest.raises(WireForeign, match="vectors of a result are damaged"):
         wire.decode_result(data)
-
-
-@pytest.mark.parametrize("version", [1, 2, 3])
-def test_a_job_of_an_earlier_version_never_holds_float16(version: int) -> None:
-    with pytest.raises(ValueError, match=f"readers of version {version} don't know vectors in float16"):
-        wire.encode_result(a_result(vectors=bytes(12), dtype="<f2"), version)
-    assert wire.encode_result(a_result(), version)[40] == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "version"),
-    [
-        ({}, 1),
-        ({"keep": None}, 1),
-        ({"keep": []}, 1),
-        ({"dimensions": 5}, 2),
-        ({"truncation": "mean"}, 2),
-        ({"keep": ["title"]}, 3),
-        ({"keep": ["title"], "dimensions": 5}, 3),
-        ({"count_tokens": None}, 1),
-        ({"count_tokens": True}, 4),
-        ({"count_tokens": True, "keep": ["title"]}, 4),
-        ({"prompt_name": None, "truncation_side": None}, 1),
-    ],
-)
-def test_a_job_has_the_lowest_version_that_knows_its_options(options: dict[str, Any], version: int) -> None:
-    assert wire.version_for(options, "fp32") == wire.version_for(options, "int8") == version
-    assert wire.version_for(options, "fp16") == 4
-
-
-@pytest.mark.parametrize("options", [{"prompt_name": "query"}, {"truncation_side": "left"}])
-def test_named_prompts_and_truncation_sides_have_the_newest_version(options: dict[str, Any]) -> None:
-    for more in ({}, {"tenant": "acme"}, {"lane": "interactive"}, {"keep": ["title"]}):
-        assert wire.version_for({**options, **more}, "fp16") == 8
-
-
-def test_lanes_and_tenants_are_of_their_own_versions() -> None:
-    assert wire.version_for({"lane": "interactive", "data": "s"}, "fp16") == 6
-    assert wire.version_for({"lane": "interactive", "tenant": "acme"}, "fp32") == 7
-    assert wire.version_for({"lane": "normal", "tenant": "default"}, "fp32") == 1
 
 
 @pytest.mark.parametrize(

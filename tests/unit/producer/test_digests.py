@@ -15,7 +15,6 @@ from embedctl.kept import DIGEST_FIELD, check_keep
 from embedctl.output.about import About
 from embedctl.records import make_record
 from embedctl.results import chunk_vectors
-from embedctl_config import wire
 from embedctl_config.errors import OutputError, WireForeign
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.wire import ChunkResult
@@ -72,11 +71,6 @@ def test_a_digest_that_is_none_is_refused(digest: object) -> None:
 def test_users_can_not_keep_a_field_of_that_name() -> None:
     with pytest.raises(SettingsError, match="own name"):
         check_keep([DIGEST_FIELD])
-
-
-def test_a_job_with_digests_is_one_that_older_workers_encode() -> None:
-    assert wire.version_for({**OPTIONS, "digests": True}, "fp32") == 3, "as one with kept fields"
-    assert wire.version_for({**OPTIONS, "digests": False}, "fp32") == 1
 
 
 def test_what_an_output_says_of_itself_is_checked() -> None:

@@ -19,7 +19,7 @@ from embedctl.overview import Paces
 from embedctl.rates import OVER_S, Rate
 from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
-from embedctl.store.status import parse_status
+from embedctl.store.status import COUNTS, parse_status
 from embedctl.terminal.bottom_line import BottomLine
 from embedctl.terminal.progress import JobProgress
 from embedctl.terminal.progress_line import Activity, progress_line
@@ -40,7 +40,7 @@ LARGEST = Activity(
 
 def job(done: int = 0, failed: int = 0, state: str = "running", **facts: object) -> JobStatus:
     plain = {
-        "version": 1,
+        **dict.fromkeys(COUNTS, 0),
         "state": state,
         "model": "mini",
         "hardware": "cpu",

@@ -17,7 +17,7 @@ from embedctl.cli.json_forms import overview_json
 from embedctl.overview import GONE_SHOWN, JobPace, Overview, QueueState, WorkerState
 from embedctl.rates import Rate
 from embedctl.store import GoneWorker, JobStatus, ServedModel, WorkerRow
-from embedctl.store.status import parse_status
+from embedctl.store.status import COUNTS, parse_status
 from embedctl.terminal import drawing
 from embedctl.terminal.columns import Column, arrange, plain, share
 from embedctl.terminal.drawing import bar, duration, job_lines, number, overview_lines
@@ -65,7 +65,7 @@ def gone(number: int = 0, how: str = "no word from it") -> GoneWorker:
 
 def job(job_id: str = JOB, *, producer_alive: bool = True, **facts: object) -> JobStatus:
     plain: dict[str, object] = {
-        "version": 1,
+        **dict.fromkeys(COUNTS, 0),
         "state": "running",
         "model": "mini",
         "hardware": "cpu",

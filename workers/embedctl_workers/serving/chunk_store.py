@@ -71,11 +71,11 @@ class ChunkStore:
             BrokerUnavailable, BrokerRefused: as by :meth:`renew`.
         """
         held, job = claimed.held, claimed.job
-        payload = wire.encode_result(self._result(claimed, encoded), job.version)
+        payload = wire.encode_result(self._result(claimed, encoded))
         jobs = self._broker.jobs
         result = jobs.upload(job, "out", held.chunk, payload)
         failed = [error.row for error in encoded.errors]
-        rest = wire.encode_input(claimed.chunk.select(failed), job.version) if failed else b""
+        rest = wire.encode_input(claimed.chunk.select(failed)) if failed else b""
         kept = jobs.upload(job, "in", held.chunk, rest)
         fingerprint = claimed.encoder.backend.fingerprint
         began = time.monotonic()
@@ -118,7 +118,7 @@ class ChunkStore:
     def _result(self, claimed: ClaimedChunk, encoded: EncodedChunk) -> ChunkResult:
         chunk = claimed.chunk
         halves = None
-        if self._hardware.stores_float16 and wire.knows_float16(claimed.job.version):
+        if self._hardware.stores_float16:
             halves = halved(encoded.vectors)
         vectors = encoded.vectors.astype("<f4", copy=False) if halves is None else halves
         return ChunkResult(

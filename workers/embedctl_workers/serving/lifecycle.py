@@ -22,7 +22,7 @@ from embedctl.machine import machine_id, process_id
 from embedctl.monitoring.endpoint import Endpoint
 from embedctl.reaper import Reaper
 from embedctl.store import ServedModel, WorkerRow
-from embedctl_config import keys, wire
+from embedctl_config import keys
 from embedctl_config.celery_app import make_celery
 from embedctl_config.errors import MissingExtra, ModelError, ModelNotFound
 from embedctl_config.hardware import HardwareClass
@@ -134,7 +134,6 @@ def run_worker(
                 quiet_s=round(quietest[1], 1) if (quietest := runner.in_hand.quietest()) else 0.0,
                 device=pinned.device,
                 metrics=url,
-                version=wire.VERSION,
             )
 
         heartbeat = Heartbeat(broker, runner.in_hand, describe, runner.return_tickets)

@@ -20,7 +20,7 @@ from embedctl_config.celery_app import TASK
 
 log = logging.getLogger(__name__)
 
-#: A ticket's body has about 150 bytes; later versions may add facts.
+#: A ticket's body has about 150 bytes.
 MAX_BODY_BYTES = 16 * 1024
 #: Most characters of all headers of a message together, names included.
 MAX_HEADERS_LENGTH = 16 * 1024

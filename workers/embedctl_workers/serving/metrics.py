@@ -25,7 +25,7 @@ T = TypeVar("T", Counter, Gauge, Histogram)
 
 STAGES: tuple[Stage, ...] = ("tokenise", "encode", "store")
 #: The answers to :meth:`~embedctl.store.JobStore.complete`.
-RESULT_ANSWERS = ("ok", "refused", "mismatch", "gone", "cancelled", "newer")
+RESULT_ANSWERS = ("ok", "refused", "mismatch", "gone", "cancelled", "version")
 
 #: Upper bounds in seconds: of a batch or a chunk's stage, from a millisecond to the default `hang_s`.
 _WORK_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)

@@ -113,10 +113,13 @@ class ChunkRunner:
     def run(self, model: str, ticket: Ticket) -> None:
         """Do what a ticket says. Never raises: whatever goes wrong, there will be another ticket."""
         held = Held(ticket.job_id, ticket.chunk, secrets.token_hex(8), model)
-        version = ticket.facts.get("version")
-        if isinstance(version, int) and version > wire.VERSION:
-            log.debug("its ticket is of a newer version", extra=held.fields)
-            self._returned.append(ticket)
+        if (version := ticket.facts.get("version")) != wire.VERSION:
+            log.warning(
+                "the job is left alone: its ticket is of version %s, and this worker handles version %s",
+                version,
+                wire.VERSION,
+                extra=held.fields,
+            )
             return
         with self._isolation:
             if self.draining.is_set():  # perhaps since a suspect chunk was isolated
@@ -134,7 +137,7 @@ class ChunkRunner:
             self.draining.wait(rest_s)
 
     def return_tickets(self) -> None:
-        """Send on the tickets that this worker could not handle: a newer worker may, or this one at a better time.
+        """Send on the tickets that this worker could not handle: another one may, or this one at a better time.
 
         Called at each heartbeat and no sooner, so that a ticket which no worker can handle does not run in circles.
 
@@ -269,7 +272,7 @@ class ChunkRunner:
             if text is None:
                 raise WireForeign("its bytes are gone from chunk_files")
             chunk = wire.decode_input(text)
-        except WireError as error:  # of a newer format too: in a job of this worker's version that is damage
+        except WireError as error:  # of another version too: in a job of this worker's version that is damage
             self._tell_unreadable(job, held, error)
             return None
         return ClaimedChunk(held, job, self._encoders[held.model], text, chunk, claim.given_up)
@@ -351,7 +354,7 @@ class ChunkRunner:
             shared = self.sick is not None and share is not None
             doubts = (held.doubts or Doubts()).with_sick(self._instance, None) if shared else None
             self._store.give_back(held, delay_s=0, doubts=doubts)
-            self._broker.tickets.send(job.queue, held.job_id, [held.chunk], version=job.version)
+            self._broker.tickets.send(job.queue, held.job_id, [held.chunk])
         elif second_word.counts(encoded, held.doubts, self._instance, partial(self._others, job.queue)):
             self._unsure.end()
             self._telemetry.encoded(held.model, encoded.tokens, encoded.positions)
@@ -385,7 +388,7 @@ class ChunkRunner:
         delay_s = min(_LEFT_DELAY_S, self._broker.settings.reissue_s)
         self._store.give_back(held, delay_s=delay_s, trouble=trouble, doubts=doubts)
         # At once: a worker that waits for a ticket at this moment is not this one.
-        self._broker.tickets.send(job.queue, held.job_id, [held.chunk], version=job.version)
+        self._broker.tickets.send(job.queue, held.job_id, [held.chunk])
 
     def _tell_unreadable(self, job: JobStatus, held: Held, error: WireError) -> None:
         """Give back a chunk whose input can't be read here. If this worker is not to blame, the input is dropped."""

@@ -1,9 +1,0 @@
--- The owner of a lease is alive. ARGV: job, chunk, token, lease, [the row that it now comes to with care, or ''].
--- → ok | done | not_owner
-if ended then return {'done'} end
-local owner = redis.call('HGET', owners, ARGV[2])
-local token, instance = (owner or ''):match('^(%S+) (%S+)')
-if token ~= ARGV[3] then return {'not_owner'} end
-if ARGV[5] then redis.call('HSET', owners, ARGV[2], token .. ' ' .. instance .. ' ' .. ARGV[5]) end
-schedule(ARGV[2], ARGV[4])
-return {'ok'}
