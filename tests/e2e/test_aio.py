@@ -35,7 +35,7 @@ from embedctl_config.settings import Settings
 from embedctl_workers.arrays.tokens import Vectors
 from tests.support.jobs import active_job_id, job_reads, nobody_reads_jobs, reference
 from tests.support.redis_server import RedisServer
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker
 
 #: What waits: for Redis, for another thread, and for its time.
@@ -156,7 +156,7 @@ def test_results_come_while_the_job_runs(settings: Settings, start_worker: Start
         job = await aenqueue_embeddings(texts, hardware="slow", chunk_size=3, settings=settings)
         told: list[JobStatus] = []
         vectors, unfinished = [], 0
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             async for chunk in job.iter_results(progress=told.append):
                 vectors.append(chunk.vectors)
                 unfinished += not (await job.status()).state.ended
@@ -200,7 +200,7 @@ def test_hundreds_of_waits_leave_room_for_others_and_end_when_cancelled(
         before = job_reads(raw)
         waits = [asyncio.create_task(job.wait()) for job in jobs]
         await until(lambda: job_reads(raw) >= before + len(jobs))
-        async with ticking(), asyncio.timeout(60):
+        async with ticking(), asyncio.timeout(PATIENCE_S):
             job = await aenqueue_embeddings(["text"], settings=settings)
             assert (await job.wait()).state is JobState.COMPLETED
             assert await asyncio.to_thread(lambda: "the loop's own threads are free") is not None
@@ -378,7 +378,7 @@ class TestARedisThatGoesAway:
                 await asyncio.wait([gone], timeout=120)
                 assert gone.cancelled()
                 await asyncio.to_thread(redis_server.start)
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(PATIENCE_S):
                     status, vectors = await asyncio.gather(waited, read)
             assert status.state is JobState.COMPLETED
             np.testing.assert_array_equal(vectors, reference(many))
