@@ -134,7 +134,7 @@ class Runner:
                 if not self._one():
                     self._work.wait(_LOOK_S)
                     self._work.clear()
-            except NotPermitted as error:  # the access list may be older than this gateway
+            except NotPermitted as error:  # whoever mends Redis' access list is to know
                 self._remind(f"no batch is run: {error}")
                 self._stopping.wait(_NO_ROOM_S)
             except Exception as error:  # noqa: BLE001  (the other batches go on)

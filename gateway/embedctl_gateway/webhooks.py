@@ -118,7 +118,7 @@ class Webhooks:
             try:
                 if not self._one():
                     self._stopping.wait(_LOOK_S)
-            except NotPermitted as error:  # the access list may be older than this gateway
+            except NotPermitted as error:  # whoever mends Redis' access list is to know
                 self._remind(f"nobody is told that batches end: {error}")
                 self._stopping.wait(_PAUSE_S)
             except BrokerUnavailable:

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Self, TypeVar, cast
 
 from embedctl.broker import Broker
-from embedctl.enqueue import JobOptions, Truncation, TruncationSide, parse_budget, stored_records, submit
+from embedctl.enqueue import JobOptions, Truncation, TruncationSide, parse_budget, submit
 from embedctl.job import Job
 from embedctl.kept import check_keep
 from embedctl.patience import TimeLimit, check_timeout
@@ -119,7 +119,6 @@ async def aenqueue_embeddings(
             id_field=id_field,
             keep=options.keep,
             max_bytes=chosen.max_text_bytes,
-            stored=partial(stored_records, broker, idempotency_key, tenant),
         )
         if unique_ids:
             from embedctl.unique import checked  # here, because few calls need it

@@ -98,7 +98,7 @@ class JobOptions:
     digests: bool = False
 
 
-#: The options that only newer jobs hold, and those only if they are set: other jobs look as they always did.
+#: Options that a job holds only if they are set.
 _LATER_OPTIONS = ("keep", "count_tokens", "batch_file", "digests")
 #: The same, of those that decide vectors.
 _LATER_DECIDING = ("prompt_name", "truncation_side")
@@ -151,8 +151,7 @@ def enqueue_embeddings(
         text_field: the field of the text, if `texts` holds mappings.
         id_field: the field of the id, if `texts` holds mappings; a mapping without it has no id.
         prompt: put before every text; the model's default prompt if None, no prompt if empty.
-        prompt_name: the name of one of the model's own prompts, such as "query", instead of `prompt`. Workers of older
-            versions leave a job with this or the next option to newer ones.
+        prompt_name: the name of one of the model's own prompts, such as "query", instead of `prompt`.
         truncation_side: the end that a text that is too long loses, "left" or "right"; that of the model's tokenizer if
             None.
         truncation: "truncate" encodes the first tokens of a text that is too long and reports it; "error" fails it;
@@ -168,18 +167,16 @@ def enqueue_embeddings(
         max_errors: the error budget: a number of records, or a share such as "1%". More failed records end the job.
         keep: fields of the mappings that come back with the vectors, such as `("title", "url")`. A field that a mapping
             does not have is null. At most 32 fields, and 64 KiB for each record.
-        count_tokens: give each record's number of tokens with its vector (:attr:`ChunkVectors.tokens`). Workers of
-            older versions leave such a job to newer ones.
+        count_tokens: give each record's number of tokens with its vector (:attr:`ChunkVectors.tokens`).
         unique_ids: refuse an id that occurs twice. That is known once `texts` has been read, so the call raises when
             all but the end is queued, and the job is cancelled unless it has an idempotency key. Of a
             small list, nothing is queued.
         tenant: whom the job belongs to; the tenant of the settings if None. Tenants that wait for the same workers take
-            turns, by the weights in the settings. Workers of older versions leave jobs of other tenants than "default"
-            to newer ones.
+            turns, by the weights in the settings.
         lane: "interactive" if somebody waits for the vectors, "background" if the job has time: it is done while
-            nothing else waits. Workers of older versions leave jobs of these two lanes to newer ones.
+            nothing else waits.
         digests: give the SHA-256 of each text with its vector (:attr:`ChunkVectors.digests`), and write it into .npy
-            and .parquet files, so that `--since` can tell what has changed. Workers of older versions take part.
+            and .parquet files, so that `--since` can tell what has changed.
         timeout: most seconds that this call may take; None for no limit. The call checks it between chunks and while it
             waits, but not while `texts` is slow to give its next item. If Redis hangs without an answer, the call ends
             at most one socket timeout (10 s) later.
@@ -233,21 +230,12 @@ def enqueue_embeddings(
         id_field=id_field,
         keep=options.keep,
         max_bytes=settings.max_text_bytes,
-        stored=partial(stored_records, broker, idempotency_key, tenant),
     )
     if unique_ids:
         from embedctl.unique import checked  # here, because few calls need it
 
         records = checked(records)
     return submit(broker, records, options, progress, timeout, at_hand=isinstance(texts, Sized))
-
-
-def stored_records(broker: Broker, idempotency_key: str | None, tenant: str | None) -> int:
-    """How many records the job of a tenant's idempotency key has; 0 if there is no such job."""
-    if idempotency_key is None:
-        return 0
-    job_id = broker.jobs.with_key(idempotency_key, tenant_for(broker.settings, tenant))
-    return 0 if job_id is None else broker.jobs.status(job_id).records
 
 
 def submit(
