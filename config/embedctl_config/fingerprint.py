@@ -13,7 +13,7 @@ from typing import Any
 
 #: The options of a job that determine its vectors.
 DECIDING_OPTIONS = ("prompt", "truncation", "normalize")
-#: Later additions. They count only if a job sets them, so that older jobs keep their fingerprints.
+#: Options that count only if a job sets them.
 LATER_OPTIONS = ("dimensions", "prompt_name", "truncation_side")
 
 

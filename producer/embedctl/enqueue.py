@@ -123,16 +123,7 @@ def read_records(
         id_field=id_field,
         keep=options.keep,
         max_bytes=broker.settings.max_text_bytes,
-        stored=partial(_stored_records, broker, options),
     )
-
-
-def _stored_records(broker: Broker, options: SubmitOptions) -> int:
-    """How many records the job of these options' idempotency key has; 0 if there is no such job."""
-    if options.idempotency_key is None:
-        return 0
-    job_id = broker.jobs.with_key(options.idempotency_key, tenant_for(broker.settings, options.tenant))
-    return 0 if job_id is None else broker.jobs.status(job_id).records
 
 
 def submit(

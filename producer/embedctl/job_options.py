@@ -48,18 +48,16 @@ class JobOptions(TypedDict, total=False):
         max_errors: the error budget: a number of records, or a share such as "1%". More failed records end the job.
         keep: fields of the mappings that come back with the vectors, such as `("title", "url")`. A field that a mapping
             does not have is null. At most 32 fields, and 64 KiB for each record.
-        count_tokens: give each record's number of tokens with its vector (:attr:`ChunkVectors.tokens`). Workers of
-            older versions leave such a job to newer ones.
+        count_tokens: give each record's number of tokens with its vector (:attr:`ChunkVectors.tokens`).
         duplicates: "error" refuses an id that occurs twice; "all", the default, takes it. That is known once `texts`
             has been read, so the call raises when all but the end is queued, and the job is cancelled unless it has an
             idempotency key. Of a small list, nothing is queued.
         tenant: whom the job belongs to; the tenant of the settings if None. Tenants that wait for the same workers take
-            turns, by the weights in the settings. Workers of older versions leave jobs of other tenants than "default"
-            to newer ones.
+            turns, by the weights in the settings.
         lane: "interactive" if somebody waits for the vectors, "background" if the job has time: it is done while
-            nothing else waits. Workers of older versions leave jobs of these two lanes to newer ones.
+            nothing else waits.
         digests: give the SHA-256 of each text with its vector (:attr:`ChunkVectors.digests`), and write it into .npy
-            and .parquet files, so that `--since` can tell what has changed. Workers of older versions take part.
+            and .parquet files, so that `--since` can tell what has changed.
     """
 
     model: str | None

@@ -89,8 +89,7 @@ def _check_name(name: object) -> None:
 
 def tells_tokens(options: Mapping[str, Any]) -> bool:
     """Whether the output files of a job with these options tell the tokens of each record."""
-    # Earlier versions let a job that counts tokens keep a field of that name.
-    return bool(options.get("count_tokens")) and TOKENS not in options.get("keep", ())
+    return bool(options.get("count_tokens"))
 
 
 def kept_fields(item: Mapping[str, Any], names: Sequence[str], where: str) -> bytes | None:

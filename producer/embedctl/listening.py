@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 #: A read of events ends after this time (ms), and the next one begins.
 _BLOCK_MS = 1000
-#: The same if an access list of an older version does not let a read be ended early: so late is a new task at most.
+#: The same for a tenant's user of Redis, who may not end a read early: so late is a new task at most.
 _SHORT_BLOCK_MS = 100
 #: Most jobs in one read; the tasks of further ones look by themselves.
 _MOST = 1000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from embedctl.fields import MISSING, field_of, no_field
@@ -75,7 +75,6 @@ def records_of(
     id_field: str = "id",
     keep: Sequence[str] = (),
     max_bytes: int,
-    stored: Callable[[], int] = lambda: 0,
 ) -> Iterator[Record]:
     """Records of strings, or of mappings with a text and an optional id. The iterables are read lazily.
 
@@ -85,8 +84,6 @@ def records_of(
 
     Args:
         keep: the fields of a mapping that travel with its record.
-        stored: answers how many records an earlier call has stored. Older versions took items of any kind: where they
-            have stored one, all are taken, so that their job can go on.
 
     Raises:
         InputError: `texts` or `ids` is a single string, a mapping, a table or nothing to iterate over. While reading:
@@ -96,7 +93,7 @@ def records_of(
     check_many("texts", texts, text_field)
     if ids is not None:
         check_many("ids", ids, id_field)
-    return _records(texts, ids, text_field, id_field, keep, max_bytes, stored)
+    return _records(texts, ids, text_field, id_field, keep, max_bytes)
 
 
 def _records(
@@ -106,10 +103,9 @@ def _records(
     id_field: str,
     keep: Sequence[str],
     max_bytes: int,
-    stored: Callable[[], int],
 ) -> Iterator[Record]:
     labels = None if ids is None else iter(ids)
-    checked = _Checked(text_field, stored)
+    checked = _Checked(text_field)
     position = -1
     for position, item in enumerate(texts):
         where = f"record {position}"
@@ -149,11 +145,9 @@ def _nothing_kept(item: object, keep: Sequence[str], where: str, text_field: str
 class _Checked:
     """Takes the items that are neither strings nor mappings, and refuses those that are a program's mistake."""
 
-    def __init__(self, text_field: str, stored: Callable[[], int]) -> None:
+    def __init__(self, text_field: str) -> None:
         self._text_field = text_field
-        self._stored = stored
         self._missing = 0
-        self._takes_all = False
 
     def __call__(self, item: object, position: int) -> object:
         """The text of an item, or what stands in its place in the data."""
@@ -162,10 +156,8 @@ class _Checked:
             self._missing += 1
         elif isinstance(value, bytes) or (is_stray(value) and position > self._missing):
             pass  # if anything came before that was not missing, it was a text, and the stray value is a slip
-        elif not isinstance(value, str) and not self._takes_all:
-            self._takes_all = position < self._stored()
-            if not self._takes_all:
-                raise wrong_item(value, f"record {position}", self._text_field)
+        elif not isinstance(value, str):
+            raise wrong_item(value, f"record {position}", self._text_field)
         return value
 
 
@@ -237,11 +229,7 @@ def kind_of(value: object) -> str:
 
 
 def kind_in_words(name: str) -> str:
-    """The type of a text field's value in the words of JSON, from the name that :func:`make_record` stored.
-
-    Chunks hold Python's type names, because all releases have stored these. With other names, a job begun by an older
-    producer would look as if its corpus had changed.
-    """
+    """The type of a text field's value in the words of JSON, from the name that :func:`make_record` stored."""
     return _WORDS.get(name.rstrip("_0123456789"), "something that is no text")
 
 

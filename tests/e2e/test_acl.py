@@ -257,7 +257,7 @@ def test_the_metrics_of_the_backlog_need_no_other_user(
         eventually(lambda: monitor.metrics().get(("waiting_chunks", "dummy", "nobody-serves-it", "normal")) == 1)
         eventually(lambda: monitor.metrics().get(("workers_alive", "dummy", "dummy")) == 1)
         assert monitor.stop() == 0
-    raw.acl_setuser("monitor", enabled=True, commands=["-hmget"])  # as in the list of an older version
+    raw.acl_setuser("monitor", enabled=True, commands=["-hmget"])
     try:
         with running_monitor(environment, short_folder) as monitor:
             assert monitor.process.wait(60) == 77

@@ -61,7 +61,7 @@ class Block:
             records: of the block, to see that the results are theirs.
         """
         if part.digests is None:
-            raise OutputError("the job's results have no digests: another version of embedctl made the job")
+            raise OutputError("the job's results have no digests: submit it again with --force")
         if records is not None:
             mine = as_rows(b"".join(digest_of(records[row]) for row in rows.tolist()))
             if not np.array_equal(mine, part.digests):

@@ -124,7 +124,7 @@ class _Drainer:
             self._kept = KeptColumns(status.options.get("keep", ()))
             self._check_folder()
             self._state = self._renew(self._place.name)
-            status = self._look()  # with the version that the job has now
+            status = self._look()
             self._free_leftovers(status)
             self._tokens = tells_tokens(status.options)
             self._digests = bool(status.options.get("digests"))

@@ -82,7 +82,7 @@ class Backlog:
     """What waits, added up job by job.
 
     Attributes:
-        unreadable: jobs whose facts this version can't read.
+        unreadable: jobs whose facts can't be read, or are of another version.
     """
 
     unreadable: int = 0

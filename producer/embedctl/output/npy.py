@@ -81,8 +81,6 @@ class NpyWriter:
         self._numbers = numbers
         self._records = records
         self._array: npt.NDArray[Any] | None = None
-        if noted and "rows" not in noted:
-            raise ValueError("an older version wrote this note")
         noted = noted or {}
         self._rows = noted.get("rows", 0)
         self._said = {kind: noted.get(f"said_{kind}", 0) for kind in BESIDE}

@@ -48,7 +48,7 @@ class ParquetWriter:
             self._kept = KeptColumns(keep, facts["kept"])
             layout = self._layout(facts["dim"])
             if layout.facts() != facts:
-                raise ValueError("another version wrote it, with other columns")
+                raise ValueError("it has other columns")
             self._file = GrowingFile(part_of(path), layout, ends)
             self._chunks = self._whole = noted["chunks"]
 

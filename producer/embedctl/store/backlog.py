@@ -8,11 +8,12 @@ from typing import Any
 
 from embedctl.store.connection import Connection
 from embedctl.store.status import JobState
-from embedctl_config import keys, tenants
+from embedctl_config import keys, tenants, wire
 
 #: Jobs that are read together.
 _SLICE = 200
 _FACTS = (
+    "version",
     "state",
     "hardware",
     "model",
@@ -64,7 +65,7 @@ class Slice:
 
     Attributes:
         jobs: those that have not ended.
-        unreadable: how many of the others have facts that this version can't read.
+        unreadable: how many of the others have facts that can't be read, or are of another version.
         next: where the next slice begins; None after the last one.
     """
 
@@ -131,9 +132,13 @@ def _waiting(answer: Any, opened_ms: int) -> WaitingJob | None:
     facts: Mapping[str, str] = {
         name: value.decode() for name, value in zip(_FACTS, answer, strict=True) if value is not None
     }
-    if not facts or JobState(facts["state"]).ended:
+    if not facts:
         return None
-    size = int(facts.get("waiting_bytes", -1))  # the oldest jobs do not count it
+    if facts["version"] != str(wire.VERSION):
+        raise ValueError("of another version")
+    if JobState(facts["state"]).ended:
+        return None
+    size = int(facts["waiting_bytes"])
     # A stopped job that is resumed has no text yet for chunks that were added once.
     chunks = max(0, int(facts["added"]) - int(facts["chunks_done"])) if size else 0
     return WaitingJob(
@@ -142,7 +147,7 @@ def _waiting(answer: Any, opened_ms: int) -> WaitingJob | None:
         lane=facts.get("lane", tenants.NORMAL),
         tenant=facts.get("tenant", tenants.DEFAULT),
         chunks=chunks,
-        size=max(0, size),
+        size=size,
         opened_ms=opened_ms,
         progressed_ms=int(facts["progressed_ms"]),
     )

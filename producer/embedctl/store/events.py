@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-#: The states of a job that goes on. Any other one, which a later version may add, is looked at.
+#: The states of a job that goes on. Any other one is looked at.
 _GOES_ON = frozenset((b"submitting", b"queued", b"running"))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from embedctl.store.connection import Connection
 from embedctl.store.queues import Queues
 from embedctl_config import keys
-from embedctl_config.errors import BrokerRefused, NotPermitted
+from embedctl_config.errors import BrokerRefused
 
 #: The largest difference of a sender's clock from Redis' clock (ms).
 _SKEW_MS = 10_000
@@ -36,7 +36,7 @@ class Heads:
             return {}
         try:
             oldest = self._queues.oldest(names)
-        except (NotPermitted, BrokerRefused):  # an access list of an older version, or a key of another type
+        except BrokerRefused:  # a key of another type
             return dict.fromkeys(names, _ANY_MS)
         with self._connection.client() as client:
             notes = client.hmget(keys.NOTES, [_note(name) for name in names])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from embedctl.store.connection import Connection
 from embedctl_config import keys, tenants
-from embedctl_config.errors import JobAmbiguous, NotPermitted
+from embedctl_config.errors import JobAmbiguous
 
 #: The fewest characters to which an id may be shortened.
 SHORTEST = 4
@@ -87,12 +87,8 @@ def find(connection: Connection, shortened: str) -> list[str]:
 def _ending_so(connection: Connection, ending: str) -> Iterator[list[str]]:
     """The ids that end so, the newest first. Redis compares them, in slices, and sends only those that fit."""
     found: dict[bytes, float] = {}
-    try:
-        with connection.client() as client:
-            found.update(client.zscan_iter(keys.JOBS, match=f"*{ending}", count=_COMPARED))
-    except NotPermitted:  # an access list of an older version, which did not need this command
-        yield from newest_first(connection)
-        return
+    with connection.client() as client:
+        found.update(client.zscan_iter(keys.JOBS, match=f"*{ending}", count=_COMPARED))
     ids = [job_id.decode() for job_id in sorted(found, key=lambda job_id: -found[job_id])]
     yield [job_id for job_id in ids if keys.is_job_id(job_id) and connection.sees(job_id)]
 

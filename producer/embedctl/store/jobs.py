@@ -32,7 +32,6 @@ from embedctl_config.errors import (
     JobLost,
     JobStopped,
     JobUnfinished,
-    NotPermitted,
     SettingsError,
     WireForeign,
 )
@@ -166,7 +165,7 @@ class JobStore(JobReader):
             fields["results_high_water"] = spec.results_high_water
         if spec.data is not None:
             fields["data"] = spec.data
-        # Only what differs, so that other jobs look as they always did.
+        # Only what differs, because there are many jobs.
         shares = {"tenant": spec.tenant, "lane": spec.lane, "weight": spec.weight}
         plain = {"tenant": tenants.DEFAULT, "lane": tenants.NORMAL, "weight": 1.0}
         fields |= {name: value for name, value in shares.items() if value != plain[name]}
@@ -478,14 +477,10 @@ class JobStore(JobReader):
     def _stored_and_counted(self, job_id: str, key: str, payload: bytes, complete: ScriptCall) -> str:
         """Store a result under the name that belongs to this claim, then count it: the answer of either step."""
         if len(payload) > PART_BYTES:
-            try:
-                answer = self._send_parts(job_id, key, payload)
-            except NotPermitted:
-                log.warning("Redis' access list is of an older version: a large result is sent as a whole")
-            else:
-                if answer == "ok":
-                    answer, _ = self._connection.script(complete.name, complete.keys, complete.args)
-                return answer
+            answer = self._send_parts(job_id, key, payload)
+            if answer == "ok":
+                answer, _ = self._connection.script(complete.name, complete.keys, complete.args)
+            return answer
         put = Put(key, payload, keys.UNCOMMITTED_TTL_S)
         counted = self._connection.answer_of(self._connection.raw_scripts([complete], put)[0])
         if isinstance(counted, BrokerRefused):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from embedctl.store.connection import Connection, ScriptCall
 from embedctl.store.sweeps import next_slice
 from embedctl_config import keys
-from embedctl_config.errors import NotPermitted, QuotaExceeded
+from embedctl_config.errors import QuotaExceeded
 from embedctl_config.tenants import LIMITS, TenantEntry
 
 #: A worker that has stated nothing for this long no longer decides (seconds).
@@ -78,14 +77,7 @@ class Quotas:
             return bool(client.set(keys.stating(digest), 1, nx=True, px=max(1, int(held_s * 1000))))
 
     def correct(self, tenant: str) -> None:
-        """Correct what is noted of a tenant's jobs: of all of them, or of as many as can be done at once.
-
-        A user that may not read some of these jobs, because an older version made them, leaves that to workers.
-        """
-        with suppress(NotPermitted):
-            self._correct(tenant)
-
-    def _correct(self, tenant: str) -> None:
+        """Correct what is noted of a tenant's jobs: of all of them, or of as many as can be done at once."""
         ends = 0
         for _ in range(_MOST_SLICES):
             answer, rest = self._connection.script("tally", [keys.quota(tenant)], [tenant, _SLICE])
@@ -124,15 +116,7 @@ class Quotas:
         return [tenant for tenant, stated in zip(names, answers, strict=True) if stated is not None]
 
     def all(self, most: int) -> list[Quota]:
-        """The tenants whose limits workers have stated, at most so many; only itself for a tenant's own user.
-
-        There are none for a user of an older access list.
-        """
-        with suppress(NotPermitted):
-            return self._all(most)
-        return []
-
-    def _all(self, most: int) -> list[Quota]:
+        """The tenants whose limits workers have stated, at most so many; only itself for a tenant's own user."""
         only = self._connection.tenant
         with self._connection.client() as client:
             stated = [] if only else client.zrange(keys.QUOTAS, 0, most - 1)

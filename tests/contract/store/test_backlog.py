@@ -116,17 +116,18 @@ def test_a_job_that_ends_between_two_slices_hides_no_other(broker: Broker, raw: 
 
 
 def test_jobs_without_sense_are_counted_and_hide_no_other(raw: Any, watch: Watch) -> None:
-    fake_jobs(raw, 1, state="of another version")
+    fake_jobs(raw, 1, version=wire.VERSION + 1)
+    fake_jobs(raw, 1, state="levitating")
     fake_jobs(raw, 1, added="many")
     fake_jobs(raw, 1, added=None)
     fake_jobs(raw, 1)
-    fake_jobs(raw, 1, waiting_bytes=None)  # of an old version
+    fake_jobs(raw, 1, waiting_bytes=None)
     raw.zadd(keys.ACTIVE, {"20261121-073032-aaaaaaaaaa": 1})  # gone
     raw.zadd(keys.ACTIVE, {"20261121-073032-bbbbbbbbbb": 1})
     raw.set(keys.job("20261121-073032-bbbbbbbbbb"), "no hash")
     sweep = swept(watch)
-    assert sweep.backlog.unreadable == 4
-    assert [(total.jobs, total.chunks, total.size) for total in sweep.backlog.queues.values()] == [(2, 14, 420)]
+    assert sweep.backlog.unreadable == 6
+    assert [(total.jobs, total.chunks, total.size) for total in sweep.backlog.queues.values()] == [(1, 7, 420)]
 
 
 def test_tenants_beyond_the_most_are_one(raw: Any, watch: Watch) -> None:

@@ -13,7 +13,6 @@ from embedctl.store import heads
 from embedctl.store.heads import Heads
 from embedctl.tickets import Ticket
 from embedctl_config import keys
-from embedctl_config.errors import NotPermitted
 from embedctl_config.settings import Settings
 from tests.support.store import OTHER, QUEUE, claim, new_job, overdue, row, score
 
@@ -161,20 +160,6 @@ def test_a_chunk_whose_ticket_was_answered_gets_another_at_once(broker: Broker, 
         raw.zadd(keys.due(job_id), {"0": score(raw, keys.due(job_id), 0) - MINUTE_MS})
     reap(broker, raw, refused, released, lapsed)
     assert raw.llen(QUEUE) == 17
-
-
-def test_a_list_of_rights_that_is_older_than_this_question_costs_only_doubled_tickets(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(self: object, queues: object) -> None:
-        raise NotPermitted("no permission to run the 'lindex' command")
-
-    monkeypatch.setattr("embedctl.store.queues.Queues.oldest", refused)
-    tickets_sent_ago(broker, 11, 3 * HOUR_MS)
-    (job_id,) = queued(broker, 1)
-    age(broker, raw, job_id, HOUR_MS)
-    reap(broker, raw, job_id)
-    assert raw.llen(QUEUE) == 13
 
 
 @pytest.mark.parametrize("trash", [b"trash", b"[]", b'{"body": "e30=", "properties": {"body_encoding": "base64"}}'])

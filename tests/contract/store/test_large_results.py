@@ -222,17 +222,6 @@ def test_while_redis_takes_nothing_at_all_a_result_is_held(
         thread.join(PATIENCE_S)
 
 
-def test_with_an_access_list_of_before_it_is_sent_as_a_whole(own_redis: RedisServer, settings: Settings) -> None:
-    admin = redis_py.Redis.from_url(own_redis.url)
-    admin.execute_command("ACL", "SETUSER", "older", "on", ">password", "~*", "&*", "+@all", "-append")  # type: ignore[no-untyped-call]  # redis-py gives it no types
-    admin.close()
-    broker = Broker.connect(settings.replace(redis_url=own_redis.url.replace("unix://", "unix://older:password@")))
-    job_id, data = claimed(broker), some_result(3 * MIB)
-    assert complete(broker, job_id, data) == "ok"
-    assert broker.jobs.result(job_id, 0) == data
-    broker.close()
-
-
 @pytest.mark.slow
 def test_a_slow_network_takes_a_large_result_and_a_large_text(redis_server: RedisServer, settings: Settings) -> None:
     slow = Proxy(Path(redis_server.folder / "redis.sock"), rate=1e6, delay_s=0.02)

@@ -188,7 +188,7 @@ def test_extending_renews_every_chunk_once_a_quarter(broker: Broker, raw: redis_
         extend(broker, job_id, now_ms, 5.0)
         return [raw.pttl(key) > TTL_MS for key in chunk_keys]
 
-    now, own_ms = broker.connection.now_ms(), int(TTL_S * 1000)  # an older version gives the keys no longer lives
+    now, own_ms = broker.connection.now_ms(), int(TTL_S * 1000)
     assert lifetimes_after(now) == [False] * 3  # they are new
     assert lifetimes_after(now + own_ms // 4) == [True] * 3
     # A look at the job comes within a sixteenth of the TTL.

@@ -15,7 +15,6 @@ from embedctl.overview import Gatherer
 from embedctl.reaper import Reaper
 from embedctl.terminal.drawing import overview_lines
 from embedctl_config import keys
-from embedctl_config.errors import NotPermitted
 from embedctl_config.settings import Settings
 from tests.support.store import QUEUE, new_job, row
 
@@ -135,12 +134,3 @@ def test_the_end_of_an_id_is_compared_by_redis(broker: Broker, raw: redis_py.Red
     scans, walks = calls(raw, "zscan", "zrange")
     assert scans <= 20
     assert walks == 0
-
-
-def test_an_older_access_list_lets_the_end_of_an_id_be_found(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise NotPermitted("no permission to run the 'zscan' command")
-
-    job_id = new_job(broker, chunks=1)
-    monkeypatch.setattr(redis_py.Redis, "zscan_iter", refuse)
-    assert broker.jobs.resolve(job_id[-9:]) == job_id

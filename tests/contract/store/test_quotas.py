@@ -260,7 +260,7 @@ def quick_sweeps(broker: Broker) -> Callable[[], None]:
 def test_jobs_from_before_the_limits_are_found(
     broker: Broker, raw: redis_py.Redis, quick_sweeps: Callable[[], None]
 ) -> None:
-    """The same goes for jobs that an older version made, and for a quota that Redis lost."""
+    """The same goes for a quota that Redis lost."""
     old = new_job(broker, 2, tenant=TENANT)
     limit(broker, max_jobs=1)
     assert noted(broker) == (0, 0, 0)

@@ -72,7 +72,7 @@ def test_what_is_done_can_be_fetched_and_the_rest_is_freed(
     status = broker.jobs.status(job_id)
     assert (status.state, status.stopped_by) == (JobState.STOPPED, "stop")
     assert status.state.ended
-    assert raw.hget(keys.job(job_id), "state") == b"failed"  # for older versions, which know no other
+    assert raw.hget(keys.job(job_id), "state") == b"failed"
     assert (status.records, status.done, status.failed, status.waiting_bytes) == (12, 3, 1, 0)
     look_after(broker, job_id)
     assert inputs(raw, job_id) == [3]  # a failed record's text, for a retry once the job has gone on

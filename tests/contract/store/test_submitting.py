@@ -394,7 +394,7 @@ def test_a_full_redis_refuses_and_says_what_to_do(broker: Broker, raw: redis_py.
 
 
 def test_a_seal_that_was_refused_half_way_is_taken_up_by_the_next(broker: Broker, raw: redis_py.Redis) -> None:
-    """As where an access list of an older version denies a command in the middle of the script."""
+    """As where an access list denies a command in the middle of the script."""
     job_id = new_job(broker, 1, seal=False)
     work(broker, job_id, 0)
     raw.hset(keys.job(job_id), "sealed", "1")

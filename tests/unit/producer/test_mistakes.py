@@ -195,7 +195,6 @@ def test_missing_values_of_pandas_are_record_errors_and_no_ids() -> None:
     assert [record.kind for record in found] == [RecordKind.TEXT] + [RecordKind.NOT_TEXT] * 3
     assert [record.id for record in found] == ["x", None, None, None]
     assert {record.kind for record in of(pandas.Series([None, None], dtype=float))} == {RecordKind.NOT_TEXT}
-    # As all versions have stored them: a job that an older producer began goes on.
     assert [record.text for record in found[1:]] == [b"NAType", b"NoneType", b"float"]
 
 
@@ -291,19 +290,3 @@ def test_other_ids_are_refused_with_the_fix() -> None:
         of(["a"], ids=[1.5])
     with pytest.raises(InputError, match="not true or false"):
         of(["a"], ids=[True])
-
-
-def test_what_an_older_version_has_stored_is_taken_again() -> None:
-    items = ["a", 7, ("id", "text"), "b", ["c"]]
-    asked: list[int] = []
-
-    def stored() -> int:
-        asked.append(1)
-        return 3
-
-    found = of(items, stored=stored)
-    assert [record.text for record in found] == [b"a", b"int", b"tuple", b"b", b"list"]
-    assert len(asked) == 1
-    with pytest.raises(InputError, match="record 2"):
-        of(items, stored=lambda: 2)
-    assert of(["a"] * 5, stored=lambda: 1 // 0)

@@ -90,7 +90,7 @@ def test_the_tokens_of_a_job_that_counts_them_have_a_column(tmp_path: Path) -> N
     for name, tokens in (("counted", True), ("not", False)):
         writer = ParquetWriter(tmp_path / name, 10, None, tokens=tokens)
         writer.write(result_chunk(unit_vectors(3, 4), failed=[1], tokens=[5, 0, 2**31]))
-        writer.write(result_chunk(unit_vectors(2, 4), first=3))  # of a part that an earlier version drained
+        writer.write(result_chunk(unit_vectors(2, 4), first=3))
         writer.finish()
     column = pq.read_table(tmp_path / "counted")["tokens"]
     assert (str(column.type), column.to_pylist()) == ("uint32", [5, None, 2**31, None, None])
