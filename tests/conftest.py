@@ -71,9 +71,18 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="session")
-def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared_folder(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
+    """A folder that all processes of this run share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if hasattr(pytestconfig, "workerinput") else base
+
+
+@pytest.fixture(scope="session")
+def cache_folder(shared_folder: Path) -> Path:
     """What one test builds for a model the others find; nothing is written into the home folder."""
-    return tmp_path_factory.mktemp("cache")
+    cache = shared_folder / "cache"
+    cache.mkdir(exist_ok=True)
+    return cache
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

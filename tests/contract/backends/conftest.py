@@ -16,12 +16,9 @@ from embedctl_workers.models import compiling
 
 
 @pytest.fixture(scope="session", autouse=True)
-def made_once(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[None]:
+def made_once(shared_folder: Path) -> Iterator[None]:
     """Libraries are compiled, and compiled tokenizers are checked, once for each input in the whole run."""
-    kept = tmp_path_factory.getbasetemp()
-    if hasattr(pytestconfig, "workerinput"):
-        kept = kept.parent  # which all processes of the run share
-    kept = kept / "compiled"
+    kept = shared_folder / "compiled"
     kept.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiling, "_made", _kept_in(kept, compiling._made))
