@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ _MOST_TENANTS = 1_000
 #: Most connections that a worker holds.
 CLIENTS_OF_A_WORKER = 10
 
+_NVIDIA = "NVIDIA GPUs"
 #: The extras of one purpose each; `embedctl[extra]` installs one.
 EXTRAS = (
     "torch",
@@ -333,13 +335,16 @@ def _devices(accelerators: Sequence[tuple[str, str, int]]) -> Iterator[Finding]:
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield Finding(Level.OK, "CPUs", f"{cpus} usable by this process")
     for _, name, count in accelerators:
-        yield Finding(Level.OK, name, str(count))
+        # Workers ask the driver for them through this package of NVIDIA's.
+        lacking = name == _NVIDIA and find_spec("pynvml") is None
+        remedy = "workers here find them with nvidia-ml-py: pip install 'embedctl[gpu]'" if lacking else ""
+        yield Finding(Level.OK, name, str(count), remedy)
 
 
 def _accelerators() -> list[tuple[str, str, int]]:
     """Kind, name and number of the accelerators that the kernel shows, even if this user may not open them."""
     counted = [
-        ("gpu", "NVIDIA GPUs", len(list(_DEVICES.glob("nvidia[0-9]*")))),
+        ("gpu", _NVIDIA, len(list(_DEVICES.glob("nvidia[0-9]*")))),
         ("gpu", "AMD GPUs", sum(map(_is_gpu, _AMD_NODES.glob("*/gpu_id")))),
         ("neuron", "Neuron devices", len(list(_DEVICES.glob("neuron[0-9]*")))),
     ]

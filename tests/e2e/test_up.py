@@ -35,7 +35,7 @@ from embedctl_workers.machine.discovery import find_cpu_sets
 from embedctl_workers.models.cache import locked
 from tests.support.forked import Forked, can_be_forked
 from tests.support.jobs import owners, reference
-from tests.support.machines import SMI, UUIDS, play
+from tests.support.machines import GPUS, UUIDS, play_gpus
 from tests.support.processes import RunEmbedctl, before_all_else, children, is_running
 from tests.support.redis_server import as_user
 from tests.support.sick_backends import sick_backends
@@ -362,19 +362,18 @@ def test_each_gpu_has_a_worker_and_no_gpu_is_no_worker(
 ) -> None:
     configure(short_folder, GPU)
     environment["EMBEDCTL_HARDWARE"] = "auto"
-    bare = short_folder / "bare"
-    bare.mkdir()
-    none = embedctl("up", "--class", "gpu", PATH=str(bare))
+    play_gpus(short_folder / "none")
+    none = embedctl("up", "--class", "gpu", PYTHONPATH=str(short_folder / "none"))
     assert (none.returncode, none.stderr) == (
         2,
-        "embedctl up: class gpu needs a GPU, and none is found here: nvidia-smi shows none\n",
+        "embedctl up: class gpu needs a GPU, and none is found here: the driver shows none\n",
     )
     wrong = embedctl("worker", "--class", "dummy", "--gpu", "0")
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("embedctl worker: --gpu 0: class dummy runs on a CPU: leave --gpu out")
 
-    play(short_folder / "tools" / "nvidia-smi", "".join(SMI.splitlines(keepends=True)[:2]))
-    environment["PATH"] = f"{short_folder / 'tools'}{os.pathsep}{environment['PATH']}"
+    play_gpus(short_folder / "driver", GPUS[:2])
+    environment["PYTHONPATH"] = str(short_folder / "driver")
     several = embedctl("worker", "--class", "gpu")
     assert several.returncode == 2
     assert "there are 2: choose one with --gpu" in several.stderr
@@ -395,8 +394,8 @@ def test_a_gpu_has_two_workers_with_names_of_their_own_and_a_new_one_for_each_th
     environment: dict[str, str], settings: Settings, short_folder: Path, start_up: StartUp
 ) -> None:
     configure(short_folder, GPU + "workers_per_device = 2\n")
-    play(short_folder / "tools" / "nvidia-smi", SMI.splitlines()[0])
-    environment["PATH"] = f"{short_folder / 'tools'}{os.pathsep}{environment['PATH']}"
+    play_gpus(short_folder / "driver", GPUS[:1])
+    environment["PYTHONPATH"] = str(short_folder / "driver")
     up = start_up("--class", "gpu")
 
     def mine() -> list[WorkerRow]:

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-SMI = """\
-0, GPU-11111111-aaaa-bbbb-cccc-000000000000, NVIDIA A100-SXM4-80GB, 81920, 00000000:07:00.0
-1, GPU-22222222-aaaa-bbbb-cccc-000000000000, NVIDIA A100-SXM4-80GB, 81920, 00000000:0F:00.0
-2, GPU-22333333-aaaa-bbbb-cccc-000000000000, NVIDIA A100-SXM4-80GB, 81920, 00000001:47:00.0
-"""
-UUIDS = [line.split(", ")[1] for line in SMI.splitlines()]
+FAKE = Path(__file__).parent / "fakes" / "pynvml.py"
+
+
+def _gpu(uuid: str, bus: str) -> dict[str, Any]:
+    uuid = f"GPU-{uuid}-aaaa-bbbb-cccc-000000000000"
+    return {"uuid": uuid, "name": "NVIDIA A100-SXM4-80GB", "memory": 81920, "bus": bus, "parts": []}
+
+
+GPUS = [
+    _gpu("11111111", "00000000:07:00.0"),
+    _gpu("22222222", "00000000:0F:00.0"),
+    _gpu("22333333", "00000001:47:00.0"),
+]
+UUIDS = [each["uuid"] for each in GPUS]
+
+
+def play_gpus(folder: Path, gpus: Sequence[Mapping[str, Any]] = (), *, driver: str = "580.1", **fails: str) -> None:
+    """Put NVIDIA's driver into a folder, which is to be on `PYTHONPATH`.
+
+    Args:
+        fails: what fails, `init` or `handle`, and what the driver says then.
+    """
+    folder.mkdir(exist_ok=True)
+    (folder / FAKE.name).write_text(FAKE.read_text())
+    (folder / "gpus.json").write_text(json.dumps({"gpus": gpus, "driver": driver, "fails": fails}))
 
 
 def play(tool: Path, says: str, *, status: int = 0) -> None:

@@ -14,7 +14,7 @@ import pytest
 from embedctl_config.errors import ModelError
 from embedctl_workers.commands.tune import _measured
 from embedctl_workers.machine.devices import cores_of
-from tests.support.machines import SMI, play
+from tests.support.machines import GPUS, play_gpus
 from tests.support.processes import before_all_else, children, command_line, is_running
 from tests.support.waiting import eventually
 
@@ -93,11 +93,10 @@ backends.BACKENDS["shared"] = ("shared:SharedDevice", "")
 
 @pytest.fixture
 def one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """A machine with a GPU, as its tools show it. The function sets the options of class `shared` on it."""
-    play(tmp_path / "tools" / "nvidia-smi", SMI.splitlines()[0])
+    """A machine with a GPU, as its driver tells it. The function sets the options of class `shared` on it."""
+    play_gpus(tmp_path / "shared", GPUS[:1])
     for name, value in before_all_else(tmp_path, "shared", REGISTERED, {"shared": SHARED}).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'tools'}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "device").touch()
     model = tmp_path / "model"
     model.mkdir()

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from embedctl import doctor
 from embedctl.doctor import Level, limit_findings, redis_findings, room_findings
 from embedctl.store.quotas import Quota
 from embedctl_config.tenants import TenantEntry
@@ -136,3 +137,14 @@ def test_a_tenant_s_limits_are_shown_with_what_it_has_and_with_other_settings(
 def test_a_tenant_without_limits_is_not_shown() -> None:
     quotas = [dataclasses.replace(QUOTA, limits={})]
     assert list(limit_findings({"a": TenantEntry(weight=2.0), "b": TenantEntry()}, quotas)) == []
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_gpus_that_workers_can_not_find_come_with_a_remedy(is_installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "find_spec", lambda _: object() if is_installed else None)
+    seen = [("gpu", "NVIDIA GPUs", 2), ("gpu", "AMD GPUs", 1)]
+    assert [each.remedy for each in doctor._devices(seen)] == [
+        "",
+        "" if is_installed else "workers here find them with nvidia-ml-py: pip install 'embedctl[gpu]'",
+        "",
+    ]

@@ -45,6 +45,7 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "embedctl_workers.backends.tensorrt": ("tensorrt",),
     "embedctl_workers.backends.torch": ("torch", "neuron", "optimum"),
     "embedctl_workers.commands.count": ("torch", "onnx"),
+    "embedctl_workers.machine.nvidia": ("gpu",),
     "embedctl_workers.measuring.cpu_products": ("torch",),
     "embedctl_workers.measuring.matrix_products": ("torch",),
     "embedctl_workers.models": ("torch", "onnx", "neuron", "optimum"),

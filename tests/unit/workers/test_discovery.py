@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import math
 import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from embedctl_config.errors import SettingsError, WorkerError
 from embedctl_config.hardware import HardwareClass
-from embedctl_workers.machine import devices, discovery
+from embedctl_workers.machine import devices, discovery, nvidia
 from embedctl_workers.machine.devices import Accelerator
 from embedctl_workers.machine.discovery import CpuSet
-from tests.support.machines import SMI, UUIDS, fake_topology, play
+from tests.support.fakes import pynvml as fake_pynvml
+from tests.support.machines import GPUS, UUIDS, fake_topology, play, play_gpus
+
+Play = Callable[..., None]
 
 
 @pytest.fixture
@@ -26,9 +34,23 @@ def tools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(discovery, "_NEURON_TOOLS", str(tmp_path / "aws"))
     monkeypatch.setattr(discovery, "_ROCM_TOOLS", str(tmp_path / "rocm"))
     monkeypatch.setattr(discovery, "_PCI_DEVICES", tmp_path / "pci")
+    monkeypatch.setattr(nvidia, "_DEVICES", tmp_path / "dev")
+    monkeypatch.setitem(sys.modules, "pynvml", None)
     for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NEURON_RT_VISIBLE_CORES"):
         monkeypatch.delenv(variable, raising=False)
     return folder
+
+
+@pytest.fixture
+def play_nvidia(tools: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+    """Put NVIDIA's driver into the machine, as `play_gpus`."""
+
+    def played(gpus: Sequence[Mapping[str, Any]] = (), **fails: str) -> None:
+        play_gpus(tools, gpus, **fails)
+        monkeypatch.syspath_prepend(str(tools))
+        monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+
+    return played
 
 
 def test_a_machine_without_tools_has_cpus_only(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,8 +60,8 @@ def test_a_machine_without_tools_has_cpus_only(tools: Path, monkeypatch: pytest.
     assert frozenset().union(*(each.cpus for each in machine.cpu_sets)) == os.sched_getaffinity(0)
 
 
-def test_gpus_are_found_with_the_nodes_that_they_are_near(tools: Path, tmp_path: Path) -> None:
-    play(tools / "nvidia-smi", SMI)
+def test_gpus_are_found_with_the_nodes_that_they_are_near(play_nvidia: Play, tmp_path: Path) -> None:
+    play_nvidia(GPUS)
     for address, node in (("0000:07:00.0", "0"), ("0000:0f:00.0", "-1"), ("0001:47:00.0", "1")):
         (tmp_path / "pci" / address).mkdir(parents=True)
         (tmp_path / "pci" / address / "numa_node").write_text(f"{node}\n")
@@ -51,8 +73,8 @@ def test_gpus_are_found_with_the_nodes_that_they_are_near(tools: Path, tmp_path:
     ]
 
 
-def test_the_memory_of_a_gpu_that_has_none_of_its_own_does_not_matter(tools: Path) -> None:
-    play(tools / "nvidia-smi", f"0, {UUIDS[0]}, NVIDIA GB10, [N/A]\n")
+def test_the_memory_of_a_gpu_that_has_none_of_its_own_does_not_matter(play_nvidia: Play) -> None:
+    play_nvidia([{**GPUS[0], "memory": None, "parts": None}])
     (gpu,) = discovery.find_gpus()
     assert (gpu.index, gpu.uid, gpu.node, gpu.memory) == (0, UUIDS[0], None, 0)
 
@@ -73,9 +95,9 @@ def test_the_memory_of_a_gpu_that_has_none_of_its_own_does_not_matter(tools: Pat
     ],
 )
 def test_what_is_hidden_from_this_process_is_not_found(
-    tools: Path, monkeypatch: pytest.MonkeyPatch, visible: str, indices: list[int]
+    play_nvidia: Play, monkeypatch: pytest.MonkeyPatch, visible: str, indices: list[int]
 ) -> None:
-    play(tools / "nvidia-smi", SMI)
+    play_nvidia(GPUS)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert [gpu.index for gpu in discovery.find_gpus()] == indices
 
@@ -143,20 +165,18 @@ def test_what_amds_tool_says_and_nobody_can_read_is_an_error(tools: Path, says: 
         discovery.find_gpus()
 
 
-def test_a_part_of_a_gpu_is_one_by_itself(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    play(tools / "nvidia-smi", SMI)
+def test_a_part_of_a_gpu_is_one_by_itself(play_nvidia: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    play_nvidia(GPUS)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-abc,MIG-def")
     assert [(gpu.index, gpu.uid) for gpu in discovery.find_gpus()] == [(0, "MIG-abc"), (1, "MIG-def")]
 
 
-#: As `nvidia-smi -L` prints it: the first GPU is divided, the others are whole.
-MIG = f"""\
-GPU 0: NVIDIA A100-SXM4-80GB (UUID: {UUIDS[0]})
-  MIG 3g.40gb     Device  0: (UUID: MIG-aaaa)
-  MIG 1g.10gb     Device  1: (UUID: MIG-bbbb)
-GPU 1: NVIDIA A100-SXM4-80GB (UUID: {UUIDS[1]})
-GPU 2: NVIDIA A100-SXM4-80GB (UUID: {UUIDS[2]})
-"""
+PARTS = [("aaaa", "3g.40gb"), ("bbbb", "1g.10gb")]
+#: The first GPU is divided, the others are whole.
+DIVIDED = [
+    {**GPUS[0], "parts": [{"uuid": f"MIG-{uuid}", "name": f"{GPUS[0]['name']} MIG {size}"} for uuid, size in PARTS]},
+    *GPUS[1:],
+]
 
 
 @pytest.mark.parametrize(
@@ -170,12 +190,9 @@ GPU 2: NVIDIA A100-SXM4-80GB (UUID: {UUIDS[2]})
     ],
 )
 def test_each_part_of_a_divided_gpu_is_one(
-    tools: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, uids: list[str]
+    play_nvidia: Play, monkeypatch: pytest.MonkeyPatch, visible: str | None, uids: list[str]
 ) -> None:
-    tool = tools / "nvidia-smi"
-    play(tool, SMI)
-    play(tools / "parts", MIG)
-    tool.write_text(f'#!/bin/sh\n[ "$1" = -L ] && exec {tools}/parts\n' + tool.read_text().partition("\n")[2])
+    play_nvidia(DIVIDED)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     found = discovery.find_gpus()
@@ -192,43 +209,68 @@ def test_a_part_is_chosen_by_its_uuid(tools: Path) -> None:
         discovery._chosen(found, "0", "gpu", "gpu")
 
 
-@pytest.mark.parametrize(
-    ("says", "status", "told"),
-    [
-        ("Failed to initialize NVML: Driver/library version mismatch", 18, "status 18 and says: Failed to initialize"),
-        ("", 9, "status 9 and says: nothing"),
-        ("hello", 0, "nvidia-smi shows a line that can't be read: 'hello'"),
-        (f"zero, {UUIDS[0]}, NVIDIA, 1, x", 0, "can't be read"),
-        ("0, 11111111, NVIDIA, 1, x", 0, "can't be read"),
-        (f"{SMI}1, GPU-x", 0, "can't be read: '1, GPU-x'"),
-    ],
-)
-def test_a_tool_that_talks_nonsense_is_quoted_and_the_cpus_are_found_all_the_same(
-    tools: Path, says: str, status: int, told: str
+@pytest.mark.parametrize("step", ["init", "handle"])
+def test_a_driver_that_fails_is_quoted_and_the_cpus_are_found_all_the_same(
+    play_nvidia: Play, step: str, tmp_path: Path
 ) -> None:
-    play(tools / "nvidia-smi", says + "\n", status=status)
-    with pytest.raises(WorkerError) as raised:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidia0").touch()
+    play_nvidia(GPUS, **{step: "RM has detected an NVML/RM version mismatch."})
+    with pytest.raises(WorkerError, match="NVIDIA's driver says: RM has detected"):
         discovery.find_gpus()
-    assert told in str(raised.value)
     machine = discovery.discover()
     assert machine.gpus == []
-    assert told in machine.problems["gpu"]
+    assert "NVIDIA's driver says: RM has detected" in machine.problems["gpu"]
     assert machine.cpu_sets
 
 
+def test_nobody_needs_nvidias_driver_or_its_package_without_a_gpu_of_theirs(
+    tools: Path, play_nvidia: Play, tmp_path: Path
+) -> None:
+    assert discovery.find_gpus() == []
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidia0").touch()
+    with pytest.raises(WorkerError, match=r"not found: the package nvidia-ml-py is not installed: pip install 'emb"):
+        discovery.find_gpus()
+    (tmp_path / "dev" / "nvidia0").unlink()
+    play_nvidia(init="NVML Shared Library Not Found")
+    assert discovery.find_gpus() == []
+
+
+def test_the_stand_in_for_nvidias_package_has_its_names_and_arguments() -> None:
+    real, fake = (
+        {name: each for name, each in vars(module).items() if name.startswith(("nvml", "NVML"))}
+        for module in (importlib.import_module("pynvml"), fake_pynvml)
+    )
+    for name, each in fake.items():
+        if isinstance(each, int):
+            assert each == real[name]
+        elif isinstance(each, type):
+            assert issubclass(real[name], real["NVMLError"])
+        else:
+            assert list(inspect.signature(each).parameters) == list(inspect.signature(real[name]).parameters), name
+
+
+def test_a_tool_that_says_nothing_useful_is_quoted(tools: Path) -> None:
+    play(tools / "neuron-ls", "no device\n", status=9)
+    with pytest.raises(WorkerError, match="neuron-ls fails with status 9 and says: no device"):
+        discovery.find_neuron_cores()
+    assert "status 9" in discovery.discover().problems["neuron"]
+
+
 def test_a_tool_that_does_not_answer_is_not_waited_for(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tools / "nvidia-smi").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
-    (tools / "nvidia-smi").chmod(0o755)
+    (tools / "neuron-ls").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    (tools / "neuron-ls").chmod(0o755)
     monkeypatch.setattr(discovery, "_TOOL_S", 0.2)
     with pytest.raises(WorkerError, match=r"no answer in 0\.2 s"):
-        discovery.find_gpus()
+        discovery.find_neuron_cores()
 
 
 def test_a_tool_that_is_no_program_is_said_so(tools: Path) -> None:
-    (tools / "nvidia-smi").write_bytes(b"\x7fELF")
-    (tools / "nvidia-smi").chmod(0o755)
-    with pytest.raises(WorkerError, match="nvidia-smi can't be run"):
-        discovery.find_gpus()
+    (tools / "neuron-ls").write_bytes(b"\x7fELF")
+    (tools / "neuron-ls").chmod(0o755)
+    with pytest.raises(WorkerError, match="neuron-ls can't be run"):
+        discovery.find_neuron_cores()
 
 
 NEURON = [
@@ -276,8 +318,8 @@ def choose(device: str, gpu: str | None = None, neuron_core: int | None = None) 
     return discovery.choose_accelerator("mine", device, gpu=gpu, neuron_core=neuron_core)  # type: ignore[arg-type]  # any text
 
 
-def test_a_gpu_is_chosen_by_number_or_uuid(tools: Path) -> None:
-    play(tools / "nvidia-smi", SMI)
+def test_a_gpu_is_chosen_by_number_or_uuid(play_nvidia: Play) -> None:
+    play_nvidia(GPUS)
     for named, index in (("1", 1), (UUIDS[2], 2), ("GPU-1", 0)):
         chosen = choose("gpu", named)
         assert chosen is not None
@@ -301,19 +343,21 @@ def test_a_gpu_is_chosen_by_number_or_uuid(tools: Path) -> None:
         ("neuron", None, None, "class mine needs a Neuron core, and none is found here: neuron-ls shows none"),
     ],
 )
-def test_a_choice_that_can_t_be_had(tools: Path, device: str, gpu: str | None, core: int | None, told: str) -> None:
-    play(tools / "nvidia-smi", SMI)
+def test_a_choice_that_can_t_be_had(
+    play_nvidia: Play, device: str, gpu: str | None, core: int | None, told: str
+) -> None:
+    play_nvidia(GPUS)
     with pytest.raises(SettingsError) as raised:
         choose(device, gpu, core)
     assert told in str(raised.value)
 
 
-def test_the_only_accelerator_need_not_be_named(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    play(tools / "nvidia-smi", SMI)
+def test_the_only_accelerator_need_not_be_named(play_nvidia: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    play_nvidia(GPUS)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
     assert choose("gpu") == Accelerator("gpu", 2, UUIDS[2], "NVIDIA A100-SXM4-80GB", memory=81920)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(SettingsError, match="nvidia-smi shows none that CUDA_VISIBLE_DEVICES leaves visible"):
+    with pytest.raises(SettingsError, match="the driver shows none that CUDA_VISIBLE_DEVICES leaves visible"):
         choose("gpu")
     assert choose("cpu") is None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from embedctl_config.cpu import cpu_name
 from embedctl_workers.machine import provenance
 from embedctl_workers.machine.devices import Accelerator, Pinned
+from tests.support.machines import play_gpus
 
 GPU = Accelerator("gpu", 1, "GPU-1234", "NVIDIA H200")
 CORE = Accelerator("neuron", 3, "3", "inf2.xlarge")
@@ -23,10 +25,9 @@ def pinned(accelerator: Accelerator | None = None) -> Pinned:
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the kernel shows of drivers; and no vendor's tool."""
+    """What the kernel shows of drivers; NVIDIA's own can't be asked."""
     monkeypatch.setattr(provenance, "_MODULES", tmp_path / "module")
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    (tmp_path / "bin").mkdir()
+    monkeypatch.setitem(sys.modules, "pynvml", None)
     return tmp_path / "module"
 
 
@@ -43,22 +44,22 @@ def test_of_a_cpu_there_is_the_model_and_no_driver() -> None:
     assert found["system"] == platform.platform()
 
 
-def test_a_gpus_driver_is_asked_of_the_vendors_tool(modules: Path) -> None:
-    tool = modules.parent / "bin" / "nvidia-smi"
-    tool.write_text('#!/bin/sh\n[ "$3" = --id=GPU-1234 ] && echo 580.159.04\n')
-    tool.chmod(0o755)
+def test_a_gpus_driver_is_asked_for_its_version(modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play_gpus(tmp_path / "driver", driver="580.159.04")
+    monkeypatch.syspath_prepend(str(tmp_path / "driver"))
+    monkeypatch.delitem(sys.modules, "pynvml")
     found = provenance.describe(pinned(GPU))
     assert found["device"] == "gpu 1 NVIDIA H200 (GPU-1234)"
     assert found["driver"] == "nvidia 580.159.04"
     assert found["host"] == cpu_name()
 
 
-@pytest.mark.parametrize("tool", ["", "#!/bin/sh\nexit 9\n"], ids=["no tool", "a tool that fails"])
-def test_else_of_the_kernel(tool: str, modules: Path) -> None:
-    if tool:
-        path = modules.parent / "bin" / "nvidia-smi"
-        path.write_text(tool)
-        path.chmod(0o755)
+@pytest.mark.parametrize("is_there", [False, True])
+def test_else_the_kernel_is(is_there: bool, modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if is_there:
+        play_gpus(tmp_path / "driver", init="Unknown Error")
+        monkeypatch.syspath_prepend(str(tmp_path / "driver"))
+        monkeypatch.delitem(sys.modules, "pynvml")
     assert provenance.describe(pinned(GPU))["driver"] == "unknown"
     driver_in(modules, "nvidia", "580.159.04")
     assert provenance.describe(pinned(GPU))["driver"] == "nvidia 580.159.04"

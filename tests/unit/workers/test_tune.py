@@ -287,7 +287,7 @@ def test_what_was_found_is_told_for_each_class_and_kind_of_gpu(tmp_path: Path, m
     assert [each.as_json()["gpu"] for each in findings(settings, "f1")] == [None, "A100"]
 
     def broken() -> list[Accelerator]:
-        raise WorkerError("nvidia-smi fails")
+        raise WorkerError("NVIDIA's driver says: no")
 
     monkeypatch.setattr(findings_module, "find_gpus", broken)
     assert [each.hardware for each in findings(settings, "f1")] == ["cpu"]

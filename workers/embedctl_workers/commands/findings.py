@@ -48,7 +48,7 @@ class Finding:
 def findings(settings: Settings, fingerprint: str) -> list[Finding]:
     """The findings for a model, by its fingerprint, in the order of the classes."""
     cache = cache_folder(settings)
-    if not any((cache / "tuned").glob("*.json")):  # the vendors' tools take a while
+    if not any((cache / "tuned").glob("*.json")):  # to ask for devices takes a while
         return []
     return [
         Finding(name, tuned, gpu)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import logging
 import os
-import re
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +14,7 @@ from typing import Any
 
 from embedctl_config.errors import SettingsError, WorkerError
 from embedctl_config.hardware import Device, HardwareClass
+from embedctl_workers.machine import nvidia
 from embedctl_workers.machine.cgroup import cpu_quota
 from embedctl_workers.machine.devices import (
     HIP_VARIABLES,
@@ -35,11 +34,6 @@ DEVICE_NAMES: Mapping[Device, str] = {"cpu": "CPU", "gpu": "GPU", "neuron": "Neu
 DEVICE_OPTIONS: Mapping[Device, str] = {"gpu": "--gpu", "neuron": "--neuron-core"}
 _NODES = Path("/sys/devices/system/node")
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
-_NVIDIA_SMI = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total,pci.bus_id", "--format=csv,noheader,nounits"]
-_NVIDIA_PARTS = ["nvidia-smi", "-L"]
-#: A GPU in the answer of `nvidia-smi -L`, and, below it, each of the parts (MIG) that it is divided into.
-_WHOLE = re.compile(r"GPU \d+:.*\(UUID: (GPU-[^)]+)\)")
-_PART = re.compile(r"\s+(MIG \S+)\s+Device\s+\d+:\s*\(UUID: (MIG-[^)]+)\)")
 _NEURON_LS = ["neuron-ls", "--json-output"]
 _AMD_SMI = ["amd-smi", "list", "-e", "--json"]
 #: The predecessor of amd-smi.
@@ -85,7 +79,7 @@ class Machine:
     """The devices that were found on this machine.
 
     Attributes:
-        problems: kind of device → why the vendor's tool, although installed, listed none.
+        problems: kind of device → why the vendor's tool or driver, although it should, listed none.
     """
 
     cpu_sets: Sequence[CpuSet]
@@ -147,29 +141,30 @@ def find_cpu_sets(cpus: frozenset[int]) -> list[CpuSet]:
 
 
 def find_gpus() -> list[Accelerator]:
-    """The GPUs that the vendors' tools show and no variable hides; none if no tool is installed.
+    """The GPUs that NVIDIA's driver and AMD's tools tell and no variable hides.
 
     Raises:
-        WorkerError: a tool fails, or its answer can't be read.
+        WorkerError: a driver or a tool fails, or its answer can't be read.
     """
     return [*find_nvidia_gpus(), *find_amd_gpus()]
 
 
 def find_nvidia_gpus() -> list[Accelerator]:
-    """The GPUs that `nvidia-smi` shows and CUDA_VISIBLE_DEVICES does not hide; none without the tool.
+    """The GPUs that NVIDIA's driver tells and CUDA_VISIBLE_DEVICES does not hide.
 
     A GPU that is divided into parts (MIG) is left out, and each of its parts is a GPU by itself, with the number of the
-    whole: CUDA shows a process one part, and a process that is given the whole the first one.
+    whole: CUDA shows a process one part, and a process that is given the whole the first one. A part's memory is in its
+    name, such as `MIG 1g.10gb`.
 
     Raises:
-        WorkerError: the tool fails, or its answer can't be read.
+        WorkerError: the kernel has GPUs of NVIDIA's, and the driver can't be asked, or fails.
     """
-    answer = _output_of(_NVIDIA_SMI, shutil.which(_NVIDIA_SMI[0]))
-    if answer is None:
-        return []
-    lines = [line for line in answer.splitlines() if line.strip()]
-    gpus = [_gpu(row) for row in csv.reader(lines, skipinitialspace=True)]
-    parts = _parts(gpus, _output_of(_NVIDIA_PARTS, shutil.which(_NVIDIA_PARTS[0])) or "")
+    gpus: list[Accelerator] = []
+    parts: dict[str, list[Accelerator]] = {}
+    for each in nvidia.all_gpus():
+        gpu = Accelerator("gpu", each.index, each.uuid, each.name, _node_of(each.bus), memory=each.memory)
+        gpus.append(gpu)
+        parts[gpu.uid] = [replace(gpu, uid=uuid, name=name, memory=0) for uuid, name in each.parts]
     visible = os.environ.get(VISIBLE_VARIABLES["gpu"])
     shown = gpus if visible is None else _visible_gpus(gpus, visible)
     by_name = {part.uid: part for of_gpu in parts.values() for part in of_gpu}
@@ -261,7 +256,7 @@ def choose_sharing(hardware: str, entry: HardwareClass, workers: int | None) -> 
 
 def nothing_found(hardware: str, device: Device, problem: str = "") -> SettingsError:
     """The error for a class whose kind of device this machine lacks or hides."""
-    tool = {"gpu": _NVIDIA_SMI[0], "neuron": _NEURON_LS[0]}.get(device, "")
+    tool = {"gpu": "the driver", "neuron": _NEURON_LS[0]}.get(device, "")
     hidden = VISIBLE_VARIABLES[device] in os.environ
     why = problem or f"{tool} shows none" + (f" that {VISIBLE_VARIABLES[device]} leaves visible" if hidden else "")
     return SettingsError(f"class {hardware} needs a {DEVICE_NAMES[device]}, and none is found here: {why}")
@@ -319,33 +314,8 @@ def _output_of(command: list[str], tool: str | None) -> str | None:
     return done.stdout
 
 
-def _gpu(row: Sequence[str]) -> Accelerator:
-    try:
-        index, uuid, name, memory, *bus = row
-        if not uuid.startswith("GPU-"):
-            raise ValueError  # noqa: TRY301  (one message for every fault of a line)
-        node = _node_of(bus[0]) if bus else None
-        return Accelerator("gpu", int(index), uuid, name, node, memory=int(memory) if memory.isdecimal() else 0)
-    except ValueError:
-        raise WorkerError(f"{_NVIDIA_SMI[0]} shows a line that can't be read: {', '.join(row)!r}") from None
-
-
-def _parts(gpus: Sequence[Accelerator], answer: str) -> dict[str, list[Accelerator]]:
-    """The UUIDs of divided GPUs → their parts, in the tool's order."""
-    known, whole = {gpu.uid: gpu for gpu in gpus}, None
-    parts: dict[str, list[Accelerator]] = {}
-    for line in answer.splitlines():
-        if found := _WHOLE.match(line):
-            whole = known.get(found[1])
-        elif whole is not None and (found := _PART.match(line)):
-            # The part's memory is in its name, such as `MIG 1g.10gb`.
-            part = replace(whole, uid=found[2], name=f"{whole.name} {found[1]}", memory=0)
-            parts.setdefault(whole.uid, []).append(part)
-    return parts
-
-
 def _node_of(bus: str) -> int | None:
-    """The NUMA node of a PCI address as `nvidia-smi` writes it: `00000000:3B:00.0`."""
+    """The NUMA node of a PCI address, such as `00000000:3B:00.0`."""
     domain, _, rest = bus.partition(":")
     try:
         address = f"{int(domain, 16):04x}:{rest.lower()}"
@@ -364,7 +334,7 @@ def _visible_gpus(gpus: Sequence[Accelerator], visible: str) -> list[Accelerator
     found: list[Accelerator] = []
     for name in visible.split(",") if visible.strip() else []:
         wanted = name.strip()
-        if wanted.startswith("MIG-"):  # a part of a GPU: the query for GPUs does not show it
+        if wanted.startswith("MIG-"):  # a part of a GPU
             found.append(Accelerator("gpu", len(found), wanted))
             continue
         fitting = [gpu for gpu in gpus if str(gpu.index) == wanted]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
-import subprocess
-from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
 from embedctl_config.cpu import cpu_name
+from embedctl_workers.machine import nvidia
 from embedctl_workers.machine.devices import Accelerator, Pinned
 
 #: Distributions that may take part in computing a vector. The installed ones are listed.
@@ -30,8 +28,6 @@ _PACKAGES = (
     "neuronx-cc",
 )
 _MODULES = Path("/sys/module")
-_NVIDIA_SMI = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-_TOOL_S = 60
 
 
 def describe(pinned: Pinned) -> dict[str, str]:
@@ -59,15 +55,11 @@ def versions(*more: str) -> dict[str, str]:
 
 
 def _driver(accelerator: Accelerator) -> str:
-    """The driver's version, from the vendor's tool, or else from the kernel."""
-    nvidia = accelerator.kind == "gpu" and not accelerator.rocm
-    tool = shutil.which(_NVIDIA_SMI[0]) if nvidia else None
-    if tool is not None:
-        command = [tool, *_NVIDIA_SMI[1:], f"--id={accelerator.uid}"]
-        with suppress(OSError, subprocess.SubprocessError):
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_S, check=True)
-            return f"nvidia {done.stdout.strip()}"
-    name = "nvidia" if nvidia else "amdgpu" if accelerator.rocm else accelerator.kind
+    """The driver's version, from NVIDIA's driver itself, or else from the kernel."""
+    of_nvidia = accelerator.kind == "gpu" and not accelerator.rocm
+    if of_nvidia and (version := nvidia.driver_version()):
+        return f"nvidia {version}"
+    name = "nvidia" if of_nvidia else "amdgpu" if accelerator.rocm else accelerator.kind
     try:
         return f"{name} {(_MODULES / name / 'version').read_text(encoding='ascii').strip()}"
     except (OSError, UnicodeDecodeError):

@@ -18,7 +18,8 @@ from embedctl_workers.supervising.plan import PlannedWorker
 from embedctl_workers.supervising.registry_link import RegistryLink
 from embedctl_workers.supervising.restarts import HOPELESS, Pace, Restarts, how_it_ended, makes_suspect
 
-log = logging.getLogger(__name__)
+#: The name that everybody's logs have.
+log = logging.getLogger("embedctl_workers.supervising.supervisor")
 
 #: How often a process is looked at that becomes ready or that was told to end (seconds).
 POLL_S = 0.25
