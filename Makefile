@@ -121,12 +121,8 @@ mutants: $(VENV)/.dev ## how many of 320 small faults in the product the tests n
 	@$(PY) -m tests.support.mutants $(ARGS)
 
 .PHONY: bench-gpu
-bench-gpu: $(VENV)/.dev ## the whole pipeline on a GPU beside sentence-transformers: ARGS="--help"
-	@$(PY) -m benchmarks.ours.gpu $(ARGS)
-
-.PHONY: first-hour
-first-hour: $(VENV)/.dev ## pack what a machine with a GPU and no network needs: ARGS="--help"
-	@benchmarks/first_hour.sh pack $(ARGS)
+bench-gpu: $(VENV)/.dev ## the engines on a GPU beside sentence-transformers: ARGS="--help"
+	@$(PY) -m embedctl bench engines --class gpu $(ARGS)
 
 .PHONY: roles
 roles: $(VENV)/.dev ## install each role alone, from constraints.txt and the newest versions, and run its verbs

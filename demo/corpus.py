@@ -11,7 +11,7 @@ import argparse
 import json
 from pathlib import Path
 
-from embedctl_bench.engines.passages import passages
+from embedctl_bench.texts.passages import passages
 
 
 def main() -> None:

@@ -6,9 +6,7 @@ import click
 
 from embedctl_bench.engines import command as engines
 from embedctl_bench.grid import command as grid
-from embedctl_bench.matrix import command as matrix
 from embedctl_bench.request import command as request
-from embedctl_bench.study import command as study
 from embedctl_config.command_group import CommandGroup
 
 
@@ -22,7 +20,7 @@ def main() -> None:
     """
 
 
-for _module in (request, matrix, study, grid, engines):
+for _module in (request, grid, engines):
     main.add_command(_module.command)
 
 

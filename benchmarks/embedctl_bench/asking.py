@@ -7,25 +7,29 @@ import functools
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 
-from embedctl_bench.measuring.asked import Asked
+from embedctl_bench.measuring import machine
 from embedctl_bench.measuring.session import Session
-from embedctl_bench.report.files import write_report
+from embedctl_bench.report.forms import write_report
 from embedctl_bench.report.report import Report
 from embedctl_config.cpu import no_bf16
 from embedctl_config.errors import ExitStatus, MissingExtra, SettingsError
 from embedctl_config.extras import installed
-from embedctl_config.hardware import HardwareClass
+from embedctl_config.hardware import Device, HardwareClass
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
 from embedctl_workers.backends import BACKENDS
 from embedctl_workers.commands.options import cpus_option
-from embedctl_workers.machine.devices import usable_cpus
+from embedctl_workers.machine.devices import format_cpus, usable_cpus
+from embedctl_workers.machine.discovery import choose_accelerator
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 #: Extra → the module that proves that it is installed.
@@ -34,27 +38,67 @@ _PROOF = {"torch": "torch", "onnx": "onnxruntime"}
 _Command = Callable[..., Any]
 
 
-def common(*, peers: bool = False, price: float | None = None) -> Callable[[_Command], _Command]:
-    """The options of all benchmarks, passed to the command as one :class:`Asked`.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The options of a command line.
 
-    Args:
-        peers: whether it can measure other systems.
-        price: the default price of an hour.
+    Attributes:
+        command: the command line, which makes the report again.
+        models: names from the settings, folders, or names of shapes (`embedctl_bench.peers.models`).
+        classes: hardware classes, all of them configured and of one kind of device.
+        device: that kind. If it is not `cpu`, this process and its children see one such device only.
+        cpus: all measurements run on these.
+        output: the folder of reports.
+        peers: names of peers to measure, installed if need be; `("all",)` for every peer, None for the installed
+            peers, empty for none.
+        price: of an hour of this machine; None for reports without costs.
+        fresh: whether to discard the measurements of earlier runs.
     """
 
-    def decorate(command: _Command) -> _Command:
-        @functools.wraps(command)
-        def asking(**options: Any) -> Any:
-            own = {name: options.pop(name) for name in list(options) if name not in _OPTIONS}
-            _check_installed()
-            return command(_asked(**options), **own)
+    settings: Settings
+    command: str
+    models: tuple[str, ...]
+    classes: tuple[str, ...]
+    device: Device
+    cpus: frozenset[int]
+    output: Path
+    quick: bool
+    peers: tuple[str, ...] | None
+    price: float | None
+    fresh: bool
 
-        decorated: _Command = asking
-        for option in reversed(_options(peers=peers, price=price)):
-            decorated = option(decorated)
-        return decorated
+    @property
+    def cpu_list(self) -> str:
+        """The CPUs as `--cpus` takes them, such as `0-3,8`."""
+        return format_cpus(self.cpus)
 
-    return decorate
+    def session(self, name: str, plan: int, **conditions: object) -> Session:
+        """A session in the folder of reports, for these CPUs and classes as they are configured.
+
+        Measurements of `--quick` count for `--quick` only.
+        """
+        classes, models = dict(self.settings.classes), dict(self.settings.models)
+        conditions |= {"cpus": self.cpu_list, "quick": self.quick, "classes": classes, "models": models}
+        return Session(self.output, name, fresh=self.fresh, plan=plan, conditions=conditions)
+
+    def machine(self) -> dict[str, object]:
+        """Facts of this machine and its CPUs, for a report."""
+        return machine.facts(self.cpus)
+
+
+def common(command: _Command) -> _Command:
+    """Give a benchmark the options of all benchmarks, passed to it as one :class:`Asked`."""
+
+    @functools.wraps(command)
+    def asking(**options: Any) -> Any:
+        own = {name: options.pop(name) for name in list(options) if name not in _OPTIONS}
+        _check_installed()
+        return command(_asked(**options), **own)
+
+    decorated: _Command = asking
+    for option in reversed(_options()):
+        decorated = option(decorated)
+    return decorated
 
 
 def conclude(report: Report, asked: Asked, session: Session) -> None:
@@ -64,9 +108,7 @@ def conclude(report: Report, asked: Asked, session: Session) -> None:
         machine={**(report.machine or asked.machine()), **session.meanwhile()},
         notes=[*_reservations(asked, session), *report.notes, *session.notes],
     )
-    page, *others = write_report(whole, asked.output)
-    click.echo(f"also written: {', '.join(path.name for path in others)}", err=True)
-    click.echo(str(page))
+    click.echo(str(write_report(whole, asked.output)))
     if session.stopped:
         sys.exit(ExitStatus.INTERRUPTED)
 
@@ -74,14 +116,14 @@ def conclude(report: Report, asked: Asked, session: Session) -> None:
 _OPTIONS = frozenset({"models", "classes", "cpus", "output", "quick", "peers", "price", "fresh"})
 
 
-def _options(*, peers: bool, price: float | None) -> list[Callable[[Any], Any]]:
+def _options() -> list[Callable[[Any], Any]]:
     """The click options, in the order of the help."""
 
     def option(*names: str, **attributes: Any) -> Callable[[Any], Any]:
         variable = names[0].partition("/")[0].removeprefix("--").upper()
         return click.option(*names, envvar=f"EMBEDCTL_{variable}", show_envvar=True, **attributes)
 
-    found = [
+    return [
         click.option(
             "--model",
             "models",
@@ -107,10 +149,14 @@ def _options(*, peers: bool, price: float | None) -> list[Callable[[Any], Any]]:
         ),
         option("--quick", is_flag=True, help="Measure only a small part, to check that the benchmark runs."),
         option(
+            "--peers",
+            metavar="LIST|all|none",
+            help="Other systems to measure, separated by commas. The systems that you name are installed first, each "
+            "in a separate environment. Default: the systems that are already installed.",
+        ),
+        option(
             "--price",
             type=click.FloatRange(min=0),
-            default=price,
-            show_default=price is not None,
             help="This machine's price per hour, for the cost of a million texts.",
         ),
         option(
@@ -120,17 +166,6 @@ def _options(*, peers: bool, price: float | None) -> list[Callable[[Any], Any]]:
             help="Measure everything again, or continue where an earlier run in the same folder stopped.",
         ),
     ]
-    if peers:
-        found.insert(
-            5,
-            option(
-                "--peers",
-                metavar="LIST|all|none",
-                help="Other systems to measure, separated by commas. The systems that you name are installed "
-                "first, each in a separate environment. Default: the systems that are already installed.",
-            ),
-        )
-    return found
 
 
 def _asked(
@@ -142,14 +177,16 @@ def _asked(
     price: float | None,
     quick: bool,
     fresh: bool,
-    peers: str | None = None,
+    peers: str | None,
 ) -> Asked:
     settings = load_settings()
+    found = _classes(settings, classes)
     return Asked(
         settings=settings,
         command=shlex.join(["embedctl", "bench", *sys.argv[1:]]),
         models=tuple(dict.fromkeys(models)),
-        classes=_classes(settings, classes),
+        classes=found,
+        device=_device(settings, found),
         cpus=usable_cpus(cpus),
         output=output,
         quick=quick,
@@ -175,6 +212,21 @@ def _classes(settings: Settings, asked: tuple[str, ...]) -> tuple[str, ...]:
     return found
 
 
+def _device(settings: Settings, classes: tuple[str, ...]) -> Device:
+    """The kind of device of all classes; hides all but one, so that every system runs on the same.
+
+    Raises:
+        SettingsError: they are of several kinds, or this machine has no such device, or several and none was chosen.
+    """
+    devices = dict.fromkeys(settings.hardware_class(name).device for name in classes)
+    if len(devices) > 1:
+        raise SettingsError(f"--class: measure classes of {' and '.join(devices)} apart from each other")
+    (device,) = devices
+    if chosen := choose_accelerator(classes[0], device):
+        chosen.hide_others()
+    return device
+
+
 def _can_run(entry: HardwareClass) -> bool:
     """Whether a class runs on CPUs, on this one too, and its runtime is installed."""
     proof = _PROOF.get(BACKENDS[entry.backend][1] if entry.backend in BACKENDS else "")
@@ -191,13 +243,14 @@ def _peers(text: str | None) -> tuple[str, ...] | None:
 
 
 def _check_installed() -> None:
-    """Fail before anything is measured if something could not be measured, or the report not be drawn.
+    """Fail before anything is measured if something could not be measured.
 
     Raises:
         MissingExtra: a package of the extra `bench` is missing.
     """
-    if installed("bench").lacking:
-        raise MissingExtra("bench", "`embedctl bench`")
+    with suppress(PackageNotFoundError):  # it is run from its source: what lacks is told when it is needed
+        if installed("bench").lacking:
+            raise MissingExtra("bench", "`embedctl bench`")
 
 
 def _reservations(asked: Asked, session: Session) -> list[str]:

@@ -22,12 +22,13 @@ import numpy as np
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 
-from embedctl_bench.engines.passages import passages
 from embedctl_bench.measuring.machine import facts
-from embedctl_bench.measuring.shapes import source_of
+from embedctl_bench.peers.models import model_files
+from embedctl_bench.report.forms import facts_list
+from embedctl_bench.texts.passages import passages
 from embedctl_config.cpu import cpu_flags
 from embedctl_config.errors import EmbedctlError, ModelError
-from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass, ModelEntry
+from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput, RecordKind
 from embedctl_workers.accuracy.gate import measure_backend
@@ -46,7 +47,7 @@ from embedctl_workers.encoding.loading import load_encoder
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.cache import cache_folder
 from embedctl_workers.models.compiling import NOT_COMPILED
-from embedctl_workers.models.files import ModelFiles, resolve_model
+from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET
 
 Layers = Callable[[Tiles, Kernels], LayerKind]
@@ -75,10 +76,9 @@ def main() -> None:
     settings, cpus = Settings(), os.sched_getaffinity(0)
     host = Host(len(cpus), cache_folder(settings))
     try:
-        files = resolve_model(asked.model, ModelEntry(source_of(asked.model, settings)))
+        files = model_files(asked.model, settings)
         truth = Truth.of(files, asked.passages)
-        print("".join(f"- {name}: {fact}\n" for name, fact in facts(cpus).items()))
-        print(f"{files.name}, {truth}:\n")
+        print(f"{facts_list(facts(cpus))}\n\n{files.name}, {truth}:\n")
         print("| class | engine | texts | max abs | min cosine | mean cosine | similarity |")
         print("| --- | --- | --- | --- | --- | --- | --- |")
         print(f"| – | torch, fp32 | passages | 0 | 1 | 1 | {truth.similarity(truth.vectors):.5f} |")

@@ -24,11 +24,11 @@ from unittest.mock import patch
 import torch
 
 from embedctl_bench.engines.command import count_of
-from embedctl_bench.engines.workloads import make_workload
 from embedctl_bench.measuring.machine import facts
-from embedctl_bench.measuring.models import copy_name, model_files, peers_folder
 from embedctl_bench.peers.adapters.embedctl_adapters.embedctl import EngineAdapter
-from embedctl_bench.peers.models import Model, uncut
+from embedctl_bench.peers.models import Model, measured_model, peers_folder
+from embedctl_bench.report.forms import facts_list, grid
+from embedctl_bench.texts.workloads import make_workload
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.torch.packed import int8, kernels, linear, native, tiles
 from embedctl_workers.encoding.encoder import ChunkEncoder
@@ -61,11 +61,10 @@ def main() -> None:
     settings = Settings()
     torch.set_num_threads(1)
     place = private_folder(peers_folder(settings))
-    print("".join(f"- {name}: {fact}\n" for name, fact in facts(os.sched_getaffinity(0)).items()))
+    print(f"{facts_list(facts(os.sched_getaffinity(0)))}\n")
     table: dict[str, dict[str, str]] = defaultdict(dict)
     for model_name in asked.models or ["all-MiniLM-L6-v2"]:
-        files = model_files(model_name, settings)
-        model = uncut(copy_name(files), files.folder, place)
+        model = measured_model(model_name, settings, place)
         for workload in asked.workloads or ["W1", "W2"]:
             for hardware in asked.classes or ["cpu", "cpu-bf16", "cpu-int8"]:
                 column = f"{model_name}, {workload}, `{hardware}`"
@@ -73,14 +72,13 @@ def main() -> None:
                     table[part][column] = share
                 print(f"measured {column}", flush=True)
     columns = list(dict.fromkeys(column for row in table.values() for column in row))
-    print("\n| part | " + " | ".join(columns) + " |\n" + "| --- " * (len(columns) + 1) + "|")
-    for part, row in table.items():
-        print(f"| {part} | " + " | ".join(row.get(column, "–") for column in columns) + " |")
+    rows = [[part, *(row.get(column, "–") for column in columns)] for part, row in table.items()]
+    print(f"\n{grid(['part', *columns], rows)}")
 
 
 def _shares(model: Model, workload_name: str, hardware: str, settings: Settings) -> dict[str, str]:
     """Each part's share of the time, largest first; the engine and its tokens/s."""
-    workload = make_workload(workload_name, count_of(workload_name, model, quick=False), model, peers_folder(settings))
+    workload = make_workload(workload_name, count_of(workload_name, model), model, peers_folder(settings))
     texts = json.loads(workload.path.read_text(encoding="utf-8"))
     spent: defaultdict[str, float] = defaultdict(float)
     with _timed(spent):

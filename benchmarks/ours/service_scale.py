@@ -1,6 +1,7 @@
 """What a large service costs Redis: live workers, kept jobs and active jobs, and how long a look at them takes.
 
-    python benchmarks/ours/service_scale.py [--workers 1000] [--kept 100000] [--active 1000] [--rate 100] [--json FILE]
+    python -m benchmarks.ours.service_scale [--workers 1000] [--kept 100000] [--active 1000] [--rate 100] [--json FILE]
+    python -m benchmarks.ours.service_scale --reaper [--active 20000] [--delay-ms 1]
 
 A private Redis, the real scripts and the real store, and nothing that encodes. One process sends the heartbeats of all
 workers and runs their reapers, as worker processes do every five seconds. A second one takes tickets from the real
@@ -10,6 +11,12 @@ and reads Redis' own figures: INFO, and SLOWLOG for the time of each script.
 
 All of it shares the machine's CPUs. Redis' share of a CPU and its times are its own; the times of calls also contain
 the wait for a CPU.
+
+With --reaper: what the reaper costs while many jobs are active. Half of the jobs are of a class without workers, and
+half of a class whose worker never takes a ticket; a proxy delays every byte to and from Redis. Rounds of the reaper are
+timed: first those that look at every job, then the usual ones with little to do. Then a real worker runs beside the
+jobs, and the longest time between two of its heartbeats is measured by Redis' clock. Finally two real workers encode a
+job of four chunks, each of which takes longer than a lease.
 """
 
 from __future__ import annotations
@@ -24,20 +31,23 @@ import secrets
 import statistics
 import subprocess
 import sys
-import tempfile
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks.ours.service import Service, machine_line, service
+from tests.support.proxy import Proxy
+
+from embedctl import enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.cli.json_forms import overview_json
 from embedctl.doctor import examine
 from embedctl.job import Job
-from embedctl.local import private_redis
 from embedctl.overview import Gatherer
 from embedctl.reaper import Reaper
 from embedctl.routing import resolve, with_workers
@@ -46,9 +56,8 @@ from embedctl.store.connection import script_source
 from embedctl.store.queues import job_of
 from embedctl.terminal.drawing import overview_lines
 from embedctl_config import keys, wire
-from embedctl_config.cpu import cpu_name
 from embedctl_config.fingerprint import job_fingerprint
-from embedctl_config.hardware import HardwareClass
+from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput, ChunkResult
 
@@ -67,6 +76,8 @@ _SCRIPTS = ("create", "add", "hold", "seal", "issue", "claim", "complete", "rene
 _OURS = {"config", "info", "slowlog", "copy"}
 #: The size of Redis' own list of slow commands, and how long each command is in it (seconds).
 _LISTED, _EACH_S = 60_000, 2.0
+#: Of the reaper's jobs: a class without a worker, and one whose worker takes no ticket.
+IDLE, LONG = "idle", "long"
 
 
 def main() -> None:
@@ -74,27 +85,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=1000)
     parser.add_argument("--kept", type=int, default=100_000)
-    parser.add_argument("--active", type=int, default=1000)
+    parser.add_argument("--active", type=int, help="default: 1000; with --reaper 20000")
     parser.add_argument("--rate", type=float, default=100.0, help="chunks per second")
-    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--seconds", type=float, help="default: 30; with --reaper 90")
     parser.add_argument("--calls", type=int, default=30)
     parser.add_argument("--json", type=Path, help="a file for the figures")
+    parser.add_argument("--reaper", action="store_true", help="measure the reaper")
+    parser.add_argument("--delay-ms", type=float, default=1.0, help="of the reaper's way to Redis, in each direction")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    arguments.active = arguments.active or (20_000 if arguments.reaper else 1000)
+    arguments.seconds = arguments.seconds or (90.0 if arguments.reaper else 30.0)
     if arguments.child:
         part, url, number = arguments.child
-        _CHILDREN[part](_settings().replace(redis_url=url), float(number))
+        _CHILDREN[part](load_settings(model=MODEL, hardware=HARDWARE, redis_url=url), float(number))
         return
-    with tempfile.TemporaryDirectory() as folder, private_redis(_settings(), Path(folder)) as settings:
-        figures = measure(settings, arguments)
+    print(machine_line(), flush=True)
+    if arguments.reaper:
+        with service(dim=DIM, token_budget=64, seconds_per_batch=0.5) as of:
+            reap(of, arguments)
+        return
+    with service(dim=DIM, token_budget=64) as of:
+        figures = measure(of.settings, arguments)
     print_figures(figures)
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=1))
-
-
-def _settings() -> Settings:
-    entry = HardwareClass(backend="dummy", token_budget=64, options={"dim": DIM})
-    return Settings(model=MODEL, hardware=HARDWARE, classes={HARDWARE: entry})
 
 
 def measure(settings: Settings, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -116,7 +131,6 @@ def measure(settings: Settings, arguments: argparse.Namespace) -> dict[str, Any]
         filled_s = time.monotonic() - began
         redis = _service(client, arguments.seconds, lambda: _timed_calls(looking, trips, arguments.calls, kept))
         return {
-            "machine": f"{cpu_name()}, {os.cpu_count()} cores",
             "load": os.getloadavg()[0],
             "versions": {
                 "python": platform.python_version(),
@@ -135,17 +149,17 @@ def measure(settings: Settings, arguments: argparse.Namespace) -> dict[str, Any]
 # Filling
 
 
-def submit(broker: Broker) -> str:
+def submit(broker: Broker, hardware: str = HARDWARE, chunks: int = CHUNKS) -> str:
     """Submit a job of small chunks, step by step as producers do."""
-    spec = JobSpec(MODEL, HARDWARE, "fp32", OPTIONS, 7 * 24 * 3600.0)
+    spec = JobSpec(MODEL, hardware, "fp32", OPTIONS, 7 * 24 * 3600.0)
     job_id, _ = broker.jobs.create(spec)
-    for chunk in range(CHUNKS):
+    for chunk in range(chunks):
         data = _payload(chunk)
         answer, _ = broker.jobs.add(job_id, chunk, data, digest=wire.digest_of(data), rows=ROWS, token="p")  # noqa: S106
         assert answer is Added.OK
         if chunk == 0:
             broker.send_issued(broker.jobs.status(job_id))
-    broker.jobs.seal(job_id, CHUNKS)
+    broker.jobs.seal(job_id, chunks)
     broker.send_issued(broker.jobs.status(job_id))
     return job_id
 
@@ -224,14 +238,14 @@ def _beat(settings: Settings, workers: float) -> None:
             began = time.monotonic() - _INTERVAL_S
 
 
-def _row(number: int) -> WorkerRow:
+def _row(number: int, hardware: str = HARDWARE) -> WorkerRow:
     served = ServedModel(FINGERPRINT, DIM, 1000.0, engine="an engine in words", rows_per_s=100.0)
     return WorkerRow(
         instance=f"{number:032x}",
-        name=f"embedctl-{HARDWARE}-{number % _PER_MACHINE}@host-{number // _PER_MACHINE}",
+        name=f"embedctl-{hardware}-{number % _PER_MACHINE}@host-{number // _PER_MACHINE}",
         pid=number,
         host=f"host-{number // _PER_MACHINE}",
-        hardware=HARDWARE,
+        hardware=hardware,
         backend="dummy",
         precision="fp32",
         cpus="0-3",
@@ -283,7 +297,9 @@ _CHILDREN: Mapping[str, Callable[[Settings, float], None]] = {"beat": _beat, "wo
 
 @contextmanager
 def _child(part: str, url: str, number: float) -> Iterator[None]:
-    with subprocess.Popen([sys.executable, __file__, "--child", part, url, str(number)]) as process:
+    with subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.ours.service_scale", "--child", part, url, str(number)]
+    ) as process:
         try:
             yield
             assert process.poll() is None, f"{part} has ended"
@@ -440,9 +456,9 @@ def _name(entry: Mapping[str, Any]) -> str:
 def print_figures(figures: Mapping[str, Any]) -> None:
     """Print the figures as people read them."""
     print(
-        f"{figures['machine']}, load {figures['load']:.1f}, Python {figures['versions']['python']}, Redis "
-        f"{figures['versions']['redis']}\n{figures['workers']} workers, {figures['jobs']} jobs, {figures['active']} "
-        f"of them active, {figures['chunks_per_s']:.0f} chunks/s\nRedis: {figures['commands_per_s']:.0f} commands/s, "
+        f"Redis {figures['versions']['redis']}\n{figures['workers']} workers, {figures['jobs']} jobs, "
+        f"{figures['active']} of them active, {figures['chunks_per_s']:.0f} chunks/s\n"
+        f"Redis: {figures['commands_per_s']:.0f} commands/s, "
         f"those of scripts included; {100 * figures['cpu_share']:.0f}% of a CPU; "
         f"{figures['used_memory'] / 2**20:.0f} MiB"
     )
@@ -457,6 +473,111 @@ def print_figures(figures: Mapping[str, Any]) -> None:
     print(f"\n{'command, or in a script':36}{'calls/s':>10}{'µs':>10}{'max µs':>10}")
     for name, each in figures["per_command"].items():
         print(f"{name:36}{each['calls_per_s']:10.0f}{each['us_per_call']:10.1f}{each['max_us']:10.0f}")
+
+
+# The reaper
+
+
+def reap(of: Service, arguments: argparse.Namespace) -> None:
+    """Queue jobs, and measure the reaper and workers beside them through a proxy."""
+    proxy = Proxy(Path(of.settings.redis_url.removeprefix("unix://").partition("?")[0]))
+    proxy.delay_s = arguments.delay_ms / 1000
+    proxy.start()
+    near, far = Broker.connect(of.settings), Broker.connect(of.settings.replace(redis_url=proxy.url))
+    trips = [_seconds(far.connection.now_ms) for _ in range(50)]
+    print(f"a round trip {1000 * statistics.median(trips):.1f} ms", flush=True)
+    with near.connection.client() as client:
+        for number in range(arguments.active):
+            submit(near, LONG if number % 2 else IDLE, chunks=1)
+        print(f"{client.zcard(keys.ACTIVE)} active jobs are queued", flush=True)
+        with _a_worker_that_takes_nothing(near):
+            _until(lambda: far.connection.uptime_s() >= 2 * far.settings.lease_s)
+            _time_rounds(far, client)
+            distant = Service(far.settings, of.folder)
+            with distant.worker("worker-0"):
+                _watch_a_worker(near, client, arguments.seconds)
+            with distant.worker("worker-1"), distant.worker("worker-2"):
+                _work_beside(far)
+    far.close()
+    near.close()
+    proxy.stop()
+
+
+@contextmanager
+def _a_worker_that_takes_nothing(broker: Broker) -> Iterator[None]:
+    """Heartbeats of a class, and no worker that sends them."""
+    stop = threading.Event()
+
+    def beat() -> None:
+        while not stop.is_set():
+            broker.workers.beat(_row(0, LONG))
+            stop.wait(_INTERVAL_S)
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    yield
+    stop.set()
+    thread.join()
+
+
+def _time_rounds(broker: Broker, client: Any) -> None:
+    """Rounds one after the other, without the interval between them."""
+
+    def round_s() -> float:
+        client.delete(keys.REAPER)
+        return _seconds(Reaper(broker).round)
+
+    agenda = keys.UPKEEP
+    client.zadd(agenda, dict.fromkeys(client.zrange(agenda, 0, -1), 1))  # all of it is due
+    rounds, looked = [], []
+    while before := client.zcount(agenda, "-inf", now_ms := broker.connection.now_ms()):
+        rounds.append(round_s())
+        looked.append(before - client.zcount(agenda, "-inf", now_ms))
+    print(
+        f"all due at once: {len(rounds)} rounds, {sum(looked) / sum(rounds):.0f} jobs/s, each "
+        f"{statistics.median(rounds):.2f} s, the longest {max(rounds):.2f} s"
+    )
+    usual = [round_s() for _ in range(20)]
+    print(f"then 20 usual rounds, little of it due: {statistics.median(usual):.3f} s, the longest {max(usual):.3f} s")
+
+
+def _watch_a_worker(broker: Broker, client: Any, seconds: float) -> None:
+    """The time between the heartbeats of a real worker, while all jobs are due again."""
+    (row,) = (each for each in broker.workers.alive() if each.hardware == HARDWARE)
+    agenda = keys.UPKEEP
+    client.zadd(agenda, dict.fromkeys(client.zrange(agenda, 0, -1), 1))
+    due = client.zcount(agenda, 1, 1)
+    beats: set[float] = set()
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        beats.add(client.zscore(keys.WORKERS, row.instance))
+        time.sleep(0.05)
+    silences = [(after - before) / 1000 for before, after in pairwise(sorted(beats))]
+    print(
+        f"a real worker, {due} jobs due, in {seconds:.0f} s: {due - client.zcount(agenda, 1, 1)} looked at; its "
+        f"heartbeats were {statistics.median(silences):.2f} s apart, at most {max(silences):.2f} s"
+    )
+
+
+def _work_beside(broker: Broker) -> None:
+    """A job of four chunks for two real workers."""
+    texts = [f"passage {number} " + "word " * 60 for number in range(160)]
+    began, least = time.monotonic(), 2
+    job = enqueue_embeddings(texts, settings=broker.settings, hardware=HARDWARE, chunk_size=40)
+    while not (status := job.status()).state.ended:
+        least = min(least, sum(each.hardware == HARDWARE for each in broker.workers.alive()))
+        time.sleep(0.5)
+    print(
+        f"two workers: a job of {status.chunks} chunks {status.state} in {time.monotonic() - began:.0f} s, "
+        f"claims={status.claims} lapsed={status.lapsed} deaths={status.deaths} refused={status.refused}, never fewer "
+        f"than {least} live workers"
+    )
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
 
 
 def _until(done: Callable[[], bool]) -> None:

@@ -1,6 +1,6 @@
 """The shares of tenants and lanes with real workers: parts of the records in a time, and how long an urgent job takes.
 
-    python benchmarks/ours/shares.py [--seconds 60] [--workers 4] [--kills] [--only NAME] [--json FILE]
+    python -m benchmarks.ours.shares [--seconds 60] [--workers 4] [--kills] [--only NAME] [--json FILE]
 
 A private Redis, and workers of the backend `dummy`, which sleeps a fixed time for each chunk: so the CPUs are not what
 the shares depend on. Every chunk has 8 records of 32 words, the token budget of one batch, and 10 kB, so none counts
@@ -17,13 +17,11 @@ import argparse
 import json
 import math
 import os
-import platform
 import random
 import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -32,12 +30,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.ours.service import machine_line, service
+
 from embedctl import Job, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.local import private_redis
-from embedctl_config.cpu import cpu_name
 from embedctl_config.errors import BrokerUnavailable
-from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_config.tenants import TenantEntry
 
@@ -53,7 +51,7 @@ _TENANTS, _LARGE = 1000, 200_000
 
 
 @dataclass
-class Service:
+class Loaded:
     """A Redis and its workers, which come back when they are killed. A worker takes `chunk_s` seconds for a chunk."""
 
     chunk_s: float
@@ -114,26 +112,16 @@ class Service:
 
 
 @contextmanager
-def service(workers: int, chunk_s: float) -> Iterator[Service]:
+def loaded(workers: int, chunk_s: float) -> Iterator[Loaded]:
     """A private Redis and workers for one measurement."""
-    with tempfile.TemporaryDirectory(prefix="ec-") as name, ExitStack() as stack:
-        folder = Path(name)
-        (folder / "embedctl.toml").write_text(
-            f'[classes.dummy]\nbackend = "dummy"\ntoken_budget = {ROWS * WORDS}\n'
-            f"options = {{dim = 16, seconds_per_batch = {chunk_s}}}\n"
-        )
-        os.environ["EMBEDCTL_CONFIG"] = str(folder / "embedctl.toml")  # for the workers
-        options = {"dim": 16, "seconds_per_batch": chunk_s}
-        entry = HardwareClass(backend="dummy", token_budget=ROWS * WORDS, options=options)
-        plain = Settings(model="dummy", hardware="dummy", classes={"dummy": entry})
-        settings = stack.enter_context(private_redis(plain, folder))
-        made = Service(chunk_s, settings, folder, workers, stack)
+    with service(dim=16, seconds_per_batch=chunk_s, token_budget=ROWS * WORDS) as of, ExitStack() as stack:
+        made = Loaded(chunk_s, of.settings, of.folder, workers, stack)
         stack.callback(made.stop)
         made.start()
         yield made
 
 
-def enqueue(of: Service, chunks: int, tenant: str, *, weight: float = 1.0, lane: str = "normal") -> Job:
+def enqueue(of: Loaded, chunks: int, tenant: str, *, weight: float = 1.0, lane: str = "normal") -> Job:
     """A job of full chunks."""
     settings = of.settings.replace(tenants={tenant: TenantEntry(weight=weight)})
     texts = (f"{number} {TEXT}" for number in range(chunks * ROWS))
@@ -151,7 +139,7 @@ def done(jobs: Sequence[Job]) -> int:
 
 
 def progress(
-    of: Service, groups: Sequence[Sequence[Job]], seconds: float, *, kills: bool = False
+    of: Loaded, groups: Sequence[Sequence[Job]], seconds: float, *, kills: bool = False
 ) -> tuple[list[int], float]:
     """The records done of each group of jobs in about this time, and the time."""
     of.run(_WARM_S)
@@ -163,12 +151,12 @@ def progress(
     return [now - then for now, then in zip(after, before, strict=True)], ended - began
 
 
-def needed(of: Service, seconds: float, part: float = 1.0) -> int:
+def needed(of: Loaded, seconds: float, part: float = 1.0) -> int:
     """Chunks that keep the workers busy for longer than the measurement."""
     return math.ceil(1.3 * part * of.workers / of.chunk_s * (seconds + 2 * _WARM_S))
 
 
-def fifty_to_one(of: Service, seconds: float, *, weight: float = 1.0, kills: bool = False) -> dict[str, Any]:
+def fifty_to_one(of: Loaded, seconds: float, *, weight: float = 1.0, kills: bool = False) -> dict[str, Any]:
     """One tenant's 50 jobs and another's one job."""
     part = weight / (weight + 1)
     many = [enqueue(of, needed(of, seconds) // 50 + 1, "many") for _ in range(50)]
@@ -193,14 +181,14 @@ def to_the_end(jobs: Sequence[Job]) -> dict[str, Any]:
     return {"jobs": dict(Counter(str(status.state) for status in ended)), "records lost or doubled": wrong}
 
 
-def alone(of: Service, seconds: float) -> dict[str, Any]:
+def alone(of: Loaded, seconds: float) -> dict[str, Any]:
     """One tenant's 50 jobs, and nobody else's."""
     jobs = [enqueue(of, needed(of, seconds) // 50 + 1, "many") for _ in range(50)]
     (records,), took = progress(of, [jobs], seconds)
     return {"records/s": records / took}
 
 
-def thousand(of: Service, seconds: float) -> dict[str, Any]:
+def thousand(of: Loaded, seconds: float) -> dict[str, Any]:
     """A thousand tenants with one job each: Jain's index of their records. The first ones are alone at first."""
     each = math.ceil(needed(of, seconds) / _TENANTS) + 2
     of.stop()  # so that nobody is ahead when the last job is made
@@ -215,7 +203,7 @@ def thousand(of: Service, seconds: float) -> dict[str, Any]:
     }
 
 
-def urgent(of: Service, seconds: float) -> dict[str, Any]:
+def urgent(of: Loaded, seconds: float) -> dict[str, Any]:
     """Interactive jobs of one chunk, one after the other, beside a large job of another tenant."""
     large = enqueue(of, _LARGE // ROWS, "large")
     time.sleep(_WARM_S)
@@ -235,7 +223,7 @@ def urgent(of: Service, seconds: float) -> dict[str, Any]:
     }
 
 
-def overload(of: Service, seconds: float) -> dict[str, Any]:
+def overload(of: Loaded, seconds: float) -> dict[str, Any]:
     """One tenant's normal job beside interactive jobs of ten tenants that never end."""
     urgent = [enqueue(of, needed(of, seconds) // 5, f"urgent-{n}", lane="interactive") for n in range(10)]
     normal = [enqueue(of, needed(of, seconds), "normal")]
@@ -243,7 +231,7 @@ def overload(of: Service, seconds: float) -> dict[str, Any]:
     return {"share of normal": of_normal / (of_urgent + of_normal), "records/s": (of_urgent + of_normal) / took}
 
 
-MEASUREMENTS: dict[str, Callable[[Service, float], dict[str, Any]]] = {
+MEASUREMENTS: dict[str, Callable[[Loaded, float], dict[str, Any]]] = {
     "50 jobs and 1 job, equal weights": fifty_to_one,
     "one tenant alone": alone,
     "50 jobs and 1 job, weights 1 and 3": lambda of, seconds: fifty_to_one(of, seconds, weight=3.0),
@@ -268,12 +256,11 @@ def main() -> None:
     parser.add_argument("--only", default="", help="measurements whose names contain this")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
-    print(f"{cpu_name()}, {os.cpu_count()} CPUs, Python {platform.python_version()}, load {load}", flush=True)
+    print(machine_line(), flush=True)
     figures = {}
     for name, measure in (UNDER_KILLS if arguments.kills else MEASUREMENTS).items():
         if arguments.only in name:
-            with service(arguments.workers, LONG_S if measure is urgent else SHORT_S) as of:
+            with loaded(arguments.workers, LONG_S if measure is urgent else SHORT_S) as of:
                 figures[name] = measure(of, arguments.seconds)
             print(f"{name}: {_shown(figures[name])}", flush=True)
     if arguments.json:

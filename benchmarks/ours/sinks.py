@@ -1,6 +1,6 @@
 """Records per second into databases, beside the loader for bulk data of each database's own client.
 
-    python benchmarks/ours/sinks.py [--records 200000] [--dim 384] [--rounds 3] [--only pgvector] [--json FILE]
+    python -m benchmarks.ours.sinks [--records 200000] [--dim 384] [--rounds 3] [--only pgvector] [--json FILE]
 
 The job lies in a private Redis, made by workers without a model. Ours is what `embedctl fetch JOB --to URL` does: it
 reads the job from Redis, looks at its ids, writes, and reads a sample back. The client's loader has all vectors in
@@ -18,10 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -31,12 +28,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from benchmarks.ours.service import Service, machine_line, service
 
 from embedctl import Job, enqueue_embeddings
-from embedctl.local import local_worker, private_redis
-from embedctl_config.cpu import cpu_name
-from embedctl_config.hardware import HardwareClass
-from embedctl_config.settings import Settings
+from embedctl_bench.measuring.sampling import turn_of
 
 #: Float32, records × dimensions.
 Vectors = npt.NDArray[np.float32]
@@ -163,11 +158,11 @@ class Lance:
 SINKS: dict[str, type[Postgres | Qdrant | Lance]] = {"pgvector": Postgres, "Qdrant, embedded": Qdrant, "LanceDB": Lance}
 
 
-def made_job(settings: Settings, records: int, log: Path) -> Job:
+def made_job(of: Service, records: int) -> Job:
     """An ended job."""
-    with local_worker(settings, hardware="dummy", model="dummy", cpus=None, log_file=log):
+    with of.worker():
         items = ({"id": f"record-{number}", "text": f"passage {number}"} for number in range(records))
-        job = enqueue_embeddings(items, settings=settings)
+        job = enqueue_embeddings(items, settings=of.settings)
         job.wait()
     return job
 
@@ -185,9 +180,9 @@ def measure(sink: Postgres | Qdrant | Lance, job: Job, rounds: int) -> list[dict
 
     taken = []
     for number in range(rounds):
-        turns = [("ours", ours), ("client", client)]
         seconds = {}
-        for name, run in turns if number % 2 == 0 else reversed(turns):
+        for name in turn_of(("ours", "client"), number):
+            run = ours if name == "ours" else client
             table = f"{name}{number}"
             began = time.perf_counter()
             run(table)
@@ -208,29 +203,16 @@ def main() -> None:
     parser.add_argument("--only", choices=SINKS, action="append", help="a database; can be repeated")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results into FILE")
     options = parser.parse_args()
-    results: dict[str, Any] = {
-        "machine": f"{cpu_name()}, {len(os.sched_getaffinity(0))} CPUs",
-        "python": platform.python_version(),
-        "records": options.records,
-        "dimensions": options.dim,
-        "sinks": {},
-    }
-    with tempfile.TemporaryDirectory(prefix="ec-") as name, ExitStack() as stack:
-        folder = Path(name)
-        config = folder / "embedctl.toml"
-        config.write_text(f'[classes.dummy]\nbackend = "dummy"\noptions = {{dim = {options.dim}}}\n')
-        os.environ["EMBEDCTL_CONFIG"] = str(config)  # for the workers
-        classes = {"dummy": HardwareClass(backend="dummy", options={"dim": options.dim})}
-        plain = Settings(model="dummy", hardware="dummy", classes=classes)
-        settings = stack.enter_context(private_redis(plain, folder))
-        job = made_job(settings, options.records, folder / "worker.log")
-        print(f"{results['machine']}; Python {results['python']}; {options.records:,} × {options.dim}")
+    results: dict[str, Any] = {"machine": machine_line(), "records": options.records, "dimensions": options.dim}
+    print(f"{results['machine']}; {options.records:,} × {options.dim}", flush=True)
+    with service(dim=options.dim) as of:
+        job = made_job(of, options.records)
         for label, kind in SINKS.items():
             if options.only and label not in options.only:
                 continue
             packages = {package: version(package) for package in kind.packages}
             print(f"{label} ({', '.join(f'{package} {number}' for package, number in packages.items())})", flush=True)
-            own = folder / label.partition(",")[0].lower()
+            own = of.folder / label.partition(",")[0].lower()
             own.mkdir()
             with ExitStack() as inner:
                 rounds = measure(kind(own, inner), job, options.rounds)
@@ -238,7 +220,7 @@ def main() -> None:
             rates = {who: options.records / statistics.median(each[who] for each in rounds) for who in rounds[0]}
             words = ", ".join(f"{who} {rate:,.0f}" for who, rate in rates.items())
             print(f"  records/s: {words}; ratio {ratio:.2f}", flush=True)
-            results["sinks"][label] = {"packages": packages, "rounds": rounds, "records_per_s": rates, "ratio": ratio}
+            results[label] = {"packages": packages, "rounds": rounds, "records_per_s": rates, "ratio": ratio}
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 

@@ -61,8 +61,6 @@ COMMANDS = {
     "model verify all-MiniLM-L6-v2 --class cpu": "torch",
     "bench request": "bench",
     "bench request --http --quick": "bench",
-    "bench matrix": "bench",
-    "bench study": "bench",
     "bench grid": "bench",
     "bench engines": "bench",
     "gateway": "gateway",

@@ -1,4 +1,4 @@
-"""`embedctl bench request` and `engines` as a user runs them, with a small model: whole, resumed and interrupted."""
+"""`embedctl bench` as a user runs it, with a small model: each verb whole, one interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-for _needed in ("torch", "sentence_transformers", "matplotlib", "jinja2"):
+for _needed in ("torch", "sentence_transformers"):
     pytest.importorskip(_needed)
 
 from tests.support.tiny_models import Tiny  # noqa: E402
@@ -20,7 +21,9 @@ from tests.support.tiny_models import Tiny  # noqa: E402
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 COMMAND = (sys.executable, "-m", "embedctl", "bench")
-OPTIONS = ("--quick", "--model", "tiny", "--class", "cpu", "-o", "report", "--peers")
+OPTIONS = ("--quick", "--model", "tiny", "-o", "report", "--class")
+#: Its processes start without torch, so most tests use it; its vectors are not the model's.
+DUMMY = '[classes.dummy]\nbackend = "dummy"\noptions = {dim = 32}\n'
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +37,7 @@ def environment(tiny_model: Callable[[Tiny], Path], short_folder: Path, cache: P
     """With a small model of many positions, and folders of this test's own for all that is written, but the cache."""
     config = short_folder / "embedctl.toml"
     model = tiny_model(Tiny(positions=512, max_seq_length=64))
-    config.write_text(f'[models.tiny]\nsource = "{model}"\n')
+    config.write_text(f'[models.tiny]\nsource = "{model}"\n{DUMMY}')
     (short_folder / "tmp").mkdir()
     own = {name: value for name, value in os.environ.items() if not name.startswith("EMBEDCTL_")}
     return {
@@ -46,86 +49,26 @@ def environment(tiny_model: Callable[[Tiny], Path], short_folder: Path, cache: P
 
 
 def bench(
-    environment: dict[str, str], folder: Path, name: str, peers: str, *more: str
+    environment: dict[str, str], folder: Path, name: str, hardware: str, *more: str
 ) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, name, *OPTIONS, peers, *more]
+    command = [*COMMAND, name, *OPTIONS, hardware, "--peers", "none", *more]
     return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=400)
 
 
-def test_a_class_goes_through_the_whole_product_and_a_second_run_measures_nothing_again(
+def tables_of(done: subprocess.CompletedProcess[str], folder: Path, name: str) -> dict[str, list[dict[str, Any]]]:
+    """The rows of the report's tables, whose path was printed; and nothing else is left."""
+    assert done.returncode == 0, done.stderr
+    page = folder / done.stdout.strip()
+    assert page.name == f"{name}.md"
+    assert list((folder / "tmp").glob("embedctl-bench-*")) == []
+    report = json.loads(page.with_suffix(".json").read_text())
+    return {table["name"]: table["rows"] for table in report["tables"]}
+
+
+def test_a_request_that_was_interrupted_goes_on_and_then_measures_nothing_again(
     environment: dict[str, str], short_folder: Path
 ) -> None:
-    done = bench(environment, short_folder, "request", "none")
-    assert done.returncode == 0, done.stderr
-    page = short_folder / done.stdout.strip()
-    assert page.name == "request.html"
-    report = json.loads((page.parent / "request.json").read_text())
-    tables = {table["name"]: table["rows"] for table in report["tables"]}
-    (row,), (system,) = tables["rounds"], tables["systems"]
-    assert row["system"] == system["system"] == "embedctl, class cpu"
-    assert float(system["max_abs_error"]) <= 1e-4
-    assert row["sentences_per_s"] == pytest.approx(30 / row["seconds_for_10"])
-    # Random weights have no say in how much of a text is encoded: all of it is.
-    assert row["tokens_per_s"] * row["seconds_for_10"] > 30 * 64
-    assert 0 < row["p50"] <= row["p95"]
-    assert 0 < row["seconds_for_10"] <= row["fetched_s"]
-    assert list((short_folder / "tmp").glob("embedctl-bench-*")) == []
-
-    kept = (page.parent / "measurements.jsonl").read_text()
-    again = bench(environment, short_folder, "request", "none")
-    assert again.returncode == 0, again.stderr
-    assert (page.parent / "measurements.jsonl").read_text() == kept
-    (same,) = next(
-        table for table in json.loads((page.parent / "request.json").read_text())["tables"] if table["name"] == "rounds"
-    )["rows"]
-    assert same == row
-
-
-def test_requests_over_http(environment: dict[str, str], short_folder: Path) -> None:
-    done = bench(environment, short_folder, "request", "none", "--http")
-    assert done.returncode == 0, done.stderr
-    report = json.loads((short_folder / done.stdout.strip()).with_suffix(".json").read_text())
-    rows, servers = (table["rows"] for table in report["tables"])
-    assert [row["server"] for row in servers] == [
-        "embedctl gateway, class cpu",
-        "the same engine in the server's process, class cpu",
-    ]
-    assert all(float(row["cosine"]) > 0.99999 for row in servers)
-    assert len(rows) == 6 * 2
-    assert all(0 < row["p50"] <= row["p90"] and row["texts_per_s"] > 0 for row in rows)
-    assert list((short_folder / "tmp").glob("embedctl-bench-*")) == []
-
-
-def test_engines_are_ranked_beside_the_floor_and_a_second_run_measures_nothing_again(
-    environment: dict[str, str], short_folder: Path
-) -> None:
-    done = bench(environment, short_folder, "engines", "none", "--workload", "W1")
-    assert done.returncode == 0, done.stderr
-    page = short_folder / done.stdout.strip()
-    assert page.name == "engines.html"
-    tables = {
-        table["name"]: table["rows"] for table in json.loads((page.parent / "engines.json").read_text())["tables"]
-    }
-    rows = {row["system"]: row for row in tables["tiny-W1-fp32"]}
-    ours = ["embedctl's engine, class cpu", "embedctl, class cpu"]
-    assert set(rows) == {*ours, "sentence-transformers, torch"}
-    assert sorted(row["rank"] for row in rows.values()) == [1, 2, 3]
-    for row in rows.values():
-        assert row["sentences_per_s"] == pytest.approx(256 / row["seconds"])
-        assert float(row["max_abs_error"]) <= 1e-4
-        assert row["share_of_floor"] > 0
-    assert rows["sentence-transformers, torch"]["times_sentence_transformers"] == 1
-    assert "floor" in {row["system"] for row in tables["tiny-W1-systems"]}
-    assert list((short_folder / "tmp").glob("embedctl-bench-*")) == []
-
-    kept = (page.parent / "measurements.jsonl").read_text()
-    again = bench(environment, short_folder, "engines", "none", "--workload", "W1")
-    assert again.returncode == 0, again.stderr
-    assert (page.parent / "measurements.jsonl").read_text() == kept
-
-
-def test_ctrl_c_leaves_a_report_and_nothing_else(environment: dict[str, str], short_folder: Path) -> None:
-    command = [*COMMAND, "request", *OPTIONS, "none"]
+    command = [*COMMAND, "request", *OPTIONS, "dummy", "--peers", "none"]
     with subprocess.Popen(
         command, env=environment, cwd=short_folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -141,11 +84,56 @@ def test_ctrl_c_leaves_a_report_and_nothing_else(environment: dict[str, str], sh
     assert "Stopped with Ctrl-C" in (short_folder / "report" / "request.md").read_text()
     assert list((short_folder / "tmp").glob("embedctl-bench-*")) == []
 
+    tables = tables_of(bench(environment, short_folder, "request", "dummy"), short_folder, "request")
+    (row,) = tables["rounds"]
+    assert row["system"] == "embedctl, class dummy"
+    assert "not fp32" in row["remark"]
+    assert row["texts_per_s"] == pytest.approx(30 / row["seconds"])
+    # Random weights have no say in how much of a text is encoded: all of it is.
+    assert row["tokens_per_s"] * row["seconds"] > 30 * 64
+    assert 0 < row["p50_ms"] <= row["p95_ms"]
+    assert 0 < row["seconds"] <= row["fetched_s"]
+    kept = (short_folder / "report" / "measurements.jsonl").read_text()
+    again = tables_of(bench(environment, short_folder, "request", "dummy"), short_folder, "request")
+    assert (short_folder / "report" / "measurements.jsonl").read_text() == kept
+    assert again["rounds"] == [row]
 
-def test_an_unknown_peer_is_refused_before_anything_is_measured(
-    environment: dict[str, str], short_folder: Path
-) -> None:
-    done = bench(environment, short_folder, "request", "fastembd")
-    assert done.returncode == 2
-    assert "--peers: there is no fastembd. Known: st-torch," in done.stderr
-    assert not (short_folder / "report").exists()
+
+def test_requests_over_http(environment: dict[str, str], short_folder: Path) -> None:
+    tables = tables_of(bench(environment, short_folder, "request", "dummy", "--http"), short_folder, "request-http")
+    rows, servers = tables["http"], tables["http-servers"]
+    assert [row["system"] for row in servers] == [
+        "embedctl gateway, class dummy",
+        "the same engine in the server's process, class dummy",
+    ]
+    assert servers[0]["max_abs_error"] == servers[1]["max_abs_error"]
+    assert len(rows) == 6 * 2
+    assert all(0 < row["p50_ms"] <= row["p90_ms"] and row["texts_per_s"] > 0 for row in rows)
+
+
+def test_engines_are_ranked_beside_the_floor(environment: dict[str, str], short_folder: Path) -> None:
+    tables = tables_of(
+        bench(environment, short_folder, "engines", "dummy", "--workload", "W1"), short_folder, "engines"
+    )
+    rows = {row["system"]: row for row in tables["tiny-W1-fp32"]}
+    reference = rows.pop("sentence-transformers, torch")
+    assert set(rows) == {"embedctl's engine, class dummy", "embedctl, class dummy"}
+    assert (reference["rank"], reference["times"]) == (1, 1)
+    assert float(reference["max_abs_error"]) <= 1e-4
+    for row in (reference, *rows.values()):
+        assert row["texts_per_s"] == pytest.approx(256 / row["seconds"])
+        assert row["share_of_floor"] > 0
+    assert {row["rank"] for row in rows.values()} == {None}, "its vectors are others"
+    assert "floor" in {row["system"] for row in tables["tiny-W1-systems"]}
+
+
+def test_a_grid_of_one_cell(environment: dict[str, str], short_folder: Path) -> None:
+    cell = ("--cores", "1", "--length", "8", "--batch", "2")
+    tables = tables_of(bench(environment, short_folder, "grid", "cpu", *cell), short_folder, "grid")
+    rows = {row["system"]: row for row in tables["tiny-cells"]}
+    assert set(rows) == {"embedctl's engine, class cpu", "transformers"}
+    for row in rows.values():
+        assert [row[axis] for axis in ("cores", "copies", "length", "batch")] == [1, 1, 8, 2]
+        assert float(row["max_abs_error"]) <= 1e-4
+        assert row["share_of_floor"] > 0
+    assert rows["transformers"]["times"] == 1

@@ -1,14 +1,24 @@
-"""Requests and answers for the tests of `embedctl bench`, without a process or a model."""
+"""Options and runs for the tests of `embedctl bench`, without a process or a model."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from embedctl_bench.measuring.asked import Asked
+import numpy as np
+
+from embedctl_bench.asking import Asked
+from embedctl_bench.measuring.comparison import Run, SystemRuns
 from embedctl_bench.measuring.sampling import Rounds
+from embedctl_bench.peers.adapters.embedctl_adapters.serving import Setting
+from embedctl_bench.peers.child import Unavailable
+from embedctl_bench.peers.models import Model
+from embedctl_bench.peers.registry import System
+from embedctl_bench.peers.tuned import EncodedWorkload
+from embedctl_bench.peers.workload import Workload
 from embedctl_config.settings import Settings
-from embedctl_workers.models.files import ModelFiles
 
 
 def asked(folder: Path, **changes: Any) -> Asked:
@@ -17,6 +27,7 @@ def asked(folder: Path, **changes: Any) -> Asked:
         "command": "embedctl bench grid",
         "models": ("m",),
         "classes": ("cpu",),
+        "device": "cpu",
         "cpus": frozenset({0}),
         "output": folder,
         "quick": False,
@@ -27,13 +38,57 @@ def asked(folder: Path, **changes: Any) -> Asked:
     return Asked(**{**given, **changes})
 
 
-def steady(rate: float) -> Rounds[float]:
-    return Rounds([rate] * 3, {str(at): rate for at in range(3)})
+def runs(
+    name: str,
+    *seconds: float,
+    load: str = "W1",
+    tokens: int = 1000,
+    error: float = 1e-7,
+    precision: str = "fp32",
+    cosine: float = 0.99,
+    **more: Any,
+) -> SystemRuns:
+    """A system with runs of one load; ours if it is called so."""
+    each = [Run(value, tokens, error, cosine, 0.995, **more) for value in seconds]
+    rounds = Rounds(each, {str(at): run for at, run in enumerate(each)})
+    ours = name.startswith(("embedctl", "gateway", "direct"))
+    return SystemRuns(name, name, precision, ours=ours, loads={load: rounds} if each else {})
 
 
-class Exact:
-    def __init__(self, model: ModelFiles) -> None:
-        pass
+def more(system: SystemRuns, load: str, *seconds: float, **given: Any) -> SystemRuns:
+    """The same system with runs of another load, too."""
+    return replace(system, loads={**system.loads, **runs(system.name, *seconds, load=load, **given).loads})
 
-    def requests(self, tokens: int, batch: int, count: int) -> list[list[str]]:
-        return [[f"{tokens} tokens"] * batch]
+
+class Process:
+    """Stands in for a process: infinity fails in its second round, and fastembed can't be started."""
+
+    events: list[str]
+    offered: list[int]
+
+    def __init__(
+        self, system: System, model: Model, workload: Workload, cpus: Sequence[int], place: Path, **options: Any
+    ) -> None:
+        if system.name == "fastembed":
+            raise Unavailable("no wheels")
+        self.events.append(f"{system.name} loaded")
+        self.offered.append(len(system.settings))
+        self._name, self._calls = system.name, 0
+        self.chosen, self.setting = Setting(1, {}, {"batch": 8}), "1×1"
+        self.tried: list[dict[str, Any]] = [{"setting": system.settings[0].label(len(cpus)), "seconds": 1.0}]
+        self.versions = {"torch": "2"}
+        self.computes = {"st-openvino-default": "bf16 (3 of 4 products)"}.get(system.name, "")
+
+    def encode(self, repeat: int = 1) -> EncodedWorkload:
+        self.events.append(self._name)
+        self._calls += 1
+        if self._name == "infinity" and self._calls == 3:
+            raise Unavailable("out of memory")
+        shape = (2, 0) if self._name.startswith("floor") else (2, 3)
+        return EncodedWorkload(2.0, 20, np.ones(shape, np.float32), 0.0, 0.0)
+
+    def sample(self, path: Path, effort: Any) -> tuple[float, list[float]]:
+        return {"floor": 0.1, "transformers": 0.4}.get(self._name, 0.2), [0.2, 0.3]
+
+    def close(self) -> None:
+        self.events.append(f"{self._name} closed")

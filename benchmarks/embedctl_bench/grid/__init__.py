@@ -1,1 +1,1 @@
-"""`embedctl bench grid`: cores × lengths × batches."""
+"""`embedctl bench grid`: cores × copies of the model × lengths × batches."""

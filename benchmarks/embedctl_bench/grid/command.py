@@ -1,131 +1,155 @@
-"""`embedctl bench grid`: cores × lengths × batches, end to end and step by step, as Hugging Face measured Infinity."""
+"""`embedctl bench grid`: cores × copies × lengths × batches, end to end, as Hugging Face measured Infinity."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import click
 
-from embedctl_bench.asking import common, conclude
-from embedctl_bench.grid.report import report
-from embedctl_bench.grid.results import PUBLISHED, GridPlace, GridResult, GridScope
-from embedctl_bench.measuring.accuracy import measure_accuracy
-from embedctl_bench.measuring.asked import Asked
-from embedctl_bench.measuring.cells import Bench, Case, seats_on
-from embedctl_bench.measuring.models import model_files, peers_folder
-from embedctl_bench.measuring.sampled import Effort, SampledProcesses, Seat
-from embedctl_bench.measuring.sampling import REPEATS
-from embedctl_bench.measuring.shapes import describe
-from embedctl_bench.measuring.texts import ExactTexts
+from embedctl_bench.asking import Asked, common, conclude
+from embedctl_bench.grid.report import INFINITY, GridPlace, GridResult, GridScope, report
+from embedctl_bench.measuring.comparison import Run
+from embedctl_bench.measuring.contenders import Contender, Ground, choose_settings, take_turns
 from embedctl_bench.peers.environments import requirements_digest
-from embedctl_bench.peers.registry import FLOOR, TRANSFORMERS, System, backend_of, choose_peers
-from embedctl_config.errors import SettingsError
+from embedctl_bench.peers.models import describe, measured_model, peers_folder
+from embedctl_bench.peers.registry import FLOOR, TRANSFORMERS, System, choose_peers, engine_of
+from embedctl_bench.peers.tuned import Effort, reference_of
+from embedctl_bench.peers.workload import kept
+from embedctl_bench.texts.words import ExactTexts
+from embedctl_bench.texts.workloads import make_workload
 from embedctl_workers.machine.devices import cores_of, format_cpus
 from embedctl_workers.models.cache import private_folder
-from embedctl_workers.models.files import ModelFiles
 
-FULL = GridScope(
-    cores=(1, 2, 4, 8),
-    lengths=tuple(PUBLISHED),
-    batches=(1, 2, 4, 8, 16, 32),
-    effort=Effort(10.0, 5, 200),
-    floor=Effort(1.5, 3, 200),
-    rounds=3,
-    repeats=REPEATS,
-)
-QUICK = GridScope(
-    cores=(1, 2),
-    lengths=(8, 64, 256),
-    batches=(1, 8),
-    effort=Effort(0.6, 2, 40),
-    floor=Effort(0.2, 2, 20),
-    rounds=2,
-    repeats=0,
-)
+#: Texts whose vectors are compared, and with which systems choose their settings.
+_CHECKED = 64
+#: For a cell, all rounds together; the floor gets less, because it has no latencies.
+_EFFORT, _FLOOR_EFFORT = Effort(10.0, 5, 200), Effort(1.5, 3, 200)
+_QUICK_EFFORT = Effort(0.6, 2, 40)
+_ROUNDS, _QUICK_ROUNDS = 3, 2
+
+
+def _axis(name: str, what: str, default: Sequence[int]) -> Callable[[Any], Any]:
+    return click.option(
+        f"--{name}",
+        f"{name}_axis",
+        type=click.IntRange(min=1),
+        multiple=True,
+        default=tuple(default),
+        show_default=True,
+        help=f"{what}. Can be repeated.",
+    )
 
 
 @click.command("grid")
-@common(peers=True)
-def command(asked: Asked) -> None:
-    """Cores × lengths × batches: 192 cells, as Hugging Face measured Infinity.
+@common
+@_axis("cores", "Cores that each system runs on", (1, 2, 4, 8))
+@_axis("copies", "Copies of the model, each in a process with its share of the cores", (1,))
+@_axis("length", "Tokens of each text", tuple(INFINITY))
+@_axis("batch", "Texts of a request", (1, 2, 4, 8, 16, 32))
+def command(
+    asked: Asked,
+    cores_axis: tuple[int, ...],
+    copies_axis: tuple[int, ...],
+    length_axis: tuple[int, ...],
+    batch_axis: tuple[int, ...],
+) -> None:
+    """Cores × copies × lengths × batches: as Hugging Face measured Infinity, and AWS Neuron.
 
-    1, 2, 4 and 8 cores, texts of 8 to 512 tokens, requests of 1 to 32 texts; each cell takes 10 seconds or 200
-    requests. Plain transformers and the other systems that are installed take turns with embedctl. Cells that need more
-    cores than this machine has are left out. For the shape of the published model, use --model distilbert-shape.
+    Each cell takes 10 seconds or 200 requests, one after the other; by default there are 192. Plain transformers and
+    the other systems that are installed take turns with embedctl's engine. Cells that need more cores than this machine
+    has are left out. For the shapes of the published models, use --model distilbert-shape and --model bge-base-shape.
     """
-    scope = QUICK if asked.quick else FULL
+    cores, copies, lengths, batches = (
+        tuple(dict.fromkeys(axis)) for axis in (cores_axis, copies_axis, length_axis, batch_axis)
+    )
+    scope = GridScope(
+        cores,
+        copies,
+        lengths,
+        batches,
+        effort=_QUICK_EFFORT if asked.quick else _EFFORT,
+        floor=_QUICK_EFFORT if asked.quick else _FLOOR_EFFORT,
+        rounds=_QUICK_ROUNDS if asked.quick else _ROUNDS,
+    )
+    if asked.quick:
+        scope = scope.quick()
     place = private_folder(peers_folder(asked.settings))
     peers, uninstalled = choose_peers(asked.peers, place)
-    systems = [
-        *(backend_of(name) for name in asked.classes),
-        TRANSFORMERS,
-        *peers,
-        FLOOR,
-    ]
-    results: list[GridResult] = []
-    plan = len(asked.models) * scope.steps(len(systems), len(cores_of(asked.cpus)))
+    systems = [*(engine_of(name, asked.settings) for name in asked.classes), TRANSFORMERS, *peers]
+    seats = len(scope.cores) * len(scope.copies)
+    plan = len(asked.models) * seats * (2 * len(systems) + 1 + scope.cells * scope.rounds)
     session = asked.session("grid", plan, peers=requirements_digest())
-    with session, SampledProcesses(place) as processes:
-        bench = Bench(asked, session, processes, scope.rounds, scope.repeats)
-        try:
-            for name in asked.models:
-                results.append(GridResult(model_files(name, asked.settings), describe(name)))
-                measure(bench, results[-1], systems, scope)
-        except KeyboardInterrupt:
-            session.stopped = True
-    conclude(report(results, bench, scope, uninstalled), asked, session)
+    found: list[GridResult] = []
+    with suppress(KeyboardInterrupt), session:
+        for name in asked.models:
+            model = measured_model(name, asked.settings, place)
+            workload = make_workload("W1", _CHECKED, model, place)
+            found.append(GridResult(name, describe(name), scope))
+            cpus = sorted(asked.cpus)
+            reference = reference_of(model, workload, cpus, place)
+            ground = Ground(model.name, model, workload, reference, cpus, place, session, asked.quick)
+            measure(ground, systems, found[-1], asked)
+    conclude(report(found, uninstalled, asked), asked, session)
 
 
-def measure(bench: Bench, result: GridResult, systems: Sequence[System], scope: GridScope) -> None:
+def measure(ground: Ground, systems: Sequence[System], result: GridResult, asked: Asked) -> None:
     """Fill the result, cell by cell."""
-    model = result.model
-    exact = ExactTexts(model)
-    longest = {}
-    for system in systems:
-        if facts := bench.facts(system, model):
-            longest[system] = facts.max_tokens
-            if system != FLOOR:
-                result.systems[system] = facts.engine
-    if TRANSFORMERS in longest:
-        result.accuracy = measure_accuracy(bench, model, result.systems)
-    most = min((longest[system] for system in longest if system != FLOOR), default=0)
-    for cores in scope.cores:
-        seats = seats_of(bench, list(longest), cores, model, scope)
-        if seats:
-            bench.processes.keep({seat for each in seats.values() for seat in each}, model)
-        for length, batch in product(scope.lengths, scope.batches) if seats else ():
-            if length > most:
-                _skip(bench, scope, f"{model.name}: {length} tokens", f"it takes {most} at most", len(seats))
+    scope, have = result.scope, cores_of(asked.cpus)
+    steps = 2 * len(systems) + 1 + scope.cells * scope.rounds
+    exact = ExactTexts(ground.model)
+    for cores, copies in product(scope.cores, scope.copies):
+        why = ""
+        if cores > len(have):
+            why = f"--cpus {format_cpus(asked.cpus)} has {len(have)}"
+        elif copies > cores or (copies > 1 and asked.device != "cpu"):
+            why = "each copy needs a core, and a device, of its own"
+        if why:
+            result.skipped.append((f"{cores} cores, {copies} copies", why, scope.cells))
+            ground.session.more(-steps)
+            continue
+        cpus = sorted(frozenset[int]().union(*have[:cores]))
+        key = f"{ground.key}/{cores} cores/{copies} copies"
+        _measure_on(replace(ground, cpus=cpus, key=key), cores, copies, systems, exact, result)
+
+
+def _measure_on(
+    ground: Ground, cores: int, copies: int, systems: Sequence[System], exact: ExactTexts, result: GridResult
+) -> None:
+    """The cells on some cores: every system is loaded once for all of them."""
+    scope, session = result.scope, ground.session
+    with ExitStack() as stack:
+        contenders = [
+            Contender(_in_copies(system, copies), ground, lambda process: process.encode())
+            for system in (FLOOR, *systems)
+        ]
+        result.runs[cores, copies] = [contender.runs for contender in contenders]
+        able = choose_settings(contenders, stack, session)
+        for length, batch in product(scope.lengths, scope.batches):
+            place = GridPlace(cores, copies, length, batch)
+            if length > (most := ground.model.max_tokens):
+                if batch == scope.batches[0]:
+                    result.skipped.append((f"{length} tokens", f"the model takes {most}", len(scope.batches)))
+                session.more(-scope.rounds)
                 continue
             requests = exact.requests(length, batch, max(4, 64 // batch))
-            cases = {
-                system.name: Case(system, seats[system], requests, scope.floor if system == FLOOR else scope.effort)
-                for system in seats
-            }
-            found = bench.measure(f"{cores} cores/{length} tokens/batch {batch}", model, cases)
-            result.cells[GridPlace(cores, length, batch)] = found
+            file = kept(requests, ground.place, f"grid-{length}-{batch}")
+
+            def run(contender: Contender) -> Run:
+                is_floor = contender.runs.name == FLOOR.name
+                effort = (scope.floor if is_floor else scope.effort).share(scope.rounds)
+                figures = {} if is_floor else contender.accuracy()
+                seconds, latencies = contender.process().sample(file, effort)  # noqa: B023  (it runs at once)
+                return Run(seconds, length * batch, **figures, latencies=latencies)  # noqa: B023  (as above)
+
+            key = f"{ground.key}/{length} tokens/batch {batch}"
+            take_turns(able, run, place.load, rounds=scope.rounds, repeats=0, session=session, key=key)
 
 
-def seats_of(
-    bench: Bench, systems: Sequence[System], cores: int, model: ModelFiles, scope: GridScope
-) -> dict[System, list[Seat]]:
-    """Each system's seat on the first `cores` cores; none, with a note, if there are fewer."""
-    have = cores_of(bench.asked.cpus)
-    if cores > len(have):
-        why = f"--cpus {format_cpus(bench.asked.cpus)} has {len(have)}"
-        bench.skip(f"{model.name}: {cores} cores", why, scope.cells)
-        return {}
-    cpus = frozenset[int]().union(*have[:cores])
-    found = {}
-    for system in systems:
-        try:
-            found[system] = [Seat(cpus, seat.accelerator) for seat in seats_on(system, bench.asked, 1)]
-        except SettingsError as error:
-            _skip(bench, scope, f"{model.name}: {system.name}", str(error), 1, scope.cells)
-    return found
-
-
-def _skip(bench: Bench, scope: GridScope, what: str, why: str, systems: int, cells: int = 1) -> None:
-    bench.skip(what, why, cells)
-    bench.session.more(-cells * systems * scope.rounds)
+def _in_copies(system: System, copies: int) -> System:
+    """The system in this number of processes; it chooses among the options of its settings with one process."""
+    single = [each for each in system.settings if each.processes == 1]
+    return replace(system, settings=tuple(replace(each, processes=copies) for each in single))

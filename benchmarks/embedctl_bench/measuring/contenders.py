@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any
 
-from embedctl_bench.measuring.comparison import R, S
+from embedctl_bench.measuring.comparison import Run, SystemRuns, distance
 from embedctl_bench.measuring.sampling import Rounds, in_rounds
 from embedctl_bench.measuring.session import Session
 from embedctl_bench.peers.adapters.embedctl_adapters.serving import Setting, Vectors
@@ -30,6 +30,9 @@ class Ground:
         workload: the texts with references; systems choose their settings on a sample of them.
         reference: the vectors of these texts, float32, texts × dimensions.
         place: the folder of environments and of everything that is made for them.
+        quick: whether systems take their first setting without trying any.
+        whole: whether they choose on the whole workload, as a device needs that encodes a sample in no time.
+        request: they choose on concurrent requests with this number of texts each; 0: on one call.
     """
 
     key: str
@@ -40,29 +43,34 @@ class Ground:
     place: Path
     session: Session
     quick: bool
+    whole: bool = False
+    request: int = 0
+
+    def distance(self, vectors: Vectors) -> dict[str, Any]:
+        """How far vectors are from the reference.
+
+        Raises:
+            Unavailable: they are not those of the texts.
+        """
+        try:
+            return distance(vectors, self.reference)
+        except ValueError as error:
+            raise Unavailable(str(error)) from None
 
 
-class Contender(Generic[S]):
+class Contender:
     """One system on one model: its process, and its runs."""
 
-    def __init__(
-        self,
-        system: System,
-        runs: S,
-        ground: Ground,
-        warm_up: Callable[[TunedProcess], object],
-        *,
-        request: int = 0,
-    ) -> None:
+    def __init__(self, system: System, ground: Ground, warm_up: Callable[[TunedProcess], object]) -> None:
         """Nothing is started.
 
         Args:
             warm_up: gets the process as soon as it has chosen its setting.
-            request: as :class:`~embedctl_bench.peers.tuned.TunedProcess`.
         """
-        self.runs = runs
-        self._system, self._ground, self._warm_up, self._request = system, ground, warm_up, request
+        self.runs = SystemRuns.of(system)
+        self._system, self._ground, self._warm_up = system, ground, warm_up
         self._process: TunedProcess | None = None
+        self._accuracy: Mapping[str, Any] = {}
 
     def choose(self) -> None:
         """Let it choose its setting, unless an earlier run has kept its choice.
@@ -99,6 +107,19 @@ class Contender(Generic[S]):
         """
         return self._process or self._start(self._system.settings)
 
+    def accuracy(self) -> Mapping[str, Any]:
+        """How far its vectors of the workload are from the reference; measured once.
+
+        Raises:
+            Unavailable: it failed.
+        """
+        if not self._accuracy:
+            key = f"{self._ground.key}/accuracy/{self.runs.name}"
+            self._accuracy = self._ground.session.step(
+                key, lambda: self._ground.distance(self.process().encode().vectors)
+            )
+        return self._accuracy
+
     def close(self) -> None:
         """End its process."""
         if self._process:
@@ -108,7 +129,13 @@ class Contender(Generic[S]):
     def _start(self, settings: tuple[Setting, ...]) -> TunedProcess:
         ground, system = self._ground, replace(self._system, settings=settings)
         self._process = TunedProcess(
-            system, ground.model, ground.workload, ground.cpus, ground.place, request=self._request
+            system,
+            ground.model,
+            ground.workload,
+            ground.cpus,
+            ground.place,
+            request=ground.request,
+            whole=ground.whole,
         )
         self._warm_up(self._process)
         return self._process
@@ -122,14 +149,11 @@ class Contender(Generic[S]):
         return f"{workers} worker{'s' * (workers > 1)} of {cpus // workers} CPU{'s' * (cpus // workers > 1)}"
 
 
-def choose_settings(
-    contenders: Sequence[Contender[S]], stack: ExitStack, session: Session, rounds: int
-) -> list[Contender[S]]:
+def choose_settings(contenders: Sequence[Contender], stack: ExitStack, session: Session) -> list[Contender]:
     """Let each contender choose its setting; return those that are available.
 
     Args:
         stack: closes the contenders.
-        rounds: planned steps of each, which are taken from the plan if it is not available.
     """
     able = []
     for contender in contenders:
@@ -140,27 +164,25 @@ def choose_settings(
             contender.close()
             contender.runs.unavailable = str(error)
             session.note(f"{contender.runs.label}: not available: {error}")
-            session.more(-1 - rounds)
+            session.more(-1)
             continue
         able.append(contender)
     return able
 
 
 def take_turns(
-    contenders: Sequence[Contender[Any]],
-    measure: Callable[[Contender[Any]], Mapping[str, Any]],
-    kind: type[R],
+    contenders: Sequence[Contender],
+    measure: Callable[[Contender], Run],
+    load: str,
     *,
     rounds: int,
     repeats: int,
     session: Session,
     key: str,
 ) -> None:
-    """Measure each contender once a round, and put the rounds into its runs.
+    """Measure each contender once a round, and put the rounds into its runs of the load.
 
     Args:
-        measure: returns a run as JSON.
-        kind: the class of the runs.
         repeats, key: as :func:`~embedctl_bench.measuring.sampling.in_rounds`.
     """
     by_name = {contender.runs.name: contender for contender in contenders}
@@ -172,17 +194,16 @@ def take_turns(
             session=session,
             key=key,
             into=found,
-            figure=lambda run: float(run["seconds"]),
             repeats=repeats,
         )
     finally:
         for name, each in found.items():
-            by_name[name].runs.rounds = each.each(kind.of_json)
+            by_name[name].runs.loads[load] = each.each(lambda run: Run(**run))
 
 
-def _turn(contender: Contender[Any], measure: Callable[[Contender[Any]], Mapping[str, Any]]) -> Mapping[str, Any]:
+def _turn(contender: Contender, measure: Callable[[Contender], Run]) -> Mapping[str, Any]:
     try:
-        return measure(contender)
+        return measure(contender).to_json()
     except Unavailable:
         contender.close()  # it gets no further turn, so it should hold no memory
         raise

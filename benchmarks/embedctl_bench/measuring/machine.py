@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from embedctl_config.cpu import cpu_flags, cpu_name
 from embedctl_workers.machine import provenance
@@ -20,7 +21,6 @@ _INSTRUCTIONS = (
 )  # fmt: skip
 #: Packages of the queue, whose versions matter too.
 _QUEUE = ("celery", "kombu", "redis")
-_PROC = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,37 +41,40 @@ class Usage:
 
     @classmethod
     def read(cls) -> Usage:
-        """The usage now; zeros if there is no /proc."""
-        try:
-            wall = float((_PROC / "uptime").read_text(encoding="ascii").split()[0])
-            first = (_PROC / "stat").read_text(encoding="ascii").split("\n", 1)[0]
-        except OSError:
-            return cls(0.0, 0.0, 0.0, 0.0)
-        # proc(5): user, nice, system, idle, iowait, irq, softirq, steal; guest times are in user and nice already.
-        ticks = [int(each) for each in first.split()[1:9]]
-        hertz = os.sysconf("SC_CLK_TCK")
-        busy = sum(ticks[:3]) + sum(ticks[5:7])
-        return cls(wall, busy / hertz, _ticks_of(os.getpid()) / hertz, (ticks[7] if len(ticks) > 7 else 0) / hertz)
+        """The usage now."""
+        import psutil  # the extra `bench` is looked for before anything is measured
+
+        used = psutil.cpu_times()
+        # Guest times are in user and nice already.
+        busy = sum(getattr(used, kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq"))
+        return cls(time.monotonic(), busy, cpu_seconds(), getattr(used, "steal", 0.0))
 
     def since(self, before: Usage) -> Usage:
         """The difference to an earlier moment."""
-        return Usage(
-            self.wall - before.wall, self.busy - before.busy, self.ours - before.ours, self.steal - before.steal
-        )
+        return Usage(*(getattr(self, name) - getattr(before, name) for name in ("wall", "busy", "ours", "steal")))
 
     @property
     def others(self) -> float:
         """The number of CPUs that other processes used, on average."""
         return max(0.0, self.busy - self.ours) / self.wall if self.wall > 0 else 0.0
 
-    @property
-    def stolen(self) -> float:
-        """The number of CPUs that the hypervisor took, on average."""
-        return self.steal / self.wall if self.wall > 0 else 0.0
-
     def as_json(self) -> dict[str, float]:
-        """The part that is kept with a measurement."""
-        return {"others_cpus": round(self.others, 3), "stolen_cpus": round(self.stolen, 3)}
+        """The number of CPUs that other processes used, and that the hypervisor took, on average."""
+        stolen = self.steal / self.wall if self.wall > 0 else 0.0
+        return {"others_cpus": round(self.others, 3), "stolen_cpus": round(stolen, 3)}
+
+
+def cpu_seconds(pid: int | None = None) -> float:
+    """CPU time of a process, by default this one, of its descendants, and of their children that have ended."""
+    import psutil  # as above
+
+    total = 0.0
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):  # it has ended
+                total += sum(each.cpu_times()[:4])  # user, system, and those of children that have ended
+    return total
 
 
 def facts(cpus: Collection[int]) -> dict[str, object]:
@@ -93,26 +96,3 @@ def facts(cpus: Collection[int]) -> dict[str, object]:
 def versions() -> dict[str, str]:
     """Versions of Python and of the installed libraries that determine speed."""
     return provenance.versions(*_QUEUE)
-
-
-def _ticks_of(pid: int) -> int:
-    """CPU time of a process, of its descendants, and of their children that have ended (clock ticks)."""
-    times: dict[int, int] = {}
-    children: dict[int, list[int]] = {}
-    for folder in _PROC.iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            stat = (folder / "stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:  # it has ended
-            continue
-        # proc(5): after the command, which may hold blanks and brackets: state, ppid, ... utime, stime, cutime, cstime.
-        fields = stat.rpartition(")")[2].split()
-        times[int(folder.name)] = sum(int(each) for each in fields[11:15])
-        children.setdefault(int(fields[1]), []).append(int(folder.name))
-    total, waiting = 0, [pid]
-    while waiting:
-        each = waiting.pop()
-        total += times.get(each, 0)
-        waiting += children.get(each, [])
-    return total

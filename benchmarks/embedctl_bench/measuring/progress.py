@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 
 from rich.console import Console
-from rich.text import Text
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as Bar
 
-from embedctl.terminal.bottom_line import BottomLine
-from embedctl.terminal.columns import cut
-from embedctl.terminal.drawing import bar
-
-_BAR = 10
 #: The end of a copy's name, and of a workload's: eight or more digits of a digest.
 _DIGEST = re.compile(r"[- ][0-9a-f]{8,}$")
 
@@ -24,27 +20,29 @@ class Progress:
         self._name, self._plan, self._done = name, plan, 0
         self._seconds: list[float] = []
         self._console = Console(stderr=True)
-        self._step = ""
-        self._line: BottomLine | None = None
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(10),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[step]}"),
+        )
+        # No thread draws it, because that would take time from what is measured.
+        self._bar = Bar(*columns, console=self._console, auto_refresh=False, transient=True)
+        self._task = self._bar.add_task(name, total=plan, step="")
 
     def start(self) -> None:
         """Begin to show it."""
-        if sys.stderr.isatty():
-            # No thread draws it, because that would take time from what is measured.
-            self._line = BottomLine(self._drawn, ticks=False)
-            self._line.start()
+        if self._console.is_terminal:
+            self._bar.start()
 
     def stop(self) -> None:
         """Stop showing it."""
-        if self._line is not None:
-            self._line.stop(keep=False)
-            self._line = None
+        if self._console.is_terminal:
+            self._bar.stop()
 
     def begin(self, step: str) -> None:
         """A step is about to be measured."""
-        self._step = in_words(step)
-        if self._line is not None:
-            self._line.show()
+        self._draw(step)
 
     def advance(self, step: str, seconds: float) -> None:
         """A step is done; `seconds` is 0 if an earlier run measured it."""
@@ -52,8 +50,8 @@ class Progress:
         self._plan = max(self._plan, self._done)
         if seconds:
             self._seconds.append(seconds)
-        if self._line is not None:
-            self._line.show()
+        if self._console.is_terminal:
+            self._draw(step)
         else:
             took = f"{seconds:.1f} s" if seconds else "measured before"
             self.say(f"{self._name} {self._done}/{self._plan}: {in_words(step)}: {took}; {self.left()}")
@@ -78,11 +76,9 @@ class Progress:
         """Print a line, above the bar if there is one."""
         self._console.print(line, soft_wrap=True, highlight=False, markup=False)
 
-    def _drawn(self, width: int) -> Text:
-        """The count and the time left stay whole; what is measured comes last and is cut."""
-        line = Text(f"{self._name} {self._done}/{self._plan} ", no_wrap=True)
-        line.append_text(bar(self._done / max(1, self._plan), _BAR)).append(f" {self.left()}")
-        return cut(line.append(f"; {self._step}" if self._step else ""), width)
+    def _draw(self, step: str) -> None:
+        words = escape(f"{self.left()}; {in_words(step)}")
+        self._bar.update(self._task, completed=self._done, total=self._plan, step=words, refresh=True)
 
 
 def in_words(step: str) -> str:

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from embedctl_config.errors import EmbedctlError
@@ -54,30 +55,20 @@ def ratios(these: Rounds[float], those: Rounds[float]) -> list[float]:
     return [these.turns[turn] / those.turns[turn] for turn in these.turns if turn in those.turns]
 
 
-def times(these: Rounds[float], those: Rounds[float]) -> float:
-    """The median of :func:`ratios`.
-
-    Raises:
-        ValueError: there is no round in which both ran.
-    """
-    return statistics.median(ratios(these, those))
-
-
 def percentiles(samples_s: Sequence[float]) -> dict[str, float | None]:
-    """`min`, `max`, `avg`, `p50`, `p90`, `p95` and `p99` of durations in seconds, in milliseconds.
+    """`p50_ms`, `p90_ms`, `p95_ms` and `p99_ms` of durations in seconds, interpolated linearly.
 
-    Percentiles are interpolated linearly. `p99` is None below 100 samples; without samples all are None.
+    `p99_ms` is None below 100 samples; without samples all are None.
     """
     import numpy as np
 
-    names = [f"p{each}" for each in _PERCENTILES]
+    names = [f"p{each}_ms" for each in _PERCENTILES]
     if not samples_s:
-        return dict.fromkeys(["min", "max", "avg", *names])
-    ms = np.asarray(samples_s, dtype=np.float64) * 1000
-    found: dict[str, float | None] = {"min": float(ms.min()), "max": float(ms.max()), "avg": float(ms.mean())}
-    found |= dict(zip(names, map(float, np.percentile(ms, _PERCENTILES)), strict=True))
+        return dict.fromkeys(names)
+    values = np.percentile(np.asarray(samples_s, dtype=np.float64) * 1000, _PERCENTILES)
+    found: dict[str, float | None] = dict(zip(names, map(float, values), strict=True))
     if len(samples_s) < _P99_FROM:
-        found["p99"] = None
+        found["p99_ms"] = None
     return found
 
 
@@ -99,87 +90,70 @@ def cost_per_million(per_second: float, price_per_hour: float) -> float:
     return 1e6 / per_second * price_per_hour / 3600
 
 
+def turn_of(names: Sequence[str], number: int) -> Sequence[str]:
+    """The order in a round. Each round reverses it, so that a drift of the machine affects all alike."""
+    return names[:: -1 if number % 2 else 1]
+
+
 def in_rounds(
-    cases: Mapping[str, Callable[[], T]],
+    cases: Mapping[str, Callable[[], Mapping[str, Any]]],
     rounds: int,
     *,
     session: Session,
     key: str,
-    into: dict[str, Rounds[T]] | None = None,
-    lost_by: tuple[type[Exception], ...] = (EmbedctlError,),
-    figure: Callable[[Any], float] = float,
+    into: dict[str, Rounds[Mapping[str, Any]]],
     repeats: int = REPEATS,
-    tell: Callable[[str], None] | None = None,
-) -> dict[str, Rounds[T]]:
-    """Measure each case once a round. Each round reverses the order, so that a drift of the machine affects all alike.
+) -> None:
+    """Measure each case once a round, by turns.
 
     Noisy cases go through the same number of rounds again, at most `repeats` times. The set of rounds with the least
-    spread counts, and the session notes it. Every measurement is a step of the session. A round that an earlier run
-    left half done is measured again, so that a round never mixes runs. A case that fails is left out from then on, with
-    a note in the session.
+    spread counts. Every round is a step of the session, so it never mixes runs. A case that fails is left out from then
+    on, with a note in the session.
 
     Args:
+        cases: each returns a run as JSON, whose `seconds` count.
         key: the beginning of the keys of the session's steps; different for each call.
-        into: filled as rounds end, so that the caller has the values after Ctrl-C.
-        lost_by: the errors of a case that can't be measured any more.
-        figure: the number that counts, taken from what a case returns.
-        tell: gets the notes on noisy cases instead of the session.
-
-    Returns:
-        Values by case, one a round; fewer, or none, for a case that failed.
+        into: the values by case; filled as rounds end, so that the caller has them after Ctrl-C.
     """
-    results: dict[str, Rounds[T]] = into if into is not None else {}
-    results.update({case: Rounds() for case in cases})
-    alive = dict(cases)
-    sets: dict[str, list[dict[str, T]]] = {case: [] for case in cases}
-
-    def spread_of(values: Iterable[T]) -> float:
-        return spread([figure(value) for value in values])
-
+    into.update({case: Rounds() for case in cases})
+    alive = list(cases)
+    sets: dict[str, list[dict[str, Mapping[str, Any]]]] = {case: [] for case in cases}
     for attempt in range(1 + repeats):
-        again = [case for case in alive if not attempt or is_noisy([figure(value) for value in results[case].counted])]
+        again = [case for case in alive if not attempt or is_noisy(_seconds(into[case].counted))]
         if attempt:
-            session.more(rounds * len(again))
+            session.more(rounds if again else 0)
         for case in again:
             sets[case].append({})
-        for number in range(rounds):
+        for number in range(rounds if again else 0):
             turn = f"{number + 1}" + (f" again {attempt}" if attempt else "")
-            order = [case for case in again if case in alive]
-            values = _round(alive, order[:: -1 if number % 2 else 1], session, f"{key}/{turn}", lost_by)
-            session.more((len(values) - len(order)) * (rounds - number))  # a case that failed gets no further turn
-            for case, value in values.items():
+            order = turn_of([case for case in again if case in alive], number)
+            values = session.step(f"{key}/{turn}", partial(_round, cases, order, session), needs=order)
+            for case in order:
+                value = values[case]
+                if "failed" in value:
+                    alive.remove(case)
+                    session.note(f"{key}: {case} failed and is left out from here on: {value['failed']}")
+                    continue
                 sets[case][-1][turn] = value
                 most = max(map(len, sets[case]))  # an incomplete set counts only if it is the first
                 whole = [list(each.values()) for each in sets[case] if len(each) == most]
                 turns = {turn: value for each in sets[case] for turn, value in each.items()}
-                results[case] = Rounds(min(whole, key=spread_of), turns)
-    for case, found in sets.items():
-        if len(found) > 1:
-            each = ", ".join(f"{spread_of(values.values()):.0%}" for values in found if len(values) == rounds)
-            (tell or session.note)(f"{key}: {case} was noisy and repeated; spreads {each}, the least counts")
-    return results
+                into[case] = Rounds(min(whole, key=lambda each: spread(_seconds(each))), turns)
 
 
 def _round(
-    alive: dict[str, Callable[[], T]],
-    order: Sequence[str],
-    session: Session,
-    prefix: str,
-    lost_by: tuple[type[Exception], ...],
-) -> dict[str, T]:
-    """Measure cases one after the other; remove those that fail from `alive`."""
-    steps = {case: f"{prefix}/{case}" for case in order}
-    session.drop_unless_all_kept(steps.values())
-    values = {}
-    for case, step in steps.items():
-        failure = session.failure(step)
-        if not failure:
-            try:
-                values[case] = session.step(step, alive[case])
-                continue
-            except lost_by as error:
-                failure = str(error) or type(error).__name__
-                session.fail(step, failure)
-        del alive[case]
-        session.note(f"{prefix}: {case} failed and is left out from here on: {failure}")
+    cases: Mapping[str, Callable[[], Mapping[str, Any]]], order: Sequence[str], session: Session
+) -> dict[str, Mapping[str, Any]]:
+    """Measure cases one after the other; of those that fail, the reason."""
+    values: dict[str, Mapping[str, Any]] = {}
+    for case in order:
+        try:
+            values[case] = cases[case]()
+            session.say(f"  {case}: {values[case]['seconds']:.4g} s")
+        except EmbedctlError as error:
+            values[case] = {"failed": str(error) or type(error).__name__}
     return values
+
+
+def _seconds(runs: Iterable[Mapping[str, Any]]) -> list[float]:
+    return [float(run["seconds"]) for run in runs]

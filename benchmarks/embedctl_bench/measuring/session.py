@@ -7,7 +7,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar, cast
 
 from embedctl_bench.measuring.machine import Usage, versions
 from embedctl_bench.measuring.progress import Progress
+from embedctl_bench.report.forms import replaced
 from embedctl_config.cpu import cpu_identity
 from embedctl_config.errors import OutputError
 
@@ -59,20 +60,19 @@ class Session:
         self._reused: list[dict[str, Any]] = []
         self._done: set[str] = set()
         self._kept: dict[str, dict[str, Any]] = {}
-        self._failed: dict[str, str] = {}
         self._load = os.getloadavg()[0]
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lines = self._read()
             if fresh:
                 lines = [line for line in lines if line.get("benchmark") != name]
-                self._rewrite(lines)
+                replaced(self._path, "".join(json.dumps(line) + "\n" for line in lines))
             self._stream = self._path.open("a", encoding="utf-8")
         except OSError as error:
             raise OutputError(f"measurements can't be kept in {folder}: {error}") from error
         for line in lines:
             if line.get("benchmark") == name and line.get("identity") == self._identity:
-                self._take(line)
+                self._kept[line["key"]] = line
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -87,12 +87,13 @@ class Session:
         if self.stopped:
             self.say(f"stopped; what was measured is kept in {self._path}, and the same command goes on from there")
 
-    def step(self, key: str, measure: Callable[[], T]) -> T:
+    def step(self, key: str, measure: Callable[[], T], needs: Collection[str] = ()) -> T:
         """The value that an earlier run kept under this key; else call `measure`, keep its value and return it.
 
         Args:
             key: unique within the benchmark; it includes model and class.
             measure: returns JSON data; if it raises an error, nothing is kept.
+            needs: what a kept value must hold to count.
 
         Raises:
             ValueError: an earlier step had this key.
@@ -101,7 +102,7 @@ class Session:
         if key in self._done:
             raise ValueError(f"two steps have the key {key!r}")
         self._done.add(key)
-        if self.kept(key):
+        if self.kept(key) and all(each in self._kept[key]["value"] for each in needs):
             self._reused.append(self._kept[key])
             self._progress.advance(key, 0.0)
             return cast(T, self._kept[key]["value"])
@@ -121,21 +122,6 @@ class Session:
     def kept(self, key: str) -> bool:
         """Whether this run or an earlier one has kept this step."""
         return key in self._kept
-
-    def fail(self, key: str, why: str) -> None:
-        """Keep the failure of a step, so that the same command does not try it again."""
-        self._append({"failed": key, "at": _now(), "why": why})
-
-    def failure(self, key: str) -> str:
-        """Why an earlier run could not measure this step; empty if it did not fail."""
-        return self._failed.get(key, "")
-
-    def drop_unless_all_kept(self, keys: Iterable[str]) -> None:
-        """Forget these steps if some are missing, so that all of them come from one run."""
-        names = list(keys)
-        begun = [key for key in names if self.kept(key) or self.failure(key)]
-        if begun and len(begun) < len(names):
-            self._append({"dropped": begun})
 
     def more(self, steps: int) -> None:
         """Add steps to the plan; a negative number removes steps."""
@@ -170,13 +156,12 @@ class Session:
         return facts
 
     def _append(self, facts: dict[str, Any]) -> None:
-        line = {"benchmark": self._name, "identity": self._identity, **facts}
+        line = self._kept[facts["key"]] = {"benchmark": self._name, "identity": self._identity, **facts}
         try:
             self._stream.write(json.dumps(line) + "\n")
             self._stream.flush()
         except OSError as error:
             raise OutputError(f"{self._path} can't be written to: {error}") from error
-        self._take(line)
 
     def _read(self) -> list[dict[str, Any]]:
         """The file's lines. A line that was cut short is left out, and gets its line end."""
@@ -195,21 +180,6 @@ class Session:
             with self._path.open("a", encoding="utf-8") as stream:
                 stream.write("\n")
         return lines
-
-    def _rewrite(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        unfinished = self._path.with_name(f".{FILE}.unfinished")
-        unfinished.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        unfinished.replace(self._path)
-
-    def _take(self, line: dict[str, Any]) -> None:
-        """Apply a line: a measurement, a failure, or keys of measurements to forget."""
-        for key in line.get("dropped", ()):
-            self._kept.pop(key, None)
-            self._failed.pop(key, None)
-        if "key" in line:
-            self._kept[line["key"]] = line
-        elif "failed" in line:
-            self._failed[line["failed"]] = line["why"]
 
 
 def _count(lines: Sequence[Mapping[str, Any]]) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from embedctl_bench.peers.adapters.embedctl_adapters.serving import Setting
 from embedctl_bench.peers.environments import is_installed
 from embedctl_config.errors import SettingsError
-from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_workers.models.cache import cache_folder
 
@@ -18,10 +17,9 @@ from embedctl_workers.models.cache import cache_folder
 BASELINE = "st-torch"
 #: The precision of a system that chooses it by the CPU: what it promises is known when it has been loaded.
 AT_ITS_DEFAULT = "default"
-#: A class that can be measured without being configured.
-_ONNX_FP32 = HardwareClass(backend="onnx")
 #: Numbers of workers that may share the CPUs.
 _WORKERS = (1, 2, 4, 8)
+_GPU_BATCHES = (32, 64, 128, 256, 512, 1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +29,6 @@ class System:
     Attributes:
         label: the name for people.
         adapter: module and class in the package of adapters, as `module:Class`.
-        runner: what a :class:`~embedctl_bench.measuring.sampled.SampledProcess` loads in our own environment: a key of
-            :mod:`embedctl_bench.measuring.runners`. A peer has none, because its adapter is used.
-        hardware: the hardware class, if it is one of ours.
         settings: the settings to choose from; those that load alike stand together, so that it loads once for them.
         packages: packages whose versions matter.
         environment: the name of its requirements file in this folder; empty for our own environment.
@@ -51,8 +46,6 @@ class System:
     environment: str = field(default="", compare=False)
     form: str = field(default="", compare=False)
     precision: str = field(default="fp32", compare=False)
-    runner: str = field(default="", compare=False)
-    hardware: str = field(default="", compare=False)
     ours: bool = field(default=False, compare=False)
     fixed: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
@@ -84,9 +77,7 @@ def _ctranslate2(compute: str) -> tuple[Setting, ...]:
 
 _ST = ("sentence-transformers", "transformers", "torch")
 _ST_ADAPTER = "sentence_transformers:SentenceTransformersAdapter"
-_CTRANSLATE2_ADAPTER = "ctranslate2:CTranslate2Adapter"
-_ENGINE = ("embedctl", "torch", "sentence-transformers", "tokenizers", "numpy")
-_PRODUCT = (*_ENGINE, "celery", "kombu", "redis")
+_OURS = ("embedctl", "torch", "sentence-transformers", "tokenizers", "numpy", "celery", "kombu", "redis", "uvicorn")
 
 
 def _floor(name: str, label: str, precision: str, kind: str) -> System:
@@ -102,7 +93,6 @@ def _floor(name: str, label: str, precision: str, kind: str) -> System:
         ),
         ("torch",),
         precision=precision,
-        runner="floor",
         fixed={"kind": kind},
     )
 
@@ -115,14 +105,15 @@ FLOORS = {
     "fp16": _floor("floor-bf16", "floor, bf16", "fp16", "bf16"),
     "int8": _floor("floor-int8", "floor, int8", "int8", "int8"),
 }
-TRANSFORMERS = System("transformers", "transformers", runner="transformers")
+#: The device's products in its best precision, attention included, as `embedctl model verify` measures them.
+GPU_FLOOR = System(
+    "floor-gpu", "floor", "matrix:MatrixAdapter", (Setting(),), ("torch",), precision="fp16", fixed={"hardware": "gpu"}
+)
+TRANSFORMERS = System(
+    "transformers", "transformers", "transformers:TransformersAdapter", (Setting(),), ("transformers", "torch")
+)
 SENTENCE_TRANSFORMERS = System(
-    "sentence-transformers",
-    "sentence-transformers, torch",
-    _ST_ADAPTER,
-    _sentence_transformers("torch"),
-    _ST,
-    runner="sentence-transformers",
+    "sentence-transformers", "sentence-transformers, torch", _ST_ADAPTER, _sentence_transformers("torch"), _ST
 )
 SENTENCE_TRANSFORMERS_BF16 = System(
     "sentence-transformers-bf16",
@@ -132,111 +123,116 @@ SENTENCE_TRANSFORMERS_BF16 = System(
     _ST,
     precision="fp16",
 )
+
+
+def _peer(
+    name: str,
+    label: str,
+    settings: tuple[Setting, ...],
+    packages: tuple[str, ...] = (),
+    form: str = "",
+    precision: str = "fp32",
+    *,
+    adapter: str = _ST_ADAPTER,
+    environment: str = "",
+) -> System:
+    return System(name, label, adapter, settings, packages, environment or name, form, precision)
+
+
+_ST_ONNX, _ST_OPENVINO = (*_ST, "optimum-onnx", "onnxruntime"), (*_ST, "optimum-intel", "openvino")
+_FASTEMBED = (
+    Setting(1, {}, {"batch": 256, "sort": False}),  # its defaults
+    *_settings("batch", (8, 16, 32, 64), (16, 32)),
+)
+
+
+def _of_ctranslate2(suffix: str, compute: str, precision: str) -> System:
+    return _peer(
+        f"ctranslate2{suffix.replace(' ', '-')}",
+        f"CTranslate2{suffix}, our wrapper",
+        _ctranslate2(compute),
+        ("ctranslate2", "tokenizers"),
+        "ctranslate2",
+        precision,
+        adapter="ctranslate2:CTranslate2Adapter",
+        environment="ctranslate2",
+    )
+
+
 #: Other systems, each in an environment of its own, by name.
 PEERS = {
     system.name: system
     for system in (
-        System(BASELINE, "sentence-transformers, torch", _ST_ADAPTER, _sentence_transformers("torch"), _ST, "st-torch"),
-        System(
+        _peer(BASELINE, "sentence-transformers, torch", _sentence_transformers("torch"), _ST),
+        _peer(
             "st-onnx",
             "sentence-transformers, onnxruntime",
-            _ST_ADAPTER,
             _sentence_transformers("onnx", file="model.onnx")
             + _settings("batch", (16, 32), (16,), backend="onnx", file="model_O2.onnx"),
-            (*_ST, "optimum-onnx", "onnxruntime"),
-            "st-onnx",
+            _ST_ONNX,
             "onnx",
         ),
-        System(
+        _peer(
             "st-openvino",
             "sentence-transformers, OpenVINO",
-            _ST_ADAPTER,
             _sentence_transformers("openvino"),
-            (*_ST, "optimum-intel", "openvino"),
-            "st-openvino",
+            _ST_OPENVINO,
             "openvino",
         ),
-        System(
+        _peer(
             "fastembed",
             "fastembed",
-            "fastembed:FastembedAdapter",
-            (
-                Setting(1, {}, {"batch": 256, "sort": False}),  # its defaults
-                *(Setting(1, {}, {"batch": batch, "sort": True}) for batch in (8, 16, 32, 64)),
-                *(Setting(2, {}, {"batch": batch, "sort": True}) for batch in (16, 32)),
-            ),
+            tuple(replace(each, encode={"sort": True, **each.encode}) for each in _FASTEMBED),
             ("fastembed", "onnxruntime"),
-            "fastembed",
             "onnx",
+            adapter="fastembed:FastembedAdapter",
         ),
-        System(
+        _peer(
             "infinity",
             "infinity, torch",
-            "infinity:InfinityAdapter",
             tuple(Setting(processes, {"batch": batch}) for processes, batch in ((1, 16), (1, 32), (1, 64), (2, 32))),
             ("infinity_emb", *_ST),
-            "infinity",
+            adapter="infinity:InfinityAdapter",
         ),
-        System(
-            "ctranslate2",
-            "CTranslate2, our wrapper",
-            _CTRANSLATE2_ADAPTER,
-            _ctranslate2("float32"),
-            ("ctranslate2", "tokenizers"),
-            "ctranslate2",
-            "ctranslate2",
-        ),
-        System(
+        _of_ctranslate2("", "float32", "fp32"),
+        _peer(
             "st-torch-bf16",
             SENTENCE_TRANSFORMERS_BF16.label,
-            _ST_ADAPTER,
             SENTENCE_TRANSFORMERS_BF16.settings,
             _ST,
-            "st-torch",
             precision="fp16",
+            environment=BASELINE,
         ),
-        System(
+        _peer(
             "st-openvino-default",
             "sentence-transformers, OpenVINO at its default",
-            _ST_ADAPTER,
             _sentence_transformers("openvino", hint=""),
-            (*_ST, "optimum-intel", "openvino"),
-            "st-openvino",
+            _ST_OPENVINO,
             "openvino",
             AT_ITS_DEFAULT,
+            environment="st-openvino",
         ),
-        System(
-            "ctranslate2-bf16",
-            "CTranslate2 bf16, our wrapper",
-            _CTRANSLATE2_ADAPTER,
-            _ctranslate2("bfloat16"),
-            ("ctranslate2", "tokenizers"),
-            "ctranslate2",
-            "ctranslate2",
-            "fp16",
-        ),
-        System(
+        _of_ctranslate2(" bf16", "bfloat16", "fp16"),
+        _peer(
             "st-onnx-int8",
             "sentence-transformers, onnxruntime int8",
-            _ST_ADAPTER,
             _sentence_transformers("onnx", file="model_qint8.onnx"),
-            (*_ST, "optimum-onnx", "onnxruntime"),
-            "st-onnx",
+            _ST_ONNX,
             "onnx",
             "int8",
+            environment="st-onnx",
         ),
-        System(
-            "ctranslate2-int8",
-            "CTranslate2 int8, our wrapper",
-            _CTRANSLATE2_ADAPTER,
-            _ctranslate2("int8"),
-            ("ctranslate2", "tokenizers"),
-            "ctranslate2",
-            "ctranslate2",
-            "int8",
-        ),
+        _of_ctranslate2(" int8", "int8", "int8"),
     )
 }
+#: infinity's server, at its defaults.
+INFINITY_SERVER = _peer(
+    "infinity-server",
+    "infinity's server, torch",
+    (Setting(),),
+    ("infinity_emb", *_ST, "fastapi", "uvicorn"),
+    adapter="http_infinity:InfinityServerAdapter",
+)
 
 
 def choose_peers(asked: tuple[str, ...] | None, place: Path) -> tuple[list[System], list[str]]:
@@ -268,10 +264,11 @@ def baselines_for(ours: Sequence[System], peers: Sequence[System]) -> list[Syste
     return found
 
 
-def backend_of(hardware: str) -> System:
-    """A hardware class's backend, called by the steps of a worker."""
-    name = f"embedctl {hardware}"
-    return System(name, name, runner="class", hardware=hardware, ours=True)
+def on_gpu(system: System) -> System:
+    """sentence-transformers of our own environment on the GPU, at the batch sizes that suit one."""
+    (dtype,) = {setting.load.get("dtype", "float32") for setting in system.settings}
+    load = {"backend": "torch", "device": "cuda", "dtype": dtype}
+    return replace(system, settings=tuple(Setting(1, load, {"batch": batch}) for batch in _GPU_BATCHES))
 
 
 def engine_of(hardware: str, settings: Settings) -> System:
@@ -280,11 +277,9 @@ def engine_of(hardware: str, settings: Settings) -> System:
     Raises:
         SettingsError: there is no such class.
     """
-    found = _ours("embedctl-engine", hardware, settings, _ENGINE)
-    return System(
-        **found, label=f"embedctl's engine, class {hardware}", adapter="embedctl:EngineAdapter",
-        settings=(Setting(1), Setting(2)),
-    )  # fmt: skip
+    label = f"embedctl's engine, class {hardware}"
+    ways = (Setting(1), Setting(2)) if settings.hardware_class(hardware).device == "cpu" else (Setting(1),)
+    return _ours("embedctl-engine", label, "embedctl:EngineAdapter", hardware, settings, ways)
 
 
 def product_of(hardware: str, settings: Settings, cpus: int, workers: Sequence[int] = _WORKERS) -> System:
@@ -296,34 +291,42 @@ def product_of(hardware: str, settings: Settings, cpus: int, workers: Sequence[i
     Raises:
         SettingsError: there is no such class.
     """
-    found = _ours("embedctl", hardware, settings, _PRODUCT)
     shares = [count for count in workers if cpus % count == 0]
-    counts = shares if class_entry(hardware, settings).device == "cpu" else [1]
-    return System(
-        **found, label=f"embedctl, class {hardware}", adapter="embedctl_pipeline:ProductAdapter",
-        settings=tuple(Setting(1, {"workers": count}) for count in counts),
-    )  # fmt: skip
+    counts = shares if settings.hardware_class(hardware).device == "cpu" else [1]
+    ways = tuple(Setting(1, {"workers": count}) for count in counts)
+    label = f"embedctl, class {hardware}"
+    return _ours("embedctl", label, "embedctl_pipeline:ProductAdapter", hardware, settings, ways)
 
 
-def class_entry(hardware: str, settings: Settings) -> HardwareClass:
-    """A class's entry; `onnx` has one even where it is not configured.
+def gateway_of(hardware: str, settings: Settings) -> System:
+    """`embedctl gateway` beside a worker of a hardware class.
 
     Raises:
         SettingsError: there is no such class.
     """
-    if hardware == "onnx" and "onnx" not in settings.classes:
-        return _ONNX_FP32
-    return settings.hardware_class(hardware)
+    label = f"embedctl gateway, class {hardware}"
+    return _ours("gateway", label, "http_ours:GatewayAdapter", hardware, settings, (Setting(),))
 
 
-def _ours(name: str, hardware: str, settings: Settings, packages: tuple[str, ...]) -> dict[str, Any]:
-    """The facts that our systems of a class share."""
+def direct_of(hardware: str, settings: Settings) -> System:
+    """A worker's engine in the process of a server.
+
+    Raises:
+        SettingsError: there is no such class.
+    """
+    label = f"the same engine in the server's process, class {hardware}"
+    return _ours("direct", label, "http_ours:DirectAdapter", hardware, settings, (Setting(),))
+
+
+def _ours(name: str, label: str, adapter: str, hardware: str, settings: Settings, ways: tuple[Setting, ...]) -> System:
     entry = settings.hardware_class(hardware)
-    return {
-        "name": f"{name}-{hardware}",
-        "packages": (*packages, "onnxruntime") if entry.backend.startswith("onnx") else packages,
-        "precision": entry.precision,
-        "hardware": hardware,
-        "ours": True,
-        "fixed": {"cache": str(cache_folder(settings)), "hardware": hardware, "entry": asdict(entry)},
-    }
+    return System(
+        f"{name}-{hardware}",
+        label,
+        adapter,
+        ways,
+        (*_OURS, "onnxruntime") if entry.backend.startswith("onnx") else _OURS,
+        precision=entry.precision,
+        ours=True,
+        fixed={"cache": str(cache_folder(settings)), "hardware": hardware, "entry": asdict(entry)},
+    )

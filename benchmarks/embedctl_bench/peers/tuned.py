@@ -44,13 +44,26 @@ class EncodedWorkload:
 
 
 @dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured: for `seconds` or up to `most` requests, whichever is less, and at least `least`."""
+
+    seconds: float
+    least: int
+    most: int
+
+    def share(self, rounds: int) -> Effort:
+        """The effort of one round of several."""
+        return Effort(self.seconds / rounds, ceil(self.least / rounds), ceil(self.most / rounds))
+
+
+@dataclass(frozen=True, slots=True)
 class EncodedRequests:
-    """Requests that were made at once.
+    """Requests that were made at once, or by several callers.
 
     Attributes:
         seconds: until the last vector of the last request was there, or was stored if the system stores vectors.
         fetched: until the client had all vectors (seconds).
-        latencies: the same as `seconds`, for each request.
+        latencies: the same for each request (seconds): since all were made, or since this one was.
         vectors: of all texts, one request after the other.
     """
 
@@ -143,14 +156,26 @@ class TunedProcess(ChildProcess):
         done = self.call(do="encode", vectors=str(self._vectors), repeat=repeat)
         return EncodedWorkload(**done, vectors=np.load(self._vectors))
 
-    def requests(self, path: Path) -> EncodedRequests:
-        """Make the requests in a file, a JSON list of lists of texts, all at once.
+    def requests(self, path: Path, callers: int = 0) -> EncodedRequests:
+        """Make the requests in a file, a JSON list of lists of texts: all at once, or by so many callers.
 
         Raises:
             Unavailable: it failed.
         """
-        done = self.call(do="requests", requests=str(path), vectors=str(self._vectors))
+        done = self.call(do="requests", requests=str(path), vectors=str(self._vectors), callers=callers)
         return EncodedRequests(**done, vectors=np.load(self._vectors))
+
+    def sample(self, path: Path, effort: Effort) -> tuple[float, list[float]]:
+        """Make the requests in a file one after the other, in each of its processes, again and again.
+
+        Returns:
+            The seconds of a request, by all processes together; and the latencies (seconds).
+
+        Raises:
+            Unavailable: it failed.
+        """
+        done = self.call(do="sample", requests=str(path), **asdict(effort))
+        return done["seconds"], done["latencies"]
 
     def close(self) -> None:
         """End the process, which may have things to stop, and remove its files."""
@@ -158,15 +183,20 @@ class TunedProcess(ChildProcess):
         self._scratch.cleanup()
 
 
-def reference_of(model: Model, workload: Workload, cpus: Sequence[int], place: Path) -> Vectors:
-    """Vectors of sentence-transformers on torch in fp32, one text at a time: without padding. Computed once and kept.
+def reference_of(model: Model, workload: Workload, cpus: Sequence[int], place: Path, device: str = "cpu") -> Vectors:
+    """Vectors of sentence-transformers on torch in fp32, computed once and kept.
+
+    Args:
+        device: by torch's name. On a CPU, texts are encoded one at a time, so without padding; elsewhere that would
+            take too long.
 
     Raises:
         Unavailable: they can't be computed.
     """
-    alone = (Setting(1, {"backend": "torch"}, {"batch": 1}),)
+    alone = (Setting(1, {"backend": "torch", "device": device}, {"batch": 1 if device == "cpu" else 32}),)
     system = replace(SENTENCE_TRANSFORMERS, name="reference", settings=alone)
-    kept = place / "reference" / f"{model.name}-{_digest_of_weights(model)}-{workload.name}-{workload.digest}.npy"
+    name = f"{model.name}-{_digest_of_weights(model)}-{workload.name}-{workload.digest}"
+    kept = place / "reference" / f"{name}{'' if device == 'cpu' else f'-{device}'}.npy"
     if not kept.is_file():
         kept.parent.mkdir(parents=True, exist_ok=True)
         process = TunedProcess(system, model, workload, cpus, place)

@@ -1,11 +1,16 @@
-"""The texts that every system encodes, in a file."""
+"""Texts and requests in files, which every system gets."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
+
+from embedctl_bench.report.forms import replaced
 
 
 @dataclass(frozen=True)
@@ -31,3 +36,13 @@ class Workload:
     def digest(self) -> str:
         """A digest of the texts."""
         return hashlib.sha256(self.path.read_bytes()).hexdigest()[:12]
+
+
+def kept(texts: Sequence[Any], place: Path, name: str) -> Path:
+    """A file with these texts, as JSON."""
+    text = json.dumps(texts, ensure_ascii=False)
+    path = place / "workloads" / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replaced(path, text)
+    return path

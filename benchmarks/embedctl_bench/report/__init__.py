@@ -1,1 +1,1 @@
-"""Files of a report, each form in a module of its own."""
+"""What a report consists of, and its two forms: Markdown for people, JSON for programs."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 #: Shown for a missing value.
 NONE = "–"
@@ -17,7 +16,7 @@ class Column:
     """A column of a table.
 
     Attributes:
-        key: of the value in each row, and the heading in CSV.
+        key: of the value in each row.
         digits: after the point; None shows values unchanged.
     """
 
@@ -48,7 +47,7 @@ class Table:
     """A table.
 
     Attributes:
-        name: of its CSV file; letters, digits and dashes.
+        name: for programs; letters, digits and dashes.
         rows: values by column key. True under `_bold` prints a row in bold; under `_noisy`, its rounds differ too much;
             under `_published`, the publisher measured it on other hardware.
         note: stands under the table. This and all other texts may hold `**bold**` and code in backticks.
@@ -59,40 +58,6 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[Mapping[str, object]]
     note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """One line or one colour of bars; `low` and `high` are the least and the largest of several rounds."""
-
-    label: str
-    x: Sequence[float]
-    y: Sequence[float]
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """A picture.
-
-    Attributes:
-        name: of its file; letters, digits and dashes.
-        kind: `bars` are horizontal, one group for each of `ticks` from the top down; a series' `x` are the numbers of
-            its groups.
-        log_y: a logarithmic axis for lines whose values span at least a decade; else the axis begins at zero.
-        ticks: names of the groups of bars; of lines, names of the values of `x` in their order.
-    """
-
-    name: str
-    title: str
-    x_label: str
-    y_label: str
-    series: Sequence[Series]
-    kind: Literal["line", "bars"] = "line"
-    log_x: bool = False
-    log_y: bool = False
-    ticks: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +89,5 @@ class Report:
     workload: str
     machine: Mapping[str, object]
     tables: Sequence[Table]
-    plots: Sequence[Plot]
     claims: Sequence[Claim] = ()
     notes: Sequence[str] = ()

@@ -1,1 +1,1 @@
-"""`embedctl bench request`: requests of long texts through the whole product."""
+"""`embedctl bench request`: requests through the whole product, or over HTTP."""

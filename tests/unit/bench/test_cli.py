@@ -13,14 +13,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from embedctl_bench import asking as cli
-from embedctl_bench.asking import common
-from embedctl_bench.measuring.asked import Asked
+from embedctl_bench.asking import Asked, common
 from embedctl_config.cpu import no_bf16
 from embedctl_config.errors import EmbedctlError, MissingExtra, SettingsError
 from embedctl_config.extras import Installed
 from embedctl_workers.machine.devices import format_cpus, usable_cpus
-
-pytest.importorskip("matplotlib", reason="needs matplotlib: pip install -e '.[bench]'")
 
 #: Only some CPUs have something for this class.
 BF16 = () if no_bf16() else ("cpu-bf16",)
@@ -33,12 +30,12 @@ def _no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def ask(*arguments: str, peers: bool = False, price: float | None = None, env: dict[str, str] | None = None) -> Asked:
+def ask(*arguments: str, env: dict[str, str] | None = None) -> Asked:
     """What a command is given for these arguments; errors pass."""
     got: list[Asked] = []
 
     @click.command()
-    @common(peers=peers, price=price)
+    @common
     @click.option("--own", default=3)
     def command(asked: Asked, own: int) -> None:
         assert own == 3
@@ -101,17 +98,7 @@ def test_options_can_be_repeated_and_have_variables() -> None:
 def test_peers_are_named_all_none_or_those_that_are_installed(
     arguments: list[str], peers: tuple[str, ...] | None
 ) -> None:
-    assert ask(*arguments, peers=True).peers == peers
-
-
-def test_a_command_without_peers_has_no_such_option() -> None:
-    with pytest.raises(SystemExit):
-        ask("--peers", "all")
-
-
-def test_a_price_can_have_a_default() -> None:
-    assert ask(price=0.758).price == 0.758
-    assert ask("--price", "2", price=0.758).price == 2
+    assert ask(*arguments).peers == peers
 
 
 @pytest.mark.parametrize("arguments", [["--class", "nothing"], ["--cpus", "4095"], ["--cpus", "x"]])
@@ -121,28 +108,27 @@ def test_what_is_not_there_is_an_error_of_ours(arguments: list[str]) -> None:
 
 
 def test_without_the_extra_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "installed", lambda extra: Installed((), ("no matplotlib",)))
+    monkeypatch.setattr(cli, "installed", lambda extra: Installed((), ("no psutil",)))
     with pytest.raises(MissingExtra, match=r"embedctl\[bench\]"):
         ask()
 
 
 def test_a_session_is_of_the_classes_as_they_are_configured(tmp_path: Path) -> None:
-    with ask().session("study", 1) as session:
+    with ask().session("engines", 1) as session:
         session.step("one", lambda: 1)
-    with ask().session("study", 1) as session:
+    with ask().session("engines", 1) as session:
         assert session.step("one", lambda: 2) == 1
     (tmp_path / "embedctl.toml").write_text("[classes.cpu]\ntoken_budget = 99\n")
-    with ask().session("study", 1) as session:
+    with ask().session("engines", 1) as session:
         assert session.step("one", lambda: 3) == 3
-    with ask("--quick").session("study", 1) as session:
+    with ask("--quick").session("engines", 1) as session:
         assert session.step("one", lambda: 4) == 4
 
 
 PROGRAM = """\
 import sys, time
 import click
-from embedctl_bench.asking import common, conclude
-from embedctl_bench.measuring.asked import Asked
+from embedctl_bench.asking import Asked, common, conclude
 from embedctl_bench.report.report import Column, Report, Table
 
 def measure(number: int) -> int:
@@ -153,7 +139,7 @@ def measure(number: int) -> int:
 
 
 @click.command()
-@common()
+@common
 def command(asked: Asked) -> None:
     rows = []
     with_session = asked.session("slow", 3)
@@ -164,7 +150,7 @@ def command(asked: Asked) -> None:
     except KeyboardInterrupt:
         pass
     table = Table("all", "All", [Column("n", "n"), Column("x", "x")], rows)
-    conclude(Report("slow", "Slow", asked.command, "Sleep.", {}, [table], []), asked, with_session)
+    conclude(Report("slow", "Slow", asked.command, "Sleep.", {}, [table]), asked, with_session)
 
 command()
 """
@@ -181,7 +167,7 @@ def test_ctrl_c_leaves_a_report_of_what_was_measured_and_the_same_command_goes_o
         child.send_signal(signal.SIGINT)
         out, err = child.communicate(timeout=60)
     assert child.returncode == 130
-    assert out == "out/slow.html\n"
+    assert out == "out/slow.md\n"
     assert "goes on from there" in err
     found = json.loads((tmp_path / "out" / "slow.json").read_text())
     assert found["tables"][0]["rows"] == [{"n": 0, "x": 0}, {"n": 1, "x": 2}]

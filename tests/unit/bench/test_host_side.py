@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
-from benchmarks.ours.host_side_report import Cell, Measured, Side, render
-from benchmarks.ours.stand_in import StandInDevice
-from benchmarks.ours.stand_in_vectors import Tables, TorchTables
+from benchmarks.ours.host_side import Cell, Run, render
 
 from embedctl_workers.backends.gpu.transfer import Transfer
+from tests.support.host_stand_in import StandInDevice
+from tests.support.host_stand_in_vectors import Tables, TorchTables
 
 _TEXTS = ([101, 7, 8, 102], [101, 8, 7, 102], [101, 102], [5] * 300)
 _CPU = dict.fromkeys(("worker", "redis", "wait", "submit", "read"), 0.4)
-_JOB = Measured(2.0, 4096, 160_000, 8, 0.0, _CPU, {}, {}, [])
+_JOB = Run(2.0, 4096, 160_000, 8, _CPU)
 
 
 def _vectors(texts: list[list[int]], tables: Tables) -> np.ndarray:
@@ -57,13 +56,10 @@ def test_the_stand_in_takes_its_time_for_one_batch_after_the_other() -> None:
 
 
 def test_ratios_are_of_the_same_turn() -> None:
-    cell = Cell("cached", 384, 4, 512, 100, 94.0)
+    cell = Cell("cached", 384, 4, 512, 94.0)
     for ours, others in ((1.0, 2.0), (2.0, 8.0), (1.0, 3.0)):
-        cell.add("this", replace(_JOB, seconds=ours))
-        cell.add("other", replace(_JOB, seconds=others))
-    unfinished = Cell("cached", 384, 4, 4096, 100, 94.0, {"this": [_JOB]})
-    report = render([cell, unfinished], {"this": Side(Path()), "other": Side(Path("/"))}, "W1")
-    assert "| **3.00** (2.00–4.00) |" in report
-    assert "| cached | 384 | 4 | 512 | 4,096 (2,048–4,096) | 0.16 |" in report
-    assert "| cached | 384 | 4 | 4,096 |" not in report
-    assert "| 50.00 | 50.00 | 50.00 | 50.00 | 50.00 | 293.0 |" in report
+        cell.jobs.setdefault("this", []).append(replace(_JOB, seconds=ours))
+        cell.jobs.setdefault("other", []).append(replace(_JOB, seconds=others))
+    report = render([cell], ["this", "other"])
+    assert "| 3.00 (2.00–4.00) |" in report
+    assert "| cached | 384 | 4 | 512 | 4,096 (2,048–4,096) | 0.16 | 2% | 97.7 |" in report

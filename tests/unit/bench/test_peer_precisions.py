@@ -12,12 +12,11 @@ import pytest
 for _needed in ("torch", "sentence_transformers"):
     pytest.importorskip(_needed)
 
-from embedctl_bench.measuring.distance import distance  # noqa: E402
-from embedctl_bench.measuring.models import peers_folder  # noqa: E402
+from embedctl_bench.measuring.comparison import distance  # noqa: E402
 from embedctl_bench.peers.adapters.embedctl_adapters import sentence_transformers as adapter  # noqa: E402
 from embedctl_bench.peers.child import Unavailable  # noqa: E402
 from embedctl_bench.peers.environments import is_installed  # noqa: E402
-from embedctl_bench.peers.models import Model  # noqa: E402
+from embedctl_bench.peers.models import Model, peers_folder  # noqa: E402
 from embedctl_bench.peers.registry import FLOORS, PEERS, SENTENCE_TRANSFORMERS, SENTENCE_TRANSFORMERS_BF16, System  # noqa: E402
 from embedctl_bench.peers.tuned import EncodedWorkload, TunedProcess  # noqa: E402
 from embedctl_bench.peers.workload import Workload  # noqa: E402

@@ -14,14 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedctl_bench.peers.adapters.embedctl_adapters.embedctl_pipeline import config_text
+from embedctl_bench.peers.adapters.embedctl_adapters.embedctl_pipeline import _config_text
 from embedctl_bench.peers.adapters.embedctl_adapters.serving import Answered, Pool, Requested, Setting
 from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.environments import ADAPTERS, HERE, PACKAGE, environment_for, is_installed
-from embedctl_bench.peers.models import FORMATS, Model, uncut
-from embedctl_bench.peers.registry import PEERS
-from embedctl_bench.peers.tuned import sample_of
-from embedctl_bench.peers.workload import Workload
+from embedctl_bench.peers.models import Model, uncut
+from embedctl_bench.peers.registry import INFINITY_SERVER, PEERS
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.loading import load_settings
 
@@ -29,8 +27,10 @@ from embedctl_config.loading import load_settings
 GUESTS = {
     "__main__",
     "serving",
-    *(system.adapter.partition(":")[0] for system in PEERS.values()),
-    *(f"convert_{form}" for form in FORMATS),
+    "convert",
+    "http_client",
+    "tokens",
+    *(system.adapter.partition(":")[0] for system in (*PEERS.values(), INFINITY_SERVER)),
 }
 
 
@@ -56,7 +56,7 @@ class OneByOne:
 class Queueing(OneByOne):
     """An engine that takes all requests at once."""
 
-    def requests(self, requests: Sequence[Sequence[str]]) -> Requested:
+    def requests(self, requests: Sequence[Sequence[str]], callers: int) -> Requested:
         started = time.monotonic()
         vectors = [self.encode(texts) for texts in requests]
         return Requested(started, [Answered(each, started + 1, started + 2, tokens=7) for each in vectors])
@@ -116,6 +116,17 @@ def test_an_engine_that_fails_is_told_in_its_words_and_goes_on(pool: Pool) -> No
         pool.requests([["deadly"]], {})
 
 
+@pytest.mark.parametrize("pool", [("OneByOne", 2)], indirect=True)
+def test_each_process_is_sampled_for_a_time_or_a_number_of_requests(pool: Pool) -> None:
+    for effort, least, most in (((0.0, 4, 9), 4, 4), ((60.0, 1, 3), 3, 3), ((0.05, 1, 100), 1, 3)):
+        done = pool.sample(REQUESTS, {}, dict(zip(("seconds", "least", "most"), effort, strict=True)))
+        assert len(done) == 2
+        for seconds, latencies in done:
+            assert least <= len(latencies) <= most
+            assert min(latencies) >= 0.02
+            assert seconds >= sum(latencies)
+
+
 def test_a_setting_shows_its_choices_and_not_what_is_fixed() -> None:
     setting = Setting(2, {"compute": "int8"}, {"batch": 8}, {"cache": "/somewhere"})
     assert setting.label(4) == "2×2, compute int8, batch 8"
@@ -134,7 +145,7 @@ def imports_of(path: Path) -> Iterator[str]:
 def test_what_runs_in_a_peers_environment_imports_nothing_of_ours(module: str) -> None:
     found = set(imports_of(ADAPTERS / PACKAGE / f"{module}.py"))
     assert not {name for name in found if name.startswith("embedctl")}
-    assert {name for name in found if name.startswith(".")} <= {".serving"}
+    assert {name for name in found if name.startswith(".")} <= {".serving", ".tokens", ".http_client"}
 
 
 def test_a_peer_finds_the_adapters_and_nothing_else_of_ours(tmp_path: Path) -> None:
@@ -174,7 +185,7 @@ def test_a_class_of_the_users_is_written_as_it_is_configured(tmp_path: Path) -> 
         "options": {"level": 3, "name": 'with "quotes"', "fast": True},
     }
     config = tmp_path / "embedctl.toml"
-    config.write_text(config_text(Path("/models/größe-1.5"), "/cache", "mine", entry))
+    config.write_text(_config_text(Path("/models/größe-1.5"), "/cache", "mine", entry))
     # Names of models are of a small alphabet; its folder may have any.
     config.write_text(config.read_text().replace('models."größe-1.5"', "models.m"))
     settings = load_settings({"EMBEDCTL_CONFIG": str(config), "XDG_CONFIG_HOME": str(tmp_path)})
@@ -230,28 +241,3 @@ def test_the_work_of_a_token_is_that_of_the_products(tmp_path: Path) -> None:
     (distilled / "config.json").write_text("{}")
     with pytest.raises(Unavailable, match="does not say how large"):
         Model.in_folder("d", distilled)
-
-
-@pytest.mark.parametrize(
-    ("layers", "cpus", "expected"),
-    [
-        (6, 2, (50, 2)),
-        (12, 2, (50, 2)),  # half as many would, and both processes are to have one
-        (1, 2, (250, 10)),  # of a small model, all of them
-        (12, 8, (200, 8)),
-        (12, 64, (250, 10)),
-    ],
-)
-def test_settings_are_tried_with_requests_as_large_as_those_that_count(
-    layers: int, cpus: int, expected: tuple[int, int]
-) -> None:
-    model = Model("m", Path("m"), layers=layers, hidden=384, inner=1536)
-    workload = Workload("w", Path("w"), (450,) * 255, chunk=255)
-    assert sample_of(model, workload, request=25, cpus=cpus, chunked=True) == expected
-
-
-def test_settings_for_one_call_are_tried_with_whole_chunks_for_two_processes() -> None:
-    model = Model("m", Path("m"), layers=6, hidden=384, inner=1536)
-    workload = Workload("w", Path("w"), (40,) * 2048, chunk=48)
-    assert sample_of(model, workload, request=0, cpus=2, chunked=False) == (589, 0)
-    assert sample_of(model, workload, request=0, cpus=2, chunked=True) == (672, 0)

@@ -19,7 +19,7 @@ from embedctl_bench.measuring.session import FILE, Session
 from embedctl_config.errors import OutputError
 
 
-def open_in(folder: Path, name: str = "study", *, fresh: bool = False, **conditions: object) -> Session:
+def open_in(folder: Path, name: str = "engines", *, fresh: bool = False, **conditions: object) -> Session:
     return Session(folder, name, fresh=fresh, plan=3, conditions=conditions)
 
 
@@ -60,13 +60,13 @@ def test_a_measurement_of_something_else_does_not_count(
         monkeypatch.setattr(module, "versions", lambda: {"torch": "99"})
     if change == "CPU":
         monkeypatch.setattr(module, "cpu_identity", lambda: "another")
-    name = "grid" if change == "benchmark" else "study"
+    name = "grid" if change == "benchmark" else "engines"
     with open_in(tmp_path, name, cpus="1" if change == "conditions" else "0") as session:
         assert session.step("one", lambda: 2) == 2
 
 
 def test_fresh_forgets_what_this_benchmark_has_measured_and_no_other(tmp_path: Path) -> None:
-    for name in ("study", "grid"):
+    for name in ("engines", "grid"):
         with open_in(tmp_path, name) as session:
             session.step("one", lambda: 1)
     with open_in(tmp_path, fresh=True) as session:
@@ -79,7 +79,7 @@ def test_each_measurement_is_in_the_file_before_the_next_begins(tmp_path: Path) 
     with open_in(tmp_path) as session:
         session.step("one", lambda: 1)
         line = json.loads((tmp_path / FILE).read_text())
-    assert (line["benchmark"], line["key"], line["value"]) == ("study", "one", 1)
+    assert (line["benchmark"], line["key"], line["value"]) == ("engines", "one", 1)
     assert line["seconds"] >= 0
     assert line["others_cpus"] >= 0
 
@@ -139,8 +139,8 @@ def test_progress_is_plain_lines_without_a_terminal(tmp_path: Path, capfd: pytes
     said = capfd.readouterr()
     assert said.out == ""
     first, second = said.err.splitlines()
-    assert re.fullmatch(r"study 1/3: one: 0\.\d s; about \d+ s left", first)
-    assert re.fullmatch(r"study 2/4: two: 0\.\d s; about \d+ s left", second)
+    assert re.fullmatch(r"engines 1/3: one: 0\.\d s; about \d+ s left", first)
+    assert re.fullmatch(r"engines 2/4: two: 0\.\d s; about \d+ s left", second)
 
 
 @pytest.mark.parametrize(
@@ -160,22 +160,13 @@ def test_time_left_is_what_the_steps_so_far_took(seconds: float, plan: int, left
             "all-MiniLM-L6-v2-0b40d68a/setting/embedctl-cpu-int8",
             "embedctl-cpu-int8: choosing its setting, all-MiniLM-L6-v2",
         ),
-        ("all-MiniLM-L6-v2-0b40d68a/tenth/2 again 1/st-torch", "st-torch: round 2 again, tenth, all-MiniLM-L6-v2"),
-        ("all-MiniLM-L6-v2-0b40d68a/short 0123456789abcdef/3/st-torch", "st-torch: round 3, short, all-MiniLM-L6-v2"),
+        ("all-MiniLM-L6-v2-0b40d68a/tenth/2 again 1", "round 2 again: tenth, all-MiniLM-L6-v2"),
+        ("all-MiniLM-L6-v2-0b40d68a/short 0123456789abcdef/3", "round 3: short, all-MiniLM-L6-v2"),
         ("one", "one"),
     ],
 )
 def test_a_step_is_named_in_words(step: str, words: str) -> None:
     assert in_words(step) == words
-
-
-def test_the_count_and_the_time_left_are_whole_in_80_columns() -> None:
-    progress = Progress("request", 12)
-    progress.begin("all-MiniLM-L6-v2-0b40d68a/setting/embedctl-cpu-int8")
-    progress.advance("", 7.0)
-    line = "request 1/12 ╸───────── about 77 s left; embedctl-cpu-int8: choosing its setting, all-MiniLM-L6-v2"
-    assert progress._drawn(120).plain == line
-    assert progress._drawn(79).plain == line[:78] + "…"
 
 
 def test_steps_of_an_earlier_run_say_nothing_of_the_time_left() -> None:

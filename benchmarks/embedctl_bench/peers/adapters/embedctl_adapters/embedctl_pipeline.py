@@ -9,10 +9,9 @@ import signal
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -46,32 +45,11 @@ class ProductAdapter:
         entry: Mapping[str, Any] | None = None,
     ) -> None:
         self._stack = ExitStack()
-        self._clients: list[Connection] = []
-        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="embedctl-bench-")))
-        config = folder / "embedctl.toml"
-        config.write_text(config_text(model, cache, hardware, entry or {}), encoding="utf-8")
-        _forget_settings(folder)
-        os.environ["EMBEDCTL_CONFIG"] = str(config)
-        try:
-            settings = self._stack.enter_context(private_redis(load_settings(chunk_size=chunk), folder))
-            cpus = sorted(os.sched_getaffinity(0))
-            share = len(cpus) // workers
-            for at in range(workers):
-                worker = local_worker(
-                    settings,
-                    hardware=hardware,
-                    model=model.name,
-                    cpus=",".join(map(str, cpus[at * share : (at + 1) * share])),
-                    log_file=folder / f"worker-{at}.log",
-                )
-                self._stack.enter_context(worker)
-        except BaseException:
-            self._stack.close()
-            raise
-        self._settings = settings
-        self._broker = Broker.connect(settings)
+        self._settings, _ = product(self._stack, model, workers, cache, chunk, hardware, entry or {})
+        self._broker = Broker.connect(self._settings)
         self._stack.callback(self._broker.close)
         self._options = SubmitOptions(model=model.name, hardware=hardware)
+        self._clients: ProcessPoolExecutor | None = None
 
     def encode(self, texts: Sequence[str]) -> Timed:
         """A job, timed from its first claim to its last vector stored."""
@@ -83,37 +61,67 @@ class ProductAdapter:
         began, ended = status.started_at.timestamp(), status.ended_at.timestamp()
         return Timed(vectors, ended - began, status.tokens, began, ended)
 
-    def requests(self, requests: Sequence[Sequence[str]]) -> Requested:
+    def requests(self, requests: Sequence[Sequence[str]], callers: int = 0) -> Requested:
         """Each request as a job, from several processes at once, timed from before they submit."""
         if not self._clients:
-            self._clients = [self._client() for _ in range(CLIENTS)]
-        for number, client in enumerate(self._clients):
-            client.send(requests[number::CLIENTS])
-        for client in self._clients:
-            client.recv()  # it has its texts
-        started = time.monotonic()
-        for client in self._clients:
-            client.send("go")
-        parts = [_answers(client) for client in self._clients]
-        return Requested(started, [parts[at % CLIENTS][at // CLIENTS] for at in range(len(requests))])
+            self._clients = ProcessPoolExecutor(
+                CLIENTS, multiprocessing.get_context("spawn"), _connect, (self._settings, self._options)
+            )
+            self._stack.callback(self._clients.shutdown)
+            list(self._clients.map(_answers, [[]] * CLIENTS))  # they have started
+        parts = list(self._clients.map(_answers, [requests[number::CLIENTS] for number in range(CLIENTS)]))
+        started = min(part.started for part in parts)
+        return Requested(started, [parts[at % CLIENTS].answers[at // CLIENTS] for at in range(len(requests))])
 
     def close(self) -> None:
         """Stop the workers, then the Redis."""
         self._stack.close()
 
-    def _client(self) -> Connection:
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_serve_client, args=(theirs, self._settings, self._options))
-        process.start()
-        theirs.close()
-        self._stack.callback(process.join)
-        self._stack.callback(process.terminate)  # it uses a Redis that is about to be stopped
-        return ours
+
+def product(
+    stack: ExitStack,
+    model: Path,
+    workers: int,
+    cache: str,
+    chunk: int | None,
+    hardware: str,
+    entry: Mapping[str, Any],
+) -> tuple[Settings, Path]:
+    """Start a private Redis, and workers that share this process's CPUs; everything ends with the stack.
+
+    Returns:
+        Settings with one model and one hardware class, and none of the user's own; and a folder for logs.
+
+    Raises:
+        EmbedctlError: a part does not start; then everything has ended.
+    """
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="embedctl-bench-")))
+    config = folder / "embedctl.toml"
+    config.write_text(_config_text(model, cache, hardware, entry), encoding="utf-8")
+    # The product is measured as it comes.
+    for variable in [name for name in os.environ if name.startswith("EMBEDCTL_")]:
+        del os.environ[variable]
+    os.environ |= {"EMBEDCTL_CONFIG": str(config), "XDG_CONFIG_HOME": str(folder)}
+    try:
+        settings = stack.enter_context(private_redis(load_settings(chunk_size=chunk), folder))
+        cpus = sorted(os.sched_getaffinity(0))
+        share = len(cpus) // workers
+        for at in range(workers):
+            worker = local_worker(
+                settings,
+                hardware=hardware,
+                model=model.name,
+                cpus=",".join(map(str, cpus[at * share : (at + 1) * share])),
+                log_file=folder / f"worker-{at}.log",
+            )
+            stack.enter_context(worker)
+    except BaseException:
+        stack.close()
+        raise
+    return settings, folder
 
 
-def config_text(model: Path, cache: str, hardware: str, entry: Mapping[str, Any]) -> str:
-    """A configuration file with one model and one hardware class, and none of the user's other settings."""
+def _config_text(model: Path, cache: str, hardware: str, entry: Mapping[str, Any]) -> str:
     lines = [f"cache_dir = {_toml(cache)}", f"[models.{_toml(model.name)}]", f"source = {_toml(str(model))}"]
     if entry:
         lines += [f"[classes.{hardware}]", *(f"{name} = {_toml(value)}" for name, value in entry.items())]
@@ -127,20 +135,23 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _serve_client(connection: Connection, settings: Settings, options: SubmitOptions) -> None:
-    """A client process: it gets texts, then a word to begin, and returns vectors."""
+#: Of a client's process.
+_client: list[tuple[Broker, SubmitOptions]] = []
+
+
+def _connect(settings: Settings, options: SubmitOptions) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the adapter ends it
-    broker = Broker.connect(settings)
-    with suppress(EOFError):
-        while True:
-            requests = connection.recv()
-            connection.send("ready")
-            connection.recv()
-            try:
-                with ThreadPoolExecutor(max(1, len(requests))) as threads:
-                    connection.send(list(threads.map(partial(_request, broker, options), requests)))
-            except Exception as error:  # noqa: BLE001  (the adapter reports it)
-                connection.send(error_of(error))
+    _client.append((Broker.connect(settings), options))
+
+
+def _answers(requests: Sequence[Sequence[str]]) -> Requested:
+    """A client's requests, all at once."""
+    started = time.monotonic()
+    try:
+        with ThreadPoolExecutor(max(1, len(requests))) as threads:
+            return Requested(started, list(threads.map(partial(_request, *_client[0]), requests)))
+    except Exception as error:  # noqa: BLE001  (it must be one that can be pickled)
+        raise error_of(error) from None
 
 
 def _request(broker: Broker, options: SubmitOptions, texts: Sequence[str]) -> Answered:
@@ -161,20 +172,3 @@ def _ask(broker: Broker, options: SubmitOptions, texts: Sequence[str]) -> tuple[
     if status.done != len(texts):
         raise RuntimeError(f"{status.done} of {len(texts)} records were done")
     return job, status
-
-
-def _answers(client: Connection) -> list[Answered]:
-    try:
-        answers = client.recv()
-    except EOFError:
-        raise RuntimeError("a client's process died") from None
-    if isinstance(answers, RuntimeError):
-        raise answers
-    return list(answers)
-
-
-def _forget_settings(folder: Path) -> None:
-    """Forget the user's settings, so that the product is measured as it comes."""
-    for variable in [name for name in os.environ if name.startswith("EMBEDCTL_")]:
-        del os.environ[variable]
-    os.environ["XDG_CONFIG_HOME"] = str(folder)

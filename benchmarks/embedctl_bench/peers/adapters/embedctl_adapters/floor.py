@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 
 from embedctl_workers.measuring.cpu_products import PRODUCTS, missing
 
 from .serving import Vectors
+from .tokens import TokenCounter
 
 #: Layers, hidden size and inner size of a feed-forward block: BERT's names, and DistilBERT's.
 _SIZES = (("num_hidden_layers", "n_layers"), ("hidden_size", "dim"), ("intermediate_size", "hidden_dim"))
@@ -38,10 +38,7 @@ class FloorAdapter:
             self._products = [(way.prepare(*shape, budget), shape[1]) for _ in range(layers) for shape in shapes]
             self._inputs = {width: way.source(budget, width) for width in (hidden, inner)}
         self._budget = budget
-        self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
-        self._counts: dict[tuple[str, ...], int] = {}
+        self._counter = TokenCounter(model)
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Multiply; return vectors without components."""
@@ -56,7 +53,4 @@ class FloorAdapter:
 
     def count(self, texts: Sequence[str]) -> int:
         """Tokens, counted once: the floor does not include tokenising."""
-        key = tuple(texts)
-        if key not in self._counts:
-            self._counts[key] = sum(len(each.ids) for each in self._tokenizer.encode_batch(list(texts)))
-        return self._counts[key]
+        return sum(self._counter.lengths(texts))

@@ -36,7 +36,7 @@ class InfinityAdapter:
         """One request, through its queue."""
         return self._loop.run_until_complete(self._embed(texts))
 
-    def requests(self, requests: Sequence[Sequence[str]]) -> Requested:
+    def requests(self, requests: Sequence[Sequence[str]], callers: int = 0) -> Requested:
         """All requests in its queue at once."""
         started = time.monotonic()
 

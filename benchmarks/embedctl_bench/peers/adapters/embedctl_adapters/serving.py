@@ -5,8 +5,10 @@
                                             →  {"chosen": {…}, "setting": …, "tried": […], "versions": {…}}
     {"do": "encode", "vectors": "x.npy", "repeat": 1}
                                             →  {"seconds": …, "tokens": …, "began": …, "ended": …}
-    {"do": "requests", "requests": "y.json", "vectors": "x.npy"}
+    {"do": "requests", "requests": "y.json", "vectors": "x.npy", "callers": 0}
                                             →  {"seconds": …, "fetched": …, "tokens": …, "latencies": […]}
+    {"do": "sample", "requests": "y.json", "seconds": 3.3, "least": 2, "most": 67}
+                                            →  {"seconds": …, "latencies": […]}
 
 Loading tries every setting on a sample and keeps the fastest. A system runs in one process or several. Each is pinned
 before it loads anything, and texts go to the next process that is free. Needs the standard library and numpy alone.
@@ -23,6 +25,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection, wait
@@ -42,8 +45,9 @@ class Adapter(Protocol):
     """The methods of an adapter's class, which is called as `Class(model_folder, threads, **load)`.
 
     An adapter that must stop something also has `close()`. One that accepts requests while it works on others also has
-    `requests(list_of_texts, **options) -> Requested`; any other gets one request after the other. One that can read
-    back the precision of its products has `computes`, which begins with fp32, bf16, fp16 or int8.
+    `requests(requests, callers, **options) -> Requested`: all at once, or by so many callers, each with one request at
+    a time. Any other adapter gets one request after the other. One that can read back the precision of its products has
+    `computes`, which begins with fp32, bf16, fp16 or int8.
     """
 
     def encode(self, texts: Sequence[str], **options: Any) -> Vectors | Timed:
@@ -75,6 +79,7 @@ class Answered:
     """One request's vectors. Times are of the machine's monotonic clock, in seconds.
 
     Attributes:
+        began: when it was made; 0 if all were made at once.
         at: when the last vector was there, or was stored if the system stores vectors.
         fetched: when the client had all vectors.
         tokens: 0 if the system does not count by itself.
@@ -84,6 +89,7 @@ class Answered:
     at: float
     fetched: float
     tokens: int = 0
+    began: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +161,21 @@ class Pool:
         seconds = time.monotonic() - started
         return Timed(vectors, seconds, repeat * self.count(texts), began, began + seconds)
 
-    def requests(self, requests: Sequence[Sequence[str]], options: Mapping[str, Any]) -> Requested:
-        """Answer requests that are all made now: by the system's own queue, or one after the other if it has none."""
+    def requests(self, requests: Sequence[Sequence[str]], options: Mapping[str, Any], callers: int = 0) -> Requested:
+        """Answer requests that are all made now, or by callers; one after the other if the system has no queue."""
         if self._takes_requests:
-            return self._share(requests, options)
+            return self._share(requests, {**options, "callers": callers})
         started = time.monotonic()
         answers = [Answered(part, at, at) for part, at in self._deal(requests, options)]
         return Requested(started, answers)
+
+    def sample(
+        self, requests: Sequence[Sequence[str]], options: Mapping[str, Any], effort: Mapping[str, Any]
+    ) -> list[tuple[float, list[float]]]:
+        """Each process answers the requests in turn, all processes at once: its seconds, and its latencies."""
+        for connection, _ in self._workers:
+            connection.send(("sample", requests, {**effort, "options": dict(options)}))
+        return [_answer(connection) for connection, _ in self._workers]
 
     def _share(self, requests: Sequence[Sequence[str]], options: Mapping[str, Any]) -> Requested:
         """Every process gets its part of the requests at once."""
@@ -226,13 +240,34 @@ def _work(connection: Connection, adapter: str, model: str, cpus: Sequence[int],
         with suppress(EOFError, OSError, KeyboardInterrupt):
             while True:
                 method, texts, options = connection.recv()
+                work = partial(_sample, loaded) if method == "sample" else getattr(loaded, method)
                 try:
-                    connection.send(getattr(loaded, method)(texts, **options))
+                    connection.send(work(texts, **options))
                 except Exception as error:  # noqa: BLE001  (as above)
                     connection.send(error_of(error))
     finally:
         if close := getattr(loaded, "close", None):
             close()
+
+
+def _sample(
+    adapter: Adapter,
+    requests: Sequence[Sequence[str]],
+    *,
+    seconds: float,
+    least: int,
+    most: int,
+    options: Mapping[str, Any],
+) -> tuple[float, list[float]]:
+    """Answer requests in turn for `seconds` or up to `most` requests, at least `least`; one before that warms up."""
+    adapter.encode(requests[0], **options)
+    latencies: list[float] = []
+    started = time.perf_counter()
+    while len(latencies) < most and (len(latencies) < least or time.perf_counter() - started < seconds):
+        began = time.perf_counter()
+        adapter.encode(requests[len(latencies) % len(requests)], **options)
+        latencies.append(round(time.perf_counter() - began, 7))
+    return time.perf_counter() - started, latencies
 
 
 def error_of(error: BaseException) -> RuntimeError:
@@ -320,23 +355,33 @@ class Server:
         return {"seconds": done.seconds, "tokens": done.tokens, "began": done.began, "ended": done.ended}
 
     def requests(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer a file's requests, all made at once, and leave their vectors in a file, request after request."""
+        """Answer a file's requests, and leave their vectors in a file, request after request."""
         assert self._pool
         file = request["requests"]
         requests: list[list[str]] = json.loads(Path(file).read_text(encoding="utf-8"))
-        done = self._pool.requests(requests, self._setting.encode)
+        done = self._pool.requests(requests, self._setting.encode, request["callers"])
         tokens = sum(answer.tokens for answer in done.answers)
         if not tokens:
             if file not in self._counts:
                 self._counts[file] = self._pool.count([text for texts in requests for text in texts])
             tokens = self._counts[file]
         np.save(request["vectors"], np.concatenate([answer.vectors for answer in done.answers]))
-        latencies = [answer.at - done.started for answer in done.answers]
         return {
-            "seconds": max(latencies),
+            "seconds": max(answer.at for answer in done.answers) - done.started,
             "fetched": max(answer.fetched for answer in done.answers) - done.started,
             "tokens": tokens,
-            "latencies": latencies,
+            "latencies": [answer.at - (answer.began or done.started) for answer in done.answers],
+        }
+
+    def sample(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer a file's requests again and again: the seconds of a request, by all processes together."""
+        assert self._pool
+        requests = json.loads(Path(request["requests"]).read_text(encoding="utf-8"))
+        effort = {name: request[name] for name in ("seconds", "least", "most")}
+        done = self._pool.sample(requests, self._setting.encode, effort)
+        return {
+            "seconds": 1 / sum(len(latencies) / seconds for seconds, latencies in done),
+            "latencies": [each for _, latencies in done for each in latencies],
         }
 
     def close(self) -> None:
@@ -364,11 +409,10 @@ def main() -> None:
     server = Server()
     try:
         with suppress(KeyboardInterrupt):
-            do = {"load": server.load, "encode": server.encode, "requests": server.requests}
             for line in sys.stdin:
                 request = json.loads(line)
                 try:
-                    answer = do[request["do"]](request)
+                    answer = getattr(server, request["do"])(request)
                 except RuntimeError as error:
                     answer = {"error": str(error)}
                 answers.write(json.dumps(answer) + "\n")

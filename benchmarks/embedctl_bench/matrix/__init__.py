@@ -1,1 +1,0 @@
-"""`embedctl bench matrix`: batch × sequence × processes × requests."""

@@ -1,0 +1,147 @@
+"""A server over HTTP, and its callers: each has a connection, and sends its next request when the last is answered.
+
+Needs the standard library, numpy and tokenizers alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import re
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from .serving import Answered, Requested, Vectors
+from .tokens import TokenCounter
+
+_PATH = "/v1/embeddings"
+_PATIENCE_S = 600
+#: The longest that a server may take to answer at first, and to end (seconds).
+_START_S, _STOP_S = 300, 30
+_URL = re.compile(r"http://127\.0\.0\.1:\d+")
+
+
+class HttpAdapter:
+    """A server that answers OpenAI's calls, in a process that ends with this one's session."""
+
+    def __init__(
+        self, model: Path, command: Sequence[str], log: Path, variables: Mapping[str, str], url: str = ""
+    ) -> None:
+        """Start it, and wait until it answers.
+
+        Args:
+            url: where it will be; empty if it writes that into its log itself.
+
+        Raises:
+            RuntimeError: it ends, or does not answer in time.
+        """
+        self._name, self._counter = model.name, TokenCounter(model)
+        with log.open("wb") as stream:
+            self._process = subprocess.Popen(command, env={**os.environ, **variables}, stdout=stream, stderr=stream)
+        deadline = time.monotonic() + _START_S
+        while not (url := url or _url_in(log)) or not _answers(url):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.close()
+                last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:]
+                raise RuntimeError(f"the server does not answer: {' / '.join(last)}")
+            time.sleep(0.1)
+        self._url = url
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        """One request."""
+        return self.requests([texts], 1).answers[0].vectors
+
+    def requests(self, requests: Sequence[Sequence[str]], callers: int = 0) -> Requested:
+        """Every request, by so many callers; by one for each request if 0."""
+        bodies = [
+            json.dumps({"model": self._name, "input": texts, "encoding_format": "base64"}).encode()
+            for texts in requests
+        ]
+        started, times, answers = ask(self._url, bodies, callers or len(requests))
+        # They are read when the time is taken.
+        vectors = [_vectors_of(body) for body in answers]
+        for texts, found in zip(requests, vectors, strict=True):
+            if len(found) != len(texts):
+                raise RuntimeError(f"{len(found)} vectors for {len(texts)} texts")
+        return Requested(
+            started, [Answered(each, at, at, began=began) for each, (began, at) in zip(vectors, times, strict=True)]
+        )
+
+    def count(self, texts: Sequence[str]) -> int:
+        """Without truncation."""
+        return sum(self._counter.lengths(texts))
+
+    def close(self) -> None:
+        """End the server."""
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def ask(url: str, bodies: Sequence[bytes], callers: int) -> tuple[float, list[tuple[float, float]], list[bytes]]:
+    """Make the requests with these bodies.
+
+    Returns:
+        When the callers began; when each request was sent and its last byte came; and the answers. Times are of the
+        monotonic clock.
+
+    Raises:
+        RuntimeError: an answer is missing, or is no 200.
+    """
+    parts, own = urlsplit(url), threading.local()
+    begin = threading.Barrier(callers)
+
+    def connect(_: int) -> None:
+        own.connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_PATIENCE_S)
+        own.connection.connect()
+        begin.wait()  # so that each thread connects once
+
+    def call(body: bytes) -> tuple[tuple[float, float], bytes]:
+        began = time.monotonic()
+        own.connection.request("POST", _PATH, body, {"content-type": "application/json"})
+        answer = own.connection.getresponse()
+        said = answer.read()
+        if answer.status != http.client.OK:
+            raise RuntimeError(f"status {answer.status}: {said[:200].decode(errors='replace')}")
+        return (began, time.monotonic()), said
+
+    with ThreadPoolExecutor(callers) as threads:
+        try:
+            list(threads.map(connect, range(callers)))
+            started = time.monotonic()
+            done = list(threads.map(call, bodies))
+        except (OSError, http.client.HTTPException, threading.BrokenBarrierError) as error:
+            begin.abort()
+            raise RuntimeError(f"{type(error).__name__}: {error}") from None
+    return started, [times for times, _ in done], [said for _, said in done]
+
+
+def _vectors_of(body: bytes) -> Vectors:
+    data = sorted(json.loads(body)["data"], key=lambda each: int(each["index"]))
+    return np.stack([np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in data])
+
+
+def _url_in(log: Path) -> str:
+    found = _URL.search(log.read_text(encoding="utf-8", errors="replace"))
+    return found[0] if found else ""
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=5) as answer:  # noqa: S310  (our own machine)
+            return bool(json.load(answer)["data"])
+    except OSError:
+        return False

@@ -1,1 +1,0 @@
-"""`embedctl bench request --http`: the gateway beside infinity's server, over HTTP."""

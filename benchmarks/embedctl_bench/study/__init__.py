@@ -1,1 +1,0 @@
-"""`embedctl bench study`: what ONNX, int8 and batching bring over torch."""

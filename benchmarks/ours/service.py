@@ -1,0 +1,117 @@
+"""What our scripts start: a private Redis, workers without a model, and processes with the code of a checkout."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import embedctl
+from embedctl.local import local_worker, private_redis
+from embedctl_bench.peers.child import ChildProcess
+from embedctl_config.cpu import cpu_name
+from embedctl_config.loading import load_settings
+from embedctl_config.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+#: The class of the workers without a model, and the model's name.
+DUMMY = "dummy"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A private Redis, and settings of jobs for workers without a model.
+
+    Attributes:
+        folder: of logs and of everything else; it goes with the service.
+    """
+
+    settings: Settings
+    folder: Path
+
+    def worker(self, name: str = "worker") -> AbstractContextManager[object]:
+        """A worker that runs until the block ends."""
+        log = self.folder / f"{name}.log"
+        return local_worker(self.settings, hardware=DUMMY, model=DUMMY, cpus=None, log_file=log)
+
+
+@contextmanager
+def service(
+    *, workers: int = 0, dim: int = 16, seconds_per_batch: float = 0.0, token_budget: int = 0, **more: object
+) -> Iterator[Service]:
+    """A private Redis, and workers that take so long for a batch of at most so many tokens.
+
+    Its configuration is this process's, and its children's.
+
+    Args:
+        more: settings.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ec-")))
+        config = folder / "embedctl.toml"
+        lines = [f"{name} = {json.dumps(value)}" for name, value in more.items()]
+        lines += [f"[classes.{DUMMY}]", 'backend = "dummy"']
+        lines += [f"token_budget = {token_budget}"] if token_budget else []
+        lines += [f"options = {{dim = {dim}, seconds_per_batch = {seconds_per_batch}}}"]
+        config.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        os.environ["EMBEDCTL_CONFIG"] = str(config)
+        plain = load_settings(model=DUMMY, hardware=DUMMY)
+        made = Service(stack.enter_context(private_redis(plain, folder)), folder)
+        for number in range(workers):
+            stack.enter_context(made.worker(f"worker-{number}"))
+        yield made
+
+
+class Side(ChildProcess):
+    """A script of ours in a process, with the packages of a checkout; it answers requests by :func:`serve`."""
+
+    def __init__(self, script: str, checkout: Path) -> None:
+        """Start it.
+
+        Raises:
+            SystemExit: it is no checkout of embedctl.
+        """
+        parts = [*(checkout / part for part in ("producer", "gateway", "workers", "config")), ROOT / "benchmarks", ROOT]
+        if not (parts[0] / "embedctl").is_dir():
+            sys.exit(f"{checkout} is no checkout of embedctl")
+        command = [sys.executable, "-m", script, "--serve"]
+        super().__init__(command, {"PYTHONPATH": os.pathsep.join(map(str, parts))}, idle_s=60.0, busy_s=60.0)
+        package = self.answer()["package"]
+        if not Path(package).is_relative_to(parts[0]):
+            self.close()
+            sys.exit(f"{checkout} is no checkout of embedctl: {package} was imported")
+
+
+@contextmanager
+def sides(script: str, other: Path | None) -> Iterator[dict[str, Side]]:
+    """This checkout's process, and another's if there is one."""
+    checkouts = {"this": ROOT, **({"other": other.resolve()} if other else {})}
+    with ExitStack() as stack:
+        found = {}
+        for name, checkout in checkouts.items():
+            found[name] = Side(script, checkout)
+            stack.callback(found[name].close)
+        yield found
+
+
+def serve(answer: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
+    """Answer a request a line until standard input ends; other output goes to standard error."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    answers.write(json.dumps({"package": embedctl.__file__}) + "\n")
+    for line in sys.stdin:
+        answers.write(json.dumps(answer(json.loads(line))) + "\n")
+
+
+def machine_line() -> str:
+    """The machine, its load and Python's version."""
+    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+    cpus = len(os.sched_getaffinity(0))
+    return f"{cpu_name()}, {cpus} of {os.cpu_count()} CPUs, Python {platform.python_version()}, load {load}"

@@ -1,0 +1,102 @@
+"""The texts that systems encode: of real lengths, of an exact number of tokens, and the same every time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import fmean, median
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from embedctl_bench.peers.child import Unavailable
+from embedctl_bench.peers.models import Model
+from embedctl_bench.request.loads import RequestPlan
+from embedctl_bench.texts import words as module
+from embedctl_bench.texts import workloads
+from embedctl_bench.texts.words import LONGEST, SHORTEST, TEXTS, ExactTexts, request_texts
+from embedctl_config.errors import ModelError
+
+WORDS = [f"w{number}" for number in range(500)]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Model:
+    """A model whose tokenizer takes words for tokens, and puts one before and one after a text."""
+    vocabulary = {word: number for number, word in enumerate(["[UNK]", "[CLS]", "[SEP]", *WORDS, *module._WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    tokenizer.enable_truncation(8)
+    folder = tmp_path / "m"
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return Model("m", folder, layers=6, hidden=384, inner=1536)
+
+
+@pytest.fixture
+def _passages(monkeypatch: pytest.MonkeyPatch) -> None:
+    def passages() -> list[tuple[str, str]]:
+        draw = np.random.default_rng(0)
+        return [(f"{at}", " ".join(draw.choice(WORDS, size=5 + at % 60))) for at in range(400)]
+
+    monkeypatch.setattr(workloads, "passages", passages)
+
+
+@pytest.mark.usefixtures("_passages")
+def test_w1_has_lengths_as_in_real_corpora_and_w2_long_texts(model: Model, tmp_path: Path) -> None:
+    mixed, long = (workloads.make_workload(name, count, model, tmp_path) for name, count in (("W1", 200), ("W2", 24)))
+    assert median(mixed.lengths) == pytest.approx(26, abs=1)
+    assert max(mixed.lengths) == 256
+    assert fmean(mixed.lengths) == pytest.approx(39, abs=2)
+    assert set(long.lengths) == {449}
+    for workload in (mixed, long):
+        count = len(workload.lengths)
+        assert len(set(json.loads(workload.path.read_text()))) == count
+        assert workloads.make_workload(workload.name, count, model, tmp_path) == workload
+    assert sorted(path.suffix for path in mixed.path.parent.iterdir()) == [".json", ".json"]
+
+
+@pytest.mark.usefixtures("_passages")
+def test_another_tokenizer_gets_texts_of_its_own(model: Model, tmp_path: Path) -> None:
+    path = workloads.make_workload("W1", 20, model, tmp_path).path
+    tokenizer = json.loads((model.folder / "tokenizer.json").read_text())
+    del tokenizer["model"]["vocab"]["w499"]
+    (model.folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert workloads.make_workload("W1", 20, model, tmp_path).path != path
+
+
+@pytest.mark.parametrize("tokens", [3, 8, 100])
+def test_texts_have_exactly_the_tokens_asked_for(model: Model, tokens: int) -> None:
+    requests = ExactTexts(model).requests(tokens, 2, 3)
+    assert [len(request) for request in requests] == [2, 2, 2]
+    assert set(model.lengths([text for request in requests for text in request])) == {tokens}
+    assert requests == ExactTexts(model).requests(tokens, 2, 3), "the same every time"
+
+
+def test_no_text_is_shorter_than_its_special_tokens(model: Model) -> None:
+    with pytest.raises(ModelError, match="no text has 2 tokens, 3 is the least"):
+        ExactTexts(model).requests(2, 1, 1)
+    (model.folder / "tokenizer.json").unlink()
+    with pytest.raises(Unavailable, match=r"tokenizer\.json is missing"):
+        ExactTexts(model)
+
+
+def test_a_request_has_infinitys_shape_and_a_smaller_one_its_first_texts() -> None:
+    found = request_texts(3, 5)
+    assert all(SHORTEST <= len(text) <= LONGEST for text in found)
+    assert request_texts(3, 2) == found[:2]
+    assert request_texts(4, 2) != found[:2]
+
+
+def test_the_plan_is_the_whole_shape_on_a_large_machine_and_a_tenth_on_a_small_one() -> None:
+    small, large, quick = (RequestPlan.of(cpus, quick=quick) for cpus, quick in ((2, False), (16, False), (2, True)))
+    assert (small.load.texts, small.once and small.once.texts) == (255, 10 * TEXTS)
+    assert (large.load.texts, large.once) == (10 * TEXTS, None)
+    assert (quick.load.texts, quick.once, quick.repeats) == (30, None, 0)
+    loads = list(quick.over_http())
+    assert [(load.callers, len(load.requests)) for load, _ in loads] == [(1, 5)] * 4 + [(64, 64), (0, 10)]
+    assert [rounds for _, rounds in small.over_http()] == [15] * 4 + [3, 3, 1]
