@@ -10,11 +10,14 @@ from tests.explorer.faults import FAULTS
 from tests.explorer.machine import Found
 from tests.explorer.scenarios import SCENARIOS
 
+#: For faults that are found after thousands of steps.
+LONG = (pytest.mark.slow, pytest.mark.timeout(600))
+
 
 def first_found(folder: Path, fault: str, scenario: str, invariant: str) -> Found:
     """The first violation of an invariant, with its trace as the states were gone through."""
     with SCENARIOS[scenario].machine(folder, FAULTS[fault]) as machine:
-        coverage = machine.explore(seconds=150.0, stop_at=invariant)
+        coverage = machine.explore(seconds=300.0, stop_at=invariant)
     print(coverage)
     found = [each for each in coverage.found if each.violation.invariant == invariant]
     assert found, f"not found: {coverage}; found instead: {[each.violation for each in coverage.found]}"
@@ -31,10 +34,11 @@ def test_sealing_revives_a_job_that_its_budget_ended(folder: Path) -> None:
     ("fault", "scenario", "seen"),
     [
         ("a producer waits for room in a cancelled job", "room", "producer waits, and the job is cancelled"),
-        (
+        pytest.param(
             "a producer waits for room in a job that its budget ended",
             "room and budget",
             "producer waits, and the job is failed",
+            marks=LONG,
         ),
         (
             "nobody tells who waits that the producer died",
@@ -58,11 +62,12 @@ def test_somebody_waits_for_what_cannot_come(folder: Path, fault: str, scenario:
             "redis: goes back",
         ),
         ("nobody notices that the seal is lost", "lost seal", "nobody waits for what cannot come", "redis: goes back"),
-        (
+        pytest.param(
             "a result is counted twice",
             "lost result of a lease",
             "counts are those of what is stored",
             "redis: loses the result",
+            marks=LONG,
         ),
         (
             "an audit issues the chunks of an ended job",
