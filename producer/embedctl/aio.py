@@ -107,7 +107,7 @@ def _asked(
 ) -> Callable[Concatenate[AsyncJob, P], Coroutine[Any, Any, T]]:
     """The twin of a method that takes one round trip or a few, and waits for nothing."""
 
-    async def call(self: AsyncJob, *args: P.args, **options: P.kwargs) -> T:
+    async def call(self: AsyncJob, /, *args: P.args, **options: P.kwargs) -> T:
         return await in_shared_thread(partial(method, self._job, *args, **options))
 
     _describe(call, method)
@@ -122,7 +122,7 @@ def _run(
     parameters = signature(method)
     told = [name for name in ("progress", "written") if name in parameters.parameters]
 
-    async def call(self: AsyncJob, *args: P.args, **options: P.kwargs) -> T:
+    async def call(self: AsyncJob, /, *args: P.args, **options: P.kwargs) -> T:
         over = threading.Event()
         bound = parameters.bind(self._job, *args, **options)
         for name in told:

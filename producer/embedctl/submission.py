@@ -179,8 +179,12 @@ class Submission:
                     return self._patiently(ask)
                 self._check_goes_on(self._patiently(partial(self._broker.jobs.status, self._job_id)))
                 self._wait(f"room within {error.limit} of tenant {error.tenant}")
-            seen = self._saying_how(partial(self._waiter.next_event, seen, LOOK_EVERY_S, self._limit.deadline))
+            seen = self._next_event(seen)
             asked += 1
+
+    def _next_event(self, seen: str) -> str:
+        """Wait for the job's next event, one second at most. Raises as :meth:`_saying_how`."""
+        return self._saying_how(partial(self._waiter.next_event, seen, LOOK_EVERY_S, self._limit.deadline))
 
     def _patiently(self, ask: Callable[[], T]) -> T:
         """Ask Redis until it answers. Raises as :meth:`_saying_how`."""
@@ -204,8 +208,7 @@ class Submission:
                 "Submit its corpus again."
             ) from error
         except WaitTimeout as error:
-            if (away := error.__cause__) is None:
-                raise
+            away = error.__cause__
             raise self._out_of_time(f": its submission waits for {_store_of(away)}. {away}") from away
         except BrokerUnavailable as error:
             raise type(error)(
@@ -267,15 +270,14 @@ class Submission:
             JobCancelled, JobFailed, JobStopped, JobLost: there will be no room, because the job has ended or can't end.
             WaitTimeout: the time is over.
         """
-
-        def has_room(status: JobStatus) -> bool:
-            if status.state.ended or status.waiting_bytes <= self._broker.settings.high_water_bytes:
-                return True
+        seen = self._waiter.seen
+        while True:
+            status = self._saying_how(partial(self._waiter.look, lambda _: None, self._limit.deadline))
+            self._check_goes_on(status)
+            if status.waiting_bytes <= self._broker.settings.high_water_bytes:
+                return
             self._wait(_WORKERS if status.live_workers else f"{_WORKERS}. {no_worker_for(status)}")
-            return False
-
-        until = partial(self._waiter.until, has_room, self._limit, lambda _: None)
-        self._check_goes_on(self._saying_how(until))
+            seen = self._next_event(seen)
 
     def _check_goes_on(self, status: JobStatus) -> None:
         refuse_cancelled(status)

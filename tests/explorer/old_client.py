@@ -45,14 +45,13 @@ class OldJob:
         self._id, self._broker = job_id, broker
 
     def wait(self) -> JobStatus:
-        seen = "0"
         while True:
             status = self._broker.jobs.status(self._id)
             if status.state.ended:
                 return status
             if status.lost_chunks is not None:
                 raise JobLost("Redis lost chunks")
-            seen = self._broker.jobs.wait_event(self._id, seen, 1.0)
+            self._broker.jobs.events(self._id, "$", 1.0)
 
     def cancel(self) -> JobStatus:
         if self._broker.jobs.cancel(self._id) is JobState.CANCELLED:
@@ -144,9 +143,9 @@ class OldSubmission:
         return Added(answer), waiting
 
     def _wait_for_workers(self) -> None:
-        jobs, seen = self._broker.jobs, "$"
+        jobs = self._broker.jobs
         while jobs.status(self._job.id).waiting_bytes > self._broker.settings.high_water_bytes:
-            seen = jobs.wait_event(self._job.id, seen, 1.0)
+            jobs.events(self._job.id, "$", 1.0)
 
 
 def submits(texts: Sequence[str]) -> Any:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from embedctl.store import Issued
-from embedctl.store.connection import MAX_BLOCK_MS, Connection
+from embedctl.store.connection import Connection
 from embedctl.store.status import COUNTS, JobState, JobStatus, Suspect, parse_status, parse_suspect
 from embedctl_config import keys, wire
 from embedctl_config.errors import (
@@ -466,21 +466,6 @@ class JobStore:
         """Whether a chunk's result is stored."""
         with self._connection.client() as client:
             return bool(client.exists(keys.chunk_result(job_id, chunk)))
-
-    def wait_event(self, job_id: str, after: str, timeout_s: float) -> str:
-        """Block until something happens to a job or the time is over; the id of the last event seen.
-
-        Args:
-            after: the last event seen; "$" for what happens from now on.
-        """
-        block_ms = max(1, min(MAX_BLOCK_MS, int(timeout_s * 1000)))
-        with self._connection.client() as client:
-            found = client.xread({keys.events(job_id): after}, block=block_ms, count=keys.EVENTS_KEPT)
-        if not found:
-            return after
-        # RESP3 answers a mapping of stream to lists of entries, RESP2 a list of pairs.
-        entries = next(iter(found.values()))[0] if isinstance(found, dict) else found[0][1]
-        return str(entries[-1][0].decode())
 
     def absent(self, job_id: str) -> JobNotFound:
         """The error for a job that Redis does not know: lost when the database is younger than the job's id."""
