@@ -162,12 +162,33 @@ class Policy:
                     raise
 
 
+@dataclass(frozen=True, slots=True)
+class Growing:
+    """A pause that grows with the time waited so far: what has taken long may be seen a moment later.
+
+    Attributes:
+        part: the part of that time.
+        shortest_s: the shortest pause (seconds).
+        longest_s: the longest pause (seconds).
+    """
+
+    part: float
+    shortest_s: float
+    longest_s: float
+
+    def pause_s(self, waited_s: float) -> float:
+        """The pause after some time waited (both seconds)."""
+        return min(self.longest_s, max(self.shortest_s, waited_s * self.part))
+
+
 #: Redis, which comes back within seconds of a restart. All of its clients wait for it at the same time.
 REDIS = Policy(0.05, 2.0, jitter=0.25)
 #: Services of others: databases, and hubs of models.
 OUTSIDE = Policy(1.0, 60.0)
 #: Something that another process, or Redis, is about to do.
 POLL = Policy(0.005, 1.0)
+#: The end of a job whose events are heard: only a lost event makes a look find anything.
+EVENT = Growing(1 / 8, 1.0, 5.0)
 #: A thread or task in the background, which tries for as long as its process lives.
 ASIDE = Policy(0.5, 5.0)
 

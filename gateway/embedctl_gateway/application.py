@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
-from embedctl.polling import in_shared_thread
+from embedctl.listening import in_shared_thread
 from embedctl_gateway import batch_calls, file_calls, openai_calls, own_calls, result_calls, tei_calls
 from embedctl_gateway.calls import Endpoint, Gateway, Handler
 from embedctl_gateway.refusals import Refusal, Style, as_openai, as_tei

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from embedctl.broker import Broker
-from embedctl.polling import in_shared_thread
+from embedctl.listening import in_shared_thread
 from embedctl.routing import near_models
 from embedctl.store.connection import answers_by
 from embedctl.store.workers import OFFERS_S

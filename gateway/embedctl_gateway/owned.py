@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from embedctl.polling import in_shared_thread
+from embedctl.listening import in_shared_thread
 from embedctl.store.batches import StoredBatch
 from embedctl.store.stored_files import StoredFile
 from embedctl_gateway.calls import Call

@@ -45,7 +45,7 @@ from embedctl_config.errors import (
     SettingsError,
 )
 from embedctl_config.hardware import PRECISIONS
-from embedctl_config.patience import ASIDE
+from embedctl_config.patience import ASIDE, Growing
 from embedctl_config.tenants import NORMAL
 from embedctl_gateway.batch_answers import Written, lines_of, only, write
 
@@ -56,8 +56,8 @@ _THREADS = 3
 #: Seconds between two looks for a batch, between two looks at what a long step should know, and until a batch that
 #: waits for something is looked at again.
 _LOOK_S, _CHECK_S, _PAUSE_S = 0.5, 1.0, 2.0
-#: A job is looked at after this part of the time that it has taken, within these bounds (seconds).
-_PART, _SHORTEST_S, _LONGEST_S = 1 / 20, 0.3, 5.0
+#: A job is looked at again after a part of the time that it has taken. Nobody hears its events.
+_JOB = Growing(1 / 20, 0.3, 5.0)
 #: A batch that its tenant's limits leave no room for, or that has met a fault, is tried again after this (seconds).
 _NO_ROOM_S = 10.0
 #: A submission that takes longer gives way to other batches (seconds).
@@ -414,7 +414,7 @@ class _Work:
             self._finish("completed", job.id, STOPPED)
         else:
             age_s = time.time() - self._batch.number("in_progress_at")
-            self._held.release(min(_LONGEST_S, max(_SHORTEST_S, age_s * _PART)), self._counts(job))
+            self._held.release(_JOB.pause_s(age_s), self._counts(job))
 
     def _counts(self, job: JobStatus) -> dict[str, object]:
         """The counts of requests, from those of records: exact where each request has one text."""

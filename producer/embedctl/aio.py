@@ -8,35 +8,32 @@ thread of its own.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence, Sized
 from contextlib import suppress
 from enum import Enum, auto
-from functools import partial
-from typing import TYPE_CHECKING, NoReturn, Self, TypeVar, Unpack, cast
+from functools import partial, update_wrapper
+from inspect import signature
+from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, Unpack, cast
 
 from embedctl.broker import Broker
 from embedctl.enqueue import read_records, submit
 from embedctl.job import Job
 from embedctl.job_options import JobOptions, SubmitOptions
+from embedctl.listening import in_own_thread, in_shared_thread
 from embedctl.patience import TimeLimit, check_timeout
-from embedctl.polling import PollingWaiter, ProgressRelay, eventually, in_own_thread, in_shared_thread
-from embedctl.reader import ResultReader
 from embedctl.records import Record, RecordLike
 from embedctl.results import ChunkVectors, FailedRecord, Vectors
-from embedctl.store import GoneWorker, JobStatus, Suspect, WorkerRow
+from embedctl.store import JobStatus
 from embedctl.submission import SubmitProgress
+from embedctl.waiting import Progress, Relay
 from embedctl_config.errors import JobNotFound
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
 
-if TYPE_CHECKING:
-    from embedctl.output.numbers import Numbers
-
+P = ParamSpec("P")
 T = TypeVar("T")
-U = TypeVar("U")
 
 #: Most texts of an async iterable that are read before the submitting thread takes them.
 _AHEAD = 1024
@@ -98,10 +95,53 @@ async def aenqueue_embeddings(
             await feed.close()
 
 
+def _describe(call: Callable[..., object], method: Callable[..., object]) -> None:
+    """Give a function the name, the parameters and the docstring of a method of :class:`Job`."""
+    update_wrapper(call, method)
+    call.__signature__ = signature(method)  # type: ignore[attr-defined]  # what inspect reads
+    del call.__wrapped__  # type: ignore[attr-defined]  # the method is not awaited, and its twin is
+
+
+def _asked(
+    method: Callable[Concatenate[Job, P], T],
+) -> Callable[Concatenate[AsyncJob, P], Coroutine[Any, Any, T]]:
+    """The twin of a method that takes one round trip or a few, and waits for nothing."""
+
+    async def call(self: AsyncJob, /, *args: P.args, **options: P.kwargs) -> T:
+        return await in_shared_thread(partial(method, self._job, *args, **options))
+
+    _describe(call, method)
+    return call
+
+
+def _run(
+    method: Callable[Concatenate[Job, P], T],
+) -> Callable[Concatenate[AsyncJob, P], Coroutine[Any, Any, T]]:
+    """The twin of a method that may take long. `progress` and `written`, if it has them, are called in its thread; if
+    the task is cancelled, it ends at the next call of either."""
+    parameters = signature(method)
+    told = [name for name in ("progress", "written") if name in parameters.parameters]
+
+    async def call(self: AsyncJob, /, *args: P.args, **options: P.kwargs) -> T:
+        over = threading.Event()
+        bound = parameters.bind(self._job, *args, **options)
+        for name in told:
+            bound.arguments[name] = _checked(over, bound.arguments.get(name))
+        try:
+            return await asyncio.wrap_future(in_own_thread(partial(method, *bound.args, **bound.kwargs)))
+        finally:
+            over.set()
+
+    _describe(call, method)
+    return call
+
+
 class AsyncJob:
     """A :class:`Job` whose methods are awaited; :class:`Job` says what they do, take, return and raise.
 
-    Tasks that wait may be cancelled at any time; the job goes on.
+    `progress` is called in the event loop. :meth:`drain` and :meth:`deliver` call it, and `written`, in a thread; if
+    the task that awaits one of them is cancelled, it stops before its next chunk, and another call continues. Other
+    tasks that wait may be cancelled at any time; the job goes on.
 
     Args:
         job: the same job for callers that block.
@@ -109,8 +149,8 @@ class AsyncJob:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._waiter = PollingWaiter(job._waiter)
-        self._reader = ResultReader(self._waiter)
+        self._waiter = job._waiter
+        self._reader = job._reader
 
     @classmethod
     async def get(cls, job_id: str, settings: Settings | None = None) -> AsyncJob:
@@ -129,48 +169,38 @@ class AsyncJob:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def close(self) -> None:
-        """Close the idle connections of this process; see :meth:`Job.close`."""
-        await in_shared_thread(self._job.close)
-
     @property
     def id(self) -> str:
-        """The job's id; it begins with the time of the job's creation, in UTC."""
+        """The job's id; see :attr:`Job.id`."""
         return self._job.id
 
-    async def status(self) -> JobStatus:
-        """The job's facts at this moment."""
-        return await in_shared_thread(self._job.status)
-
-    async def workers(self) -> list[WorkerRow]:
-        """The live workers that serve the job's class and model, as they last described themselves."""
-        return await in_shared_thread(self._job.workers)
-
-    async def gone_workers(self) -> list[GoneWorker]:
-        """The workers of the job's class and model that ended in the last minutes without a farewell."""
-        return await in_shared_thread(self._job.gone_workers)
-
-    async def suspects(self) -> list[Suspect]:
-        """The chunks that have not ended since one of their owners died, each with its history."""
-        return await in_shared_thread(self._job.suspects)
+    close = _asked(Job.close)
+    status = _asked(Job.status)
+    workers = _asked(Job.workers)
+    gone_workers = _asked(Job.gone_workers)
+    suspects = _asked(Job.suspects)
+    stop = _asked(Job.stop)
+    cancel = _asked(Job.cancel)
+    discard = _asked(Job.discard)
+    drain = _run(Job.drain)
+    deliver = _run(Job.deliver)
+    stored_numbers = _run(Job.stored_numbers)
+    retry_failed = _run(Job.retry_failed)
 
     async def wait(
         self, timeout: float | None = None, progress: Callable[[JobStatus], None] | None = None
     ) -> JobStatus:
-        """Wait until the job has ended, and run the reaper meanwhile; see :meth:`Job.wait`.
-
-        `progress` is called in the event loop.
-        """
+        """See :meth:`Job.wait`."""
         limit, relay = TimeLimit.from_now(timeout), self._relay(progress)
         look = partial(self._waiter.until_ended, limit, relay, only_end=progress is None)
-        return await eventually(self._waiter, look, relay, limit.deadline, only_end=progress is None)
+        return await self._waiter.eventually(look, relay, limit.deadline, only_end=progress is None)
 
     async def wait_until_sealed(
         self, progress: Callable[[JobStatus], None] | None = None, timeout: float | None = None
     ) -> JobStatus:
-        """Wait until the job has all its records; see :meth:`Job.wait_until_sealed`."""
+        """See :meth:`Job.wait_until_sealed`."""
         limit, relay = TimeLimit.from_now(timeout), self._relay(progress)
-        return await eventually(self._waiter, partial(self._waiter.until_sealed, limit, relay), relay, limit.deadline)
+        return await self._waiter.eventually(partial(self._waiter.until_sealed, limit, relay), relay, limit.deadline)
 
     def iter_results(
         self,
@@ -179,7 +209,7 @@ class AsyncJob:
         timeout: float | None = None,
         progress: Callable[[JobStatus], None] | None = None,
     ) -> AsyncIterator[ChunkVectors]:
-        """The results in input order, chunk by chunk, each as soon as it is there; see :meth:`Job.iter_results`."""
+        """See :meth:`Job.iter_results`."""
         check_timeout(timeout)
         relay = self._relay(progress)
         return self._each(
@@ -187,125 +217,35 @@ class AsyncJob:
         )
 
     async def results(self, timeout: float | None = None) -> list[ChunkVectors]:
-        """Wait until the job has ended; all its results in input order; see :meth:`Job.results`."""
+        """See :meth:`Job.results`."""
         limit, relay = TimeLimit.from_now(timeout), self._relay(None)
         look = partial(self._reader.at_end, limit, relay)
-        return await eventually(self._waiter, look, relay, limit.deadline, only_end=True)
-
-    async def drain(
-        self,
-        place: str | os.PathLike[str],
-        progress: Callable[[JobStatus], None] | None = None,
-        written: Callable[[ChunkVectors], None] | None = None,
-        *,
-        output_type: str | None = None,
-        ranges: Vectors | None = None,
-    ) -> list[str]:
-        """Move the results to parts in a folder as they arrive; see :meth:`Job.drain`.
-
-        `progress` and `written` are called in a thread. If the task that awaits this is cancelled, the drain stops
-        before its next chunk, and another one continues.
-        """
-        return await self._in_own_thread(
-            progress,
-            written,
-            lambda progress, written: self._job.drain(place, progress, written, output_type=output_type, ranges=ranges),
-        )
-
-    async def deliver(
-        self,
-        to: str,
-        progress: Callable[[JobStatus], None] | None = None,
-        written: Callable[[ChunkVectors], None] | None = None,
-        *,
-        duplicates: str = "error",
-        allow_mixed: bool = False,
-        output_type: str | None = None,
-    ) -> int:
-        """Write the records into a table of a database as they arrive; see :meth:`Job.deliver`.
-
-        `progress` and `written` are called in a thread. If the task that awaits this is cancelled, the delivery stops
-        before its next chunk, and another one continues.
-        """
-        return await self._in_own_thread(
-            progress,
-            written,
-            lambda progress, written: self._job.deliver(
-                to, progress, written, duplicates=duplicates, allow_mixed=allow_mixed, output_type=output_type
-            ),
-        )
-
-    async def _in_own_thread(
-        self,
-        progress: Callable[[JobStatus], None] | None,
-        written: Callable[[ChunkVectors], None] | None,
-        run: Callable[[Callable[[JobStatus], None], Callable[[ChunkVectors], None]], T],
-    ) -> T:
-        """Run what may take long in a thread. If the task is cancelled, it ends at the next call of either function."""
-        over = threading.Event()
-
-        def checked(call: Callable[[U], None] | None) -> Callable[[U], None]:
-            def checked_call(seen: U) -> None:
-                _check_not(over)
-                if call is not None:
-                    call(seen)
-
-            return checked_call
-
-        try:
-            return await asyncio.wrap_future(in_own_thread(partial(run, checked(progress), checked(written))))
-        finally:
-            over.set()
-
-    async def stored_numbers(self) -> Numbers:
-        """How the parts of a drained job store its vectors; see :meth:`Job.stored_numbers`."""
-        return await asyncio.wrap_future(in_own_thread(self._job.stored_numbers))
+        return await self._waiter.eventually(look, relay, limit.deadline, only_end=True)
 
     async def vectors(self) -> Vectors:
-        """Every vector: float32, records × dimensions, in input order; see :meth:`Job.vectors`."""
+        """See :meth:`Job.vectors`."""
         status, vectors = await in_shared_thread(self._reader.empty_vectors)
-        async for _ in self._each(lambda at, _: self._reader.fill(status, vectors, at), ProgressRelay()):
+        async for _ in self._each(lambda at, _: self._reader.fill(status, vectors, at), Relay()):
             pass
         return vectors
 
     async def iter_errors(self) -> AsyncIterator[FailedRecord]:
-        """The records of an ended job that have no vector, in input order; see :meth:`Job.iter_errors`."""
+        """See :meth:`Job.iter_errors`."""
         await in_shared_thread(self._reader.ended_status)  # as in Job, a Redis that is away is an error at once
-        async for errors in self._each(lambda at, _: self._reader.errors_by_chunk(at), ProgressRelay()):
+        async for errors in self._each(lambda at, _: self._reader.errors_by_chunk(at), Relay()):
             for error in errors:
                 yield error
 
     async def errors(self) -> list[FailedRecord]:
-        """The records without a vector, in input order; see :meth:`iter_errors`."""
+        """See :meth:`Job.errors`."""
         return [error async for error in self.iter_errors()]
 
-    async def retry_failed(self, timeout: float | None = None) -> int:
-        """Queue the failed records again; returns how many they are. See :meth:`Job.retry_failed`."""
-        self._waiter.forget()
-        # It waits for a Redis that is away, which would block a shared thread.
-        return await asyncio.wrap_future(in_own_thread(partial(self._job.retry_failed, timeout)))
-
-    async def stop(self) -> JobStatus:
-        """End the job now, and keep what is done; see :meth:`Job.stop`."""
-        return await in_shared_thread(self._job.stop)
-
-    async def cancel(self) -> JobStatus:
-        """End the job now; see :meth:`Job.cancel`."""
-        self._waiter.forget()
-        return await in_shared_thread(self._job.cancel)
-
-    async def discard(self) -> None:
-        """Free the job and everything stored for it, now."""
-        ended = self._waiter.ended_lately()
-        self._waiter.forget()
-        await in_shared_thread(partial(self._job._discard, ended))
-
-    def _relay(self, progress: Callable[[JobStatus], None] | None) -> ProgressRelay:
+    def _relay(self, progress: Progress | None) -> Relay:
         """Passes statuses to `progress`; without that, a missing worker is logged."""
-        return ProgressRelay(progress or self._waiter.warn_of_missing_worker, is_asked=progress is not None)
+        return Relay(progress or self._waiter.warn_of_missing_worker, is_asked=progress is not None)
 
     async def _each(
-        self, begin: Callable[[int, float], Iterator[T]], relay: ProgressRelay, *, timeout: float | None = None
+        self, begin: Callable[[int, float], Iterator[T]], relay: Relay, *, timeout: float | None = None
     ) -> AsyncIterator[T]:
         """The items of an iterator that reads with this job's waiter.
 
@@ -328,7 +268,7 @@ class AsyncJob:
                 raise
 
         while True:
-            item = await eventually(self._waiter, look, relay, TimeLimit(timeout, since).deadline)
+            item = await self._waiter.eventually(look, relay, TimeLimit(timeout, since).deadline)
             if isinstance(item, _End):
                 return
             yield item
@@ -402,6 +342,17 @@ class _Feed:
             texts.append(text)
             self._room.release()
         return texts
+
+
+def _checked(over: threading.Event, call: Callable[[T], None] | None) -> Callable[[T], None]:
+    """The same function, which raises once `over` is set."""
+
+    def checked_call(seen: T) -> None:
+        _check_not(over)
+        if call is not None:
+            call(seen)
+
+    return checked_call
 
 
 def _until(cancelled: threading.Event, records: Iterable[Record]) -> Iterator[Record]:

@@ -1,18 +1,25 @@
-"""One thread hears the events of all jobs that the tasks of this process wait for, in one blocking read."""
+"""The threads that serve all tasks of this process: a few ask Redis, and one hears the events of their jobs.
+
+The latter hears those of all jobs in one blocking read.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import closing, suppress
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import Any, TypeVar
 
-from embedctl.store.connection import Connection
+from embedctl.daemons import DaemonThreads
+from embedctl.store.connection import Connection, answers_by
 from embedctl.store.events import Event, events_in
 from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable, NotPermitted
@@ -20,6 +27,11 @@ from embedctl_config.patience import ASIDE, POLL, Streak
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+#: The number of threads that ask.
+THREADS = 16
+_may_wait: ContextVar[bool] = ContextVar("may_wait", default=True)
 #: A read of events ends after this time (ms), and the next one begins.
 _BLOCK_MS = 1000
 #: The same for a tenant's user of Redis, who may not end a read early: so late is a new task at most.
@@ -86,6 +98,29 @@ class Listener:
         """The task waits no more."""
         with self._changed:
             self._waiting.pop(listening, None)
+
+    async def next_event(self, job_id: str, seen: str, timeout_s: float, *, only_end: bool = False) -> str:
+        """Wait in a task for a job's next event.
+
+        Args:
+            seen: the id of the last event that the caller knows; `0` if it knows none.
+            timeout_s: longest wait (seconds).
+            only_end: pass over events after which the job goes on.
+
+        Returns:
+            The id of the last event, which is `seen` if there was no other.
+        """
+        loop = asyncio.get_running_loop()
+        heard: asyncio.Future[None] = loop.create_future()
+        listening = Listening(job_id, seen, time.monotonic() + timeout_s, partial(_tell, loop, heard), only_end)
+        try:
+            if self.add(listening):
+                await in_shared_thread(self.hurry, listening.until)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(heard, listening.until - time.monotonic())
+        finally:
+            self.remove(listening)
+        return listening.seen
 
     def hurry(self) -> None:
         """End the read that goes on, so that the next one includes who has come since. Asks Redis."""
@@ -177,6 +212,63 @@ class Listener:
                     if any(event.may_end or not each.only_end for event in new):
                         del self._waiting[each]
                         each.wake()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, heard: asyncio.Future[None]) -> None:
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(_resolve, heard)
+
+
+def _resolve(heard: asyncio.Future[None]) -> None:
+    if not heard.done():
+        heard.set_result(None)
+
+
+@cache
+def _threads() -> DaemonThreads:
+    """Not the loop's own threads, so that embedctl and the application's `to_thread` never wait for each other.
+
+    They are daemons: a Redis that does not answer must not keep a process from ending.
+    """
+    return DaemonThreads(THREADS, "embedctl")
+
+
+os.register_at_fork(after_in_child=_threads.cache_clear)  # a child has none of its parent's threads
+
+
+def may_wait() -> bool:
+    """Whether the caller may wait for an event, or for a Redis that is away: not in a thread that tasks share."""
+    return _may_wait.get()
+
+
+async def in_shared_thread(work: Callable[[], T], deadline: float | None = None) -> T:
+    """Do what takes one round trip or a few. A task that is cancelled does not wait for it.
+
+    Args:
+        deadline: Redis is asked nothing twice after it (monotonic clock).
+    """
+    return await asyncio.get_running_loop().run_in_executor(_threads(), copy_context().run, _shared, work, deadline)
+
+
+def _shared(work: Callable[[], T], deadline: float | None) -> T:
+    _may_wait.set(False)  # of this call's own context
+    with answers_by(deadline):
+        return work()
+
+
+def in_own_thread(work: Callable[[], T]) -> Future[T]:
+    """Do what may take long. The thread is a daemon: texts that never come must not keep a process from ending."""
+    done: Future[T] = Future()
+    done.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001  (the task that awaits it gets it)
+            done.set_exception(error)
+
+    threading.Thread(target=partial(copy_context().run, run), name="embedctl-submit", daemon=True).start()
+    return done
 
 
 def _order(event_id: str) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from embedctl.patience import TimeLimit
 from embedctl.results import ChunkVectors, FailedRecord, Vectors, chunk_vectors, no_records, overlaid
 from embedctl.routing import missing_worker
 from embedctl.store import JobState, JobStatus
-from embedctl.waiting import LOOK_EVERY_S, Progress, Waiter, lost_chunks, refuse_cancelled
+from embedctl.waiting import Progress, Waiter, lost_chunks, refuse_cancelled
 from embedctl_config import wire
 from embedctl_config.errors import JobFailed, JobLost, JobUnfinished
 from embedctl_config.fingerprint import job_fingerprint
@@ -87,7 +87,7 @@ class ResultReader:
             progress(status)
         status = status or self._waiter.look(progress, limit.deadline)
         refuse_cancelled(status)
-        index, looked, cut_short = start, time.monotonic(), False
+        index, cut_short = start, False
         while (chunks := _chunks_to_read(status)) is None or index < chunks:
             wait = partial(self._wait_for_chunk, limit=limit, progress=progress)
             read = None if index or first is None else self._knowing(wire.decode_result(first))
@@ -101,9 +101,8 @@ class ResultReader:
                 yield chunk
                 index += 1
                 limit = TimeLimit(timeout, time.monotonic())
-                if progress is not None and not status.state.ended and limit.began - looked > LOOK_EVERY_S:
-                    # Whoever has many chunks to take sees the job go on meanwhile.
-                    status, looked = self._waiter.look(progress, limit.deadline), limit.began
+                if progress is not None and not status.state.ended:
+                    status = self._waiter.look_again(status, progress, limit.deadline)
         if cut_short and status.state is JobState.FAILED:
             raise JobFailed(
                 f"job {self._job_id} was ended by its error budget after {status.failed} failed records; "

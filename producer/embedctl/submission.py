@@ -15,17 +15,17 @@ from typing import Self, TypeVar
 from embedctl.broker import Broker
 from embedctl.chunk_files import Upload
 from embedctl.notices import Reminder
-from embedctl.patience import came_of_an_absence, patiently, what_is_away
+from embedctl.patience import TimeLimit, came_of_an_absence
 from embedctl.reaper import Reaper
-from embedctl.routing import no_worker_for, with_workers
+from embedctl.routing import no_worker_for
 from embedctl.store import Added, JobState, JobStatus
+from embedctl.waiting import LOOK_EVERY_S, Waiter, lost_chunks, refuse_cancelled
 from embedctl_config import keys, wire
 from embedctl_config.errors import (
     BrokerUnavailable,
     ChunkFilesUnavailable,
     CorpusChanged,
     EmbedctlError,
-    JobCancelled,
     JobError,
     JobLost,
     JobNotFound,
@@ -68,15 +68,14 @@ class Submission:
         token: str | None = None,
     ) -> None:
         self._broker = broker
-        self._timeout = timeout
-        self._deadline = None if timeout is None else (time.monotonic() if began is None else began) + timeout
+        self._limit = TimeLimit(timeout, time.monotonic() if began is None else began)
+        self._waiter = Waiter(job.id, broker, seen="$", pausing=self._note_outage)
         self._remind = Reminder(log.warning)
         self._job = job
         self._job_id = job.id
         self._progress = progress
         self._token = secrets.token_hex(8) if token is None else token
         self._added = self._records = 0
-        self._reaper = Reaper(broker)
         self._over = threading.Event()
         self._holder = threading.Thread(target=self._keep_right, name="producer", daemon=True)
 
@@ -169,7 +168,7 @@ class Submission:
             JobCancelled, JobFailed, JobStopped, JobLost: there will be no room for it.
             WaitTimeout: the time is over.
         """
-        seen, asked = "$", 0
+        seen, asked = self._waiter.seen, 0
         while True:
             try:
                 return self._patiently(ask)
@@ -180,12 +179,19 @@ class Submission:
                     return self._patiently(ask)
                 self._check_goes_on(self._patiently(partial(self._broker.jobs.status, self._job_id)))
                 self._wait(f"room within {error.limit} of tenant {error.tenant}")
-            seen = self._patiently(partial(self._broker.jobs.wait_event, self._job_id, seen, timeout_s=1.0))
-            self._patiently(self._reaper.round)
+            seen = self._next_event(seen)
             asked += 1
 
+    def _next_event(self, seen: str) -> str:
+        """Wait for the job's next event, one second at most. Raises as :meth:`_saying_how`."""
+        return self._saying_how(partial(self._waiter.next_event, seen, LOOK_EVERY_S, self._limit.deadline))
+
     def _patiently(self, ask: Callable[[], T]) -> T:
-        """Ask Redis until it answers.
+        """Ask Redis until it answers. Raises as :meth:`_saying_how`."""
+        return self._saying_how(partial(self._waiter.ask, ask, self._limit.deadline))
+
+    def _saying_how(self, wait: Callable[[], T]) -> T:
+        """Wait for something; errors say how to go on.
 
         Raises:
             BrokerUnavailable: Redis stayed away; the message says how to go on.
@@ -193,7 +199,7 @@ class Submission:
             WaitTimeout: the time is over.
         """
         try:
-            return patiently(ask, pausing=self._note_outage, deadline=self._deadline)
+            return wait()
         except JobLost:
             raise
         except JobNotFound as error:
@@ -202,8 +208,8 @@ class Submission:
                 "Submit its corpus again."
             ) from error
         except WaitTimeout as error:
-            store = "chunk_files" if isinstance(error.__cause__, ChunkFilesUnavailable) else "Redis"
-            raise self._out_of_time(f": its submission waits for {store}. {error.__cause__}") from error.__cause__
+            away = error.__cause__
+            raise self._out_of_time(f": its submission waits for {_store_of(away)}. {away}") from away
         except BrokerUnavailable as error:
             raise type(error)(
                 f"{error} Job {self._job_id} holds the first {self._records} records: go on with embedctl submit "
@@ -211,11 +217,7 @@ class Submission:
             ) from error
 
     def _note_outage(self, error: BrokerUnavailable) -> None:
-        of_redis = not isinstance(error, ChunkFilesUnavailable)
-        if of_redis:
-            self._reaper.rest()
-        self._remind(f"job {self._job_id}: its submission waits for {what_is_away(error)}")
-        self._report("Redis" if of_redis else "chunk_files")
+        self._report(_store_of(error))
 
     def _wait(self, for_what: str) -> None:
         """Log and report what the submission waits for.
@@ -228,12 +230,12 @@ class Submission:
         self._report(for_what)
 
     def _check_time(self, why: str = "") -> None:
-        if self._deadline is not None and time.monotonic() >= self._deadline:
+        if self._limit.deadline is not None and time.monotonic() >= self._limit.deadline:
             raise self._out_of_time(why)
 
     def _out_of_time(self, why: str) -> WaitTimeout:
         return WaitTimeout(
-            f"job {self._job_id} has only the first {self._records} of its records after {self._timeout:g} s{why}"
+            f"job {self._job_id} has only the first {self._records} of its records after {self._limit.timeout:g} s{why}"
         )
 
     def _keep_right(self) -> None:
@@ -268,28 +270,21 @@ class Submission:
             JobCancelled, JobFailed, JobStopped, JobLost: there will be no room, because the job has ended or can't end.
             WaitTimeout: the time is over.
         """
-        jobs, seen = self._broker.jobs, "$"
+        seen = self._waiter.seen
         while True:
-            status = self._patiently(partial(jobs.status, self._job_id))
+            status = self._saying_how(partial(self._waiter.look, lambda _: None, self._limit.deadline))
             self._check_goes_on(status)
             if status.waiting_bytes <= self._broker.settings.high_water_bytes:
                 return
-            status = self._patiently(partial(with_workers, self._broker.workers, status))
             self._wait(_WORKERS if status.live_workers else f"{_WORKERS}. {no_worker_for(status)}")
-            seen = self._patiently(partial(jobs.wait_event, self._job_id, seen, timeout_s=1.0))
-            self._patiently(self._reaper.round)
+            seen = self._next_event(seen)
 
     def _check_goes_on(self, status: JobStatus) -> None:
-        if status.state is JobState.CANCELLED:
-            raise JobCancelled(f"job {self._job_id} was cancelled")
+        refuse_cancelled(status)
         if status.stopped_by is not None:
             raise self._patiently(lambda: self._broker.jobs.why_stopped(self._job_id))
         if status.lost_chunks is not None:
-            first, last = status.lost_chunks
-            raise JobLost(
-                f"Redis lost chunks {first} to {last} of job {self._job_id}: submit the same corpus with --resume "
-                f"{self._job_id} or with its idempotency key"
-            )
+            raise lost_chunks(self._job_id, *status.lost_chunks)
 
     def _first_difference(self, chunk: ChunkInput) -> str:
         stored = self._stored_checksums()
@@ -311,3 +306,8 @@ class Submission:
     def _report(self, waiting_for: str = "") -> None:
         if self._progress is not None:
             self._progress(self._records, waiting_for)
+
+
+def _store_of(error: BaseException | None) -> str:
+    """What is away, in a word."""
+    return "chunk_files" if isinstance(error, ChunkFilesUnavailable) else "Redis"

@@ -1,4 +1,7 @@
-"""Waiting for one job: never for something that cannot come, nor longer than the timeout, nor in silence."""
+"""Waiting for one job: never for something that cannot come, nor longer than the timeout, nor in silence.
+
+A thread waits where it is. A task looks in one of a few threads that all tasks share, and has none between two looks.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 from embedctl.broker import Broker
+from embedctl.listening import in_shared_thread, may_wait
 from embedctl.notices import Reminder
 from embedctl.patience import TimeLimit, patiently, what_is_away
 from embedctl.reaper import Reaper
@@ -18,12 +22,14 @@ from embedctl_config import keys
 from embedctl_config.errors import (
     BrokerUnavailable,
     ChunkFilesUnavailable,
+    EmbedctlError,
     JobCancelled,
     JobLost,
     JobNotFound,
     JobStalled,
     WaitTimeout,
 )
+from embedctl_config.patience import EVENT, REDIS, Outage
 
 log = logging.getLogger(__name__)
 
@@ -43,17 +49,30 @@ _NEW_S = 5.0
 _KNOWN_S = 1.0
 
 
+class NotYet(Exception):
+    """Raised in a shared thread instead of waiting: the task waits, without the thread."""
+
+
 class Waiter:
-    """Asks Redis about one job, and waits for it in the calling thread.
+    """Asks Redis about one job, and waits for it: in the calling thread, or with :meth:`eventually` in a task.
 
     It asks again while Redis is away or full (:func:`patiently`), and runs the reaper while it waits, as workers do.
 
     Args:
         sealed_with: the number of chunks with which this process sealed the job; None if another process did.
         seen: the id of the job's last event that this process knows; None if it knows none.
+        pausing: is told of a Redis that is away or full before each pause.
     """
 
-    def __init__(self, job_id: str, broker: Broker, *, sealed_with: int | None = None, seen: str | None = None) -> None:
+    def __init__(
+        self,
+        job_id: str,
+        broker: Broker,
+        *,
+        sealed_with: int | None = None,
+        seen: str | None = None,
+        pausing: Callable[[BrokerUnavailable], None] = lambda _: None,
+    ) -> None:
         self.job_id = job_id
         self.broker = broker
         self.sealed_with = sealed_with
@@ -63,6 +82,8 @@ class Waiter:
         self.first_result: bytes | None = None
         self._reaper = Reaper.of_many(broker)
         self._new_until = 0.0 if sealed_with is None else time.monotonic() + _NEW_S
+        self._pausing = pausing
+        self._looked = 0.0
         self._stalled_since: float | None = None
         self._ended: tuple[float, JobStatus] | None = None
         self._remind_of_workers = Reminder(log.warning)
@@ -105,10 +126,16 @@ class Waiter:
 
     def ask(self, question: Callable[[], T], deadline: float | None = None) -> T:
         """The answer to a question that may be asked twice; see :func:`patiently` for the deadline and the errors."""
-        return patiently(question, pausing=self.note_outage, deadline=deadline)
+        if may_wait():
+            return patiently(question, pausing=self.note_outage, deadline=deadline)
+        try:
+            return question()
+        except BrokerUnavailable as error:
+            self.note_outage(error)
+            raise
 
     def next_event(self, seen: str, timeout_s: float, deadline: float | None = None, *, only_end: bool = False) -> str:
-        """Wait for the job's next event, then run the reaper if a round is due.
+        """Wait for the job's next event, and run the reaper if a round is due. Raises NotYet in a shared thread.
 
         Args:
             seen: the id of the last event that the caller knows; `0` if it knows none.
@@ -118,6 +145,9 @@ class Waiter:
         Returns:
             The id of the last event, which is `seen` if there was no other.
         """
+        if not may_wait():
+            self.reap(deadline)
+            raise NotYet
         until = time.monotonic() + timeout_s
         while (left_s := until - time.monotonic()) > 0:
             events = self.ask(partial(self.broker.jobs.events, self.job_id, seen, left_s), deadline)
@@ -136,6 +166,7 @@ class Waiter:
         if not isinstance(error, ChunkFilesUnavailable):
             self._reaper.rest()  # the silence of owners means nothing
         self._remind_of_redis(f"job {self.job_id}: waits for {what_is_away(error)}")
+        self._pausing(error)
 
     def warn_of_missing_worker(self, status: JobStatus) -> None:
         """Log, now and then, that no live worker serves the job."""
@@ -143,9 +174,17 @@ class Waiter:
 
     def look(self, progress: Progress | None, deadline: float | None) -> JobStatus:
         """The job's status, passed to `progress`; without that, a missing worker is logged."""
+        self._looked = time.monotonic()
         status = self.ask(partial(self.status, recent=True), deadline)
         (progress or self.warn_of_missing_worker)(status)
         return status
+
+    def look_again(self, status: JobStatus, progress: Progress | None, deadline: float | None = None) -> JobStatus:
+        """As :meth:`look`, but this status if the last look was a moment ago: who has many chunks to take sees the job
+        go on meanwhile."""
+        if time.monotonic() - self._looked <= LOOK_EVERY_S:
+            return status
+        return self.look(progress, deadline)
 
     def until_ended(self, limit: TimeLimit, progress: Progress | None, *, only_end: bool | None = None) -> JobStatus:
         """Wait until the job has ended. Raises as :meth:`until`.
@@ -200,6 +239,45 @@ class Waiter:
             left_s = self._left_s(status, limit)
             seen = self.next_event(seen, min(LOOK_EVERY_S, left_s), deadline, only_end=only_end)
 
+    async def eventually(
+        self, look: Callable[[], T], relay: Relay, deadline: float | None = None, *, only_end: bool = False
+    ) -> T:
+        """Look again and again until there is something to see, also while Redis is full, or away for a time.
+
+        Args:
+            look: called in a shared thread; asks and waits with this waiter, which raises NotYet there.
+            relay: is given the job's status by `look`.
+            deadline: by the monotonic clock; a look after it does not raise NotYet.
+            only_end: whether there is nothing to see before the job's end; a new job is not looked at before its first
+                event then.
+
+        Raises:
+            BrokerUnavailable, WaitTimeout: as :func:`embedctl.patience.patiently`.
+        """
+        began, seen = time.monotonic(), self.seen
+        longest_s = self.broker.settings.lease_s / 3  # the reaper is to run meanwhile
+        next_event = partial(self.broker.listener.next_event, self.job_id, only_end=only_end)
+        if only_end and self.is_new(deadline):
+            seen = await next_event(seen, FIRST_LOOK_S)
+
+        async def once() -> T:
+            try:
+                found = await in_shared_thread(look, deadline)
+            except (NotYet, EmbedctlError):
+                relay.deliver()
+                raise
+            relay.deliver()
+            return found
+
+        while True:
+            try:
+                return await REDIS.acall(once, BrokerUnavailable, failed=Outage(deadline))
+            except NotYet:
+                now = time.monotonic()
+            pause_s = LOOK_EVERY_S if relay.is_asked else max(LOOK_EVERY_S, EVENT.pause_s(now - began))
+            left_s = longest_s if deadline is None else max(0.0, deadline - now)
+            seen = await next_event(seen, min(pause_s, longest_s, left_s))
+
     def is_new(self, deadline: float | None) -> bool:
         """Whether this process has just submitted the job, and asks for the first time."""
         now = time.monotonic()
@@ -247,6 +325,30 @@ class Waiter:
                 f"{status.records} records are done, and it goes on" + (f". {missing}" if missing else "")
             )
         return left_s
+
+
+class Relay:
+    """Takes a job's last status from a thread to the event loop.
+
+    Args:
+        progress: called there.
+        is_asked: whether somebody wants a status every second.
+    """
+
+    def __init__(self, progress: Progress | None = None, *, is_asked: bool = False) -> None:
+        self._progress = progress
+        self.is_asked = is_asked
+        self._status: JobStatus | None = None
+
+    def __call__(self, status: JobStatus) -> None:
+        """Take a status, in the thread."""
+        self._status = status
+
+    def deliver(self) -> None:
+        """Call `progress` with the last status, in the event loop, unless it has been called with that already."""
+        if self._progress is not None and self._status is not None:
+            self._progress(self._status)
+        self._status = None
 
 
 def refuse_cancelled(status: JobStatus) -> None:

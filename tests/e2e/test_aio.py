@@ -28,7 +28,7 @@ from embedctl import (
     WaitTimeout,
     aenqueue_embeddings,
     enqueue_embeddings,
-    polling,
+    listening,
 )
 from embedctl.broker import Broker
 from embedctl_config.settings import Settings
@@ -205,7 +205,7 @@ def test_hundreds_of_waits_leave_room_for_others_and_end_when_cancelled(
             assert (await job.wait()).state is JobState.COMPLETED
             assert await asyncio.to_thread(lambda: "the loop's own threads are free") is not None
         assert not any(wait.done() for wait in waits)
-        assert sum(thread.name.startswith("embedctl_") for thread in threading.enumerate()) <= polling.THREADS
+        assert sum(thread.name.startswith("embedctl_") for thread in threading.enumerate()) <= listening.THREADS
 
         await asyncio.to_thread(worker.stop)  # its reaper looks at jobs too
         for wait in waits[:-10]:

@@ -187,11 +187,8 @@ class _Stepped:
 
 
 class _SteppedJobs(_Stepped):
-    def wait_event(self, job_id: str, after: str, timeout_s: float) -> str:
-        return str(self._recorder.poll("wait_event", after))
-
     def events(self, job_id: str, after: str, timeout_s: float) -> list[Event]:
-        self._recorder.poll("wait_event", after)
+        self._recorder.poll("events", after)
         return []
 
 

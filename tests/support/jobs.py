@@ -28,6 +28,12 @@ def active_job_id(broker: Broker) -> str:
     return job_id
 
 
+def last_event(broker: Broker, job_id: str, after: str, timeout_s: float) -> str:
+    """Wait until something happens to a job, or the time is over. The id of its last event, or `after`."""
+    events = broker.jobs.events(job_id, after, timeout_s)
+    return events[-1].id if events else after
+
+
 def owners(raw: redis_py.Redis, job: Job) -> dict[int, list[str]]:
     """Leased chunk → token, worker and, in careful mode, the worker's current row."""
     held = cast(Mapping[bytes, bytes], raw.hgetall(keys.owners(job.id)))  # this client decodes nothing

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 PRODUCER, CONFIG = "producer/embedctl", "config/embedctl_config"
 MODULES = (
     f"{CONFIG}/patience.py",
-    *(f"{PRODUCER}/{each}.py" for each in ("store/*", "output/*", "patience", "waiting", "polling", "retry")),
+    *(f"{PRODUCER}/{each}.py" for each in ("store/*", "output/*", "patience", "waiting", "listening", "retry")),
 )
 TESTS = (
     "tests/unit/producer",

@@ -8,7 +8,6 @@ import os
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -29,7 +28,7 @@ from embedctl.reader import check_fingerprint
 from embedctl.results import ChunkVectors, Vectors, chunk_vectors, overlaid
 from embedctl.store import DrainState, Holder, JobState, JobStatus, PartFacts
 from embedctl.store.drains import first_part, part_name, part_names, retry_part_name
-from embedctl.waiting import LOOK_EVERY_S, Progress, Waiter, lost_chunks, refuse_cancelled
+from embedctl.waiting import Progress, Waiter, lost_chunks, refuse_cancelled
 from embedctl_config import keys, wire
 from embedctl_config.errors import (
     BrokerUnavailable,
@@ -146,7 +145,6 @@ class _Drainer:
         return written
 
     def _look(self) -> JobStatus:
-        self._looked = time.monotonic()
         return self._waiter.look(self._progress, None)
 
     # ------------------------------------------------------------------------------------------------------ the right
@@ -337,9 +335,7 @@ class _Drainer:
                 continue
             self._add(taken, status, corpus=True)
             index += 1
-            if time.monotonic() - self._looked > LOOK_EVERY_S:
-                # Whoever has many chunks to take sees the job go on meanwhile.
-                status = self._look()
+            status = self._waiter.look_again(status, self._progress)
         self._finish_part(status, corpus=True)
 
     def _drain_rest(self) -> JobStatus:

@@ -229,17 +229,12 @@ class JobReader:
         with self._connection.client() as client:
             return bool(client.exists(keys.chunk_result(job_id, chunk)))
 
-    def wait_event(self, job_id: str, after: str, timeout_s: float) -> str:
-        """Block until something happens to a job or the time is over. Returns the id of the last event seen.
+    def events(self, job_id: str, after: str, timeout_s: float) -> list[Event]:
+        """Block until something happens to a job, or the time is over. Returns the new events.
 
         Args:
             after: the id of the last event seen before; "$" for events from now on.
         """
-        events = self.events(job_id, after, timeout_s)
-        return events[-1].id if events else after
-
-    def events(self, job_id: str, after: str, timeout_s: float) -> list[Event]:
-        """The same, returning all new events."""
         block_ms = max(1, min(MAX_BLOCK_MS, int(timeout_s * 1000)))
         with self._connection.client() as client:
             found = client.xread({keys.events(job_id): after}, block=block_ms, count=keys.EVENTS_KEPT)

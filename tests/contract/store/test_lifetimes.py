@@ -22,6 +22,7 @@ from embedctl.store.upkeep import ActiveJob
 from embedctl.store.webhook_events import EventStore
 from embedctl_config import keys
 from embedctl_config.errors import JobNotFound
+from tests.support.jobs import last_event
 from tests.support.store import (
     MINE,
     OTHER,
@@ -158,16 +159,16 @@ def test_the_events_of_an_ended_job_are_kept_for_a_minute_and_begin_anew_where_i
 ) -> None:
     job_id = new_job(broker, 2)
     work(broker, job_id, 0, failed=1)
-    seen = broker.jobs.wait_event(job_id, "0", 1.0)
+    seen = last_event(broker, job_id, "0", 1.0)
     work(broker, job_id, 1)
     assert broker.jobs.status(job_id).state.ended
     assert 0 < raw.pttl(keys.events(job_id)) <= 60_000
-    last = broker.jobs.wait_event(job_id, seen, 1.0)
+    last = last_event(broker, job_id, seen, 1.0)
     assert last != seen, "who waits is told of the end"
     raw.unlink(keys.events(job_id))  # a minute later
     assert broker.jobs.retry(job_id, 0, 2, "p") == 1
     assert raw.pttl(keys.events(job_id)) > TTL_MS
-    assert broker.jobs.wait_event(job_id, last, 1.0) != last, "who waited before the end is told of what is new"
+    assert last_event(broker, job_id, last, 1.0) != last, "who waited before the end is told of what is new"
 
 
 def test_the_shared_keys_live_as_long_as_the_longest_job(broker: Broker, raw: redis_py.Redis) -> None:

@@ -16,6 +16,7 @@ from embedctl_config.errors import (
     JobLost,
     JobNotFound,
 )
+from tests.support.jobs import last_event
 from tests.support.store import (
     add,
     assert_consistent,
@@ -372,13 +373,13 @@ def test_a_job_whose_redis_was_emptied_was_lost(broker: Broker, raw: redis_py.Re
 
 def test_waiting_for_an_event_ends_when_something_happens_or_the_time_is_over(broker: Broker) -> None:
     job_id = new_job(broker, 1, seal=False)
-    assert broker.jobs.wait_event(job_id, "0", timeout_s=0.01) == "0"
+    assert last_event(broker, job_id, "0", timeout_s=0.01) == "0"
     broker.jobs.seal(job_id, 1)
-    seen = broker.jobs.wait_event(job_id, "0", timeout_s=5)
+    seen = last_event(broker, job_id, "0", timeout_s=5)
     assert seen != "0"
-    assert broker.jobs.wait_event(job_id, seen, timeout_s=0.01) == seen
+    assert last_event(broker, job_id, seen, timeout_s=0.01) == seen
     work(broker, job_id, 0)
-    assert broker.jobs.wait_event(job_id, seen, timeout_s=5) > seen
+    assert last_event(broker, job_id, seen, timeout_s=5) > seen
 
 
 def test_a_full_redis_refuses_and_says_what_to_do(broker: Broker, raw: redis_py.Redis) -> None:

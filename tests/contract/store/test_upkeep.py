@@ -11,6 +11,7 @@ from embedctl.broker import Broker
 from embedctl.store import upkeep
 from embedctl_config import keys, wire
 from embedctl_config.settings import Settings
+from tests.support.jobs import last_event
 from tests.support.store import (
     OTHER,
     QUEUE,
@@ -211,11 +212,11 @@ def test_an_audit_goes_through_a_long_job_by_slices(
 def test_a_loss_is_an_event(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 1)
     broker.jobs.issue(job_id, QUEUE)
-    seen = broker.jobs.wait_event(job_id, "0", timeout_s=1)
+    seen = last_event(broker, job_id, "0", timeout_s=1)
     raw.delete(keys.chunk_input(job_id, 0))
     claim(broker, job_id, 0)
     broker.upkeep.audit(job_id)
-    assert broker.jobs.wait_event(job_id, seen, timeout_s=1) != seen
+    assert last_event(broker, job_id, seen, timeout_s=1) != seen
 
 
 def test_freeing_takes_a_slice_at_a_time(broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,10 +20,11 @@ from embedctl import (
     aenqueue_embeddings,
     aio,
     enqueue_embeddings,
-    polling,
+    waiting,
 )
 from embedctl.broker import Broker
-from embedctl.waiting import Waiter
+from embedctl.listening import Listener
+from embedctl.waiting import NotYet, Relay, Waiter
 from embedctl_config import patience
 from embedctl_config.errors import BrokerFull, WaitTimeout
 from embedctl_config.patience import OUTAGE_S
@@ -199,15 +200,15 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (patience, polling):
+    for module in (patience, waiting):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(asyncio, "sleep", clock.sleep)
 
-    async def nothing_happens(_: Waiter, seen: str, timeout_s: float, *, only_end: bool) -> str:
+    async def nothing_happens(_: Listener, job_id: str, seen: str, timeout_s: float, *, only_end: bool) -> str:
         await clock.sleep(timeout_s)
         return seen
 
-    monkeypatch.setattr(polling, "_next_event", nothing_happens)
+    monkeypatch.setattr(Listener, "next_event", nothing_happens)
     return clock
 
 
@@ -218,11 +219,11 @@ def job() -> AsyncJob:
 
 #: Nobody's events are heard here.
 NOBODY = Waiter("20261121-000000-0000000000", Broker.connect(Settings(redis_url="unix:///nowhere")))
-NOT_YET = polling.NotYet(1.0, only_end=False)
+NOT_YET = NotYet()
 
 
 def looking(look: Callable[[], str], deadline: float | None = None) -> str:
-    return asyncio.run(polling.eventually(NOBODY, look, polling.ProgressRelay(), deadline))
+    return asyncio.run(NOBODY.eventually(look, Relay(), deadline))
 
 
 def raising_until(clock: Clock, moment: float, error: Exception) -> Callable[[], str]:
@@ -244,8 +245,8 @@ def test_pauses_grow_with_the_time_waited(clock: Clock) -> None:
 
 
 def test_who_wants_to_be_told_is_told_every_second(clock: Clock) -> None:
-    relay = polling.ProgressRelay(lambda _: None, is_asked=True)
-    asyncio.run(polling.eventually(NOBODY, raising_until(clock, 1100, NOT_YET), relay))
+    relay = Relay(lambda _: None, is_asked=True)
+    asyncio.run(NOBODY.eventually(raising_until(clock, 1100, NOT_YET), relay))
     assert set(clock.pauses) == {1.0}
 
 
