@@ -20,12 +20,12 @@ from embedctl_config.hardware import ModelEntry
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.torch.loading import load_sentence_transformer
 from embedctl_workers.backends.torch.packed.inputs import packable
-from embedctl_workers.backends.torch.packed.int8 import Int8Layers, Int8Library
+from embedctl_workers.backends.torch.packed.int8 import Int8Library, int8_layers
 from embedctl_workers.backends.torch.packed.kernels import load_kernels
-from embedctl_workers.backends.torch.packed.layers import LayerKind, PlainLayers
+from embedctl_workers.backends.torch.packed.layers import LayerKind, plain_layers
 from embedctl_workers.backends.torch.packed.linear import BlasLinear, OneDnnBf16Linear, OneDnnLinear
-from embedctl_workers.backends.torch.packed.onednn_layers import OneDnnBf16Layers
-from embedctl_workers.backends.torch.packed.tiles import AMX, AVX512, EMULATED, TileLayers, Tiles
+from embedctl_workers.backends.torch.packed.onednn_layers import onednn_bf16_layers
+from embedctl_workers.backends.torch.packed.tiles import AMX, AVX512, EMULATED, Tiles, tile_layers
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.cache import cache_folder
 from embedctl_workers.models.files import resolve_model
@@ -61,13 +61,13 @@ def _kinds(host: Host) -> Iterator[LayerKind]:
     """Every way to compute layers here; where the CPU lacks a unit, the emulated one, whose layout is the same."""
     kernels, flags = load_kernels(host), cpu_flags()
     for linear in (BlasLinear, OneDnnLinear, OneDnnBf16Linear):
-        yield PlainLayers(linear, kernels)
+        yield plain_layers(linear, kernels)
     tiles = Tiles(next((unit for unit in (AMX, AVX512) if unit.needs <= flags), EMULATED), host)
-    yield TileLayers(tiles, 1, kernels)
-    yield TileLayers(tiles, 2, kernels)
-    yield OneDnnBf16Layers(tiles, kernels)
+    yield tile_layers(tiles, 1, kernels)
+    yield tile_layers(tiles, 2, kernels)
+    yield onednn_bf16_layers(tiles, kernels)
     if flags & {"avx512_vnni", "avx_vnni"}:
-        yield Int8Layers(Int8Library(host))
+        yield int8_layers(Int8Library(host))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch
 from benchmarks.ours.gpu_models import MINILM
 
 from embedctl_bench.measuring.shapes import SHAPES, ModelShape
-from embedctl_workers.backends.gpu.device import GpuDevice, open_gpu
+from embedctl_workers.backends.gpu.device import Gpu, open_gpu
 
 _WARM_UPS = 3
 _ROUNDS = 10
@@ -36,7 +36,7 @@ class Probed:
         shapes: of models, the largest last.
     """
 
-    gpu: GpuDevice
+    gpu: Gpu
     trial: bool
     dtype: torch.dtype
     tokens: int
@@ -125,7 +125,7 @@ def open_probed(*, trial: bool) -> Probed:
         torch.set_num_threads(1)  # toy sizes are no work for several
         # All that the engines ask of a device, apart from tensors on it.
         cpu = SimpleNamespace(device=torch.device("cpu"), name="CPU", varlen=False, synchronize=lambda: None)
-        return Probed(cast(GpuDevice, cpu), True, torch.float32, 256, (128, 256), {"toy": _TOY})
+        return Probed(cast(Gpu, cpu), True, torch.float32, 256, (128, 256), {"toy": _TOY})
     shapes = {"minilm": MINILM, "base": SHAPES["bge-base-shape"], "large": SHAPES["bge-large-shape"]}
     sizes = tuple(4096 << step for step in range(6))
     return Probed(open_gpu(), False, torch.bfloat16, 32_768, sizes, shapes)
