@@ -120,6 +120,7 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Release the device's memory."""
+        ...
 
 
 def run_warm_up_batches(backend: Backend) -> None:

@@ -109,6 +109,9 @@ class DummyBackend(Backend):
     def warm_up(self) -> None:
         """Nothing: a batch takes its seconds whenever it is run."""
 
+    def close(self) -> None:
+        """Nothing: it holds nothing."""
+
     def _vector(self, ids: list[int]) -> Vectors:
         words = hashlib.shake_256(f"{self._seed} {ids}".encode()).digest(2 * self.dim)
         # The values are centred on zero, and none is zero, so that every vector has a direction.
