@@ -40,8 +40,8 @@ from embedctl_workers.backends.torch.loading import load_sentence_transformer
 from embedctl_workers.backends.torch.packed.engine import PackedEngine, packed_engine
 from embedctl_workers.backends.torch.packed.kernels import Kernels
 from embedctl_workers.backends.torch.packed.layers import LayerKind
-from embedctl_workers.backends.torch.packed.onednn_layers import OneDnnBf16Layers
-from embedctl_workers.backends.torch.packed.tiles import AVX512, TileLayers, Tiles
+from embedctl_workers.backends.torch.packed.onednn_layers import onednn_bf16_layers
+from embedctl_workers.backends.torch.packed.tiles import AVX512, Tiles, tile_layers
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.encoding.loading import load_encoder
 from embedctl_workers.machine.host import Host
@@ -54,9 +54,9 @@ Layers = Callable[[Tiles, Kernels], LayerKind]
 #: Ways to compute on AVX512_BF16, by their names in the table: the class whose bounds hold, and the layers. The first
 #: is what class `cpu` does on AMX. Its speed on AVX512_BF16 means nothing.
 _WAYS: Mapping[str, tuple[HardwareClass, Layers]] = {
-    "cpu, split products": (SHIPPED_CLASSES["cpu"], lambda tiles, kernels: TileLayers(tiles, 2, kernels)),
-    "cpu-bf16, own products": (SHIPPED_CLASSES["cpu-bf16"], lambda tiles, kernels: TileLayers(tiles, 1, kernels)),
-    "cpu-bf16, products of oneDNN": (SHIPPED_CLASSES["cpu-bf16"], OneDnnBf16Layers),
+    "cpu, split products": (SHIPPED_CLASSES["cpu"], lambda tiles, kernels: tile_layers(tiles, 2, kernels)),
+    "cpu-bf16, own products": (SHIPPED_CLASSES["cpu-bf16"], lambda tiles, kernels: tile_layers(tiles, 1, kernels)),
+    "cpu-bf16, products of oneDNN": (SHIPPED_CLASSES["cpu-bf16"], onednn_bf16_layers),
 }
 _CLASSES: Mapping[str, HardwareClass] = {
     **{name: entry for name, entry in SHIPPED_CLASSES.items() if entry.device == "cpu"},

@@ -19,7 +19,7 @@ from embedctl_workers.arrays.tokens import Side, Tokens
 from embedctl_workers.backends.base import Reference
 from embedctl_workers.backends.gpu.attention import Varlen
 from embedctl_workers.backends.gpu.backend import TorchGpuBackend
-from embedctl_workers.backends.gpu.device import Peak
+from embedctl_workers.backends.gpu.device import Gpu, Peak
 from embedctl_workers.backends.gpu.packed import PackedGpuEngine
 from embedctl_workers.backends.torch.packed.inputs import packable
 from embedctl_workers.machine.host import Host
@@ -61,8 +61,8 @@ class StandInEvent:
         time.sleep(max(0.0, self.at - time.monotonic()))
 
 
-class StandInDevice:
-    """A :class:`~embedctl_workers.backends.gpu.device.GpuDevice` that takes time, and computes nothing.
+class StandInDevice(Gpu):
+    """A GPU that takes time, and computes nothing.
 
     Args:
         ns_per_token: how long it takes for a token (nanoseconds).

@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from embedctl_workers.backends.gpu.device import Peak
+from embedctl_workers.backends.gpu.device import Gpu, Peak
 from tests.support.stand_in_graph import StandInGraph, waits
 
 
@@ -48,8 +48,8 @@ class StandInEvent:
             raise self._device.fails_late
 
 
-class StandIn:
-    """A :class:`~embedctl_workers.backends.gpu.device.GpuDevice` that is the CPU.
+class StandIn(Gpu):
+    """A GPU that is the CPU.
 
     Attributes:
         waits: how often the host waited for an event.

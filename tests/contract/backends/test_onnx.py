@@ -7,7 +7,7 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from embedctl_config.hardware import ModelEntry
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
+from embedctl_workers.models.build_process import request_for
 from embedctl_workers.models.files import ModelFiles, resolve_model
 
 for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
@@ -138,18 +139,9 @@ def test_a_prompt_that_pooling_leaves_out_and_weights_by_place_are_refused_toget
         export.export_own(files, tmp_path)
 
 
-def request_for(files: ModelFiles, folder: Path, kind: str, cache: Path) -> dict[str, Any]:
+def requested(files: ModelFiles, folder: Path, kind: str, cache: Path) -> Mapping[str, Any]:
     folder.mkdir()
-    return {
-        "name": "tiny",
-        "source": str(files.folder),
-        "fingerprint": files.fingerprint,
-        "kind": kind,
-        "exporter": "own",
-        "threads": 1,
-        "cache": str(cache),
-        "folder": str(folder),
-    }
+    return request_for(files, Host(1, cache), kind, folder, exporter="own")
 
 
 def spoil(graph: Path) -> None:
@@ -173,7 +165,7 @@ def test_a_fused_graph_with_other_vectors_is_not_kept(
     build_here(monkeypatch)
     monkeypatch.setattr(graphs, "fuse", fuse)
     said: list[str] = []
-    facts = build.build(request_for(files, tmp_path / "new", "onnx", cache_folder), said.append)
+    facts = build.build(requested(files, tmp_path / "new", "onnx", cache_folder), said.append)
     assert facts["graph"]["name"] == "plain"
     assert facts["accuracy"]["passed"]
     assert any(line.startswith("fused: max abs") for line in said)
@@ -190,7 +182,7 @@ def test_a_graph_with_other_vectors_is_refused(
     build_here(monkeypatch)
     monkeypatch.setattr(build, "EXPORTERS", {"own": export_badly})
     with pytest.raises(ModelError, match='use a class with backend = "torch"'):
-        build.build(request_for(files, tmp_path / "new", "onnx-int8", cache_folder), print)
+        build.build(requested(files, tmp_path / "new", "onnx-int8", cache_folder), print)
     assert list((tmp_path / "new").iterdir()) == []
 
 

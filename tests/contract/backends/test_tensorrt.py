@@ -218,6 +218,7 @@ def test_contexts_share_one_block_of_scratch(
         blocks.append(size)
         return take(size)
 
+    load(files, host, **SMALL)  # builds the plan, unless another test has: building loads it too
     monkeypatch.setattr(device, "scratch", counted)
     backend = load(files, host, **SMALL)
     assert backend._engine is not None

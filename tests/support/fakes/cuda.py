@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from embedctl_workers.backends.gpu.device import watched
+from embedctl_workers.backends.tensorrt.device import CudaDevice
 
 _HANDLES = iter(range(0x7000, 0x8000))
 
@@ -31,8 +32,8 @@ class FakeEvent:
         self._device.run(self._after)
 
 
-class FakeDevice:
-    """See :class:`embedctl_workers.backends.tensorrt.device.PlanDevice`.
+class FakeDevice(CudaDevice):
+    """The same on the CPU.
 
     Attributes:
         broken: set, nothing more can be done with it in this process.
@@ -89,7 +90,7 @@ class FakeDevice:
         self.ask(lambda: torch.Tensor.copy_(host, alive(source)))
         return host
 
-    def mark(self) -> FakeEvent:
+    def mark(self) -> Any:
         return FakeEvent(self, self._asked)
 
     def wait(self) -> None:

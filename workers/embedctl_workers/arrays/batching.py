@@ -26,10 +26,8 @@ def batches_of(lengths: Rows, token_budget: int, batch_cost: int | None = None, 
     """
     order = np.argsort(-lengths, kind="stable")
     longest_first = lengths[order]
-    if by_sum:
-        starts = _full_by_sum(longest_first, token_budget)
-    elif batch_cost is None:
-        starts = _full(longest_first, token_budget)
+    if batch_cost is None:
+        starts = _full(longest_first, token_budget, by_sum=by_sum)
     else:
         starts = _cheapest(longest_first, token_budget, batch_cost)
     return [order[start:end] for start, end in pairwise([*starts, len(order)])]
@@ -40,25 +38,18 @@ def size_of(lengths: Rows, *, by_sum: bool) -> int:
     return int(lengths.sum()) if by_sum else padded(lengths)
 
 
-def _full(lengths: Rows, token_budget: int) -> list[int]:
+def _full(lengths: Rows, token_budget: int, *, by_sum: bool) -> list[int]:
     """Where batches start if each is as large as possible."""
-    starts = []
-    start = 0
-    while start < len(lengths):
-        starts.append(start)
-        start += _most_rows(lengths, start, token_budget)
-    return starts
-
-
-def _full_by_sum(lengths: Rows, token_budget: int) -> list[int]:
-    """Where batches start if each is as large as possible, and a row counts as its own tokens."""
     starts = []
     start = 0
     ends = np.cumsum(np.maximum(1, lengths))
     while start < len(lengths):
         starts.append(start)
-        before = ends[start - 1] if start else 0
-        start = max(start + 1, int(np.searchsorted(ends, before + token_budget, side="right")))
+        if by_sum:
+            before = ends[start - 1] if start else 0
+            start = max(start + 1, int(np.searchsorted(ends, before + token_budget, side="right")))
+        else:
+            start += _most_rows(lengths, start, token_budget)
     return starts
 
 

@@ -9,9 +9,10 @@ from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 import numpy as np
 
 from embedctl_config.hardware import ModelEntry, Thresholds
-from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors
+from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors, padded
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles
+from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET
 
 #: Lengths of the texts with which backends warm up (tokens).
 _WARM_UP_LENGTHS = (8, 32, 128, 256)
@@ -63,20 +64,20 @@ class Backend(Protocol):
     #: The software that executes the model, in words for people.
     engine: str
     #: The gate compares the vectors with this reference before the backend is used; None: nothing is promised of them.
-    reference: Reference | None
+    reference: Reference | None = None
     #: How many batches may wait for :meth:`finish` while the next one is begun; 0 if :meth:`forward` returns only when
     #: the batch is done.
-    ahead: int
+    ahead: int = 0
     #: Default upper bound of a batch's size in tokens; the class or `model tune` may set another.
-    token_budget: int
+    token_budget: int = DEFAULT_TOKEN_BUDGET
     #: The cost of a batch in addition to its padded rows, in tokens: batches are cut where that saves more padding than
     #: it costs. None if rows are not padded, or are padded to the sizes of buckets.
-    batch_cost: int | None
+    batch_cost: int | None = None
     #: Whether a batch's size is the sum of its rows, because none is padded; otherwise it is rows × longest row.
-    budget_by_sum: bool
+    budget_by_sum: bool = False
     #: Whether batches of several chunks may be joined into one, up to the token budget. The batches are then begun by
     #: one thread and finished by another.
-    joins: bool
+    joins: bool = False
 
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
@@ -111,11 +112,11 @@ class Backend(Protocol):
 
     def positions(self, lengths: Rows) -> int:
         """How many tokens the device computes for a batch of these lengths, padding included: their sum or more."""
-        ...
+        return padded(lengths)
 
     def warm_up(self) -> None:
         """Do all one-time work that would make the first real batch slower than the next."""
-        ...
+        run_warm_up_batches(self)
 
     def close(self) -> None:
         """Release the device's memory."""

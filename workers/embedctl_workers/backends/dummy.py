@@ -15,10 +15,9 @@ import numpy as np
 
 from embedctl_config.errors import DeviceLost
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers.arrays.tokens import Ragged, Rows, Side, Tokens, Vectors, Windows, in_order_of_windows, padded
-from embedctl_workers.backends.base import Reference
+from embedctl_workers.arrays.tokens import Ragged, Rows, Side, Tokens, Vectors, Windows, in_order_of_windows
+from embedctl_workers.backends.base import Backend
 from embedctl_workers.machine.host import Host
-from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET
 
 
 class Poison(StrEnum):
@@ -34,7 +33,7 @@ class Poison(StrEnum):
     OUT_OF_MEMORY = "out-of-memory"
 
 
-class DummyBackend:
+class DummyBackend(Backend):
     """Makes a text's vector from a hash of its tokens; a token is a word.
 
     Options: `dim`, `max_tokens`, `seconds_to_load` and `seconds_per_batch` (it sleeps that long), `seed` (changes the
@@ -66,11 +65,6 @@ class DummyBackend:
         time.sleep(seconds_to_load)
         self.dim = dim
         self.engine = "sha256"
-        self.ahead, self.token_budget = 0, DEFAULT_TOKEN_BUDGET
-        self.batch_cost: int | None = None
-        self.budget_by_sum = False
-        self.joins = False
-        self.reference: Reference | None = None
         self.max_tokens = max_tokens
         self._seconds = seconds_per_batch
         self._seed = seed
@@ -112,14 +106,11 @@ class DummyBackend:
     def finish(self, output: Vectors, *, normalize: bool) -> Vectors:
         return output / np.linalg.norm(output, axis=1, keepdims=True) if normalize else output
 
-    def positions(self, lengths: Rows) -> int:
-        return padded(lengths)
-
     def warm_up(self) -> None:
-        pass
+        """Nothing: a batch takes its seconds whenever it is run."""
 
     def close(self) -> None:
-        pass
+        """Nothing: it holds nothing."""
 
     def _vector(self, ids: list[int]) -> Vectors:
         words = hashlib.shake_256(f"{self._seed} {ids}".encode()).digest(2 * self.dim)

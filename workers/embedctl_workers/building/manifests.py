@@ -2,18 +2,51 @@
 
 from __future__ import annotations
 
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from importlib import metadata
 from typing import Any
 
+import numpy as np
+
+from embedctl_config.hardware import HardwareClass
+from embedctl_workers.accuracy.gate import measure_backend
 from embedctl_workers.accuracy.report import Report
 from embedctl_workers.backends.base import Backend
+from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.gate_texts import gate_texts
 
+#: The packages that affect any artefact.
+PACKAGES = ("embedctl", "torch", "transformers", "sentence-transformers", "tokenizers")
+_ROUNDS = 5
 
-def model_of(files: ModelFiles) -> dict[str, Any]:
-    """The manifest's entry about the model."""
+
+def origin_of(request: Mapping[str, Any], files: ModelFiles, engine: str, *packages: str) -> dict[str, Any]:
+    """The manifest's entries about what was built of what.
+
+    Args:
+        request: as :func:`embedctl_workers.models.build_process.request_for` makes it.
+        packages: those that affect the artefact, beside :data:`PACKAGES`.
+    """
     weights = sum(path.stat().st_size for path in files.folder.glob("*.safetensors"))
-    return {"name": files.name, "source": str(files.folder), "weights_bytes": weights}
+    source, revision = str(files.folder), request["revision"]
+    return {
+        "model": {"name": files.name, "source": source, "weights_bytes": weights, "revision": revision},
+        "engine": engine,
+        "built": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version(), **dict(_versions(*PACKAGES, *packages))},
+    }
+
+
+def report_of(backend: Backend, hardware: HardwareClass, host: Host) -> Report:
+    """The accuracy of a backend's vectors, measured as the gate does."""
+    report = measure_backend(ChunkEncoder(backend, backend.token_budget), hardware, host)
+    assert report is not None  # only a backend without a reference has none
+    return report
 
 
 def accuracy_of(report: Report) -> dict[str, Any]:
@@ -30,12 +63,37 @@ def accuracy_of(report: Report) -> dict[str, Any]:
     }
 
 
-def rate_of(backend: Backend, texts_per_s: float, threads: int) -> dict[str, Any]:
-    """The manifest's entry about the speed, measured on the gate's texts."""
+def texts_per_s(backend: Backend, times: int = 1) -> float:
+    """The rate of the gate's texts in one batch, each so many times: the best of a few rounds."""
+    tokens = backend.tokenize(gate_texts(), None)
+    rows = np.tile(np.arange(len(tokens.lengths)), times)
+    best = 0.0
+    for _ in range(_ROUNDS):
+        started = time.perf_counter()
+        backend.finish(backend.forward(tokens, rows), normalize=True)
+        best = max(best, len(rows) / (time.perf_counter() - started))
+    return best
+
+
+def rate_of(backend: Backend, texts_per_s: float, **measured: str | int) -> dict[str, Any]:
+    """The manifest's entry about the speed on the gate's texts.
+
+    Args:
+        measured: on what it was measured: `threads`, or a `device`.
+    """
     lengths = backend.tokenize(gate_texts(), None).lengths
     return {
         "sentences_per_s": round(texts_per_s, 1),
         "tokens_per_s": round(texts_per_s * float(lengths.mean()), 1),
-        "threads": threads,
         "texts": f"the same, {int(lengths.sum())} tokens",
+        **measured,
     }
+
+
+def _versions(*packages: str) -> Iterator[tuple[str, str]]:
+    """The versions of the packages that are installed."""
+    for name in packages:
+        try:
+            yield name, metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue

@@ -13,26 +13,23 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from embedctl_config.cpu import cpu_flags
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import HardwareClass
-from embedctl_workers.accuracy.gate import measure_backend
 from embedctl_workers.accuracy.report import Report
 from embedctl_workers.arrays.batching import batches_of
 from embedctl_workers.backends.onnx import graphs
 from embedctl_workers.backends.onnx.backend import OnnxBackend, OnnxInt8Backend
-from embedctl_workers.backends.onnx.export import EXPORTERS, versions
+from embedctl_workers.backends.onnx.export import EXPORTERS
 from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, TOKENIZER
 from embedctl_workers.backends.onnx.recipe import ONNX_INT8, ONNX_PLAIN, reduced_range
-from embedctl_workers.building.manifests import accuracy_of, model_of, rate_of
-from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.building.manifests import accuracy_of, origin_of, rate_of, report_of
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
-from embedctl_workers.models.build_process import answer_request
+from embedctl_workers.models.build_process import answer_request, read_request
 from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.gate_texts import gate_texts
 from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET
@@ -45,17 +42,7 @@ _MIN_SPEEDUP = 1.05
 #: The instruction sets that decide the speed.
 _SPEED_FLAGS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimddp", "i8mm")
 #: The packages that affect a graph.
-PACKAGES = (
-    "embedctl",
-    "torch",
-    "transformers",
-    "sentence-transformers",
-    "tokenizers",
-    "onnx",
-    "onnxruntime",
-    "optimum",
-    "optimum-onnx",
-)
+PACKAGES = ("onnx", "onnxruntime", "optimum", "optimum-onnx")
 
 
 @dataclass(slots=True)
@@ -80,16 +67,14 @@ def build(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, A
     Raises:
         ModelError: no graph gives the model's vectors.
     """
-    files = ModelFiles(request["name"], Path(request["source"]), request["fingerprint"])
-    host = Host(request["threads"], Path(request["cache"]))
-    folder = Path(request["folder"])
+    files, host, folder = read_request(request)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         builder = _Builder(files, host, Path(scratch), say)
         best = builder.best(request["kind"], request["exporter"])
         best.backend.close()
         for path in best.folder.iterdir():
             shutil.move(path, folder / path.name)
-    return builder.facts(best, folder)
+    return {**origin_of(request, files, best.backend.engine, *PACKAGES), **builder.facts(best, folder)}
 
 
 class _Builder:
@@ -134,24 +119,19 @@ class _Builder:
         return self._fastest(passed or small)
 
     def facts(self, best: Candidate, folder: Path) -> dict[str, Any]:
-        """The contents of the manifest."""
+        """The manifest's entries about the graph, and what was measured of it."""
         return {
-            "model": model_of(self._files),
-            "engine": best.backend.engine,
-            "built": datetime.now(UTC).isoformat(timespec="seconds"),
-            "versions": {"python": platform.python_version(), **versions(*PACKAGES)},
             "cpu": {"machine": platform.machine(), "flags": [flag for flag in _SPEED_FLAGS if flag in cpu_flags()]},
             "graph": {"name": best.name.partition(" ")[0], **graphs.describe(folder / GRAPH)},
             "accuracy": accuracy_of(best.report),
-            "rate": rate_of(best.backend, best.texts_per_s, self._host.threads),
+            "rate": rate_of(best.backend, best.texts_per_s, threads=self._host.threads),
         }
 
     def _candidate(self, folder: Path, kind: type[OnnxBackend], hardware: HardwareClass) -> Candidate:
         name = folder.name
         artifact = Artifact(folder, {"graph": {"name": name.partition(" ")[0]}})
         backend = kind(self._files, artifact, self._host)
-        report = measure_backend(ChunkEncoder(backend, DEFAULT_TOKEN_BUDGET), hardware, self._host)
-        assert report is not None
+        report = report_of(backend, hardware, self._host)
         self._say(f"{name}: {report.figures}")
         return Candidate(name, folder, backend, report)
 

@@ -7,22 +7,15 @@ error. A plan is kept if its vectors pass the accuracy gate for 16 bits. Progres
 
 from __future__ import annotations
 
-import platform
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import HardwareClass
-from embedctl_workers.accuracy.gate import measure_backend
 from embedctl_workers.accuracy.report import Report
-from embedctl_workers.backends.onnx.export import versions
 from embedctl_workers.backends.onnx.graphs import operators_of
 from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, TOKENIZER
 from embedctl_workers.backends.tensorrt import graphs
@@ -31,17 +24,12 @@ from embedctl_workers.backends.tensorrt.backend import TensorRTBackend
 from embedctl_workers.backends.tensorrt.plan import build_plan
 from embedctl_workers.backends.tensorrt.recipe import PLAN, SIXTEEN_BITS, PlanOptions, profiles_of
 from embedctl_workers.backends.tensorrt.timing import TimingCache
-from embedctl_workers.building.manifests import accuracy_of, model_of, rate_of
+from embedctl_workers.building.manifests import accuracy_of, origin_of, rate_of, report_of, texts_per_s
 from embedctl_workers.building.onnx import PACKAGES
-from embedctl_workers.encoding.encoder import ChunkEncoder
-from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
-from embedctl_workers.models.build_process import answer_request
-from embedctl_workers.models.files import ModelFiles
-from embedctl_workers.models.gate_texts import gate_texts
+from embedctl_workers.models.build_process import answer_request, read_request
 
 _CLASS = HardwareClass(device="gpu", backend="tensorrt", precision="fp16")
-_ROUNDS = 5
 
 
 def main() -> None:
@@ -77,8 +65,8 @@ def build(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, A
 class _Builder:
     def __init__(self, request: Mapping[str, Any], say: Callable[[str], None]) -> None:
         self.options = PlanOptions(**request["options"])
-        self._files = ModelFiles(request["name"], Path(request["source"]), request["fingerprint"])
-        self._host = Host(request["threads"], Path(request["cache"]))
+        self._request = request
+        self._files, self._host, _ = read_request(request)
         self._graph = Path(request["graph"])
         self._say = say
         self._runtime = runtimes.open_runtime()
@@ -96,38 +84,20 @@ class _Builder:
         artifact = Artifact(folder, {"graph": {"name": dtype}})
         backend = TensorRTBackend(self._files, artifact, self._runtime, self._host, self.options)
         backend.warm_up()
-        encoder = ChunkEncoder(backend, backend.token_budget)
-        report = measure_backend(encoder, _CLASS, self._host)
-        assert report is not None
-        texts_per_s = self._texts_per_s(backend) if report.passed else 0.0
+        report = report_of(backend, _CLASS, self._host)
+        rate = texts_per_s(backend) if report.passed else 0.0
         operators = operators_of(folder / GRAPH)
         attention = attention_of(operators.get("Softmax", 0), backend.fused_attention)
         self._say(f"attention: {attention}")
         backend.close()
+        facts = origin_of(self._request, self._files, backend.engine, *PACKAGES)
+        facts["versions"]["tensorrt"] = self._runtime.version
         return report, {
-            "model": model_of(self._files),
-            "engine": backend.engine,
-            "built": datetime.now(UTC).isoformat(timespec="seconds"),
-            "versions": {
-                "python": platform.python_version(),
-                **versions(*PACKAGES),
-                "tensorrt": self._runtime.version,
-            },
+            **facts,
             "graph": {"name": dtype, "attention": attention, "operators": operators},
             "accuracy": accuracy_of(report),
-            "rate": {**rate_of(backend, texts_per_s, self._host.threads), "device": self._runtime.device.name},
+            "rate": rate_of(backend, rate, threads=self._host.threads, device=self._runtime.device.name),
         }
-
-    def _texts_per_s(self, backend: TensorRTBackend) -> float:
-        """The rate of the gate's texts in one batch: the best of a few rounds."""
-        tokens = backend.tokenize(gate_texts(), None)
-        rows = np.arange(len(tokens.lengths))
-        best = 0.0
-        for _ in range(_ROUNDS):
-            started = time.perf_counter()
-            backend.finish(backend.forward(tokens, rows), normalize=True)
-            best = max(best, len(rows) / (time.perf_counter() - started))
-        return best
 
 
 def attention_of(layers: int, fused: Sequence[int] | None) -> str:

@@ -9,19 +9,52 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from embedctl.processes import running
 from embedctl_config.errors import EmbedctlError, ModelError
+from embedctl_workers.machine.host import Host
+from embedctl_workers.models.files import ModelFiles
 
 log = logging.getLogger(__name__)
+
+
+def request_for(
+    files: ModelFiles, host: Host, kind: str, folder: Path, *, revision: str = "", **more: Any
+) -> Mapping[str, Any]:
+    """What :func:`run_build` takes.
+
+    Args:
+        kind: of the artefact.
+        folder: the artefact's, to be filled.
+        revision: the hub's revision of the model, for the manifest.
+        more: what this kind is built of besides, in types of JSON.
+    """
+    return {
+        "name": files.name,
+        "source": str(files.folder),
+        "fingerprint": files.fingerprint,
+        "revision": revision,
+        "kind": kind,
+        "threads": host.threads,
+        "cache": str(host.cache),
+        "folder": str(folder),
+        **more,
+    }
+
+
+def read_request(request: Mapping[str, Any]) -> tuple[ModelFiles, Host, Path]:
+    """The model, the host and the folder of a :func:`request_for`."""
+    files = ModelFiles(request["name"], Path(request["source"]), request["fingerprint"])
+    return files, Host(request["threads"], Path(request["cache"])), Path(request["folder"])
 
 
 def run_build(module: str, request: Mapping[str, Any]) -> dict[str, Any]:
     """Run a module of `building/`, which fills an artefact's folder; its progress goes to the log.
 
     Args:
-        request: its argument; it names the model (`name`) and the `kind` of artefact.
+        request: its argument, as :func:`request_for` makes it.
 
     Returns:
         What the manifest is to say: the JSON object that the process ends with.

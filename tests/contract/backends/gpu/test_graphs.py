@@ -357,7 +357,7 @@ def test_torch_is_asked_for_a_graph_that_other_threads_do_not_disturb(
     gpu.device = torch.device("cuda", 0)
     for beside, pool in ((None, (0, 7)), (SimpleNamespace(pool=lambda: (0, 3)), (0, 3))):
         with pytest.raises(RuntimeError, match="not permitted") if fails else nullcontext():
-            assert gpu.capture(lambda: None, beside) is made[-1][0]  # type: ignore[arg-type]
+            assert gpu.capture(lambda: None, beside) is made[-1][0]
         assert made[-1][1:] == (pool, "stream of cuda:0", "thread_local")
         assert ended == ([(0, pool)] if fails else [])
         ended.clear()

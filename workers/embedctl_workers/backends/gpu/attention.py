@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from embedctl_workers.arrays.tokens import Rows
-from embedctl_workers.backends.gpu.device import GpuDevice
+from embedctl_workers.backends.gpu.device import Gpu
 from embedctl_workers.redaction import first_line
 
 log = logging.getLogger(__name__)
@@ -41,25 +41,6 @@ class AttentionPlan:
     longest: int
 
 
-class Attention(Protocol):
-    """An implementation of attention over packed texts."""
-
-    #: For people.
-    NAME: ClassVar[str]
-
-    def plan(self, offsets: Rows) -> AttentionPlan:
-        """Plan the attention of a batch; `offsets` as in :class:`.packed.inputs.Packed`."""
-        ...
-
-    def __call__(self, qkv: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: AttentionPlan) -> torch.Tensor:
-        """tokens × 3 × heads × size → tokens × heads × size.
-
-        Args:
-            inputs: the plan's arrays, the offsets, and perhaps `longest`, a tensor with the plan's number as its size.
-        """
-        ...
-
-
 class Varlen:
     """torch's attention over packed texts, 16 bits: FlashAttention's kernels.
 
@@ -67,15 +48,22 @@ class Varlen:
         function: `torch.nn.attention.varlen.varlen_attn`.
     """
 
+    #: For people.
     NAME: ClassVar[str] = "varlen"
 
     def __init__(self, function: Any) -> None:
         self._function = function
 
     def plan(self, offsets: Rows) -> AttentionPlan:
+        """Plan the attention of a batch; `offsets` as in :class:`.packed.inputs.Packed`."""
         return AttentionPlan({}, (), int(np.diff(offsets).max()))
 
     def __call__(self, qkv: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: AttentionPlan) -> torch.Tensor:
+        """tokens × 3 × heads × size → tokens × heads × size.
+
+        Args:
+            inputs: the plan's arrays, the offsets, and perhaps `longest`, a tensor with the plan's number as its size.
+        """
         query, key, value = qkv.unbind(1)
         at = inputs["offsets"]
         longest = inputs["longest"].shape[0] if "longest" in inputs else plan.longest
@@ -84,7 +72,10 @@ class Varlen:
 
 
 class Bucketed:
-    """torch's plain attention on texts of similar lengths, padded to one width and masked: any type, any device."""
+    """torch's plain attention on texts of similar lengths, padded to one width and masked: any type, any device.
+
+    Its methods are those of :class:`Varlen`.
+    """
 
     NAME: ClassVar[str] = "SDPA"
 
@@ -126,6 +117,9 @@ class Bucketed:
         return torch.cat(made)[inputs["place"]]
 
 
+Attention = Varlen | Bucketed
+
+
 def avoid_cudnn() -> None:
     """Keep torch's plain attention from cuDNN. It takes 0.4 s to plan a new shape, and most batches have a new one.
 
@@ -135,7 +129,7 @@ def avoid_cudnn() -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def attention_for(device: GpuDevice, dtype: torch.dtype, heads: int, size: int) -> Attention:
+def attention_for(device: Gpu, dtype: torch.dtype, heads: int, size: int) -> Attention:
     """The fastest attention that works on this device for heads of this size, as a trial shows."""
     fitting = dtype in (torch.float16, torch.bfloat16) and size % 8 == 0 and size <= _LARGEST_HEAD
     if not (device.varlen and fitting):

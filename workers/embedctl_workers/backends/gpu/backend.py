@@ -20,8 +20,7 @@ from embedctl_workers.backends.base import run_warm_up_batches
 from embedctl_workers.backends.gpu.attention import avoid_cudnn
 from embedctl_workers.backends.gpu.buckets import BUCKETS, largest_bucket
 from embedctl_workers.backends.gpu.compiled import Compiler, compiler
-from embedctl_workers.backends.gpu.device import GpuDevice, open_gpu, watched
-from embedctl_workers.backends.gpu.engine import GpuEngine
+from embedctl_workers.backends.gpu.device import Gpu, open_gpu, watched
 from embedctl_workers.backends.gpu.graphs import Graphs
 from embedctl_workers.backends.gpu.memory import SAMPLE_TOKENS, Limit, affordable, most_tokens
 from embedctl_workers.backends.gpu.packed import PackedGpuEngine
@@ -37,6 +36,9 @@ from embedctl_workers.models.references import references_for
 from embedctl_workers.redaction import first_line
 
 log = logging.getLogger(__name__)
+
+#: A model on the device: its layers, and the modules that turn tokens' vectors into a text's vector.
+GpuEngine = PackedGpuEngine | PaddedGpuEngine
 
 #: The longest text that memory is measured with (tokens): longer texts take little more memory per token.
 _SAMPLE_LENGTH = 512
@@ -62,7 +64,7 @@ class TorchGpuBackend(SentenceModel):
         self,
         files: ModelFiles,
         host: Host,
-        device: GpuDevice,
+        device: Gpu,
         *,
         dtype: str = "auto",
         engine: str = "auto",
@@ -76,7 +78,6 @@ class TorchGpuBackend(SentenceModel):
         avoid_cudnn()
         super().__init__(files, host)
         self.ahead = 2
-        self.batch_cost: int | None = None
         self._name, self._sharing = files.name, host.sharing
         self._device = device
         self._transfer = Transfer(device)

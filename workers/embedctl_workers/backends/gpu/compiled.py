@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +17,7 @@ def changing(size: int) -> torch.Tensor:
 
     An int itself is a constant of the code, so each new one would compile again.
     """
-    carrier = torch.empty(size, 0)
-    return let_change(carrier)
+    return let_change(torch.empty(size, 0))
 
 
 def let_change(tensor: torch.Tensor) -> torch.Tensor:
@@ -28,10 +28,6 @@ def let_change(tensor: torch.Tensor) -> torch.Tensor:
 
 def compiler() -> Compiler:
     """torch's compiler, for shapes that never change except where :func:`let_change` says so."""
-
-    def compile_it(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        made: Any = torch.compile(function, dynamic=False)
-        compiled: Callable[..., torch.Tensor] = made
-        return compiled
-
-    return compile_it
+    made: Any = partial(torch.compile, dynamic=False)
+    compiles: Compiler = made
+    return compiles

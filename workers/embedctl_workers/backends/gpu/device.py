@@ -50,75 +50,6 @@ class Graph(Protocol):
         ...
 
 
-class GpuDevice(Protocol):
-    """The services of a device that the engines use, in addition to tensors on it.
-
-    Attributes:
-        device: where tensors are put.
-        name: the name of its model, for people.
-        memory: its total memory in bytes.
-        dtypes: the 16-bit types that it computes in, the more exact one first.
-        varlen: whether torch's attention over packed texts may be tried on it.
-    """
-
-    device: torch.device
-    name: str
-    memory: int
-    dtypes: tuple[torch.dtype, ...]
-    varlen: bool
-
-    def stream(self) -> Stream:
-        """A new stream."""
-        ...
-
-    def event(self) -> Event:
-        """A new event, not recorded yet."""
-        ...
-
-    def on(self, stream: Any) -> AbstractContextManager[object]:
-        """A context: work that is begun inside it is queued on this stream."""
-        ...
-
-    def keep_for(self, stream: Any, tensor: torch.Tensor) -> None:
-        """Keep a tensor's memory from reuse until this stream is done with the tensor."""
-        ...
-
-    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Pinned host memory, which the device copies without the CPU. It may be dropped while a copy is under way."""
-        ...
-
-    def free_memory(self) -> int:
-        """Bytes that this process may still take."""
-        ...
-
-    def peak_of(self) -> AbstractContextManager[Peak]:
-        """A context that measures the peak memory of the work inside it, above what was held before."""
-        ...
-
-    def capture(self, work: Callable[[], object], beside: Any) -> Graph:
-        """Capture the work that a function queues on the current stream, which isn't the default one. Nothing is run.
-
-        The function must have run on this stream in this thread. It waits for nothing and copies nothing from or to the
-        host. No other thread may free a tensor meanwhile that was kept for this stream.
-
-        Args:
-            beside: a graph of the same stream whose memory it shares; None for memory of its own. What a graph leaves
-                in that memory is lost when another one is captured or run.
-
-        Raises:
-            RuntimeError: the device has no memory for it, or the work can't be captured.
-        """
-        ...
-
-    def synchronize(self) -> None:
-        """Wait for everything."""
-        ...
-
-    def empty_cache(self) -> None:
-        """Release memory that is held but not used."""
-        ...
-
-
 class Peak:
     """The peak memory of a block, in bytes; known when the block has ended."""
 
@@ -126,11 +57,18 @@ class Peak:
 
 
 class Gpu:
-    """The first device of `torch.cuda`; see :class:`GpuDevice`.
+    """The first device of `torch.cuda`: what the engines use of it, in addition to tensors on it.
 
     Args:
         sharing: how many workers share it, this one included. torch then takes no more memory than this worker's part,
             so a batch that is too large fails here, and not in another worker.
+
+    Attributes:
+        device: where tensors are put.
+        name: the name of its model, for people.
+        memory: its total memory in bytes.
+        dtypes: the 16-bit types that it computes in, the more exact one first.
+        varlen: whether torch's attention over packed texts may be tried on it.
 
     Raises:
         SettingsError: its memory is too small for so many.
@@ -150,23 +88,29 @@ class Gpu:
         self.varlen = torch.version.hip is not None or facts.major >= 8
 
     def stream(self) -> Stream:
+        """A new stream."""
         return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch has no types for it
 
     def event(self) -> Event:
+        """A new event, not recorded yet."""
         # Blocking: a thread that waits leaves the CPU to the tokenisers.
         return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # as above
 
-    def on(self, stream: torch.cuda.Stream) -> AbstractContextManager[object]:
+    def on(self, stream: Any) -> AbstractContextManager[object]:
+        """A context: work that is begun inside it is queued on this stream."""
         return torch.cuda.stream(stream)
 
-    def keep_for(self, stream: torch.cuda.Stream, tensor: torch.Tensor) -> None:
+    def keep_for(self, stream: Any, tensor: torch.Tensor) -> None:
+        """Keep a tensor's memory from reuse until this stream is done with the tensor."""
         tensor.record_stream(stream)
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Pinned host memory, which the device copies without the CPU. It may be dropped while a copy is under way."""
         # torch caches pinned blocks, and reuses one only when the copies from and to it are done.
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def free_memory(self) -> int:
+        """Bytes that this process may still take."""
         free, _ = torch.cuda.mem_get_info(self.device)
         taken = torch.cuda.memory_allocated(self.device)
         held = torch.cuda.memory_reserved(self.device) - taken
@@ -174,6 +118,7 @@ class Gpu:
 
     @contextmanager
     def peak_of(self) -> Iterator[Peak]:
+        """A context that measures the peak memory of the work inside it, above what was held before."""
         peak = Peak()
         self.synchronize()
         torch.cuda.reset_peak_memory_stats(self.device)
@@ -182,7 +127,19 @@ class Gpu:
         self.synchronize()
         peak.bytes = torch.cuda.max_memory_allocated(self.device) - before
 
-    def capture(self, work: Callable[[], object], beside: torch.cuda.CUDAGraph | None) -> Graph:
+    def capture(self, work: Callable[[], object], beside: Any) -> Graph:
+        """Capture the work that a function queues on the current stream, which isn't the default one. Nothing is run.
+
+        The function must have run on this stream in this thread. It waits for nothing and copies nothing from or to the
+        host. No other thread may free a tensor meanwhile that was kept for this stream.
+
+        Args:
+            beside: a graph of the same stream whose memory it shares; None for memory of its own. What a graph leaves
+                in that memory is lost when another one is captured or run.
+
+        Raises:
+            RuntimeError: the device has no memory for it, or the work can't be captured.
+        """
         graph = torch.cuda.CUDAGraph()
         # The pool of a living graph, because torch refuses one that all graphs have left.
         pool = torch.cuda.graph_pool_handle() if beside is None else beside.pool()
@@ -200,9 +157,11 @@ class Gpu:
         return graph
 
     def synchronize(self) -> None:
+        """Wait for everything."""
         torch.cuda.synchronize(self.device)
 
     def empty_cache(self) -> None:
+        """Release memory that is held but not used."""
         torch.cuda.empty_cache()
 
 
@@ -258,7 +217,7 @@ def _try_out(device: torch.device) -> None:
 
 
 @contextmanager
-def watched(device: GpuDevice) -> Iterator[None]:
+def watched(device: Gpu) -> Iterator[None]:
     """Classify errors of the device.
 
     The caller should hold no tensors itself: the tensors of the frames below are dropped before memory is released.
@@ -282,7 +241,7 @@ def watched(device: GpuDevice) -> Iterator[None]:
         raise
 
 
-def _raise_if_lost(device: GpuDevice, error: RuntimeError) -> None:
+def _raise_if_lost(device: Gpu, error: RuntimeError) -> None:
     """Raise DeviceLost if the device no longer computes.
 
     After most CUDA errors, nothing else succeeds in the process. A few errors concern only their own call.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from embedctl_workers.backends.gpu.buckets import Bucket
-from embedctl_workers.backends.gpu.device import GpuDevice, Graph, watched
+from embedctl_workers.backends.gpu.device import Gpu, Graph, watched
 from embedctl_workers.backends.gpu.transfer import ALIGNED
 from embedctl_workers.redaction import first_line
 
@@ -38,7 +38,7 @@ class Graphs:
         most: tokens of the largest batch that is captured; 0 if none is.
     """
 
-    def __init__(self, device: GpuDevice) -> None:
+    def __init__(self, device: Gpu) -> None:
         self._device = device
         self._allow(0)
 

@@ -15,11 +15,12 @@ from embedctl_workers.arrays.tokens import Rows, Tokens
 from embedctl_workers.backends.gpu.attention import Attention, AttentionPlan, Bucketed, attention_for
 from embedctl_workers.backends.gpu.buckets import Bucket, tokens_of_bucket
 from embedctl_workers.backends.gpu.compiled import Compiler, changing, let_change
-from embedctl_workers.backends.gpu.device import GpuDevice
-from embedctl_workers.backends.gpu.engine import Batch
+from embedctl_workers.backends.gpu.device import Gpu
 from embedctl_workers.backends.gpu.graphs import Graphs
 from embedctl_workers.backends.gpu.pooling import HostIndexedPooling
+from embedctl_workers.backends.gpu.transfer import Batch
 from embedctl_workers.backends.torch.packed.inputs import packed_texts
+from embedctl_workers.backends.torch.packed.kernels import Norm
 from embedctl_workers.backends.torch.packed.weights import Layer, Weights
 
 
@@ -53,7 +54,7 @@ class PackedGpuEngine:
         self,
         weights: Weights,
         rest: list[torch.nn.Module],
-        device: GpuDevice,
+        device: Gpu,
         dtype: torch.dtype,
         longest: int,
     ) -> None:
@@ -62,7 +63,7 @@ class PackedGpuEngine:
         self._longest = longest
         hidden = weights.words.shape[1]
         self._attention = attention_for(device, dtype, weights.heads, hidden // weights.heads)
-        self._norm = _Norm(weights.norm, device.device, torch.float32)
+        self._norm = Norm(weights.norm, device.device, torch.float32)
         self._dtype = dtype
         self._stack = _Stack(weights, self._attention, device.device, dtype)
         # The layers are dropped, and the tables stay on the device only: the host's copies are large.
@@ -88,6 +89,11 @@ class PackedGpuEngine:
         self.name = f"{self.name}, graphs"
 
     def batch(self, tokens: Tokens, rows: Rows) -> Batch:
+        """Prepare some of the texts on the host.
+
+        Raises:
+            IndexError: the model has no embedding for a token or a position.
+        """
         packed = packed_texts(tokens, rows, self._weights)
         count = len(packed.ids)
         plan = self._attention.plan(packed.offsets)
@@ -107,6 +113,11 @@ class PackedGpuEngine:
         return Batch(arrays, _Facts(plan, count, tokens.prompt_tokens, bucket))
 
     def run(self, inputs: Mapping[str, torch.Tensor], facts: _Facts) -> torch.Tensor:
+        """Vectors, float32, rows × dim, on the device; not normalised unless the model itself does so.
+
+        Args:
+            inputs: the batch's arrays, int32, on the device.
+        """
         plan, bucket = facts.plan, facts.bucket
         if bucket is None or self._graphs is None:
             x = self._encoded(inputs, plan, bucket)
@@ -126,6 +137,7 @@ class PackedGpuEngine:
         return vectors
 
     def widened(self) -> PackedGpuEngine:
+        """The same in float32, made of the weights on the device; it is to be dropped soon."""
         other = copy.copy(self)
         other._attention = Bucketed()
         other._stack = self._stack.widened(other._attention)
@@ -134,6 +146,7 @@ class PackedGpuEngine:
         return other
 
     def positions(self, lengths: Rows) -> int:
+        """The number of tokens that are computed for texts of these lengths, padding included."""
         return self._filled_to(lengths) or int(lengths.sum())
 
     def _encoded(self, inputs: Mapping[str, torch.Tensor], plan: AttentionPlan, bucket: Bucket | None) -> torch.Tensor:
@@ -185,11 +198,11 @@ class _Layer:
         self._heads = weights.heads
         self._qkv = _Linear([layer.query, layer.key, layer.value], device, dtype)
         self._out = _Linear([layer.out], device, dtype)
-        self._attention_norm = _Norm(layer.attention_norm, device, dtype)
+        self._attention_norm = Norm(layer.attention_norm, device, dtype)
         self._up = _Linear([layer.up], device, dtype)
         self._activation = weights.activation or functional.gelu
         self._down = _Linear([layer.down], device, dtype)
-        self._norm = _Norm(layer.norm, device, dtype)
+        self._norm = Norm(layer.norm, device, dtype)
 
     def __call__(self, x: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: AttentionPlan) -> torch.Tensor:
         tokens, hidden = x.shape
@@ -202,7 +215,7 @@ class _Layer:
         other = copy.copy(self)
         other._attention = attention
         for name, part in vars(self).items():
-            if isinstance(part, _Linear | _Norm):
+            if isinstance(part, _Linear | Norm):
                 setattr(other, name, _widened(part))
         return other
 
@@ -211,26 +224,14 @@ class _Linear:
     """Linear layers side by side, in one product."""
 
     def __init__(self, modules: list[torch.nn.Linear], device: torch.device, dtype: torch.dtype) -> None:
-        self._weight = torch.cat([module.weight.detach().float() for module in modules]).to(device, dtype)
-        self._bias = torch.cat([module.bias.detach().float() for module in modules]).to(device, dtype)
+        self.weight = torch.cat([module.weight.detach().float() for module in modules]).to(device, dtype)
+        self.bias = torch.cat([module.bias.detach().float() for module in modules]).to(device, dtype)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, self._weight, self._bias)
+        return functional.linear(x, self.weight, self.bias)
 
 
-class _Norm:
-    """A LayerNorm; its statistics are computed in float32, whatever the type."""
-
-    def __init__(self, module: torch.nn.LayerNorm, device: torch.device, dtype: torch.dtype) -> None:
-        self._weight = module.weight.detach().to(device, dtype)
-        self._bias = module.bias.detach().to(device, dtype)
-        self._eps = float(module.eps)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.layer_norm(x, self._weight.shape, self._weight, self._bias, self._eps)
-
-
-def _widened(part: _Linear | _Norm) -> _Linear | _Norm:
+def _widened(part: _Linear | Norm) -> _Linear | Norm:
     other = copy.copy(part)
-    other._weight, other._bias = part._weight.float(), part._bias.float()
+    other.weight, other.bias = part.weight.float(), part.bias.float()
     return other

@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 from embedctl_config.errors import ModelError
 from embedctl_workers.arrays.padding import Padding
 from embedctl_workers.arrays.tokens import Rows, Tokens
-from embedctl_workers.backends.gpu.engine import Batch
 from embedctl_workers.backends.gpu.masks import look_at_no_masks, masking
 from embedctl_workers.backends.gpu.pooling import HostIndexedPooling
+from embedctl_workers.backends.gpu.transfer import Batch
 from embedctl_workers.backends.torch.packed.inputs import check_within
 
 #: Widths are multiples of this, because matrix products and attention are fastest then.
@@ -38,7 +38,7 @@ class _Facts:
 
 
 class PaddedGpuEngine:
-    """Runs a model through its own modules.
+    """Runs a model through its own modules. Its methods are those of :class:`.packed.PackedGpuEngine`.
 
     Args:
         model: float32, on the host; copied.

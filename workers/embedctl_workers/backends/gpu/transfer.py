@@ -10,10 +10,23 @@ import numpy as np
 import torch
 
 from embedctl_workers.arrays.tokens import Vectors
-from embedctl_workers.backends.gpu.device import Event, GpuDevice
+from embedctl_workers.backends.gpu.device import Event, Gpu
 
 #: Each array begins at a multiple of this many elements, because kernels read whole cache lines.
 ALIGNED = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch before it is copied to the device.
+
+    Attributes:
+        arrays: the integer arrays to copy, by name.
+        facts: what else the engine needs to know of the batch; private to the engine.
+    """
+
+    arrays: Mapping[str, np.ndarray[Any, Any]]
+    facts: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +45,7 @@ class Output:
 class Transfer:
     """Copies to the device, computing there, and copies back, each on a separate stream."""
 
-    def __init__(self, device: GpuDevice) -> None:
+    def __init__(self, device: Gpu) -> None:
         self._device = device
         self._inward, self._outward = device.stream(), device.stream()
         self._compute = device.stream()

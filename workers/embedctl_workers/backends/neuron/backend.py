@@ -13,16 +13,15 @@ import torch
 
 from embedctl_config.errors import WorkerError
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors
+from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.arrays.vectors import unit
-from embedctl_workers.backends.base import Reference
 from embedctl_workers.backends.neuron.options import TraceOptions
 from embedctl_workers.backends.neuron.padding import check_padding
 from embedctl_workers.backends.neuron.recipe import artifact_for
 from embedctl_workers.backends.neuron.runs import Run, positions_of, runs_of
 from embedctl_workers.backends.neuron.runtime import RUNTIME, device_lost, load_runtime, version_of
 from embedctl_workers.backends.neuron.traces import Traces, trace_file
-from embedctl_workers.backends.onnx.inputs import GraphInputs
+from embedctl_workers.backends.onnx.inputs import GraphBackend
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles, resolve_model
 from embedctl_workers.redaction import first_line
@@ -42,7 +41,7 @@ class Pending:
     vectors: Sequence[Future[Vectors]]
 
 
-class NeuronBackend:
+class NeuronBackend(GraphBackend):
     """A sentence-transformers model as one trace for each length, pooling included.
 
     Texts are tokenised once, unpadded. A batch is cut into runs with as many rows as the traces. A run that lacks rows
@@ -57,27 +56,18 @@ class NeuronBackend:
         load_runtime()
         self._name = files.name
         self._traces = Traces.read(folder)
-        self._inputs = GraphInputs(folder, self._traces.inputs, host)
+        super().__init__(files, folder, self._traces.inputs, host)
         self._modules = {bucket: _load(trace_file(folder, bucket), files.name) for bucket in self._traces.buckets}
         self._feeders = ThreadPoolExecutor(FEEDERS, thread_name_prefix="neuron")
-        self.fingerprint = files.fingerprint
-        self.dim, self.max_tokens = self._inputs.facts.dim, self._inputs.facts.max_tokens
         self.engine = engine_of(self._traces)
-        self.reference: Reference | None = Reference(files)
         self.ahead = 1
         self.token_budget = _ROWS * self.max_tokens
-        self.batch_cost: int | None = None
-        self.budget_by_sum = False
-        self.joins = False
 
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
         chosen = TraceOptions.parse(options)
         files = resolve_model(model, entry)
         return cls(files, artifact_for(files, host, chosen).folder, host)
-
-    def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
-        return self._inputs.tokenize(texts, prompt, truncation_side)
 
     def forward(self, tokens: Tokens, rows: Rows) -> Pending:
         runs = runs_of(tokens.lengths[rows], self._traces.buckets, self._traces.batch)

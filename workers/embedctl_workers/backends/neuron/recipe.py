@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from embedctl_workers.backends.neuron.runtime import (
 from embedctl_workers.backends.onnx.recipe import OWN
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact, ArtifactStore, Wanted
-from embedctl_workers.models.build_process import run_build
+from embedctl_workers.models.build_process import request_for, run_build
 from embedctl_workers.models.builders import BuildOptions
 from embedctl_workers.models.files import ModelFiles
 
@@ -84,30 +84,15 @@ def artifact_for(
         )
     if find_spec("sentence_transformers") is None:
         raise MissingExtra("neuron", "building an artefact")
-    return store.build(want, partial(_build, files, options, host, want, bool(target), revision), force=force)
 
+    def fill(folder: Path) -> Mapping[str, Any]:
+        more = {
+            "options": {**asdict(options), "buckets": ",".join(map(str, options.buckets))},
+            "flags": want.recipe["flags"].split(),
+            "target": want.recipe["target"],
+            "elsewhere": bool(target),
+        }
+        request = request_for(files, host, NEURON, folder, revision=revision, **more)
+        return run_build("embedctl_workers.building.neuron", request)
 
-def _build(
-    files: ModelFiles, options: TraceOptions, host: Host, want: Wanted, elsewhere: bool, revision: str, folder: Path
-) -> Mapping[str, Any]:
-    """Fill an artefact's folder, and return the facts for its manifest."""
-    request = {
-        "name": files.name,
-        "source": str(files.folder),
-        "fingerprint": files.fingerprint,
-        "kind": NEURON,
-        "options": {
-            "buckets": ",".join(map(str, options.buckets)),
-            "batch": options.batch,
-            "auto_cast": options.auto_cast,
-        },
-        "flags": want.recipe["flags"].split(),
-        "target": want.recipe["target"],
-        "elsewhere": elsewhere,
-        "threads": host.threads,
-        "cache": str(host.cache),
-        "folder": str(folder),
-    }
-    facts = run_build("embedctl_workers.building.neuron", request)
-    facts["model"] |= {"revision": revision}
-    return facts
+    return store.build(want, fill, force=force)

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel
 
 from embedctl_config.errors import WorkerError
 from embedctl_workers.backends.neuron.options import TraceOptions
 from embedctl_workers.backends.neuron.runtime import RUNTIME, version_of
 from embedctl_workers.backends.neuron.traces import Traces, trace_file
-from embedctl_workers.backends.onnx.export import WholeModel, pooling_excludes_prompt, write_facts
-from embedctl_workers.backends.onnx.inputs import POOLING_MASK, ModelFacts
+from embedctl_workers.backends.onnx.export import WholeModel, example_of, write_facts
+from embedctl_workers.backends.onnx.inputs import ModelFacts
 from embedctl_workers.backends.torch.loading import fast_tokenizer, load_sentence_transformer
 from embedctl_workers.models.files import ModelFiles
 
@@ -46,36 +46,18 @@ def write_traces(
     model = load_sentence_transformer(files)
     tokenizer = fast_tokenizer(model, files)
     _prepare(model)
-    excludes_prompt = pooling_excludes_prompt(model, files)
-    write_facts(folder, model, tokenizer, excludes_prompt=excludes_prompt)
-    names = [name for name in tokenizer.model_input_names if name != "attention_mask"] + ["attention_mask"]
-    if excludes_prompt:
-        names.append(POOLING_MASK)
+    names = write_facts(folder, files, model, tokenizer)
     traces = Traces(names, options.buckets_for(ModelFacts.read(folder).max_tokens), options.batch)
     for bucket in traces.buckets:
         say(f"tracing {traces.batch} rows of {bucket} tokens")
-        example = tuple(example_of(name, tokenizer, traces.batch, bucket) for name in names)
+        # Rows of falling lengths, each of which ends in padding: models skip the mask of a batch without padding, and a
+        # trace repeats what the model did with its example.
+        lengths = [max(1, bucket - 1 - row) for row in range(traces.batch)]
+        example = tuple(example_of(name, tokenizer, lengths, bucket) for name in names)
         traced = _trace(runtime, WholeModel(model, names), example, flags, target)
         torch.jit.save(traced, str(trace_file(folder, bucket)))
     traces.write(folder)
     return traces
-
-
-def example_of(name: str, tokenizer: PreTrainedTokenizerFast, rows: int, width: int) -> torch.Tensor:
-    """An input to trace a model with, int64, rows × width: rows of falling lengths.
-
-    Each row ends in padding. Models skip the mask of a batch without padding, and a trace repeats what the model did
-    with its example.
-    """
-    if name == "token_type_ids":
-        return torch.zeros(rows, width, dtype=torch.int64)
-    lengths = torch.arange(width - 1, width - 1 - rows, -1).clamp(min=1)
-    mask = (torch.arange(width) < lengths[:, None]).to(torch.int64)
-    if name != "input_ids":
-        return mask
-    # Any tokens will do; those in the middle of the vocabulary are not special tokens.
-    ids = (torch.arange(rows * width).reshape(rows, width) + len(tokenizer) // 2) % len(tokenizer)
-    return torch.where(mask == 1, ids, torch.full_like(ids, tokenizer.pad_token_id or 0))
 
 
 def _prepare(model: torch.nn.Module) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -10,22 +10,22 @@ import onnxruntime
 
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import ModelEntry, Thresholds
-from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors, padded
+from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.arrays.vectors import unit
-from embedctl_workers.backends.base import Reference, run_warm_up_batches
-from embedctl_workers.backends.onnx.inputs import GRAPH, OUTPUT, GraphInputs
+from embedctl_workers.backends.base import Reference
+from embedctl_workers.backends.onnx.inputs import GRAPH, OUTPUT, GraphBackend
 from embedctl_workers.backends.onnx.providers import CPU, check_provider, open_session, raise_if_lost
 from embedctl_workers.backends.onnx.recipe import ONNX, ONNX_INT8, ONNX_PLAIN, artifact_for
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.files import ModelFiles, resolve_model
-from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET, PADDED_BATCH_COST
+from embedctl_workers.models.tuning import PADDED_BATCH_COST
 
 #: The token budget for a GPU, which needs larger batches than a CPU.
 _GPU_TOKEN_BUDGET = 8192
 
 
-class OnnxBackend:
+class OnnxBackend(GraphBackend):
     """A sentence-transformers model as one fp32 graph, pooling included.
 
     Texts are tokenised once, unpadded; each batch is padded to its own longest row.
@@ -38,19 +38,15 @@ class OnnxBackend:
     KIND: ClassVar[str] = ONNX
 
     def __init__(self, files: ModelFiles, artifact: Artifact, host: Host, provider: str = CPU) -> None:
-        self.fingerprint = files.fingerprint
-        self._provider = provider
-        self.ahead = 0
-        self.token_budget = DEFAULT_TOKEN_BUDGET if provider == CPU else _GPU_TOKEN_BUDGET
-        self.batch_cost = PADDED_BATCH_COST if provider == CPU else None
-        self.budget_by_sum = False
-        self.joins = False
-        stated = artifact.manifest.get("accuracy", {}).get("bounds")
-        self.reference: Reference | None = Reference(files, Thresholds(**stated) if stated else None)
         session = open_session(artifact.folder / GRAPH, host.threads, provider=provider)
-        names = [each.name for each in session.get_inputs()]
-        self._inputs = GraphInputs(artifact.folder, names, host)
-        self.dim, self.max_tokens = self._inputs.facts.dim, self._inputs.facts.max_tokens
+        super().__init__(files, artifact.folder, [each.name for each in session.get_inputs()], host)
+        self._provider = provider
+        if provider == CPU:
+            self.batch_cost = PADDED_BATCH_COST
+        else:
+            self.token_budget = _GPU_TOKEN_BUDGET
+        if stated := artifact.manifest.get("accuracy", {}).get("bounds"):
+            self.reference = Reference(files, Thresholds(**stated))
         self._session: onnxruntime.InferenceSession | None = session
         precision = "int8" if self.KIND == ONNX_INT8 else "fp32"
         self.engine = (
@@ -65,9 +61,6 @@ class OnnxBackend:
         kind = cls.KIND if provider == CPU else ONNX_PLAIN  # the choice between a model's graphs was measured on a CPU
         return cls(files, artifact_for(files, kind, host), host, provider)
 
-    def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
-        return self._inputs.tokenize(texts, prompt, truncation_side)
-
     def forward(self, tokens: Tokens, rows: Rows) -> Vectors:
         if self._session is None:
             raise ModelError("this model was closed")
@@ -80,12 +73,6 @@ class OnnxBackend:
 
     def finish(self, output: Vectors, *, normalize: bool) -> Vectors:
         return unit(output) if normalize else output
-
-    def positions(self, lengths: Rows) -> int:
-        return padded(lengths)
-
-    def warm_up(self) -> None:
-        run_warm_up_batches(self)
 
     def close(self) -> None:
         self._session = None

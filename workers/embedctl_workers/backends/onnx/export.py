@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +46,12 @@ def export_own(files: ModelFiles, folder: Path) -> Exported:
         if isinstance(part, PreTrainedModel):
             # The optimiser recognises attention by its products and its softmax, which torch's fused attention hides.
             part.set_attn_implementation("eager")
-    excludes_prompt = pooling_excludes_prompt(model, files)
-    names = [name for name in tokenizer.model_input_names if name != "attention_mask"] + ["attention_mask"]
-    if excludes_prompt:
-        names.append(POOLING_MASK)
+    names = write_facts(folder, files, model, tokenizer)
     axes: dict[str, dict[int, str]] = {name: {0: "texts", 1: "tokens"} for name in names}
     with torch.inference_mode(), _traceable_masks():
         torch.onnx.export(
             WholeModel(model, names),
-            tuple(_example(name, tokenizer) for name in names),
+            tuple(example_of(name, tokenizer, _EXAMPLE, max(_EXAMPLE)) for name in names),
             str(folder / GRAPH),
             input_names=names,
             output_names=[OUTPUT],
@@ -63,7 +59,6 @@ def export_own(files: ModelFiles, folder: Path) -> Exported:
             opset_version=_OPSET,
             dynamo=False,
         )
-    write_facts(folder, model, tokenizer, excludes_prompt=excludes_prompt)
     config = next(part for part in model.modules() if isinstance(part, PreTrainedModel)).config
     return Exported(config.model_type, getattr(config, "num_attention_heads", 0), getattr(config, "hidden_size", 0))
 
@@ -94,22 +89,11 @@ def export_optimum(files: ModelFiles, folder: Path) -> Exported:
     for path in scratch.iterdir():
         path.unlink()
     scratch.rmdir()
-    write_facts(folder, model, tokenizer, excludes_prompt=False)
+    write_facts(folder, files, model, tokenizer)
     return Exported("", 0, 0)
 
 
 EXPORTERS: Mapping[str, Callable[[ModelFiles, Path], Exported]] = {"own": export_own, "optimum": export_optimum}
-
-
-def versions(*packages: str) -> dict[str, str]:
-    """The versions of the packages that are installed."""
-    found = {}
-    for name in packages:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 @contextmanager
@@ -164,11 +148,12 @@ def pooling_excludes_prompt(model: SentenceTransformer, files: ModelFiles) -> bo
     return bool(pooling)
 
 
-def _example(name: str, tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
-    rows, width = len(_EXAMPLE), max(_EXAMPLE)
+def example_of(name: str, tokenizer: PreTrainedTokenizerFast, lengths: Sequence[int], width: int) -> torch.Tensor:
+    """An input to trace a model with, int64, rows × width: rows of these lengths, then padding."""
+    rows = len(lengths)
     if name == "token_type_ids":
         return torch.zeros(rows, width, dtype=torch.int64)
-    mask = torch.tensor([[1] * length + [0] * (width - length) for length in _EXAMPLE])
+    mask = (torch.arange(width) < torch.tensor(lengths)[:, None]).to(torch.int64)
     if name != "input_ids":
         return mask
     # Any tokens will do; those in the middle of the vocabulary are not special tokens.
@@ -177,9 +162,17 @@ def _example(name: str, tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
 
 
 def write_facts(
-    folder: Path, model: SentenceTransformer, tokenizer: PreTrainedTokenizerFast, *, excludes_prompt: bool
-) -> None:
-    """Write the tokenizer, and the facts about a model that a worker needs, into an artefact's folder."""
+    folder: Path, files: ModelFiles, model: SentenceTransformer, tokenizer: PreTrainedTokenizerFast
+) -> list[str]:
+    """Write the tokenizer, and the facts about a model that a worker needs, into an artefact's folder.
+
+    Returns:
+        The names of the inputs of the model's graph.
+
+    Raises:
+        ModelError: as for :func:`pooling_excludes_prompt`.
+    """
+    excludes_prompt = pooling_excludes_prompt(model, files)
     default = model.default_prompt_name
     facts = ModelFacts(
         dim=int(model.encode(["a"], show_progress_bar=False).shape[1]),
@@ -192,3 +185,5 @@ def write_facts(
     )
     (folder / MODEL).write_text(facts.to_json(), encoding="utf-8")
     tokenizer.backend_tokenizer.save(str(folder / TOKENIZER))
+    names = [name for name in tokenizer.model_input_names if name != "attention_mask"]
+    return [*names, "attention_mask", *([POOLING_MASK] if excludes_prompt else [])]

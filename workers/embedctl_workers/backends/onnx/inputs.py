@@ -6,15 +6,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from embedctl_workers.arrays.padding import Padding
 from embedctl_workers.arrays.tokenizing import TextTokenizer
 from embedctl_workers.arrays.tokens import Rows, Side, Tokens
+from embedctl_workers.backends.base import Backend, Reference
 from embedctl_workers.machine.host import Host
+from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.wordpiece.load import fast_tokenizer_for
 
 #: The files of an artefact.
@@ -23,7 +25,7 @@ GRAPH, MODEL, TOKENIZER = "model.onnx", "model.json", "tokenizer.json"
 OUTPUT, POOLING_MASK = "sentence_embedding", "pooling_mask"
 
 #: A graph's inputs by name, int64, rows × width.
-Batch = Mapping[str, npt.NDArray[np.int64]]
+Batch = Mapping[str, np.ndarray[Any, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class GraphInputs:
     def __init__(self, folder: Path, names: Sequence[str], host: Host) -> None:
         self.facts = ModelFacts.read(folder)
         self._names = names
+        self._padding = Padding(self.facts.fillers)
         tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
         self._tokenize = TextTokenizer(
             tokenizer,
@@ -92,19 +95,30 @@ class GraphInputs:
         Args:
             width: tokens of a row, padding included; 0 for the length of the longest row.
         """
-        lengths = tokens.lengths[rows]
-        places = np.arange(width or lengths.max())
-        # Padding is at the end, whatever the tokenizer's side, so that a token keeps its position in the text alone.
-        used = places < lengths[:, np.newaxis]
-        batch = {"attention_mask": used.astype(np.int64)}
+        batch = self._padding(tokens, rows, width or int(tokens.lengths[rows].max()))
         if self.facts.excludes_prompt:
-            batch[POOLING_MASK] = (used & (places >= (tokens.prompt_tokens or 0))).astype(np.int64)
-        for name, column in tokens.columns.items():
-            padded = batch[name] = np.full(used.shape, self.facts.fillers[name], np.int64)
-            padded[used] = column.select(rows).values
+            batch[POOLING_MASK] = batch["attention_mask"].copy()
+            batch[POOLING_MASK][:, : tokens.prompt_tokens or 0] = 0
         return {name: batch[name] for name in self._names}
 
     def _count(self, prompt: str) -> int:
         """The number of tokens that pooling leaves out: the prompt's, without the special token at its end."""
         ids = self._tokenize([prompt]).columns["input_ids"][0]
         return len(ids) - (ids[-1] in self.facts.special_ids)
+
+
+class GraphBackend(Backend):
+    """The base of backends that run a model's graph: its artefact holds all they need.
+
+    Args:
+        folder, names: as for :class:`GraphInputs`.
+    """
+
+    def __init__(self, files: ModelFiles, folder: Path, names: Sequence[str], host: Host) -> None:
+        self.fingerprint = files.fingerprint
+        self.reference = Reference(files)
+        self._inputs = GraphInputs(folder, names, host)
+        self.dim, self.max_tokens = self._inputs.facts.dim, self._inputs.facts.max_tokens
+
+    def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
+        return self._inputs.tokenize(texts, prompt, truncation_side)

@@ -14,7 +14,7 @@ from embedctl_config.cpu import cpu_flags
 from embedctl_config.errors import MissingExtra, ModelError, SettingsError
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact, ArtifactStore, Wanted
-from embedctl_workers.models.build_process import run_build
+from embedctl_workers.models.build_process import request_for, run_build
 from embedctl_workers.models.builders import BuildOptions
 from embedctl_workers.models.files import ModelFiles
 
@@ -94,7 +94,12 @@ def artifact_for(
             f"building it: run `embedctl model build {files.name}`, or copy {want.name} from a machine that has it"
         )
     _check_extras(exporter)
-    return store.build(want, partial(_build, files, kind, exporter, host, revision), force=force)
+
+    def fill(folder: Path) -> Mapping[str, Any]:
+        request = request_for(files, host, kind, folder, revision=revision, exporter=exporter)
+        return run_build("embedctl_workers.building.onnx", request)
+
+    return store.build(want, fill, force=force)
 
 
 def reduced_range() -> bool:
@@ -110,20 +115,3 @@ def _check_extras(exporter: str) -> None:
     for package, extra in (("torch", "torch"), ("sentence_transformers", "torch"), ("onnx", "onnx")):
         if find_spec(package) is None:
             raise MissingExtra(extra, "building an artefact")
-
-
-def _build(files: ModelFiles, kind: str, exporter: str, host: Host, revision: str, folder: Path) -> Mapping[str, Any]:
-    """Fill an artefact's folder, and return the facts for its manifest."""
-    request = {
-        "name": files.name,
-        "source": str(files.folder),
-        "fingerprint": files.fingerprint,
-        "kind": kind,
-        "exporter": exporter,
-        "threads": host.threads,
-        "cache": str(host.cache),
-        "folder": str(folder),
-    }
-    facts = run_build("embedctl_workers.building.onnx", request)
-    facts["model"] |= {"revision": revision}
-    return facts

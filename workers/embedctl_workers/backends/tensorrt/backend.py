@@ -11,12 +11,11 @@ import numpy as np
 
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors
+from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.arrays.vectors import unit
-from embedctl_workers.backends.base import Reference
-from embedctl_workers.backends.onnx.inputs import GraphInputs
+from embedctl_workers.backends.gpu.device import Event
+from embedctl_workers.backends.onnx.inputs import GraphBackend
 from embedctl_workers.backends.tensorrt import runtime as runtimes
-from embedctl_workers.backends.tensorrt.device import Event
 from embedctl_workers.backends.tensorrt.engine import Begun, LoadedPlan, PlanRefused
 from embedctl_workers.backends.tensorrt.profiles import Piece, pieces_of
 from embedctl_workers.backends.tensorrt.recipe import PLAN, PlanOptions, artifact_for, profiles_of
@@ -36,7 +35,7 @@ class Output:
     done: Event
 
 
-class TensorRTBackend:
+class TensorRTBackend(GraphBackend):
     """A sentence-transformers model as one plan, pooling included, built for the GPU at hand.
 
     Texts are tokenised once, unpadded. A batch is cut into pieces by the plan's profiles, one per bucket of lengths.
@@ -50,20 +49,14 @@ class TensorRTBackend:
     def __init__(
         self, files: ModelFiles, artifact: Artifact, runtime: Runtime, host: Host, options: PlanOptions
     ) -> None:
-        self.fingerprint = files.fingerprint
-        self.reference: Reference | None = Reference(files)
-        # One batch is on the device, and one is queued behind it.
-        self.ahead, self.token_budget = 1, options.batch_tokens
-        self.batch_cost: int | None = None
-        self.budget_by_sum = False
-        self.joins = False
         self._runtime = runtime
         self._profiles = profiles_of(artifact.folder, options)
         plan = (artifact.folder / PLAN).read_bytes()
         engine = LoadedPlan(runtime, plan, self._profiles)
         self._engine: LoadedPlan | None = engine
-        self._inputs = GraphInputs(artifact.folder, engine.inputs, host)
-        self.dim, self.max_tokens = self._inputs.facts.dim, self._inputs.facts.max_tokens
+        super().__init__(files, artifact.folder, engine.inputs, host)
+        # One batch is on the device, and one is queued behind it.
+        self.ahead, self.token_budget = 1, options.batch_tokens
         self.engine = f"TensorRT {runtime.version}, {artifact.manifest['graph']['name']}, {runtime.device.name}"
 
     @classmethod
@@ -82,9 +75,6 @@ class TensorRTBackend:
                 ) from error
             log.warning("%s: %s: it is built again", artifact.folder, error)
         return cls(files, artifact_for(files, runtime, host, chosen, force=True), runtime, host, chosen)
-
-    def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
-        return self._inputs.tokenize(texts, prompt, truncation_side)
 
     def forward(self, tokens: Tokens, rows: Rows) -> Output:
         engine = self._engine

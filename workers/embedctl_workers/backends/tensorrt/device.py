@@ -4,68 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from embedctl_config.errors import WorkerError
-from embedctl_workers.backends.gpu.device import open_gpu, watched
-
-
-class Event(Protocol):
-    """A point in the stream's work."""
-
-    def synchronize(self) -> None:
-        """Wait until all work before it is done."""
-        ...
-
-
-class PlanDevice(Protocol):
-    """A GPU with one stream. All work requested here is done in this stream, in the order of the requests."""
-
-    #: Its model, such as `NVIDIA A10G`, and its compute capability, such as `8.6`.
-    name: str
-    capability: str
-    #: The stream's handle, as the vendor's functions take it.
-    stream: int
-
-    def current(self) -> AbstractContextManager[object]:
-        """A context: what this thread requests of torch inside it is done in the stream."""
-        ...
-
-    def watched(self) -> AbstractContextManager[object]:
-        """A context that classifies errors of the device, as :func:`embedctl_workers.backends.gpu.device.watched`."""
-        ...
-
-    def put(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
-        """A contiguous copy on the device, perhaps not finished yet."""
-        ...
-
-    def empty(self, shape: Sequence[int]) -> torch.Tensor:
-        """Memory of the device for float32."""
-        ...
-
-    def scratch(self, size: int) -> torch.Tensor:
-        """Memory of the device for some bytes, aligned to 256 bytes."""
-        ...
-
-    def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy in host memory, perhaps not finished yet."""
-        ...
-
-    def mark(self) -> Event:
-        """An event at the end of all work requested so far."""
-        ...
-
-    def wait(self) -> None:
-        """Wait until all requested work is done."""
-        ...
+from embedctl_workers.backends.gpu.device import Event, open_gpu, watched
 
 
 class CudaDevice:
-    """The first GPU that torch sees; see :class:`PlanDevice`.
+    """The first GPU that torch sees, with one stream.
+
+    All work requested here is done in this stream, in the order of the requests.
+
+    Attributes:
+        name, capability: its model, such as `NVIDIA A10G`, and its compute capability, such as `8.6`.
+        stream: the stream's handle, as the vendor's functions take it.
 
     Raises:
         WorkerError: this torch sees no usable GPU, or is built for AMD's GPUs.
@@ -85,27 +41,35 @@ class CudaDevice:
         self.stream = int(self._stream.cuda_stream)
 
     def current(self) -> AbstractContextManager[object]:
+        """A context: what this thread requests of torch inside it is done in the stream."""
         return torch.cuda.stream(self._stream)
 
     def watched(self) -> AbstractContextManager[object]:
+        """A context that classifies errors of the device, as :func:`embedctl_workers.backends.gpu.device.watched`."""
         return watched(self._gpu)
 
     def put(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
+        """A contiguous copy on the device, perhaps not finished yet."""
         return torch.from_numpy(array).pin_memory().to(self._gpu.device, non_blocking=True)
 
     def empty(self, shape: Sequence[int]) -> torch.Tensor:
+        """Memory of the device for float32."""
         return torch.empty(*shape, dtype=torch.float32, device=self._gpu.device)
 
     def scratch(self, size: int) -> torch.Tensor:
+        """Memory of the device for some bytes, aligned to 256 bytes."""
         return torch.empty(size, dtype=torch.uint8, device=self._gpu.device)  # torch aligns all blocks to 512 bytes
 
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy in host memory, perhaps not finished yet."""
         return self._gpu.pinned(tuple(tensor.shape), tensor.dtype).copy_(tensor, non_blocking=True)
 
     def mark(self) -> Event:
+        """An event at the end of all work requested so far."""
         event = self._gpu.event()
         event.record(self._stream)
         return event
 
     def wait(self) -> None:
+        """Wait until all requested work is done."""
         self._stream.synchronize()

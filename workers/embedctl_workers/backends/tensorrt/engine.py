@@ -69,7 +69,8 @@ class LoadedPlan:
         if [name for name in names if name not in self.inputs] != [OUTPUT]:
             raise PlanRefused(f"the plan's tensors are {', '.join(names)}")
         with runtime.device.current():
-            self._scratch = self._shared_scratch()
+            size = int(engine.device_memory_size_v2)
+            self._scratch = runtime.device.scratch(size) if size else None
             self._contexts = [self._context(at) for at in range(len(profiles))]
         runtime.device.wait()
 
@@ -104,11 +105,6 @@ class LoadedPlan:
         self._check(context.set_tensor_address(OUTPUT, output.data_ptr()), f"the address of {OUTPUT}")
         self._check(context.execute_async_v3(device.stream), "the batch")
         return Begun(device.fetch(output), [*held, output])
-
-    def _shared_scratch(self) -> torch.Tensor | None:
-        """The block of memory that all contexts use; None if they need none."""
-        size = int(self._engine.device_memory_size_v2)
-        return self._runtime.device.scratch(size) if size else None
 
     def _context(self, profile: int) -> Any:
         # With TensorRT's own strategy, each context would have a block as large as the largest profile needs.

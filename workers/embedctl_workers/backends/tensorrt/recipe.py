@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from embedctl_workers.backends.tensorrt.profiles import Profile, profiles_for
 from embedctl_workers.backends.tensorrt.runtime import Runtime
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact, ArtifactStore, Wanted
-from embedctl_workers.models.build_process import run_build
+from embedctl_workers.models.build_process import request_for, run_build
 from embedctl_workers.models.builders import BuildOptions
 from embedctl_workers.models.files import ModelFiles
 
@@ -74,7 +73,6 @@ def wanted(files: ModelFiles, graph: Artifact, runtime: Runtime, options: PlanOp
     Raises:
         MissingExtra: onnxruntime, which converts the graph, is not installed.
     """
-    profiles: Sequence[Profile] = profiles_of(graph.folder, options)
     return Wanted(
         files.fingerprint,
         {
@@ -85,7 +83,7 @@ def wanted(files: ModelFiles, graph: Artifact, runtime: Runtime, options: PlanOp
             "tensorrt": runtime.version,
             "gpu": runtime.device.name,
             "compute_capability": runtime.device.capability,
-            "profiles": "; ".join(map(str, profiles)),
+            "profiles": "; ".join(map(str, profiles_of(graph.folder, options))),
             "dtype": options.dtype,
             "builder": BUILDER,
         },
@@ -124,7 +122,13 @@ def artifact_for(
     for package in ("onnx", "onnxruntime", "sentence_transformers"):
         if find_spec(package) is None:
             raise MissingExtra("tensorrt", "building a plan")
-    return store.build(want, partial(_build, files, graph, host, options, revision), force=force)
+
+    def fill(folder: Path) -> Mapping[str, Any]:
+        more = {"graph": str(graph.folder), "options": asdict(options)}
+        request = request_for(files, host, TENSORRT, folder, revision=revision, **more)
+        return run_build("embedctl_workers.building.tensorrt", request)
+
+    return store.build(want, fill, force=force)
 
 
 def build(files: ModelFiles, host: Host, how: BuildOptions) -> Artifact:
@@ -161,25 +165,3 @@ def _not_built(files: ModelFiles, host: Host, store: ArtifactStore, runtime: Run
         f"building it: run `embedctl model build {files.name} --class gpu-tensorrt`, or "
         f"copy the artefacts of a machine with the same GPU and versions"
     )
-
-
-def _build(
-    files: ModelFiles, graph: Artifact, host: Host, options: PlanOptions, revision: str, folder: Path
-) -> Mapping[str, Any]:
-    """Fill an artefact's folder, and return the facts for its manifest."""
-    facts = run_build(
-        "embedctl_workers.building.tensorrt",
-        {
-            "name": files.name,
-            "source": str(files.folder),
-            "fingerprint": files.fingerprint,
-            "kind": TENSORRT,
-            "graph": str(graph.folder),
-            "options": asdict(options),
-            "threads": host.threads,
-            "cache": str(host.cache),
-            "folder": str(folder),
-        },
-    )
-    facts["model"] |= {"revision": revision}
-    return facts

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from embedctl_config.errors import MissingExtra, WorkerError
-from embedctl_workers.backends.tensorrt.device import CudaDevice, PlanDevice
+from embedctl_workers.backends.tensorrt.device import CudaDevice
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Runtime:
     """
 
     trt: Any  # it has no types
-    device: PlanDevice
+    device: CudaDevice
     log: Any  # a subclass of one of the vendor's classes
 
     @property

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from onnx import numpy_helper
+from onnxruntime.transformers.onnx_model import OnnxModel
 
 #: What stands between a projection and the product: it moves numbers, and changes none.
 _MOVES = ("Transpose", "Reshape")
@@ -91,10 +92,10 @@ class _View:
 def _move(view: _View, scaling: Any) -> None:
     product = view.makers[view.scaled(scaling)]
     for user in view.users[scaling.output[0]]:
-        _rename(user, scaling.output[0], product.output[0])
+        OnnxModel.replace_node_input(user, scaling.output[0], product.output[0])
     factor, nodes = view.factor(scaling), view.projection(product.input[0])
     if nodes is None:
-        _rename(scaling, product.output[0], product.input[0])
+        OnnxModel.replace_node_input(scaling, product.output[0], product.input[0])
         product.input[0] = scaling.output[0]
         return
     view.graph.node.remove(scaling)
@@ -103,10 +104,4 @@ def _move(view: _View, scaling: Any) -> None:
         # Equal tensors may be shared between layers, so the scaled one is a new one.
         scaled = numpy_helper.to_array(view.weights[name]) * factor
         view.graph.initializer.append(numpy_helper.from_array(scaled.astype(np.float32), f"{node.name}/scaled"))
-        _rename(node, name, f"{node.name}/scaled")
-
-
-def _rename(node: Any, old: str, new: str) -> None:
-    for at, name in enumerate(node.input):
-        if name == old:
-            node.input[at] = new
+        OnnxModel.replace_node_input(node, name, f"{node.name}/scaled")

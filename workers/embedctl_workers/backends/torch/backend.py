@@ -16,7 +16,7 @@ from embedctl_config.hardware import ModelEntry
 from embedctl_workers.arrays.padding import Padding
 from embedctl_workers.arrays.tokenizing import TextTokenizer
 from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors, padded
-from embedctl_workers.backends.base import Reference, run_warm_up_batches
+from embedctl_workers.backends.base import Backend, Reference
 from embedctl_workers.backends.torch.loading import fast_tokenizer, load_sentence_transformer
 from embedctl_workers.backends.torch.packed.choosing import bf16_layers, fp32_layers
 from embedctl_workers.backends.torch.packed.engine import PackedEngine, packed_engine
@@ -24,7 +24,7 @@ from embedctl_workers.machine.host import Host
 from embedctl_workers.machine.teams import OwnPlace
 from embedctl_workers.models.files import ModelFiles, resolve_model
 from embedctl_workers.models.longest import longest_text
-from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET, PADDED_BATCH_COST
+from embedctl_workers.models.tuning import PADDED_BATCH_COST
 from embedctl_workers.models.wordpiece.load import fast_tokenizer_for
 
 #: Number of prompts whose length in tokens is cached.
@@ -34,7 +34,7 @@ _PROMPTS_KEPT = 16
 CpuEngine = Callable[[Tokens, Rows], torch.Tensor]
 
 
-class SentenceModel:
+class SentenceModel(Backend):
     """A sentence-transformers model in fp32 on the CPU, and its tokenizer: the base of the backends that run on torch.
 
     Texts are tokenised once, unpadded.
@@ -45,7 +45,7 @@ class SentenceModel:
 
     def __init__(self, files: ModelFiles, host: Host) -> None:
         self.fingerprint = files.fingerprint
-        self.reference: Reference | None = Reference(files)
+        self.reference = Reference(files)
         self._model = load_sentence_transformer(files)
         self._tokenizer = tokenizer = fast_tokenizer(self._model, files)
         dim = self._model.get_embedding_dimension()
@@ -100,7 +100,6 @@ class TorchBackend(SentenceModel):
                 raise SettingsError(f"{name} {value!r} of backend torch is neither auto nor {other}")
         torch.set_num_threads(host.threads)
         super().__init__(files, host)
-        self.ahead, self.token_budget = 0, DEFAULT_TOKEN_BUDGET
         self._plain = products == "plain"
         self._place = OwnPlace()
         with self._place:  # it measures
@@ -112,7 +111,6 @@ class TorchBackend(SentenceModel):
             self._tokenize = self._tokenize.only("input_ids")
         self.batch_cost = PADDED_BATCH_COST if self._pads else None
         self.budget_by_sum = False  # packed rows too: budgets on CPUs are tuned as rows × longest row
-        self.joins = False
 
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
@@ -141,9 +139,6 @@ class TorchBackend(SentenceModel):
 
     def positions(self, lengths: Rows) -> int:
         return padded(lengths) if self._pads else int(lengths.sum())
-
-    def warm_up(self) -> None:
-        run_warm_up_batches(self)
 
     def close(self) -> None:
         del self._engine, self._model

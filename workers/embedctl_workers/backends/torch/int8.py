@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from sentence_transformers import SentenceTransformer
 
 from embedctl_config.hardware import ModelEntry, Thresholds
+from embedctl_workers.backends.base import Reference
 from embedctl_workers.backends.torch.backend import TorchBackend
 from embedctl_workers.backends.torch.packed.engine import PackedEngine, taken_over
 from embedctl_workers.backends.torch.packed.inputs import packable
-from embedctl_workers.backends.torch.packed.int8 import Int8Layers, Int8Library, fits_int8
+from embedctl_workers.backends.torch.packed.int8 import Int8Library, fits_int8, int8_layers
 from embedctl_workers.backends.torch.packed.kernels import load_kernels
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.compiling import NOT_COMPILED
@@ -46,8 +46,7 @@ class TorchInt8Backend(TorchBackend):
         _refuse_others(files)
         self._library = _library(host)
         super().__init__(files, host)
-        if self.reference is not None:
-            self.reference = replace(self.reference, bounds=BOUNDS)
+        self.reference = Reference(files, BOUNDS)
 
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
@@ -61,7 +60,7 @@ class TorchInt8Backend(TorchBackend):
             raise NotInt8(
                 "the model's layers have sizes or an activation that the packed engine does not compute in int8"
             )
-        return taken_over(model, PackedEngine(*found, load_kernels(host), Int8Layers(self._library)))
+        return taken_over(model, PackedEngine(*found, load_kernels(host), int8_layers(self._library)))
 
 
 def compile_all(host: Host) -> None:

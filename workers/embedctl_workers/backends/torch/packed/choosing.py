@@ -14,10 +14,10 @@ from embedctl_config.cpu import cpu_flags
 from embedctl_config.errors import ModelError
 from embedctl_workers.backends.torch.packed.buffers import Buffers
 from embedctl_workers.backends.torch.packed.kernels import Kernels, Texts, TorchKernels
-from embedctl_workers.backends.torch.packed.layers import EncoderLayer, LayerKind, PlainLayers
+from embedctl_workers.backends.torch.packed.layers import EncoderLayer, LayerKind, plain_layers
 from embedctl_workers.backends.torch.packed.linear import OneDnnBf16Linear, fastest_linear
-from embedctl_workers.backends.torch.packed.onednn_layers import OneDnnBf16Layers
-from embedctl_workers.backends.torch.packed.tiles import AMX, AVX512, TileLayers, Tiles, Unit, fit_tiles
+from embedctl_workers.backends.torch.packed.onednn_layers import onednn_bf16_layers
+from embedctl_workers.backends.torch.packed.tiles import AMX, AVX512, Tiles, Unit, fit_tiles, tile_layers
 from embedctl_workers.backends.torch.packed.weights import Weights
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.compiling import NOT_COMPILED
@@ -37,10 +37,10 @@ def fp32_layers(weights: Weights, kernels: Kernels, host: Host, *, plain: bool =
     Args:
         plain: torch's, in any case.
     """
-    usual = PlainLayers(fastest_linear(weights.layers[0].up.weight.detach().float()), kernels)
+    usual = plain_layers(fastest_linear(weights.layers[0].up.weight.detach().float()), kernels)
     if plain:
         return usual
-    split = [TileLayers(tiles, 2, kernels) for tiles in _tiles(weights, kernels, host, (AMX,))]
+    split = [tile_layers(tiles, 2, kernels) for tiles in _tiles(weights, kernels, host, (AMX,))]
     return _fastest([usual, *split], weights, usual, _CLOSE)
 
 
@@ -53,11 +53,13 @@ def bf16_layers(weights: Weights, kernels: Kernels, host: Host, *, plain: bool =
     Raises:
         ModelError: none of them computes correctly.
     """
-    exact = PlainLayers(fastest_linear(weights.layers[0].up.weight.detach().float()), kernels)
+    exact = plain_layers(fastest_linear(weights.layers[0].up.weight.detach().float()), kernels)
     for tiles in [] if plain else _tiles(weights, kernels, host, (AMX, AVX512)):
         with suppress(ModelError):  # logged: both are wrong
-            return _fastest([TileLayers(tiles, 1, kernels), OneDnnBf16Layers(tiles, kernels)], weights, exact, _ROUGH)
-    return _fastest([PlainLayers(OneDnnBf16Linear, kernels)], weights, exact, _ROUGH)
+            return _fastest(
+                [tile_layers(tiles, 1, kernels), onednn_bf16_layers(tiles, kernels)], weights, exact, _ROUGH
+            )
+    return _fastest([plain_layers(OneDnnBf16Linear, kernels)], weights, exact, _ROUGH)
 
 
 def _tiles(weights: Weights, kernels: Kernels, host: Host, units: Sequence[Unit]) -> list[Tiles]:

@@ -10,7 +10,7 @@ import torch
 
 from embedctl_workers.backends.torch.packed.buffers import Buffers
 from embedctl_workers.backends.torch.packed.kernels import Norm, Texts
-from embedctl_workers.backends.torch.packed.layers import joined, joined_qkv
+from embedctl_workers.backends.torch.packed.layers import LayerKind, joined, joined_qkv
 from embedctl_workers.backends.torch.packed.native import address, library
 from embedctl_workers.backends.torch.packed.weights import Layer, Weights
 from embedctl_workers.machine.host import Host
@@ -103,10 +103,6 @@ class _Product(ctypes.Structure):
     ]
 
 
-class _Norm(ctypes.Structure):
-    _fields_: ClassVar = [("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("eps", ctypes.c_float)]
-
-
 class Product:
     """A linear layer's weight in int8, laid out for the library.
 
@@ -145,9 +141,7 @@ class Int8Layer:
             Product(*joined((part, 1.0)), calls.panel) for part in (layer.out, layer.up, layer.down)
         )
         self._norms = [Norm(layer.attention_norm), Norm(layer.norm)]
-        self.attention_norm, self.norm = (
-            _Norm(norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps) for norm in self._norms
-        )
+        self.attention_norm, self.norm = (norm.struct for norm in self._norms)
 
     def __call__(self, x: torch.Tensor, texts: Texts, buffers: Buffers) -> None:
         tokens, hidden = x.shape
@@ -157,15 +151,9 @@ class Int8Layer:
         self._calls.rest(x, context, self, buffers)
 
 
-class Int8Layers:
+def int8_layers(calls: Int8Library) -> LayerKind:
     """Layers in int8."""
-
-    def __init__(self, calls: Int8Library) -> None:
-        self.name = "int8, VNNI"
-        self._calls = calls
-
-    def layer(self, layer: Layer, weights: Weights) -> Int8Layer:
-        return Int8Layer(layer, weights.heads, self._calls)
+    return LayerKind("int8, VNNI", lambda layer, weights: Int8Layer(layer, weights.heads, calls))
 
 
 def fits_int8(weights: Weights) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -17,32 +17,6 @@ from embedctl_workers.machine.host import Host
 from embedctl_workers.models.compiling import NOT_COMPILED
 
 log = logging.getLogger(__name__)
-
-
-class Kernels(Protocol):
-    """Operations on contiguous float32 matrices with one row per token.
-
-    Attributes:
-        name: for people.
-    """
-
-    name: str
-
-    def embed(self, ids: torch.Tensor, positions: torch.Tensor, tables: Tables, x: torch.Tensor) -> None:
-        """The tables' vectors of ids and positions, int64 and within the tables, into `x`."""
-        ...
-
-    def attention(self, qkv: torch.Tensor, texts: Texts, heads: int, context: torch.Tensor) -> None:
-        """softmax(q kᵀ) v for each text and head, into `context`; `qkv` is tokens × (3 · hidden), queries scaled."""
-        ...
-
-    def add_layer_norm(self, x: torch.Tensor, y: torch.Tensor, norm: Norm) -> None:
-        """LayerNorm(x + y) into `x`."""
-        ...
-
-    def gelu(self, x: torch.Tensor) -> torch.Tensor:
-        """x · Φ(x); perhaps in place."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +49,29 @@ class Texts:
         return first, second
 
 
-class Norm:
-    """A LayerNorm's weight, bias and epsilon."""
+class NormStruct(ctypes.Structure):
+    """The C struct `norm`."""
 
-    def __init__(self, module: torch.nn.LayerNorm) -> None:
-        self.weight = module.weight.detach().float().contiguous()
-        self.bias = module.bias.detach().float().contiguous()
+    _fields_ = (("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("eps", ctypes.c_float))
+
+
+class Norm:
+    """A LayerNorm's weight, bias and epsilon; its statistics are computed in float32, whatever the type."""
+
+    def __init__(
+        self, module: torch.nn.LayerNorm, device: torch.device | None = None, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.weight = module.weight.detach().to(device, dtype).contiguous()
+        self.bias = module.bias.detach().to(device, dtype).contiguous()
         self.eps = float(module.eps)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+    @property
+    def struct(self) -> NormStruct:
+        """The same for a C function; it keeps neither tensor alive."""
+        return NormStruct(address(self.weight), address(self.bias), self.eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +88,20 @@ class Tables:
 
 
 class TorchKernels:
-    """The operations in torch: the reference for the compiled kernels, and the fallback without a compiler."""
+    """Operations on contiguous float32 matrices with one row per token, in torch.
 
+    They are the reference for the compiled kernels, and the fallback without a compiler.
+    """
+
+    #: For people.
     name = "torch kernels"
 
     def embed(self, ids: torch.Tensor, positions: torch.Tensor, tables: Tables, x: torch.Tensor) -> None:
+        """The tables' vectors of ids and positions, int64 and within the tables, into `x`."""
         x.copy_(tables.norm(tables.words[ids] + tables.places[positions]))
 
     def attention(self, qkv: torch.Tensor, texts: Texts, heads: int, context: torch.Tensor) -> None:
+        """softmax(q kᵀ) v for each text and head, into `context`; `qkv` is tokens × (3 · hidden), queries scaled."""
         hidden = context.shape[1]
         for text in texts.order:
             begin, end = texts.offsets[text : text + 2].tolist()
@@ -117,14 +110,16 @@ class TorchKernels:
             context[begin:end] = one.transpose(0, 1).reshape(end - begin, hidden)
 
     def add_layer_norm(self, x: torch.Tensor, y: torch.Tensor, norm: Norm) -> None:
+        """LayerNorm(x + y) into `x`."""
         x.copy_(norm(x.add_(y)))
 
     def gelu(self, x: torch.Tensor) -> torch.Tensor:
+        """x · Φ(x); perhaps in place."""
         return functional.gelu(x)
 
 
 class CompiledKernels:
-    """Calls into the libraries made from `elementwise.c` and `attention.c`."""
+    """The same as :class:`TorchKernels`, by the libraries made from `elementwise.c` and `attention.c`."""
 
     name = "compiled kernels"
 
@@ -156,6 +151,9 @@ class CompiledKernels:
     def gelu(self, x: torch.Tensor) -> torch.Tensor:
         self._elementwise.gelu(address(x), ctypes.c_long(x.numel()))
         return x
+
+
+Kernels = TorchKernels | CompiledKernels
 
 
 def load_kernels(host: Host) -> Kernels:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -11,36 +13,27 @@ from embedctl_workers.backends.torch.packed.kernels import Kernels, Norm, Texts
 from embedctl_workers.backends.torch.packed.linear import Linear
 from embedctl_workers.backends.torch.packed.weights import Layer, Weights
 
-
-class EncoderLayer(Protocol):
-    """One layer, with its weights laid out for one way to compute it."""
-
-    def __call__(self, x: torch.Tensor, texts: Texts, buffers: Buffers) -> None:
-        """Replace `x`, float32, tokens × hidden, by the layer's output."""
-        ...
+#: One layer, with its weights laid out for one way to compute it. It replaces its first argument, float32, tokens ×
+#: hidden, by its output.
+EncoderLayer = Callable[[torch.Tensor, Texts, Buffers], None]
 
 
-class LayerKind(Protocol):
-    """One way to compute the layers of an encoder."""
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerKind:
+    """One way to compute the layers of an encoder.
 
-    #: The products, for people: the last part of the engine's name.
+    Attributes:
+        name: the products, for people: the last part of the engine's name.
+        layer: copies a layer's weights, laid out for it.
+    """
+
     name: str
-
-    def layer(self, layer: Layer, weights: Weights) -> EncoderLayer:
-        """Copy a layer's weights, laid out for it."""
-        ...
+    layer: Callable[[Layer, Weights], EncoderLayer]
 
 
-class PlainLayers:
+def plain_layers(linear: type[Linear], kernels: Kernels) -> LayerKind:
     """Products by torch, and kernels between them."""
-
-    def __init__(self, linear: type[Linear], kernels: Kernels) -> None:
-        self.name = f"{kernels.name}, {linear.NAME}"
-        self._linear = linear
-        self._kernels = kernels
-
-    def layer(self, layer: Layer, weights: Weights) -> EncoderLayer:
-        return _PlainLayer(layer, weights, self._linear, self._kernels)
+    return LayerKind(f"{kernels.name}, {linear.NAME}", partial(_PlainLayer, linear=linear, kernels=kernels))
 
 
 class _PlainLayer:

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from embedctl_workers.backends.torch.packed.buffers import Buffers
 from embedctl_workers.backends.torch.packed.kernels import Kernels, Norm, Texts
-from embedctl_workers.backends.torch.packed.layers import EncoderLayer, joined
+from embedctl_workers.backends.torch.packed.layers import LayerKind, joined
 from embedctl_workers.backends.torch.packed.linear import OneDnnBf16Linear, OneDnnLinear
 from embedctl_workers.backends.torch.packed.tiles import TileAttention, Tiles, filled_up
 from embedctl_workers.backends.torch.packed.weights import Layer, Weights
 
 
-class OneDnnBf16Layers:
+def onednn_bf16_layers(tiles: Tiles, kernels: Kernels) -> LayerKind:
     """What one operation gives the next stays in bf16; sums, GELU, softmax and LayerNorm are in float32.
 
     Args:
         tiles: for attention.
         kernels: for LayerNorm.
     """
-
-    def __init__(self, tiles: Tiles, kernels: Kernels) -> None:
-        self.name = f"{kernels.name}, {OneDnnBf16Linear.NAME}, attention on {tiles.unit.name}"
-        self._tiles = tiles
-        self._kernels = kernels
-
-    def layer(self, layer: Layer, weights: Weights) -> EncoderLayer:
-        return _OneDnnBf16Layer(layer, weights.heads, self._tiles, self._kernels)
+    name = f"{kernels.name}, {OneDnnBf16Linear.NAME}, attention on {tiles.unit.name}"
+    return LayerKind(name, partial(_OneDnnBf16Layer, tiles=tiles, kernels=kernels))
 
 
 class _OneDnnBf16Layer:
-    def __init__(self, layer: Layer, heads: int, tiles: Tiles, kernels: Kernels) -> None:
+    def __init__(self, layer: Layer, weights: Weights, tiles: Tiles, kernels: Kernels) -> None:
+        heads = weights.heads
         self._kernels = kernels
         self._attention = TileAttention(tiles, heads, layer.query.out_features // heads, parts=1)
         qkv, out = filled_up(layer, heads)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import torch
 
 from embedctl_config.errors import ModelError
 from embedctl_workers.backends.torch.packed.buffers import Buffers
-from embedctl_workers.backends.torch.packed.kernels import Kernels, Norm, Texts
-from embedctl_workers.backends.torch.packed.layers import EncoderLayer, joined, joined_qkv
+from embedctl_workers.backends.torch.packed.kernels import Kernels, Norm, NormStruct, Texts
+from embedctl_workers.backends.torch.packed.layers import LayerKind, joined, joined_qkv
 from embedctl_workers.backends.torch.packed.native import address, library
 from embedctl_workers.backends.torch.packed.weights import Layer, Weights
 from embedctl_workers.machine.host import Host
@@ -68,7 +69,7 @@ class Tiles:
         self.products.packed_bytes.restype = ctypes.c_long
 
 
-class TileLayers:
+def tile_layers(tiles: Tiles, parts: int, kernels: Kernels) -> LayerKind:
     """Products on tiles, each with what follows it.
 
     Args:
@@ -76,19 +77,12 @@ class TileLayers:
             float32.
         kernels: for attention over short texts in float32.
     """
-
-    def __init__(self, tiles: Tiles, parts: int, kernels: Kernels) -> None:
-        self.name = f"{kernels.name}, {tiles.unit.name}" + (" x 3" if parts == 2 else "")
-        self._tiles = tiles
-        self._parts = parts
-        self._kernels = kernels
-
-    def layer(self, layer: Layer, weights: Weights) -> EncoderLayer:
-        return _TileLayer(layer, weights, self._tiles, self._parts, self._kernels)
+    name = f"{kernels.name}, {tiles.unit.name}" + (" x 3" if parts == 2 else "")
+    return LayerKind(name, partial(_TileLayer, tiles=tiles, parts=parts, kernels=kernels))
 
 
 def fit_tiles(weights: Weights) -> bool:
-    """Whether :class:`TileLayers` can compute this model."""
+    """Whether :func:`tile_layers` can compute this model."""
     return weights.activation is None and weights.words.shape[1] % _TILE == 0
 
 
@@ -98,18 +92,12 @@ class _Product(ctypes.Structure):
     _fields_ = (("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p))
 
 
-class _Norm(ctypes.Structure):
-    """The C struct `norm`."""
-
-    _fields_ = (("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("eps", ctypes.c_float))
-
-
 class _Rest(ctypes.Structure):
     """The C struct `rest`."""
 
     _fields_ = (
         *((name, _Product) for name in ("out", "up", "down")),
-        *((name, _Norm) for name in ("attention_norm", "norm")),
+        *((name, NormStruct) for name in ("attention_norm", "norm")),
         *((name, ctypes.c_long) for name in ("attended", "hidden", "wide")),
     )
 
@@ -150,7 +138,7 @@ class _TileLayer:
         self._norms = Norm(layer.attention_norm), Norm(layer.norm)
         self._rest = _Rest(
             *(each.at for each in self._kept),
-            *(_Norm(address(norm.weight), address(norm.bias), norm.eps) for norm in self._norms),
+            *(norm.struct for norm in self._norms),
             self._attention.width,
             self._hidden,
             len(self._kept[1].bias),
@@ -192,7 +180,7 @@ class TileAttention:
 
     Args:
         heads, head: their number, and the size of one in the model.
-        parts: as for :class:`TileLayers`.
+        parts: as for :func:`tile_layers`.
 
     Attributes:
         width: of all heads together, each filled up to whole tiles.
