@@ -17,6 +17,7 @@ from embedctl_config.printable import printable
 from embedctl_config.settings import Settings
 from embedctl_workers.commands.findings import Finding, findings
 from embedctl_workers.commands.options import json_option
+from embedctl_workers.models.pulling.progress import megabytes
 
 if TYPE_CHECKING:
     from embedctl_workers.models.artifacts import Artifact
@@ -134,7 +135,7 @@ def _cells(model: FoundModel) -> tuple[str, ...]:
         return (model.name, _UNKNOWN, _UNKNOWN, _UNKNOWN, model.found_in)
     longest = _UNKNOWN if facts.longest_text is None else f"{facts.longest_text:,} tokens"
     dimensions = _UNKNOWN if facts.dimensions is None else f"{facts.dimensions:,}"
-    return (model.name, dimensions, longest, _megabytes(facts.size), model.found_in)
+    return (model.name, dimensions, longest, megabytes(facts.size), model.found_in)
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -196,10 +197,6 @@ def _built(manifest: Mapping[str, Any]) -> str:
     size = sum(facts["size"] for facts in manifest["files"].values())
     weights = manifest["model"]["weights_bytes"] / 1e6
     return f"{manifest['engine']}  {size / 1e6:.1f} MB of {weights:.1f}  {_measured(manifest)}"
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB"
 
 
 def _measured(manifest: Mapping[str, Any]) -> str:

@@ -14,9 +14,15 @@ import click
 
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import HardwareClass
-from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
-from embedctl_workers.commands.options import class_option, cpus_option, gpu_option, json_option
+from embedctl_workers.commands.options import (
+    class_option,
+    cpus_option,
+    gpu_option,
+    json_option,
+    plural,
+    settings_and_class,
+)
 from embedctl_workers.machine import devices
 from embedctl_workers.machine.discovery import choose_accelerator
 from embedctl_workers.models.cache import cache_folder
@@ -71,8 +77,7 @@ def tune(model: str, hardware: str | None, cpus: str | None, gpu: str | None, *,
 
     `embedctl up` starts the number that was fastest, unless the class sets `workers_per_device`.
     """
-    settings = load_settings(hardware=hardware)
-    name = "cpu" if settings.hardware == "auto" else settings.hardware
+    settings, name = settings_and_class(hardware, "cpu")
     entry = settings.hardware_class(name)
     if entry.device == "neuron":
         raise SettingsError(f"class {name} runs one worker on each Neuron core: there is nothing to tune")
@@ -90,7 +95,7 @@ def tune(model: str, hardware: str | None, cpus: str | None, gpu: str | None, *,
         click.echo(json.dumps(asdict(tuned)))
         return
     click.echo(
-        f"best: {_plural(tuned.workers, 'worker')}, on GPUs like this one with {_plural(tuned.cpus, 'CPU')}. Start:"
+        f"best: {plural(tuned.workers, 'worker')}, on GPUs like this one with {plural(tuned.cpus, 'CPU')}. Start:"
     )
     for worker in best.workers:
         click.echo(f"  {worker.command}")
@@ -136,7 +141,7 @@ def _tune_cpus(
     if as_json:
         click.echo(json.dumps(asdict(tuned)))
         return
-    click.echo(f"best: {_plural(len(best.cpus), 'worker')}, {_plural(best.threads, 'thread')} each. Start:")
+    click.echo(f"best: {plural(len(best.cpus), 'worker')}, {plural(best.threads, 'thread')} each. Start:")
     for share in best.cpus:
         click.echo(f"  embedctl worker --class {name} --model {model} --cpus {devices.format_cpus(share)}")
     _say_what_overrides(name, entry, "token_budget", "workers_per_device")
@@ -165,15 +170,11 @@ def _measured(
     """A context with a measuring process on each share of the CPUs; see :func:`measuring`."""
     from embedctl_workers.commands.measuring_processes import measuring  # it imports embedctl, and NumPy with it
 
-    program = (sys.executable, "-m", "embedctl_workers.measuring.budgets", hardware, model)
+    program = (sys.executable, "-m", "embedctl_workers.measuring.tune_process", hardware, model)
     return measuring(model, [[*program, devices.format_cpus(share)] for share in shares])
 
 
 def _line(split: Split, engine: str) -> str:
     rates = "  ".join(f"{budget}: {rate:,.0f}" for budget, rate in split.rates.items())
-    shared = f"{_plural(len(split.cpus), 'worker')} × {_plural(split.threads, 'thread')}"
+    shared = f"{plural(len(split.cpus), 'worker')} × {plural(split.threads, 'thread')}"
     return f"{shared} ({engine}), tokens/s by token budget: {rates}; best {split.best_budget}"
-
-
-def _plural(count: int, what: str) -> str:
-    return f"{count} {what}" + ("s" if count != 1 else "")
