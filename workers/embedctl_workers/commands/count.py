@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from typing import IO
 
-from embedctl_config.errors import EmbedctlError
+from embedctl_config.errors import EmbedctlError, ModelError
 from embedctl_config.loading import load_settings
 
 _BATCH = 512
@@ -28,23 +28,23 @@ def main() -> None:
     try:
         from tokenizers import Tokenizer
 
+        from embedctl_workers.models.facts import facts_of
         from embedctl_workers.models.files import resolve_model
         from embedctl_workers.models.prompts import prompts_of
 
         folder = resolve_model(name, load_settings().models.get(name)).folder
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         prompt = "" if prompt_name is None else prompts_of(folder)[prompt_name]
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        limits = folder / "sentence_bert_config.json"
-        longest = config["max_position_embeddings"]
-        if limits.is_file():
-            longest = json.loads(limits.read_text(encoding="utf-8")).get("max_seq_length") or longest
+        facts = facts_of(folder)
+        if facts.longest_text is None or facts.dimensions is None:
+            raise ModelError("its files do not say how long a text or a vector is")
     except (ImportError, OSError, KeyError, ValueError, EmbedctlError) as error:
         sys.exit(f"can't count the tokens of {name}: {error}")
     # The tokenizer's file may ask for truncation and padding, and then the counts would be wrong.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokens = truncated = 0
+    longest = facts.longest_text
     special = tokenizer.num_special_tokens_to_add(is_pair=False)
     for batch in _batches(sys.stdin.buffer):
         for encoding in tokenizer.encode_batch_fast([prompt + text for text in batch]):
@@ -55,7 +55,7 @@ def main() -> None:
             else:
                 tokens += min(count, longest)
                 truncated += count > longest
-    print(json.dumps({"tokens": tokens, "truncated": truncated, "dim": config["hidden_size"]}))  # noqa: T201
+    print(json.dumps({"tokens": tokens, "truncated": truncated, "dim": facts.dimensions}))  # noqa: T201
 
 
 def _batches(stream: IO[bytes]) -> Iterator[list[str]]:
