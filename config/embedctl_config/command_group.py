@@ -1,4 +1,4 @@
-"""Command lines whose errors are one line each.
+"""Command lines whose errors are one line each, and whose options have variables.
 
 They are not in the producer's command line: `embedctl model` must not import `embedctl`, and NumPy with it, before its
 process is pinned to its CPUs.
@@ -6,17 +6,39 @@ process is pinned to its CPUs.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from embedctl_config.errors import EmbedctlError, ExitStatus
+from embedctl_config.loading import is_foreign
 from embedctl_config.printable import printable
+from embedctl_config.settings import ENV_PREFIX, Settings
 
-__all__ = ["CommandGroup", "one_line_errors"]
+__all__ = ["CommandGroup", "one_line_errors", "option"]
+
+_SETTINGS = frozenset(each.name for each in dataclasses.fields(Settings))
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def option(*names: str, **attributes: Any) -> Callable[[F], F]:
+    """A click option with its variable: the setting's if its parameter has a setting's name, else the flag's own."""
+    flag = names[0].partition("/")[0].removeprefix("--").replace("-", "_")
+    name = names[-1] if names[-1] in _SETTINGS else flag
+    return click.option(*names, cls=_Option, envvar=ENV_PREFIX + name.upper(), show_envvar=True, **attributes)
+
+
+class _Option(click.Option):
+    """Ignores a variable that has the same name by chance, such as a variable that Kubernetes sets for a service."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        value = super().resolve_envvar_value(ctx)
+        return None if value is not None and is_foreign(str(self.envvar), value) else value
 
 
 @contextmanager

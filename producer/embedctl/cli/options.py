@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
 from embedctl.cli.completion import complete_job
-from embedctl_config.loading import is_foreign
-from embedctl_config.settings import ENV_PREFIX, Settings
+from embedctl_config.command_group import option
 
-_SETTINGS = frozenset(each.name for each in dataclasses.fields(Settings))
+__all__ = [
+    "SectionedCommand",
+    "job_argument",
+    "json_option",
+    "option",
+    "quiet_option",
+    "section",
+    "together",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-
-def option(*names: str, **attributes: Any) -> Callable[[F], F]:
-    """A click option with its variable: the setting's if its parameter has a setting's name, else the flag's own."""
-    flag = names[0].partition("/")[0].removeprefix("--").replace("-", "_")
-    name = names[-1] if names[-1] in _SETTINGS else flag
-    return click.option(*names, cls=_Option, envvar=ENV_PREFIX + name.upper(), show_envvar=True, **attributes)
-
-
 #: The section in which help lists an option that names none, such as --help.
 _LAST = "Output"
-
-
-class _Option(click.Option):
-    """Ignores a variable that has the same name by chance, such as a variable that Kubernetes sets for a service."""
-
-    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        value = super().resolve_envvar_value(ctx)
-        return None if value is not None and is_foreign(str(self.envvar), value) else value
 
 
 def together(*decorators: Callable[[F], F]) -> Callable[[F], F]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -299,3 +302,10 @@ def test_a_tokenizer_without_a_fast_version_is_refused(tmp_path: Path, load: Loa
     (folder / "tokenizer.json").unlink()
     write_json(folder / "tokenizer_config.json", {"tokenizer_class": "ByT5Tokenizer"})
     refused(folder, load, "a fast tokenizer .tokenizer.json., not ByT5Tokenizer")
+
+
+def test_a_dry_run_states_the_number_of_dimensions_that_is_kept(folder: Path) -> None:
+    edit(folder, "config_sentence_transformers.json", truncate_dim=8)
+    counting = [sys.executable, "-m", "embedctl_workers.commands.count", str(folder)]
+    counted = subprocess.run(counting, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True).stdout
+    assert json.loads(counted) == {"tokens": 0, "truncated": 0, "dim": 8}

@@ -618,7 +618,7 @@ def test_too_little_memory_halves_batches(device: FakeDevice, here: Runtime, fil
     encoded = encoder.encode(encoder.prepare(ChunkInput(0, bytes(6), [text.encode() for text in texts]), {}))
     assert encoded.errors == []
     assert_close(encoded.vectors, by_torch(files, texts))
-    assert encoder._token_budget < 200
+    assert encoder.token_budget < 200
 
 
 def test_what_was_begun_of_a_batch_that_fails_is_waited_for(

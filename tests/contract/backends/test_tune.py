@@ -144,7 +144,7 @@ def test_a_search_that_is_killed_leaves_no_process_behind(one_gpu: Callable[[str
     process = subprocess.Popen([sys.executable, "-m", "embedctl", *TUNE], stdout=subprocess.DEVNULL)
 
     def measuring() -> list[int]:
-        return [pid for pid in children(process.pid) if b"measuring.sharing" in command_line(pid)]
+        return [pid for pid in children(process.pid) if b"measuring.tune_process" in command_line(pid)]
 
     try:
         eventually(measuring, what="a measuring process")

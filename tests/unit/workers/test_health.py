@@ -7,6 +7,7 @@ import logging
 import socket
 import threading
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
@@ -15,6 +16,7 @@ from embedctl.store.heartbeats import HUNG_AFTER_S
 from embedctl_config import keys
 from embedctl_config.errors import SettingsError
 from embedctl_workers.serving.health import STUCK_AFTER_S, Health
+from embedctl_workers.serving.heartbeat import Heartbeat
 from embedctl_workers.serving.in_hand import Held, InHand
 
 
@@ -32,7 +34,7 @@ class Worker:
         self.in_hand = InHand(now=lambda: self.now)
         self.pulse.moved_at = self.pulse.reached_at = self.pulse.reaped_at = self.now
         self.health = Health(now=lambda: self.now)
-        self.health.attend(self.pulse, self.in_hand, self.draining)
+        self.health.attend(cast(Heartbeat, self.pulse), self.in_hand, self.draining)
         self.health.consuming = True
 
     def encode(self, quiet_s: float) -> Held:

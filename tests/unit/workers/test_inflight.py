@@ -134,7 +134,7 @@ def test_the_limit_of_a_backend_that_does_not_pad_is_a_sum_as_its_batches_are(de
     # 24 + 20 × 2 = 64 tokens are one batch. The device pads, so that this one, its half and a quarter are too large.
     np.testing.assert_array_equal(encoder.encode(encoder.prepare(chunk, {})).vectors, expected(texts))
     assert len(backend.begun[0]) == 21
-    assert encoder._token_budget == (24 + 4 * 2) // 2
+    assert encoder.token_budget == (24 + 4 * 2) // 2
 
 
 @pytest.mark.parametrize("fails_at_once", [True, False])

@@ -20,7 +20,7 @@ from embedctl_config.errors import ModelError
 from embedctl_config.hardware import HardwareClass
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import ArtifactStore
-from embedctl_workers.models.cache import is_trusted, keep, locked, private_folder
+from embedctl_workers.models.cache import distrusted, keep, locked, private_folder
 from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.gate_texts import TEXTS
 from embedctl_workers.models.references import _load, references_path
@@ -115,7 +115,7 @@ def test_a_wide_umask_does_no_harm(kind: str, cache: Path) -> None:
         path = SAVED[kind](cache)
     finally:
         os.umask(before)
-    assert is_trusted(path)
+    assert not distrusted(path)
     assert _found(kind, cache) is not None
 
 
@@ -140,7 +140,7 @@ def test_a_kill_between_two_steps_leaves_the_previous_file_or_none(
     assert child.exitcode == 9
     expected = b"after" if step == "os.unlink" else before  # that one comes after the rename
     assert (path.read_bytes() if path.exists() else None) == expected
-    assert not [each for each in cache.iterdir() if not is_trusted(each)]
+    assert not [each for each in cache.iterdir() if distrusted(each)]
     keep(path, b"again")
     assert path.read_bytes() == b"again"
 
@@ -261,14 +261,14 @@ def test_a_link_on_the_way_is_its_owners_to_lead_elsewhere(tmp_path: Path) -> No
     (tmp_path / "real").mkdir(mode=0o755)
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "real")
-    assert is_trusted(link)
+    assert not distrusted(link)
     folder = private_folder(link / "below")
-    assert is_trusted(folder)
+    assert not distrusted(folder)
     if os.geteuid():
         pytest.skip("needs root, to give a link away")
     os.chown(link, 65534, -1, follow_symlinks=False)
-    assert not is_trusted(folder)
-    assert not is_trusted(link)
+    assert distrusted(folder)
+    assert distrusted(link)
 
 
 @pytest.mark.parametrize(("uid_map", "trusted"), [("0 0 4294967295\n", False), ("1000 1000 1\n", True), ("?", False)])
@@ -279,7 +279,7 @@ def test_root_may_be_shown_as_nobody_where_it_is_not_mapped(
     somebody_elses(tmp_path)
     (tmp_path / "uid_map").write_text(uid_map)
     monkeypatch.setattr("embedctl_workers.models.cache._UID_MAP", tmp_path / "uid_map")
-    assert is_trusted(cache) is trusted
+    assert (not distrusted(cache)) is trusted
 
 
 def test_folders_that_are_made_are_private_under_any_umask(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from typing import IO
 
-from embedctl_config.errors import EmbedctlError
+from embedctl_config.errors import EmbedctlError, ModelError
 from embedctl_config.loading import load_settings
 
 _BATCH = 512
@@ -36,13 +36,15 @@ def main() -> None:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         prompt = "" if prompt_name is None else prompts_of(folder)[prompt_name]
         facts = facts_of(folder)
-        longest = facts.longest_text or sys.maxsize
+        if facts.longest_text is None or facts.dimensions is None:
+            raise ModelError("its files do not say how long a text or a vector is")
     except (ImportError, OSError, KeyError, ValueError, EmbedctlError) as error:
         sys.exit(f"can't count the tokens of {name}: {error}")
     # The tokenizer's file may ask for truncation and padding, and then the counts would be wrong.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokens = truncated = 0
+    longest = facts.longest_text
     special = tokenizer.num_special_tokens_to_add(is_pair=False)
     for batch in _batches(sys.stdin.buffer):
         for encoding in tokenizer.encode_batch_fast([prompt + text for text in batch]):

@@ -9,6 +9,7 @@ from typing import Any
 
 from embedctl_config.errors import WorkerError
 from embedctl_config.settings import Settings
+from embedctl_workers.commands.options import plural
 from embedctl_workers.machine.devices import Accelerator
 from embedctl_workers.machine.discovery import find_gpus
 from embedctl_workers.models.cache import cache_folder
@@ -29,11 +30,11 @@ class Finding:
 
     def __str__(self) -> str:
         tuned = self.tuned
-        workers = f"{_plural(tuned.workers, 'worker')} × {_plural(tuned.threads, 'thread')}"
+        workers = f"{plural(tuned.workers, 'worker')} × {plural(tuned.threads, 'thread')}"
         if self.gpu is not None:
-            workers = f"{_plural(tuned.workers, 'worker')} on each {self.gpu.name or self.gpu.uid}"
-        words = f"{workers}, with {_plural(tuned.cpus, 'CPU')}: {tuned.tokens_per_s:,.0f} tokens/s"
-        budgets = [f"{budget} with {_plural(threads, 'thread')}" for threads, budget in sorted(tuned.budgets.items())]
+            workers = f"{plural(tuned.workers, 'worker')} on each {self.gpu.name or self.gpu.uid}"
+        words = f"{workers}, with {plural(tuned.cpus, 'CPU')}: {tuned.tokens_per_s:,.0f} tokens/s"
+        budgets = [f"{budget} with {plural(threads, 'thread')}" for threads, budget in sorted(tuned.budgets.items())]
         return words + (f"; token budget {', '.join(budgets)}" if budgets else "")
 
     def as_json(self) -> dict[str, Any]:
@@ -65,7 +66,3 @@ def _kinds(device: str) -> Iterator[Accelerator | None]:
     elif device == "gpu":
         with suppress(WorkerError):  # no GPU is found, so nothing applies
             yield from {(gpu.name or gpu.uid, gpu.memory): gpu for gpu in find_gpus()}.values()
-
-
-def _plural(count: int, what: str) -> str:
-    return f"{count} {what}" + ("s" if count != 1 else "")

@@ -6,16 +6,22 @@ Imports nothing that starts threads: pinning comes first.
 from __future__ import annotations
 
 import json
-import logging
 
 import click
 
-from embedctl_config.command_group import CommandGroup
+from embedctl_config.command_group import CommandGroup, option
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import Device
-from embedctl_config.loading import load_settings
 from embedctl_workers.commands.listing import artifact_facts, list_models, show, summary
-from embedctl_workers.commands.options import class_option, cpus_option, gpu_option, json_option, neuron_core_option
+from embedctl_workers.commands.options import (
+    class_option,
+    cpus_option,
+    gpu_option,
+    json_option,
+    log_plainly,
+    neuron_core_option,
+    settings_and_class,
+)
 from embedctl_workers.commands.pull import pull
 from embedctl_workers.commands.tune import tune
 from embedctl_workers.commands.verify import verify
@@ -48,27 +54,21 @@ for _command in (list_models, show, pull, tune, verify):
 @cpus_option
 @gpu_option
 @neuron_core_option
-@click.option(
+@option(
     "--target",
     type=click.Choice(TARGETS),
-    envvar="EMBEDCTL_TARGET",
-    show_envvar=True,
     help="The AWS instance family to build for, if it is not this machine's; neuron means inf2. Implies --class "
     "neuron. Default: this machine's.",
 )
-@click.option(
+@option(
     "--exporter",
     type=click.Choice(EXPORTERS),
     default="own",
     show_default=True,
-    envvar="EMBEDCTL_EXPORTER",
-    show_envvar=True,
     help="The exporter of the graph. optimum needs the extra `optimum` in a separate environment. Workers run only "
     "graphs that were exported with own.",
 )
-@click.option(
-    "--force", is_flag=True, envvar="EMBEDCTL_FORCE", show_envvar=True, help="Build again, even if the artefact exists."
-)
+@option("--force", is_flag=True, help="Build again, even if the artefact exists.")
 @json_option
 def build(
     model: str,
@@ -88,11 +88,9 @@ def build(
     may copy the folder into the cache of a machine with the same kind of device. That machine then needs none of the
     packages that build it.
     """
-    settings = load_settings(hardware=hardware or ("neuron" if target else None))
-    name = "cpu-int8" if settings.hardware == "auto" else settings.hardware
+    settings, name = settings_and_class(hardware or ("neuron" if target else None), "cpu-int8")
     hardware_class = settings.hardware_class(name)
-    logging.basicConfig(format="%(message)s")
-    logging.getLogger("embedctl_workers").setLevel(logging.INFO)
+    log_plainly()
     require_builder(name, hardware_class.backend)
     accelerator = None if target else _accelerator(name, hardware_class.device, gpu, neuron_core)
     pinned = devices.pin(cpus, accelerator=accelerator)

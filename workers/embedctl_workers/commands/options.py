@@ -1,13 +1,19 @@
-"""Options that the commands of this package share. Imports nothing that starts threads: pinning comes first."""
+"""Options that the commands of this package share, and what else they do alike.
+
+Imports nothing that starts threads: pinning comes first.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import click
 
-LOG_LEVELS = ("debug", "info", "warning", "error")
+from embedctl_config.command_group import option
+from embedctl_config.loading import load_settings
+from embedctl_config.settings import Settings
 
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -18,49 +24,50 @@ def class_option(default: str) -> _Decorator:
     Args:
         default: the class that the setting `auto` means here.
     """
-    return click.option(
-        "--class",
-        "hardware",
-        envvar="EMBEDCTL_HARDWARE",
-        show_envvar=True,
-        help=f"The hardware class. Default: the setting, or {default} if that is auto.",
+    return option(
+        "--class", "hardware", help=f"The hardware class. Default: the setting, or {default} if that is auto."
     )
 
 
-cpus_option = click.option(
-    "--cpus", envvar="EMBEDCTL_CPUS", show_envvar=True, help="CPUs to run on, such as 0-3. Default: all."
-)
-gpu_option = click.option(
+cpus_option = option("--cpus", help="CPUs to run on, such as 0-3 or 0,2. Default: all.")
+gpu_option = option(
     "--gpu",
     metavar="UUID|INDEX",
-    envvar="EMBEDCTL_GPU",
-    show_envvar=True,
     help="The GPU to run on, as nvidia-smi shows it, for a class whose device is gpu. Required if there are several.",
 )
-neuron_core_option = click.option(
+neuron_core_option = option(
     "--neuron-core",
     type=click.IntRange(0),
     metavar="N",
-    envvar="EMBEDCTL_NEURON_CORE",
-    show_envvar=True,
     help="The Neuron core to run on, for a class whose device is neuron. Required if there are several.",
 )
-json_option = click.option(
-    "--json", "as_json", is_flag=True, envvar="EMBEDCTL_JSON", show_envvar=True, help="Print one JSON value."
-)
-pull_option = click.option(
+json_option = option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+pull_option = option(
     "--pull",
     is_flag=True,
-    envvar="EMBEDCTL_PULL",
-    show_envvar=True,
     help="Download a model that is not on this machine, as `embedctl model pull` does. Default: refuse to start.",
 )
-log_level_option = click.option(
+log_level_option = option(
     "--log-level",
-    envvar="EMBEDCTL_LOG_LEVEL",
-    type=click.Choice(LOG_LEVELS),
+    type=click.Choice(("debug", "info", "warning", "error")),
     default="info",
     show_default=True,
-    show_envvar=True,
     help="The lowest level to log.",
 )
+
+
+def settings_and_class(hardware: str | None, default: str) -> tuple[Settings, str]:
+    """The settings, and the name of the class that `--class` or they mean; the default for `auto`."""
+    settings = load_settings(hardware=hardware)
+    return settings, default if settings.hardware == "auto" else settings.hardware
+
+
+def log_plainly() -> None:
+    """Log this package's messages to standard error as they are: they are what the command says of its progress."""
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("embedctl_workers").setLevel(logging.INFO)
+
+
+def plural(count: int, what: str) -> str:
+    """A number of things, for people."""
+    return f"{count} {what}" + ("s" if count != 1 else "")

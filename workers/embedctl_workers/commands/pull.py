@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
+from embedctl_config.command_group import option
 from embedctl_config.errors import MissingExtra
 from embedctl_config.loading import load_settings
 from embedctl_config.printable import printable
 from embedctl_config.settings import Settings
-from embedctl_workers.commands.options import json_option
+from embedctl_workers.commands.options import json_option, log_plainly
 
 if TYPE_CHECKING:
     from embedctl_workers.models.pulling.progress import Progress
@@ -24,18 +25,14 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("model", metavar="NAME[@REVISION]")
-@click.option(
+@option(
     "--allow-pickle",
     is_flag=True,
-    envvar="EMBEDCTL_ALLOW_PICKLE",
-    show_envvar=True,
     help="Also take weights that are pickles (.bin), which can run code when they are loaded.",
 )
-@click.option(
+@option(
     "--if-missing",
     is_flag=True,
-    envvar="EMBEDCTL_IF_MISSING",
-    show_envvar=True,
     help="Do not ask the hub if the model is on this machine, even if it has changed there.",
 )
 @json_option
@@ -50,8 +47,7 @@ def pull(model: str, *, allow_pickle: bool, if_missing: bool, as_json: bool) -> 
     folder. With HF_HUB_OFFLINE=1, the hub is not asked.
     """
     settings = load_settings()
-    logging.basicConfig(format="%(message)s")
-    logging.getLogger("embedctl_workers").setLevel(logging.INFO)
+    log_plainly()
     name, revision = _parted(model, settings)
     with _progress() as progress:
         try:
@@ -82,16 +78,8 @@ def _parted(model: str, settings: Settings) -> tuple[str, str]:
 
 
 def _facts(pulled: Pulled) -> dict[str, object]:
-    return {
-        "name": pulled.name,
-        "repository": pulled.repository or None,
-        "revision": pulled.revision or None,
-        "commit": pulled.commit or None,
-        "folder": str(pulled.folder),
-        "fingerprint": pulled.fingerprint,
-        "size": pulled.size,
-        "downloaded": pulled.downloaded,
-    }
+    known = {name: None if value == "" else value for name, value in asdict(pulled).items()}
+    return {**known, "folder": str(pulled.folder)}
 
 
 def _how_to_use(pulled: Pulled) -> str:

@@ -14,9 +14,15 @@ import click
 
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import HardwareClass
-from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
-from embedctl_workers.commands.options import class_option, cpus_option, gpu_option, json_option
+from embedctl_workers.commands.options import (
+    class_option,
+    cpus_option,
+    gpu_option,
+    json_option,
+    plural,
+    settings_and_class,
+)
 from embedctl_workers.machine import devices
 from embedctl_workers.machine.discovery import choose_accelerator
 from embedctl_workers.models.cache import cache_folder
@@ -71,46 +77,49 @@ def tune(model: str, hardware: str | None, cpus: str | None, gpu: str | None, *,
 
     `embedctl up` starts the number that was fastest, unless the class sets `workers_per_device`.
     """
-    settings = load_settings(hardware=hardware)
-    name = "cpu" if settings.hardware == "auto" else settings.hardware
+    settings, name = settings_and_class(hardware, "cpu")
     entry = settings.hardware_class(name)
     if entry.device == "neuron":
         raise SettingsError(f"class {name} runs one worker on each Neuron core: there is nothing to tune")
     accelerator = choose_accelerator(name, entry.device, gpu=gpu)
-    if accelerator is None:
-        _tune_cpus(settings, name, entry, model, cpus, as_json=as_json)
-        return
-    from embedctl_workers.commands import tune_gpu  # it imports embedctl, and NumPy with it
-
     say = _silent if as_json else click.echo
-    best = tune_gpu.search(settings, name, model, accelerator, cpus, say)
-    tuned = tune_gpu.as_tuned(best)
-    save_tuned(tuned, entry, best.fingerprint, cache_folder(settings), accelerator)
+    overriding = ["workers_per_device"]
+    if accelerator is None:
+        tuned, fingerprint, start = _tune_cpus(settings, name, entry, model, cpus, say)
+        overriding.insert(0, "token_budget")
+    else:
+        from embedctl_workers.commands import tune_gpu  # it imports embedctl, and NumPy with it
+
+        best = tune_gpu.search(settings, name, model, accelerator, cpus, say)
+        tuned, fingerprint = tune_gpu.as_tuned(best), best.fingerprint
+        kind = f"on GPUs like this one with {plural(tuned.cpus, 'CPU')}"
+        start = [f"best: {plural(tuned.workers, 'worker')}, {kind}. Start:"]
+        start += [f"  {worker.command}" for worker in best.workers]
+    save_tuned(tuned, entry, fingerprint, cache_folder(settings), accelerator)
+    for line in (*start, *_what_overrides(name, entry, overriding)):
+        say(line)
     if as_json:
         click.echo(json.dumps(asdict(tuned)))
-        return
-    click.echo(
-        f"best: {_plural(tuned.workers, 'worker')}, on GPUs like this one with {_plural(tuned.cpus, 'CPU')}. Start:"
-    )
-    for worker in best.workers:
-        click.echo(f"  {worker.command}")
-    _say_what_overrides(name, entry, "workers_per_device")
 
 
 def _silent(line: str) -> None:
     """Say nothing: one JSON value is the only output."""
 
 
-def _say_what_overrides(name: str, entry: HardwareClass, *of_the_class: str) -> None:
-    for setting in of_the_class:
+def _what_overrides(name: str, entry: HardwareClass, settings: Sequence[str]) -> Iterator[str]:
+    for setting in settings:
         if value := getattr(entry, setting):
-            click.echo(f"[classes.{name}] sets {setting} = {value}, which is used instead of what was found")
+            yield f"[classes.{name}] sets {setting} = {value}, which is used instead of what was found"
 
 
 def _tune_cpus(
-    settings: Settings, name: str, entry: HardwareClass, model: str, cpus: str | None, *, as_json: bool
-) -> None:
-    """Search for token budgets and workers on some CPUs, and save and print what was found."""
+    settings: Settings, name: str, entry: HardwareClass, model: str, cpus: str | None, say: Callable[[str], None]
+) -> tuple[Tuned, str, list[str]]:
+    """Search for token budgets and workers on some CPUs.
+
+    Returns:
+        What was found, the model's fingerprint, and lines on how to start the workers.
+    """
     found: list[Split] = []
     fingerprint = ""
     for shares in _shares(devices.usable_cpus(cpus)):
@@ -118,13 +127,11 @@ def _tune_cpus(
             fingerprint = facts["fingerprint"]
             split = Split(shares, facts["threads"], _search(ask))
         found.append(split)
-        if not as_json:
-            click.echo(_line(split, facts["engine"]))
+        say(_line(split, facts["engine"]))
         if split.best_rate * _WORTH < max(each.best_rate for each in found):
             break  # even more workers would be slower
     best = max(found, key=lambda split: split.best_rate / (_WORTH if len(split.cpus) > 1 else 1))
-    cache = cache_folder(settings)
-    before = load_tuned(entry, fingerprint, cache)
+    before = load_tuned(entry, fingerprint, cache_folder(settings))
     tuned = Tuned(
         budgets={**(before.budgets if before else {}), **{split.threads: split.best_budget for split in found}},
         workers=len(best.cpus),
@@ -132,14 +139,10 @@ def _tune_cpus(
         cpus=sum(map(len, best.cpus)),
         tokens_per_s=round(best.best_rate, 1),
     )
-    save_tuned(tuned, entry, fingerprint, cache)
-    if as_json:
-        click.echo(json.dumps(asdict(tuned)))
-        return
-    click.echo(f"best: {_plural(len(best.cpus), 'worker')}, {_plural(best.threads, 'thread')} each. Start:")
-    for share in best.cpus:
-        click.echo(f"  embedctl worker --class {name} --model {model} --cpus {devices.format_cpus(share)}")
-    _say_what_overrides(name, entry, "token_budget", "workers_per_device")
+    start = [f"best: {plural(len(best.cpus), 'worker')}, {plural(best.threads, 'thread')} each. Start:"]
+    worker = f"  embedctl worker --class {name} --model {model} --cpus "
+    start += [worker + devices.format_cpus(share) for share in best.cpus]
+    return tuned, fingerprint, start
 
 
 def _shares(cpus: frozenset[int]) -> Iterator[tuple[frozenset[int], ...]]:
@@ -165,15 +168,11 @@ def _measured(
     """A context with a measuring process on each share of the CPUs; see :func:`measuring`."""
     from embedctl_workers.commands.measuring_processes import measuring  # it imports embedctl, and NumPy with it
 
-    program = (sys.executable, "-m", "embedctl_workers.measuring.budgets", hardware, model)
+    program = (sys.executable, "-m", "embedctl_workers.measuring.tune_process", hardware, model)
     return measuring(model, [[*program, devices.format_cpus(share)] for share in shares])
 
 
 def _line(split: Split, engine: str) -> str:
     rates = "  ".join(f"{budget}: {rate:,.0f}" for budget, rate in split.rates.items())
-    shared = f"{_plural(len(split.cpus), 'worker')} × {_plural(split.threads, 'thread')}"
+    shared = f"{plural(len(split.cpus), 'worker')} × {plural(split.threads, 'thread')}"
     return f"{shared} ({engine}), tokens/s by token budget: {rates}; best {split.best_budget}"
-
-
-def _plural(count: int, what: str) -> str:
-    return f"{count} {what}" + ("s" if count != 1 else "")

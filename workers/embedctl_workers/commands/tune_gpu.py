@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from embedctl_config.errors import ModelError
 from embedctl_config.settings import Settings
 from embedctl_workers.commands.measuring_processes import measuring
+from embedctl_workers.commands.options import plural
 from embedctl_workers.machine import devices
 from embedctl_workers.machine.devices import Accelerator, cores_of, format_cpus, thread_count
 from embedctl_workers.machine.discovery import CpuSet, discover
@@ -39,7 +40,7 @@ class Sharing:
     fingerprint: str
 
     def __str__(self) -> str:
-        return f"{_workers(len(self.workers))} ({self.engine}): {self.rate:,.0f} tokens/s"
+        return f"{plural(len(self.workers), 'worker')} ({self.engine}): {self.rate:,.0f} tokens/s"
 
 
 def search(
@@ -67,7 +68,7 @@ def search(
         except ModelError:
             if best is None:
                 raise
-            on_found(f"{_workers(len(workers))}: not measured, see the message above")
+            on_found(f"{plural(len(workers), 'worker')}: not measured, see the message above")
             break
         on_found(str(found))
         if best is not None and found.rate < best.rate * _WORTH:
@@ -117,11 +118,7 @@ def _measure(workers: tuple[PlannedWorker, ...]) -> Sharing:
 def _command(worker: PlannedWorker) -> list[str]:
     assert worker.accelerator is not None
     return [
-        *(sys.executable, "-m", "embedctl_workers.measuring.sharing"),
+        *(sys.executable, "-m", "embedctl_workers.measuring.tune_process"),
         *(worker.hardware, worker.models[0], format_cpus(worker.cpus.cpus), str(worker.cpus.threads)),
         *(worker.accelerator.uid, str(worker.sharing)),
     ]
-
-
-def _workers(count: int) -> str:
-    return f"{count} worker" + ("s" if count != 1 else "")

@@ -14,7 +14,7 @@ import click
 
 from embedctl.broker import Broker
 from embedctl.local import state_of, watched_redis
-from embedctl_config.command_group import one_line_errors
+from embedctl_config.command_group import one_line_errors, option
 from embedctl_config.errors import ModelError, SettingsError
 from embedctl_config.loading import load_settings
 from embedctl_config.redis_url import secret_url
@@ -53,26 +53,13 @@ _OF_ONE_WORKER = frozenset(
     multiple=True,
     help="A model to serve. Can be repeated. Default: the models of each class, else the setting.",
 )
-@click.option(
-    "--cpus",
-    envvar="EMBEDCTL_CPUS",
-    show_envvar=True,
-    help="CPUs that the workers share, such as 0-3. Default: all.",
-)
-@click.option(
+@option("--cpus", help="CPUs that the workers share, such as 0-3. Default: all.")
+@option(
     "--gateway",
     is_flag=True,
-    envvar="EMBEDCTL_GATEWAY",
-    show_envvar=True,
     help="Also answer requests over HTTP, as `embedctl gateway` does with its settings. Needs the extra `gateway`.",
 )
-@click.option(
-    "--dry-run",
-    is_flag=True,
-    envvar="EMBEDCTL_DRY_RUN",
-    show_envvar=True,
-    help="Only print the plan: one line per worker.",
-)
+@option("--dry-run", is_flag=True, help="Only print the plan: one line per worker.")
 @pull_option
 @log_level_option
 @one_line_errors("embedctl up")

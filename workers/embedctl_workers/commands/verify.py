@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from pathlib import Path
 
 import click
 
+from embedctl_config.command_group import option
 from embedctl_config.errors import ExitStatus, OutputError
-from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
-from embedctl_workers.commands.options import class_option, cpus_option, gpu_option, json_option, neuron_core_option
+from embedctl_workers.commands.options import (
+    class_option,
+    cpus_option,
+    gpu_option,
+    json_option,
+    log_plainly,
+    neuron_core_option,
+    settings_and_class,
+)
 from embedctl_workers.machine import devices
 from embedctl_workers.machine.discovery import choose_accelerator
 from embedctl_workers.models.cache import cache_folder
@@ -24,12 +31,10 @@ from embedctl_workers.models.cache import cache_folder
 @cpus_option
 @gpu_option
 @neuron_core_option
-@click.option(
+@option(
     "--report",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    envvar="EMBEDCTL_REPORT",
-    show_envvar=True,
     help="Save the report here, as JSON. Default: a file in the cache folder; its name is printed at the end.",
 )
 @json_option
@@ -52,10 +57,8 @@ def verify(
     longer if something must be built first. Nothing else should run on the device meanwhile. Exits with 65 if a worker
     would refuse to start.
     """
-    logging.basicConfig(format="%(message)s")
-    logging.getLogger("embedctl_workers").setLevel(logging.INFO)
-    settings = load_settings(hardware=hardware)
-    name = "cpu" if settings.hardware == "auto" else settings.hardware
+    log_plainly()
+    settings, name = settings_and_class(hardware, "cpu")
     accelerator = choose_accelerator(name, settings.hardware_class(name).device, gpu=gpu, neuron_core=neuron_core)
     pinned = devices.pin(cpus, accelerator=accelerator)
     # Only now: this imports libraries that size their thread pools when they are loaded.

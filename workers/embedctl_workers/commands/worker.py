@@ -6,46 +6,38 @@ import logging
 import os
 import sys
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
-from embedctl_config.command_group import one_line_errors
+from embedctl_config.command_group import one_line_errors, option
 from embedctl_config.hardware import MOST_WORKERS
 from embedctl_config.loading import load_settings
-from embedctl_workers.commands.options import gpu_option, log_level_option, neuron_core_option, pull_option
+from embedctl_workers.commands.options import cpus_option, gpu_option, log_level_option, neuron_core_option, pull_option
 from embedctl_workers.machine import devices
 from embedctl_workers.machine.discovery import choose_accelerator, choose_sharing
 
-_SHOWN: dict[str, Any] = {"show_default": True, "show_envvar": True}
-
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
+@option(
     "--class",
     "hardware",
-    envvar="EMBEDCTL_HARDWARE",
-    **_SHOWN,
     help="The hardware class to serve. Default: the setting, or cpu if that is auto.",
 )
-@click.option("--cpus", envvar="EMBEDCTL_CPUS", **_SHOWN, help="CPUs to run on, such as 0-3 or 0,2. Default: all.")
+@cpus_option
 @gpu_option
 @neuron_core_option
-@click.option(
+@option(
     "--gpu-workers",
     type=click.IntRange(1, MOST_WORKERS),
     metavar="N",
-    envvar="EMBEDCTL_GPU_WORKERS",
-    **_SHOWN,
     help="How many workers run on this GPU, this one included: it takes 1/N of the GPU's memory. Default: the class's "
     "workers_per_device, or 1.",
 )
-@click.option(
+@option(
     "--threads",
     type=click.IntRange(1),
     metavar="N",
-    envvar="EMBEDCTL_THREADS",
-    **_SHOWN,
     help="The number of compute threads. Default: one per physical core of its CPUs, within the cgroup's quota.",
 )
 @click.option(
@@ -54,27 +46,21 @@ _SHOWN: dict[str, Any] = {"show_default": True, "show_envvar": True}
     multiple=True,
     help="A model to serve. Can be repeated. Default: the models of the class, else the setting.",
 )
-@click.option(
+@option(
     "--no-build",
     is_flag=True,
-    envvar="EMBEDCTL_NO_BUILD",
-    show_envvar=True,
     help="Refuse to start if a model needs something built first; see `embedctl model build`.",
 )
 @pull_option
 @log_level_option
-@click.option(
+@option(
     "--ready",
     is_flag=True,
-    envvar="EMBEDCTL_READY",
-    show_envvar=True,
     help="Start nothing; exit with 0 if the workers on this machine are alive and making progress.",
 )
-@click.option(
+@option(
     "--insecure",
     is_flag=True,
-    envvar="EMBEDCTL_INSECURE",
-    show_envvar=True,
     help="For rediss://: skip all checks of the certificate; anyone on the network path can then read and change "
     "everything.",
 )

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from embedctl_workers.encoding.inflight import OF_THE_WORKER, Batches, may_work_
 from embedctl_workers.encoding.joining import Launcher, Piece
 from embedctl_workers.encoding.prepared import Prepared
 from embedctl_workers.redaction import first_line
+
+if TYPE_CHECKING:
+    from embedctl_workers.encoding.known_good import KnownGood
 
 log = logging.getLogger(__name__)
 
@@ -54,18 +57,6 @@ class EncodedChunk:
     elsewhere: frozenset[int] = frozenset()
 
 
-class SelfCheck(Protocol):
-    """Tells whether the worker is to blame if records fail. Both raise :class:`WorkerSick` if it is."""
-
-    def check(self) -> None:
-        """Check the whole way to a vector. Nobody else may run the device meanwhile."""
-        ...
-
-    def check_preparing(self) -> None:
-        """Check the tokeniser; needs no device."""
-        ...
-
-
 class ChunkEncoder:
     """Encodes chunks with one backend.
 
@@ -74,6 +65,7 @@ class ChunkEncoder:
         prompts: the model's own prompts, by their names.
 
     Attributes:
+        token_budget: upper bound of a batch's size in tokens.
         known_good: the worker's check of itself; None: the records are always to blame.
     """
 
@@ -83,13 +75,8 @@ class ChunkEncoder:
         self.backend = backend
         self.prompts = prompts
         self._model = model
-        self.known_good: SelfCheck | None = None
-        self._token_budget = token_budget
-
-    @property
-    def token_budget(self) -> int:
-        """Upper bound of a batch's size in tokens."""
-        return self._token_budget
+        self.known_good: KnownGood | None = None
+        self.token_budget = token_budget
 
     def dim_of(self, options: Mapping[str, Any]) -> int:
         """Length of the vectors of a job with these options."""
@@ -216,7 +203,7 @@ class ChunkEncoder:
         batches.finish()
 
     def _encode_joined(self, prepared: Prepared, use: DeviceUse, launcher: Launcher, batches: Batches) -> None:
-        pieces = [Piece(self.backend, tokens, prepared.unit, self._token_budget, use) for tokens in prepared.pieces]
+        pieces = [Piece(self.backend, tokens, prepared.unit, self.token_budget, use) for tokens in prepared.pieces]
         launcher.begin(pieces)
         alone: list[Rows] = []
         try:
@@ -340,7 +327,7 @@ class ChunkEncoder:
         return [part[batch] for part in parts for batch in self._cut(tokens.lengths[part])]
 
     def _cut(self, lengths: Rows) -> list[Rows]:
-        return batches_of(lengths, self._token_budget, self.backend.batch_cost, by_sum=self.backend.budget_by_sum)
+        return batches_of(lengths, self.token_budget, self.backend.batch_cost, by_sum=self.backend.budget_by_sum)
 
     def _tokenize(
         self, texts: Sequence[str], prompt: str | None, side: Side | None, about: Mapping[str, object] | None
@@ -368,13 +355,11 @@ class ChunkEncoder:
     def _remember_limits(self, too_large: Sequence[int]) -> None:
         """Lower the token budget below batches that were too large for the device, unless one of their rows was."""
         for size in too_large:
-            if size // 2 < self._token_budget:
-                self._token_budget = max(1, size // 2)
-                log.warning(
-                    "the device's memory is too small for %d tokens: budget is now %d", size, self._token_budget
-                )
+            if size // 2 < self.token_budget:
+                self.token_budget = max(1, size // 2)
+                log.warning("the device's memory is too small for %d tokens: budget is now %d", size, self.token_budget)
                 if isinstance(self.backend, RemembersBudget):
-                    self.backend.remember_budget(self._token_budget)
+                    self.backend.remember_budget(self.token_budget)
 
     def _too_many(self, options: Mapping[str, Any]) -> tuple[ErrorCode, str] | None:
         dimensions = options.get("dimensions")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from embedctl_config.errors import SettingsError
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from embedctl_workers.models.artifacts import Artifact
     from embedctl_workers.models.files import ModelFiles
 
-#: Backend → `module:function`; the function is a :class:`Builder`.
+#: Backend → `module:function`; the function is a :data:`Builder`.
 BUILDERS = {
     "int8": "embedctl_workers.backends.int8:build",
     "neuron": "embedctl_workers.backends.neuron.recipe:build",
@@ -43,18 +43,10 @@ class BuildOptions:
     force: bool = False
 
 
-class Builder(Protocol):
-    """Finds an artefact in the cache, or builds it."""
-
-    def __call__(self, files: ModelFiles, host: Host, how: BuildOptions) -> Artifact:
-        """The artefact of a model.
-
-        Raises:
-            SettingsError: this backend does not know the exporter or the target.
-            ModelError: the artefact can't be built.
-            MissingExtra: a package that builds it is not installed.
-        """
-        ...
+#: Finds an artefact of a model in the cache, or builds it. It raises SettingsError if the backend does not know the
+#: exporter or the target, ModelError if the artefact can't be built, and MissingExtra if a package that builds it is
+#: not installed.
+Builder = Callable[["ModelFiles", "Host", BuildOptions], "Artifact"]
 
 
 def require_builder(hardware: str, backend: str) -> str:

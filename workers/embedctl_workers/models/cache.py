@@ -51,17 +51,10 @@ def private_folder(folder: Path) -> Path:
     return folder
 
 
-def is_trusted(path: Path) -> bool:
-    """Whether a file or folder is this user's, and no other user can write to it or replace it.
-
-    Raises:
-        OSError: it does not exist.
-    """
-    return not distrusted(path)
-
-
 def distrusted(path: Path) -> str:
-    """Why a file or folder is not :func:`trusted <is_trusted>`, and the commands that repair it; empty if it is.
+    """Why a file or folder is not trusted, and the commands that repair it.
+
+    Empty if it is trusted: it is this user's, and no other user can write to it or replace it.
 
     Raises:
         OSError: it does not exist.

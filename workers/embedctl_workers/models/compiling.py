@@ -15,7 +15,7 @@ from typing import TypeVar
 from embedctl_config.cpu import compiler_target, cpu_identity
 from embedctl_config.errors import ModelError
 from embedctl_workers.machine.host import Host
-from embedctl_workers.models.cache import is_trusted, keep, private_folder
+from embedctl_workers.models.cache import distrusted, keep, private_folder
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ def compiled(
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     folder = private_folder(host.cache / "kernels")
     library = folder / f"{key}.so"
-    if library.exists() and is_trusted(library):
+    if library.exists() and not distrusted(library):
         with suppress(OSError):
             return load(library)
     if not host.build:

@@ -89,7 +89,7 @@ def fingerprint_of(folder: Path) -> str:
 
 def deciding_files(folder: Path) -> list[Path]:
     """The files that decide a model's vectors, sorted. Raises as :func:`fingerprint_of`."""
-    inside = module_folders(lambda name: _json(folder / name), str(folder))
+    inside = module_folders(lambda name: read_json(folder / name), str(folder))
     files = {path for pattern in DECIDING for path in folder.glob(pattern)}
     files |= {path for each in inside for path in (folder / each).rglob("*") if path.is_file()}
     chosen = [folder / name for name in deciding([path.relative_to(folder).as_posix() for path in files], inside)]
@@ -102,7 +102,7 @@ def deciding_files(folder: Path) -> list[Path]:
     return chosen
 
 
-def _json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
     """The contents of a file; None if there is none. Raises ValueError."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -112,7 +112,7 @@ def _json(path: Path) -> Any:
 
 def _checked_json(path: Path) -> Any:
     try:
-        return _json(path)
+        return read_json(path)
     except ValueError as error:
         raise ModelError(f"{path} can't be read: {error!r}") from error
 
@@ -172,7 +172,7 @@ def _is_enough(folder: Path, repository: str) -> bool:
 
     listed = {file.path for file in get_cached_repo_tree(repository, revision=folder.name)}
     try:
-        needed = deciding(listed, module_folders(lambda name: _json(folder / name), str(folder)))
+        needed = deciding(listed, module_folders(lambda name: read_json(folder / name), str(folder)))
     except ModelError:
         return False
     return all((folder / name).is_file() for name in needed)

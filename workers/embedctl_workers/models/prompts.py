@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from embedctl_config.errors import ModelError
+from embedctl_workers.models.files import read_json
 
 _FILE = "config_sentence_transformers.json"
 #: Most characters of all names together that a heartbeat tells.
@@ -21,11 +21,8 @@ def prompts_of(folder: Path) -> Mapping[str, str]:
     """
     path = folder / _FILE
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        prompts = config.get("prompts") or {}
+        prompts = (read_json(path) or {}).get("prompts") or {}
         return {str(name): text for name, text in prompts.items() if isinstance(text, str)}
-    except FileNotFoundError:
-        return {}
     except (OSError, ValueError, AttributeError) as error:
         raise ModelError(f"{path} can't be read: {error!r}") from error
 

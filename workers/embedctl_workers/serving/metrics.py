@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 from prometheus_client.exposition import choose_encoder
@@ -50,25 +50,13 @@ class Metrics(Telemetry):
         ProcessCollector(registry=self.registry)
         self._hardware = hardware
         self._models = models
-        labels = ("hardware_class", "model")
+        in_registry: dict[str, Any] = {"namespace": "embedctl", "registry": self.registry}
 
-        def counter(name: str, meaning: str, *more: str) -> Counter:
-            return Counter(name, meaning, (*labels, *more), namespace="embedctl", registry=self.registry)
+        def family(kind: type[T], name: str, meaning: str, *more: str, by_model: bool = True, **bounds: Any) -> T:
+            labels = ("hardware_class", *(("model",) if by_model else ()), *more)
+            return kind(name, meaning, labels, **in_registry, **bounds)
 
-        def histogram(name: str, meaning: str, bounds: Sequence[float], *more: str) -> Histogram:
-            return Histogram(
-                name, meaning, (*labels, *more), namespace="embedctl", registry=self.registry, buckets=bounds
-            )
-
-        def gauge(name: str, meaning: str) -> Gauge:
-            return Gauge(name, meaning, labels, namespace="embedctl", registry=self.registry)
-
-        Info(
-            "build",
-            "What runs: version, Python, hardware class, backend and precision",
-            namespace="embedctl",
-            registry=self.registry,
-        ).info(
+        Info("build", "What runs: version, Python, hardware class, backend and precision", **in_registry).info(
             {
                 "version": __version__,
                 "python": platform.python_version(),
@@ -77,47 +65,58 @@ class Metrics(Telemetry):
                 "precision": entry.precision,
             }
         )
-        self._records = counter("records", "Records whose results this worker stored: done or failed", "outcome")
-        self._errors = counter("record_errors", "Records that failed, by their error's code", "code")
-        self._tokens = counter("tokens", "Tokens of the chunks that were encoded, without padding")
-        self._padding = counter("padding_tokens", "Padding that the device was given with them, in tokens")
-        self._batch = histogram("batch_seconds", "Time of a batch on the device", _WORK_S)
-        self._stage = histogram(
-            "stage_seconds", "Time of a chunk in a stage: tokenise, encode or store", _WORK_S, "stage"
+        self._records = family(
+            Counter, "records", "Records whose results this worker stored: done or failed", "outcome"
         )
-        self._wait = histogram("queue_wait_seconds", "Age of a ticket when its chunk was claimed", _WAIT_S)
-        self._claims = counter("claims", "Claims of chunks, by Redis' answer; ok: the chunk is to be encoded", "answer")
-        self._attempts = counter("attempts", "Chunks claimed: for the first time, or repeated", "attempt")
-        self._results = counter("results", "Results of chunks, by Redis' answer; ok: stored and counted", "answer")
-        self._failures = counter("chunk_failures", "Chunks that failed as a whole and were offered again")
-        self._in_hand = gauge("chunks_in_hand", "Chunks that are held now")
+        self._errors = family(Counter, "record_errors", "Records that failed, by their error's code", "code")
+        self._tokens = family(Counter, "tokens", "Tokens of the chunks that were encoded, without padding")
+        self._padding = family(Counter, "padding_tokens", "Padding that the device was given with them, in tokens")
+        self._batch = family(Histogram, "batch_seconds", "Time of a batch on the device", buckets=_WORK_S)
+        self._stage = family(
+            Histogram,
+            "stage_seconds",
+            "Time of a chunk in a stage: tokenise, encode or store",
+            "stage",
+            buckets=_WORK_S,
+        )
+        self._wait = family(
+            Histogram, "queue_wait_seconds", "Age of a ticket when its chunk was claimed", buckets=_WAIT_S
+        )
+        self._claims = family(
+            Counter, "claims", "Claims of chunks, by Redis' answer; ok: the chunk is to be encoded", "answer"
+        )
+        self._attempts = family(Counter, "attempts", "Chunks claimed: for the first time, or repeated", "attempt")
+        self._results = family(
+            Counter, "results", "Results of chunks, by Redis' answer; ok: stored and counted", "answer"
+        )
+        self._failures = family(Counter, "chunk_failures", "Chunks that failed as a whole and were offered again")
+        self._in_hand = family(Gauge, "chunks_in_hand", "Chunks that are held now")
         self._gate = {
-            "passed": gauge("gate_passed", "1: the vectors were measured, and are what the class promises"),
-            "max_abs_error": gauge("gate_max_abs_error", "Largest error of a component that the gate measured"),
-            "min_cosine": gauge("gate_min_cosine", "Cosine of the worst text that the gate measured"),
-            "mean_cosine": gauge("gate_mean_cosine", "Mean cosine that the gate measured"),
+            "passed": family(Gauge, "gate_passed", "1: the vectors were measured, and are what the class promises"),
+            "max_abs_error": family(Gauge, "gate_max_abs_error", "Largest error of a component that the gate measured"),
+            "min_cosine": family(Gauge, "gate_min_cosine", "Cosine of the worst text that the gate measured"),
+            "mean_cosine": family(Gauge, "gate_mean_cosine", "Mean cosine that the gate measured"),
         }
-        self._progress = Gauge(
+        self._progress = family(
+            Gauge,
             "last_progress_timestamp_seconds",
             "When a batch was last finished, in seconds since 1970; 0 before the first",
-            ("hardware_class",),
-            namespace="embedctl",
-            registry=self.registry,
+            by_model=False,
         )
-        self._round_trips = Histogram(
+        self._round_trips = family(
+            Histogram,
             "redis_round_trip_seconds",
             "Time until Redis answered, by command or script",
-            ("hardware_class", "command"),
-            namespace="embedctl",
-            registry=self.registry,
+            "command",
+            by_model=False,
             buckets=_ROUND_TRIP_S,
         )
-        self._unanswered = Counter(
+        self._unanswered = family(
+            Counter,
             "redis_unanswered",
             "Commands and scripts that Redis did not answer",
-            ("hardware_class", "command"),
-            namespace="embedctl",
-            registry=self.registry,
+            "command",
+            by_model=False,
         )
         self._begin_at_zero()
 

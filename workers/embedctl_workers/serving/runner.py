@@ -29,7 +29,7 @@ from embedctl_config.errors import (
     WorkerSick,
 )
 from embedctl_config.hardware import HardwareClass
-from embedctl_config.patience import Policy
+from embedctl_config.patience import Policy, Streak
 from embedctl_workers.encoding.device_use import Stopped
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
 from embedctl_workers.redaction import first_line, redacted, redacted_exc_info
@@ -83,7 +83,7 @@ class ChunkRunner:
         self._telemetry = telemetry
         self._returned: deque[Ticket] = deque()
         self._doubted = second_word.DoubtedChunks()
-        self._unsure = second_word.UnsureStreak()
+        self._unsure = Streak()
         self._isolation = Isolation()
         self._gathering = Gathering(broker)
         self.in_hand = InHand()
@@ -159,16 +159,12 @@ class ChunkRunner:
             self._fall_sick(error, held, ticket)
         except Stopped:
             log.info("the chunk is no longer wanted", extra=held.fields)
-        except BrokerRefused as error:
+        except (BrokerRefused, SettingsError) as error:
             # Redis would refuse it again each time, and its lease would be renewed meanwhile, without end.
-            log.error("the chunk is given back: %s", error, extra=held.fields)  # noqa: TRY400  (Redis is to blame, not this code)
+            log.error("the chunk is given back: %s", error, extra=held.fields)  # noqa: TRY400  (Redis or this worker's settings are to blame, not this code)
             self._telemetry.failed(held.model)
-            self._store.give_back(held, delay_s=_OFFERED_AGAIN.pause_s(held.attempt), trouble=first_line(error))
-        except SettingsError as error:
-            log.error("the chunk is given back: %s", error, extra=held.fields)  # noqa: TRY400  (this worker's settings are to blame)
-            self._telemetry.failed(held.model)
-            trouble = f"worker {self._name}: {first_line(error)}"
-            self._store.give_back(held, delay_s=_OFFERED_AGAIN.pause_s(held.attempt), trouble=trouble)
+            by = f"worker {self._name}: " if isinstance(error, SettingsError) else ""
+            self._store.give_back(held, delay_s=_OFFERED_AGAIN.pause_s(held.attempt), trouble=by + first_line(error))
         except BrokerUnavailable as error:
             log.warning("the chunk has to wait: %s", error, extra=held.fields)
             self._returned.append(ticket)
@@ -280,7 +276,10 @@ class ChunkRunner:
     def _gather(self, claimed: ClaimedChunk, joined: list[_Joined]) -> None:
         """Claim waiting chunks that may be encoded with this one. If that fails, it is encoded with fewer."""
         try:
-            found = [(each, self._to_hold(each, claimed.held.model)) for each in self._gathering.candidates(claimed)]
+            found = [
+                (each, Held(each.ticket.job_id, each.ticket.chunk, secrets.token_hex(8), claimed.held.model))
+                for each in self._gathering.candidates(claimed)
+            ]
             wanted = [(held.job_id, held.chunk, held.token) for _, held in found]
             fingerprint = claimed.encoder.backend.fingerprint
             claims = self._broker.jobs.claim_all(wanted, instance=self._instance, fingerprint=fingerprint)
@@ -291,9 +290,6 @@ class ChunkRunner:
             self._gathering.took(claimed.job.queue, [each.queued for each in joined])
         except (BrokerUnavailable, NotPermitted) as error:
             log.info("no more chunks are joined to it: %s", error, extra=claimed.held.fields)
-
-    def _to_hold(self, candidate: Candidate, model: str) -> Held:
-        return Held(candidate.ticket.job_id, candidate.ticket.chunk, secrets.token_hex(8), model)
 
     def _take(self, candidate: Candidate, held: Held, claim: Claim) -> _Joined | None:
         """Read a waiting chunk that was asked for; None if it is left to its ticket."""
@@ -380,7 +376,7 @@ class ChunkRunner:
             len(encoded.doubtful),
             extra=held.fields,
         )
-        held.rest_s = self._unsure.rest_s(encoded)
+        held.rest_s = second_word.rest_s(self._unsure, encoded)
         self._leave_to_another(job, held, (held.doubts or Doubts()).with_rows(self._instance, encoded.doubtful))
 
     def _leave_to_another(self, job: JobStatus, held: Held, doubts: Doubts, trouble: str = "") -> None:

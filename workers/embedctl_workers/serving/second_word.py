@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from embedctl.store import Doubts
-from embedctl_config.patience import Policy
+from embedctl_config.patience import Policy, Streak
 from embedctl_workers.encoding.encoder import EncodedChunk
 
 #: How often a chunk is given back for another worker, at most.
@@ -70,23 +70,17 @@ class DoubtedChunks:
             return PASS_REST_S if before else 0.0
 
 
-class UnsureStreak:
-    """How many chunks in a row this worker could encode less than half of, and how long it rests for that."""
+def rest_s(unsure: Streak, encoded: EncodedChunk) -> float:
+    """How long the thread rests after giving back a chunk, in seconds.
 
-    def __init__(self) -> None:
-        self._chunks = 0
-
-    def end(self) -> None:
-        """A chunk was decided at this worker's word."""
-        self._chunks = 0
-
-    def rest_s(self, encoded: EncodedChunk) -> float:
-        """How long the thread rests after giving back a chunk, in seconds."""
-        if 2 * len(encoded.doubtful) <= len(encoded.vectors):
-            return 0.0
-        self._chunks += 1
-        tries = self._chunks - _UNSURE_AFTER
-        return _RESTS.pause_s(tries) if tries > 0 else 0.0
+    Args:
+        unsure: counts the chunks in a row that this worker could encode less than half of.
+    """
+    if 2 * len(encoded.doubtful) <= len(encoded.vectors):
+        return 0.0
+    unsure.failures += 1
+    tries = unsure.failures - _UNSURE_AFTER
+    return _RESTS.pause_s(tries) if tries > 0 else 0.0
 
 
 def counts(encoded: EncodedChunk, doubts: Doubts | None, me: str, others: Callable[[], bool]) -> bool:

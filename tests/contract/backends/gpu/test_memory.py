@@ -70,7 +70,7 @@ def test_a_budget_that_was_too_large_is_smaller_at_the_next_start(
     emptied = on.emptied
     assert encode_with(encoder, texts).errors == []
     assert on.emptied > emptied
-    halved = encoder._token_budget
+    halved = encoder.token_budget
     assert halved < 1000
     assert start().token_budget == halved
     assert start(dtype="bf16").token_budget == memory.MOST_TOKENS
@@ -100,7 +100,7 @@ def test_a_batch_that_fits_once_memory_is_in_one_piece_lowers_no_budget(load: Lo
     assert encode_with(encoder, texts_of([20] * 5)).errors == []
     assert sizes[0] == sizes[1]  # the same batch again
     assert len(set(sizes[:2])) == 1
-    assert encoder._token_budget == 64
+    assert encoder.token_budget == 64
 
 
 def test_what_a_failed_batch_held_is_let_go_before_memory_is_given_back(load: Load) -> None:
