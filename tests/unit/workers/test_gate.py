@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -53,7 +55,8 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The dummy backend stands in for torch; the commands that would have run."""
     commands: list[list[str]] = []
 
-    def run(command: list[str], *, umask: int, **_: object) -> subprocess.CompletedProcess[str]:
+    @contextmanager
+    def run(command: list[str], *, umask: int, **_: object) -> Iterator[object]:
         commands.append(command)
         backend = DummyBackend(dim=DIM)
         before = os.umask(umask)
@@ -62,9 +65,9 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
                 np.savez(file, plain=encode(backend), prompted=encode(backend, PROMPT))
         finally:
             os.umask(before)
-        return subprocess.CompletedProcess(command, 0, "", "")
+        yield SimpleNamespace(returncode=0, communicate=lambda: (None, ""))
 
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(references, "running", run)
     return commands
 
 
@@ -245,11 +248,12 @@ def test_those_who_ask_at_once_compute_once(host: Host, computed: list[list[str]
 
 
 def test_a_failing_computation_says_why_and_leaves_nothing(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+    @contextmanager
+    def fail(command: list[str], **_: object) -> Iterator[object]:
         Path(command[-1]).write_bytes(b"half")
-        return subprocess.CompletedProcess(command, 1, "", "Traceback …\nOSError: no weights\n")
+        yield SimpleNamespace(returncode=1, communicate=lambda: (None, "Traceback …\nOSError: no weights\n"))
 
-    monkeypatch.setattr(subprocess, "run", fail)
+    monkeypatch.setattr(references, "running", fail)
     with pytest.raises(ModelError, match=r"references of model 'mine' can't be computed from /nowhere: .*no weights"):
         references_for(FILES, host)
     assert list(references_path(FILES, host).parent.glob("*.npz")) == []
