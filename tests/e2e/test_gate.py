@@ -102,7 +102,7 @@ def test_a_worker_that_fails_the_gate_takes_nothing_and_a_good_one_does_its_work
     assert row.models["tiny"].accuracy.startswith("max abs ")
     assert {(chunk.precision, chunk.bounds) for chunk in job.iter_results()} == {("fp32", "")}
 
-    np.testing.assert_allclose(job.vectors(), expected_vectors(model, TEXTS), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(job.vectors(), expected_vectors(model, TEXTS, batch_size=1), rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow

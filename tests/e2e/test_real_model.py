@@ -12,7 +12,9 @@ import pytest
 
 from embedctl import JobState, enqueue_embeddings
 from embedctl_config.settings import Settings
+from embedctl_workers.models.files import resolve_model
 from tests.support.passages import real_passages
+from tests.support.references_here import expected_vectors
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker, WorkerProcess
 
@@ -43,10 +45,13 @@ def test_two_pinned_workers_give_the_vectors_of_sentence_transformers(
     settings: Settings, environment: dict[str, str], start_worker: StartWorker
 ) -> None:
     environment["EMBEDCTL_LEASE_S"] = "30"  # two busy CPUs may keep a heartbeat waiting for more than a second
-    texts = [text for text in real_passages(1500) if text]
-    assert len(texts) >= 1400
+    texts = [text for text in real_passages(800) if text]
+    assert len(texts) >= 750
     first, second, *_ = sorted(os.sched_getaffinity(0))
-    workers = {cpu: start_worker("cpu", model=MODEL, cpus=str(cpu), wait=False) for cpu in (first, second)}
+    # Not forked: a fork's threads and variables are those that another process began with.
+    workers = {
+        cpu: start_worker("cpu", model=MODEL, cpus=str(cpu), wait=False, forked=False) for cpu in (first, second)
+    }
     for worker in workers.values():
         worker.wait_ready()
     before = [spent_ticks(worker) for worker in workers.values()]
@@ -65,15 +70,9 @@ def test_two_pinned_workers_give_the_vectors_of_sentence_transformers(
     share = [spent_ticks(worker) - spent for worker, spent in zip(workers.values(), before, strict=True)]
     assert min(share) > 0.4 * max(share), f"they did not share the work: {share}"
 
-    from sentence_transformers import SentenceTransformer
-
-    from embedctl_workers.models.files import resolve_model
-
-    reference_model = SentenceTransformer(str(resolve_model(MODEL).folder), device="cpu")
-    reference = reference_model.encode(texts, batch_size=32, normalize_embeddings=True)
-    difference = float(np.abs(job.vectors() - reference).max())
+    difference = float(np.abs(job.vectors() - expected_vectors(resolve_model(MODEL).folder, texts)).max())
     print(json.dumps({"passages": len(texts), "tokens": status.tokens, "max_abs_difference": difference}))
     assert difference <= 1e-5
     cut = [cut for chunk in job.iter_results() for cut in chunk.truncations]
-    assert len(cut) >= 10
+    assert len(cut) >= 8
     assert all(each.used == 256 and each.lost > 0 for each in cut)

@@ -48,7 +48,7 @@ def stand_in() -> None:
 
 
 def expected_vectors(folder: Path | str, texts: Sequence[str], **options: Any) -> Vectors:
-    """The normalised vectors of texts by sentence-transformers, one at a time, computed in a fork.
+    """The normalised vectors of texts by sentence-transformers, computed in a fork.
 
     Args:
         options: of its `encode`, and `truncation_side` of its tokenizer.
@@ -65,4 +65,4 @@ def _save_vectors(folder: str, texts: list[str], options: dict[str, Any], path: 
     model = sentence_transformer(Path(folder))
     if side := options.pop("truncation_side", None):
         model.tokenizer.truncation_side = side
-    np.save(path, model.encode(texts, batch_size=1, normalize_embeddings=True, show_progress_bar=False, **options))
+    np.save(path, model.encode(texts, normalize_embeddings=True, show_progress_bar=False, **options))
