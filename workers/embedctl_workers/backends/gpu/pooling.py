@@ -16,7 +16,7 @@ _LEAST = 1e-9
 
 
 class HostIndexedPooling(Pooling):
-    """Pools as its base does. Where its base waits for the device, this computes the same without."""
+    """Pools as its base does, which in some releases waits for the device."""
 
     @classmethod
     def like(cls, module: Any) -> torch.nn.Module:
@@ -57,18 +57,14 @@ class HostIndexedPooling(Pooling):
     def _forward_flattened(
         self, token_embeddings: torch.Tensor, features: dict[str, Any], prompt_length: int | None = None
     ) -> list[torch.Tensor]:
-        if not self._waits(prompt_length):
-            # The text of each token. Without it, the base would ask the device and wait for the answer.
-            features["seq_idx"] = features["text"][None]
-            found: list[torch.Tensor] = super()._forward_flattened(token_embeddings, features, prompt_length)
-            return found
+        # Releases of the base differ in where they ask the device and wait for the answer: none of them is called.
         return list(self._pooled(token_embeddings[0], features, prompt_length or 0))
 
     def _pooled(self, x: torch.Tensor, features: dict[str, Any], prompt: int) -> Iterator[torch.Tensor]:
         """The vectors of each mode, texts × hidden; `x` is tokens × hidden, float32."""
         offsets, text = features["cu_seq_lens_q"], features["text"].long()
         lengths = offsets[1:] - offsets[:-1]
-        chosen = x.index_select(0, features["pooled"])
+        chosen = x.index_select(0, features["pooled"]) if "pooled" in features else x
         count = (lengths - prompt).to(x.dtype).clamp(min=_LEAST)[:, None]
 
         def total(values: torch.Tensor) -> torch.Tensor:
