@@ -15,7 +15,7 @@ from transformers import BertConfig, BertModel
 
 from embedctl_bench.peers.models import MAX_TOKENS, SHAPES
 from embedctl_workers.arrays.tokens import Ragged, Tokens
-from embedctl_workers.backends.gpu.device import GpuDevice, open_gpu
+from embedctl_workers.backends.gpu.device import Gpu, open_gpu
 from embedctl_workers.backends.gpu.packed import PackedGpuEngine
 from embedctl_workers.backends.gpu.precision import full_precision
 from embedctl_workers.backends.torch.packed.weights import weights_of
@@ -36,7 +36,7 @@ def gpu_batch(shape: str, tokens: int, length: int, *, cpu: bool) -> dict[str, f
     """
     # All that the engine asks of a device, apart from tensors on it.
     stand_in = SimpleNamespace(device=torch.device("cpu"), name="CPU", varlen=False, synchronize=lambda: None)
-    gpu = cast(GpuDevice, stand_in) if cpu else open_gpu()
+    gpu = cast(Gpu, stand_in) if cpu else open_gpu()
     full_precision()
     size = SHAPES[shape]
     lengths = np.full(-(-tokens // length), length) if length else _mixed(tokens)
@@ -83,7 +83,7 @@ def _mixed(tokens: int) -> np.ndarray[Any, Any]:
     return lengths[: int(np.searchsorted(lengths.cumsum(), tokens)) + 1]
 
 
-def _engine(shape: str, gpu: GpuDevice, dtype: torch.dtype) -> PackedGpuEngine:
+def _engine(shape: str, gpu: Gpu, dtype: torch.dtype) -> PackedGpuEngine:
     torch.manual_seed(0)
     size = SHAPES[shape]
     config = BertConfig(
@@ -98,7 +98,7 @@ def _engine(shape: str, gpu: GpuDevice, dtype: torch.dtype) -> PackedGpuEngine:
     return PackedGpuEngine(weights, [Pooling(size.hidden, "mean")], gpu, dtype, MAX_TOKENS)
 
 
-def _device_ms(work: Callable[[], object], gpu: GpuDevice, cpu: bool) -> float:
+def _device_ms(work: Callable[[], object], gpu: Gpu, cpu: bool) -> float:
     """The median time that the device takes for some work, in ms. The host must queue it within 20 ms."""
     for _ in range(_WARM_UPS):
         work()
@@ -118,7 +118,7 @@ def _once_ms(work: Callable[[], object]) -> float:
     return float(began.elapsed_time(ended))
 
 
-def _host_ms(work: Callable[[], object], gpu: GpuDevice) -> float:
+def _host_ms(work: Callable[[], object], gpu: Gpu) -> float:
     """The median time until some work is queued on an idle device, in ms. On the CPU, until it is done."""
     taken = []
     for _ in range(_ROUNDS):

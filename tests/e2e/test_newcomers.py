@@ -6,7 +6,6 @@ import asyncio
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,6 @@ import pytest
 
 from embedctl import AsyncJob, InputError, JobFailed, JobState, aenqueue_embeddings, enqueue_embeddings
 from embedctl.broker import Broker
-from embedctl.enqueue import submit
-from embedctl.job_options import SubmitOptions
-from embedctl.records import Record, make_record
 from embedctl_config.settings import Settings
 from tests.support.jobs import reference
 from tests.support.workers import StartWorker
@@ -103,25 +99,3 @@ def test_pairs_are_refused_and_leave_no_job_behind_that_goes_on(settings: Settin
         with pytest.raises(InputError, match=f"record 0 is of type {name}, not a text: give texts="):
             asyncio.run(aenqueue_embeddings(texts, settings=settings))  # type: ignore[arg-type]
     assert not list(broker.jobs.newest())  # the first records are read before a job is made
-
-
-@pytest.mark.parametrize("items", [[("a", "one"), "two", 7, ["three"]], [7, "two", None, "four"]])
-def test_a_job_of_an_older_version_with_items_of_any_kind_goes_on(
-    items: list[Any], settings: Settings, start_worker: StartWorker, broker: Broker
-) -> None:
-    start_worker()
-    options = SubmitOptions(idempotency_key="k", chunk_size=2)
-
-    def dies_half_way() -> Iterator[Record]:
-        yield from (make_record(item, None, 1000) for item in items[:2])
-        yield make_record("never stored", None, 1000)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        submit(broker, dies_half_way(), options)
-    job = enqueue_embeddings(items, idempotency_key="k", chunk_size=2, settings=settings)
-    status = job.wait(timeout=60)
-    wrong = [at for at, item in enumerate(items) if not isinstance(item, str)]
-    assert (status.records, [error.position for error in job.errors()]) == (4, wrong)
-    with pytest.raises(InputError, match="record 0 is of type"):
-        enqueue_embeddings(items, idempotency_key="another", settings=settings)

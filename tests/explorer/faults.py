@@ -99,7 +99,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "a producer waits for room in a cancelled job": (
         InScript("cancel", "'ended_ms', now, 'waiting_bytes', 0)", "'ended_ms', now)"),
-        InMethod(Submission, "_check_goes_on", "if status.state is JobState.CANCELLED:", "if False:"),
+        InMethod(Submission, "_check_goes_on", "refuse_cancelled(status)", "pass"),
     ),
     "a producer waits for room in a job that its budget ended": (
         InScript("prelude", "'stopped_by', by, 'waiting_bytes', 0)", "'stopped_by', by)"),

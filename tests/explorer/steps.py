@@ -330,6 +330,7 @@ def no_time_of_its_own(recorder: Recorder) -> Iterator[None]:
     threads = SimpleNamespace(**{**vars(threading), "Thread": _NoThread})
     with ExitStack() as stack:
         for place, stand_in in [
+            ("embedctl_config.patience.time", clock),
             ("embedctl.waiting.time", clock),
             ("embedctl.submission.time", clock),
             ("embedctl.reaper.time", clock),

@@ -13,10 +13,11 @@ import pytest
 import redis as redis_py
 from click.testing import CliRunner
 
-from embedctl import reader
+from embedctl import waiting
 from embedctl.broker import Broker
 from embedctl.cli import main
 from embedctl.cli import run as run_module
+from embedctl.cli.destination import Destination
 from embedctl.job import Job
 from embedctl.output.fetch import fetch
 from embedctl.output.parts import json_line
@@ -151,7 +152,7 @@ def test_a_run_keeps_a_job_that_the_same_command_repairs(
         raise error
 
     monkeypatch.setattr(run_module, "_stack", no_worker)
-    monkeypatch.setattr(run_module, "save", save)
+    monkeypatch.setattr(Destination, "save", save)
     monkeypatch.setattr(run_module, "load_settings", lambda: settings)
     (tmp_path / "corpus.txt").write_text("a\nb\n")
     found = CliRunner().invoke(main, ["run", str(tmp_path / "corpus.txt"), "-o", str(tmp_path / "out.npy"), "-q"])
@@ -176,7 +177,7 @@ def test_a_link_that_somebody_planted_leads_nowhere(name: str, planted: str, bro
 def test_who_has_many_chunks_to_take_sees_the_job_go_on_meanwhile(
     broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "LOOK_EVERY_S", -1.0)
+    monkeypatch.setattr(waiting, "LOOK_EVERY_S", -1.0)
     job_id = new_job(broker, 3)
     work(broker, job_id, 0, 1)
     seen: list[tuple[int, str]] = []
