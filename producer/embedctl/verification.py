@@ -16,7 +16,7 @@ VERIFIED: Mapping[str, str] = {
     "cpu": _IN_CI,
     "cpu-bf16": "verified on an AMD EPYC Zen 5 on 2026-11-24",
     "cpu-int8": _IN_CI,
-    "gpu": _NOT,
+    "gpu": "verified on an NVIDIA H200 on 2026-11-26",
     "gpu-tensorrt": _NOT,
     "neuron": _NOT,
 }

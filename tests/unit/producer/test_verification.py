@@ -59,8 +59,8 @@ def test_the_doctor_says_it_of_each_class_and_what_to_run_where_the_device_is_he
     for name, statement in VERIFIED.items():
         assert findings[f"class {name}"].found.startswith(statement)
     assert findings["class cpu"].remedy == ""
-    gpu, neuron = findings["class gpu"], findings["class neuron"]
-    assert gpu.remedy.startswith("embedctl model verify MODEL --class gpu ")
+    tensorrt, neuron = findings["class gpu-tensorrt"], findings["class neuron"]
+    assert tensorrt.remedy.startswith("embedctl model verify MODEL --class gpu-tensorrt ")
     assert (neuron.found, neuron.remedy) == (
         "not verified on hardware; no device of kind neuron is seen here",
         "",
