@@ -120,6 +120,10 @@ mutants: $(VENV)/.dev ## how many of 320 small faults in the product the tests n
 	@$(PY) -c "import cosmic_ray, coverage" 2>/dev/null || $(PIP) install --quiet cosmic-ray coverage
 	@$(PY) -m tests.support.mutants $(ARGS)
 
+.PHONY: count
+count: $(VENV)/.dev ## lines, modules, options, settings, contracts
+	@$(PY) -m tests.support.count
+
 .PHONY: bench-gpu
 bench-gpu: $(VENV)/.dev ## the engines on a GPU beside sentence-transformers: ARGS="--help"
 	@$(PY) -m embedctl bench engines --class gpu $(ARGS)
