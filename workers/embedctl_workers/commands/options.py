@@ -65,7 +65,8 @@ def settings_and_class(hardware: str | None, default: str) -> tuple[Settings, st
 def log_plainly() -> None:
     """Log this package's messages to standard error as they are: they are what the command says of its progress."""
     logging.basicConfig(format="%(message)s")
-    logging.getLogger("embedctl_workers").setLevel(logging.INFO)
+    for ours in ("embedctl_config", "embedctl_workers"):
+        logging.getLogger(ours).setLevel(logging.INFO)
 
 
 def plural(count: int, what: str) -> str:
