@@ -40,6 +40,6 @@ def locked(path: Path, *, holder: str = "", vanishes: bool = False) -> Iterator[
     try:
         yield
     finally:
-        if vanishes:  # while it is held: whoever waits for it notices that, and makes another one
+        if vanishes:  # while it is held: a process that waits for it notices that, and makes another one
             path.unlink(missing_ok=True)
         lock.release()

@@ -36,7 +36,7 @@ class _NotYet(Exception):
 
 @dataclass(slots=True)
 class Streak:
-    """Counts failures in a row, for whoever makes progress between two of them."""
+    """Counts failures in a row, for a caller that makes progress between two of them."""
 
     failures: int = 0
 
@@ -158,7 +158,7 @@ class Policy:
             try:
                 stopping.wait(self.call(step, Exception, failed=failed, sleep=stopping.wait) or 0.0)
             except Exception:
-                if not stopping.is_set():
+                if not stopping.is_set():  # otherwise it only ends the tries, and `failed` knows of it
                     raise
 
 

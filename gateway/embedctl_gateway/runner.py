@@ -138,7 +138,7 @@ class Runner:
             self._work.clear()
 
     def _failed(self, error: Exception, _: float) -> None:
-        if isinstance(error, NotPermitted):  # whoever mends Redis' access list is to know
+        if isinstance(error, NotPermitted):  # the operator, who can mend Redis' access list, is to know
             self._remind(f"no batch is run: {error}")
         else:
             _log_failure(error)

@@ -120,7 +120,7 @@ class Webhooks:
         return 0.0 if self._one() else _LOOK_S
 
     def _failed(self, error: Exception, _: float) -> None:
-        if isinstance(error, NotPermitted):  # whoever mends Redis' access list is to know
+        if isinstance(error, NotPermitted):  # the operator, who can mend Redis' access list, is to know
             self._remind(f"nobody is told that batches end: {error}")
         elif not isinstance(error, BrokerUnavailable):  # nothing else tells the ends of batches: the thread goes on
             log.error("a webhook is tried again", exc_info=error)

@@ -35,13 +35,13 @@ class HostIndexedPooling(Pooling):
             weights: for each pooled token, its place in its text, from 1; with `pooled` only.
         """
         text = np.repeat(np.arange(len(lengths)), lengths)
-        if not self._waits(prompt := prompt_tokens if not self.include_prompt else None):
+        if not self._chooses(prompt := prompt_tokens if not self.include_prompt else None):
             return {"text": text}
         places = np.arange(1, len(text) + 1) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         pooled = np.flatnonzero(places > (prompt or 0))
         return {"text": text[pooled], "pooled": pooled, "weights": places[pooled]}
 
-    def _waits(self, prompt_length: int | None) -> bool:
+    def _chooses(self, prompt_length: int | None) -> bool:
         return bool(prompt_length) or "weightedmean" in self._modes
 
     @property
