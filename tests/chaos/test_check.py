@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -63,14 +65,29 @@ class Checked:
         self.stack.raw.set(key, wire.encode_result(dataclasses.replace(result, **change(result))), keepttl=True)
 
 
-@pytest.fixture
-def stack(short_folder: Path) -> Iterator[Stack]:
-    stack = Stack(Options(minutes=1, seed=1, workers=2, lease_s=1.0), short_folder)
+@contextmanager
+def running(folder: Path, workers: int) -> Iterator[Stack]:
+    stack = Stack(Options(minutes=1, seed=1, workers=workers, lease_s=1.0), folder)
     try:
         stack.start()
         yield stack
     finally:
         stack.close()
+
+
+@pytest.fixture(scope="module")
+def shared_stack() -> Iterator[Stack]:
+    """Its folder's path is short enough for a unix socket."""
+    with TemporaryDirectory(prefix="ec-") as folder, running(Path(folder), workers=2) as stack:
+        yield stack
+
+
+@pytest.fixture
+def stack(shared_stack: Stack) -> Stack:
+    """A Redis that holds nothing but its two workers."""
+    shared_stack.raw.flushdb()
+    shared_stack.wait_until_ready()
+    return shared_stack
 
 
 @pytest.fixture
@@ -264,17 +281,18 @@ def test_a_job_that_redis_forgot_and_nobody_made_again_is_lost(stack: Stack) -> 
     assert monitor.verdicts[0].lost == PLAN.records
 
 
-def test_redis_forgets_what_it_wrote_since_a_moment(stack: Stack) -> None:
-    stack.raw.set("embed:before", 1, ex=100)
-    written = stack.written()
-    assert written is not None
-    stack.raw.set("embed:after", 1, ex=100)
-    stack.stop_redis(kill=True)
-    assert stack.rewind(written)
-    assert not stack.rewind((written[0], written[1] + 1, written[2]))
-    stack.start_redis()
-    assert stack.raw.exists("embed:before")
-    assert not stack.raw.exists("embed:after")
+def test_redis_forgets_what_it_wrote_since_a_moment(short_folder: Path) -> None:
+    with running(short_folder, workers=0) as stack:
+        stack.raw.set("embed:before", 1, ex=100)
+        written = stack.written()
+        assert written is not None
+        stack.raw.set("embed:after", 1, ex=100)
+        stack.stop_redis(kill=True)
+        assert stack.rewind(written)
+        assert not stack.rewind((written[0], written[1] + 1, written[2]))
+        stack.start_redis()
+        assert stack.raw.exists("embed:before")
+        assert not stack.raw.exists("embed:after")
 
 
 @pytest.mark.slow
