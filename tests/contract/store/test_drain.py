@@ -14,7 +14,7 @@ from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerFull, JobCancelled
 from embedctl_config.settings import Settings
 from tests.support.redis_server import CLASSES, RedisServer
-from tests.support.store import QUEUE, add, claim, complete, issued, keys_of, new_job, payload, result, work
+from tests.support.store import QUEUE, add, issued, keys_of, new_job, payload, result, work
 
 HIGH_WATER = 10**6
 ME, OTHER = Holder("me", "machine", "1.1", "host"), Holder("other", "machine", "2.1", "elsewhere")
@@ -144,15 +144,6 @@ def test_every_key_of_a_drain_has_a_lifetime_and_goes_with_the_job(broker: Broke
 # ------------------------------------------------------------------------------- what drained chunks mean to all others
 
 
-def test_a_late_ticket_or_result_of_a_drained_chunk_does_nothing(broker: Broker) -> None:
-    job_id = drained(broker, done=2)
-    before = broker.jobs.status(job_id)
-    assert claim(broker, job_id, 1, "late").answer == "done"
-    assert complete(broker, job_id, 1, "late") == "refused"
-    after = broker.jobs.status(job_id)
-    assert (after.done, after.result_bytes) == (before.done, before.result_bytes)
-
-
 def test_the_audit_does_not_take_drained_chunks_for_lost(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = drained(broker, done=2)
     assert issued(broker, job_id) == [2]
@@ -169,30 +160,6 @@ def test_the_same_corpus_skips_drained_chunks_and_another_is_refused(broker: Bro
     assert add(broker, job_id, 1, word="other")[0] is Added.DIFFERS
     after = broker.jobs.status(job_id)
     assert (after.done, after.records, after.state) == (before.done, before.records, before.state)
-
-
-def test_the_corpus_repairs_a_lost_result_and_leaves_drained_ones(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = drained(broker)
-    raw.delete(keys.chunk_result(job_id, 2))
-    assert [add(broker, job_id, chunk)[0] for chunk in range(3)] == [Added.SKIPPED, Added.SKIPPED, Added.OK]
-    assert broker.jobs.status(job_id).state == "running"
-    work(broker, job_id, 2)
-    assert broker.jobs.status(job_id).state == "completed"
-    assert note(broker, job_id, 2, 2, name="part-000001.parquet") == "ok"
-    assert broker.jobs.status(job_id).result_bytes == 0
-
-
-def test_failed_records_of_a_drained_chunk_are_retried(broker: Broker) -> None:
-    job_id = new_job(broker, 2)
-    work(broker, job_id, 0, failed=1)
-    work(broker, job_id, 1)
-    take(broker, job_id)
-    assert note(broker, job_id, 0, 1) == "ok"
-    broker.drains.unlink(job_id, [0, 1])
-    assert broker.jobs.failed_chunks(job_id, 0, 2) == [0]
-    assert broker.jobs.chunks_with_errors(job_id, 0, 2) == {0}
-    assert broker.jobs.retry(job_id, 0, 2, "r") == 1
-    assert list(broker.drains.chunks(job_id, 3, drained=False)) == [2]
 
 
 # -------------------------------------------------------------------------------------------------------- back-pressure

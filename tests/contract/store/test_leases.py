@@ -36,7 +36,6 @@ from tests.support.store import (
     spec,
     work,
 )
-from tests.support.waiting import eventually
 
 
 def test_issue_chooses_as_many_chunks_as_the_window_has_room_for(broker: Broker, settings: Settings) -> None:
@@ -91,21 +90,6 @@ def test_an_issued_ticket_is_due_after_the_time_for_reissuing(
     assert_due(broker, raw, job_id, 0, after_s=settings.reissue_s, since_ms=began)
 
 
-@pytest.mark.parametrize("end", ["cancel", "gone", "version", "completed"])
-def test_nothing_is_issued_for_a_job_that_wants_nothing(broker: Broker, raw: redis_py.Redis, end: str) -> None:
-    job_id = new_job(broker, 2)
-    if end == "cancel":
-        broker.jobs.cancel(job_id)
-    elif end == "gone":
-        raw.delete(keys.job(job_id))
-    elif end == "version":
-        raw.hset(keys.job(job_id), "version", wire.VERSION + 1)
-    else:
-        work(broker, job_id, 0, 1)
-    assert issued(broker, job_id) == []
-    assert raw.zcard(keys.due(job_id)) == 0
-
-
 def test_a_claim_brings_the_text_and_counts(broker: Broker, raw: redis_py.Redis, settings: Settings) -> None:
     job_id = new_job(broker, 2)
     began = broker.connection.now_ms()
@@ -135,45 +119,11 @@ def test_the_same_claim_again_is_answered_again(broker: Broker) -> None:
     assert complete(broker, job_id, 0, "mine") == "ok"
 
 
-def test_a_lapsed_lease_is_for_the_reaper_to_judge_and_then_for_another_to_claim(
-    broker: Broker, raw: redis_py.Redis
-) -> None:
-    broker.workers.beat(row())
-    job_id = new_job(broker)
-    claim(broker, job_id, 0, "first")
-    overdue(raw, job_id, 0)
-    assert claim(broker, job_id, 0, "second").answer is ClaimAnswer.BUSY
-    assert broker.upkeep.reap(job_id, QUEUE) == [0]
-    found = claim(broker, job_id, 0, "second")
-    assert (found.answer, found.attempt) == (ClaimAnswer.OK, 2)
-    assert broker.jobs.renew(job_id, 0, "first") == "not_owner"
-    assert broker.jobs.renew(job_id, 0, "second") == "ok"
-    assert_consistent(broker, raw, job_id)
-
-
-def test_a_lease_lapses_by_redis_own_clock(settings: Settings, raw: redis_py.Redis) -> None:
-    short = Broker.connect(settings.replace(lease_s=0.5))
-    short.workers.beat(row())
-    job_id = new_job(short)
-    claim(short, job_id, 0, "first")
-    lapses_ms = score(raw, keys.due(job_id), 0)
-    eventually(lambda: short.upkeep.reap(job_id, QUEUE) == [0])
-    assert short.connection.now_ms() >= lapses_ms
-    short.close()
-
-
 def test_a_stored_chunk_is_done(broker: Broker) -> None:
     job_id = new_job(broker)
     work(broker, job_id, 0)
     assert claim(broker, job_id, 0, "late").answer is ClaimAnswer.DONE
     assert broker.jobs.status(job_id).claims == 1
-
-
-def test_every_chunk_of_an_ended_job_is_done(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = new_job(broker)
-    work(broker, job_id, 0, 1)
-    raw.delete(keys.chunk_result(job_id, 0))
-    assert claim(broker, job_id, 0, "late").answer is ClaimAnswer.DONE
 
 
 def test_a_worker_with_other_weights_is_refused_and_both_are_named(
@@ -241,11 +191,6 @@ def test_a_ticket_of_a_job_that_wants_nothing_costs_one_question(
     assert keys_of(raw, job_id) == before
 
 
-def test_a_ticket_of_a_job_that_never_was_is_gone(broker: Broker, raw: redis_py.Redis) -> None:
-    assert claim(broker, "20200101-000000-0000000000", 0).answer is ClaimAnswer.GONE
-    assert raw.keys() == []
-
-
 def test_renewing_keeps_a_lease(broker: Broker, raw: redis_py.Redis, settings: Settings) -> None:
     job_id = new_job(broker)
     claim(broker, job_id, 0)
@@ -272,12 +217,6 @@ def test_only_the_owner_renews(broker: Broker) -> None:
     assert broker.jobs.renew(job_id, 0, "mine") == "not_owner"
 
 
-def test_renewing_for_an_ended_job_says_done(broker: Broker) -> None:
-    job_id = new_job(broker)
-    work(broker, job_id, 0, 1)
-    assert broker.jobs.renew(job_id, 0, "t0") == "done"
-
-
 def test_completing_stores_the_result_and_frees_the_input(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker)
     claim(broker, job_id, 0)
@@ -288,46 +227,6 @@ def test_completing_stores_the_result_and_frees_the_input(broker: Broker, raw: r
     assert (status.done, status.failed, status.truncated, status.tokens, status.dim) == (2, 0, 1, 10, DIM)
     assert (status.chunks_done, status.waiting_bytes) == (1, len(payload(1)))
     assert not raw.exists(keys.uncommitted_result(job_id, 0, "t"))
-    assert_consistent(broker, raw, job_id)
-
-
-def test_completing_keeps_the_input_of_failed_records_alone(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = new_job(broker)
-    work(broker, job_id, 0, failed=1)
-    kept = wire.decode_input(broker.jobs.input(job_id, 0) or b"")
-    assert (len(kept), kept.positions, kept.texts) == (1, [0], [b"text 0 0"])
-    assert_consistent(broker, raw, job_id)
-
-
-def test_a_second_result_is_refused_and_counted(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = new_job(broker)
-    claim(broker, job_id, 0, "first")
-    overdue(raw, job_id, 0)
-    claim(broker, job_id, 0, "second")
-    assert complete(broker, job_id, 0, "second", failed=1) == "ok"
-    assert complete(broker, job_id, 0, "first") == "refused"
-    assert complete(broker, job_id, 0, "second", failed=1) == "refused"
-    status = broker.jobs.status(job_id)
-    assert (status.refused, status.done, status.failed, status.chunks_done) == (2, 1, 1, 1)
-    assert broker.jobs.result(job_id, 0) == result(0, failed=1)
-    assert not raw.exists(keys.uncommitted_result(job_id, 0, "first"))
-    assert_consistent(broker, raw, job_id)
-
-
-def test_a_second_result_is_counted_no_more_where_redis_lost_the_first(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = new_job(broker)
-    claim(broker, job_id, 0, "quick")
-    overdue(raw, job_id, 0)
-    claim(broker, job_id, 0, "slow")
-    assert complete(broker, job_id, 0, "quick") == "ok"
-    raw.delete(keys.chunk_result(job_id, 0))
-    assert complete(broker, job_id, 0, "slow") == "refused"
-    status = broker.jobs.status(job_id)
-    assert (status.refused, status.done, status.chunks_done) == (1, 2, 1)
-    assert add(broker, job_id, 0)[0] == "ok"  # the corpus repairs it
-    assert broker.jobs.status(job_id).done == 0
-    work(broker, job_id, 0, 1)
-    assert broker.jobs.status(job_id).state is JobState.COMPLETED
     assert_consistent(broker, raw, job_id)
 
 
@@ -350,18 +249,6 @@ def test_a_late_result_is_welcome_while_nobody_elses_came(broker: Broker, raw: r
     assert_consistent(broker, raw, job_id)
 
 
-def test_a_result_for_a_chunk_that_redis_forgot_is_refused(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = new_job(broker, 2, seal=False)
-    claim(broker, job_id, 1)
-    raw.hset(keys.job(job_id), mapping={"added": 1, "records": 2})  # as after a crash that lost the last addition
-    raw.delete(keys.chunk_input(job_id, 1), keys.due(job_id), keys.owners(job_id), keys.attempts(job_id))
-    raw.hincrby(keys.job(job_id), "waiting_bytes", -len(payload(1)))
-    assert complete(broker, job_id, 1) == "refused"
-    assert add(broker, job_id, 1)[0] == "ok"
-    assert_consistent(broker, raw, job_id)
-    assert broker.jobs.status(job_id).done == 0
-
-
 def test_a_result_of_other_weights_is_refused_and_leaves_the_lease(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker)
     claim(broker, job_id, 0, "owner")
@@ -371,23 +258,6 @@ def test_a_result_of_other_weights_is_refused_and_leaves_the_lease(broker: Broke
     assert broker.jobs.status(job_id).refused == 1
     assert broker.jobs.renew(job_id, 0, "owner") == "ok"
     assert complete(broker, job_id, 0, "owner") == "ok"
-
-
-def test_a_result_after_cancelling_leaves_no_temporary_key(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = new_job(broker)
-    claim(broker, job_id, 0)
-    broker.jobs.cancel(job_id)
-    before = keys_of(raw, job_id)
-    assert complete(broker, job_id, 0) == "cancelled"
-    assert keys_of(raw, job_id) == before
-
-
-def test_a_result_for_a_job_that_is_gone_leaves_nothing(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = new_job(broker)
-    claim(broker, job_id, 0)
-    raw.delete(*keys_of(raw, job_id))
-    assert complete(broker, job_id, 0) == "gone"
-    assert keys_of(raw, job_id) == set()
 
 
 def test_a_temporary_result_that_went_missing_is_written_again(
@@ -461,28 +331,6 @@ def test_only_the_owner_releases(broker: Broker, raw: redis_py.Redis) -> None:
     assert not broker.jobs.release(job_id, 0, "mine", delay_s=0)
 
 
-def test_cancelling_ends_a_job_and_forgets_its_leases(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = new_job(broker, 5)
-    broker.jobs.issue(job_id, QUEUE)
-    work(broker, job_id, 0)
-    claim(broker, job_id, 1)
-    assert broker.jobs.cancel(job_id) is JobState.CANCELLED
-    status = broker.jobs.status(job_id)
-    assert (status.state, status.done, status.records) == (JobState.CANCELLED, 2, 10)
-    assert status.ended_at is not None
-    assert not raw.exists(keys.due(job_id), keys.owners(job_id), keys.attempts(job_id))
-    assert raw.zscore(keys.ACTIVE, job_id) is not None  # the reaper has to free it yet
-    assert broker.jobs.cancel(job_id) is JobState.CANCELLED
-
-
-def test_an_ended_job_stays_as_it_is_when_it_is_cancelled(broker: Broker) -> None:
-    job_id = new_job(broker)
-    work(broker, job_id, 0, 1)
-    assert broker.jobs.cancel(job_id) is JobState.COMPLETED
-    assert broker.jobs.status(job_id).state is JobState.COMPLETED
-    assert broker.jobs.result(job_id, 0) is not None
-
-
 def test_cancelling_frees_the_idempotency_key(broker: Broker) -> None:
     job_id = new_job(broker, idempotency_key="nightly")
     broker.jobs.cancel(job_id)
@@ -507,19 +355,6 @@ def test_what_happens_to_a_job_wakes_those_who_wait_for_it(broker: Broker, raw: 
     ]
 
 
-def test_a_result_of_another_text_than_the_one_stored_is_refused(broker: Broker, raw: redis_py.Redis) -> None:
-    """A worker held it back while Redis lost the chunk, and the producer went on with another end of its corpus."""
-    job_id = new_job(broker, 1, seal=False)
-    add(broker, job_id, 1, word="another")
-    assert claim(broker, job_id, 1, "t").answer == "ok"
-    assert complete(broker, job_id, 1, "t", text=payload(1)) == "refused"
-    status = broker.jobs.status(job_id)
-    assert (status.done, status.chunks_done, status.refused) == (0, 0, 1)
-    assert broker.jobs.result(job_id, 1) is None
-    assert wire.decode_input(broker.jobs.input(job_id, 1) or b"").texts[0] == b"another 1 0"
-    assert not raw.exists(keys.uncommitted_result(job_id, 1, "t"))
-
-
 def test_a_process_without_file_descriptors_can_still_give_a_chunk_back(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -534,21 +369,6 @@ def test_a_process_without_file_descriptors_can_still_give_a_chunk_back(
     monkeypatch.setattr(connection, "files", none_left)
     connection.script_source.cache_clear()
     assert broker.jobs.release(job_id, 0, "t", delay_s=1)
-
-
-def test_the_failed_rows_of_a_counted_chunk_are_not_taken_for_its_text(broker: Broker, raw: redis_py.Redis) -> None:
-    """Redis lost the chunk's result alone; its failed rows are kept."""
-    broker.workers.beat(row())
-    job_id = new_job(broker, 2)
-    broker.jobs.issue(job_id, QUEUE)
-    work(broker, job_id, 0, failed=1)
-    raw.delete(keys.chunk_result(job_id, 0))
-    assert broker.upkeep.audit(job_id) == 1
-    assert claim(broker, job_id, 0, "again").answer == "lost"
-    assert add(broker, job_id, 0)[0] == "ok"
-    work(broker, job_id, 0, 1)
-    assert broker.jobs.status(job_id).state is JobState.COMPLETED
-    assert_consistent(broker, raw, job_id)
 
 
 def claim_of_new(broker: Broker, job_id: str, token: str = "t", **expected: str) -> tuple[Claim, JobStatus]:

@@ -25,7 +25,6 @@ from embedctl_config.errors import JobNotFound
 from tests.support.jobs import last_event
 from tests.support.store import (
     MINE,
-    OTHER,
     QUEUE,
     TTL_S,
     add,
@@ -33,7 +32,6 @@ from tests.support.store import (
     complete,
     keys_of,
     new_job,
-    overdue,
     payload,
     row,
     spec,
@@ -56,56 +54,6 @@ def extend(broker: Broker, job_id: str, now_ms: int, interval_s: float) -> bool:
 
 def without_lifetime(raw: redis_py.Redis) -> list[bytes]:
     return [key for key in raw.scan_iter(match="embed:*", count=1000) if raw.pttl(key) < 0]
-
-
-def test_no_key_of_a_whole_jobs_life_is_without_a_lifetime(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id, _ = broker.jobs.create(spec(idempotency_key="nightly"))
-    assert without_lifetime(raw) == []
-    broker.workers.beat(row())
-    broker.jobs.hold(job_id, "p")
-    steps: list[Callable[[], object]] = [
-        lambda: [add(broker, job_id, chunk) for chunk in range(6)],
-        lambda: broker.jobs.issue(job_id, QUEUE),
-        lambda: claim(broker, job_id, 0),
-        lambda: broker.jobs.seal(job_id, 6),
-        lambda: claim(broker, job_id, 1, "t1", fingerprint=OTHER),
-        lambda: complete(broker, job_id, 0, failed=1),
-        lambda: claim(broker, job_id, 2),
-        lambda: broker.jobs.renew(job_id, 2, "t"),
-        lambda: broker.jobs.release(job_id, 2, "t", delay_s=0),
-        lambda: overdue(raw, job_id, 2, 3),
-        lambda: broker.upkeep.reap(job_id, QUEUE),
-        lambda: broker.upkeep.audit(job_id),
-        lambda: claim(broker, job_id, 3, "t3"),
-        lambda: broker.workers.report_death("w", "killed"),
-        lambda: broker.workers.beat(row("another")),
-        lambda: overdue(raw, job_id, 3),
-        lambda: broker.upkeep.reap(job_id, QUEUE),
-        lambda: extend(broker, job_id, broker.connection.now_ms() + TTL_MS, 5.0),
-        lambda: broker.upkeep.agenda.take_turn(5),
-        lambda: broker.upkeep.agenda.sweep(broker.connection.now_ms()),
-        lambda: broker.jobs.stop(job_id),
-        lambda: broker.jobs.resume(job_id, "p"),
-        lambda: [add(broker, job_id, chunk) for chunk in range(6)],
-        lambda: broker.jobs.seal(job_id, 6),
-        lambda: work(broker, job_id, 1, 2, 3, 4, 5),
-        lambda: broker.jobs.cancel(job_id),
-        lambda: complete(broker, job_id, 5, "late"),
-    ]
-    for step in steps:
-        step()
-        assert without_lifetime(raw) == []
-    assert broker.jobs.status(job_id).state == "completed_with_errors"
-
-
-def test_no_key_of_a_cancelled_job_is_without_a_lifetime(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = new_job(broker, 3, seal=False)
-    broker.jobs.issue(job_id, QUEUE)
-    claim(broker, job_id, 0)
-    broker.jobs.cancel(job_id)
-    complete(broker, job_id, 0)
-    broker.upkeep.free(job_id, 3)
-    assert without_lifetime(raw) == []
 
 
 @pytest.mark.parametrize("step", ["add", "claim", "complete", "seal"])
@@ -538,14 +486,17 @@ def test_the_events_of_a_job_that_its_budget_ended_stay_short_lived(broker: Brok
     assert raw.pttl(keys.events(job_id)) <= 60_000
 
 
-def test_all_results_of_a_retried_job_live_again_at_the_next_look(broker: Broker, raw: redis_py.Redis) -> None:
-    """However many chunks there are: what they have left is short."""
-    job_id = new_job(broker, 1200, ttl_s=20.0)
-    work(broker, job_id, *range(1, 1200))
+def test_all_results_of_a_retried_job_live_again_at_the_next_look(
+    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many slices there are: what they have left is short."""
+    monkeypatch.setattr(upkeep, "_SLICE", 8)
+    job_id = new_job(broker, 20, ttl_s=20.0)
+    work(broker, job_id, *range(1, 20))
     work(broker, job_id, 0, failed=1)
     while broker.upkeep.settle_slice(job_id):
         pass
-    assert raw.pttl(keys.chunk_result(job_id, 1100)) <= 25_000
+    assert raw.pttl(keys.chunk_result(job_id, 17)) <= 25_000
     assert Job(job_id, broker).retry_failed() == 1
     look_after(broker, job_id)
-    assert all(raw.pttl(keys.chunk_result(job_id, chunk)) > TTL_MS for chunk in range(1200))
+    assert all(raw.pttl(keys.chunk_result(job_id, chunk)) > TTL_MS for chunk in range(20))

@@ -84,84 +84,10 @@ def test_a_job_that_the_idempotency_key_finds_is_not_new(broker: Broker) -> None
     assert broker.jobs.create(spec(tenant=TENANT, idempotency_key="other"))[1]  # the refusal left no key behind
 
 
-def end_by_completion(broker: Broker, job_id: str) -> None:
-    broker.jobs.seal(job_id, 2)
-    work(broker, job_id, 0, 1)
-
-
-def end_by_failures(broker: Broker, job_id: str) -> None:
-    assert claim(broker, job_id, 0).answer == "ok"
-    assert complete(broker, job_id, 0, failed=2) == "ok"
-    assert broker.jobs.status(job_id).stopped_by == "max_errors"
-
-
-@pytest.mark.parametrize(
-    "end",
-    [
-        end_by_completion,
-        end_by_failures,
-        lambda broker, job_id: broker.jobs.cancel(job_id),
-        lambda broker, job_id: broker.jobs.stop(job_id),
-    ],
-)
-def test_a_job_that_ends_leaves_nothing(
-    end: Callable[[Broker, str], object], broker: Broker, raw: redis_py.Redis
-) -> None:
-    limit(broker, max_jobs=1)
-    job_id = new_job(broker, 2, seal=False, tenant=TENANT, max_errors=1)
-    assert noted(broker) == (1, 4, size(0) + size(1))
-    end(broker, job_id)
-    assert noted(broker) == (0, 0, 0)
-    assert not fully_noted(raw)
-
-
 def test_an_empty_job_ends_as_it_is_sealed(broker: Broker) -> None:
     limit(broker, max_jobs=1)
     new_job(broker, 0, tenant=TENANT)
     assert noted(broker) == (0, 0, 0)
-
-
-def test_what_waits_is_noted_chunk_by_chunk_and_nothing_counts_twice(broker: Broker) -> None:
-    limit(broker, max_waiting_records=100)
-    job_id = new_job(broker, 2, seal=False, tenant=TENANT)
-    assert add(broker, job_id, 1)[0] is Added.SKIPPED  # the answer was lost, and the producer adds it again
-    assert noted(broker) == (1, 4, size(0) + size(1))
-    work(broker, job_id, 0)
-    assert noted(broker) == (1, 2, size(1))
-    assert claim(broker, job_id, 1, "a").answer == "ok"
-    assert broker.jobs.release(job_id, 1, "a", delay_s=0.0)
-    assert noted(broker) == (1, 2, size(1))
-    assert complete(broker, job_id, 0) == "refused"
-    assert noted(broker) == (1, 2, size(1))
-
-
-def test_a_retry_counts_what_it_retries(broker: Broker) -> None:
-    limit(broker, max_jobs=1)
-    job_id = new_job(broker, 1, tenant=TENANT)
-    work(broker, job_id, 0, failed=1)
-    assert noted(broker) == (0, 0, 0)
-    assert broker.jobs.retry(job_id, 0, 1, "p") == 1
-    assert noted(broker)[:2] == (1, 1)
-    assert broker.jobs.retry(job_id, 0, 1, "p") == 1
-    assert noted(broker)[:2] == (1, 1)
-    broker.jobs.seal(job_id, 2)
-    assert claim(broker, job_id, 1).answer == "ok"
-    assert complete(broker, job_id, 1, rows=1) == "ok"
-    assert noted(broker) == (0, 0, 0)
-
-
-def test_a_stopped_job_counts_only_the_text_that_is_added_again(broker: Broker) -> None:
-    limit(broker, max_waiting_records=100)
-    job_id = new_job(broker, 3, tenant=TENANT)
-    work(broker, job_id, 0)
-    broker.jobs.stop(job_id)
-    assert broker.jobs.resume(job_id, "p")
-    assert noted(broker) == (1, 0, 0)
-    assert add(broker, job_id, 0)[0] is Added.SKIPPED
-    assert add(broker, job_id, 1)[0] is Added.OK
-    assert noted(broker) == (1, 2, size(1))
-    assert add(broker, job_id, 2)[0] is Added.OK
-    assert noted(broker) == (1, 4, size(1) + size(2))
 
 
 def test_a_chunk_that_was_added_again_and_lost_is_a_gap(broker: Broker, raw: redis_py.Redis) -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 import redis as redis_py
 
-from embedctl import AsyncJob, Job, JobCancelled
+from embedctl import Job, JobCancelled
 from embedctl.broker import Broker
 from embedctl.reaper import Reaper
 from embedctl_config import keys, wire
@@ -21,6 +20,7 @@ from embedctl_config.settings import Settings
 from tests.support.redis_server import RedisServer
 from tests.support.store import QUEUE, claim, issued, keys_of, new_job, overdue, pass_ms, row, work
 from tests.support.waiting import PATIENCE_S, eventually
+from tests.support.waits import WAITS
 
 
 @pytest.fixture
@@ -55,15 +55,6 @@ def reap(broker: Broker, **options: float) -> None:
     Reaper(broker, **options).round()
 
 
-WAITS: dict[str, Callable[[Job], object]] = {
-    "wait": lambda job: job.wait(),
-    "wait_until_sealed": lambda job: job.wait_until_sealed(),
-    "iter_results": lambda job: list(job.iter_results()),
-    "await wait": lambda job: asyncio.run(AsyncJob(job).wait()),
-    "await wait_until_sealed": lambda job: asyncio.run(AsyncJob(job).wait_until_sealed()),
-}
-
-
 @pytest.mark.parametrize("call", WAITS)
 def test_every_call_that_waits_for_a_job_reaps(broker: Broker, raw: redis_py.Redis, call: str) -> None:
     broker.workers.beat(row())
@@ -72,7 +63,7 @@ def test_every_call_that_waits_for_a_job_reaps(broker: Broker, raw: redis_py.Red
 
     def wait() -> None:
         with suppress(JobCancelled):
-            WAITS[call](Job(job_id, broker))
+            WAITS[call](Job(job_id, broker), None)
 
     waiting = threading.Thread(target=wait, daemon=True)
     waiting.start()

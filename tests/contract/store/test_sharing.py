@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
+import math
 import os
 import pickle
-import random
 import signal
 import subprocess
 import sys
@@ -15,11 +15,13 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis as redis_py
 from celery import Celery
 from celery.app.amqp import AMQP
+from redis.connection import AbstractConnection
 
 from embedctl import AsyncJob, Job, enqueue_embeddings, tickets
 from embedctl.broker import Broker
@@ -34,12 +36,12 @@ from tests.support.waiting import PATIENCE_S, eventually
 #: Keeps every job, in a process that may open few files.
 KEEPING = """
 import resource, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 import redis
 from embedctl import Job, Settings, enqueue_embeddings
 settings = Settings(redis_url=sys.argv[1], hardware="cpu", model="dummy")
-jobs = [enqueue_embeddings([f"text {i}"], settings=settings) for i in range(int(sys.argv[2]))]
-jobs += [Job.get(job.id, settings) for job in jobs[:300]]
+jobs = [enqueue_embeddings([f"text {i}"], settings=settings) for i in range(80)]
+jobs += [Job.get(job.id, settings) for job in jobs]
 assert jobs[-1].status().records == 1
 print(len(redis.Redis.from_url(sys.argv[1]).client_list()))
 """
@@ -54,16 +56,10 @@ def submit(settings: Settings, text: str = "text") -> Job:
     return enqueue_embeddings([text], settings=settings)
 
 
-@pytest.mark.parametrize("jobs", [300, pytest.param(2000, marks=pytest.mark.slow)])
-def test_many_jobs_are_kept_with_few_files_and_connections(
-    jobs: int, redis_server: RedisServer, raw: redis_py.Redis
-) -> None:
+def test_many_jobs_are_kept_with_few_files_and_connections(redis_server: RedisServer, raw: redis_py.Redis) -> None:
     others = clients(raw)  # what earlier tests of this process share
     done = subprocess.run(
-        [sys.executable, "-c", KEEPING, redis_server.url_of("producer"), str(jobs)],
-        capture_output=True,
-        text=True,
-        timeout=600,
+        [sys.executable, "-c", KEEPING, redis_server.url_of("producer")], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) - others < 10
@@ -99,31 +95,30 @@ def test_tables_that_are_changed_later_are_other_settings(
 
 def test_many_different_settings_do_not_add_up(settings: Settings, raw: redis_py.Redis) -> None:
     others = clients(raw)  # what earlier tests of this process share
-    for number in range(30):
+    for number in range(12):
         submit(settings.replace(ttl_s=1000.0 + number))
     gc.collect()
     eventually(lambda: clients(raw) - others <= 24)  # 4 brokers, each with a few
-    kept = [submit(settings.replace(ttl_s=5000.0 + number)) for number in range(20)]
+    kept = [submit(settings.replace(ttl_s=5000.0 + number)) for number in range(8)]
     for number, job in enumerate(kept):
         assert Broker.shared(settings.replace(ttl_s=5000.0 + number)) is job._broker
 
 
 def test_threads_share_it(settings: Settings, raw: redis_py.Redis) -> None:
-    start = threading.Barrier(32)
+    start = threading.Barrier(12)
 
     def work(number: int) -> list[str]:
         start.wait()
-        jobs = [submit(settings, f"{number} {i}") for i in range(5)]
+        jobs = [submit(settings, f"{number} {i}") for i in range(3)]
         if number % 4 == 0:
             jobs[0].close()  # in the middle of what the others do
         return [job.status().id for job in jobs]
 
-    with ThreadPoolExecutor(32) as pool:
-        ids = [job_id for found in pool.map(work, range(32)) for job_id in found]
-    assert len(set(ids)) == 160
-    assert raw.llen(QUEUE) == 128  # a window of small chunks
+    with ThreadPoolExecutor(12) as pool:
+        ids = [job_id for found in pool.map(work, range(12)) for job_id in found]
+    assert len(set(ids)) == raw.llen(QUEUE) == 36
     # A submission has three connections: its own, one that keeps its right to add, and Kombu's for its tickets.
-    assert clients(raw) <= 3 * 32
+    assert clients(raw) <= 3 * 12
 
 
 def test_parent_and_children_go_on_after_a_fork(settings: Settings, raw: redis_py.Redis) -> None:
@@ -138,23 +133,23 @@ def test_parent_and_children_go_on_after_a_fork(settings: Settings, raw: redis_p
     for thread in threads:
         thread.start()
     children = []
-    for _ in range(4):
+    for _ in range(3):
         child = os.fork()
         if child == 0:
             code = 1
             try:
-                jobs = [submit(settings, "of a child") for _ in range(10)]
+                jobs = [submit(settings, "of a child") for _ in range(3)]
                 assert kept.status().records == 1
                 assert all(job.status().records == 1 for job in jobs)
                 code = 0
             finally:
                 os._exit(code)
         children.append(child)
-    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0, 0]
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0]
     stop.set()
     for thread in threads:
         thread.join(PATIENCE_S)
-    mine = [submit(settings) for _ in range(10)]
+    mine = [submit(settings) for _ in range(3)]
     assert all(job.status().records == 1 for job in [kept, *mine])
     assert raw.llen(QUEUE) == min(128, raw.zcard("embed:jobs"))  # a window of small chunks
 
@@ -287,25 +282,35 @@ def test_tickets_are_sent_at_once_though_the_connection_was_closed_meanwhile(
                 raw.client_kill_filter(_id=each["id"])
 
 
-def test_a_connection_that_is_lost_at_any_moment_is_said_so(broker: Broker, raw: redis_py.Redis) -> None:
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_connection_that_is_lost_at_any_moment_is_said_so(
+    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
     """Kombu's own retry went on with the channel of the lost connection, which is an AttributeError."""
-    ended = threading.Event()
+    send: Any = AbstractConnection.send_packed_command  # redis-py gives it no types
+    lasts = [math.inf]
+
+    def losing(self: AbstractConnection, *args: Any, **options: Any) -> None:
+        lasts[0] -= 1
+        if when == "before":
+            kill()
+        send(self, *args, **options)
+        if when == "after":
+            kill()
 
     def kill() -> None:
-        while not ended.wait(random.uniform(0.0005, 0.01)):
+        if lasts[0] <= 0:  # redis-py makes up for the first loss, so each later command loses its connection too
+            lasts[0] = math.inf
             raw.client_kill_filter(_type="normal", skipme=True)
+            lasts[0] = 0
 
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
-        sent, lost = 0, 0
-        while min(sent, lost) < 15:
-            try:
-                broker.tickets.send(QUEUE, "j", [0, 1, 2])
-                sent += 1
-            except BrokerUnavailable:
-                lost += 1
-    finally:
-        ended.set()
-        killer.join()
-    broker.tickets.send(QUEUE, "j", [0])
+    monkeypatch.setattr(AbstractConnection, "send_packed_command", losing)
+    lost = 0
+    for lasts[0] in range(1, 10):
+        try:
+            broker.tickets.send(QUEUE, "j", [0, 1, 2])
+        except BrokerUnavailable:
+            lost += 1
+        lasts[0] = math.inf
+        broker.tickets.send(QUEUE, "j", [0])
+    assert lost

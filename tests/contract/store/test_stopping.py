@@ -28,7 +28,6 @@ from tests.support.store import (
     complete,
     issued,
     new_job,
-    overdue,
     payload,
     row,
     text_waiting,
@@ -196,16 +195,6 @@ def test_it_waits_for_no_text_that_is_not_added_again(broker: Broker, raw: redis
     assert broker.jobs.status(job_id).waiting_bytes == 0
 
 
-def test_a_late_result_of_text_that_is_not_added_again_counts_once(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = stopped_job(broker)  # nothing is freed yet
-    broker.jobs.resume(job_id, "p")
-    assert complete(broker, job_id, 0, "running") == "ok"
-    assert broker.jobs.status(job_id).waiting_bytes == 0
-    assert add(broker, job_id, 0)[0] is Added.SKIPPED
-    status = broker.jobs.status(job_id)
-    assert (status.done, status.chunks_done) == (5, 3)
-
-
 def test_another_corpus_does_not_continue_it(broker: Broker) -> None:
     job_id = stopped_job(broker)
     with pytest.raises(CorpusChanged):
@@ -216,19 +205,6 @@ def test_another_corpus_does_not_continue_it(broker: Broker) -> None:
     Job(job_id, broker).stop()
     with pytest.raises(CorpusChanged):
         submit_again(broker, job_id, chunks=7)
-
-
-def test_it_can_be_stopped_while_it_goes_on(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = stopped_job(broker)
-    broker.jobs.resume(job_id, "p")
-    add(broker, job_id, 0, token="p")
-    Job(job_id, broker).stop()
-    assert add(broker, job_id, 1, token="p")[0] is Added.STOPPED
-    look_after(broker, job_id)
-    assert inputs(raw, job_id) == [3]
-    broker.jobs.hold(job_id, "p", lease_s=0)
-    submit_again(broker, job_id)
-    assert_consistent(broker, raw, job_id)
 
 
 def test_a_producer_is_told_and_does_not_continue_it_by_itself(broker: Broker) -> None:
@@ -281,17 +257,6 @@ def test_stopped_in_a_retry_it_keeps_the_first_errors_and_does_not_go_on(broker:
         submit_again(broker, job_id, 2)
     with pytest.raises(JobStopped):
         job.retry_failed()
-
-
-def test_a_lapsed_lease_of_a_stopped_job_means_nothing(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = new_job(broker, 2)
-    broker.jobs.issue(job_id, QUEUE)
-    claim(broker, job_id, 0)
-    overdue(raw, job_id, 0)
-    Job(job_id, broker).stop()
-    assert broker.upkeep.reap(job_id, QUEUE) == []
-    assert not broker.jobs.release(job_id, 0, "t", delay_s=0)
-    assert not raw.exists(keys.due(job_id), keys.owners(job_id))
 
 
 def test_int8_takes_its_ranges_from_what_is_done(broker: Broker, tmp_path: Path) -> None:

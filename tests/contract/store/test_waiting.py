@@ -13,7 +13,6 @@ import pytest
 import redis as redis_py
 
 from embedctl import (
-    AsyncJob,
     Job,
     JobCancelled,
     JobError,
@@ -34,6 +33,7 @@ from embedctl_config.settings import Settings
 from tests.support.clocks import MovedClock
 from tests.support.store import claim, complete, members, new_job, row, work
 from tests.support.waiting import PATIENCE_S, eventually
+from tests.support.waits import WAITS
 
 #: Those of the chunks that `work` completes.
 TEXTS = [f"text {chunk} {row}" for chunk in range(4) for row in range(2)]
@@ -181,31 +181,20 @@ def test_what_progress_raises_ends_the_submission(settings: Settings, broker: Br
     assert broker.jobs.status(only_job(raw)).state is JobState.CANCELLED
 
 
+async def submitted_in_a_loop(settings: Settings) -> Job:
+    return (await aenqueue_embeddings(TEXTS, settings=settings))._job
+
+
+@pytest.mark.parametrize("awaited", [False, True])
 def test_a_producer_seals_again_where_redis_lost_that(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, caplog: pytest.LogCaptureFixture
+    settings: Settings, broker: Broker, raw: redis_py.Redis, caplog: pytest.LogCaptureFixture, awaited: bool
 ) -> None:
-    job = enqueue_embeddings(TEXTS, settings=settings.replace(high_water_bytes=10**6))
+    roomy = settings.replace(high_water_bytes=10**6)
+    job = asyncio.run(submitted_in_a_loop(roomy)) if awaited else enqueue_embeddings(TEXTS, settings=roomy)
     work(broker, job.id, 0, 1, 2, 3)
     lose_the_seal(raw, job.id)
-    assert job.wait(PATIENCE_S).state is JobState.COMPLETED
+    assert WAITS["await wait" if awaited else "wait"](job, PATIENCE_S).state is JobState.COMPLETED
     assert "is sealed again" in caplog.text
-
-
-def test_a_coroutine_seals_again_likewise(settings: Settings, broker: Broker, raw: redis_py.Redis) -> None:
-    async def main() -> JobState:
-        job = await aenqueue_embeddings(TEXTS, settings=settings.replace(high_water_bytes=10**6))
-        work(broker, job.id, 0, 1, 2, 3)
-        lose_the_seal(raw, job.id)
-        return (await job.wait(PATIENCE_S)).state
-
-    assert asyncio.run(main()) is JobState.COMPLETED
-
-
-WAITS: dict[str, Callable[[Job], object]] = {
-    "wait": lambda job: job.wait(PATIENCE_S),
-    "wait_until_sealed": lambda job: job.wait_until_sealed(timeout=PATIENCE_S),
-    "iter_results": lambda job: list(job.iter_results(timeout=PATIENCE_S)),
-}
 
 
 @pytest.mark.parametrize("call", WAITS)
@@ -216,26 +205,7 @@ def test_waiting_for_a_job_whose_producer_died_ends_when_all_that_is_there_is_do
     work(broker, job_id, 0, 1)
     raw.delete(keys.producer(job_id))
     with pytest.raises(JobStalled, match=f"--resume {job_id}"):
-        WAITS[call](Job(job_id, broker))
-
-
-@pytest.mark.parametrize("call", ["wait", "wait_until_sealed", "iter_results"])
-def test_a_coroutine_does_not_wait_for_a_dead_producer_either(
-    broker: Broker, raw: redis_py.Redis, impatient: None, call: str
-) -> None:
-    job_id = new_job(broker, 2, seal=False)
-    work(broker, job_id, 0, 1)
-    raw.delete(keys.producer(job_id))
-
-    async def main() -> None:
-        job = AsyncJob(Job(job_id, broker))
-        if call == "iter_results":
-            assert len([chunk async for chunk in job.iter_results(timeout=PATIENCE_S)]) == 2
-        else:
-            await getattr(job, call)(timeout=PATIENCE_S)
-
-    with pytest.raises(JobStalled):
-        asyncio.run(main())
+        WAITS[call](Job(job_id, broker), PATIENCE_S)
 
 
 def test_a_dead_producers_records_are_waited_for_while_some_are_to_be_encoded(
@@ -265,28 +235,12 @@ def test_a_producer_that_comes_back_in_time_is_waited_for(broker: Broker, raw: r
     assert Job(job_id, broker).wait(PATIENCE_S, resume).state is JobState.COMPLETED
 
 
-def test_one_chunk_is_not_waited_for_any_longer_than_told(broker: Broker) -> None:
-    job_id = new_job(broker, 2)
+@pytest.mark.parametrize("call", WAITS)
+def test_nothing_is_waited_for_any_longer_than_told(broker: Broker, call: str) -> None:
+    job_id = new_job(broker, 2, seal=False)
     work(broker, job_id, 0)
-    results = Job(job_id, broker).iter_results(timeout=0.5)
-    assert next(results).positions.tolist() == [0, 1]
-    with pytest.raises(WaitTimeout, match=r"after 0\.5 s"):
-        next(results)
-    with pytest.raises(WaitTimeout):
-        Job(new_job(broker, 1, seal=False), broker).wait_until_sealed(timeout=0.2)
-
-
-def test_a_coroutine_does_not_wait_for_one_chunk_any_longer_than_told(broker: Broker) -> None:
-    job_id = new_job(broker, 2)
-    work(broker, job_id, 0)
-
-    async def main() -> None:
-        results = AsyncJob(Job(job_id, broker)).iter_results(timeout=0.5)
-        assert (await anext(results)).positions.tolist() == [0, 1]
-        await anext(results)
-
-    with pytest.raises(WaitTimeout):
-        asyncio.run(main())
+    with pytest.raises(WaitTimeout, match=r"after 0\.2 s"):
+        WAITS[call](Job(job_id, broker), 0.2)
 
 
 def test_that_no_worker_lives_is_logged_once_and_then_every_minute(

@@ -37,6 +37,7 @@ from tests.support.clocks import MovedClock
 from tests.support.redis_server import RedisServer
 from tests.support.store import add, at_use, members, new_job, work
 from tests.support.waiting import PATIENCE_S, eventually
+from tests.support.waits import WAITS
 
 
 @pytest.fixture
@@ -136,20 +137,10 @@ def test_nobody_is_called_dead_while_redis_is_full(
         Job(job_id, broker).wait(PATIENCE_S)
 
 
-async def _all_of(job: Job, timeout: Any) -> None:
-    async for _ in AsyncJob(job).iter_results(timeout=timeout):
-        pass
-
-
 #: Every call that takes a timeout and waits for a job.
-WAITS: dict[str, Callable[[Job, Any], object]] = {
-    "wait": lambda job, timeout: job.wait(timeout),
-    "wait_until_sealed": lambda job, timeout: job.wait_until_sealed(timeout=timeout),
-    "iter_results": lambda job, timeout: list(job.iter_results(timeout=timeout)),
+CALLS: dict[str, Callable[[Job, Any], object]] = {
+    **WAITS,
     "retry_failed": lambda job, timeout: job.retry_failed(timeout),
-    "await wait": lambda job, timeout: asyncio.run(AsyncJob(job).wait(timeout)),
-    "await wait_until_sealed": lambda job, timeout: asyncio.run(AsyncJob(job).wait_until_sealed(timeout=timeout)),
-    "async for iter_results": lambda job, timeout: asyncio.run(_all_of(job, timeout)),
     "await retry_failed": lambda job, timeout: asyncio.run(AsyncJob(job).retry_failed(timeout)),
 }
 
@@ -157,7 +148,7 @@ WAITS: dict[str, Callable[[Job, Any], object]] = {
 @pytest.mark.parametrize("timeout", [float("nan"), "3", -1, True])
 def test_what_is_no_time_to_wait_is_refused_at_once(settings: Settings, broker: Broker, timeout: Any) -> None:
     job = Job(new_job(broker, 1), broker)
-    for call in WAITS.values():
+    for call in CALLS.values():
         with pytest.raises(SettingsError, match="timeout"):
             call(job, timeout)
     with pytest.raises(SettingsError, match="timeout"):
@@ -183,14 +174,14 @@ def test_a_retried_chunk_is_not_waited_for_any_longer_than_told(broker: Broker, 
 
 
 @pytest.mark.usefixtures("endless_patience")
-@pytest.mark.parametrize("call", WAITS)
+@pytest.mark.parametrize("call", CALLS)
 def test_a_redis_that_is_away_is_not_waited_for_any_longer_than_told(
     own_redis: RedisServer, broker: Broker, call: str
 ) -> None:
     job = Job(new_job(broker, 1), broker)
     own_redis.stop()
     with pytest.raises(WaitTimeout, match="can't be reached"):
-        WAITS[call](job, 0.5)
+        CALLS[call](job, 0.5)
 
 
 @pytest.mark.usefixtures("endless_patience")

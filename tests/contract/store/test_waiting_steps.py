@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import redis as redis_py
 
-from embedctl import AsyncJob, Job, JobCancelled, JobLost, JobNotFound, JobState
+from embedctl import Job, JobCancelled, JobLost, JobNotFound, JobState
 from embedctl.broker import Broker
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.store import at_use, new_job, work
 from tests.support.waiting import PATIENCE_S
+from tests.support.waits import WAITS
 
 #: Steps after which something happens: those of one look and of the next one's beginning.
 STEPS = range(1, 7)
-
-
-async def _count(job: AsyncJob) -> int:
-    return len([chunk async for chunk in job.iter_results(timeout=PATIENCE_S)])
-
-
-WAITS: dict[str, Callable[[Job], Any]] = {
-    "wait": lambda job: job.wait(PATIENCE_S).state,
-    "wait_until_sealed": lambda job: job.wait_until_sealed(timeout=PATIENCE_S).state,
-    "iter_results": lambda job: len(list(job.iter_results(timeout=PATIENCE_S))),
-    "await wait": lambda job: asyncio.run(AsyncJob(job).wait(PATIENCE_S)).state,
-    "await wait_until_sealed": lambda job: asyncio.run(AsyncJob(job).wait_until_sealed(timeout=PATIENCE_S)).state,
-    "async for iter_results": lambda job: asyncio.run(_count(AsyncJob(job))),
-}
 
 
 def finish(job_id: str, broker: Broker, raw: redis_py.Redis) -> None:
@@ -78,7 +63,8 @@ def test_a_wait_ends_with_what_happens_between_any_two_of_its_steps(
         waiting = Broker.connect(settings)
         at_use(step, waiting.connection, partial(happens, job_id, broker, raw), monkeypatch)
         try:
-            end: object = WAITS[call](Job(job_id, waiting))
+            found = WAITS[call](Job(job_id, waiting), PATIENCE_S)
+            end: object = len(found) if isinstance(found, list) else found.state
         except (JobCancelled, JobNotFound) as error:
             end = type(error)
         finally:
