@@ -10,7 +10,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis as redis_py
@@ -22,7 +22,7 @@ from embedctl.broker import Broker
 from embedctl.broker import _shared as shared_brokers
 from embedctl_config.settings import Settings
 from embedctl_workers.machine.devices import SPIN_VARIABLE, SPINS
-from tests.support import clients, costs, families_table, once_more
+from tests.support import clients, costs, families_table, forked, once_more
 from tests.support.buckets import s3_server
 from tests.support.hardware import pytest_runtest_setup, pytest_terminal_summary  # noqa: F401  (hooks of the whole suite)
 from tests.support.ordering import pytest_collection_modifyitems  # noqa: F401
@@ -111,10 +111,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # What is measured by test has servers of its own, so that their forks count for the test that starts them.
+    if (folder := getattr(config, "workerinput", {}).get("fork_servers")) and not config.getoption(costs.OPTION):
+        forked.Sharing(Path(folder)).join()
     config.pluginmanager.register(clients)
     config.pluginmanager.register(costs)
     config.pluginmanager.register(families_table)
     config.pluginmanager.register(once_more)
+
+
+def pytest_configure_node(node: Any) -> None:
+    """For each process beside the one that collects their reports, of xdist."""
+    node.workerinput["fork_servers"] = str(_fork_servers(node.config).folder)
+
+
+@functools.cache
+def _fork_servers(config: pytest.Config) -> forked.Sharing:
+    sharing = forked.Sharing.begin()
+    config.add_cleanup(sharing.end)
+    return sharing
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,13 +26,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from multiprocessing import forkserver, popen_forkserver
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from types import TracebackType
 from typing import IO, Any, Self
+
+from filelock import FileLock
 
 _PRELOADED = [
     "celery.worker.consumer",
@@ -270,40 +274,94 @@ def status_of_fork(function: Callable[..., None], *given: Any, model: bool = Fal
 
 
 def server_pids() -> set[int]:
-    """The processes that this one's forks come from."""
-    found = (getattr(server, "_forkserver_pid", None) for server in (forkserver._forkserver, _MODEL_SERVER))
-    return {pid for pid in found if pid is not None}
+    """The processes that this one has started and its forks come from."""
+    return {server.pid for server in (_PLAIN, _MODEL) if server.pid is not None}
 
 
-#: Beside the standard library's own one, :data:`multiprocessing.forkserver._forkserver`.
-_MODEL_SERVER = forkserver.ForkServer()
+@dataclass(frozen=True)
+class Sharing:
+    """A folder by which all processes of one run of pytest find the same fork servers.
+
+    What a server imports takes 5 to 12 CPU s. It ends when nobody has the pipe in the folder open for writing any more:
+    that is, with the process that has made the folder and all that came to it.
+    """
+
+    folder: Path
+
+    @classmethod
+    def begin(cls) -> Sharing:
+        """Make the folder, and hold the pipe until this process ends."""
+        folder = Path(tempfile.mkdtemp(prefix="ec-"))
+        os.mkfifo(folder / "alive")
+        os.open(folder / "alive", os.O_RDWR)  # for writing alone would wait for a reader
+        return cls(folder)
+
+    def join(self) -> None:
+        for server in (_PLAIN, _MODEL):
+            server.sharing = self
+
+    def end(self) -> None:
+        shutil.rmtree(self.folder)
+
+
+class _Server(forkserver.ForkServer):
+    """A fork server that other processes may have started.
+
+    Attributes:
+        pid: the server that this process has started.
+        sharing: where the other processes find it; None for a server of this process' own.
+    """
+
+    sharing: Sharing | None = None
+
+    def __init__(self, name: str, modules: list[str]) -> None:
+        super().__init__()
+        self.set_forkserver_preload(modules)
+        self._name, self._modules = name, modules
+
+    @property
+    def pid(self) -> int | None:
+        return self._forkserver_pid
+
+    def ensure_running(self) -> None:
+        if self.sharing is None:
+            super().ensure_running()
+        elif self._forkserver_address is None:
+            with FileLock(self.sharing.folder / "lock"):
+                self._find(self.sharing.folder)
+
+    def _find(self, folder: Path) -> None:
+        resource_tracker.ensure_running()
+        address = folder / self._name
+        if not address.exists():
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(address))
+                listener.listen()
+                alive = os.open(folder / "alive", os.O_RDONLY)
+                main = f"main({listener.fileno()}, {alive}, {self._modules}, sys_path={sys.path})"
+                command = [sys.executable, "-c", f"from multiprocessing.forkserver import main; {main}"]
+                python = os.fsencode(sys.executable)
+                self._forkserver_pid = util.spawnv_passfds(python, command, [listener.fileno(), alive])
+                os.close(alive)
+        self._forkserver_address = str(address)
+        self._forkserver_alive_fd = os.open(folder / "alive", os.O_WRONLY)
+
+
+_PLAIN = _Server("plain", _PRELOADED)
+_MODEL = _Server("model", [*_PRELOADED, "tests.support.model_libraries"])
 _LAUNCHING = threading.Lock()
 
 
-class _ModelPopen(popen_forkserver.Popen):
-    """Launches a fork of the other server. The standard library knows one, so it is told of another meanwhile."""
-
-    def _launch(self, process: Any) -> None:
+def _started(function: Callable[..., None], given: Sequence[Any], *, model: bool) -> ForkServerProcess:
+    process = ForkServerProcess(target=function, args=given, daemon=True)
+    with _LAUNCHING:
+        # The standard library knows one server, so it is told of ours meanwhile.
         known = forkserver.connect_to_new_process
-        forkserver.connect_to_new_process = _MODEL_SERVER.connect_to_new_process
+        forkserver.connect_to_new_process = (_MODEL if model else _PLAIN).connect_to_new_process
         try:
-            super()._launch(process)  # type: ignore[misc]  # typeshed leaves it out
+            process.start()
         finally:
             forkserver.connect_to_new_process = known
-
-
-class _ModelProcess(ForkServerProcess):
-    @staticmethod
-    def _Popen(process: Any) -> Any:  # noqa: N802  (the standard library's name)
-        return _ModelPopen(process)
-
-
-def _started(function: Callable[..., None], given: Sequence[Any], *, model: bool) -> ForkServerProcess:
-    kind, server = (_ModelProcess, _MODEL_SERVER) if model else (ForkServerProcess, forkserver._forkserver)
-    process = kind(target=function, args=given, daemon=True)
-    with _LAUNCHING:
-        server.set_forkserver_preload([*_PRELOADED, "tests.support.model_libraries"] if model else _PRELOADED)
-        process.start()
     return process
 
 
