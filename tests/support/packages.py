@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
+import sys
+import venv
 from importlib import metadata
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +24,46 @@ def need(name: str) -> Any:
         return (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
 
 
+def new_environment(folder: Path, *names: str) -> Path:
+    """Make an environment with pip and some packages of this one, and return its Python.
+
+    venv itself would unpack and compile a pip for each environment: 5 s.
+    """
+    venv.create(folder, with_pip=False, symlinks=True)
+    python = folder / "bin" / "python"
+    (packages,) = folder.glob("lib/*/site-packages")
+    for name in ("pip", *names):
+        put_into(name, packages)
+    script = folder / "bin" / "pip"
+    script.write_text(f"#!{python}\nimport runpy\nrunpy.run_module('pip', run_name='__main__')\n")
+    script.chmod(0o755)
+    return python
+
+
 def put_into(name: str, packages: Path) -> None:
     """Put a package of this environment into another one's `site-packages`, where pip finds it installed.
 
     Its files are links if they can be, for a package as large as torch; each can be removed there without loss here.
+    What this environment's Python compiled of them goes with them.
     """
     for file in metadata.distribution(name).files or []:
-        target = packages / file
-        if ".." in file.parts or not (source := Path(str(file.locate()))).is_file():
+        if ".." in file.parts:
             continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(source, target)
-        except OSError:  # another file system
-            shutil.copyfile(source, target)
+        source, target = Path(str(file.locate())), packages / file
+        _link(source, target)
+        if source.suffix == ".py":
+            _link(Path(cache_from_source(source)), Path(cache_from_source(target)))
+
+
+def _link(source: Path, target: Path) -> None:
+    if target.exists() or not source.is_file():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copy2(source, target)
+
+
+if __name__ == "__main__":
+    new_environment(Path(sys.argv[1]))
