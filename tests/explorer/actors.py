@@ -11,14 +11,12 @@ from typing import Any
 from embedctl.broker import Broker
 from embedctl.store import ClaimAnswer, Completed, JobStatus
 from embedctl.store.unused import UnusedQueues
-from embedctl_config import keys, wire
+from embedctl_config import keys
 from embedctl_config.errors import EmbedctlError
-from embedctl_config.fingerprint import job_fingerprint
-from embedctl_config.wire import ChunkResult, ErrorCode, RecordError
 from tests.explorer.snapshots import fields
 from tests.explorer.steps import Log, Paused, frozen
 from tests.explorer.world import State, World
-from tests.support.store import DIM, MINE, OPTIONS, QUEUE
+from tests.support.store import MINE, QUEUE, encoded
 
 #: The outcome of one actor's step: the new state of the world, without the new content of Redis, and a description.
 Done = tuple[State, str]
@@ -350,7 +348,7 @@ class Worker:
         hand: Hand = state.actors[at]
 
         def complete(world: World) -> Done:
-            payload, report = _result(hand.input, failed)
+            payload, report = result_of(hand.input, failed)
             answer = world.broker.jobs.complete(world.job_id, hand.chunk, hand.token, payload, report, fingerprint=MINE)
             what = f"complete({hand.chunk}, {report.failed} failed) → {answer}"
             if lose:
@@ -394,28 +392,9 @@ class Worker:
 
 
 @lru_cache(maxsize=1000)
-def _result(data: bytes, failed: int) -> tuple[bytes, Completed]:
+def result_of(data: bytes, failed: int) -> tuple[bytes, Completed]:
     """The result of an input whose first rows fail, and the report that goes with it."""
-    chunk = wire.decode_input(data)
-    rows = range(min(failed, len(chunk)))
-    payload = wire.encode_result(
-        ChunkResult(
-            first=chunk.first,
-            rows=len(chunk),
-            dim=DIM,
-            digest=wire.digest_of(data),
-            fingerprint=job_fingerprint(MINE, OPTIONS),
-            precision="fp32",
-            backend="dummy",
-            vectors=bytes(len(chunk) * DIM * 4),
-            checksums=chunk.row_checksums(),
-            positions=chunk.positions,
-            errors=[RecordError(row, ErrorCode.EMPTY, "empty") for row in rows],
-            kept=chunk.kept,
-        )
-    )
-    rest = wire.encode_input(chunk.select(rows)) if rows else b""
-    return payload, Completed(len(chunk) - len(rows), len(rows), 0, tokens=1, dim=DIM, failed_input=rest)
+    return encoded(data, range(failed))
 
 
 # -------------------------------------------------------------------------------------------------------- dead tickets

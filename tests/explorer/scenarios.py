@@ -11,7 +11,7 @@ from typing import Any
 from embedctl.store import JobStatus
 from embedctl_config.tenants import TenantEntry
 from tests.explorer import bodies
-from tests.explorer.actors import Actor, Body, Program, Tidier, Worker, _result
+from tests.explorer.actors import Actor, Body, Program, Tidier, Worker, result_of
 from tests.explorer.bodies import corpus
 from tests.explorer.faults import Fault, in_client_code, scripts_with
 from tests.explorer.machine import Machine
@@ -146,7 +146,7 @@ def _ended_with_failures(world: World) -> None:
     jobs.issue(world.job_id, QUEUE)
     for chunk in range(2):
         claim = jobs.claim(world.job_id, chunk, token=f"t{chunk}", instance="before", fingerprint=MINE)
-        payload, report = _result(claim.input, 1)
+        payload, report = result_of(claim.input, 1)
         assert jobs.complete(world.job_id, chunk, f"t{chunk}", payload, report, fingerprint=MINE) == "ok"
 
 
@@ -169,7 +169,7 @@ def _retried(world: World) -> None:
     jobs.issue(world.job_id, QUEUE)
     for chunk in range(2, 4):
         claim = jobs.claim(world.job_id, chunk, token=f"t{chunk}", instance="before", fingerprint=MINE)
-        payload, report = _result(claim.input, chunk - 2)
+        payload, report = result_of(claim.input, chunk - 2)
         assert jobs.complete(world.job_id, chunk, f"t{chunk}", payload, report, fingerprint=MINE) == "ok"
 
 

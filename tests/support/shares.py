@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from embedctl.broker import Broker
-from embedctl.store import Completed, Issued
+from embedctl.store import Issued
 from embedctl_config import wire
 from embedctl_config.wire import ChunkInput
-from tests.support.store import DIM, MINE, QUEUE, result, row, spec
+from tests.support.store import MINE, QUEUE, encoded, row, spec
 
 #: A text that makes a chunk a large one (bytes).
 LARGE = 10_000
@@ -75,8 +75,7 @@ class Crew:
         jobs = self.broker.jobs
         claim = jobs.claim(held.job_id, held.chunk, token=token, instance="w0", fingerprint=MINE)
         if claim.answer == "ok":
-            value = result(held.chunk, 1, digest=wire.digest_of(claim.input))
-            report = Completed(1, 0, 0, tokens=1, dim=DIM)
+            value, report = encoded(claim.input)
             assert jobs.complete(held.job_id, held.chunk, token, value, report, fingerprint=MINE) == "ok"
             self.done[held.job_id] += 1
         self.issue(held.job_id, held.chunk)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import redis as redis_py
@@ -68,23 +69,30 @@ def claim(
     return broker.jobs.claim(job_id, chunk, token=token, instance=instance, fingerprint=fingerprint)
 
 
-def result(
-    index: int, rows: int = 2, failed: int = 0, fingerprint: str = MINE, *, digest: bytes | None = None
-) -> bytes:
-    chunk = wire.decode_input(payload(index, rows))
-    return wire.encode_result(
-        ChunkResult(
-            first=index * rows,
-            rows=rows,
-            dim=DIM,
-            digest=digest or wire.digest_of(payload(index, rows)),
-            fingerprint=job_fingerprint(fingerprint, OPTIONS),
-            precision="fp32",
-            backend="dummy",
-            vectors=bytes(rows * DIM * 4),
-            checksums=chunk.row_checksums(),
-            errors=[RecordError(row, ErrorCode.EMPTY, "empty") for row in range(failed)],
-        )
+def encoded(
+    data: bytes, failed: Iterable[int] = (), *, dim: int = DIM, fingerprint: str = MINE, message: str = "empty"
+) -> tuple[bytes, Completed]:
+    """The result of an input, some rows of which fail with this message, and the report that goes with it."""
+    chunk = wire.decode_input(data)
+    rows = [row for row in failed if row < len(chunk)]
+    result = ChunkResult(
+        first=chunk.first,
+        rows=len(chunk),
+        dim=dim,
+        digest=wire.digest_of(data),
+        fingerprint=job_fingerprint(fingerprint, OPTIONS),
+        precision="fp32",
+        backend="dummy",
+        vectors=bytes(len(chunk) * dim * 4),
+        checksums=chunk.row_checksums(),
+        ids=chunk.ids,
+        positions=chunk.positions,
+        errors=[RecordError(row, ErrorCode.EMPTY, message) for row in rows],
+        kept=chunk.kept,
+    )
+    rest = wire.encode_input(chunk.select(rows)) if rows else b""
+    return wire.encode_result(result), Completed(
+        len(chunk) - len(rows), len(rows), 0, tokens=10, dim=dim, failed_input=rest
     )
 
 
@@ -94,20 +102,23 @@ def complete(
     chunk: int,
     token: str = "t",
     *,
-    rows: int = 2,
-    failed: int = 0,
+    failed: Iterable[int] | int = 0,
     truncated: int = 0,
-    fingerprint: str = MINE,
-    text: bytes | None = None,
+    text: bytes = b"",
+    **more: Any,
 ) -> str:
-    """Complete a chunk with a result for its stored text, or for another text."""
-    text = text or broker.jobs.input(job_id, chunk)
-    rest = wire.encode_input(wire.decode_input(payload(chunk, rows)).select(range(failed))) if failed else b""
-    failed_input = _put(broker, Where(job_id, "in", chunk), rest) if failed else b""
-    report = Completed(rows - failed, failed, truncated, tokens=10, dim=DIM, failed_input=failed_input)
-    made = result(chunk, rows, failed, fingerprint, digest=wire.digest_of(text) if text else None)
-    value = _put(broker, Where(job_id, "out", chunk), made)
-    return broker.jobs.complete(job_id, chunk, token, value, report, fingerprint=fingerprint)
+    """Complete a chunk with a result for its stored text, or for another one. These rows fail, or that many."""
+    rows = range(failed) if isinstance(failed, int) else failed
+    made, report = encoded(text or broker.jobs.input(job_id, chunk) or payload(chunk), rows, **more)
+    rest = report.failed_input and _put(broker, Where(job_id, "in", chunk), report.failed_input)
+    return broker.jobs.complete(
+        job_id,
+        chunk,
+        token,
+        _put(broker, Where(job_id, "out", chunk), made),
+        replace(report, truncated=truncated, failed_input=rest),
+        fingerprint=more.get("fingerprint", MINE),
+    )
 
 
 def _put(broker: Broker, where: Where, data: bytes) -> bytes:
@@ -119,11 +130,11 @@ def _put(broker: Broker, where: Where, data: bytes) -> bytes:
     return broker.chunk_files.put(where, data) if outside else data
 
 
-def work(broker: Broker, job_id: str, *chunks: int, failed: int = 0) -> None:
+def work(broker: Broker, job_id: str, *chunks: int, **how: Any) -> None:
     """Claim and complete."""
     for chunk in chunks:
         assert claim(broker, job_id, chunk, f"t{chunk}").answer == "ok"
-        assert complete(broker, job_id, chunk, f"t{chunk}", failed=failed) == "ok"
+        assert complete(broker, job_id, chunk, f"t{chunk}", **how) == "ok"
 
 
 def issued(broker: Broker, job_id: str, queue: str = QUEUE) -> list[int]:

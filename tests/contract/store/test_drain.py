@@ -14,11 +14,12 @@ from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerFull, JobCancelled
 from embedctl_config.settings import Settings
 from tests.support.redis_server import CLASSES, RedisServer
-from tests.support.store import QUEUE, add, issued, keys_of, new_job, payload, result, work
+from tests.support.store import QUEUE, add, encoded, issued, keys_of, new_job, payload, work
 
 HIGH_WATER = 10**6
 ME, OTHER = Holder("me", "machine", "1.1", "host"), Holder("other", "machine", "2.1", "elsewhere")
 PART = "part-000000.parquet"
+RESULT, _ = encoded(payload(0))
 
 
 def take(broker: Broker, job_id: str, holder: Holder = ME, high_water: int = HIGH_WATER) -> DrainState:
@@ -97,7 +98,7 @@ def test_a_part_is_noted_once_whatever_answers_are_lost(broker: Broker) -> None:
     before = broker.jobs.status(job_id)
     assert note(broker, job_id, 0, 1) == "ok"
     after = broker.jobs.status(job_id)
-    assert after.result_bytes == before.result_bytes - 2 * len(result(0))
+    assert after.result_bytes == before.result_bytes - 2 * len(RESULT)
     assert after.drained_chunks == 2
     assert broker.drains.state(job_id) == DrainState(2, 1, 0, "/parts")
     assert broker.drains.note(job_id, "me", PART, facts(0, 1), result_bytes=1000, digests=b"") == "ok", "once more"
@@ -169,7 +170,7 @@ def test_a_drained_job_gets_no_tickets_while_redis_holds_too_many_of_its_results
     job_id = new_job(broker, 30)
     assert issued(broker, job_id) == list(range(8))
     work(broker, job_id, 0, 1)
-    take(broker, job_id, high_water=len(result(0)))
+    take(broker, job_id, high_water=len(RESULT))
     assert broker.jobs.status(job_id).waits_for_reader
     assert issued(broker, job_id) == []
     assert note(broker, job_id, 0, 0) == "ok"
@@ -182,7 +183,7 @@ def test_a_job_that_nobody_drains_is_not_held_back(broker: Broker) -> None:
     job_id = new_job(broker, 30)
     broker.jobs.issue(job_id, QUEUE)
     work(broker, job_id, 0)
-    assert broker.jobs.status(job_id).result_bytes == len(result(0))
+    assert broker.jobs.status(job_id).result_bytes == len(RESULT)
     assert issued(broker, job_id) == [8]
 
 

@@ -11,39 +11,13 @@ from embedctl.broker import Broker
 from embedctl.job import Job
 from embedctl.reader import ResultReader
 from embedctl.results import FailedRecord
-from embedctl.store import Completed
 from embedctl.waiting import Waiter
 from embedctl_config import keys, wire
 from embedctl_config.errors import JobLost, WireTruncated
-from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.wire import ChunkInput, ChunkResult, ErrorCode, RecordError
-from tests.support.store import MINE, OPTIONS, claim, new_job, row, spec, work
+from tests.support.store import MINE, new_job, row, spec, work
 
 DIM, ROWS = 1024, 500
-
-
-def encode(broker: Broker, job_id: str, chunk: int, failed: tuple[int, ...] = (), *, token: str = "t") -> None:
-    """Claim a chunk and complete it, as a worker does."""
-    found = claim(broker, job_id, chunk, token)
-    assert found.input is not None
-    source = wire.decode_input(found.input)
-    result = ChunkResult(
-        first=source.first,
-        rows=len(source),
-        dim=DIM,
-        digest=wire.digest_of(found.input),
-        fingerprint=job_fingerprint(MINE, OPTIONS),
-        precision="fp32",
-        backend="dummy",
-        vectors=bytes(len(source) * DIM * 4),
-        checksums=source.row_checksums(),
-        ids=source.ids,
-        positions=source.positions,
-        errors=[RecordError(at, ErrorCode.EMPTY, f"empty {at}") for at in failed],
-    )
-    kept = wire.encode_input(source.select(failed)) if failed else b""
-    report = Completed(len(source) - len(failed), len(failed), 0, tokens=1, dim=DIM, failed_input=kept)
-    assert broker.jobs.complete(job_id, chunk, token, wire.encode_result(result), report, fingerprint=MINE) == "ok"
 
 
 def wide_job(broker: Broker, chunks: int = 20, **changes: object) -> str:
@@ -63,11 +37,11 @@ def bytes_sent(raw: redis_py.Redis) -> int:
 def test_one_error_of_ten_thousand_records_is_read_without_their_vectors(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = wide_job(broker)
     for chunk in range(20):
-        encode(broker, job_id, chunk, (7,) if chunk == 11 else ())
+        work(broker, job_id, chunk, dim=DIM, failed=(7,) if chunk == 11 else ())
     before = bytes_sent(raw)
     errors = Job(job_id, broker).errors()
     read = bytes_sent(raw) - before
-    assert errors == [FailedRecord(11 * ROWS + 7, f"id-{11 * ROWS + 7}", ErrorCode.EMPTY, "empty 7")]
+    assert errors == [FailedRecord(11 * ROWS + 7, f"id-{11 * ROWS + 7}", ErrorCode.EMPTY, "empty")]
     assert read < 20 * ROWS * DIM * 4 / 100
 
 
@@ -77,7 +51,7 @@ def test_a_head_longer_than_what_is_read_first_is_read_on(broker: Broker) -> Non
     data = wire.encode_input(ChunkInput(0, bytes(ROWS), [b"text"] * ROWS, ids))
     broker.jobs.add(job_id, 0, data, digest=wire.digest_of(data), rows=ROWS, token="p")
     broker.jobs.seal(job_id, 1)
-    encode(broker, job_id, 0, tuple(range(ROWS)))
+    work(broker, job_id, 0, dim=DIM, failed=tuple(range(ROWS)))
     errors = Job(job_id, broker).errors()
     assert [(each.position, each.id) for each in errors] == list(enumerate(ids))
 
@@ -86,22 +60,22 @@ def test_records_that_were_retried_are_listed_as_they_are_now(broker: Broker) ->
     broker.workers.beat(row())
     job_id = wide_job(broker, 3)
     for chunk in range(3):
-        encode(broker, job_id, chunk, (1, 2, 3) if chunk != 1 else ())
+        work(broker, job_id, chunk, dim=DIM, failed=(1, 2, 3) if chunk != 1 else ())
     job = Job(job_id, broker)
     assert [error.position for error in job.errors()] == [1, 2, 3, 1001, 1002, 1003]
     assert job.retry_failed() == 6
-    encode(broker, job_id, 3, (1,), token="r3")
-    encode(broker, job_id, 4, (), token="r4")
+    work(broker, job_id, 3, dim=DIM, failed=(1,))
+    work(broker, job_id, 4, dim=DIM, failed=())
     assert [error.position for error in job.errors()] == [2]
     assert job.retry_failed() == 1
-    encode(broker, job_id, 5, (), token="r5")
+    work(broker, job_id, 5, dim=DIM, failed=())
     assert job.errors() == []
 
 
 def test_those_of_a_job_that_its_budget_ended_are_listed_after_its_texts_are_freed(broker: Broker) -> None:
     job_id = wide_job(broker, 3, max_errors=1)
-    encode(broker, job_id, 0)
-    encode(broker, job_id, 1, (5, 6))
+    work(broker, job_id, 0, dim=DIM)
+    work(broker, job_id, 1, dim=DIM, failed=(5, 6))
     assert broker.jobs.status(job_id).stopped_by == "max_errors"
     assert broker.upkeep.free_slice(job_id, 3, results=False)
     assert [error.position for error in Job(job_id, broker).errors()] == [505, 506]
@@ -118,7 +92,7 @@ def test_a_lost_result_is_no_chunk_without_errors(broker: Broker, raw: redis_py.
 def test_every_chunk_has_its_turn_so_that_a_reader_can_go_on(broker: Broker) -> None:
     job_id = wide_job(broker, 4)
     for chunk in range(4):
-        encode(broker, job_id, chunk, (0,) if chunk % 2 else ())
+        work(broker, job_id, chunk, dim=DIM, failed=(0,) if chunk % 2 else ())
     reader = ResultReader(Waiter(job_id, broker))
     assert [len(errors) for errors in reader.errors_by_chunk()] == [0, 1, 0, 1]
     assert [len(errors) for errors in reader.errors_by_chunk(3)] == [1]

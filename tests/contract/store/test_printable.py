@@ -16,16 +16,14 @@ from click.testing import CliRunner, Result
 from embedctl.broker import Broker
 from embedctl.cli import main
 from embedctl.job import Job
-from embedctl.store import Completed
 from embedctl.terminal.progress import JobProgress
 from embedctl_config import keys, wire
 from embedctl_config.errors import InputError
-from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.printable import PrintableFormatter, printable
 from embedctl_config.settings import Settings
-from embedctl_config.wire import ChunkInput, ChunkResult, ErrorCode, RecordError
+from embedctl_config.wire import ChunkInput
 from embedctl_workers.serving import logs
-from tests.support.store import DIM, MINE, OPTIONS, claim, row, spec
+from tests.support.store import MINE, row, spec, work
 
 #: Sets a terminal's title, moves to the line's begin, forges a line, and turns the direction of reading.
 HOSTILE = "\x1b]0;owned\x07\r\n\x85\u2028forged: line\u202e\x9b2J\x7f"
@@ -49,23 +47,7 @@ def hostile_job(broker: Broker, failed: bool = True) -> str:
     if not failed:
         return job_id
     broker.jobs.seal(job_id, 1)
-    assert claim(broker, job_id, 0).answer == "ok"
-    result = ChunkResult(
-        first=0,
-        rows=2,
-        dim=DIM,
-        digest=wire.digest_of(data),
-        fingerprint=job_fingerprint(MINE, OPTIONS),
-        precision="fp32",
-        backend="dummy",
-        vectors=bytes(2 * DIM * 4),
-        checksums=chunk.row_checksums(),
-        ids=chunk.ids,
-        errors=[RecordError(0, ErrorCode.ENCODE_ERROR, HOSTILE)],
-    )
-    report = Completed(1, 1, 0, tokens=10, dim=DIM, failed_input=wire.encode_input(chunk.select([0])))
-    answer = broker.jobs.complete(job_id, 0, "t", wire.encode_result(result), report, fingerprint=MINE)
-    assert answer == "ok"
+    work(broker, job_id, 0, failed=[0], message=HOSTILE)
     return job_id
 
 

@@ -380,19 +380,13 @@ def test_a_job_that_has_begun_waits_for_room(broker: Broker, settings: Settings)
         for chunk in range(3):
             eventually(partial(has_more_chunks, broker, job_id, chunk))
             assert noted(broker)[1] <= 4
-            finish(broker, job_id, chunk)
+            work(broker, job_id, chunk)
         assert submitted.result().status().state == "completed"
     assert noted(broker) == (0, 0, 0)
 
 
 def has_more_chunks(broker: Broker, job_id: str, than: int) -> bool:
     return broker.jobs.status(job_id).chunks > than
-
-
-def finish(broker: Broker, job_id: str, chunk: int) -> None:
-    text = broker.jobs.input(job_id, chunk)
-    assert claim(broker, job_id, chunk, f"t{chunk}").answer == "ok"
-    assert complete(broker, job_id, chunk, f"t{chunk}", text=text) == "ok"
 
 
 def test_a_wait_for_room_ends_by_its_timeout_or_with_the_job(
