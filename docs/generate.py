@@ -13,9 +13,8 @@ from click.testing import CliRunner
 
 from embedctl.cli import main as embedctl
 from embedctl_bench.__main__ import main as bench
-from embedctl_config import errors
+from embedctl_config import errors, settings
 from embedctl_config.hardware import DEVICES, PRECISIONS, SHIPPED_CLASSES, HardwareClass, ModelEntry
-from embedctl_config.settings import ENV_PREFIX, Settings
 from embedctl_config.tenants import TenantEntry
 from embedctl_gateway.__main__ import main as gateway
 from embedctl_workers.backends import BACKENDS
@@ -74,7 +73,7 @@ belongs to the `redis_url` in that file, and is ignored if a variable names anot
 `redis_url` may be in a file that everyone can read, and `EMBEDCTL_REDIS_PASSWORD_FILE` in the environment.
 
 {scalars}
-All producers and workers on one Redis should have the same `lease_s` and `reissue_s`.
+All producers and workers on one Redis should have the same `lease_s`.
 
 ## `[classes.NAME]`: hardware classes
 
@@ -167,8 +166,8 @@ def exit_statuses() -> Iterator[tuple[str, str]]:
 def settings_page() -> str:
     """docs/settings.md."""
     scalars = [
-        (f"`{each.name}`", f"`{ENV_PREFIX}{each.name.upper()}`", code(each.default), *_help(each))
-        for each in dataclasses.fields(Settings)
+        (f"`{name}`", f"`{settings.ENV_PREFIX}{name.upper()}`", code(each.default), *_help(each))
+        for name, each in settings.SETTINGS.items()
         if "unit" in each.metadata
     ]
     shipped = [
@@ -176,7 +175,7 @@ def settings_page() -> str:
         for name, entry in SHIPPED_CLASSES.items()
     ]
     return SETTINGS.format(
-        guarded=listed(each.name for each in dataclasses.fields(Settings) if each.metadata.get("guarded")),
+        guarded=listed(name for name, each in settings.SETTINGS.items() if each.metadata.get("guarded")),
         scalars=table(("name", "variable", "default", "unit", "meaning"), scalars),
         classes=fields_table(HardwareClass),
         devices=listed(DEVICES),

@@ -25,10 +25,11 @@ from embedctl_workers.machine.devices import SPIN_VARIABLE, SPINS
 from tests.support import clients, costs, families_table, forked, once_more
 from tests.support.buckets import s3_server
 from tests.support.hardware import pytest_runtest_setup, pytest_terminal_summary  # noqa: F401  (hooks of the whole suite)
+from tests.support.limits import limited
 from tests.support.ordering import pytest_collection_modifyitems  # noqa: F401
 from tests.support.packages import need
 from tests.support.qdrant_server import QdrantServer, qdrant_server
-from tests.support.redis_server import CLASSES, QUICK, RedisServer, emptied
+from tests.support.redis_server import CLASSES, QUICK, QUICK_LIMITS, RedisServer, emptied
 from tests.support.sinks import postgres_server
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def chunk_files_environment(pytestconfig: pytest.Config) -> Iterator[dict[str, s
     if place == "redis":
         yield {}
         return
-    small = {"EMBEDCTL_CHUNK_INLINE_BYTES": "0"}
+    small = {"LIMIT_CHUNK_INLINE_BYTES": "0"}
     if place == "s3":
         with s3_server() as variables, pytest.MonkeyPatch.context() as patch:
             for name, value in variables.items():
@@ -196,8 +197,9 @@ def own_redis(short_folder: Path) -> Iterator[RedisServer]:
 @pytest.fixture
 def settings(redis_server: RedisServer, chunk_files_environment: dict[str, str]) -> Settings:
     plain = Settings(redis_url=redis_server.url, classes=CLASSES, hardware="dummy", model="dummy").replace(**QUICK)
+    plain = limited(plain, **QUICK_LIMITS)
     place = chunk_files_environment.get("EMBEDCTL_CHUNK_FILES")
-    return plain if place is None else plain.replace(chunk_files=place, chunk_inline_bytes=0)
+    return plain if place is None else limited(plain.replace(chunk_files=place), chunk_inline_bytes=0)
 
 
 @pytest.fixture

@@ -239,13 +239,11 @@ def small_jobs(*, jobs: int = 512, singles: int = 200, model: str = _MODEL, hard
     return found
 
 
-def drain(
-    *, records: int = 2_000_000, dim: int = 384, maxmemory: str = "128mb", high_water: int = 1 << 24, workers: int = 1
-) -> Figures:
+def drain(*, records: int = 2_000_000, dim: int = 384, maxmemory: str = "128mb", workers: int = 1) -> Figures:
     """A job that is larger than Redis: submitted, encoded and drained at once, with the peaks of everybody's memory."""
     import pyarrow.parquet as pq
 
-    with service(workers=workers, dim=dim, high_water_bytes=high_water) as of, ExitStack() as stack:
+    with service(workers=workers, dim=dim) as of, ExitStack() as stack:
         client = stack.enter_context(Broker.connect(of.settings).connection.client())
         client.config_set("maxmemory", maxmemory)
         client.config_resetstat()

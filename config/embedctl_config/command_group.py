@@ -6,7 +6,6 @@ process is pinned to its CPUs.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,11 +16,9 @@ import click
 from embedctl_config.errors import EmbedctlError, ExitStatus
 from embedctl_config.loading import is_foreign
 from embedctl_config.printable import printable
-from embedctl_config.settings import ENV_PREFIX, Settings
+from embedctl_config.settings import ENV_PREFIX, SETTINGS
 
 __all__ = ["CommandGroup", "one_line_errors", "option"]
-
-_SETTINGS = frozenset(each.name for each in dataclasses.fields(Settings))
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def option(*names: str, **attributes: Any) -> Callable[[F], F]:
     """A click option with its variable: the setting's if its parameter has a setting's name, else the flag's own."""
     flag = names[0].partition("/")[0].removeprefix("--").replace("-", "_")
-    name = names[-1] if names[-1] in _SETTINGS else flag
+    name = names[-1] if names[-1] in SETTINGS else flag
     return click.option(*names, cls=_Option, envvar=ENV_PREFIX + name.upper(), show_envvar=True, **attributes)
 
 

@@ -27,7 +27,7 @@ from embedctl_config.cpu import LEVEL_VARIABLE
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass, ModelEntry
 from embedctl_config.printable import printable
-from embedctl_config.settings import ENV_PREFIX, Settings, suggestion
+from embedctl_config.settings import ENV_PREFIX, SETTINGS, Settings, suggestion
 from embedctl_config.tenants import TenantEntry
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ _SERVICE = re.compile(
 )
 _ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 #: Every setting, and whether an `embedctl.toml` that was merely found may not decide it.
-_GUARDED: Mapping[str, bool] = {each.name: each.metadata.get("guarded", False) for each in dataclasses.fields(Settings)}
+_GUARDED: Mapping[str, bool] = {name: each.metadata.get("guarded", False) for name, each in SETTINGS.items()}
 #: The settings that are tables of tables.
 _TABLES = ("classes", "models", "tenants")
 #: The values that click accepts.
@@ -188,7 +188,7 @@ class _Layers:
 
     def in_words(self) -> dict[str, str]:
         """The source of each setting, in words."""
-        words = {each.name: _words(self._sources.get(each.name), each.name) for each in dataclasses.fields(Settings)}
+        words = {name: _words(self._sources.get(name), name) for name in SETTINGS}
         words.update({name: why for name, why in self._left_out.items() if name not in self._sources})
         return words | {
             name: f"{words[name]}; that of {source.file} is not taken" for name, source in self._refused.items()
@@ -348,7 +348,7 @@ def _tell_foreign(variables: str) -> None:
 
 
 def _take(values: dict[str, Any], name: str, value: Any, where: str, problems: list[str]) -> None:
-    scalars: dict[str, Any] = {each.name: each for each in dataclasses.fields(Settings) if each.name not in _TABLES}
+    scalars: dict[str, Any] = {name: each for name, each in SETTINGS.items() if name not in _TABLES}
     if name not in scalars:
         problems.append(f"{where}: no such setting{suggestion(name, [*scalars, *_TABLES])}")
         return

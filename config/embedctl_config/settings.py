@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import DEVICES, MOST_WORKERS, PRECISIONS, SHIPPED_CLASSES, HardwareClass, ModelEntry
+from embedctl_config.limits import Limits
 from embedctl_config.printable import printable
 from embedctl_config.tenants import DEFAULT, TenantEntry, check_tenant, problems_of
 
@@ -33,8 +34,6 @@ NO_REDIS = "no Redis is configured: set EMBEDCTL_REDIS_URL, or use `embedctl run
 _SCHEMES = ("redis", "rediss", "unix")
 _OF_SENTINELS = ("redis+sentinel:", "rediss+sentinel:")
 LAST_PORT = 65535
-#: The most that a chunk may have to stay in Redis with `chunk_files` (bytes).
-MAX_INLINE_BYTES = 1024 * 1024
 _LOG_FORMATS = ("auto", "text", "json")
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/@")
 
@@ -98,22 +97,6 @@ class Settings:
     max_text_bytes: int = _setting(
         1024 * 1024, "maximum text of one record", unit="bytes", minimum=1, maximum=MAX_CHUNK_BYTES
     )
-    high_water_bytes: int = _setting(
-        256 * 1024 * 1024,
-        "a producer pauses while its job has more text than this waiting for workers",
-        unit="bytes",
-        minimum=1024,
-    )
-    results_high_water_bytes: int = _setting(
-        0,
-        "a job that is drained pauses while Redis holds more of its results than this. 0: a quarter of Redis' "
-        "maxmemory, or 1 GiB if that is not set",
-        unit="bytes",
-        minimum=0,
-    )
-    part_records: int = _setting(
-        100_000, "about how many records a part of a drained job holds", unit="records", minimum=1
-    )
     cache_max_bytes: int = _setting(
         16 * 1024**3,
         "the largest size of the file of `--cache`; the oldest vectors make room for new ones",
@@ -125,17 +108,6 @@ class Settings:
         "where new jobs keep the bytes of chunks: a folder that all machines share, or s3://BUCKET/PREFIX; Redis then "
         "holds only facts. Empty: in Redis",
         guarded=True,
-    )
-    chunk_inline_bytes: int = _setting(
-        4096,
-        "a chunk that is no larger stays in Redis even with `chunk_files`",
-        unit="bytes",
-        minimum=0,
-        maximum=MAX_INLINE_BYTES,
-    )
-    window: int = _setting(8, "maximum tickets of one job in its queue at once", unit="tickets", minimum=1)
-    window_per_worker: int = _setting(
-        4, "the same limit per live worker; the larger of the two applies", unit="tickets", minimum=1
     )
     interactive_share: float = _setting(
         0.5,
@@ -153,9 +125,6 @@ class Settings:
     )
     lease_s: float = _setting(
         15.0, "a worker that is silent for this long loses its chunk", unit="seconds", minimum=0.5
-    )
-    reissue_s: float = _setting(
-        60.0, "a ticket that nobody takes is sent again after this long", unit="seconds", minimum=0.5
     )
     hang_s: float = _setting(
         120.0, "an encode without progress for this long ends the worker", unit="seconds", minimum=1
@@ -221,13 +190,6 @@ class Settings:
         "a file with the secret that signs what is told, `whsec_` and then 24 to 64 bytes in base64",
         guarded=True,
     )
-    gateway_in_flight: int = _setting(
-        256,
-        "maximum requests that the gateway answers at once; it asks callers of more to come again",
-        unit="requests",
-        minimum=1,
-        maximum=4096,
-    )
     gateway_timeout_s: float = _setting(
         60.0, "a request to the gateway that is not answered by then fails", unit="seconds", minimum=0.1, maximum=600
     )
@@ -246,6 +208,9 @@ class Settings:
     tenants: Mapping[str, TenantEntry] = field(
         default_factory=dict, metadata={"help": "the shares and limits of tenants: tables `[tenants.NAME]`"}
     )
+
+    #: What no source decides.
+    limits: Limits = field(default_factory=Limits)
 
     def hardware_class(self, name: str) -> HardwareClass:
         """The hardware class with this name.
@@ -296,6 +261,12 @@ class Settings:
         return problems
 
 
+#: The settings by their names: what a source may decide.
+SETTINGS: Mapping[str, dataclasses.Field[Any]] = {
+    each.name: each for each in dataclasses.fields(Settings) if each.metadata
+}
+
+
 def check_model_name(name: str) -> str | None:
     """What is wrong with a model's name, or None. The name becomes part of a queue's name, so its alphabet is small."""
     if not name or len(name) > 200 or not _NAME_CHARACTERS.issuperset(name):
@@ -323,7 +294,7 @@ def expanded(path: str, setting: str) -> Path:
 
 def _out_of_bounds(settings: Settings) -> list[str]:
     problems = []
-    for each in dataclasses.fields(Settings):
+    for each in SETTINGS.values():
         minimum, value = each.metadata.get("minimum"), getattr(settings, each.name)
         if minimum is not None and not value >= minimum:
             problems.append(f"{each.name}: {value!r} is below its minimum of {minimum} {each.metadata['unit']}")

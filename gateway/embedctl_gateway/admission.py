@@ -78,10 +78,10 @@ class Admission:
         self._note(tenant)
         free = self._most - self.requests
         if free <= 0:
-            raise busy(f"{self._most} requests are in flight (gateway_in_flight); come again in a second")
+            raise busy(f"{self._most} requests are in flight; come again in a second")
         if free <= self._reserve and self._of_tenant[tenant] >= self._share():
             raise busy(
-                f"your tenant has its share of the {self._most} requests that may be in flight (gateway_in_flight), "
+                f"your tenant has its share of the {self._most} requests that may be in flight, "
                 "and others ask too; come again in a second"
             )
 

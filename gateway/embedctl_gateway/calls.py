@@ -82,7 +82,7 @@ class Gateway:
                 webhooks, is not valid.
         """
         receiver = receiver_of(settings)
-        admission = Admission(settings.gateway_in_flight)
+        admission = Admission(settings.limits.gateway_in_flight)
         broker = Broker.shared(settings)
         files = FileStore(broker.connection, broker.chunk_files)
         batches = BatchStore(broker.connection)

@@ -64,7 +64,7 @@ async def info(call: Call) -> Response:
             "model_sha": None,
             "model_dtype": {"fp32": "float32", "fp16": "float16"}.get(served.precision, served.precision),
             "model_type": {"embedding": {"pooling": "mean"}},
-            "max_concurrent_requests": call.gateway.settings.gateway_in_flight,
+            "max_concurrent_requests": call.gateway.settings.limits.gateway_in_flight,
             "max_input_length": served.max_tokens,
             "max_batch_tokens": MAX_TOKENS,
             "max_client_batch_size": MAX_INPUTS,

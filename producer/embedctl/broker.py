@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 #: This many brokers stay connected, the most recently used ones, each for different settings. Others stay connected
 #: while a job holds them.
 _KEPT = 4
-#: The bound for a drained job's results in a Redis without a maxmemory (bytes).
-_RESULTS_HIGH_WATER_BYTES = 1024 * 1024 * 1024
+#: The bounds for a job's waiting text, and for a drained job's results, in a Redis without a maxmemory (bytes).
+_HIGH_WATER_BYTES, _RESULTS_HIGH_WATER_BYTES = 256 * 1024 * 1024, 1024 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Broker:
             SettingsError: no Redis is configured.
         """
         connection = Connection(settings, observer)
-        files = ChunkFiles(settings.chunk_files, settings.chunk_inline_bytes, PlaceNotes(connection))
+        files = ChunkFiles(settings.chunk_files, settings.limits.chunk_inline_bytes, PlaceNotes(connection))
         return cls(
             settings,
             connection,
@@ -82,9 +82,14 @@ class Broker:
         """What Redis knows of drained jobs."""
         return Drains(self.connection, self.jobs)
 
+    def high_water(self) -> int:
+        """Most bytes of a job's text that wait for workers; above it, its producer pauses."""
+        return self.settings.limits.high_water_bytes or self.connection.maxmemory() // 16 or _HIGH_WATER_BYTES
+
     def results_high_water(self) -> int:
         """Most bytes of a drained job's results in Redis; above it, the job gets no tickets."""
-        return self.settings.results_high_water_bytes or self.connection.maxmemory() // 4 or _RESULTS_HIGH_WATER_BYTES
+        own = self.settings.limits.results_high_water_bytes
+        return own or self.connection.maxmemory() // 4 or _RESULTS_HIGH_WATER_BYTES
 
     @property
     def tickets(self) -> TicketSender:

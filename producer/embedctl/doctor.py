@@ -26,15 +26,12 @@ from embedctl_config.errors import BrokerRefused, BrokerUnavailable, EmbedctlErr
 from embedctl_config.extras import installed
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.redis_url import sentinels_of
-from embedctl_config.settings import MAX_INLINE_BYTES, Settings
+from embedctl_config.settings import Settings
 from embedctl_config.tenants import TenantEntry
 from embedctl_config.wire import ChunkInput
 
 #: The largest share of a machine's memory for Redis.
 LARGEST_SHARE = 0.6
-#: The largest share of Redis' maxmemory for the text and the results of one job. Tickets, results on their way and
-#: buffers need the rest.
-LARGEST_SHARE_OF_JOB = 0.75
 #: The largest share of Redis' maxclients in everyday use: a restart of all workers needs more connections.
 LARGEST_SHARE_OF_CLIENTS = 0.7
 #: Fewest sentinels of which most still agree when one is away.
@@ -44,6 +41,8 @@ _MOST_TENANTS = 1_000
 #: Most connections that a worker holds.
 CLIENTS_OF_A_WORKER = 10
 
+#: What is put into the place of chunks: more than stays in Redis (bytes).
+_PROBE_BYTES = 1024 * 1024
 _NVIDIA = "NVIDIA GPUs"
 #: The extras of one purpose each; `embedctl[extra]` installs one.
 EXTRAS = (
@@ -112,9 +111,6 @@ def examine(settings: Settings) -> Iterator[Finding]:
         yield from redis_findings(info, config, _memory_bytes())
         if settings.chunk_files:
             yield chunk_files_finding(broker.chunk_files, settings.chunk_files)
-        else:
-            limit = int(info.get("maxmemory", 0))
-            yield from room_findings(settings.high_water_bytes, broker.results_high_water(), limit)
         if not _is_cluster(info):
             yield ticket_finding(broker)
             yield from _workers(broker)
@@ -145,7 +141,7 @@ def chunk_files_finding(files: ChunkFiles, address: str) -> Finding:
     """Judge the place of chunks outside of Redis, by putting bytes there and getting them back."""
     try:
         place = files.make_place()
-        payload = wire.encode_input(ChunkInput(0, bytes(1), [bytes(MAX_INLINE_BYTES + 1)]))
+        payload = wire.encode_input(ChunkInput(0, bytes(1), [bytes(_PROBE_BYTES)]))
         began = time.monotonic()
         value = files.put(Where(_NO_JOB, "in", 0), payload)
         if files.get(value) != payload:
@@ -205,27 +201,6 @@ def redis_findings(info: Mapping[str, Any], config: Mapping[str, str], machine_b
         f"maxmemory below {LARGEST_SHARE:.0%} of the machine ({int(machine_bytes * LARGEST_SHARE):,}): saving and "
         "rewriting need the rest",
     )
-
-
-def room_findings(text_bytes: int, result_bytes: int, maxmemory: int) -> Iterator[Finding]:
-    """Judge whether a job that is drained fits into Redis, whatever its size.
-
-    Args:
-        text_bytes: most text of a job that waits in Redis.
-        result_bytes: most results of a drained job in Redis.
-        maxmemory: 0 if Redis has no limit.
-    """
-    if maxmemory:
-        needed = text_bytes + result_bytes
-        yield _judge(
-            needed <= maxmemory * LARGEST_SHARE_OF_JOB,
-            Level.WARN,
-            "room for a job",
-            f"{text_bytes:,} bytes of text (high_water_bytes) and {result_bytes:,} of results, if it is drained "
-            f"(results_high_water_bytes): {needed / maxmemory:.0%} of maxmemory",
-            f"together at most {LARGEST_SHARE_OF_JOB:.0%} of maxmemory ({int(maxmemory * LARGEST_SHARE_OF_JOB):,} "
-            "bytes): lower them, or raise maxmemory",
-        )
 
 
 def _is_cluster(info: Mapping[str, Any]) -> bool:

@@ -64,10 +64,10 @@ def enqueue_embeddings(
 ) -> Job:
     """Queue texts for embedding.
 
-    Returns once every text is stored in Redis; workers begin with the first chunk. Blocks while more than
-    `high_water_bytes` of the job's text waits for workers, while the tenant's limits leave no room, while Redis is
-    full, while another process submits the same job, and while Redis is unreachable, for up to two minutes. The reason
-    is logged at once and then every minute.
+    Returns once every text is stored in Redis; workers begin with the first chunk. Blocks while
+    more of the job's text waits for workers than a sixteenth of Redis' maxmemory, while the tenant's limits leave no
+    room, while Redis is full, while another process submits the same job, and while Redis is unreachable, for up to
+    two minutes. The reason is logged at once and then every minute.
 
     Args:
         texts: strings, or mappings with a text and an optional id; any iterable, such as a table's column, read lazily.

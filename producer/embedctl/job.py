@@ -190,8 +190,8 @@ class Job:
     ) -> list[str]:
         """Move the results to parts as they arrive, until the job has ended and Redis holds none.
 
-        The parts are parquet files of about `part_records` records; `manifest.json` comes last. Results leave Redis
-        when their part is durable. While more than `results_high_water_bytes` of them are in Redis, the job pauses. If
+        The parts are parquet files of about 100,000 records; `manifest.json` comes last. Results leave Redis
+        when their part is durable. While they take more than a quarter of Redis' maxmemory, the job pauses. If
         this call dies, another one continues where it stopped. The methods that read results then read the parts, if
         this machine has them.
 

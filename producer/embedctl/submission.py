@@ -123,7 +123,7 @@ class Submission:
         if answer is Added.OK:
             self._patiently(self._send_tickets)
         self._report()
-        if waiting > self._broker.settings.high_water_bytes:
+        if waiting > self._patiently(self._broker.high_water):
             self._wait_for_workers()
 
     def reopen(self) -> None:
@@ -264,7 +264,7 @@ class Submission:
         self._broker.send_issued(self._job)
 
     def _wait_for_workers(self) -> None:
-        """Backpressure: wait until the job's waiting text is below `high_water_bytes`.
+        """Backpressure: wait until the job's waiting text is below the high water mark.
 
         Raises:
             JobCancelled, JobFailed, JobStopped, JobLost: there will be no room, because the job has ended or can't end.
@@ -274,7 +274,7 @@ class Submission:
         while True:
             status = self._saying_how(partial(self._waiter.look, lambda _: None, self._limit.deadline))
             self._check_goes_on(status)
-            if status.waiting_bytes <= self._broker.settings.high_water_bytes:
+            if status.waiting_bytes <= self._patiently(self._broker.high_water):
                 return
             self._wait(_WORKERS if status.live_workers else f"{_WORKERS}. {no_worker_for(status)}")
             seen = self._next_event(seen)

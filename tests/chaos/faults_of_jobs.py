@@ -174,7 +174,7 @@ def kill_drainer(chaos: Chaos) -> Struck | None:
         ["embedctl", "fetch", str(order.job_id), "-o", f"parts-{order.job_id}/", "--drain", "-q"],
         log_file=chaos.stack.folder / "drainers.log",
         link=FAR,
-        variables={"EMBEDCTL_PART_RECORDS": "500"},
+        variables={"LIMIT_PART_RECORDS": "500"},
     )
 
     def kill() -> None:

@@ -18,7 +18,7 @@ class Options:
 
     Attributes:
         minutes: how long faults go on.
-        lease_s: the value of both `lease_s` and `reissue_s`; None keeps the product's defaults.
+        lease_s: the value of both `lease_s` and the limit `reissue_s`; None keeps the product's defaults.
         pause_s: seconds between two faults, on average.
         settle_s: longest wait for all jobs once faults are over.
         ttl_s: TTL of jobs.

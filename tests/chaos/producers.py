@@ -230,9 +230,7 @@ class Producers:
         command = _command(order)
         while not self._abandoned.is_set() and not (order.cancelling and order.runs):
             order.runs += 1
-            variables = (
-                {} if order.plan.high_water is None else {"EMBEDCTL_HIGH_WATER_BYTES": str(order.plan.high_water)}
-            )
+            variables = {} if order.plan.high_water is None else {"LIMIT_HIGH_WATER_BYTES": str(order.plan.high_water)}
             process = self._stack.spawn(
                 command,
                 log_file=self._log_file,

@@ -22,10 +22,11 @@ from embedctl.broker import Broker
 from embedctl.store import WorkerRow
 from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable
-from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
 from tests.chaos.options import DUMMY, Options
 from tests.support.chunk_place import ChunkPlace
+from tests.support.limits import settings_of
+from tests.support.processes import before_all_else
 from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisServer
 from tests.support.sentinels import Instance, Site
@@ -159,10 +160,9 @@ class Stack:
         self._stopping = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
         self._write_config()
+        self._limits = before_all_else(folder, "limits", "")["PYTHONPATH"]
         self.chunk_place = ChunkPlace(options.chunk_files, folder)
-        self.settings: Settings = load_settings(
-            self.environment(self.redis.url if self.site is None else self.site.url)
-        )
+        self.settings: Settings = settings_of(self.environment(self.redis.url if self.site is None else self.site.url))
         self.broker = Broker.connect(self.settings)
         self._open_raw()
 
@@ -221,9 +221,11 @@ class Stack:
     def environment(self, url: str) -> dict[str, str]:
         """The environment that lets a process find this run's Redis and classes, without the user's own settings."""
         own = {name: value for name, value in os.environ.items() if not name.startswith("EMBEDCTL_")}
+        lease = self.options.lease_s
         return {
             **own,
             **self.chunk_place.environment,
+            **({} if lease is None else {"LIMIT_REISSUE_S": str(lease)}),
             "EMBEDCTL_REDIS_URL": url,
             "EMBEDCTL_CONFIG": str(self.folder / "embedctl.toml"),
             "EMBEDCTL_STATE_DIR": str(self.folder / "state"),
@@ -231,7 +233,7 @@ class Stack:
             "XDG_CONFIG_HOME": str(self.folder / "nothing"),
             # The source tree of this harness, whichever version is installed.
             "PYTHONPATH": os.pathsep.join(
-                map(str, (ROOT, *(ROOT / name for name in ("config", "producer", "workers"))))
+                map(str, (self._limits, *(ROOT / name for name in ("config", "producer", "workers"))))
             ),
         }
 
@@ -406,7 +408,7 @@ class Stack:
 
     def _write_config(self) -> None:
         lease = self.options.lease_s
-        times = "" if lease is None else f"lease_s = {float(lease)}\nreissue_s = {float(lease)}\n"
+        times = "" if lease is None else f"lease_s = {float(lease)}\n"
         classes = _CLASSES if self.options.model == DUMMY else ""
         (self.folder / "embedctl.toml").write_text(times + classes, encoding="utf-8")
         self.sick_config.write_text(times + classes.replace(*_SICK), encoding="utf-8")

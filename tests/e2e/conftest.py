@@ -18,6 +18,7 @@ from embedctl_workers.backends import BACKENDS
 from tests.support.batches import client_of
 from tests.support.forked import Forked, Process, can_be_forked, run_forked
 from tests.support.gateway import Running, running_gateway
+from tests.support.limits import settings_of
 from tests.support.redis_server import RedisServer, as_user
 from tests.support.workers import CONFIG, StartWorker, WorkerProcess
 
@@ -40,6 +41,7 @@ def environment(
     return {
         **own,
         **chunk_files_environment,
+        "LIMIT_REISSUE_S": "1.0",
         "EMBEDCTL_REDIS_URL": redis_server.url_of("producer"),
         "EMBEDCTL_CONFIG": str(config),
         "EMBEDCTL_STATE_DIR": str(short_folder / "state"),
@@ -49,13 +51,13 @@ def environment(
 
 @pytest.fixture
 def settings(environment: dict[str, str]) -> Settings:
-    return load_settings(environment)
+    return settings_of(environment)
 
 
 @pytest.fixture
 def worker_broker(environment: dict[str, str]) -> Iterator[Broker]:
     """For a test that does what a worker does."""
-    broker = Broker.connect(load_settings(as_user(environment, "worker")))
+    broker = Broker.connect(settings_of(as_user(environment, "worker")))
     yield broker
     broker.close()
 

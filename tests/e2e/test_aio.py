@@ -34,6 +34,7 @@ from embedctl.broker import Broker
 from embedctl_config.settings import Settings
 from embedctl_workers.arrays.tokens import Vectors
 from tests.support.jobs import active_job_id, job_reads, nobody_reads_jobs, reference
+from tests.support.limits import limited
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker
@@ -300,7 +301,7 @@ def test_a_cancelled_submission_is_freed_or_can_be_taken_up(
 
 
 def test_a_submission_that_waits_for_workers_can_be_cancelled(settings: Settings, broker: Broker) -> None:
-    narrow = settings.replace(high_water_bytes=1024)
+    narrow = limited(settings, high_water_bytes=1024)
 
     async def main() -> None:
         async with ticking():

@@ -231,7 +231,7 @@ def test_a_job_that_ends_while_it_is_submitted_has_a_line_for_each_request(
     if how != "over budget":
         ending.start()
     options = ["--class", "slow", "--chunk-size", "5", "-o", "r.jsonl", "--one-file", "--max-errors", "0"]
-    done = embedctl("submit", write(short_folder, rows), *options, EMBEDCTL_HIGH_WATER_BYTES="2000")
+    done = embedctl("submit", write(short_folder, rows), *options, LIMIT_HIGH_WATER_BYTES="2000")
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
     lines = lines_of(short_folder / "r.jsonl")
     assert [line["custom_id"] for line in lines] == [row["custom_id"] for row in rows]

@@ -22,13 +22,13 @@ from embedctl.store.stored_files import PART_BYTES
 from embedctl.sweeper import Sweeper
 from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable
-from embedctl_config.loading import load_settings
 from embedctl_config.patience import Policy
 from embedctl_config.settings import Settings
 from embedctl_config.tenants import TenantEntry
 from embedctl_gateway.key_file import add_key
 from tests.support.batches import client_of, counts, create, ended, lines_of, rows_in, upload
 from tests.support.gateway import Running, killed_gateway, running_gateway
+from tests.support.limits import limited, settings_of
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
@@ -399,8 +399,8 @@ def test_two_keys_see_nothing_of_each_other(settings: Settings, start_worker: St
 @pytest.mark.slow
 def test_parts_outside_of_redis(environment: dict[str, str], short_folder: Path, start_worker: StartWorker) -> None:
     data = short_folder / "data"
-    environment |= {"EMBEDCTL_CHUNK_FILES": str(data), "EMBEDCTL_CHUNK_INLINE_BYTES": "0"}
-    settings = load_settings(environment).replace(hardware="auto")
+    environment |= {"EMBEDCTL_CHUNK_FILES": str(data), "LIMIT_CHUNK_INLINE_BYTES": "0"}
+    settings = settings_of(environment).replace(hardware="auto")
     start_worker()
 
     def kept() -> set[Path]:
@@ -500,7 +500,7 @@ def test_a_line_that_is_too_long_fails_the_batch(client: openai.OpenAI, monkeypa
 
 
 def test_cancelling_in_the_middle_of_the_submission(settings: Settings) -> None:
-    small = settings.replace(hardware="dummy", chunk_size=10, high_water_bytes=1024)
+    small = limited(settings.replace(hardware="dummy", chunk_size=10), high_water_bytes=1024)
     texts = [f"{'word ' * 50} {number}" for number in range(100)]
     with running_gateway(small) as gateway, client_of(gateway) as client:
         made = create(client, upload(client, lines_of(texts)))

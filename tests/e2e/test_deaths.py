@@ -17,9 +17,9 @@ import redis as redis_py
 from embedctl import Job, JobState, JobStatus, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.reaper import Reaper
-from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
 from tests.support.jobs import owners, reference
+from tests.support.limits import settings_of
 from tests.support.processes import before_all_else
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker, WorkerProcess, deaths, kept_alive
@@ -95,7 +95,7 @@ def test_a_worker_that_is_stopped_again_and_again_is_not_said_to_have_died(
     environment: dict[str, str], raw: redis_py.Redis, broker: Broker, start_worker: StartWorker
 ) -> None:
     environment["EMBEDCTL_LEASE_S"] = "0.5"
-    quick = load_settings(environment)
+    quick = settings_of(environment)
     worker = start_worker("slow")
     job = submit(quick, records=60, chunk_size=2)
     reaper = Reaper(broker, interval_s=0.05)
@@ -319,7 +319,7 @@ def test_the_kernel_kills_a_worker_for_its_memory_and_one_record_alone_is_too_la
     texts = [f"text {i}" for i in range(20)]
     texts[13] += " huge"
     with kept_alive(start_worker, 1, hardware="hungry") as workers:
-        job = enqueue_embeddings(texts, hardware="hungry", chunk_size=10, settings=load_settings(environment))
+        job = enqueue_embeddings(texts, hardware="hungry", chunk_size=10, settings=settings_of(environment))
         status = ended(job)
         assert (status.done, status.failed) == (19, 1)
         assert [(error.position, error.code) for error in job.errors()] == [(13, "crashed_worker")]
@@ -332,7 +332,7 @@ def test_the_kernel_kills_a_worker_for_its_memory_and_one_record_alone_is_too_la
 def test_a_worker_whose_memory_is_capped_halves_its_batches_and_lives_on(
     hungry: Path, environment: dict[str, str], start_worker: StartWorker
 ) -> None:
-    settings = load_settings(environment)
+    settings = settings_of(environment)
     worker = start_worker("hungry")
     first = enqueue_embeddings(["text"], hardware="hungry", settings=settings)  # starts all of its threads
     first.wait(timeout=60)

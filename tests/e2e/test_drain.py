@@ -30,6 +30,7 @@ from tests.support.drained_parts import manifest_of, rows_of
 from tests.support.failpoints import Killed, kill_at
 from tests.support.forked import Forked
 from tests.support.jobs import reference
+from tests.support.limits import limited
 from tests.support.processes import RunEmbedctl
 from tests.support.rig import Rig, encoded_job
 from tests.support.waiting import PATIENCE_S, eventually
@@ -41,7 +42,7 @@ CHUNKS = 13
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    return settings.replace(part_records=20, lease_s=30.0)
+    return limited(settings.replace(lease_s=30.0), part_records=20)
 
 
 @pytest.fixture
@@ -133,7 +134,7 @@ def test_retries_of_retries_are_drained_once(
         assert job.retry_failed() == 2
         rig.run(job, first)
         rig.run(job, first + 1)
-    own = Job.get(job.id, settings.replace(part_records=part_records))
+    own = Job.get(job.id, limited(settings, part_records=part_records))
     own.drain(tmp_path)
     status = own.status()
     assert (status.drained_chunks, status.chunks, status.result_bytes) == (17, 17, 0)
@@ -420,9 +421,9 @@ def corpus(folder: Path, count: int) -> list[str]:
 
 
 SMALL = {
-    "EMBEDCTL_PART_RECORDS": "500",
-    "EMBEDCTL_RESULTS_HIGH_WATER_BYTES": "40000",
-    "EMBEDCTL_HIGH_WATER_BYTES": "20000",
+    "LIMIT_PART_RECORDS": "500",
+    "LIMIT_RESULTS_HIGH_WATER_BYTES": "40000",
+    "LIMIT_HIGH_WATER_BYTES": "20000",
 }
 
 
@@ -461,7 +462,7 @@ def test_a_job_that_waits_for_its_reader_says_so(
     texts = corpus(short_folder, 3000)
     start_worker()
     submitted = embedctl(
-        *("submit", "c.jsonl", "--drain", "--chunk-size", "50"), **{**SMALL, "EMBEDCTL_HIGH_WATER_BYTES": "1000000"}
+        *("submit", "c.jsonl", "--drain", "--chunk-size", "50"), **{**SMALL, "LIMIT_HIGH_WATER_BYTES": "1000000"}
     )
     job_id = submitted.stdout.strip()
 
@@ -494,7 +495,7 @@ def test_every_record_is_in_the_parts_once_however_often_the_drainer_is_killed(
 ) -> None:
     texts = corpus(short_folder, 1000 * kills)
     start_worker()
-    small = {**SMALL, "EMBEDCTL_HIGH_WATER_BYTES": "10000000"}
+    small = {**SMALL, "LIMIT_HIGH_WATER_BYTES": "10000000"}
     job_id = embedctl("submit", "c.jsonl", "--drain", "--chunk-size", "50", **small).stdout.strip()
     rng = random.Random(kills)
     log = short_folder / "drain.log"

@@ -80,7 +80,7 @@ def highest_memory(server: RedisServer) -> Iterator[Callable[[], int]]:
     watcher.join()
 
 
-SMALL = {"EMBEDCTL_HIGH_WATER_BYTES": "1000000", "EMBEDCTL_LEASE_S": "2"}
+SMALL = {"LIMIT_HIGH_WATER_BYTES": "1000000", "EMBEDCTL_LEASE_S": "2"}
 
 
 def test_200_000_records_go_through_8_mb(

@@ -25,6 +25,7 @@ from tests.support.buckets import s3_server
 from tests.support.drained_parts import manifest_of, rows_of
 from tests.support.failpoints import Killed, kill_at
 from tests.support.jobs import reference
+from tests.support.limits import limited
 from tests.support.rig import Rig
 
 TEXTS = [f"text {i}" for i in range(100)]
@@ -51,7 +52,7 @@ def bucket(server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    return settings.replace(part_records=20, lease_s=30.0)
+    return limited(settings.replace(lease_s=30.0), part_records=20)
 
 
 @pytest.fixture

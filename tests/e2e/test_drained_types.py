@@ -27,6 +27,7 @@ from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.drained_parts import manifest_of, rows_of
 from tests.support.failpoints import Killed, kill_at
 from tests.support.jobs import reference
+from tests.support.limits import limited
 from tests.support.processes import RunEmbedctl
 from tests.support.rig import Rig, encoded_job
 from tests.support.waiting import PATIENCE_S, eventually
@@ -38,7 +39,7 @@ GOOD = [i for i in range(100) if i != 7]
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    return settings.replace(part_records=20, lease_s=30.0)
+    return limited(settings.replace(lease_s=30.0), part_records=20)
 
 
 @pytest.fixture
@@ -252,7 +253,7 @@ def test_ranges_are_those_of_all_records_that_redis_holds_at_once(
 ) -> None:
     """Before there are 100,000 records, the job is held back, or Redis is full of others'."""
     texts = [f"text {i}" for i in range(400)]
-    held = settings.replace(results_high_water_bytes=15_000 if why == "high water" else 10**9)
+    held = limited(settings, results_high_water_bytes=15_000 if why == "high water" else 10**9)
     if why == "full":
         monkeypatch.setattr(Connection, "is_full", lambda self: True)
     job = enqueue_embeddings(texts, settings=settings, chunk_size=8)
@@ -273,7 +274,7 @@ def test_ranges_are_those_of_all_records_that_redis_holds_at_once(
 def test_too_few_records_for_ranges_are_refused(worker_broker: Broker, settings: Settings, tmp_path: Path) -> None:
     job = enqueue_embeddings([f"text {i}" for i in range(400)], settings=settings, chunk_size=8)
     ready(job, Rig(worker_broker, settings, DummyBackend(dim=16)), range(10))
-    held = Job.get(job.id, settings.replace(results_high_water_bytes=2_000))
+    held = Job.get(job.id, limited(settings, results_high_water_bytes=2_000))
     with pytest.raises(OutputError, match=r"holds only 80 records .*: give a file with --ranges, or raise"):
         held.drain(tmp_path, output_type="int8")
     assert list(tmp_path.iterdir()) == []
@@ -288,7 +289,7 @@ def test_a_run_into_a_folder_in_int8(embedctl: RunEmbedctl, start_worker: StartW
     start_worker()
     ranges = ranges_of_all(reference(texts[:1000]))
     np.save(short_folder / "ranges.npy", ranges)
-    small = {"EMBEDCTL_PART_RECORDS": "500", "EMBEDCTL_RESULTS_HIGH_WATER_BYTES": "40000"}
+    small = {"LIMIT_PART_RECORDS": "500", "LIMIT_RESULTS_HIGH_WATER_BYTES": "40000"}
     wanted = ["-o", "out/", "--output-type", "int8", "--ranges", "ranges.npy"]
     done = embedctl("submit", "c.jsonl", *wanted, "--chunk-size", "50", **small)
     assert done.returncode == 0, done.stderr

@@ -275,7 +275,7 @@ def test_config_show_tells_where_each_value_comes_from(embedctl: RunEmbedctl, en
     lines = {line.split()[0]: line for line in shown.splitlines()}
     assert "77  (EMBEDCTL_CHUNK_SIZE)" in lines["chunk_size"]
     assert environment["EMBEDCTL_CONFIG"] in lines["lease_s"]
-    assert "(default)" in lines["window"]
+    assert "(default)" in lines["ttl_s"]
     assert "geheim" not in shown
     wrong = embedctl("config", "show", EMBEDCTL_CHNK_SIZE="77", EMBEDCTL_TTL_S="soon")
     assert wrong.returncode == 2

@@ -14,6 +14,7 @@ from embedctl import JobState, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl_config.settings import Settings
 from tests.support.jobs import reference
+from tests.support.limits import limited
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
@@ -44,7 +45,7 @@ def test_sigterm_finishes_the_chunk_it_encodes_and_hands_back_the_next(
     settings: Settings, environment: dict[str, str], start_worker: StartWorker
 ) -> None:
     environment["EMBEDCTL_LEASE_S"] = "10"  # none lapses on a busy machine
-    patient = settings.replace(lease_s=60, reissue_s=60)
+    patient = limited(settings.replace(lease_s=60), reissue_s=60)
     leaving = start_worker("slow")
     job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=5, settings=patient)
     eventually(lambda: job.status().claims >= 2 and leaving.row().progressed_ms)
@@ -120,7 +121,7 @@ def test_redis_goes_away_and_comes_back(
 def test_every_worker_holds_two_tickets_at_most(
     settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
 ) -> None:
-    wide = settings.replace(window=50)
+    wide = limited(settings, window=50)
     job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=1, settings=wide)
     assert raw.llen(job.status().queue) == 50
     workers = [start_worker("slow"), start_worker("slow")]

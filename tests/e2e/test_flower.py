@@ -17,9 +17,9 @@ import redis as redis_py
 from embedctl import JobState, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl_config.celery_app import TASK
-from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
 from tests.support.dashboard import PAGES, dashboard
+from tests.support.limits import limited, settings_of
 from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
@@ -30,11 +30,11 @@ from tests.support.workers import StartWorker
 def test_flower_and_status_agree_about_a_running_job(
     settings: Settings, environment: dict[str, str], start_worker: StartWorker, short_folder: Path, raw: redis_py.Redis
 ) -> None:
-    environment["EMBEDCTL_REISSUE_S"] = "60"  # one ticket a chunk
+    environment["LIMIT_REISSUE_S"] = "60"  # one ticket a chunk
     texts = [f"secret {i} " + "word " * 60 for i in range(60)]
     with dashboard(environment, short_folder) as flower:
         worker = start_worker("slow")
-        job = enqueue_embeddings(texts, hardware="slow", chunk_size=5, settings=settings.replace(reissue_s=60))
+        job = enqueue_embeddings(texts, hardware="slow", chunk_size=5, settings=limited(settings, reissue_s=60))
 
         def agree() -> bool:
             tasks = flower.tasks(job.id)
@@ -98,7 +98,7 @@ def test_with_users_nothing_is_shown_to_others_and_no_password_to_anybody(
     environment["EMBEDCTL_REDIS_URL"] = guarded_url
     users = short_folder / "users"
     users.write_text("kim:fl0w3r\nlee:with:colon\n")
-    broker = Broker.connect(load_settings(environment))
+    broker = Broker.connect(settings_of(environment))
     start_worker(wait=False)
     eventually(lambda: list(broker.workers.alive()))
     (worker,) = broker.workers.alive()

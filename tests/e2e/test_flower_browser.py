@@ -13,6 +13,7 @@ from embedctl_config.celery_app import TASK
 from embedctl_config.settings import Settings
 from tests.support.browser import chromium, errors_logged
 from tests.support.dashboard import dashboard
+from tests.support.limits import limited
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
@@ -69,7 +70,7 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
 def test_an_operator_sees_a_running_job(
     settings: Settings, environment: dict[str, str], start_worker: StartWorker, short_folder: Path, browser: Browser
 ) -> None:
-    environment["EMBEDCTL_REISSUE_S"] = "60"  # one ticket a chunk
+    environment["LIMIT_REISSUE_S"] = "60"  # one ticket a chunk
     worker = start_worker("slow")
     texts = [f"confidential {i} " + "word " * 60 for i in range(5 * CHUNKS)]
     with dashboard(environment, short_folder) as flower:
@@ -77,7 +78,7 @@ def test_an_operator_sees_a_running_job(
         browser.open(f"{flower.url}workers")
         # From here on Flower hears of every ticket.
         eventually(lambda: [name, "Online"] in [row[:2] for row in browser.rows("workers-table")])
-        job = enqueue_embeddings(texts, hardware="slow", chunk_size=5, settings=settings.replace(reissue_s=60))
+        job = enqueue_embeddings(texts, hardware="slow", chunk_size=5, settings=limited(settings, reissue_s=60))
         eventually(lambda: any(row[:2] == [name, "Online"] and int(row[2]) for row in browser.rows("workers-table")))
         browser.keep("workers")
 

@@ -15,9 +15,9 @@ import redis as redis_py
 
 from embedctl import Job, JobState, enqueue_embeddings
 from embedctl_config import keys
-from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
 from embedctl_workers.models.files import resolve_model
+from tests.support.limits import settings_of
 from tests.support.prepared import Put
 from tests.support.processes import RunEmbedctl
 from tests.support.references_here import expected_vectors
@@ -61,7 +61,7 @@ def write_class(environment: dict[str, str], model: Path) -> WriteClass:
 
     def write(bound: float) -> Settings:
         config.write_text(before + CLASS.format(folder=model, bound=bound))
-        return load_settings(environment)
+        return settings_of(environment)
 
     return write
 

@@ -36,6 +36,7 @@ from embedctl_gateway.calls import Gateway
 from embedctl_gateway.key_file import add_key
 from tests.support.gateway import Running, request_bytes, running_gateway
 from tests.support.jobs import reference
+from tests.support.limits import limited
 from tests.support.packages import need
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
@@ -307,7 +308,7 @@ def test_a_caller_who_goes_away_cancels_its_records(
 def test_more_than_the_limit_is_asked_to_come_again(settings: Settings, start_worker: StartWorker) -> None:
     start_worker("slow")
     long = {"input": [f"{'word ' * 50} {number}" for number in range(500)], "model": "dummy"}
-    with running_gateway(settings.replace(gateway_in_flight=1)) as gateway, gateway.connect() as busy:
+    with running_gateway(limited(settings, gateway_in_flight=1)) as gateway, gateway.connect() as busy:
         busy.sendall(request_bytes("/v1/embeddings", long))
         eventually(lambda: gateway.gateway.admission.requests == 1)
         with gateway.client() as client:
@@ -326,7 +327,7 @@ def test_a_tenant_that_has_all_places_leaves_those_that_come_free_to_others(
     greedy, modest = add_key(keys, "alice", "search"), add_key(keys, "bob", "ads")
     long = {"input": [f"{'word ' * 50} {number}" for number in range(500)], "model": "dummy"}  # minutes of work
     short = {"input": "one", "model": "dummy"}
-    guarded = settings.replace(gateway_in_flight=3, gateway_keys_file=str(keys))
+    guarded = limited(settings.replace(gateway_keys_file=str(keys)), gateway_in_flight=3)
     with running_gateway(guarded) as gateway, ExitStack() as open_connections:
         admission = gateway.gateway.admission
         connections = [open_connections.enter_context(gateway.connect()) for _ in range(3)]

@@ -10,9 +10,9 @@ import pytest
 import redis as redis_py
 
 from embedctl import Job, JobState, enqueue_embeddings
-from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
 from tests.support.jobs import owners, reference
+from tests.support.limits import settings_of
 from tests.support.processes import before_all_else
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker, deaths, kept_alive
@@ -59,7 +59,7 @@ def joining(environment: dict[str, str], short_folder: Path) -> Settings:
     config = short_folder / "embedctl.toml"
     config.write_text(config.read_text() + _CLASS)
     environment.update(before_all_else(short_folder, "joining", _REGISTERED, {"joining": _BACKEND}))
-    return load_settings(environment)
+    return settings_of(environment)
 
 
 def submit(settings: Settings, texts: list[str]) -> Job:

@@ -215,7 +215,7 @@ def test_a_run_whose_borrowed_worker_is_killed_starts_its_own(
     """While it submits and waits for room, or while it waits for vectors."""
     (short_folder / "c.txt").write_text("\n".join(SLOW))
     worker = start_worker("slow")
-    own = {**environment, "EMBEDCTL_CHUNK_SIZE": "5", "EMBEDCTL_HIGH_WATER_BYTES": high_water}
+    own = {**environment, "EMBEDCTL_CHUNK_SIZE": "5", "LIMIT_HIGH_WATER_BYTES": high_water}
     command = [*RUN, "--class", "slow"]
     run = Forked(command, own, short_folder)
     try:

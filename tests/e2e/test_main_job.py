@@ -18,6 +18,7 @@ from embedctl.records import records_of
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.jobs import active_job_id, reference
+from tests.support.limits import limited
 from tests.support.processes import RunEmbedctl
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
@@ -179,7 +180,7 @@ def test_cancel_stops_a_running_job_and_frees_it(
 
 def test_producers_pause_at_the_high_water_mark(settings: Settings, start_worker: StartWorker) -> None:
     start_worker()
-    tight = settings.replace(high_water_bytes=4096)
+    tight = limited(settings, high_water_bytes=4096)
     paused = []
     texts = [f"text {i} " * 20 for i in range(400)]
     broker = Broker.connect(tight)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from embedctl import JobState, enqueue_embeddings
-from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
+from tests.support.limits import settings_of
 from tests.support.references_here import expected_vectors
 from tests.support.workers import StartWorker
 
@@ -85,7 +85,7 @@ def test_a_model_is_built_once_listed_shown_and_served(
     assert worker.row().models["tiny"].engine == rebuilt["engine"]
     job = enqueue_embeddings(["the text", "a word"], model="tiny", hardware="graph", settings=settings)
     assert job.wait(timeout=60).state is JobState.COMPLETED
-    expected = expected_vectors(load_settings(environment).models["tiny"].source, ["the text", "a word"])
+    expected = expected_vectors(settings_of(environment).models["tiny"].source, ["the text", "a word"])
     np.testing.assert_allclose(job.vectors(), expected, rtol=0, atol=1e-5)
 
 

@@ -17,8 +17,8 @@ import pytest
 for _needed in ("torch", "sentence_transformers"):
     pytest.importorskip(_needed)
 
-from embedctl_config.loading import load_settings  # noqa: E402
 from tests.support.hub import TOKEN, StandInHub, stand_in_hub  # noqa: E402
+from tests.support.limits import settings_of  # noqa: E402
 from tests.support.references_here import expected_vectors  # noqa: E402
 from tests.support.terminal import terminal  # noqa: E402
 from tests.support.tiny_models import Tiny  # noqa: E402
@@ -195,6 +195,6 @@ def test_a_pull_prints_the_folder_and_how_to_use_a_revision(
     assert f'[models."{NAME}"] with revision = "{commit}"' in done.stderr
     config = Path(environment["EMBEDCTL_CONFIG"])
     config.write_text(f'{config.read_text()}\n[models."{NAME}"]\nrevision = "{commit}"\n')
-    assert load_settings(environment).models[NAME].revision == commit
+    assert settings_of(environment).models[NAME].revision == commit
     listed = json.loads(embedctl("model", "list", "--json").stdout)["models"]
     assert [each["folder"] for each in listed if each["name"] == NAME] == [done.stdout.strip()]

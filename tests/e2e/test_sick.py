@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from embedctl import JobState, enqueue_embeddings
-from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
 from tests.support.jobs import reference
+from tests.support.limits import limited, settings_of
 from tests.support.processes import RunEmbedctl
 from tests.support.sick_backends import sick_backends
 from tests.support.waiting import eventually
@@ -43,7 +43,7 @@ def start(environment: dict[str, str], short_folder: Path, start_worker: StartWo
 @pytest.fixture
 def mixed(start: StartWorker, environment: dict[str, str]) -> Settings:
     """The settings of a producer that knows the class."""
-    return load_settings(environment)
+    return settings_of(environment)
 
 
 def test_a_worker_that_falls_sick_leaves_and_the_others_encode_every_record(
@@ -113,7 +113,7 @@ def test_a_worker_that_is_too_small_for_the_records_alone_fails_none_of_them(
     small = start("dummy", ", memory_tokens = 40")
     large = start("fading", ", batches = 100000, seconds_per_batch = 0.05")
     texts = [f"text {i} " + "word " * 60 for i in range(400)]
-    job = enqueue_embeddings(texts, hardware="mixed", chunk_size=10, settings=mixed.replace(window=50))
+    job = enqueue_embeddings(texts, hardware="mixed", chunk_size=10, settings=limited(mixed, window=50))
     status = job.wait(timeout=120)
     assert (status.done, status.failed, status.deaths) == (400, 0, 0)
     assert small.process.poll() is None
@@ -146,11 +146,12 @@ def test_a_record_that_leaves_every_worker_of_no_use_fails_in_the_end(mixed: Set
 def test_a_bad_record_does_not_wait_for_a_worker_that_is_busy(
     environment: dict[str, str], short_folder: Path, start_worker: StartWorker, texts: list[str]
 ) -> None:
-    """With the default times of users: their `reissue_s` is longer than the wait here."""
+    """With the default times of users: a ticket is sent again only later than the wait here."""
     config = short_folder / "embedctl.toml"
-    config.write_text(config.read_text().replace("lease_s = 1.0\nreissue_s = 1.0\n", "hang_s = 1000\n"))
-    settings = load_settings(environment)
-    assert settings.reissue_s == 60
+    config.write_text(config.read_text().replace("lease_s = 1.0\n", "hang_s = 1000\n"))
+    del environment["LIMIT_REISSUE_S"]
+    settings = settings_of(environment)
+    assert settings.limits.reissue_s == 60
     busy = start_worker("poison")
     long = [  # with other options each: they share no batch, so each keeps a thread busy
         enqueue_embeddings([f"{at} hang-encoder"], normalize=bool(at), hardware="poison", settings=settings)

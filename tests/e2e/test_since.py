@@ -29,7 +29,7 @@ from tests.support.processes import RunEmbedctl
 from tests.support.workers import CONFIG, StartWorker
 
 #: Several parts of a small job.
-SMALL_PARTS = {"EMBEDCTL_PART_RECORDS": "20"}
+SMALL_PARTS = {"LIMIT_PART_RECORDS": "20"}
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def test_parts_are_an_earlier_output_too(
     start_worker()
     before = many(300)
     done = embedctl(
-        "submit", write(before), "--chunk-size", "50", "--digests", "-o", "parts/", EMBEDCTL_PART_RECORDS="100"
+        "submit", write(before), "--chunk-size", "50", "--digests", "-o", "parts/", LIMIT_PART_RECORDS="100"
     )
     assert done.returncode == 0, done.stderr
     assert len(list((short_folder / "parts").glob("*.parquet"))) > 1

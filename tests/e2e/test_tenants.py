@@ -14,6 +14,7 @@ from embedctl.job import Job
 from embedctl.reaper import Reaper
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
+from tests.support.limits import limited
 from tests.support.processes import RunEmbedctl
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
@@ -75,7 +76,7 @@ def test_a_weight_is_kept_with_the_job_and_checked(settings: Settings) -> None:
 
 def test_the_reaper_fills_a_queue_that_nobody_filled(settings: Settings) -> None:
     """The job that had all of the window is cancelled, and no worker says so."""
-    broker = Broker.connect(settings.replace(window=2))
+    broker = Broker.connect(limited(settings, window=2))
     texts = [f"text {number} " + "word " * 3000 for number in range(8)]
     first, second = (enqueue_embeddings(texts, chunk_size=1, settings=broker.settings) for _ in range(2))
     assert broker.jobs.issue(second.id, first.status().queue) == []

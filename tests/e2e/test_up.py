@@ -28,13 +28,13 @@ from embedctl.acl import ADMIN
 from embedctl.broker import Broker
 from embedctl.store import WorkerRow
 from embedctl_config import keys
-from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
 from embedctl_workers.machine.devices import format_cpus
 from embedctl_workers.machine.discovery import find_cpu_sets
 from embedctl_workers.models.cache import locked
 from tests.support.forked import Forked, can_be_forked
 from tests.support.jobs import owners, reference
+from tests.support.limits import settings_of
 from tests.support.machines import GPUS, UUIDS, play_gpus
 from tests.support.processes import RunEmbedctl, before_all_else, children, is_running
 from tests.support.redis_server import as_user
@@ -201,7 +201,7 @@ def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(
     }
     assert all(os.sched_getaffinity(row.pid) == {int(row.cpus)} for row in before.values())
 
-    job = submit(load_settings(environment), records=30)
+    job = submit(settings_of(environment), records=30)
     eventually(lambda: owners(raw, job) and up.workers()["slow"].progressed_ms)
     os.kill(before["slow"].pid, signal.SIGSTOP)  # it claims and renews no more
     lapse = {int(chunk): at for chunk, at in raw.zscan_iter(keys.due(job.id))}
@@ -243,7 +243,7 @@ def test_a_worker_that_falls_sick_is_started_again_and_blames_nobody(
     up = start_up("--class", "fading")
     up.wait_ready("fading")
     texts = [f"text {i}" for i in range(800)]
-    job = enqueue_embeddings(texts, hardware="fading", chunk_size=100, settings=load_settings(environment))
+    job = enqueue_embeddings(texts, hardware="fading", chunk_size=100, settings=settings_of(environment))
     status = job.wait(timeout=60)
     assert (status.done, status.failed, status.deaths) == (800, 0, 0)
     assert "ended itself with status 71: it can encode nothing any more; starting it again in 1 s" in up.said()

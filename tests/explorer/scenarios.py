@@ -30,14 +30,14 @@ class Scenario:
         actors: makes the actors.
         left: fault → how often it may happen.
         job: arguments of the job's creation, in addition to the defaults.
-        settings: settings in addition to the defaults.
+        limits: limits in addition to the defaults.
         prepare: brings the world to the first state.
     """
 
     actors: Callable[[], tuple[Actor, ...]]
     left: Mapping[str, int] = field(default_factory=dict)
     job: Mapping[str, Any] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    limits: Mapping[str, Any] = field(default_factory=dict)
     prepare: Callable[[World], None] = lambda world: None
     history: int = 4
 
@@ -46,7 +46,7 @@ class Scenario:
         """The machine of this scenario, in the Redis of this folder, with a fault in scripts and client code."""
         with (
             in_client_code(fault),
-            a_world(folder, scripts=scripts_with(fault), job=self.job, **self.settings) as world,
+            a_world(folder, scripts=scripts_with(fault), job=self.job, **self.limits) as world,
         ):
             self.prepare(world)
             yield Machine(world, self.actors(), dict(self.left), history=self.history)
@@ -197,12 +197,12 @@ SCENARIOS: dict[str, Scenario] = {
     # A producer has to wait for room, and a client cancels.
     "room": Scenario(
         lambda: (_producer(LONG, "b"), Worker("w1"), _reaper(), _canceller(), _waiter()),
-        settings={"high_water_bytes": 1024},
+        limits={"high_water_bytes": 1024},
     ),
     # A producer waits for room while its job's budget runs out.
     "room and budget": Scenario(
         lambda: (_producer("a", LONG, "c"), Worker("w1", fails=(0, 1)), _reaper()),
-        settings={"high_water_bytes": 1024},
+        limits={"high_water_bytes": 1024},
         job={"max_errors": 0},
     ),
     # A budget runs out while the reaper is about to audit the job.

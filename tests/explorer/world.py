@@ -14,6 +14,7 @@ from embedctl.broker import Broker
 from embedctl.store import JobStore, Upkeep, WorkerRegistry
 from embedctl_config import keys
 from embedctl_config.hardware import HardwareClass
+from embedctl_config.limits import Limits
 from embedctl_config.settings import Settings
 from tests.explorer.snapshots import LONG_S, NOW, ExplorerConnection, Snapshot, View
 from tests.explorer.steps import Recorder, no_time_of_its_own, stepped_broker
@@ -152,7 +153,7 @@ def a_world(
     *,
     scripts: Callable[[str], str],
     job: Mapping[str, Any],
-    **settings: Any,
+    **limits: Any,
 ) -> Iterator[World]:
     """A world around a new job, in the Redis of this folder.
 
@@ -167,8 +168,9 @@ def a_world(
         hardware="dummy",
         model="dummy",
         lease_s=LONG_S,
-        reissue_s=LONG_S * 2,
-    ).replace(**settings)
+        # The high water mark is given, because Redis is not to be asked for its maxmemory.
+        limits=Limits(**{"reissue_s": LONG_S * 2, "high_water_bytes": 2**28, **limits}),
+    )
     connection = ExplorerConnection(known, path, scripts)
     recorder = Recorder()
     now_ms = time.time_ns() // 1_000_000

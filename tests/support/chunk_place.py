@@ -38,7 +38,7 @@ class ChunkPlace:
         self.away = False
         self.environment: dict[str, str] = {}
         if kind != "redis":
-            self.environment = {"EMBEDCTL_CHUNK_INLINE_BYTES": "0", "EMBEDCTL_CHUNK_FILES": str(self._folder)}
+            self.environment = {"LIMIT_CHUNK_INLINE_BYTES": "0", "EMBEDCTL_CHUNK_FILES": str(self._folder)}
         if kind == "s3":
             self._start_server(folder)
 

@@ -63,6 +63,7 @@ _PRELOADED = [
     "deprecation",
     "overrides",
     "tqdm",
+    "tests.support.limits",
     "tests.support.prepared",
     __name__,
 ]
@@ -380,6 +381,9 @@ def _run(call: _Call) -> None:
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+    from tests.support.limits import put_limits
+
+    put_limits()
     if call.prepare is not None:
         call.prepare()
     name, *others = call.arguments

@@ -12,8 +12,14 @@ from pathlib import Path
 RunEmbedctl = Callable[..., subprocess.CompletedProcess[str]]
 
 
+_ROOT = Path(__file__).parents[2]
+_LIMITS = "\nfrom tests.support.limits import put_limits\nput_limits()\n"
+
+
 def before_all_else(folder: Path, name: str, program: str, modules: Mapping[str, str] | None = None) -> dict[str, str]:
     """Variables that make every Python run a program before any code of embedctl (through site.py's sitecustomize).
+
+    It then takes the limits from its variables, as forks do.
 
     Args:
         folder: a test's own.
@@ -23,9 +29,9 @@ def before_all_else(folder: Path, name: str, program: str, modules: Mapping[str,
     """
     place = folder / name
     place.mkdir(exist_ok=True)
-    for module, source in {"sitecustomize": program, **(modules or {})}.items():
+    for module, source in {"sitecustomize": program + _LIMITS, **(modules or {})}.items():
         (place / f"{module}.py").write_text(source)
-    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH")]))}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(place), str(_ROOT), os.environ.get("PYTHONPATH")]))}
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from tests.support.waiting import PATIENCE_S, eventually
 #: The hardware classes and short times of redis_server.py, in the form that a worker process reads.
 CONFIG = """
 lease_s = 1.0
-reissue_s = 1.0
 hardware = "dummy"
 model = "dummy"
 

@@ -19,7 +19,7 @@ from embedctl_config.errors import ExitStatus, SettingsError
 from embedctl_config.loading import load_settings, survey_settings
 from embedctl_config.printable import printable
 from embedctl_config.redis_url import database_of
-from embedctl_config.settings import Settings
+from embedctl_config.settings import SETTINGS, Settings
 
 
 @click.command()
@@ -60,7 +60,7 @@ def show(as_json: bool) -> None:
 
 
 def _show(settings: Settings, sources: Mapping[str, str], *, as_json: bool) -> None:
-    values = dataclasses.asdict(settings)
+    values = {name: value for name, value in dataclasses.asdict(settings).items() if name in SETTINGS}
     values["redis_url"] = without_password(settings.redis_url)
     if "://" in settings.chunk_files:  # it may be refused because of a password
         values["chunk_files"] = without_password(settings.chunk_files)

@@ -140,7 +140,7 @@ def _one_job(broker: Broker, job_id: str) -> _Subject[JobView]:
 
     def look() -> JobView:
         (pace,) = paces.of([job.status()], broker.connection.about_now_ms())
-        room = broker.settings.high_water_bytes
+        room = broker.high_water()
         return JobView(pace, job.workers(), job.gone_workers(), job.suspects(), room)
 
     return _Subject(

@@ -291,7 +291,7 @@ class _Drainer:
                 raise OutputError(
                     f"job {self._job_id}: int8 needs the range of each component, and Redis holds only {seen} records "
                     f"with a vector at once ({self._high_water} bytes): give a file with --ranges, or raise "
-                    "results_high_water_bytes"
+                    "Redis' maxmemory"
                 )
             log.warning(
                 "job %s: the ranges of int8 are those of %d records, because Redis holds no more", self._job_id, seen
@@ -434,7 +434,7 @@ class _Drainer:
         self._laid_over.update(self._part.more)
         if self._written is not None:
             self._written(taken.vectors)
-        if self._part.records >= self._broker.settings.part_records:
+        if self._part.records >= self._broker.settings.limits.part_records:
             self._finish_part(status, corpus=corpus)
 
     def _begin_part(self, *, corpus: bool) -> OpenPart:

@@ -178,6 +178,7 @@ class Connection:
         self._ahead_ms: int | None = None
         self._time_asked: tuple[float, int] | None = None
         self._checked: float | None = None
+        self._maxmemory: tuple[float, int] | None = None  # when it was asked for, and what it was
         self._used = time.monotonic()
         self._has_answered = False
         self._open()
@@ -427,9 +428,12 @@ class Connection:
         return bool(memory.get("maxmemory")) and memory["used_memory"] >= memory["maxmemory"]
 
     def maxmemory(self) -> int:
-        """Redis' limit on its memory in bytes; 0 if it has none."""
-        with self.client() as client:
-            return int(client.info("memory").get("maxmemory", 0))
+        """Redis' limit on its memory in bytes, a few seconds ago at most; 0 if it has none."""
+        known, now = self._maxmemory, time.monotonic()
+        if known is None or now - known[0] >= _KNOWN_S:
+            with self.client() as client:
+                known = self._maxmemory = (now, int(client.info("memory").get("maxmemory", 0)))
+        return known[1]
 
     def check_server(self) -> None:
         """Refuse a Redis that can't keep jobs. One that could a few seconds ago is not asked again.
@@ -442,6 +446,7 @@ class Connection:
             return
         with self.client() as client:
             info = {**client.info("server"), **client.info("memory")}
+        self._maxmemory = (time.monotonic(), int(info.get("maxmemory", 0)))
         if mode_of(info) == "cluster":
             raise self._is_cluster("its mode is cluster")
         version = str(info["redis_version"])
@@ -467,7 +472,7 @@ class Connection:
 
     def close(self) -> None:
         """Close the connections that no thread uses at this moment. The next command opens a new one."""
-        self._checked = self._time_asked = None  # it may lead to another server
+        self._checked = self._time_asked = self._maxmemory = None  # it may lead to another server
         if self._process == os.getpid():
             self._redis.connection_pool.disconnect(inuse_connections=False)
 

@@ -65,7 +65,7 @@ class JobStore(JobReader):
         self._settings = settings
         self._quotas = Quotas(connection)
         self._lease_ms = int(settings.lease_s * 1000)
-        self._mismatch_ms = int(settings.reissue_s * 1000 * _MISMATCH_PART)
+        self._mismatch_ms = int(settings.limits.reissue_s * 1000 * _MISMATCH_PART)
 
     def create(self, spec: JobSpec) -> tuple[str, bool]:
         """Make a job, or find the job of this idempotency key.
@@ -148,7 +148,7 @@ class JobStore(JobReader):
             "ttl_ms": ttl_ms,
             "created_ms": now,
             "progressed_ms": now,
-            "window": self._settings.window,
+            "window": self._settings.limits.window,
             **dict.fromkeys(COUNTS, 0),
             "next": 0,
         }

@@ -359,7 +359,7 @@ class Upkeep:
             [*keys.of_job(job_id), keys.queue_workers(queue), keys.idle(queue)],
             [
                 job_id,
-                int(self._settings.reissue_s * 1000),
+                int(self._settings.limits.reissue_s * 1000),
                 LONGEST_REISSUE_MS,
                 _SLICE,
                 int(self._settings.lease_s * 1000 * PATIENCE),

@@ -23,6 +23,7 @@ from embedctl_config.settings import Settings
 from embedctl_workers.serving.heartbeat import Heartbeat
 from embedctl_workers.serving.in_hand import Held, InHand
 from tests.support.clocks import MovedClock
+from tests.support.limits import limited
 from tests.support.redis_server import RedisServer
 from tests.support.store import QUEUE, TTL_S, add, claim, complete, members, new_job, overdue, pass_ms, row, score, work
 from tests.support.waiting import PATIENCE_S, eventually
@@ -34,7 +35,7 @@ LONG_S = 3600.0
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    return settings.replace(window=2)
+    return limited(settings, window=2)
 
 
 @pytest.fixture

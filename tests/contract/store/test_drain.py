@@ -13,6 +13,7 @@ from embedctl.store import Added, DrainState, Holder, PartFacts
 from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerFull, JobCancelled
 from embedctl_config.settings import Settings
+from tests.support.limits import limited
 from tests.support.redis_server import CLASSES, RedisServer
 from tests.support.store import QUEUE, add, encoded, issued, keys_of, new_job, payload, work
 
@@ -179,7 +180,7 @@ def test_a_drained_job_gets_no_tickets_while_redis_holds_too_many_of_its_results
 
 
 def test_a_job_that_nobody_drains_is_not_held_back(broker: Broker) -> None:
-    broker.settings.replace(results_high_water_bytes=1)
+    broker = Broker.connect(limited(broker.settings, results_high_water_bytes=1))
     job_id = new_job(broker, 30)
     broker.jobs.issue(job_id, QUEUE)
     work(broker, job_id, 0)

@@ -14,6 +14,7 @@ from embedctl.store.heads import Heads
 from embedctl.tickets import Ticket
 from embedctl_config import keys
 from embedctl_config.settings import Settings
+from tests.support.limits import limited
 from tests.support.store import OTHER, QUEUE, claim, new_job, overdue, row, score
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
@@ -21,7 +22,7 @@ MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    return settings.replace(lease_s=30.0, reissue_s=60.0, window=2)
+    return limited(settings.replace(lease_s=30.0), reissue_s=60.0, window=2)
 
 
 @pytest.fixture

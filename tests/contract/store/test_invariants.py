@@ -11,6 +11,7 @@ from embedctl.broker import Broker
 from embedctl.store import Added
 from embedctl_config import keys
 from embedctl_config.settings import Settings
+from tests.support.limits import limited
 from tests.support.store import (
     MINE,
     OTHER,
@@ -31,7 +32,7 @@ STEPS = 80
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    return settings.replace(lease_s=30.0, reissue_s=60.0, window=3)
+    return limited(settings.replace(lease_s=30.0), reissue_s=60.0, window=3)
 
 
 class Life:

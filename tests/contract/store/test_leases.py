@@ -13,6 +13,7 @@ from embedctl.store.connection import Put, ScriptCall
 from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerRefused, JobNotFound
 from embedctl_config.settings import Settings
+from tests.support.limits import limited
 from tests.support.store import (
     DIM,
     MINE,
@@ -40,14 +41,14 @@ from tests.support.store import (
 
 def test_issue_chooses_as_many_chunks_as_the_window_has_room_for(broker: Broker, settings: Settings) -> None:
     job_id = new_job(broker, 20)
-    assert issued(broker, job_id) == list(range(settings.window))
+    assert issued(broker, job_id) == list(range(settings.limits.window))
     assert issued(broker, job_id) == []
     work(broker, job_id, 0, 1)
     assert issued(broker, job_id) == [8, 9]
 
 
 def test_a_window_as_set_holds_for_jobs_made_with_it(settings: Settings) -> None:
-    narrow = Broker.connect(settings.replace(window=3))
+    narrow = Broker.connect(limited(settings, window=3))
     job_id = new_job(narrow, 10)
     narrow.close()
     wide = Broker.connect(settings)
@@ -63,7 +64,7 @@ def test_the_window_grows_with_the_live_workers_of_the_queue(
         broker.workers.beat(row(name))
     broker.workers.beat(row("elsewhere", "another-model"))
     raw.zadd(keys.queue_workers(QUEUE), {"dead": broker.connection.now_ms() - 1})
-    assert len(issued(broker, job_id)) == 3 * settings.window_per_worker
+    assert len(issued(broker, job_id)) == 3 * settings.limits.window_per_worker
 
 
 def test_issue_goes_no_further_than_what_was_added(broker: Broker) -> None:
@@ -87,7 +88,7 @@ def test_an_issued_ticket_is_due_after_the_time_for_reissuing(
     job_id = new_job(broker, 1)
     began = broker.connection.now_ms()
     broker.jobs.issue(job_id, QUEUE)
-    assert_due(broker, raw, job_id, 0, after_s=settings.reissue_s, since_ms=began)
+    assert_due(broker, raw, job_id, 0, after_s=settings.limits.reissue_s, since_ms=began)
 
 
 def test_a_claim_brings_the_text_and_counts(broker: Broker, raw: redis_py.Redis, settings: Settings) -> None:
@@ -137,7 +138,7 @@ def test_a_worker_with_other_weights_is_refused_and_both_are_named(
     assert status.pinned_by == "first-worker"
     assert status.mismatch == f"second-worker {OTHER}"
     assert status.claims == 1
-    assert 0 < due_in_s(broker, raw, job_id, 1) < settings.reissue_s / 2
+    assert 0 < due_in_s(broker, raw, job_id, 1) < settings.limits.reissue_s / 2
     assert not raw.hexists(keys.owners(job_id), 1)
     assert claim(broker, job_id, 1, "t3").answer is ClaimAnswer.OK
 

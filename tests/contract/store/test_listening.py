@@ -18,6 +18,7 @@ from embedctl.broker import Broker
 from embedctl.listening import Listener, Listening
 from embedctl_config import keys
 from embedctl_config.settings import Settings
+from tests.support.limits import limited
 from tests.support.redis_server import RedisServer
 from tests.support.store import claim, complete, new_job, row, work
 from tests.support.waiting import PATIENCE_S, eventually
@@ -46,7 +47,7 @@ def _no_others(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     """Tasks look each third of a lease, whatever happens."""
-    return settings.replace(lease_s=3000.0, reissue_s=6000.0)
+    return limited(settings.replace(lease_s=3000.0), reissue_s=6000.0)
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.chunk_place import Forgetful
 from tests.support.jobs import reference
+from tests.support.limits import limited
 from tests.support.redis_server import RedisServer
 from tests.support.rig import Rig
 from tests.support.store import overdue
@@ -45,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def settings(settings: Settings, folder: Path) -> Settings:
-    return settings.replace(chunk_files=str(folder), chunk_inline_bytes=0, lease_s=30.0)
+    return limited(settings.replace(chunk_files=str(folder), lease_s=30.0), chunk_inline_bytes=0)
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ def test_redis_holds_no_byte_of_a_text_or_a_vector(
 
 
 def test_a_small_chunk_stays_in_redis(settings: Settings, rig: Rig, folder: Path) -> None:
-    job = enqueue_embeddings(TEXTS, settings=settings.replace(chunk_inline_bytes=1 << 20))
+    job = enqueue_embeddings(TEXTS, settings=limited(settings, chunk_inline_bytes=1 << 20))
     rig.run(job)
     assert len(files(folder, "out")) == 1  # this worker's own setting says so
     assert not files(folder, "in")

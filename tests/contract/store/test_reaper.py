@@ -17,6 +17,7 @@ from embedctl.reaper import Reaper
 from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.settings import Settings
+from tests.support.limits import limited
 from tests.support.redis_server import RedisServer
 from tests.support.store import QUEUE, claim, issued, keys_of, new_job, overdue, pass_ms, row, work
 from tests.support.waiting import PATIENCE_S, eventually
@@ -26,7 +27,7 @@ from tests.support.waits import WAITS
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     """The shortest lease: the Redis of these tests has been up for longer than two of them."""
-    return settings.replace(lease_s=0.5, reissue_s=60.0, window=2)
+    return limited(settings.replace(lease_s=0.5), reissue_s=60.0, window=2)
 
 
 @pytest.fixture
@@ -124,11 +125,11 @@ def test_a_round_sends_what_a_window_that_grew_has_room_for(
 ) -> None:
     job_id = new_job(broker, 20)
     broker.send_issued(broker.jobs.status(job_id))
-    assert len(tickets(raw)) == settings.window == 2
+    assert len(tickets(raw)) == settings.limits.window == 2
     broker.workers.beat(row("a"))
     broker.workers.beat(row("b"))
     reap(broker)
-    assert [chunk for _, chunk in tickets(raw)] == list(range(2 * settings.window_per_worker))
+    assert [chunk for _, chunk in tickets(raw)] == list(range(2 * settings.limits.window_per_worker))
 
 
 def test_a_round_frees_cancelled_jobs(broker: Broker, raw: redis_py.Redis) -> None:

@@ -129,7 +129,7 @@ def test_an_interactive_job_is_done_within_a_window(broker: Broker, settings: Se
     for _ in range(5):
         urgent = job_of(broker, "y", "interactive", chunks=1)
         crew.issue(urgent)
-        crew.run(3 + settings.window_per_worker * crew.workers)
+        crew.run(3 + settings.limits.window_per_worker * crew.workers)
         assert crew.done[urgent] == 1
 
 
@@ -155,9 +155,9 @@ def test_no_more_tickets_than_a_window_are_on_their_way(broker: Broker, settings
     crew = Crew(broker)
     for number in range(10):
         crew.issue(job_of(broker, f"t{number}", chunks=20))
-    assert len(crew.tickets) == settings.window_per_worker * crew.workers
+    assert len(crew.tickets) == settings.limits.window_per_worker * crew.workers
     crew.run(50)
-    assert len(crew.tickets) + len(crew.hands) == settings.window_per_worker * crew.workers
+    assert len(crew.tickets) + len(crew.hands) == settings.limits.window_per_worker * crew.workers
 
 
 def issued_in_ten_calls(broker: Broker, job_id: str = "") -> list[Issued]:
@@ -168,7 +168,7 @@ def issued_in_ten_calls(broker: Broker, job_id: str = "") -> list[Issued]:
 
 def test_a_chunk_that_an_older_worker_completed_gives_its_room_back(broker: Broker, settings: Settings) -> None:
     first, second = job_of(broker, chunks=20), job_of(broker, chunks=20)
-    assert len(broker.jobs.issue(first, QUEUE)) == settings.window
+    assert len(broker.jobs.issue(first, QUEUE)) == settings.limits.window
     assert broker.jobs.issue(second, QUEUE) == []
     work(broker, first, 0, 1)  # it calls `issue` of the job, which knows nothing of queues
     found = issued_in_ten_calls(broker, second)
@@ -182,12 +182,12 @@ def test_tickets_that_were_never_sent_hold_up_the_others_for_seconds_only(
     lost, waits = job_of(broker, chunks=20), job_of(broker, chunks=20)
     broker.jobs.issue(lost, QUEUE)
     assert broker.jobs.issue(waits, QUEUE) == []
-    for chunk in range(settings.window):
+    for chunk in range(settings.limits.window):
         raw.zincrby(keys.due(lost), -6000, chunk)
     raw.lpush(QUEUE, "as long as there are tickets, theirs may be among them")
     assert broker.jobs.issue(waits, QUEUE) == []
     raw.delete(QUEUE)
-    assert [each.job_id for each in issued_in_ten_calls(broker, waits)] == [waits] * settings.window
+    assert [each.job_id for each in issued_in_ten_calls(broker, waits)] == [waits] * settings.limits.window
 
 
 @pytest.mark.parametrize("end", ["cancel", "stop", "gone"])
@@ -201,7 +201,7 @@ def test_a_job_that_is_over_gives_its_room_back(
         raw.delete(*raw.keys(f"embed:job:{over}*"))
     else:
         getattr(broker.jobs, end)(over)
-    assert [each.job_id for each in issued_in_ten_calls(broker)] == [waits] * settings.window
+    assert [each.job_id for each in issued_in_ten_calls(broker)] == [waits] * settings.limits.window
 
 
 @pytest.mark.parametrize("how", ["refused", "given back", "not taken"])
@@ -210,7 +210,7 @@ def test_chunks_that_nobody_can_encode_do_not_hold_up_other_jobs(
 ) -> None:
     bad, good = job_of(broker, "x", chunks=20), job_of(broker, "y", chunks=20)
     broker.workers.beat(row())
-    window = range(settings.window)
+    window = range(settings.limits.window)
     broker.jobs.issue(bad, QUEUE)
     for chunk in window:
         if how == "refused":
@@ -223,7 +223,7 @@ def test_chunks_that_nobody_can_encode_do_not_hold_up_other_jobs(
             overdue(raw, bad, chunk)
     broker.upkeep.reap(bad, QUEUE)
     assert issued_in_ten_calls(broker) == []  # the good job is not known yet
-    assert [each.job_id for each in issued_in_ten_calls(broker, good)] == [good] * settings.window
+    assert [each.job_id for each in issued_in_ten_calls(broker, good)] == [good] * settings.limits.window
     assert broker.jobs.issue(bad, QUEUE) == []
 
 

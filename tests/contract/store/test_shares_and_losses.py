@@ -21,6 +21,7 @@ from embedctl.store import Issued
 from embedctl_config import keys
 from embedctl_config.errors import JobCancelled
 from embedctl_config.settings import Settings
+from tests.support.limits import limited
 from tests.support.shares import Crew, add_chunk
 from tests.support.store import QUEUE, spec
 
@@ -29,7 +30,7 @@ CHUNKS = 6
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    return settings.replace(lease_s=300.0, reissue_s=600.0, window=2, window_per_worker=1)
+    return limited(settings.replace(lease_s=300.0), reissue_s=600.0, window=2, window_per_worker=1)
 
 
 class Walk:

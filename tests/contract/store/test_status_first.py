@@ -17,6 +17,7 @@ from embedctl.terminal.drawing import job_lines
 from embedctl.terminal.job_facts import all_facts
 from embedctl_config import keys
 from embedctl_config.settings import Settings
+from tests.support.limits import DEFAULTS
 from tests.support.store import MINE, OTHER, QUEUE, add, claim, new_job, overdue, row, spec, work
 
 #: What `status` says of a job: the name and the value of each line.
@@ -26,7 +27,7 @@ Show = Callable[[str], list[tuple[str, str]]]
 @pytest.fixture
 def shown(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Show:
     monkeypatch.setenv("EMBEDCTL_REDIS_URL", settings.redis_url)
-    monkeypatch.setenv("EMBEDCTL_HIGH_WATER_BYTES", "1024")
+    monkeypatch.setitem(DEFAULTS, "high_water_bytes", 1024)
 
     def status(job_id: str) -> list[tuple[str, str]]:
         found = CliRunner().invoke(main, ["status", job_id])

@@ -30,6 +30,7 @@ from embedctl.records import records_of
 from embedctl.store import ServedModel
 from embedctl_config import keys, wire
 from embedctl_config.settings import Settings
+from tests.support.limits import limited
 from tests.support.store import MINE, QUEUE, claim, complete, pass_ms, row, work
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -54,7 +55,7 @@ def test_no_texts_are_a_job_that_has_completed(settings: Settings) -> None:
 
 
 def test_a_window_of_tickets_is_sent_and_no_more(settings: Settings, raw: redis_py.Redis) -> None:
-    enqueue_embeddings(TEXTS, chunk_size=1, settings=settings.replace(window=4))
+    enqueue_embeddings(TEXTS, chunk_size=1, settings=limited(settings, window=4))
     assert raw.llen(QUEUE) == 4
 
 
@@ -166,7 +167,7 @@ def test_a_producer_that_waits_for_workers_is_as_patient_as_any(
     settings: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("embedctl_config.patience.OUTAGE_S", 0.5)
-    low = Broker.connect(settings.replace(high_water_bytes=1024))
+    low = Broker.connect(limited(settings, high_water_bytes=1024))
     jobs: list[Job] = []
     texts = ["x" * 500 for _ in range(3)]
     producer = threading.Thread(

@@ -168,7 +168,7 @@ def test_careful_deaths_without_a_row_make_a_chunk_stuck_and_are_spaced_out(
     assert die(broker, job_id, 0, raw, instance="w1") == [0]
     assert die(broker, job_id, 0, raw, instance="w2") == [0]
     assert not broker.jobs.suspects(job_id)[0].stuck
-    for number, wait_s in ((3, settings.reissue_s), (4, 2 * settings.reissue_s)):
+    for number, wait_s in ((3, settings.limits.reissue_s), (4, 2 * settings.limits.reissue_s)):
         began = broker.connection.now_ms()
         assert die(broker, job_id, 0, raw, instance=f"w{number}") == []
         assert broker.jobs.suspects(job_id)[0].stuck

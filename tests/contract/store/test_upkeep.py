@@ -12,6 +12,7 @@ from embedctl.store import upkeep
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.jobs import last_event
+from tests.support.limits import limited
 from tests.support.store import (
     QUEUE,
     assert_consistent,
@@ -28,7 +29,7 @@ from tests.support.store import (
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     """The time for reissuing is doubled several times before it reaches its bound."""
-    return settings.replace(lease_s=30.0, reissue_s=60.0)
+    return limited(settings.replace(lease_s=30.0), reissue_s=60.0)
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_a_lapsed_lease_gets_a_ticket_and_loses_its_owner(
     assert live.upkeep.reap(job_id, QUEUE) == [1]
     assert live.jobs.status(job_id).lapsed == 1
     assert live.jobs.renew(job_id, 1, "dead") == "not_owner"
-    assert_due(live, raw, job_id, 1, after_s=settings.reissue_s, since_ms=began)
+    assert_due(live, raw, job_id, 1, after_s=settings.limits.reissue_s, since_ms=began)
     assert live.upkeep.reap(job_id, QUEUE) == []
     assert claim(live, job_id, 1, "next").attempt == 2
     assert_consistent(live, raw, job_id)
@@ -88,7 +89,7 @@ def test_a_claim_makes_the_waits_short_again(live: Broker, raw: redis_py.Redis, 
     overdue(raw, job_id, 0)
     began = live.connection.now_ms()
     live.upkeep.reap(job_id, QUEUE)
-    assert_due(live, raw, job_id, 0, after_s=2 * settings.reissue_s, since_ms=began)
+    assert_due(live, raw, job_id, 0, after_s=2 * settings.limits.reissue_s, since_ms=began)
 
 
 def test_nothing_is_reaped_while_the_queue_has_no_live_worker(broker: Broker, raw: redis_py.Redis) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -31,6 +30,7 @@ from embedctl.broker import Broker
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.clocks import MovedClock
+from tests.support.limits import limited
 from tests.support.store import claim, complete, members, new_job, row, work
 from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.waits import WAITS
@@ -41,8 +41,8 @@ TEXTS = [f"text {chunk} {row}" for chunk in range(4) for row in range(2)]
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    """Each chunk alone is more text than may wait: less than the least that users may set."""
-    return dataclasses.replace(settings.replace(chunk_size=2), high_water_bytes=1)
+    """Each chunk alone is more text than may wait."""
+    return limited(settings.replace(chunk_size=2), high_water_bytes=1)
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_a_submission_with_a_key_goes_on_after_its_time_was_over(
 ) -> None:
     with pytest.raises(WaitTimeout):
         enqueue_embeddings(TEXTS, timeout=999, progress=time_passes(clock), idempotency_key="k", settings=settings)
-    job = enqueue_embeddings(TEXTS, idempotency_key="k", settings=settings.replace(high_water_bytes=10**6))
+    job = enqueue_embeddings(TEXTS, idempotency_key="k", settings=limited(settings, high_water_bytes=10**6))
     assert job.id == only_job(raw)
     assert job.status().sealed
 
@@ -158,13 +158,13 @@ def test_the_time_of_a_submission_is_looked_at_between_chunks(
         yield from TEXTS[4:]
 
     with pytest.raises(WaitTimeout, match=r"the first 2 of its records after 999 s$"):
-        enqueue_embeddings(slow(), timeout=999, settings=settings.replace(high_water_bytes=10**6))
+        enqueue_embeddings(slow(), timeout=999, settings=limited(settings, high_water_bytes=10**6))
 
 
 def test_another_producer_of_the_same_job_is_not_waited_for_any_longer_than_told(
     settings: Settings, broker: Broker, raw: redis_py.Redis, clock: MovedClock
 ) -> None:
-    roomy = settings.replace(high_water_bytes=10**6)
+    roomy = limited(settings, high_water_bytes=10**6)
     job = enqueue_embeddings(TEXTS, idempotency_key="k", settings=roomy)
     lose_the_seal(raw, job.id)
     assert broker.jobs.hold(job.id, "another")
@@ -189,7 +189,7 @@ async def submitted_in_a_loop(settings: Settings) -> Job:
 def test_a_producer_seals_again_where_redis_lost_that(
     settings: Settings, broker: Broker, raw: redis_py.Redis, caplog: pytest.LogCaptureFixture, awaited: bool
 ) -> None:
-    roomy = settings.replace(high_water_bytes=10**6)
+    roomy = limited(settings, high_water_bytes=10**6)
     job = asyncio.run(submitted_in_a_loop(roomy)) if awaited else enqueue_embeddings(TEXTS, settings=roomy)
     work(broker, job.id, 0, 1, 2, 3)
     lose_the_seal(raw, job.id)

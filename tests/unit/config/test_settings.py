@@ -18,7 +18,7 @@ from embedctl.local import state_folder
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass, ModelEntry
 from embedctl_config.loading import _GUARDED, _tell_foreign, explain_settings, load_settings, survey_settings
-from embedctl_config.settings import Settings, check_model_name
+from embedctl_config.settings import SETTINGS, Settings, check_model_name
 from embedctl_workers.models.cache import cache_folder
 
 
@@ -62,7 +62,7 @@ def test_the_defaults_are_valid(sources: Sources) -> None:
 
 
 def test_every_setting_has_help_and_every_number_a_unit_and_a_minimum() -> None:
-    for each in dataclasses.fields(Settings):
+    for each in SETTINGS.values():
         assert each.metadata["help"], each.name
         if isinstance(each.default, int | float) and not isinstance(each.default, bool):
             assert each.metadata["unit"], each.name
@@ -70,13 +70,13 @@ def test_every_setting_has_help_and_every_number_a_unit_and_a_minimum() -> None:
 
 
 def test_the_stronger_source_wins(sources: Sources) -> None:
-    sources.user("chunk_size = 1\nwindow = 1\nlease_s = 1\nttl_s = 10\n")
+    sources.user("chunk_size = 1\nmetrics_port = 1\nlease_s = 1\nttl_s = 10\n")
     assert sources.load().chunk_size == 1
-    sources.here("chunk_size = 2\nwindow = 2\nlease_s = 2\n")
+    sources.here("chunk_size = 2\nmetrics_port = 2\nlease_s = 2\n")
     assert sources.load().chunk_size == 2
-    environ = {"EMBEDCTL_CHUNK_SIZE": "3", "EMBEDCTL_WINDOW": "3"}
+    environ = {"EMBEDCTL_CHUNK_SIZE": "3", "EMBEDCTL_METRICS_PORT": "3"}
     found = sources.load(environ, chunk_size=4)
-    assert (found.chunk_size, found.window, found.lease_s, found.ttl_s) == (4, 3, 2.0, 10.0)
+    assert (found.chunk_size, found.metrics_port, found.lease_s, found.ttl_s) == (4, 3, 2.0, 10.0)
 
 
 def test_none_as_an_argument_means_not_given(sources: Sources) -> None:
@@ -91,21 +91,21 @@ def test_numbers_keep_their_types(sources: Sources) -> None:
 
 
 def test_the_xdg_folder_holds_the_users_file(sources: Sources, tmp_path: Path) -> None:
-    sources.user("window = 5\n")
+    sources.user("metrics_port = 5\n")
     path = tmp_path / "xdg" / "embedctl" / "config.toml"
     path.parent.mkdir(parents=True)
-    path.write_text("window = 6\n")
-    assert sources.load().window == 5
-    assert sources.load({"XDG_CONFIG_HOME": str(tmp_path / "xdg")}).window == 6
+    path.write_text("metrics_port = 6\n")
+    assert sources.load().metrics_port == 5
+    assert sources.load({"XDG_CONFIG_HOME": str(tmp_path / "xdg")}).metrics_port == 6
 
 
 def test_a_named_file_stands_for_the_projects(sources: Sources, tmp_path: Path) -> None:
-    sources.user("window = 4\nchunk_size = 4\n")
-    sources.here("window = 5\nlease_s = 5\n")
+    sources.user("metrics_port = 4\nchunk_size = 4\n")
+    sources.here("metrics_port = 5\nlease_s = 5\n")
     named = tmp_path / "other.toml"
-    named.write_text("window = 6\n")
+    named.write_text("metrics_port = 6\n")
     found = sources.load({"EMBEDCTL_CONFIG": str(named)})
-    assert (found.window, found.chunk_size, found.lease_s) == (6, 4, 15.0)
+    assert (found.metrics_port, found.chunk_size, found.lease_s) == (6, 4, 15.0)
 
 
 def test_a_named_file_that_is_missing_is_a_problem(sources: Sources, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_named_file_that_is_missing_is_a_problem(sources: Sources, tmp_path: P
     assert "can't be read" in problem
 
 
-@pytest.mark.parametrize("content", [b"window = ", b"\xff\xfe", b"[classes\n", b"window = 1\nwindow = 2\n"])
+@pytest.mark.parametrize("content", [b"metrics_port = ", b"\xff\xfe", b"[classes\n", b"metrics_port = 1\nmetrics_port = 2\n"])
 def test_a_file_that_cannot_be_read_is_named(sources: Sources, content: bytes) -> None:
     path = sources.here("")
     path.write_bytes(content)
@@ -123,12 +123,12 @@ def test_a_file_that_cannot_be_read_is_named(sources: Sources, content: bytes) -
 
 
 def test_every_problem_is_listed_with_its_source(sources: Sources) -> None:
-    path = sources.here('chunk_siz = 5\nwindow = "many"\nmodel = 3\n[classes.cpu]\nbackand = "torch"\n')
+    path = sources.here('chunk_siz = 5\nmetrics_port = "many"\nmodel = 3\n[classes.cpu]\nbackand = "torch"\n')
     problems = sources.problems({"EMBEDCTL_TTL": "5", "EMBEDCTL_LEASE_S": "soon"})
     assert len(problems) == 6
     text = "\n".join(problems)
     assert f"{path}: chunk_siz: no such setting. Did you mean 'chunk_size'?" in text
-    assert f"{path}: window: 'many' is not a whole number" in text
+    assert f"{path}: metrics_port: 'many' is not a whole number" in text
     assert f"{path}: model: text is expected, not int" in text
     assert f"{path}: classes.cpu.backand: no such key. Did you mean 'backend'?" in text
     assert "EMBEDCTL_TTL: no such setting. Did you mean 'ttl_s'?" in text
@@ -136,8 +136,8 @@ def test_every_problem_is_listed_with_its_source(sources: Sources) -> None:
 
 
 def test_every_value_out_of_bounds_is_listed(sources: Sources) -> None:
-    problems = sources.problems({"EMBEDCTL_CHUNK_SIZE": "0", "EMBEDCTL_LEASE_S": "0.1"}, ttl_s=0.0, window=-1)
-    assert [problem.split(":")[0] for problem in problems] == ["chunk_size", "window", "ttl_s", "lease_s"]
+    problems = sources.problems({"EMBEDCTL_CHUNK_SIZE": "0", "EMBEDCTL_LEASE_S": "0.1"}, ttl_s=0.0, metrics_port=-1)
+    assert [problem.split(":")[0] for problem in problems] == ["chunk_size", "ttl_s", "lease_s", "metrics_port"]
     assert "0 is below its minimum of 1 records" in problems[0]
 
 
@@ -147,7 +147,7 @@ def test_durations_are_finite(sources: Sources, value: str) -> None:
     assert "lease_s" in problem.lower()
 
 
-@pytest.mark.parametrize("line", ["chunk_size = 1.5", "chunk_size = true", "lease_s = true", "window = [8]"])
+@pytest.mark.parametrize("line", ["chunk_size = 1.5", "chunk_size = true", "lease_s = true", "metrics_port = [8]"])
 def test_numbers_in_files_are_numbers_of_the_right_kind(sources: Sources, line: str) -> None:
     sources.here(line)
     (problem,) = sources.problems()
@@ -188,8 +188,8 @@ KUBERNETES = {
 
 
 def test_the_variables_of_kubernetes_stop_nothing(sources: Sources, told: pytest.LogCaptureFixture) -> None:
-    found = sources.load({**KUBERNETES, "EMBEDCTL_WINDOW": "9"})
-    assert found == Settings(window=9)
+    found = sources.load({**KUBERNETES, "EMBEDCTL_CHUNK_SIZE": "9"})
+    assert found == Settings(chunk_size=9)
     assert sources.load(KUBERNETES) == Settings()
     assert len(told.records) == 1, "it is told once"
     assert all(variable in told.text for variable in KUBERNETES)
@@ -348,8 +348,8 @@ def test_a_found_files_url_takes_no_password_and_no_password_away(sources: Sourc
             'redis_url = "redis://attacker.example"\n',
             "redis_url: not allowed in a file that was found in the working directory",
         ),
-        ("window = 0\n", "window: 0 is below its minimum"),
-        ("windo = 3\n", "windo: no such setting"),
+        ("metrics_port = -1\n", "metrics_port: -1 is below its minimum"),
+        ("metrics_por = 3\n", "metrics_por: no such setting"),
         ("= 3", "can't be read"),
     ],
 )
@@ -372,7 +372,7 @@ def test_what_is_wrong_is_shown_beside_the_settings(
     assert problem in told
     assert "attacker" not in shown
     names = json.loads(shown) if options else {line.split()[0] for line in shown.splitlines()}
-    assert {"redis_url", "window", "ttl_s"} <= set(names)
+    assert {"redis_url", "metrics_port", "ttl_s"} <= set(names)
 
 
 @pytest.mark.parametrize(
@@ -525,9 +525,9 @@ def test_a_url_of_the_wrong_type_is_refused_without_its_password(sources: Source
 
 
 def test_replace_validates_again() -> None:
-    assert Settings().replace(window=3).window == 3
-    with pytest.raises(SettingsError, match="window"):
-        Settings().replace(window=0)
+    assert Settings().replace(metrics_port=3).metrics_port == 3
+    with pytest.raises(SettingsError, match="metrics_port"):
+        Settings().replace(metrics_port=-1)
 
 
 @pytest.mark.parametrize("name", ["all-MiniLM-L6-v2", "a/b.c_d@e", "x" * 200])
@@ -558,14 +558,14 @@ assert read == [], read
 try:
     embedctl.load_settings()
 except embedctl.SettingsError as error:
-    assert "EMBEDCTL_WINDOW" in str(error)
+    assert "EMBEDCTL_METRICS_PORT" in str(error)
 else:
     raise AssertionError("the environment of this test does not reach the process")
 """
 
 
 def test_importing_reads_nothing_from_the_environment(tmp_path: Path) -> None:
-    environ = {"EMBEDCTL_REDIS_URL": "nonsense", "EMBEDCTL_CONFIG": "/nonexistent", "EMBEDCTL_WINDOW": "x"}
+    environ = {"EMBEDCTL_REDIS_URL": "nonsense", "EMBEDCTL_CONFIG": "/nonexistent", "EMBEDCTL_METRICS_PORT": "x"}
     done = subprocess.run(
         [sys.executable, "-c", READS],
         env={**environ, "HOME": str(tmp_path)},

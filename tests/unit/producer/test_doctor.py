@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from embedctl import doctor
-from embedctl.doctor import Level, limit_findings, redis_findings, room_findings
+from embedctl.doctor import Level, limit_findings, redis_findings
 from embedctl.store.quotas import Quota
 from embedctl_config.tenants import TenantEntry
 
@@ -86,20 +86,6 @@ def test_connections_are_held_against_as_many_as_redis_takes(
     info: dict[str, int], config: dict[str, str], level: Level | None
 ) -> None:
     assert levels({**INFO, **info}, {**GOOD, **config}).get("connections") is level
-
-
-@pytest.mark.parametrize(
-    ("text", "results", "maxmemory", "level"),
-    [(256, 128, 512, Level.OK), (256, 129, 512, Level.WARN), (256, 128, 500, Level.WARN)],
-)
-def test_the_bounds_of_a_job_are_held_against_maxmemory(text: int, results: int, maxmemory: int, level: Level) -> None:
-    (finding,) = room_findings(text, results, maxmemory)
-    assert finding.level is level
-    assert bool(finding.remedy) is (level is Level.WARN)
-
-
-def test_a_redis_without_a_limit_has_room() -> None:
-    assert not list(room_findings(256, 128, 0))
 
 
 QUOTA = Quota("a", "w@h", {"max_jobs": 5}, {"max_jobs": 2, "max_waiting_records": 0, "max_waiting_bytes": 0})

@@ -20,7 +20,7 @@ import yaml
 
 from embedctl_config.hardware import HardwareClass, ModelEntry
 from embedctl_config.loading import FLAGS
-from embedctl_config.settings import ENV_PREFIX, Settings
+from embedctl_config.settings import ENV_PREFIX, SETTINGS
 from embedctl_config.tenants import TenantEntry
 from tests.support.browser import chromium, errors_logged
 from tests.support.waiting import eventually
@@ -96,7 +96,7 @@ def test_every_command_is_used_in_a_page_written_by_hand(name: str) -> None:
 
 def test_every_setting_stands_in_the_reference() -> None:
     reference = read("docs/settings.md")
-    for setting in dataclasses.fields(Settings):
+    for setting in SETTINGS.values():
         if setting.name in ("classes", "models", "tenants"):
             assert f"## `[{setting.name}.NAME]`" in reference
             continue
@@ -146,7 +146,6 @@ def headings(page: Path) -> set[str]:
 
 
 def test_every_option_has_a_variable_and_the_settings_know_all_of_them() -> None:
-    settings = {each.name for each in dataclasses.fields(Settings)}
     flags = set()
     for name, command in GENERATE.commands():
         # Help is wrapped, so that a variable may stand in two lines.
@@ -158,7 +157,7 @@ def test_every_option_has_a_variable_and_the_settings_know_all_of_them() -> None
             assert parameter.envvar.startswith(ENV_PREFIX)
             assert f"[env var: {parameter.envvar}" in shown, f"{name} {parameter.opts[0]} does not show its variable"
             flags.add(parameter.envvar.removeprefix(ENV_PREFIX).lower())
-    assert flags - settings == FLAGS
+    assert flags - set(SETTINGS) == FLAGS
 
 
 @pytest.mark.parametrize("name", [name for name, _ in GENERATE.commands()])

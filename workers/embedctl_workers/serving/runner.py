@@ -381,7 +381,7 @@ class ChunkRunner:
 
     def _leave_to_another(self, job: JobStatus, held: Held, doubts: Doubts, trouble: str = "") -> None:
         self._doubted.add(held.job_id, held.chunk)
-        delay_s = min(_LEFT_DELAY_S, self._broker.settings.reissue_s)
+        delay_s = min(_LEFT_DELAY_S, self._broker.settings.limits.reissue_s)
         self._store.give_back(held, delay_s=delay_s, trouble=trouble, doubts=doubts)
         # At once: a worker that waits for a ticket at this moment is not this one.
         self._broker.tickets.send(job.queue, held.job_id, [held.chunk])

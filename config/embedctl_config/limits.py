@@ -1,0 +1,35 @@
+"""The bounds and times that nobody turns: constants, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds that hold everywhere. No source of settings decides them; tests give others."""
+
+    #: Most tickets of one job in its queue at once. What Redis keeps for issued chunks grows with it, and a job that
+    #: comes later waits behind them; fewer would leave a quick worker idle while the next ones are sent.
+    window: int = 8
+    #: The same for each live worker; the larger one applies. A worker encodes one chunk, has fetched the next, and two
+    #: wait, so that it never idles for a round trip.
+    window_per_worker: int = 4
+    #: A ticket that nobody takes is sent again after this long (seconds), then after twice that. Sooner would double
+    #: tickets that only wait in line behind a slow chunk; only a message that Redis lost needs it.
+    reissue_s: float = 60.0
+    #: A producer pauses while its job has more text than this waiting for workers (bytes). 0: a sixteenth of Redis'
+    #: maxmemory, or 256 MiB if that is not set. So several jobs fit beside their results, and each keeps
+    #: many workers busy.
+    high_water_bytes: int = 0
+    #: A job that is drained pauses while Redis holds more of its results than this (bytes). 0: a quarter of maxmemory,
+    #: or 1 GiB. A vector of 384 dimensions is about four times as large as the text that it comes from.
+    results_high_water_bytes: int = 0
+    #: About how many records a part of a drained job holds. Such a part takes 150 MB at 384 dimensions: few files even
+    #: for a large corpus, and little to encode again if a drainer dies in the middle of one.
+    part_records: int = 100_000
+    #: A chunk that is no larger stays in Redis even with `chunk_files` (bytes): a file's own costs exceed its bytes.
+    chunk_inline_bytes: int = 4096
+    #: Most requests that the gateway answers at once; callers of more are asked to come again. Each holds its texts and
+    #: vectors in memory, and so many keep a machine's workers busy.
+    gateway_in_flight: int = 256
