@@ -114,7 +114,9 @@ def test_a_named_file_that_is_missing_is_a_problem(sources: Sources, tmp_path: P
     assert "can't be read" in problem
 
 
-@pytest.mark.parametrize("content", [b"metrics_port = ", b"\xff\xfe", b"[classes\n", b"metrics_port = 1\nmetrics_port = 2\n"])
+@pytest.mark.parametrize(
+    "content", [b"metrics_port = ", b"\xff\xfe", b"[classes\n", b"metrics_port = 1\nmetrics_port = 2\n"]
+)
 def test_a_file_that_cannot_be_read_is_named(sources: Sources, content: bytes) -> None:
     path = sources.here("")
     path.write_bytes(content)
