@@ -36,7 +36,7 @@ CHUNKS = 13
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row group of three chunks, each of which is noted at once."""
-    monkeypatch.setattr(row_groups, "ROWS", 20)
+    monkeypatch.setattr(growing, "ROWS", 20)
     monkeypatch.setattr(sys.modules["embedctl.output.fetch"], "_NOTE_EVERY_S", 0.0)
 
 
@@ -216,8 +216,8 @@ def test_a_full_disk_leaves_nothing(job: Job, tmp_path: Path, capfd: pytest.Capt
 SCRIPT = """
 import sys
 from embedctl import Job
-from embedctl.output import fetch, row_groups
-row_groups.ROWS = 40
+from embedctl.output import fetch, growing
+growing.ROWS = 40
 sys.modules["embedctl.output.fetch"]._NOTE_EVERY_S = 0.0
 path = __import__("pathlib").Path(sys.argv[2])
 fetch(Job.get(sys.argv[1]), path, written=lambda chunk: print("written", flush=True))
@@ -228,7 +228,7 @@ fetch(Job.get(sys.argv[1]), path, written=lambda chunk: print("written", flush=T
 def test_killed_at_random_moments(
     worker_broker: Broker, settings: Settings, environment: dict[str, str], tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(row_groups, "ROWS", 40)
+    monkeypatch.setattr(growing, "ROWS", 40)
     texts = [f"text {i}" for i in range(3000)]
     job = encoded_job(worker_broker, settings, texts)
     fetch(job, tmp_path / "whole.parquet")

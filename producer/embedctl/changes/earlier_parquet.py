@@ -15,14 +15,13 @@ from embedctl.digests import DIGEST_BYTES, NO_DIGEST, as_rows
 from embedctl.kept import TEXT_SHA256
 from embedctl.output.about import ABOUT, About
 from embedctl.output.numbers import FLOAT32, Numbers
-from embedctl.results import Vectors
 from embedctl_config.errors import MissingExtra, OutputError
 
 try:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from embedctl.output.row_groups import FACTS
+    from embedctl.output.row_groups import FACTS, vectors_in
 except ImportError as error:
     raise MissingExtra("parquet", "parquet") from error
 
@@ -143,18 +142,10 @@ class ParquetEarlier(Earlier):
             except (pa.ArrowException, OSError) as error:
                 raise _damaged(self._files[at][0], error) from error
             each = b"".join(digest or NO_DIGEST for digest in table.column(TEXT_SHA256).to_pylist())
-            self._held[number] = Copied(self._vectors(table), _cuts(table), as_rows(each))
+            self._held[number] = Copied(vectors_in(table, self._numbers, self.dim), _cuts(table), as_rows(each))
         found = self._held.pop(number)  # the one that was used last is the last one
         self._held[number] = found
         return found
-
-    def _vectors(self, table: Any) -> Vectors:
-        embedding = table.column("embedding").combine_chunks()
-        vectors = np.full((len(table), self.dim), np.nan, np.float32)
-        valid = embedding.is_valid().to_numpy(zero_copy_only=False)
-        stored = embedding.flatten().to_numpy(zero_copy_only=False).reshape(-1, self.dim)
-        vectors[valid] = self._numbers.restored(stored, self.dim)
-        return vectors
 
     def _file(self, at: int) -> Any:
         if self._only is not None:

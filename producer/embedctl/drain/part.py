@@ -19,7 +19,8 @@ try:
     import pyarrow.parquet as pq
 
     from embedctl.output.columns import KeptColumns
-    from embedctl.output.row_groups import FACTS, Layout, WholeFile
+    from embedctl.output.growing import GrowingFile
+    from embedctl.output.row_groups import FACTS, Layout
 except ImportError as error:
     raise MissingExtra("parquet", "parquet") from error
 
@@ -81,7 +82,7 @@ class OpenPart:
         self._numbers = numbers
         self._tokens = tokens
         self._digested = digests
-        self._file: WholeFile | None = None
+        self._file: GrowingFile | None = None
         self.chunks: list[int] = []
         self._rows: list[tuple[int, int]] = []
         self.more: list[int] = []
@@ -119,7 +120,7 @@ class OpenPart:
             layout = Layout(
                 chunk.vectors.shape[1], self._kept, self._numbers, tokens=self._tokens, digests=self._digested
             )
-            self._file = WholeFile(self.path, layout)
+            self._file = GrowingFile(self.path, layout)
         self._file.add(chunk)
         self._rows.append((taken.chunk, rows))
         self._ends += (int(chunk.positions[0]), int(chunk.positions[-1]))
@@ -143,8 +144,10 @@ class OpenPart:
             "records": self.records,
             "chunks": self._rows,
         }
-        told = {ABOUT: about.text} if self._digested else {}
-        self._file.close({FOOTER: json.dumps(footer), **told})
+        self._file.describe(FOOTER, json.dumps(footer))
+        if self._digested:
+            self._file.describe(ABOUT, about.text)
+        self._file.close()
 
     def abandon(self) -> None:
         """Close and remove the file. What it held is still in Redis."""

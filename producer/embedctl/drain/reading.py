@@ -23,6 +23,7 @@ try:
     import pyarrow.parquet as pq
 
     from embedctl.drain.part import footer_of, rows_of_chunks
+    from embedctl.output.row_groups import vectors_in
 except ImportError as error:
     raise MissingExtra("parquet", "a drained job") from error
 
@@ -147,19 +148,13 @@ def _vectors_of(table: Any, footer: Mapping[str, Any], numbers: Numbers) -> Chun
     if digests is not None:
         table = table.drop_columns([TEXT_SHA256])
     columns = {name: table.column(name).to_pylist() for name in table.column_names if name != "embedding"}
-    embedding = table.column("embedding").combine_chunks()
-    dim = footer["vectors"].get("dimensions", embedding.type.list_size)
-    # A failed record's slot holds anything under the null.
-    vectors = np.full((len(table), dim), np.nan, np.float32)
-    valid = embedding.is_valid().to_numpy(zero_copy_only=False)
-    stored = embedding.flatten().to_numpy(zero_copy_only=False).reshape(-1, embedding.type.list_size)
-    vectors[valid] = numbers.restored(stored, dim)
+    dim = footer["vectors"].get("dimensions", table.schema.field("embedding").type.list_size)
     rows = list(zip(*(columns[name] for name in _OWN if name != "embedding"), strict=True))
     kept_names = [name for name in table.column_names if name not in _OWN]
     return ChunkVectors(
         positions=np.asarray(columns["position"], np.int64),
         ids=columns["id"],
-        vectors=vectors,
+        vectors=vectors_in(table, numbers, dim),
         errors=[
             FailedRecord(position, label, ErrorCode(code), message or "")
             for position, label, code, message, _, _ in rows

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from embedctl.output.about import About
 from embedctl.output.not_run import ReadRequests, Reason, Requests, reason_of, reason_of_error
 from embedctl.output.npy import beside
-from embedctl.output.numbers import FLOAT32, Numbers
 from embedctl.output.parts import LineFile, json_line, part_of, publish
+from embedctl.output.writer import Content
 from embedctl.results import ChunkVectors, FailedRecord, Vectors
 from embedctl.store import JobStatus
 from embedctl_config.errors import JobError
@@ -247,11 +245,9 @@ class BatchWriter:
     The file beside exists only if a request failed.
     """
 
-    def __init__(
-        self, path: Path, make_answers: Callable[..., Answers], noted: Mapping[str, int] | None, *, one_file: bool
-    ) -> None:
-        known = 0 if noted is None else noted.get("known")
-        noted = noted or {}
+    def __init__(self, content: Content, make_answers: Callable[..., Answers], *, one_file: bool) -> None:
+        path, noted = content.path, content.noted or {}
+        known = 0 if content.noted is None else noted.get("known")
         self._answers = make_answers(begin=noted.get("position", 0), known=known)
         self._answers.left_out = bool(noted.get("left_out"))
         if self._answers.left_out and self._answers.knows_requests:
@@ -317,35 +313,6 @@ class BatchWriter:
 
     def _files(self) -> list[LineFile]:
         return [self._results] if self._errors is None else [self._results, self._errors]
-
-
-class BatchFormat:
-    """Makes a :class:`BatchWriter`, as other formats' classes are called.
-
-    Attributes:
-        answers: makes what makes the lines; see :class:`Answers`.
-    """
-
-    needs_total = False
-
-    def __init__(
-        self, job: JobStatus, latest: Callable[[], JobStatus], read: ReadRequests | None, *, one_file: bool
-    ) -> None:
-        self.answers = partial(Answers, job, latest, read)
-        self._one_file = one_file
-
-    def __call__(
-        self,
-        path: Path,
-        records: int,
-        noted: Mapping[str, int] | None,
-        keep: Sequence[str] = (),
-        numbers: Numbers = FLOAT32,
-        *,
-        tokens: bool = False,
-        about: Callable[[], About] | None = None,
-    ) -> BatchWriter:
-        return BatchWriter(path, self.answers, noted, one_file=self._one_file)
 
 
 def _whole(value: object, otherwise: int) -> int:

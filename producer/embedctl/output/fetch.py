@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
 
 from embedctl.corpus.batch import BATCH_FORMAT
 from embedctl.kept import tells_tokens
 from embedctl.output.about import About
-from embedctl.output.batch import Answers, BatchFormat, BatchWriter, errors_beside, is_of_batch
+from embedctl.output.batch import Answers, BatchWriter, errors_beside, is_of_batch
 from embedctl.output.jsonl import lines_of
 from embedctl.output.not_run import ReadRequests
 from embedctl.output.npy import all_beside, deleted_beside
@@ -22,6 +23,7 @@ from embedctl.output.numbers import FLOAT32, Numbers, OutputType, ranges_of
 from embedctl.output.parts import BeginAgain, Progress, locked, part_of
 from embedctl.output.readable import Readable
 from embedctl.output.standard import check_stdout, is_stdout, print_lines, print_results
+from embedctl.output.writer import Content, Writer
 from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
 from embedctl_config.errors import (
@@ -43,62 +45,13 @@ _WRITERS = {
     "parquet": "embedctl.output.parquet:ParquetWriter",
 }
 FORMATS = tuple(_WRITERS)
-_TellsAbout = Callable[[], About]
+_MakeWriter = Callable[[Content], Writer]
+#: A job's results, without so many chunks.
+_Results = Callable[[int], Iterator[ChunkVectors]]
 #: After a fetch died, the next one repeats at most this much of its work (seconds).
 _NOTE_EVERY_S = 2.0
 #: Of which stop of its job an unfinished file leaves out chunks, in a note of progress; _NO_STOP is none of them.
 _STOP, _NO_STOP = "stop", -1
-
-
-class Format(Protocol):
-    """Makes a writer.
-
-    Its arguments are the final path, the number of the job's records, the last checkpoint, or None, the names of the
-    job's kept fields, how vectors are stored, and whether columns tell the tokens of each record. If the job has
-    digests, the last one tells at the end what the vectors are.
-    """
-
-    #: Whether the number of records must be known before the first chunk is written.
-    needs_total: bool
-
-    def __call__(
-        self,
-        path: Path,
-        records: int,
-        noted: Mapping[str, int] | None,
-        keep: Sequence[str] = (),
-        numbers: Numbers = FLOAT32,
-        *,
-        tokens: bool = False,
-        about: _TellsAbout | None = None,
-    ) -> Writer: ...
-
-
-class Writer(Protocol):
-    """Writes chunks under a temporary name."""
-
-    def write(self, chunk: ChunkVectors) -> None:
-        """Add a chunk; BeginAgain if the writer needs all chunks once more, from the first one."""
-        ...
-
-    def checkpoint(self) -> Mapping[str, int] | None:
-        """Flush. Returns what a new writer needs to go on from here, or None if it can't.
-
-        If that writer needs more than the chunks after these, `chunks` is the number of those that it does not need.
-        """
-        ...
-
-    def finish(self) -> list[Path]:
-        """Give the files their final names, and return these."""
-        ...
-
-    def close(self) -> None:
-        """Close the files, and keep them."""
-        ...
-
-    def discard(self) -> None:
-        """Remove the files."""
-        ...
 
 
 def fetch(
@@ -148,20 +101,20 @@ def fetch(
             says.
     """
     chosen = file_format or guess_format(path)
-    batch = _batch(job, chosen, guessed=file_format is None, one_file=one_file, requests=requests)
-    if batch is not None:
+    answers = _answers(job, chosen, guessed=file_format is None, one_file=one_file, requests=requests)
+    if answers is not None:
         chosen = BATCH_FORMAT
     stored = job.stored_numbers() if job.status().drained_to is not None else FLOAT32
-    from_parts = _taken_from_parts(numbers, stored)
+    results = partial(_results, job, progress, written, _taken_from_parts(numbers, stored))
     numbers = _agreed(job, numbers, stored)
     _refuse_numbers(path, chosen, numbers, stored)
     if is_stdout(path):
         if chosen not in ("jsonl", BATCH_FORMAT):
             raise SettingsError(f"standard output takes jsonl, not {chosen}: name a file with the suffix .{chosen}")
-        if batch is None:
-            print_results(job, progress, written, lambda chunk: lines_of(_checked(job, chunk, from_parts)))
+        if answers is None:
+            print_results(results(0), lines_of)
         else:
-            _print_answers(job, batch.answers(), progress, written, from_parts)
+            _print_answers(results(0), answers())
         return []
     try:
         with locked(path):
@@ -172,8 +125,12 @@ def fetch(
             if numbers.kind is OutputType.INT8 and numbers.ranges is None:
                 ranges, _ = ranges_of(_up_to_its_end(job, progress), f"job {job.id}")
                 numbers = Numbers(numbers.kind, ranges)
-            noted_as = f"{chosen}, one file" if one_file else chosen
-            return _fetch(job, path, noted_as, batch or _writer(chosen), progress, written, numbers, from_parts)
+            if chosen == "npy":  # its array has a row for each record
+                job.wait_until_sealed(progress)
+            make_writer: _MakeWriter = (
+                _writer(chosen) if answers is None else partial(BatchWriter, make_answers=answers, one_file=one_file)
+            )
+            return _fetch(job, path, f"{chosen}, one file" if one_file else chosen, make_writer, results, numbers)
     except BrokerUnavailable:  # also an OSError, but one of Redis
         raise
     except OSError as error:
@@ -242,17 +199,17 @@ def guess_format(path: Path) -> str:
     return suffix
 
 
-def _batch(
+def _answers(
     job: Readable, chosen: str, *, guessed: bool, one_file: bool, requests: ReadRequests | None
-) -> BatchFormat | None:
-    """The format of a batch file's answers, if they are asked for; they are where jsonl is only guessed.
+) -> Callable[..., Answers] | None:
+    """Makes the answers to a batch file, if they are asked for; they are where jsonl is only guessed.
 
     Raises:
         SettingsError: they are asked for, and the job was not made of a batch file.
     """
     status = job.status() if chosen in ("jsonl", BATCH_FORMAT) else None
     if status is not None and is_of_batch(status) and (guessed or chosen == BATCH_FORMAT):
-        return BatchFormat(status, job.status, requests, one_file=one_file)
+        return partial(Answers, status, job.status, requests)
     if chosen == BATCH_FORMAT:
         raise SettingsError(
             f"job {job.id} was not made of a batch file, so it has no requests to answer: choose another format"
@@ -266,9 +223,9 @@ def _batch(
     return None
 
 
-def _writer(file_format: str) -> Format:
+def _writer(file_format: str) -> _MakeWriter:
     module, _, name = _WRITERS[file_format].partition(":")
-    writer: Format = getattr(import_module(module), name)
+    writer: _MakeWriter = getattr(import_module(module), name)
     return writer
 
 
@@ -301,18 +258,27 @@ def _taken_from_parts(numbers: Numbers | None, stored: Numbers) -> Collection[st
     return () if stored.kind is OutputType.FLOAT32 else (stored.kind,)
 
 
-def _checked(job: Readable, chunk: ChunkVectors, from_parts: Collection[str]) -> ChunkVectors:
-    """A chunk, if its vectors are what the file is to hold.
+def _results(
+    job: Readable,
+    progress: Callable[[JobStatus], None] | None,
+    written: Callable[[ChunkVectors], None] | None,
+    from_parts: Collection[str],
+    start: int,
+) -> Iterator[ChunkVectors]:
+    """The results from a chunk on. `written` is called with each when the next one is asked for.
 
     Raises:
-        OutputError: they are not, because the job was drained since the fetch began.
+        OutputError: vectors are not what the file is to hold, because the job was drained since the fetch began.
     """
-    if chunk.stored_as and chunk.stored_as not in from_parts:
-        raise OutputError(
-            f"job {job.id} was drained as {chunk.stored_as} since this fetch began: fetch it once more, without an "
-            "output type"
-        )
-    return chunk
+    for chunk in job.iter_results(start=start, progress=progress):
+        if chunk.stored_as and chunk.stored_as not in from_parts:
+            raise OutputError(
+                f"job {job.id} was drained as {chunk.stored_as} since this fetch began: fetch it once more, without an "
+                "output type"
+            )
+        yield chunk
+        if written is not None:
+            written(chunk)
 
 
 def _refuse_numbers(path: Path, file_format: str, numbers: Numbers, stored: Numbers = FLOAT32) -> None:
@@ -347,26 +313,29 @@ def _fetch(
     job: Readable,
     path: Path,
     file_format: str,
-    make_writer: Format,
-    progress: Callable[[JobStatus], None] | None,
-    written: Callable[[ChunkVectors], None] | None,
+    make_writer: _MakeWriter,
+    results: _Results,
     numbers: Numbers,
-    from_parts: Collection[str],
 ) -> list[Path]:
-    if make_writer.needs_total:
-        job.wait_until_sealed(progress)
     status = job.status()
     # A retry of failed records may change rows that an earlier fetch has written.
     retried = status.chunks - (status.original_chunks or status.chunks)
     note = Progress(path, {"job": job.id, "format": file_format, "retried": retried, **numbers.mark()})
-    about = (lambda: About.of(job.status())) if status.options.get("digests") else None
-    writer, taken_up_at = _taken_up(make_writer, path, status, note, numbers, about)
+    content = Content(
+        path,
+        status.records,
+        keep=status.options.get("keep", ()),
+        numbers=numbers,
+        tokens=tells_tokens(status.options),
+        about=(lambda: About.of(job.status())) if status.options.get("digests") else None,
+    )
+    writer, taken_up_at = _taken_up(make_writer, content, status, note)
     chunks, stopped = taken_up_at, _stop_noted(note)
     failed: JobError | None = None
     next_note = time.monotonic() + _NOTE_EVERY_S
     try:
         try:
-            for chunks, records in _written(job, writer, taken_up_at, note, progress, written, from_parts):
+            for chunks, records in _written(results, writer, taken_up_at, note):
                 if not records and not stopped:
                     stopped = _stop_of(job.status()) or _NO_STOP
                 if time.monotonic() >= next_note:
@@ -415,15 +384,9 @@ def _fetch(
     return files
 
 
-def _print_answers(
-    job: Readable,
-    answers: Answers,
-    progress: Callable[[JobStatus], None] | None,
-    written: Callable[[ChunkVectors], None] | None,
-    from_parts: Collection[str],
-) -> None:
+def _print_answers(chunks: Iterator[ChunkVectors], answers: Answers) -> None:
     try:
-        print_results(job, progress, written, lambda chunk: answers.lines(_checked(job, chunk, from_parts)))
+        print_results(chunks, answers.lines)
     except JobFailed:
         print_lines(answers.last_lines())
         raise
@@ -452,22 +415,12 @@ def _up_to_its_end(job: Readable, progress: Callable[[JobStatus], None] | None) 
         yield from job.iter_results(progress=progress)
 
 
-def _written(
-    job: Readable,
-    writer: Writer,
-    chunks: int,
-    note: Progress,
-    progress: Callable[[JobStatus], None] | None,
-    written: Callable[[ChunkVectors], None] | None,
-    from_parts: Collection[str],
-) -> Iterator[tuple[int, int]]:
+def _written(results: _Results, writer: Writer, chunks: int, note: Progress) -> Iterator[tuple[int, int]]:
     """Write the chunks after the first `chunks`; after each, yield how many the writer holds, and its records."""
     while True:
         try:
-            for chunk in job.iter_results(start=chunks, progress=progress):
-                writer.write(_checked(job, chunk, from_parts))
-                if written is not None:
-                    written(chunk)
+            for chunk in results(chunks):
+                writer.write(chunk)
                 chunks += 1
                 yield chunks, len(chunk.positions)
         except BeginAgain:
@@ -477,21 +430,18 @@ def _written(
             return
 
 
-def _taken_up(
-    make_writer: Format, path: Path, status: JobStatus, note: Progress, numbers: Numbers, about: _TellsAbout | None
-) -> tuple[Writer, int]:
+def _taken_up(make_writer: _MakeWriter, content: Content, status: JobStatus, note: Progress) -> tuple[Writer, int]:
     """A writer, and the number of chunks that it holds already; 0 if the files do not match their progress note."""
-    records, keep, tokens = status.records, status.options.get("keep", ()), tells_tokens(status.options)
-    noted = note.load()
+    path, noted = content.path, note.load()
     if noted is not None and _stop_noted(note) not in (0, _stop_of(status)):
         log.warning("%s: the job went on since an earlier fetch left out what was missing; beginning again", path)
     elif noted is not None:
         try:
-            return make_writer(path, records, noted, keep, numbers, tokens=tokens, about=about), noted["chunks"]
+            return make_writer(replace(content, noted=noted)), noted["chunks"]
         except (OSError, ValueError):
             log.warning("%s: can't continue an earlier fetch; beginning again", path)
     elif note.is_of_other_numbers():
         log.warning("%s was begun with another --output-type or other ranges; beginning again", path)
     # From here on, the part files belong to this fetch, so no later fetch may trust an older progress note.
     note.clear()
-    return make_writer(path, records, None, keep, numbers, tokens=tokens, about=about), 0
+    return make_writer(content), 0

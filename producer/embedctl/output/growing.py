@@ -21,16 +21,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedctl.output.parts import cut_back
-from embedctl.output.row_groups import Layout, RowGroups
+from embedctl.output.row_groups import Layout
+from embedctl.results import ChunkVectors
 
+#: A row group ends with the chunk that fills one of these; until then, its rows are in memory.
+ROWS, BYTES = 50_000, 64 * 1024 * 1024
 #: The entry of a row group's own footer: JSON with what a later process has to know.
 _ENTRY = "embedctl.group"
 _BEFORE = "before"
 _MAGIC = b"PAR1"
 
 
-class GrowingFile(RowGroups):
-    """Adds row groups to the end of a file.
+class GrowingFile:
+    """Gathers chunks to row groups, and adds these to the end of a file.
 
     Attributes:
         size: bytes up to the end of the last row group, with its footer; 0 if there is none.
@@ -41,7 +44,9 @@ class GrowingFile(RowGroups):
     """
 
     def __init__(self, path: Path, layout: Layout, ends: list[int] | None = None) -> None:
-        super().__init__(layout)
+        self._layout = layout
+        self._tables: list[Any] = []
+        self._rows = self._bytes = 0
         self._path = path
         self._ends = list(ends or ())
         self._closed = False
@@ -56,6 +61,15 @@ class GrowingFile(RowGroups):
         """Whether all chunks given are in row groups of the file."""
         return not self._tables
 
+    def add(self, chunk: ChunkVectors) -> None:
+        """Add a chunk. It is in the file once its row group is full, or the file is closed."""
+        table = self._layout.table(chunk)
+        self._tables.append(table)
+        self._rows += table.num_rows
+        self._bytes += table.nbytes
+        if self._rows >= ROWS or self._bytes >= BYTES:
+            self._flush()
+
     def sync(self) -> None:
         """Sync the row groups to the disk."""
         with self._path.open("rb") as stream:
@@ -69,7 +83,7 @@ class GrowingFile(RowGroups):
         """Write what is left, and the footer of the whole file; it is not synced. A second call does nothing."""
         if self._closed:
             return
-        self.flush()
+        self._flush()
         joined = _without_rows(self._layout, self._more)
         if self._ends:
             with self._path.open("rb") as stream:
@@ -78,6 +92,12 @@ class GrowingFile(RowGroups):
         with _at_the_end(self._path) as sink:
             joined.write_metadata_file(sink)
         self._closed = True
+
+    def _flush(self) -> None:
+        """Write the chunks that are not in the file yet as a row group."""
+        if self._tables:
+            self._write(pa.concat_tables(self._tables))
+        self._tables, self._rows, self._bytes = [], 0, 0
 
     def _write(self, table: Any) -> None:
         facts = {_BEFORE: self.size, **self._layout.facts()}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from embedctl.kept import TOKENS
-from embedctl.output.about import About
-from embedctl.output.numbers import FLOAT32, Numbers, OutputType
+from embedctl.output.numbers import OutputType
 from embedctl.output.parts import LineFile, json_line, part_of, publish
+from embedctl.output.writer import Content
 from embedctl.results import ChunkVectors
 
 
@@ -47,21 +47,9 @@ def lines_of(chunk: ChunkVectors) -> Iterator[bytes]:
 class JsonlWriter:
     """Writes the lines of :func:`lines_of`. It has no room for digests."""
 
-    needs_total = False
-
-    def __init__(
-        self,
-        path: Path,
-        records: int,
-        noted: Mapping[str, int] | None,
-        keep: Sequence[str] = (),
-        numbers: Numbers = FLOAT32,
-        *,
-        tokens: bool = False,
-        about: Callable[[], About] | None = None,
-    ) -> None:
-        assert numbers.kind is OutputType.FLOAT32
-        self._file = LineFile(path, (noted or {}).get("size", 0))
+    def __init__(self, content: Content) -> None:
+        assert content.numbers.kind is OutputType.FLOAT32
+        self._file = LineFile(content.path, (content.noted or {}).get("size", 0))
 
     def write(self, chunk: ChunkVectors) -> None:
         for line in lines_of(chunk):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from embedctl.output.about import About
 from embedctl.output.digest_rows import DigestRows, no_longer, vouch
-from embedctl.output.numbers import FLOAT32, Numbers
 from embedctl.output.parts import LineFile, json_line, part_of, publish
+from embedctl.output.writer import Content
 from embedctl.results import ChunkVectors
 
 #: The files next to `NAME.npy`: `NAME.ids.jsonl`, `NAME.errors.jsonl`, `NAME.truncated.jsonl`.
@@ -64,24 +63,12 @@ class NpyWriter:
     there are two files more.
     """
 
-    needs_total = True
-
-    def __init__(
-        self,
-        path: Path,
-        records: int,
-        noted: Mapping[str, int] | None,
-        keep: Sequence[str] = (),
-        numbers: Numbers = FLOAT32,
-        *,
-        tokens: bool = False,
-        about: Callable[[], About] | None = None,
-    ) -> None:
+    def __init__(self, content: Content) -> None:
+        path, noted = content.path, content.noted or {}
         self._path = path
-        self._numbers = numbers
-        self._records = records
+        self._numbers = content.numbers
+        self._records = content.records
         self._array: npt.NDArray[Any] | None = None
-        noted = noted or {}
         self._rows = noted.get("rows", 0)
         self._said = {kind: noted.get(f"said_{kind}", 0) for kind in BESIDE}
         self._files = {kind: LineFile(file, noted.get(kind, 0)) for kind, file in beside(path).items()}
@@ -89,8 +76,10 @@ class NpyWriter:
             if part_of(path).is_symlink():
                 raise ValueError(f"{part_of(path)} is a link")
             self._array = np.lib.format.open_memmap(part_of(path), mode="r+")
-        self._about = about
-        self._digests = None if about is None else DigestRows(digests_beside(path), records, fresh=not noted)
+        self._about = content.about
+        self._digests = (
+            None if self._about is None else DigestRows(digests_beside(path), content.records, fresh=not noted)
+        )
 
     def write(self, chunk: ChunkVectors) -> None:
         if self._array is None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from embedctl.output.about import ABOUT, About
-from embedctl.output.numbers import FLOAT32, Numbers
+from embedctl.output.about import ABOUT
 from embedctl.output.parts import BeginAgain, part_of, publish
+from embedctl.output.writer import Content
 from embedctl.results import ChunkVectors
 from embedctl_config.errors import MissingExtra
 
@@ -22,34 +22,19 @@ except ImportError as error:
 class ParquetWriter:
     """Writes the columns of :class:`Layout`."""
 
-    needs_total = False
-
-    def __init__(
-        self,
-        path: Path,
-        records: int,
-        noted: Mapping[str, int] | None,
-        keep: Sequence[str] = (),
-        numbers: Numbers = FLOAT32,
-        *,
-        tokens: bool = False,
-        about: Callable[[], About] | None = None,
-    ) -> None:
-        self._path = path
-        self._numbers = numbers
-        self._tokens = tokens
-        self._about = about
+    def __init__(self, content: Content) -> None:
+        self._content = content
         self._file: GrowingFile | None = None
-        self._kept = KeptColumns(keep)
+        self._kept = KeptColumns(content.keep)
         #: Chunks given, and those of them that are in whole row groups.
         self._chunks = self._whole = 0
-        if noted is not None:
-            ends, facts = cut_to(part_of(path), noted["size"])
-            self._kept = KeptColumns(keep, facts["kept"])
+        if (noted := content.noted) is not None:
+            ends, facts = cut_to(self._part, noted["size"])
+            self._kept = KeptColumns(content.keep, facts["kept"])
             layout = self._layout(facts["dim"])
             if layout.facts() != facts:
                 raise ValueError("it has other columns")
-            self._file = GrowingFile(part_of(path), layout, ends)
+            self._file = GrowingFile(self._part, layout, ends)
             self._chunks = self._whole = noted["chunks"]
 
     def write(self, chunk: ChunkVectors) -> None:
@@ -68,11 +53,11 @@ class ParquetWriter:
 
     def finish(self) -> list[Path]:
         file = self._file or self._begun(0)
-        if self._about is not None:
-            file.describe(ABOUT, self._about().text)
+        if self._content.about is not None:
+            file.describe(ABOUT, self._content.about().text)
         file.close()
-        publish(self._path)
-        return [self._path]
+        publish(self._content.path)
+        return [self._content.path]
 
     def close(self) -> None:
         """Write all chunks given, so that the file can be read as it is."""
@@ -80,7 +65,11 @@ class ParquetWriter:
             self._file.close()
 
     def discard(self) -> None:
-        part_of(self._path).unlink(missing_ok=True)
+        self._part.unlink(missing_ok=True)
+
+    @property
+    def _part(self) -> Path:
+        return part_of(self._content.path)
 
     def _add(self, chunk: ChunkVectors) -> None:
         if self._kept.widened_by(chunk.kept or [{}] * len(chunk.positions)) and self._file is not None:
@@ -92,8 +81,9 @@ class ParquetWriter:
         self._file.add(chunk)
 
     def _begun(self, dim: int) -> GrowingFile:
-        part_of(self._path).unlink(missing_ok=True)  # it might be a link to another file
-        return GrowingFile(part_of(self._path), self._layout(dim))
+        self._part.unlink(missing_ok=True)  # it might be a link to another file
+        return GrowingFile(self._part, self._layout(dim))
 
     def _layout(self, dim: int) -> Layout:
-        return Layout(dim, self._kept, self._numbers, tokens=self._tokens, digests=self._about is not None)
+        content = self._content
+        return Layout(dim, self._kept, content.numbers, tokens=content.tokens, digests=content.about is not None)

@@ -1,10 +1,7 @@
-"""Chunks of results as row groups of a parquet file."""
+"""The columns of a parquet file, and chunks of results as its rows."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +12,8 @@ from embedctl.digests import NO_DIGEST
 from embedctl.kept import TEXT_SHA256, TOKENS
 from embedctl.output.columns import KeptColumns
 from embedctl.output.numbers import FLOAT32, Numbers, OutputType, as_text
-from embedctl.results import ChunkVectors
+from embedctl.results import ChunkVectors, Vectors
 
-#: A row group ends with the chunk that fills one of these. Until the file is closed, each group costs some 13 kB of
-#: memory; until a group is written, its rows are in memory.
-ROWS, BYTES = 50_000, 64 * 1024 * 1024
 #: The footer's entry about the numbers.
 FACTS = "embedctl.vectors"
 #: The path of the vectors' numbers in the file's schema.
@@ -126,54 +120,18 @@ class Layout:
         return pa.Table.from_arrays(columns, schema=self.schema)
 
 
-class RowGroups(ABC):
-    """Gathers chunks to row groups of one file."""
-
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
-        self._tables: list[Any] = []
-        self._rows = self._bytes = 0
-
-    def add(self, chunk: ChunkVectors) -> None:
-        """Add a chunk. It is in the file once its row group is full, or :meth:`flush` is called."""
-        table = self._layout.table(chunk)
-        self._tables.append(table)
-        self._rows += table.num_rows
-        self._bytes += table.nbytes
-        if self._rows >= ROWS or self._bytes >= BYTES:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write the chunks that are not in the file yet as a row group."""
-        if self._tables:
-            self._write(pa.concat_tables(self._tables))
-        self._tables, self._rows, self._bytes = [], 0, 0
-
-    @abstractmethod
-    def _write(self, table: Any) -> None:
-        """Write a table as one row group."""
-
-
-class WholeFile(RowGroups):
-    """A file that one process writes from its beginning to its end.
+def vectors_in(table: Any, numbers: Numbers, dim: int) -> Vectors:
+    """The vectors of a table's rows, restored; a failed record's row is NaN, because its slot holds anything.
 
     Args:
-        path: the file; one that exists is overwritten.
+        dim: dimensions of a vector.
     """
-
-    def __init__(self, path: Path, layout: Layout) -> None:
-        super().__init__(layout)
-        self._writer = layout.writer(path)
-
-    def close(self, metadata: Mapping[str, str] | None = None) -> None:
-        """Write what is left, and the footer with these entries; it is not synced. A second call does nothing."""
-        if self._writer.is_open:
-            self.flush()
-            self._writer.add_key_value_metadata({**self._layout.metadata, **(metadata or {})})
-            self._writer.close()
-
-    def _write(self, table: Any) -> None:
-        self._writer.write_table(table, row_group_size=table.num_rows)
+    embedding = table.column("embedding").combine_chunks()
+    vectors = np.full((len(table), dim), np.nan, np.float32)
+    valid = embedding.is_valid().to_numpy(zero_copy_only=False)
+    stored = embedding.flatten().to_numpy(zero_copy_only=False).reshape(-1, embedding.type.list_size)
+    vectors[valid] = numbers.restored(stored, dim)
+    return vectors
 
 
 def _tokens(chunk: ChunkVectors, failed: Any) -> Any:

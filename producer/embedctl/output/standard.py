@@ -7,10 +7,7 @@ import select
 import sys
 from collections.abc import Callable, Iterable
 
-from embedctl.output.jsonl import lines_of
-from embedctl.output.readable import Readable
 from embedctl.results import ChunkVectors
-from embedctl.store import JobStatus
 from embedctl_config.errors import OutputError
 
 
@@ -29,29 +26,20 @@ def check_stdout() -> None:
         raise OutputError("standard output is closed: name a file, or open it")
 
 
-def print_results(
-    job: Readable,
-    progress: Callable[[JobStatus], None] | None = None,
-    written: Callable[[ChunkVectors], None] | None = None,
-    lines: Callable[[ChunkVectors], Iterable[bytes]] = lines_of,
-) -> None:
-    """Write a job's results to standard output as they arrive.
+def print_results(chunks: Iterable[ChunkVectors], lines: Callable[[ChunkVectors], Iterable[bytes]]) -> None:
+    """Write results to standard output as they arrive.
 
     Args:
-        written: called with each chunk once it is there.
         lines: makes a chunk's lines.
 
     Raises:
         BrokenPipeError: nobody reads it any more.
         OutputError: it is closed, or can't be written.
-        JobCancelled, JobFailed, BrokerUnavailable: as for :meth:`Job.iter_results`.
     """
     check_stdout()
     sys.stdout.flush()
-    for chunk in job.iter_results(progress=progress):
+    for chunk in chunks:
         print_lines(lines(chunk))
-        if written is not None:
-            written(chunk)
 
 
 def print_lines(lines: Iterable[bytes]) -> None:

@@ -19,6 +19,7 @@ from embedctl.corpus import BatchCorpus, is_batch, open_corpus
 from embedctl.corpus import batch as batch_module
 from embedctl.output.batch import Answers, BatchWriter
 from embedctl.output.not_run import ReadRequests
+from embedctl.output.writer import Content
 from embedctl.results import ChunkVectors, FailedRecord, no_records
 from embedctl.store import JobState, JobStatus
 from embedctl_config.errors import BatchFileError, InputError, JobLost, JobNotFound
@@ -443,7 +444,7 @@ REQUESTS = {"a": 1, "b": 1, "c": 5, "d": 2, "e": 1, "n": 3, "o": 1, "p": 2, "q":
 def written(path: Path, chunks: list[ChunkVectors], *, interrupted: bool, one_file: bool = False) -> list[str]:
     """Write the chunks; if interrupted, with another writer after each chunk."""
     make = partial(Answers, job_of(records=30), job_of, REQUESTS.items)
-    writer, at, noted = BatchWriter(path, make, None, one_file=one_file), 0, None
+    writer, at, noted = BatchWriter(Content(path, 30), make, one_file=one_file), 0, None
     while at < len(chunks):
         writer.write(chunks[at])
         at += 1
@@ -451,7 +452,7 @@ def written(path: Path, chunks: list[ChunkVectors], *, interrupted: bool, one_fi
             noted = {"chunks": at, **writer.checkpoint()}
             writer.write(chunks[min(at, len(chunks) - 1)])  # which no note knows of
             writer.close()
-            writer = BatchWriter(path, make, noted, one_file=one_file)
+            writer = BatchWriter(Content(path, 30, noted), make, one_file=one_file)
             done, at = at, noted["chunks"]
             for again in range(at, done):
                 writer.write(chunks[again])
@@ -485,18 +486,18 @@ def test_a_fetch_that_died_goes_on_with_each_line_once(one_file: bool, tmp_path:
 
 def test_a_fetch_that_left_out_requests_is_not_continued_by_one_that_knows_them(tmp_path: Path) -> None:
     make = partial(Answers, job_of(records=30), job_of)
-    writer = BatchWriter(tmp_path / "r.jsonl", make, None, one_file=True)
+    writer = BatchWriter(Content(tmp_path / "r.jsonl", 30), make, one_file=True)
     writer.write(chunk(9, ("e", 0, 1)))
     noted = {"chunks": 1, **writer.checkpoint()}
     writer.close()
-    BatchWriter(tmp_path / "r.jsonl", make, noted, one_file=True).close()
+    BatchWriter(Content(tmp_path / "r.jsonl", 30, noted), make, one_file=True).close()
     with pytest.raises(ValueError, match="left out requests that this one knows"):
-        BatchWriter(tmp_path / "r.jsonl", partial(make, REQUESTS.items), noted, one_file=True)
+        BatchWriter(Content(tmp_path / "r.jsonl", 30, noted), partial(make, REQUESTS.items), one_file=True)
 
 
 def test_no_file_of_errors_is_left_where_none_failed(tmp_path: Path) -> None:
     (tmp_path / "r.errors.jsonl").write_text("of an earlier job")
-    writer = BatchWriter(tmp_path / "r.jsonl", partial(Answers, job_of(), job_of), None, one_file=False)
+    writer = BatchWriter(Content(tmp_path / "r.jsonl", 1), partial(Answers, job_of(), job_of), one_file=False)
     writer.write(chunk(0, ("a", 0, 1)))
     assert [path.name for path in writer.finish()] == ["r.jsonl"]
     assert [path.name for path in tmp_path.iterdir()] == ["r.jsonl"]

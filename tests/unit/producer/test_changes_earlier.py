@@ -14,10 +14,11 @@ from embedctl.changes.earlier import Earlier
 from embedctl.changes.gone import Gone, gone_of, read_gone, write_gone
 from embedctl.changes.opening import open_earlier
 from embedctl.digests import DIGEST_BYTES, as_rows
-from embedctl.output import Numbers, OutputType, row_groups
+from embedctl.output import Numbers, OutputType, growing
 from embedctl.output.about import About
 from embedctl.output.npy import NpyWriter
 from embedctl.output.parquet import ParquetWriter
+from embedctl.output.writer import Content
 from embedctl.results import ChunkVectors, FailedRecord, TruncatedRecord
 from embedctl_config.errors import OutputError, SettingsError
 from embedctl_config.fingerprint import job_fingerprint
@@ -52,13 +53,13 @@ def chunk(first: int, count: int) -> ChunkVectors:
 @pytest.fixture(params=["parquet", "npy"])
 def path(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An output of ten row groups, or of one array."""
-    monkeypatch.setattr(row_groups, "ROWS", 10)
+    monkeypatch.setattr(growing, "ROWS", 10)
     return written(tmp_path / f"old.{request.param}", Numbers())
 
 
 def written(path: Path, numbers: Numbers) -> Path:
     make = ParquetWriter if path.suffix == ".parquet" else NpyWriter
-    writer = make(path, RECORDS, None, (), numbers, about=lambda: ABOUT)
+    writer = make(Content(path, RECORDS, numbers=numbers, about=lambda: ABOUT))
     for first in range(0, RECORDS, 10):
         writer.write(chunk(first, 10))
     writer.finish()
@@ -152,7 +153,7 @@ def test_a_file_of_another_output_next_to_an_array_is_noticed(tmp_path: Path) ->
 def test_an_output_without_rows(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"empty.{suffix}"
     make = ParquetWriter if suffix == "parquet" else NpyWriter
-    make(path, 0, None, about=lambda: ABOUT).finish()
+    make(Content(path, 0, about=lambda: ABOUT)).finish()
     earlier = opened(path)
     assert earlier.rows == 0
     assert [rows for rows in earlier.read() if rows.ids] == []
@@ -160,7 +161,7 @@ def test_an_output_without_rows(suffix: str, tmp_path: Path) -> None:
 
 def test_an_array_that_is_replaced_by_one_without_digests_is_no_longer_vouched_for(tmp_path: Path) -> None:
     path = written(tmp_path / "old.npy", Numbers())
-    writer = NpyWriter(path, 10, None)
+    writer = NpyWriter(Content(path, 10))
     writer.write(chunk(0, 10))
     writer.finish()
     assert not (tmp_path / "old.about.json").exists()

@@ -13,6 +13,7 @@ from embedctl.output.jsonl import JsonlWriter
 from embedctl.output.npy import NpyWriter
 from embedctl.output.parquet import ParquetWriter
 from embedctl.output.parts import Progress
+from embedctl.output.writer import Content
 from embedctl_config import durable
 from tests.support.result_chunks import result_chunk, unit_vectors
 
@@ -50,7 +51,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 def test_each_written_file_is_synced_and_then_its_folder(
     kind: type[NpyWriter | JsonlWriter | ParquetWriter], disk: Disk, tmp_path: Path
 ) -> None:
-    writer = kind(tmp_path / "v.npy", 4, None)
+    writer = kind(Content(tmp_path / "v.npy", 4))
     writer.write(result_chunk(unit_vectors(4, 8), failed=[1]))
     written = writer.finish()
     for path in written:
@@ -93,7 +94,7 @@ def test_only_a_failing_disk_is_an_error(
         really(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    writer = JsonlWriter(tmp_path / "v.jsonl", 1, None)
+    writer = JsonlWriter(Content(tmp_path / "v.jsonl", 1))
     writer.write(result_chunk(unit_vectors(1, 2)))
     if is_told:
         with pytest.raises(OSError, match="no"):

@@ -13,6 +13,7 @@ import numpy as np
 
 from embedctl.output.jsonl import JsonlWriter, lines_of
 from embedctl.output.parts import json_line
+from embedctl.output.writer import Content
 from embedctl.results import ChunkVectors
 from tests.support.result_chunks import result_chunk, unit_vectors
 
@@ -63,7 +64,7 @@ def test_a_part_that_an_older_version_began_stays_valid(tmp_path: Path) -> None:
     numbers = [", ".join("%.9g" % each for each in vector.tolist()) for vector in vectors]  # noqa: UP031
     old = "".join(f'{{"position": {at}, "id": "id-{at}", "embedding": [{numbers[at]}]}}\n' for at in range(2)).encode()
     (tmp_path / ".v.jsonl.part").write_bytes(old + b'{"posi')
-    writer = JsonlWriter(path, 4, {"size": len(old), "chunks": 1})
+    writer = JsonlWriter(Content(path, 4, {"size": len(old), "chunks": 1}))
     writer.write(result_chunk(vectors[2:], first=2))
     writer.finish()
     rows = [json.loads(line) for line in path.read_text().splitlines()]

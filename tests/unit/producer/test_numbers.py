@@ -14,6 +14,7 @@ from embedctl.output.fetch import check_output
 from embedctl.output.npy import NpyWriter
 from embedctl.output.numbers import Numbers, OutputType, load_ranges, ranges_of
 from embedctl.output.parquet import ParquetWriter
+from embedctl.output.writer import Content
 from embedctl.results import no_records
 from embedctl_config.errors import OutputError, SettingsError
 from tests.support.result_chunks import result_chunk, unit_vectors
@@ -65,7 +66,7 @@ def test_what_is_restored_gives_the_same_numbers_again(scale: float) -> None:
 @pytest.mark.parametrize("numbers", ALL, ids=lambda each: each.kind)
 def test_an_array_tells_which_rows_are_no_vectors(numbers: Numbers, tmp_path: Path) -> None:
     path = tmp_path / "v.npy"
-    writer = NpyWriter(path, 60, None, (), numbers)
+    writer = NpyWriter(Content(path, 60, numbers=numbers))
     writer.write(result_chunk(VECTORS[:20], failed=[3]))
     writer.write(no_records(20))
     writer.write(result_chunk(VECTORS[40:], first=40))
@@ -94,7 +95,7 @@ def test_an_array_tells_which_rows_are_no_vectors(numbers: Numbers, tmp_path: Pa
 @pytest.mark.parametrize("numbers", ALL, ids=lambda each: each.kind)
 def test_a_parquet_file_says_how_to_restore_them(numbers: Numbers, tmp_path: Path) -> None:
     path = tmp_path / "v.parquet"
-    writer = ParquetWriter(path, 60, None, (), numbers)
+    writer = ParquetWriter(Content(path, 60, numbers=numbers))
     writer.write(result_chunk(VECTORS, failed=[3]))
     writer.finish()
     table = pq.read_table(path)

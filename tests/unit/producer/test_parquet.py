@@ -11,10 +11,12 @@ import polars
 import pyarrow.parquet as pq
 import pytest
 
-from embedctl.output import check_output, row_groups
+from embedctl.output import check_output, growing
 from embedctl.output.columns import KeptColumns
+from embedctl.output.growing import GrowingFile
 from embedctl.output.parquet import ParquetWriter
-from embedctl.output.row_groups import Layout, WholeFile
+from embedctl.output.row_groups import Layout
+from embedctl.output.writer import Content
 from embedctl.results import Vectors
 from embedctl_config.errors import MissingExtra
 from tests.support.result_chunks import result_chunk, unit_vectors
@@ -22,7 +24,7 @@ from tests.support.result_chunks import result_chunk, unit_vectors
 
 def written(path: Path, chunks: int, rows: int, dim: int = 48) -> Vectors:
     vectors = unit_vectors(chunks * rows, dim)
-    writer = ParquetWriter(path, chunks * rows, None)
+    writer = ParquetWriter(Content(path, chunks * rows))
     for first in range(0, chunks * rows, rows):
         writer.write(result_chunk(vectors[first : first + rows], first=first))
     writer.finish()
@@ -33,7 +35,7 @@ def test_every_bit_comes_back_in_nine_tenths_of_the_size(tmp_path: Path) -> None
     path = tmp_path / "v.parquet"
     vectors = unit_vectors(4096, 384)
     vectors[0, :4] = np.array([-0.0, 1e-45, np.inf, np.finfo(np.float32).max], np.float32)
-    writer = ParquetWriter(path, 4096, None)
+    writer = ParquetWriter(Content(path, 4096))
     for first in range(0, 4096, 512):
         writer.write(result_chunk(vectors[first : first + 512], first=first))
     writer.finish()
@@ -45,7 +47,7 @@ def test_every_bit_comes_back_in_nine_tenths_of_the_size(tmp_path: Path) -> None
 def test_other_readers_read_it(tmp_path: Path) -> None:
     path = tmp_path / "v.parquet"
     vectors = unit_vectors(30, 8)
-    writer = ParquetWriter(path, 30, None)
+    writer = ParquetWriter(Content(path, 30))
     writer.write(result_chunk(vectors, failed=[3]))
     writer.finish()
     good = np.delete(vectors, 3, 0)
@@ -60,8 +62,8 @@ def test_other_readers_read_it(tmp_path: Path) -> None:
 def test_a_row_group_holds_many_chunks_up_to_a_limit(
     rows: int, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_groups, "ROWS", rows)
-    monkeypatch.setattr(row_groups, "BYTES", limit)
+    monkeypatch.setattr(growing, "ROWS", rows)
+    monkeypatch.setattr(growing, "BYTES", limit)
     vectors = written(tmp_path / "v.parquet", chunks=11, rows=5)
     file = pq.ParquetFile(tmp_path / "v.parquet")
     assert [file.metadata.row_group(at).num_rows for at in range(file.metadata.num_row_groups)] == [20, 20, 15]
@@ -72,15 +74,16 @@ def test_a_row_group_holds_many_chunks_up_to_a_limit(
 
 
 def test_facts_known_at_the_end_go_into_the_footer(tmp_path: Path) -> None:
-    file = WholeFile(tmp_path / "part", Layout(4, KeptColumns([])))
+    file = GrowingFile(tmp_path / "part", Layout(4, KeptColumns([])))
     file.add(result_chunk(unit_vectors(3, 4)))
-    file.close({"embedctl": '{"last": 0}'})
+    file.describe("embedctl", '{"last": 0}')
+    file.close()
     file.close()
     assert pq.read_metadata(tmp_path / "part").metadata[b"embedctl"] == b'{"last": 0}'
 
 
 def test_a_file_that_is_closed_early_holds_every_chunk_given(tmp_path: Path) -> None:
-    writer = ParquetWriter(tmp_path / "v.parquet", 10, None)
+    writer = ParquetWriter(Content(tmp_path / "v.parquet", 10))
     writer.write(result_chunk(unit_vectors(5, 4)))
     writer.close()
     assert pq.read_table(tmp_path / ".v.parquet.part").num_rows == 5
@@ -88,7 +91,7 @@ def test_a_file_that_is_closed_early_holds_every_chunk_given(tmp_path: Path) -> 
 
 def test_the_tokens_of_a_job_that_counts_them_have_a_column(tmp_path: Path) -> None:
     for name, tokens in (("counted", True), ("not", False)):
-        writer = ParquetWriter(tmp_path / name, 10, None, tokens=tokens)
+        writer = ParquetWriter(Content(tmp_path / name, 10, tokens=tokens))
         writer.write(result_chunk(unit_vectors(3, 4), failed=[1], tokens=[5, 0, 2**31]))
         writer.write(result_chunk(unit_vectors(2, 4), first=3))
         writer.finish()
