@@ -134,7 +134,7 @@ class Checkout:
         for variable in [name for name in os.environ if name.startswith("EMBEDCTL_")]:
             del os.environ[variable]  # the user's own settings
         os.environ |= {"EMBEDCTL_CONFIG": str(self._config), "XDG_CONFIG_HOME": str(self._folder)}
-        self._settings = self._stack.enter_context(private_redis(load_settings(), self._folder))
+        self._settings, _ = self._stack.enter_context(private_redis(load_settings(), self._folder))
         (self._redis,) = (child.pid for child in psutil.Process().children())
         self._worker: subprocess.Popen[bytes] | None = None
 

@@ -63,7 +63,7 @@ def service(
         config.write_text("\n".join(lines) + "\n", encoding="utf-8")
         os.environ["EMBEDCTL_CONFIG"] = str(config)
         plain = load_settings(model=DUMMY, hardware=DUMMY)
-        made = Service(stack.enter_context(private_redis(plain, folder)), folder)
+        made = Service(stack.enter_context(private_redis(plain, folder))[0], folder)
         for number in range(workers):
             stack.enter_context(made.worker(f"worker-{number}"))
         yield made

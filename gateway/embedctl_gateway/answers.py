@@ -5,18 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 
-import orjson
 from starlette.responses import Response, StreamingResponse
-
-from embedctl.results import Vectors
 
 #: Rows that are written at once: a long answer must not keep the gateway from others.
 ROWS = 32
-
-
-def floats(vector: Vectors) -> bytes:
-    """A vector as JSON, each number exact."""
-    return orjson.dumps(vector, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 async def answered(lines: AsyncIterator[bytes], rows: int, headers: Mapping[str, str] | None = None) -> Response:

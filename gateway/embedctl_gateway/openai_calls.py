@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, get_args
@@ -11,8 +10,9 @@ import orjson
 from starlette.responses import JSONResponse, Response
 
 from embedctl.job_options import Truncation
+from embedctl.output.batch import as_base64, as_floats
 from embedctl.results import Vectors
-from embedctl_gateway.answers import ROWS, answered, floats
+from embedctl_gateway.answers import ROWS, answered
 from embedctl_gateway.calls import Call
 from embedctl_gateway.catalogue import Served
 from embedctl_gateway.embedding import Asked, Embedded
@@ -29,7 +29,7 @@ async def embeddings(call: Call) -> Response:
     """`POST /v1/embeddings`."""
     fields = await call.fields()
     asked = _asked(fields)
-    numbers = _base64 if fields.get("encoding_format") == "base64" else floats
+    numbers = as_base64 if fields.get("encoding_format") == "base64" else as_floats
     del fields
     return await answered(_lines(asked, await call.embed(asked), numbers), len(asked.texts))
 
@@ -80,10 +80,6 @@ async def _lines(asked: Asked, embedded: Embedded, numbers: Callable[[Vectors], 
         cut = [{"index": each.position, "used": each.used, "lost": each.lost} for each in embedded.truncations]
         told["embedctl"] = {"truncated": cut}
     yield b"]," + orjson.dumps(told)[1:]
-
-
-def _base64(vector: Vectors) -> bytes:
-    return b'"%b"' % base64.b64encode(vector.astype("<f4", copy=False).tobytes())
 
 
 def _model(served: Served) -> dict[str, Any]:

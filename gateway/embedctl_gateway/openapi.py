@@ -33,7 +33,6 @@ def _or_null(**schema: Any) -> dict[str, Any]:
 
 
 def _list_of(name: str) -> dict[str, Any]:
-    """A page of a list."""
     return _object(
         "object data first_id last_id has_more",
         object={"const": "list"},

@@ -39,7 +39,6 @@ async def results(call: Call) -> Response:
 
 
 async def _all_results(call: Call, batch: StoredBatch, after: Place) -> Response:
-    """The answers of a batch that has ended, from its files."""
     files = []
     for name in ("output_file_id", "error_file_id"):
         if file_id := batch.facts.get(name):

@@ -291,7 +291,6 @@ class _Work:
             self._prepare()
 
     def _discard(self, job_id: str) -> None:
-        """Free a job, if there is one."""
         if job_id:
             with suppress(EmbedctlError):  # otherwise its time to live frees it
                 Job(job_id, self._broker).discard()
@@ -309,7 +308,6 @@ class _Work:
         return time.time() >= self._batch.number("expires_at")
 
     def _prepare(self) -> None:
-        """Check the requests, all of them, and queue them."""
         try:
             with self._copied() as corpus:
                 if "total" not in self._batch.facts:
@@ -401,7 +399,6 @@ class _Work:
         self._held.note(facts)
 
     def _look(self) -> None:
-        """See how far the job is."""
         try:
             job = self._broker.jobs.status(self._batch.facts["job"])
         except JobNotFound:  # Redis has forgotten it

@@ -9,8 +9,9 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 from embedctl.job_options import TruncationSide
+from embedctl.output.batch import as_floats
 from embedctl_config import __version__
-from embedctl_gateway.answers import ROWS, answered, floats
+from embedctl_gateway.answers import ROWS, answered
 from embedctl_gateway.calls import MAX_TOKENS, Call
 from embedctl_gateway.embedding import Asked, Embedded
 from embedctl_gateway.fields import LONGEST_PROMPT_NAME, MAX_INPUTS, check_known, dimensions_of, texts_of
@@ -109,5 +110,5 @@ def _flag(fields: Mapping[str, Any], name: str, *, otherwise: bool) -> bool:
 async def _array(embedded: Embedded) -> AsyncIterator[bytes]:
     yield b"["
     for at in range(0, len(embedded.vectors), ROWS):
-        yield (b"," if at else b"") + b",".join(floats(row) for row in embedded.vectors[at : at + ROWS])
+        yield (b"," if at else b"") + b",".join(as_floats(row) for row in embedded.vectors[at : at + ROWS])
     yield b"]"

@@ -222,7 +222,6 @@ def _connections(info: Mapping[str, Any], config: Mapping[str, str]) -> Iterator
 
 
 def _settings_in(info: Mapping[str, Any]) -> dict[str, str]:
-    """The settings that INFO shows."""
     return {
         "appendonly": "yes" if info["aof_enabled"] else "no",
         "maxmemory": str(info["maxmemory"]),

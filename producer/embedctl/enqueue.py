@@ -241,7 +241,6 @@ def _begun(broker: Broker, options: SubmitOptions, ahead: ReadAhead) -> JobStatu
 
 
 def _values(options: SubmitOptions) -> dict[str, Any]:
-    """The options as JSON values."""
     return {**dataclasses.asdict(options), "keep": list(options.keep)}
 
 

@@ -89,26 +89,15 @@ def forget(folder: Path) -> None:
 
 
 @contextmanager
-def private_redis(settings: Settings, folder: Path) -> Iterator[Settings]:
+def private_redis(settings: Settings, folder: Path) -> Iterator[tuple[Settings, Callable[[], None]]]:
     """Run our own Redis on a unix socket, with its data in `folder`.
 
     Yields:
-        The settings with the URL of this Redis.
+        The settings with the URL of this Redis, and a function that raises WorkerError if Redis has ended.
 
     Raises:
         MissingExtra: there is no redis-server on this machine.
         WorkerError: Redis did not start.
-    """
-    with watched_redis(settings, folder) as (ours, _):
-        yield ours
-
-
-@contextmanager
-def watched_redis(settings: Settings, folder: Path) -> Iterator[tuple[Settings, Callable[[], None]]]:
-    """As :func:`private_redis`.
-
-    Yields:
-        The settings with the URL of this Redis, and a function that raises WorkerError if Redis has ended.
     """
     server = _redis_server()
     with as_file(files("embedctl_config") / "redis.conf") as config:

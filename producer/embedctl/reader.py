@@ -305,7 +305,6 @@ def _chunks_to_read(status: JobStatus) -> int | None:
 
 
 def _all_failed(status: JobStatus, first: FailedRecord) -> JobFailed:
-    """The error for a job without any vector."""
     return JobFailed(
         f"every record of job {status.id} failed, so there are no vectors. Record {first.position}: {first.message} "
         f"({first.code}). `embedctl errors {status.id}` lists them"

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import Self, TypeVar
 
 from embedctl.broker import Broker
@@ -83,9 +82,7 @@ class Submission:
         self._holder.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         self._over.set()
         self._holder.join(1.0)  # it may wait for a Redis that is away
         if error is not None and not isinstance(error, BrokerUnavailable) and not came_of_an_absence(error):

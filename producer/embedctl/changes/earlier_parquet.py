@@ -132,7 +132,6 @@ class ParquetEarlier(Earlier):
         return np.searchsorted(self._starts, rows, side="right").astype(np.int64) - 1
 
     def _group(self, number: int) -> Copied:
-        """The vectors of a row group."""
         if number not in self._held:
             while len(self._held) >= _HELD:
                 del self._held[next(iter(self._held))]

@@ -59,7 +59,6 @@ class Encoded:
 
 
 def _slice(chunk: ChunkVectors, begin: int, end: int) -> ChunkVectors:
-    """Some consecutive records of a chunk."""
     positions = chunk.positions[begin:end]
     there = set(positions.tolist())
     return dataclasses.replace(

@@ -136,7 +136,6 @@ class Update:
             return self._compare(self._known(self._cache(stack)))
 
     def _cache(self, stack: ExitStack) -> Cache | None:
-        """The cache, which the stack closes."""
         if self._sources.cache is None:
             return None
         return stack.enter_context(Cache(self._sources.cache, self._broker.settings.cache_max_bytes))
@@ -289,7 +288,6 @@ def _about(spec: JobSpec, known: Expected) -> About | None:
 
 
 def _vectors(job: Job, fingerprint: str) -> Iterator[tuple[bytes, Cached]]:
-    """The vectors of an ended job, each with its key."""
     for chunk in job.iter_results():
         # A class with bounds of its own promises something else than its precision.
         if chunk.bounds or chunk.digests is None:

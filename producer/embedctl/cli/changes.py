@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import islice
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,8 +64,7 @@ def update(
 
     def submitted(some: Iterator[Record], options: SubmitOptions) -> Job:
         first = next(some)  # there is one, and a corpus that changed is noticed before a job is made
-        every = _with(first, some)
-        job = command.submit(broker, progress, options, every)
+        job = command.submit(broker, progress, options, chain([first], some))
         jobs.append(job)
         made(job)
         return job
@@ -148,8 +147,3 @@ def _again(choice: CorpusChoice) -> Iterator[Record]:
     """The records once more; lines that were skipped are not listed again."""
     skipped = (lambda *_: None) if choice.skip_bad_lines else None
     return choice.corpus.records(skipped)
-
-
-def _with(first: Record, rest: Iterator[Record]) -> Iterator[Record]:
-    yield first
-    yield from islice(rest, None)

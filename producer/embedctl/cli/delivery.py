@@ -10,6 +10,7 @@ import click
 
 from embedctl.broker import Broker
 from embedctl.cli.options import json_option
+from embedctl.cli.results import failed_line
 from embedctl.corpus import BatchCorpus, Corpus
 from embedctl.job import Job
 from embedctl.sinks.base import Sink
@@ -122,8 +123,7 @@ class SinkChoice:
 def list_failed(job: Job, progress: JobProgress) -> None:
     """Print the failed records of a job that is freed next: they are in no database."""
     for error in job.iter_errors():
-        name = f"{error.position}" + ("" if error.id is None else f" ({error.id})")
-        progress.say(f"record {name}: {error.code}: {error.message}")
+        progress.say(failed_line(error))
 
 
 @click.command()

@@ -43,53 +43,43 @@ def _jobs_argument(*, required: bool) -> Callable[..., Any]:
     )
 
 
-@click.command()
-@_jobs_argument(required=True)
-@json_option
-@click.pass_context
-def retry(ctx: click.Context, /, job_ids: tuple[str, ...], as_json: bool) -> None:
+def _command(deed: Deed) -> click.Command:
+    """A command that does a deed to each job that it is given. The deed gives it its name and its help."""
+
+    @click.command(deed.__name__, help=deed.__doc__)
+    @_jobs_argument(required=True)
+    @json_option
+    @click.pass_context
+    def command(ctx: click.Context, /, job_ids: tuple[str, ...], as_json: bool) -> None:
+        with _outcomes(ctx, as_json=as_json) as outcomes:
+            _do_to_each(outcomes, job_ids, deed)
+
+    return command
+
+
+@_command
+def retry(job: Job) -> tuple[str, Mapping[str, Any]]:
     """Queue the failed records of ended jobs again."""
-
-    def deed(job: Job) -> tuple[str, Mapping[str, Any]]:
-        records = job.retry_failed()
-        return f"{records:,} records queued again", {"records": records}
-
-    with _outcomes(ctx, as_json=as_json) as outcomes:
-        _do_to_each(outcomes, job_ids, deed)
+    records = job.retry_failed()
+    return f"{records:,} records queued again", {"records": records}
 
 
-@click.command()
-@_jobs_argument(required=True)
-@json_option
-@click.pass_context
-def stop(ctx: click.Context, /, job_ids: tuple[str, ...], as_json: bool) -> None:
+@_command
+def stop(job: Job) -> tuple[str, Mapping[str, Any]]:
     """End jobs now and keep what is done, for `embedctl fetch`. A job that has already ended is left unchanged.
 
     To continue a stopped job, submit the same corpus with --resume JOB or with its idempotency key.
     """
-
-    def deed(job: Job) -> tuple[str, Mapping[str, Any]]:
-        status = job.stop()
-        facts = {"state": status.state, "records": status.records, "done": status.done, "failed": status.failed}
-        return f"{status.state}; {status.done:,} of {status.records:,} records have a vector", facts
-
-    with _outcomes(ctx, as_json=as_json) as outcomes:
-        _do_to_each(outcomes, job_ids, deed)
+    status = job.stop()
+    facts = {"state": status.state, "records": status.records, "done": status.done, "failed": status.failed}
+    return f"{status.state}; {status.done:,} of {status.records:,} records have a vector", facts
 
 
-@click.command()
-@_jobs_argument(required=True)
-@json_option
-@click.pass_context
-def cancel(ctx: click.Context, /, job_ids: tuple[str, ...], as_json: bool) -> None:
+@_command
+def cancel(job: Job) -> tuple[str, Mapping[str, Any]]:
     """End jobs now and free their data in Redis, vectors too. A job that has already ended is left unchanged."""
-
-    def deed(job: Job) -> tuple[str, Mapping[str, Any]]:
-        state = job.cancel().state
-        return state, {"state": state}
-
-    with _outcomes(ctx, as_json=as_json) as outcomes:
-        _do_to_each(outcomes, job_ids, deed)
+    state = job.cancel().state
+    return state, {"state": state}
 
 
 @click.command()
@@ -190,7 +180,6 @@ def _outcomes(ctx: click.Context, *, as_json: bool, asked_for: bool = False) -> 
 
 
 def _do_to_each(outcomes: _Outcomes, given: Sequence[str], deed: Deed) -> None:
-    """Do something with each of these jobs, whatever becomes of the others."""
     broker = Broker.shared(load_settings())
     # All ids first: if two jobs end alike, the ending that both have must not name the second once the first is gone.
     for job_id, unknown in dict(_resolved(broker, each) for each in given).items():

@@ -13,7 +13,7 @@ from embedctl.cli.corpora import requests_in
 from embedctl.cli.destination import Destination, destination_options
 from embedctl.cli.json_forms import printed_array, result_json
 from embedctl.cli.options import job_argument, json_option, option, quiet_option
-from embedctl.cli.results import exit_status, report, summary, wait_for
+from embedctl.cli.results import exit_status, failed_line, report, summary, wait_for
 from embedctl.corpus import BATCH_FORMAT
 from embedctl.drain.places import Place
 from embedctl.job import Job
@@ -149,5 +149,4 @@ def errors(job_id: str, as_json: bool) -> None:
                 add(asdict(error))
         return
     for error in found:
-        name = f"{error.position}" + ("" if error.id is None else f" ({error.id})")
-        click.echo(printable(f"record {name}: {error.code}: {error.message}"))
+        click.echo(printable(failed_line(error)))

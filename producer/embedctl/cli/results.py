@@ -9,6 +9,7 @@ from pathlib import Path
 from embedctl.drain.places import MANIFEST
 from embedctl.job import Job
 from embedctl.overview import average
+from embedctl.results import FailedRecord
 from embedctl.store import JobState, JobStatus
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import ExitStatus
@@ -92,6 +93,12 @@ def failures_in(written: Sequence[Path | str]) -> str:
     if last == MANIFEST:
         return f"the parts in {place}"
     return str(next((path for path in written if str(path).endswith(".errors.jsonl")), written[0]))
+
+
+def failed_line(error: FailedRecord) -> str:
+    """A failed record, for people."""
+    name = "" if error.id is None else f" ({error.id})"
+    return f"record {error.position}{name}: {error.code}: {error.message}"
 
 
 def _sentence(facts: Summary, progress: JobProgress) -> str:

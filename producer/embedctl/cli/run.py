@@ -163,8 +163,8 @@ def _stack(
     with local.state_of(settings, name, kind=named if key else name) as folder:
         if local.was_begun_otherwise(folder):
             say("The corpus has changed since this command was interrupted: starting over")
-        redis = nullcontext(settings) if settings.redis_url else local.private_redis(settings, folder)
-        with redis as ours:
+        redis = nullcontext((settings, None)) if settings.redis_url else local.private_redis(settings, folder)
+        with redis as (ours, _):
             log_file = folder / "worker.log"
 
             def start() -> AbstractContextManager[Callable[[], None]]:

@@ -11,44 +11,48 @@ import click
 from embedctl.cli.completion import complete_argument
 from embedctl_config.errors import MissingExtra
 
-_arguments = click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_argument)
+
+def _command(name: str, module: str, does: str, *, extra: str = "", without: str = "") -> click.Command:
+    """A command that becomes `python -m module`.
+
+    Args:
+        does: what it does.
+        extra: what installs it, if something does.
+        without: what the error of the missing extra says is missing.
+    """
+
+    @click.command(
+        name,
+        help=f"{does}; see `embedctl {name} --help`.",
+        context_settings={"ignore_unknown_options": True, "help_option_names": []},
+        add_help_option=False,
+    )
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_argument)
+    def become(arguments: tuple[str, ...]) -> None:
+        if extra and not find_spec(module):
+            raise MissingExtra(extra, without)
+        # exec, because nothing that this command imported may be loaded before a worker is pinned.
+        os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606
+
+    return become
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
-@_arguments
-def up(arguments: tuple[str, ...]) -> None:
-    """Keep a worker running on each device of this machine; see `embedctl up --help`."""
-    os.execv(sys.executable, [sys.executable, "-m", "embedctl_workers.commands.up", *arguments])  # noqa: S606
-
-
-@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
-@_arguments
-def worker(arguments: tuple[str, ...]) -> None:
-    """Encode chunks on this machine until stopped; see `embedctl worker --help`."""
-    # exec, because nothing that this command imported may be loaded before the worker is pinned.
-    os.execv(sys.executable, [sys.executable, "-m", "embedctl_workers", *arguments])  # noqa: S606
-
-
-@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
-@_arguments
-def model(arguments: tuple[str, ...]) -> None:
-    """Download, build, check and tune models on this machine; see `embedctl model --help`."""
-    os.execv(sys.executable, [sys.executable, "-m", "embedctl_workers.commands.model", *arguments])  # noqa: S606
-
-
-@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def bench(arguments: tuple[str, ...]) -> None:
-    """Measure this machine as published benchmarks do; see `embedctl bench --help`."""
-    if not find_spec("embedctl_bench"):
-        raise MissingExtra("bench", "`embedctl bench`, which the images of workers leave out,")
-    os.execv(sys.executable, [sys.executable, "-m", "embedctl_bench", *arguments])  # noqa: S606
-
-
-@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
-@_arguments
-def gateway(arguments: tuple[str, ...]) -> None:
-    """Answer embedding requests over HTTP, as OpenAI does; see `embedctl gateway --help`."""
-    if not find_spec("embedctl_gateway"):
-        raise MissingExtra("gateway", "`embedctl gateway`")
-    os.execv(sys.executable, [sys.executable, "-m", "embedctl_gateway", *arguments])  # noqa: S606
+COMMANDS = (
+    _command("worker", "embedctl_workers", "Encode chunks on this machine until stopped"),
+    _command("up", "embedctl_workers.commands.up", "Keep a worker running on each device of this machine"),
+    _command("model", "embedctl_workers.commands.model", "Download, build, check and tune models on this machine"),
+    _command(
+        "bench",
+        "embedctl_bench",
+        "Measure this machine as published benchmarks do",
+        extra="bench",
+        without="`embedctl bench`, which the images of workers leave out,",
+    ),
+    _command(
+        "gateway",
+        "embedctl_gateway",
+        "Answer embedding requests over HTTP, as OpenAI does",
+        extra="gateway",
+        without="`embedctl gateway`",
+    ),
+)

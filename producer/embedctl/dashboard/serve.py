@@ -96,7 +96,6 @@ def _configure(settings: Settings, users: Sequence[str], history: Path) -> Mappi
 
 
 def _listen(dashboard: Dashboard, settings: Settings) -> str:
-    """Open the port, and return the dashboard's URL."""
     try:
         port = dashboard.start_http_server()
     except OSError as error:

@@ -320,7 +320,6 @@ class _Drainer:
     # ------------------------------------------------------------------------------------------------------ the chunks
 
     def _drain_corpus(self, status: JobStatus) -> None:
-        """Drain the chunks that the corpus made, in order."""
         index = self._state.next_chunk
         while (known := status.original_chunks) is None or index < known:
             taken = self._waiter.ask(partial(self._taken, index, status))

@@ -84,7 +84,6 @@ class DrainedChunks:
         return part_name(number) if number < len(self._lasts) else None
 
     def _learn(self) -> None:
-        """Read which parts there are now."""
         state = self._drains.state(self._job_id)
         new = [name for name in part_names(state) if name not in set(part_names(self._known))]
         for name, facts in self._drains.parts(self._job_id, new):
@@ -140,7 +139,6 @@ class _OpenPart:
 
 
 def _vectors_of(table: Any, footer: Mapping[str, Any], numbers: Numbers) -> ChunkVectors:
-    """Rows of a part as the results of a chunk."""
     tokens = _tokens(table)
     if tokens is not None:
         table = table.drop_columns([TOKENS])

@@ -164,7 +164,7 @@ class Answers:
 
     def _success(self, request: _Open) -> Answer:
         tokens = sum(each.tokens for each in request.inputs)
-        numbers = _base64 if request.encoding_format == "base64" else _floats
+        numbers = as_base64 if request.encoding_format == "base64" else as_floats
         vectors = b",".join(
             b'{"object":"embedding","index":%d,"embedding":%b}' % (index, numbers(each.vector))
             for index, each in enumerate(request.inputs)
@@ -319,11 +319,13 @@ def _whole(value: object, otherwise: int) -> int:
     return value if isinstance(value, int) else otherwise
 
 
-def _floats(vector: Vectors) -> bytes:
+def as_floats(vector: Vectors) -> bytes:
+    """A vector as a JSON array, each number exact."""
     import orjson  # here, because most commands write no line
 
     return orjson.dumps(vector, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _base64(vector: Vectors) -> bytes:
+def as_base64(vector: Vectors) -> bytes:
+    """A vector as OpenAI's base64 of float32, in quotes."""
     return b'"%b"' % base64.b64encode(vector.astype("<f4", copy=False).tobytes())

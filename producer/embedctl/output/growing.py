@@ -94,7 +94,6 @@ class GrowingFile:
         self._closed = True
 
     def _flush(self) -> None:
-        """Write the chunks that are not in the file yet as a row group."""
         if self._tables:
             self._write(pa.concat_tables(self._tables))
         self._tables, self._rows, self._bytes = [], 0, 0

@@ -189,7 +189,6 @@ class _Delivery:
         return None
 
     def _open(self, first: ChunkVectors) -> int:
-        """Open the sink, and find where to begin."""
         status = self._waiter.status()
         begin = self._sink.open(target_of(status, first.vectors.shape[1], self._options))
         if begin and not self._is_there(begin - 1):
@@ -215,7 +214,6 @@ class _Delivery:
             self._flush()
 
     def _flush(self) -> None:
-        """Write what is gathered, and note the resume point."""
         resume = self._taken if self._gap is None else self._gap
         chunks, batch = list(self._batch.chunks), self._batch.taken()
         if not len(batch) and resume == self._committed:

@@ -215,7 +215,6 @@ class LanceSink(Sink):
 
 
 def _among(ids: Sequence[str]) -> str:
-    """The condition that a row's id is one of these."""
     words = ", ".join("'" + label.replace("'", "''") + "'" for label in ids)
     return f"id IN ({words})"
 

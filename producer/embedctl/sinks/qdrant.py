@@ -116,9 +116,6 @@ class QdrantSink(Sink):
             progress = noted(_progress_in(metadata), target.job, target.variant, chunks)
             client.update_collection(self._collection, metadata={_PROGRESS: progress})
 
-    def recover(self) -> None:
-        """Nothing is held between two requests."""
-
     def verify(self, sample: Batch) -> Verified:
         with self._explained():
             points = {self._point(label): label for label in sample.ids}

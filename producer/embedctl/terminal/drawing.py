@@ -231,7 +231,6 @@ class _Group:
 
 
 def _groups(overview: Overview) -> list[_Group]:
-    """Workers by class, models and engine."""
     groups: dict[Kind, _Group] = {}
 
     def group_of(kind: Kind) -> _Group:

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -67,9 +66,7 @@ class JobProgress:
             self._line.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         if self._line is not None:
             # Of a job that has ended, the command says more than this line does.
             ended = self._pace is not None and self._pace.job.state.ended

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from rich.cells import cell_len
@@ -73,9 +72,7 @@ class Feed(Generic[T]):
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # Not joined, because it may wait for a Redis that does not answer.
         self._stop.set()
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import click
 
 from embedctl.broker import Broker
-from embedctl.local import state_of, watched_redis
+from embedctl.local import private_redis, state_of
 from embedctl_config.command_group import one_line_errors, option
 from embedctl_config.errors import ModelError, SettingsError
 from embedctl_config.loading import load_settings
@@ -168,7 +168,7 @@ def _redis(settings: Settings) -> Iterator[tuple[Settings, Callable[[], None]]]:
         yield settings, lambda: None
         return
     with state_of(settings, "up") as folder:
-        with watched_redis(settings, folder) as (ours, check):
+        with private_redis(settings, folder) as (ours, check):
             yield ours, check
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -6,7 +6,7 @@ import select
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 from embedctl_config.errors import WorkerError
@@ -121,9 +121,7 @@ class _Signals:
         }
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup_fd)

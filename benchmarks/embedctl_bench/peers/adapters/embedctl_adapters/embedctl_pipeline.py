@@ -103,7 +103,7 @@ def product(
         del os.environ[variable]
     os.environ |= {"EMBEDCTL_CONFIG": str(config), "XDG_CONFIG_HOME": str(folder)}
     try:
-        settings = stack.enter_context(private_redis(load_settings(chunk_size=chunk), folder))
+        settings, _ = stack.enter_context(private_redis(load_settings(chunk_size=chunk), folder))
         cpus = sorted(os.sched_getaffinity(0))
         share = len(cpus) // workers
         for at in range(workers):
