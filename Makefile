@@ -195,5 +195,8 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml constraints.txt
+	@# All of them fit one another, which pip needs as long to find out as to install them. The last line adds whatever
+	@# else this system needs.
+	-$(PIP) install --quiet --no-deps -r constraints.txt
 	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@

@@ -26,7 +26,7 @@ def load_sentence_transformer(files: ModelFiles) -> SentenceTransformer:
     Raises:
         ModelError: the model can't be loaded, or its files lack weights.
     """
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped; progress bars would fill the log
+    disable_progress_bar()  # it would fill the log
     try:
         with _reports() as reports:
             model = SentenceTransformer(
@@ -80,11 +80,11 @@ def _reports() -> Iterator[list[Mapping[str, Any]]]:
         reports.append(report)
         return model
 
-    PreTrainedModel.from_pretrained = classmethod(from_pretrained)  # type: ignore[assignment, method-assign]  # for this block
+    PreTrainedModel.from_pretrained = classmethod(from_pretrained)
     try:
         yield reports
     finally:
-        PreTrainedModel.from_pretrained = plain  # type: ignore[method-assign]  # as above
+        PreTrainedModel.from_pretrained = plain
 
 
 def _refuse_missing(files: ModelFiles, model: SentenceTransformer, reports: list[Mapping[str, Any]]) -> None:
