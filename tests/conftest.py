@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,14 +124,23 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_configure_node(node: Any) -> None:
     """For each process beside the one that collects their reports, of xdist."""
-    node.workerinput["fork_servers"] = str(_fork_servers(node.config).folder)
+    node.workerinput["fork_servers"] = str(_fork_servers().folder)
 
 
 @functools.cache
-def _fork_servers(config: pytest.Config) -> forked.Sharing:
-    sharing = forked.Sharing.begin()
-    config.add_cleanup(sharing.end)
-    return sharing
+def _fork_servers() -> forked.Sharing:
+    return forked.Sharing.begin()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected stays, so looking for garbage in it would be a quarter of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,9 @@ variables by then, so who changes those needs a fresh Python too. References are
 
 from __future__ import annotations
 
+import atexit
 import fcntl
+import gc
 import os
 import shutil
 import signal
@@ -291,8 +293,9 @@ class Sharing:
 
     @classmethod
     def begin(cls) -> Sharing:
-        """Make the folder, and hold the pipe until this process ends."""
+        """Make the folder, and hold the pipe; both until this process ends."""
         folder = Path(tempfile.mkdtemp(prefix="ec-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
         os.mkfifo(folder / "alive")
         os.open(folder / "alive", os.O_RDWR)  # for writing alone would wait for a reader
         return cls(folder)
@@ -301,16 +304,13 @@ class Sharing:
         for server in (_PLAIN, _MODEL):
             server.sharing = self
 
-    def end(self) -> None:
-        shutil.rmtree(self.folder)
-
 
 class _Server(forkserver.ForkServer):
     """A fork server that other processes may have started.
 
     Attributes:
         pid: the server that this process has started.
-        sharing: where the other processes find it; None for a server of this process' own.
+        sharing: where the other processes find it; None until one is needed.
     """
 
     sharing: Sharing | None = None
@@ -325,9 +325,10 @@ class _Server(forkserver.ForkServer):
         return self._forkserver_pid
 
     def ensure_running(self) -> None:
-        if self.sharing is None:
-            super().ensure_running()
-        elif self._forkserver_address is None:
+        if self._forkserver_address is None:
+            if self.sharing is None:
+                Sharing.begin().join()
+            assert self.sharing
             with FileLock(self.sharing.folder / "lock"):
                 self._find(self.sharing.folder)
 
@@ -338,14 +339,18 @@ class _Server(forkserver.ForkServer):
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(str(address))
                 listener.listen()
-                alive = os.open(folder / "alive", os.O_RDONLY)
-                main = f"main({listener.fileno()}, {alive}, {self._modules}, sys_path={sys.path})"
-                command = [sys.executable, "-c", f"from multiprocessing.forkserver import main; {main}"]
-                python = os.fsencode(sys.executable)
-                self._forkserver_pid = util.spawnv_passfds(python, command, [listener.fileno(), alive])
-                os.close(alive)
+                self._start(listener.fileno(), folder)
         self._forkserver_address = str(address)
         self._forkserver_alive_fd = os.open(folder / "alive", os.O_WRONLY)
+
+    def _start(self, listener: int, folder: Path) -> None:
+        alive = os.open(folder / "alive", os.O_RDONLY)
+        main = f"main({listener}, {alive}, {self._modules}, sys_path={sys.path})"
+        # What is imported stays, so looking for garbage in it would be a quarter of the time.
+        code = f"import gc; gc.disable(); from multiprocessing.forkserver import main; {main}"
+        python = os.fsencode(sys.executable)
+        self._forkserver_pid = util.spawnv_passfds(python, [sys.executable, "-c", code], [listener, alive])
+        os.close(alive)
 
 
 _PLAIN = _Server("plain", _PRELOADED)
@@ -354,7 +359,7 @@ _LAUNCHING = threading.Lock()
 
 
 def _started(function: Callable[..., None], given: Sequence[Any], *, model: bool) -> ForkServerProcess:
-    process = ForkServerProcess(target=function, args=given, daemon=True)
+    process = ForkServerProcess(target=_in_fork, args=(function, *given), daemon=True)
     with _LAUNCHING:
         # The standard library knows one server, so it is told of ours meanwhile.
         known = forkserver.connect_to_new_process
@@ -364,6 +369,12 @@ def _started(function: Callable[..., None], given: Sequence[Any], *, model: bool
         finally:
             forkserver.connect_to_new_process = known
     return process
+
+
+def _in_fork(function: Callable[..., None], *given: Any) -> None:
+    gc.freeze()
+    gc.enable()
+    function(*given)
 
 
 def _run(call: _Call) -> None:
