@@ -42,7 +42,7 @@ TESTS = (
     "tests/unit/config",
     "tests/contract/store",
     "tests/contract/sinks",
-    "tests/contract/data",
+    "tests/contract/chunk_files",
 )
 #: Of the tests that reach a mutant, as many as take this long together are tried (seconds, and tests).
 TRIED_S, TRIED = 20.0, 60
