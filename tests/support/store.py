@@ -213,6 +213,11 @@ def row(instance: str = "w", *models: str, hardware: str = "dummy", **changes: A
     return WorkerRow(**{**plain, **changes})
 
 
+def calls(raw: redis_py.Redis, command: str) -> int:
+    """How often Redis was asked this since its statistics were reset."""
+    return int(raw.info("commandstats").get(f"cmdstat_{command}", {}).get("calls", 0))
+
+
 def keys_of(raw: redis_py.Redis, job_id: str) -> set[str]:
     return {key.decode() for key in raw.scan_iter(match=f"*{job_id}*", count=1000)}
 

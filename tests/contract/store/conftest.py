@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+from embedctl.broker import Broker
 from embedctl_config.settings import Settings
 from tests.support.clocks import MovedClock
 from tests.support.limits import limited
@@ -19,3 +22,22 @@ def settings(settings: Settings) -> Settings:
 def clock(monkeypatch: pytest.MonkeyPatch) -> MovedClock:
     """The monotonic clock of all that runs in this process."""
     return MovedClock(monkeypatch)
+
+
+@pytest.fixture
+def old_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis counts as old enough to be reaped."""
+    monkeypatch.setattr("embedctl.store.connection.Connection.uptime_s", lambda self: 3600)
+
+
+@pytest.fixture
+def trips() -> list[str]:
+    """The round trips of `observed`, by name."""
+    return []
+
+
+@pytest.fixture
+def observed(settings: Settings, trips: list[str]) -> Iterator[Broker]:
+    broker = Broker.connect(settings, lambda name, seconds, answered: trips.append(name))
+    yield broker
+    broker.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -28,6 +28,8 @@ from tests.support.redis_server import RedisServer
 from tests.support.store import QUEUE, TTL_S, add, claim, complete, members, new_job, overdue, pass_ms, row, score, work
 from tests.support.waiting import PATIENCE_S, eventually
 
+pytestmark = pytest.mark.usefixtures("old_redis")
+
 NOW, SOON, REISSUE = 0, keys.LOOK_AFTER_S * 1000, 600_000
 #: A time limit that no test reaches by itself.
 LONG_S = 3600.0
@@ -38,18 +40,8 @@ def settings(settings: Settings) -> Settings:
     return limited(settings, window=2)
 
 
-@pytest.fixture
-def broker(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
-    """Its Redis counts as old enough to be reaped."""
-    monkeypatch.setattr("embedctl.store.connection.Connection.uptime_s", lambda self: 3600)
-    broker = Broker.connect(settings)
-    yield broker
-    broker.close()
-
-
-def due_in_ms(broker: Broker, raw: redis_py.Redis, job_id: str) -> float | None:
-    score = raw.zscore(keys.UPKEEP, job_id)
-    return None if score is None else score - broker.connection.now_ms()
+def due_in_ms(broker: Broker, raw: redis_py.Redis, job_id: str) -> float:
+    return score(raw, keys.UPKEEP, job_id) - broker.connection.now_ms()
 
 
 def make_due(raw: redis_py.Redis, *job_ids: str) -> None:
@@ -120,9 +112,7 @@ def test_every_step_of_a_job_has_it_looked_at_in_time(
     job_id = new_job(broker, 2, seal=False, max_errors=1)
     postpone(broker, raw, job_id)
     step(broker, job_id)
-    in_ms = due_in_ms(broker, raw, job_id)
-    assert in_ms is not None
-    assert in_ms <= within_ms
+    assert due_in_ms(broker, raw, job_id) <= within_ms
     assert raw.pttl(keys.UPKEEP) > 0
 
 
@@ -130,24 +120,20 @@ def test_a_job_that_ends_leaves_the_agenda_and_one_that_is_open_again_comes_back
     broker: Broker, raw: redis_py.Redis
 ) -> None:
     job_id = new_job(broker, 1, ttl_s=keys.UNENDED_TTL_S)
-    assert due_in_ms(broker, raw, job_id) is not None
+    assert raw.zscore(keys.UPKEEP, job_id) is not None
     work(broker, job_id, 0, failed=1)
-    assert due_in_ms(broker, raw, job_id) is None
+    assert raw.zscore(keys.UPKEEP, job_id) is None
     assert not raw.exists(keys.UPKEEP)
     broker.jobs.retry(job_id, 0, 1, "p")
-    in_ms = due_in_ms(broker, raw, job_id)
-    assert in_ms is not None
-    assert in_ms <= SOON
+    assert due_in_ms(broker, raw, job_id) <= SOON
     for key in (keys.UPKEEP, keys.ACTIVE):
         assert raw.pttl(key) > TTL_S * 1000
 
 
 def test_a_round_costs_no_more_for_jobs_of_which_nothing_is_due(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, observed: Broker, trips: list[str], raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reaper, "BUDGET_S", 60.0)  # a round that is out of time looks at each job once more
-    trips: list[str] = []
-    observed = Broker.connect(settings, lambda name, seconds, answered: trips.append(name))
     broker.workers.beat(row())
 
     def round_trips() -> int:
@@ -163,7 +149,6 @@ def test_a_round_costs_no_more_for_jobs_of_which_nothing_is_due(
     assert round_trips() <= least + 4  # one more slice of names
     make_due(raw, *many)  # and many together cost little more than one
     assert round_trips() <= least + 12
-    observed.close()
 
 
 def test_a_round_stops_when_its_time_is_over_and_the_next_process_goes_on(
@@ -219,13 +204,10 @@ def test_who_lost_the_turn_stops(
 
 
 def test_a_round_begins_nothing_after_the_deadline_of_who_waits(
-    settings: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch, clock: MovedClock
+    broker: Broker, observed: Broker, trips: list[str], monkeypatch: pytest.MonkeyPatch, clock: MovedClock
 ) -> None:
-    trips: list[str] = []
-    observed = Broker.connect(settings, lambda name, seconds, answered: trips.append(name))
     Reaper(observed).round(time.monotonic())
     assert trips == []
-    observed.close()
     rounds: list[tuple[float, float | None]] = []
 
     def noted(self: Reaper, deadline: float | None = None) -> None:
@@ -260,16 +242,12 @@ def test_a_job_that_redis_refuses_to_touch_costs_no_other_its_look(
         raw.set(getattr(keys, kind)(damaged), "damaged", px=100_000)
     one = reap(broker, raw, interval_s=0.001)
     assert broker.jobs.status(healthy).lapsed == 1
-    in_ms = due_in_ms(broker, raw, damaged)
-    assert in_ms is not None
-    assert 0 < in_ms <= 60_000
+    assert 0 < due_in_ms(broker, raw, damaged) <= 60_000
     raw.delete(keys.REAPER)
     one._asked = None  # it did not stand still
     pass_ms(broker, 10)
     one.round()  # the sweep brings it forward, but it is not tried again before its time
-    in_ms = due_in_ms(broker, raw, damaged)
-    assert in_ms is not None
-    assert 0 < in_ms <= 60_000
+    assert 0 < due_in_ms(broker, raw, damaged) <= 60_000
 
 
 def test_a_job_is_tried_again_ever_later_and_forgiven_when_it_is_well(
@@ -435,7 +413,7 @@ def test_a_job_that_an_older_version_ended_is_dropped(broker: Broker, raw: redis
     work(broker, job_id, 0)
     make_due(raw, job_id)
     reap(broker, raw)
-    assert due_in_ms(broker, raw, job_id) is None
+    assert raw.zscore(keys.UPKEEP, job_id) is None
     assert broker.jobs.status(job_id).state == "completed"
 
 
@@ -493,10 +471,8 @@ def test_a_worker_beats_and_renews_while_its_reaper_hangs(
 
 
 def test_a_death_costs_nothing_for_jobs_that_are_not_running(
-    settings: Settings, broker: Broker, raw: redis_py.Redis
+    broker: Broker, observed: Broker, trips: list[str], raw: redis_py.Redis
 ) -> None:
-    trips: list[str] = []
-    observed = Broker.connect(settings, lambda name, seconds, answered: trips.append(name))
     queued = [new_job(broker, 1) for _ in range(50)]
     postpone(broker, raw, *queued)
     said, since = new_job(broker, 1), new_job(broker, 1)
@@ -510,8 +486,7 @@ def test_a_death_costs_nothing_for_jobs_that_are_not_running(
     assert len(trips) <= 6
     now_ms = broker.connection.now_ms()
     assert [score(raw, keys.due(job_id), 0) <= now_ms for job_id in (said, since, live)] == [True, True, False]
-    assert all((due_in_ms(broker, raw, job_id) or 0) <= 0 for job_id in (said, since))
-    observed.close()
+    assert all(due_in_ms(broker, raw, job_id) <= 0 for job_id in (said, since))
 
 
 def abandoned(broker: Broker, raw: redis_py.Redis) -> str:
@@ -552,9 +527,7 @@ def test_what_redis_refuses_for_one_job_or_queue_costs_no_other_its_look(
     overdue(raw, good, 0)
     make_due(raw, bad, good)
     reap(broker, raw)
-    in_ms = due_in_ms(broker, raw, good)
-    assert in_ms is not None
-    assert in_ms > 0
+    assert due_in_ms(broker, raw, good) > 0
     assert raw.llen(QUEUE) == 1
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -29,23 +29,33 @@ from embedctl_config.settings import Settings
 from tests.support.store import DIM, add, new_job, work
 
 
+def at_results(broker: Broker, monkeypatch: pytest.MonkeyPatch, happens: Callable[[int], object]) -> list[int]:
+    """The chunks whose results are read from here on, in order; something happens before each is."""
+    asked: list[int] = []
+    result = broker.jobs.result
+
+    def noted(job_id: str, chunk: int) -> bytes | None:
+        asked.append(chunk)
+        happens(chunk)
+        return result(job_id, chunk)
+
+    monkeypatch.setattr(broker.jobs, "result", noted)
+    return asked
+
+
 @pytest.mark.parametrize("name", ["vectors.npy", "vectors.jsonl"])
 def test_what_was_written_stays_and_the_next_fetch_goes_on(
     name: str, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = new_job(broker, 3)
     work(broker, job_id, 0, 1, 2)
-    asked: list[int] = []
     away = [True]
-    result = broker.jobs.result
 
-    def answers(job_id: str, chunk: int) -> bytes | None:
-        asked.append(chunk)
+    def leave(chunk: int) -> None:
         if chunk == 2 and away:
             raise BrokerUnavailable("Redis went away")
-        return result(job_id, chunk)
 
-    monkeypatch.setattr(broker.jobs, "result", answers)
+    asked = at_results(broker, monkeypatch, leave)
     monkeypatch.setattr("embedctl_config.patience.OUTAGE_S", -1.0)
     monkeypatch.setattr(sys.modules[fetch.__module__], "_NOTE_EVERY_S", 0.0)
     with pytest.raises(BrokerUnavailable, match="went away"):
@@ -68,14 +78,12 @@ def test_what_was_read_of_a_job_that_went_meanwhile_is_kept(
     job_id = new_job(broker, 3)
     work(broker, job_id, 0, 1)
     job, path = Job(job_id, broker), tmp_path / name
-    result = broker.jobs.result
 
-    def discards(job_id: str, chunk: int) -> bytes | None:
+    def discard(chunk: int) -> None:
         if chunk == 2:
             job.discard()
-        return result(job_id, chunk)
 
-    monkeypatch.setattr(broker.jobs, "result", discards)
+    at_results(broker, monkeypatch, discard)
     with pytest.raises(JobNotFound, match=r"The 2 chunks fetched so far stay in .*part") as raised:
         fetch(job, path)
     assert str(tmp_path / f".{name}.part") in str(raised.value)
@@ -98,23 +106,10 @@ def test_what_was_read_of_a_job_whose_producer_died_is_taken_up_once_that_is_sub
     assert add(broker, job_id, 2, token="next")[0] is Added.OK
     broker.jobs.seal(job_id, 3)
     work(broker, job_id, 2)
-    asked = chunks_asked_for(broker, monkeypatch)
+    asked = at_results(broker, monkeypatch, lambda chunk: None)
     fetch(Job(job_id, broker), path)
     assert asked == [2]
     assert len(path.read_text().splitlines()) == 6
-
-
-def chunks_asked_for(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The chunks whose results are read from here on, in order."""
-    asked: list[int] = []
-    result = broker.jobs.result
-
-    def noted(job_id: str, chunk: int) -> bytes | None:
-        asked.append(chunk)
-        return result(job_id, chunk)
-
-    monkeypatch.setattr(broker.jobs, "result", noted)
-    return asked
 
 
 def test_a_job_that_was_repaired_is_fetched_from_where_it_was_lost(
@@ -129,7 +124,7 @@ def test_a_job_that_was_repaired_is_fetched_from_where_it_was_lost(
         fetch(Job(job_id, broker), path)
     assert kept is not None
     raw.set(keys.chunk_result(job_id, 2), kept)
-    asked = chunks_asked_for(broker, monkeypatch)
+    asked = at_results(broker, monkeypatch, lambda chunk: None)
     fetch(Job(job_id, broker), path)
     assert asked == [2]
     assert len(path.read_text().splitlines()) == 6

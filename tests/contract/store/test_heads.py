@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import redis as redis_py
 
@@ -25,14 +23,10 @@ def settings(settings: Settings) -> Settings:
     return limited(settings.replace(lease_s=30.0), reissue_s=60.0, window=2)
 
 
-@pytest.fixture
-def broker(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
-    """Its Redis counts as old enough to be reaped, and a worker is there that takes nothing."""
-    monkeypatch.setattr("embedctl.store.connection.Connection.uptime_s", lambda self: 3600)
-    broker = Broker.connect(settings)
+@pytest.fixture(autouse=True)
+def worker(old_redis: None, broker: Broker) -> None:
+    """One that takes nothing."""
     broker.workers.beat(row())
-    yield broker
-    broker.close()
 
 
 def queued(broker: Broker, jobs: int) -> list[str]:

@@ -12,22 +12,17 @@ from functools import partial
 import pytest
 import redis as redis_py
 
-from embedctl import AsyncJob, Job, JobNotFound, JobState, aenqueue_embeddings
+from embedctl import AsyncJob, Job, JobNotFound, JobState
 from embedctl import listening as listening_module
 from embedctl.broker import Broker
 from embedctl.listening import Listener, Listening
-from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.limits import limited
 from tests.support.redis_server import RedisServer
-from tests.support.store import claim, complete, new_job, row, work
+from tests.support.store import calls, claim, complete, new_job, row, work
 from tests.support.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.in_redis
-
-
-def calls(raw: redis_py.Redis, name: str) -> int:
-    return int(raw.info("commandstats").get(f"cmdstat_{name}", {}).get("calls", 0))
 
 
 def work_on_first(broker: Broker, job_id: str) -> None:
@@ -58,6 +53,13 @@ def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening_module, "_BLOCK_MS", 3_600_000)
 
 
+@pytest.fixture
+def job(broker: Broker) -> Job:
+    """A job of one chunk, for which there is a worker."""
+    broker.workers.beat(row())
+    return Job(new_job(broker, 1), broker)
+
+
 async def until(condition: Callable[[], object]) -> None:
     await asyncio.to_thread(eventually, condition)
 
@@ -67,18 +69,15 @@ async def blocked(broker: Broker) -> None:
     await until(lambda: broker.listener._reads is not None)
 
 
-def test_a_waiting_task_looks_no_oftener_than_each_second(broker: Broker, raw: redis_py.Redis) -> None:
-    broker.workers.beat(row())
-    job_id = new_job(broker, 1)
-
+def test_a_waiting_task_looks_no_oftener_than_each_second(broker: Broker, job: Job, raw: redis_py.Redis) -> None:
     async def main() -> float:
-        waiting = asyncio.create_task(AsyncJob(Job(job_id, broker)).wait())
+        waiting = asyncio.create_task(AsyncJob(job).wait())
         await blocked(broker)
         raw.config_resetstat()
         began = time.monotonic()
         await until(lambda: calls(raw, "hgetall") >= 2)
         asked, passed_s = calls(raw, "hgetall"), time.monotonic() - began
-        await asyncio.to_thread(work, broker, job_id, 0)
+        await asyncio.to_thread(work, broker, job.id, 0)
         assert (await waiting).state is JobState.COMPLETED
         return asked / passed_s
 
@@ -86,29 +85,26 @@ def test_a_waiting_task_looks_no_oftener_than_each_second(broker: Broker, raw: r
     assert asyncio.run(main()) <= 2
 
 
-def test_the_end_is_heard_before_the_next_look(no_looks: None, broker: Broker) -> None:
-    broker.workers.beat(row())
-    job_id = new_job(broker, 1)
-
+def test_the_end_is_heard_before_the_next_look(no_looks: None, broker: Broker, job: Job) -> None:
     async def main() -> None:
-        waiting = asyncio.create_task(AsyncJob(Job(job_id, broker)).wait())
+        waiting = asyncio.create_task(AsyncJob(job).wait())
         await blocked(broker)
-        await asyncio.to_thread(work, broker, job_id, 0)
+        await asyncio.to_thread(work, broker, job.id, 0)
         assert (await asyncio.wait_for(waiting, PATIENCE_S)).state is JobState.COMPLETED
 
     asyncio.run(main())
 
 
-def test_hundreds_of_tasks_share_a_thread_and_few_connections(
+def test_a_hundred_tasks_share_a_thread_and_few_connections(
     no_looks: None, broker: Broker, raw: redis_py.Redis
 ) -> None:
     broker.workers.beat(row())
-    jobs = [new_job(broker, 1) for _ in range(60)]
+    jobs = [new_job(broker, 1) for _ in range(20)]
     before = raw.info("clients")["connected_clients"]
 
     async def main() -> None:
-        waiting = [asyncio.create_task(AsyncJob(Job(jobs[at % 60], broker)).wait()) for at in range(300)]
-        await until(lambda: len(broker.listener._waiting) == 300)
+        waiting = [asyncio.create_task(AsyncJob(Job(jobs[at % 20], broker)).wait()) for at in range(100)]
+        await until(lambda: len(broker.listener._waiting) == 100)
         assert len(listeners()) == 1
         assert raw.info("clients")["connected_clients"] < before + 30
         await asyncio.to_thread(lambda: [*map(partial(work_on_first, broker), jobs)])
@@ -137,11 +133,9 @@ def test_a_new_task_does_not_wait_for_the_read_that_goes_on(no_looks: None, brok
     asyncio.run(main())
 
 
-def test_a_cancelled_task_leaves_nothing_behind(broker: Broker) -> None:
-    job_id = new_job(broker, 1)
-
+def test_a_cancelled_task_leaves_nothing_behind(broker: Broker, job: Job) -> None:
     async def main() -> None:
-        waiting = [asyncio.create_task(AsyncJob(Job(job_id, broker)).wait()) for _ in range(20)]
+        waiting = [asyncio.create_task(AsyncJob(job).wait()) for _ in range(20)]
         await until(lambda: len(broker.listener._waiting) == 20)
         for task in waiting:
             task.cancel()
@@ -155,14 +149,15 @@ def test_a_cancelled_task_leaves_nothing_behind(broker: Broker) -> None:
     eventually(lambda: not pool._in_use_connections)
 
 
-def test_a_loop_that_is_closed_around_its_waits_is_forgotten(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_is_closed_around_its_waits_is_forgotten(
+    broker: Broker, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(listening_module, "_BLOCK_MS", 100)
-    job_id = new_job(broker, 1)
     loop = asyncio.new_event_loop()
     listener = broker.listener
 
     async def wait() -> None:
-        await AsyncJob(Job(job_id, broker)).wait()
+        await AsyncJob(job).wait()
 
     loop.create_task(wait())._log_destroy_pending = False  # type: ignore[attr-defined]
     loop.run_until_complete(blocked(broker))
@@ -172,14 +167,12 @@ def test_a_loop_that_is_closed_around_its_waits_is_forgotten(broker: Broker, mon
     eventually(lambda: not listeners())
 
 
-def test_two_loops_hear_of_one_job(broker: Broker) -> None:
-    broker.workers.beat(row())
-    job_id = new_job(broker, 1)
+def test_two_loops_hear_of_one_job(broker: Broker, job: Job) -> None:
     states: list[JobState] = []
 
     def loop() -> None:
         async def main() -> None:
-            states.append((await AsyncJob(Job(job_id, broker)).wait(PATIENCE_S)).state)
+            states.append((await AsyncJob(job).wait(PATIENCE_S)).state)
 
         asyncio.run(main())
 
@@ -187,20 +180,17 @@ def test_two_loops_hear_of_one_job(broker: Broker) -> None:
     for thread in threads:
         thread.start()
     eventually(lambda: len(broker.listener._waiting) == 2)
-    work(broker, job_id, 0)
+    work(broker, job.id, 0)
     for thread in threads:
         thread.join(PATIENCE_S)
     assert states == [JobState.COMPLETED] * 2
 
 
-def test_a_job_that_is_discarded_is_not_waited_for(broker: Broker) -> None:
-    broker.workers.beat(row())
-    job_id = new_job(broker, 1)
-
+def test_a_job_that_is_discarded_is_not_waited_for(broker: Broker, job: Job) -> None:
     async def main() -> None:
-        waiting = asyncio.create_task(AsyncJob(Job(job_id, broker)).wait())
+        waiting = asyncio.create_task(AsyncJob(job).wait())
         await blocked(broker)
-        await asyncio.to_thread(Job(job_id, broker).discard)
+        await asyncio.to_thread(job.discard)
         (ended,) = await asyncio.wait_for(asyncio.gather(waiting, return_exceptions=True), PATIENCE_S)
         # It may be looked at between its cancelling and its end.
         assert isinstance(ended, JobNotFound) or ended.state is JobState.CANCELLED  # type: ignore[union-attr]
@@ -226,17 +216,14 @@ def test_a_redis_that_restarts_is_heard_again(own_redis: RedisServer, settings: 
     broker.close()
 
 
-def test_a_child_has_a_listener_of_its_own(broker: Broker) -> None:
-    broker.workers.beat(row())
-    job_id = new_job(broker, 1)
-
+def test_a_child_has_a_listener_of_its_own(broker: Broker, job: Job) -> None:
     async def main() -> int:
-        waiting = asyncio.create_task(AsyncJob(Job(job_id, broker)).wait())
+        waiting = asyncio.create_task(AsyncJob(job).wait())
         await blocked(broker)
         child = os.fork()
         if child == 0:
             os._exit(0 if broker.listener.process == os.getpid() and not broker.listener._waiting else 1)
-        await asyncio.to_thread(work, broker, job_id, 0)
+        await asyncio.to_thread(work, broker, job.id, 0)
         await asyncio.wait_for(waiting, PATIENCE_S)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
@@ -257,16 +244,3 @@ def test_a_user_who_may_not_end_reads_has_short_ones(broker: Broker, monkeypatch
     assert heard[1].wait(PATIENCE_S)
     assert not heard[0].is_set()
     listener.remove(one)
-
-
-def test_a_small_job_awaited_from_its_submission_to_its_vectors(settings: Settings, broker: Broker) -> None:
-    broker.workers.beat(row())
-
-    async def main() -> None:
-        job = await aenqueue_embeddings(["one", "two"], settings=settings)
-        waiting = asyncio.create_task(job.wait())
-        await asyncio.to_thread(work, broker, job.id, 0)
-        assert (await asyncio.wait_for(waiting, PATIENCE_S)).done == 2
-        assert keys.is_job_id(job.id)
-
-    asyncio.run(main())

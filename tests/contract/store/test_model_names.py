@@ -46,45 +46,32 @@ def serving(own: str, *spellings: str, instance: str = "w") -> WorkerRow:
     )
 
 
-def test_the_log_names_the_near_model_that_live_workers_serve(
-    settings: Settings, broker: Broker, caplog: pytest.LogCaptureFixture
+def test_whoever_tells_of_a_job_names_the_near_model_that_live_workers_serve(
+    settings: Settings,
+    broker: Broker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     broker.workers.beat(serving(SHORT, LONG))
     enqueue_embeddings(["a"], model=TYPO, hardware="auto", settings=settings)
     assert f"Did you mean {SHORT}? Live workers serve it. If {TYPO} is the right name, start one: " in caplog.text
-
-
-def test_a_job_that_waits_names_it_too(settings: Settings, broker: Broker) -> None:
-    broker.workers.beat(serving(SHORT, LONG))
     job = enqueue_embeddings(["a"], model=TYPO, settings=settings)
     assert missing_worker(job.status()) == f"No live worker serves {TYPO} on dummy. {NEAR}"
+    assert NEAR in "\n".join(line.plain for line in overview_lines(Gatherer(broker).look(), None))
     other = enqueue_embeddings(["a"], model="clip", settings=settings)
     assert missing_worker(other.status()).endswith("on dummy. Start one: embedctl worker --class dummy --model clip")
-
-
-def test_the_commands_say_so(
-    settings: Settings, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broker.workers.beat(serving(SHORT, LONG))
     monkeypatch.setattr(submit, "load_settings", lambda: settings)
     monkeypatch.setattr(status, "load_settings", lambda: settings)
     (tmp_path / "corpus.txt").write_text("a\n")
     done = CliRunner().invoke(main, ["submit", str(tmp_path / "corpus.txt"), "--model", TYPO])
     assert f"No live worker serves {TYPO} on dummy. {NEAR}" in done.stderr
-    shown = CliRunner().invoke(main, ["status", done.stdout.strip()]).stdout
-    assert f"workers    0 live. {NEAR}" in shown
+    assert f"workers    0 live. {NEAR}" in CliRunner().invoke(main, ["status", done.stdout.strip()]).stdout
 
 
 def test_a_job_whose_worker_lives_asks_for_no_near_model(settings: Settings, broker: Broker) -> None:
     broker.workers.beat(row("w", SHORT, TYPO))
     assert enqueue_embeddings(["a"], model=TYPO, settings=settings).status().near_models == ()
-
-
-def test_the_overview_names_it_under_the_queue(settings: Settings, broker: Broker) -> None:
-    broker.workers.beat(serving(SHORT, LONG))
-    enqueue_embeddings(["a"], model=TYPO, settings=settings)
-    shown = "\n".join(line.plain for line in overview_lines(Gatherer(broker).look(), None))
-    assert NEAR in shown
 
 
 def test_a_model_with_two_spellings_is_shown_once(broker: Broker) -> None:
@@ -111,17 +98,16 @@ def test_an_older_version_reads_the_heartbeat(broker: Broker, raw: redis_py.Redi
     assert set(models[LONG]) - older == {"spelling_of"}
 
 
+@pytest.mark.parametrize("lives", [False, True])
 @pytest.mark.parametrize(("first", "second"), [(SHORT, LONG), (LONG, SHORT)])
-def test_the_same_key_under_the_other_spelling_is_the_same_job(settings: Settings, first: str, second: str) -> None:
+def test_the_same_key_under_the_other_spelling_is_the_same_job(
+    settings: Settings, broker: Broker, first: str, second: str, lives: bool
+) -> None:
+    if lives:
+        broker.workers.beat(serving(SHORT, LONG))
     job = enqueue_embeddings(["a"], model=first, idempotency_key="k", settings=settings)
     again = enqueue_embeddings(["a"], model=second, idempotency_key="k", settings=settings)
     assert (again.id, again.status().model) == (job.id, first)
-
-
-def test_with_a_live_worker_of_both_spellings_too(settings: Settings, broker: Broker) -> None:
-    broker.workers.beat(serving(SHORT, LONG))
-    job = enqueue_embeddings(["a"], model=SHORT, idempotency_key="k", settings=settings)
-    assert enqueue_embeddings(["a"], model=LONG, idempotency_key="k", settings=settings).id == job.id
 
 
 def test_names_that_a_live_worker_or_the_settings_keep_apart_are_two_models(settings: Settings, broker: Broker) -> None:

@@ -226,8 +226,7 @@ def test_a_round_corrects_a_slice_of_many_jobs_and_the_next_goes_on(broker: Brok
     assert all(0 < before - after < 500 for before, after in zip([3000, *seen], seen[:-1], strict=False))
 
 
-def test_the_reaper_corrects(broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedctl.store.connection.Connection.uptime_s", lambda self: 3600)  # old enough to be reaped
+def test_the_reaper_corrects(old_redis: None, broker: Broker) -> None:
     new_job(broker, 2, tenant=TENANT)
     limit(broker, max_jobs=1)
 

@@ -223,3 +223,19 @@ def test_a_spent_budget_at_the_seal_is_told_likewise_when_the_answer_was_lost(br
     for _ in range(2):
         broker.jobs.seal(job_id, 2)
         assert broker.jobs.status(job_id).state is JobState.FAILED
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_a_lost_result_of_retried_records_is_repaired_with_the_same_corpus(
+    broker: Broker, raw: redis_py.Redis, done: bool
+) -> None:
+    job_id = half_failed(broker)
+    assert Job(job_id, broker).retry_failed() == 2  # chunks 3 and 4
+    work(broker, job_id, *([3, 4] if done else [4]))
+    raw.delete(keys.chunk_result(job_id, 0))
+    assert add(broker, job_id, 0, token="again")[0] is Added.OK
+    assert claim(broker, job_id, 3, "late").answer == "done"
+    work(broker, job_id, 0, failed=1)
+    status = broker.jobs.status(job_id)
+    assert (status.state, status.done, status.failed) == (JobState.COMPLETED_WITH_ERRORS, 5, 1)
+    assert (status.chunks_done, status.waiting_bytes) == (status.chunks, 0)

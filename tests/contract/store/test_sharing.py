@@ -205,8 +205,6 @@ def test_an_awaited_job_is_closed_likewise(alone: tuple[Settings, redis_py.Redis
     async def main() -> None:
         async with await AsyncJob.get(submit(settings).id, settings) as job:
             assert (await job.status()).records == 1
-        assert (await job.status()).records == 1
-        await job.close()
 
     asyncio.run(main())
     eventually(lambda: clients(raw) == 0)

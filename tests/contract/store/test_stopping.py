@@ -220,9 +220,8 @@ def test_a_producer_is_told_and_does_not_continue_it_by_itself(broker: Broker) -
 
 
 def test_if_its_producer_dies_as_it_continues_it_nobody_waits_in_vain(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    old_redis: None, broker: Broker, raw: redis_py.Redis
 ) -> None:
-    monkeypatch.setattr("embedctl.store.connection.Connection.uptime_s", lambda self: 3600)
     broker.workers.beat(row())
     job_id = stopped_job(broker)
     look_after(broker, job_id)
