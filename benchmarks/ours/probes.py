@@ -256,7 +256,7 @@ def drain(*, records: int = 2_000_000, dim: int = 384, maxmemory: str = "128mb",
         producer = subprocess.Popen([*command, *given], env=variables, stdout=subprocess.DEVNULL)
         while not (ids := cast("list[bytes]", client.zrange(keys.JOBS, 0, -1))):
             time.sleep(0.05)
-        given = ["fetch", ids[0].decode(), "-o", f"{parts}/", "--drain", "-q"]
+        given = ["fetch", ids[0].decode(), "-o", f"{parts}/", "-q"]
         drainer = subprocess.Popen([*command, *given], env=variables)
         peaks = {}
         for name, process in (("producer", producer), ("drainer", drainer)):

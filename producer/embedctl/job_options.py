@@ -31,8 +31,7 @@ class JobOptions(TypedDict, total=False):
             settings if None.
         precision: "fp32", "fp16" or "int8". If None, the class's precision, or fp32 with "auto".
         prompt: put before every text; the model's default prompt if None, no prompt if empty.
-        prompt_name: the name of one of the model's own prompts, such as "query", instead of `prompt`. Workers of older
-            versions leave a job with this or the next option to newer ones.
+        prompt_name: the name of one of the model's own prompts, such as "query", instead of `prompt`.
         truncation_side: the end that a text that is too long loses, "left" or "right"; that of the model's tokenizer if
             None.
         truncation: "truncate", the default, encodes the first tokens of a text that is too long and reports it; "error"

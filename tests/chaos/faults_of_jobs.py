@@ -171,7 +171,7 @@ def kill_drainer(chaos: Chaos) -> Struck | None:
         return None
     order = chaos.rng.choice(drained[-8:])
     drainer = chaos.stack.spawn(
-        ["embedctl", "fetch", str(order.job_id), "-o", f"parts-{order.job_id}/", "--drain", "-q"],
+        ["embedctl", "fetch", str(order.job_id), "-o", f"parts-{order.job_id}/", "-q"],
         log_file=chaos.stack.folder / "drainers.log",
         link=FAR,
         variables={"LIMIT_PART_RECORDS": "500"},

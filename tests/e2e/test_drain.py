@@ -378,7 +378,7 @@ def test_two_drainers(encode: Callable[..., Job], embedctl: RunEmbedctl, tmp_pat
     first.start()
     assert begun.wait(PATIENCE_S)
     try:
-        refused = embedctl("fetch", job.id, "-o", f"{tmp_path}/", "--drain")
+        refused = embedctl("fetch", job.id, "-o", f"{tmp_path}/")
         assert refused.returncode == 1
         assert f"job {job.id} is being drained by process {os.getpid()} on " in refused.stderr
         with pytest.raises(JobHeld):
@@ -470,19 +470,11 @@ def test_a_job_that_waits_for_its_reader_says_so(
         return embedctl("status", job_id).stdout
 
     eventually(lambda: "waiting for a reader" in said(), what="the job's pause")
-    assert f"embedctl fetch {job_id} -o DIR/ --drain" in said()
-    drained = embedctl("fetch", job_id, "-o", "out/", "--drain", **SMALL)
+    assert f"embedctl fetch {job_id} -o DIR/" in said()
+    drained = embedctl("fetch", job_id, "-o", "out/", **SMALL)
     assert drained.returncode == 0, drained.stderr
     assert "waiting for a reader" not in said()
     assert_complete(short_folder / "out", texts)
-
-
-def test_a_folder_and_drain_go_together(embedctl: RunEmbedctl, encode: Callable[..., Job]) -> None:
-    job = encode()
-    for arguments in (["-o", "out/"], ["-o", "v.npy", "--drain"]):
-        done = embedctl("fetch", job.id, *arguments)
-        assert done.returncode == 2
-        assert "go together" in done.stderr
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(25, marks=pytest.mark.slow)])
@@ -500,12 +492,12 @@ def test_every_record_is_in_the_parts_once_however_often_the_drainer_is_killed(
     rng = random.Random(kills)
     log = short_folder / "drain.log"
     for _ in range(kills):
-        arguments = ["fetch", job_id, "-o", "out/", "--drain", "-q"]
+        arguments = ["fetch", job_id, "-o", "out/", "-q"]
         drainer = Forked(arguments, {**environment, **small}, short_folder, log, log)
         time.sleep(rng.uniform(0.1, 0.6))  # a random moment of the drain
         drainer.send_signal(signal.SIGKILL)
         drainer.wait(120)
-    done = embedctl("fetch", job_id, "-o", "out/", "--drain", **small)
+    done = embedctl("fetch", job_id, "-o", "out/", **small)
     assert done.returncode == 0, done.stderr + log.read_text()
     assert_complete(short_folder / "out", texts)
 

@@ -115,7 +115,7 @@ def test_nothing_is_lost_or_doubled_whatever_is_killed(
         ids = [name.decode() for name in client.zrange("embed:jobs", 0, -1)]
 
     def drainer() -> Forked:
-        arguments = ["fetch", ids[0], "-o", "out/", "--drain", "-q"]
+        arguments = ["fetch", ids[0], "-o", "out/", "-q"]
         return Forked(arguments, own, short_folder, log, log)
 
     draining = drainer()

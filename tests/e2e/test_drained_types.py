@@ -298,10 +298,10 @@ def test_a_run_into_a_folder_in_int8(embedctl: RunEmbedctl, start_worker: StartW
     fetched = embedctl("fetch", job, "-o", "v.npy")
     assert fetched.returncode == 0, fetched.stderr
     np.testing.assert_array_equal(np.load(short_folder / "v.npy"), numbers.of(reference(texts)))
-    again = embedctl("fetch", job, "-o", "out/", "--drain", "--output-type", "float32", **small)
+    again = embedctl("fetch", job, "-o", "out/", "--output-type", "float32", **small)
     assert (again.returncode, again.stderr.count("\n")) == (1, 1)
     assert f"holds parts of job {job} in int8" in again.stderr
-    assert embedctl("fetch", job, "-o", "out/", "--drain", **small).returncode == 0
+    assert embedctl("fetch", job, "-o", "out/", **small).returncode == 0
     refused = embedctl("fetch", job, "-o", "v.jsonl")
     assert (refused.returncode, "have them restored with" in refused.stderr) == (2, True)
     assert embedctl("fetch", job, "-o", "v.jsonl", "--output-type", "float32").returncode == 0
@@ -328,5 +328,5 @@ def test_a_drained_batch_file_is_answered_with_the_same_tokens(
     first = json.loads(before[0].splitlines()[1])
     assert first["response"]["body"]["usage"]["prompt_tokens"] == 4
     assert [json.loads(line).get("tokens") for line in before[2].splitlines()[:4]] == [2, None, 2, 1]
-    assert embedctl("fetch", job, "-o", "out/", "--drain").returncode == 3
+    assert embedctl("fetch", job, "-o", "out/").returncode == 3
     assert fetched() == before

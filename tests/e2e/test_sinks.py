@@ -350,7 +350,7 @@ def test_run_refuses_ids_before_it_starts_anything(embedctl: RunEmbedctl, short_
         (("-o", "x.npy", "--duplicates", "error"), "is for --to URL"),
         (("--to", "lancedb:x?table=t", "--format", "npy"), "are for files"),
         (("--to", "lancedb:x?table=t", "--output-type", "int8"), "takes float32 or float16"),
-        (("--to", "lancedb:x?table=t", "--drain"), "--drain and a folder"),
+        (("-o", "x/", "--format", "npy"), "are for files"),
         (("--to", "postgresql://me:hunter2@db/x?table=t"), "PGPASSWORD"),
         (("--to", "parquet:x"), "embedctl sinks"),
     ],

@@ -124,7 +124,7 @@ def test_a_tenant_does_all_of_its_work(
     assert not [name for name in raw.scan_iter(f"*{job.id}*") if not uncommitted.search(name)]
 
     to_drain = embedctl("submit", "corpus.jsonl", "--class", "slow", "--chunk-size", "5", "--drain").stdout.strip()
-    drained = embedctl("fetch", to_drain, "--drain", "-o", "parts/")
+    drained = embedctl("fetch", to_drain, "-o", "parts/")
     assert drained.returncode == 3, drained.stderr
     given_up = enqueue_embeddings(TEXTS * 20, hardware="slow", chunk_size=20, settings=settings)
     eventually(lambda: given_up.status().claims)

@@ -19,7 +19,6 @@ from embedctl.output.numbers import FLOAT32, Numbers
 from embedctl.records import Record
 from embedctl.results import ChunkVectors
 from embedctl.store import JobSpec, JobState, JobStatus
-from embedctl.store.status import COUNTS
 from embedctl_config.errors import EmbedctlError, OutputError
 
 #: Records that are written together. It never changes, because what a parquet file's row groups hold follows from it.
@@ -230,18 +229,8 @@ def _done(spec: JobSpec) -> JobStatus:
         ttl_s=spec.ttl_s,
         max_errors=spec.max_errors,
         max_errors_share=spec.max_errors_share,
-        producer_alive=False,
         sealed=True,
-        chunks=0,
         original_chunks=0,
-        stopped_by=None,
-        dim=None,
-        model_fingerprint=None,
-        pinned_by=None,
-        mismatch=None,
-        lost_chunks=None,
-        trouble=None,
         tenant=spec.tenant,
         lane=spec.lane,
-        **{name: 0 for name in COUNTS if name != "added"},  # type: ignore[arg-type]  # mypy does not know the names
     )

@@ -245,7 +245,7 @@ class Destination:
         except KeyboardInterrupt:
             same = "" if kind is None else f" --output-type {kind}"
             raise KeyboardInterrupt(
-                f"job {job.id} goes on: embedctl fetch {job.id} -o {folder.path_of('')} --drain{same}"
+                f"job {job.id} goes on: embedctl fetch {job.id} -o {folder.path_of('')}{same}"
             ) from None
         progress.say(f"Wrote {len(written) - 1:,} parts and {MANIFEST} into {folder.name}")
         return written

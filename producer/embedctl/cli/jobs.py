@@ -49,13 +49,6 @@ def wait(ctx: click.Context, /, job_id: str, timeout: float | None, quiet: bool,
     "For --to: which record is written if several have the same id; position makes each id of the job and the record's "
     "position, as JOB:POSITION. Default: error, before anything is written.",
 )
-@option(
-    "--drain",
-    "drains",
-    is_flag=True,
-    help="Move the vectors from Redis to parts in the folder DIR/, also while the job runs. The job then pauses while "
-    "Redis holds too many of them.",
-)
 # Without a variable: EMBEDCTL_FORMAT is the format of a corpus.
 @click.option(
     "--format",
@@ -83,7 +76,6 @@ def fetch(
     /,
     *,
     job_id: str,
-    drains: bool,
     file_format: str | None,
     input_files: tuple[str, ...],
     quiet: bool,
@@ -95,13 +87,14 @@ def fetch(
     In .npy, a failed record is a row of NaN; ids and errors go to separate files next to the .npy file. A .jsonl or
     .parquet file holds everything. To continue an interrupted fetch, run it again with the same file.
 
-    With --drain, the output is a folder. A part that is durable there is removed from Redis. The vectors of a drained
-    job are fetched from its parts, where this machine has them.
+    Into a folder DIR/, vectors move, also while the job runs: a part that is durable there is removed from Redis, and
+    the job pauses while Redis holds too many vectors. Later, they are fetched from the parts, where this machine has
+    them.
 
     With --to in place of --output, each record that has a vector goes into a table of a database, under its id.
     """
     settings = load_settings()
-    _refuse_senseless(given, drains=drains, for_batch=file_format is not None or bool(input_files))
+    _refuse_senseless(given, for_batch=file_format is not None or bool(input_files))
     destination = Destination.taken_from(given, settings)
     destination.check(as_json=as_json)
     job = Job.get(job_id)
@@ -117,7 +110,7 @@ def fetch(
     ctx.exit(exit_status(ended))
 
 
-def _refuse_senseless(given: Mapping[str, Any], *, drains: bool, for_batch: bool) -> None:
+def _refuse_senseless(given: Mapping[str, Any], *, for_batch: bool) -> None:
     """Refuse options of `fetch` that have no meaning together.
 
     Args:
@@ -126,10 +119,8 @@ def _refuse_senseless(given: Mapping[str, Any], *, drains: bool, for_batch: bool
     """
     if given["output"] is None and given["to"] is None:
         raise click.UsageError("Missing option '--output' / '-o', or '--to'.")
-    if drains is not isinstance(given["output"], Place):
-        raise click.UsageError("--drain and a folder, such as -o vectors/, go together.")
     for_file = for_batch or given["one_file"]
-    if drains and for_file:
+    if for_file and isinstance(given["output"], Place):
         raise click.UsageError("--format, --one-file and --input-file are for files: omit them, or name one with -o.")
     if given["output"] is None and (for_file or given["no_clobber"] or given["ranges"] is not None):
         raise click.UsageError(

@@ -83,32 +83,32 @@ class JobStatus:
     ended_at: datetime | None
     expires_in: timedelta
     ttl_s: float
-    max_errors: int | None
-    max_errors_share: float | None
-    producer_alive: bool
-    sealed: bool
-    records: int
-    done: int
-    failed: int
-    truncated: int
-    tokens: int
-    chunks: int
-    chunks_done: int
-    original_chunks: int | None
-    stopped_by: str | None
-    claims: int
-    lapsed: int
-    refused: int
-    deaths: int
-    waiting_bytes: int
-    result_bytes: int
-    drained_chunks: int
-    dim: int | None
-    model_fingerprint: str | None
-    pinned_by: str | None
-    mismatch: str | None
-    lost_chunks: tuple[int, int] | None
-    trouble: str | None
+    max_errors: int | None = None
+    max_errors_share: float | None = None
+    producer_alive: bool = False
+    sealed: bool = False
+    records: int = 0
+    done: int = 0
+    failed: int = 0
+    truncated: int = 0
+    tokens: int = 0
+    chunks: int = 0
+    chunks_done: int = 0
+    original_chunks: int | None = None
+    stopped_by: str | None = None
+    claims: int = 0
+    lapsed: int = 0
+    refused: int = 0
+    deaths: int = 0
+    waiting_bytes: int = 0
+    result_bytes: int = 0
+    drained_chunks: int = 0
+    dim: int | None = None
+    model_fingerprint: str | None = None
+    pinned_by: str | None = None
+    mismatch: str | None = None
+    lost_chunks: tuple[int, int] | None = None
+    trouble: str | None = None
     results_high_water: int | None = None
     drained_to: str | None = None
     data: str | None = None
@@ -232,7 +232,6 @@ def parse_status(job_id: str, facts: Mapping[str, str], ttl_ms: int, producer_al
         data=facts.get("data"),
         tenant=facts.get("tenant", tenants.DEFAULT),
         lane=facts.get("lane", tenants.NORMAL),
-        live_workers=0,
         near_models=(),
         **count,
     )

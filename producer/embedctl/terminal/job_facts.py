@@ -108,7 +108,7 @@ def _blocking(view: JobView) -> Iterator[Fact]:
         yield (
             "waits",
             f"waiting for a reader: Redis holds {job.result_bytes:,} bytes of its results; "
-            f"embedctl fetch {job.id} -o {folder} --drain",
+            f"embedctl fetch {job.id} -o {folder}",
         )
     if "trouble" in wrong:
         yield "trouble", wrong["trouble"]

@@ -138,7 +138,7 @@ class JobProgress:
         if job.stalled:
             self._say_once("stalled", stalled(job))
         if job.waits_for_reader and self.writing is None and _rests(job, self._redis_ms()):
-            self._say_once("reader", f"The job waits for a reader: embedctl fetch {job.id} -o DIR/ --drain")
+            self._say_once("reader", f"The job waits for a reader: embedctl fetch {job.id} -o DIR/")
         self._tell(self._pace)
 
     def begin_writing(self) -> None:
