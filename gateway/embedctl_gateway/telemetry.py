@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.exposition import choose_encoder
+
+from embedctl.monitoring.metrics import page_of
 
 _PREFIX = "embedctl_gateway_"
 #: From a single text on a GPU to the longest time limit (seconds).
@@ -20,34 +22,35 @@ class Telemetry:
     """
 
     def __init__(self, requests: Callable[[], float], held: Callable[[], float]) -> None:
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
+        registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self.page = partial(page_of, registry)
         self._requests = Counter(
             f"{_PREFIX}requests",
             "Requests that were answered, by path and status",
             ("path", "status"),
-            registry=self._registry,
+            registry=registry,
         )
         self._seconds = Histogram(
             f"{_PREFIX}request_seconds",
             "Time from a request's headers to the end of its answer",
             ("path",),
             buckets=_BUCKETS,
-            registry=self._registry,
+            registry=registry,
         )
-        self._texts = Counter(f"{_PREFIX}texts", "Texts whose vectors were made", ("model",), registry=self._registry)
-        self._tokens = Counter(f"{_PREFIX}tokens", "Tokens of these texts", ("model",), registry=self._registry)
+        self._texts = Counter(f"{_PREFIX}texts", "Texts whose vectors were made", ("model",), registry=registry)
+        self._tokens = Counter(f"{_PREFIX}tokens", "Tokens of these texts", ("model",), registry=registry)
         self._webhooks = Counter(
             f"{_PREFIX}webhooks",
             "Tries to tell that a batch has ended, by result: delivered, failed (it is tried again) or given_up",
             ("result",),
-            registry=self._registry,
+            registry=registry,
         )
         for name, meaning, value in (
             ("in_flight", "Requests for vectors that wait for workers", requests),
             ("held_bytes", "Bytes of bodies and answers in memory", held),
         ):
-            Gauge(_PREFIX + name, meaning, registry=self._registry).set_function(value)
+            Gauge(_PREFIX + name, meaning, registry=registry).set_function(value)
 
     def answered(self, path: str, status: int, seconds: float) -> None:
         """Count a request.
@@ -66,12 +69,3 @@ class Telemetry:
     def webhook(self, result: str) -> None:
         """Count a try to tell that a batch has ended."""
         self._webhooks.labels(result).inc()
-
-    def page(self, accept: str) -> tuple[str, bytes]:
-        """The content type and the body of the page of metrics.
-
-        Args:
-            accept: the request's header `Accept`.
-        """
-        encode, content_type = choose_encoder(accept)
-        return content_type, encode(self._registry)

@@ -16,7 +16,7 @@ from embedctl.patience import TimeLimit
 from embedctl.results import ChunkVectors, FailedRecord, Vectors, chunk_vectors, no_records, overlaid
 from embedctl.routing import missing_worker
 from embedctl.store import JobState, JobStatus
-from embedctl.waiting import Progress, Waiter, lost_chunks, refuse_cancelled
+from embedctl.waiting import Progress, Waiter, ended_by_budget, lost_chunks, refuse_cancelled
 from embedctl_config import wire
 from embedctl_config.errors import JobFailed, JobLost, JobUnfinished
 from embedctl_config.fingerprint import job_fingerprint
@@ -104,10 +104,7 @@ class ResultReader:
                 if progress is not None and not status.state.ended:
                     status = self._waiter.look_again(status, progress, limit.deadline)
         if cut_short and status.state is JobState.FAILED:
-            raise JobFailed(
-                f"job {self._job_id} was ended by its error budget after {status.failed} failed records; "
-                f"`embedctl errors {self._job_id}` lists them"
-            )
+            raise JobFailed(ended_by_budget(status))
 
     def at_end(self, limit: TimeLimit, progress: Progress | None) -> list[ChunkVectors]:
         """All results of a job, once it has ended; see :meth:`Job.results`."""

@@ -357,6 +357,14 @@ def refuse_cancelled(status: JobStatus) -> None:
         raise JobCancelled(f"job {status.id} was cancelled: it has no vectors")
 
 
+def ended_by_budget(status: JobStatus) -> str:
+    """What is said of a job that its error budget ended."""
+    return (
+        f"job {status.id} was ended by its error budget after {status.failed} failed records; `embedctl errors "
+        f"{status.id}` lists them"
+    )
+
+
 def lost_chunks(job_id: str, first: int, last: int) -> JobLost:
     """The error for a job of which Redis lost these chunks."""
     return JobLost(

@@ -28,7 +28,7 @@ from embedctl.reader import check_fingerprint
 from embedctl.results import ChunkVectors, Vectors, chunk_vectors, overlaid
 from embedctl.store import DrainState, Holder, JobState, JobStatus, PartFacts
 from embedctl.store.drains import first_part, part_name, part_names, retry_part_name
-from embedctl.waiting import Progress, Waiter, lost_chunks, refuse_cancelled
+from embedctl.waiting import Progress, Waiter, ended_by_budget, lost_chunks, refuse_cancelled
 from embedctl_config import keys, wire
 from embedctl_config.errors import (
     BrokerUnavailable,
@@ -138,10 +138,7 @@ class _Drainer:
                 self._abandon()
             written = self._sum_up(status)
         if status.stopped_by is not None and status.state is JobState.FAILED:
-            raise JobFailed(
-                f"job {self._job_id} was ended by its error budget after {status.failed} failed records; "
-                f"`embedctl errors {self._job_id}` lists them. What is done is in {self._place.name}"
-            )
+            raise JobFailed(f"{ended_by_budget(status)}. What is done is in {self._place.name}")
         return written
 
     def _look(self) -> JobStatus:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
@@ -25,15 +26,7 @@ class BacklogMetrics(Collector):
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.registry.register(self)
-
-    def page(self, accept: str) -> tuple[str, bytes]:
-        """The content type and the body of the page of metrics.
-
-        Args:
-            accept: the request's header `Accept`.
-        """
-        encode, content_type = choose_encoder(accept)
-        return content_type, encode(self.registry)
+        self.page = partial(page_of, self.registry)
 
     def collect(self) -> Iterator[Metric]:
         yield InfoMetricFamily("embedctl_build", "What runs: the version", {"version": __version__})
@@ -76,6 +69,16 @@ class BacklogMetrics(Collector):
             ("hardware_class", "model"),
             sweep.alive.items(),
         )
+
+
+def page_of(registry: CollectorRegistry, accept: str) -> tuple[str, bytes]:
+    """The content type and the body of a page of metrics.
+
+    Args:
+        accept: the request's header `Accept`.
+    """
+    encode, content_type = choose_encoder(accept)
+    return content_type, encode(registry)
 
 
 def _waiting(

@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
-from prometheus_client.exposition import choose_encoder
 
+from embedctl.monitoring.metrics import page_of
 from embedctl.store import Claim, ClaimAnswer
 from embedctl.store.observed import Observer
 from embedctl_config import __version__
@@ -48,6 +48,7 @@ class Metrics(Telemetry):
     def __init__(self, hardware: str, entry: HardwareClass, models: Sequence[str]) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
+        self.page = partial(page_of, self.registry)
         self._hardware = hardware
         self._models = models
         in_registry: dict[str, Any] = {"namespace": "embedctl", "registry": self.registry}
@@ -149,15 +150,6 @@ class Metrics(Telemetry):
         for model in self._models:
             self._of(self._in_hand, model).set_function(partial(held, model))
         self._progress.labels(self._hardware).set_function(lambda: in_hand.progressed_ms / 1000)
-
-    def page(self, accept: str) -> tuple[str, bytes]:
-        """The content type and the body of the page of metrics.
-
-        Args:
-            accept: the request's header `Accept`.
-        """
-        encode, content_type = choose_encoder(accept)
-        return content_type, encode(self.registry)
 
     @property
     def observer(self) -> Observer:
