@@ -24,15 +24,12 @@ class Memory(Sink):
     """
 
     rows_per_commit = 4
+    name = "memory:"
 
     def __init__(self, away: int = 0) -> None:
         self.rows: dict[str, np.ndarray] = {}
         self.away, self.resume = away, 0
         self.steps: list[str] = []
-
-    @property
-    def name(self) -> str:
-        return "memory:"
 
     def check(self) -> None: ...
 

@@ -115,11 +115,10 @@ class Sink(ABC):
 
     #: How many records are worth a commit. A batch has a few more, or fewer if they are large.
     rows_per_commit: int = 5_000
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """The table's URL without secrets, for people."""
+    #: The table's URL without secrets, for people.
+    name: str
+    #: What :meth:`open` was given.
+    _target: Target | None = None
 
     @abstractmethod
     def check(self) -> None:
@@ -176,6 +175,10 @@ class Sink(ABC):
             How many were there.
         """
         raise SettingsError(f"{self.name}: this kind of database can't delete records: omit --delete-missing")
+
+    def _needs(self) -> Target:
+        assert self._target is not None, "open() comes first"
+        return self._target
 
     @property
     def deletes(self) -> bool:

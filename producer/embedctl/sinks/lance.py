@@ -50,21 +50,16 @@ class LanceSink(Sink):
         self._folder = Path(unquote(url.path))
         if not self._folder.name:
             raise SettingsError(f"{url}: name the database's folder, as lancedb:///FOLDER?table=TABLE")
-        self._name = str(url)
+        self.name = str(url)
         self._stack = ExitStack()
         self._note_file = self._folder / f".{self._table_name}.embedctl.json"
         self._table: Any = None
-        self._target: Target | None = None
         self._identity = ""
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     def check(self) -> None:
         there = next(each for each in (self._folder.absolute(), *self._folder.absolute().parents) if each.exists())
         if not there.is_dir() or not os.access(there, os.W_OK):
-            raise OutputError(f"{self._name} can't be written: {there} is no folder, or permission is denied")
+            raise OutputError(f"{self.name} can't be written: {there} is no folder, or permission is denied")
 
     def open(self, target: Target) -> int:
         self._target = target
@@ -116,10 +111,6 @@ class LanceSink(Sink):
         self._table = None
         self._stack.close()
 
-    def _needs(self) -> Target:
-        assert self._target is not None, "open() comes first"
-        return self._target
-
     def _opened(self, target: Target) -> Any:
         database = lancedb.connect(self._folder)
         try:
@@ -146,10 +137,10 @@ class LanceSink(Sink):
         self._check_columns(schema, target)
         found = Provenance.from_json(facts.get(NOTE, ""))
         empty = self._table.count_rows() == 0
-        if check_provenance(found, target, self._name, empty=empty) and not target.allow_mixed:
+        if check_provenance(found, target, self.name, empty=empty) and not target.allow_mixed:
             # A table's metadata can't be changed here.
             raise OutputError(
-                f"{self._name} is empty, and was made for other vectors, or not by embedctl: remove it, and it is made "
+                f"{self.name} is empty, and was made for other vectors, or not by embedctl: remove it, and it is made "
                 "again"
             )
         return resume_point(self._notes(), target.job, target.variant)
@@ -161,12 +152,12 @@ class LanceSink(Sink):
             if at < 0 or schema.field(at).type != kind:
                 has = "there is none" if at < 0 else f"it is {schema.field(at).type}"
                 raise OutputError(
-                    f"{self._name}: the table needs a column {name} of the type {kind}, and {has}. Choose another "
+                    f"{self.name}: the table needs a column {name} of the type {kind}, and {has}. Choose another "
                     "table, which is made if it does not exist"
                 )
         if others := [name for name in schema.names if name not in expected]:
             raise OutputError(
-                f"{self._name}: the table has other columns ({', '.join(others)}), which records from a job would "
+                f"{self.name}: the table has other columns ({', '.join(others)}), which records from a job would "
                 "leave empty: choose another table"
             )
 
@@ -207,11 +198,11 @@ class LanceSink(Sink):
         except (OutputError, MissingExtra):
             raise
         except OSError as error:
-            raise SinkUnavailable(f"{self._name}: {error.strerror or _first_line(error)}") from error
+            raise SinkUnavailable(f"{self.name}: {error.strerror or _first_line(error)}") from error
         except (ValueError, RuntimeError, pa.ArrowException) as error:  # what LanceDB raises
             if _IO_ERROR in str(error):
-                raise SinkUnavailable(f"{self._name}: {_first_line(error)}") from error
-            raise SinkRefused(f"{self._name} refuses it: {_first_line(error)}") from error
+                raise SinkUnavailable(f"{self.name}: {_first_line(error)}") from error
+            raise SinkRefused(f"{self.name} refuses it: {_first_line(error)}") from error
 
 
 def _among(ids: Sequence[str]) -> str:

@@ -49,34 +49,29 @@ class PostgresSink(Sink):
             raise SettingsError(f"{url}: table is a name, or schema.name")
         self._table = sql.Identifier(*table)
         self._quoted = ".".join('"' + part.replace('"', '""') + '"' for part in table)
-        self._name = str(url)
+        self.name = str(url)
         query = {name: value for name, value in url.query.items() if name != "table"}
         query.setdefault("connect_timeout", str(_CONNECT_S))
         query.setdefault("application_name", "embedctl")
         self._conninfo = str(url).partition("?")[0] + f"?{urlencode(query)}"
         self._connection: psycopg.Connection[Any] | None = None
-        self._target: Target | None = None
         self._number = 0
         self._columns: tuple[str, ...] = ()
 
-    @property
-    def name(self) -> str:
-        return self._name
-
     def check(self) -> None:
-        with _explained(self._name):
+        with _explained(self.name):
             self._connected()
 
     def open(self, target: Target) -> int:
         self._target = target
-        with _explained(self._name):
+        with _explained(self.name):
             connection = self._connected()
             with connection.transaction():
                 self._make()
                 return self._resume_point()
 
     def write(self, batch: Batch) -> None:
-        with _explained(self._name):
+        with _explained(self.name):
             cursor = self._connected().cursor()
             self._lock(cursor)
             cursor.execute(
@@ -95,7 +90,7 @@ class PostgresSink(Sink):
             cursor.execute(sql.SQL("DROP TABLE {}").format(_BATCH))
 
     def commit(self, chunks: int) -> None:
-        with _explained(self._name):
+        with _explained(self.name):
             connection, target = self._connected(), self._needs()
             cursor = connection.cursor()
             self._lock(cursor)
@@ -119,7 +114,7 @@ class PostgresSink(Sink):
         self.close()
 
     def verify(self, sample: Batch) -> Verified:
-        with _explained(self._name):
+        with _explained(self.name):
             connection = self._connected()
             with connection.transaction():
                 rows = connection.execute(
@@ -131,7 +126,7 @@ class PostgresSink(Sink):
     def delete(self, ids: Sequence[str]) -> int:
         # Text can't hold a NUL here, so no row has such an id.
         held = [label for label in ids if "\0" not in label]
-        with _explained(self._name):
+        with _explained(self.name):
             connection = self._connected()
             with connection.transaction():
                 cursor = connection.cursor()
@@ -157,10 +152,6 @@ class PostgresSink(Sink):
     def _learn_types(connection: psycopg.Connection[Any]) -> None:
         register_vector(connection)
         connection.rollback()
-
-    def _needs(self) -> Target:
-        assert self._target is not None, "open() comes first"
-        return self._target
 
     def _type(self) -> sql.Composed:
         target = self._needs()
@@ -214,7 +205,7 @@ class PostgresSink(Sink):
         comment = self._comment(cursor)
         is_there = cursor.execute(sql.SQL("SELECT EXISTS (SELECT FROM {})").format(self._table)).fetchone()
         found = _provenance_in(comment)
-        if check_provenance(found, target, self._name, empty=is_there == (False,)):
+        if check_provenance(found, target, self.name, empty=is_there == (False,)):
             told = [line for line in comment.splitlines() if not line.startswith(_MARK)]
             text = "\n".join([*told, _MARK + target.provenance.to_json()])
             cursor.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(self._table, sql.Literal(text)))
@@ -226,7 +217,7 @@ class PostgresSink(Sink):
             cursor.execute("CREATE EXTENSION vector")
         except psycopg.Error as error:
             raise OutputError(
-                f"{self._name}: the database has no extension pgvector, and this user can't make it "
+                f"{self.name}: the database has no extension pgvector, and this user can't make it "
                 f"({_reason(error)}): let an administrator run CREATE EXTENSION vector"
             ) from error
 
@@ -252,7 +243,7 @@ class PostgresSink(Sink):
             if types.get(name) not in allowed:
                 has = f"it is {types[name]}" if name in types else "there is none"
                 raise OutputError(
-                    f"{self._name}: the table needs a column {name} of the type {allowed[0]}, and {has}. Choose "
+                    f"{self.name}: the table needs a column {name} of the type {allowed[0]}, and {has}. Choose "
                     "another table, which is made if it does not exist, or change this one with ALTER TABLE"
                 )
         self._columns = (_ID, _EMBEDDING, _METADATA) if types.get(_METADATA) == "jsonb" else (_ID, _EMBEDDING)
@@ -263,7 +254,7 @@ class PostgresSink(Sink):
         ).rowcount
         if not unique:
             raise OutputError(
-                f"{self._name}: the column id is not unique: make it so with ALTER TABLE … ADD UNIQUE (id)"
+                f"{self.name}: the column id is not unique: make it so with ALTER TABLE … ADD UNIQUE (id)"
             )
 
     def _comment(self, cursor: psycopg.Cursor[Any]) -> str:

@@ -50,7 +50,7 @@ class QdrantSink(Sink):
     """
 
     def __init__(self, url: SinkUrl, settings: Settings) -> None:
-        self._name = str(url)
+        self.name = str(url)
         self._options: dict[str, Any]
         if url.scheme == "qdrant":
             url.only("collection", "distance")
@@ -71,11 +71,6 @@ class QdrantSink(Sink):
             }
         self._distance = _DISTANCES[url.one_of("distance", tuple(_DISTANCES))]
         self._client: QdrantClient | None = None
-        self._target: Target | None = None
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     def check(self) -> None:
         with self._explained():
@@ -92,7 +87,7 @@ class QdrantSink(Sink):
             metadata = found.config.metadata or {}
             empty = client.count(self._collection, exact=True).count == 0
             provenance = Provenance.from_json(json.dumps(metadata.get(NOTE)))
-            if check_provenance(provenance, target, self._name, empty=empty):
+            if check_provenance(provenance, target, self.name, empty=empty):
                 client.update_collection(self._collection, metadata=_note_of(target))
                 self._check_noted(client, target)
             return resume_point(_progress_in(metadata), target.job, target.variant)
@@ -142,10 +137,6 @@ class QdrantSink(Sink):
             self._client = QdrantClient(**self._options)
         return self._client
 
-    def _needs(self) -> Target:
-        assert self._target is not None, "open() comes first"
-        return self._target
-
     def _make(self, client: QdrantClient, target: Target) -> None:
         kind = models.Datatype.FLOAT16 if target.half else models.Datatype.FLOAT32
         vectors = models.VectorParams(size=target.provenance.dim, distance=self._distance, datatype=kind)
@@ -160,21 +151,21 @@ class QdrantSink(Sink):
         noted_as = client.get_collection(self._collection).config.metadata or {}
         if noted_as.get(NOTE) != _note_of(target)[NOTE]:
             raise OutputError(
-                f"{self._name}: the server does not keep the metadata of a collection, which says what model its "
+                f"{self.name}: the server does not keep the metadata of a collection, which says what model its "
                 "vectors are of: Qdrant 1.16 or newer does"
             )
 
     def _check_vectors(self, vectors: object, target: Target) -> None:
         if not isinstance(vectors, models.VectorParams):
             raise OutputError(
-                f"{self._name}: the collection has named vectors, or none: choose another one, which is made if it "
+                f"{self.name}: the collection has named vectors, or none: choose another one, which is made if it "
                 "does not exist"
             )
         half = vectors.datatype is models.Datatype.FLOAT16
         if vectors.size != target.provenance.dim or half is not target.half:
             kind = "float16" if half else "float32"
             raise OutputError(
-                f"{self._name}: the collection has {kind} vectors of {vectors.size} dimensions, and the job's have "
+                f"{self.name}: the collection has {kind} vectors of {vectors.size} dimensions, and the job's have "
                 f"{target.provenance.dim}{' and are to be float16' if target.half else ''}: choose another one"
             )
         self._distance = vectors.distance
@@ -202,20 +193,20 @@ class QdrantSink(Sink):
             status = error.status_code or 0
             if status in (401, 403):
                 raise SinkUnavailable(
-                    f"{self._name}: the server does not let this client in ({status}): set QDRANT_API_KEY"
+                    f"{self.name}: the server does not let this client in ({status}): set QDRANT_API_KEY"
                 ) from error
             words = f"{status} {error.reason_phrase}: {_said(error.content)}"
             if status in _PASSING or status >= 500:
-                raise SinkUnavailable(f"{self._name}: {words}") from error
-            raise SinkRefused(f"{self._name} refuses it: {words}") from error
+                raise SinkUnavailable(f"{self.name}: {words}") from error
+            raise SinkRefused(f"{self.name} refuses it: {words}") from error
         except (ApiException, QdrantException) as error:  # also: it asks to come again later
-            raise SinkUnavailable(f"{self._name} can't be reached: {_first_line(error)}") from error
+            raise SinkUnavailable(f"{self.name} can't be reached: {_first_line(error)}") from error
         except OSError as error:
-            raise SinkUnavailable(f"{self._name}: {error.strerror or _first_line(error)}") from error
+            raise SinkUnavailable(f"{self.name}: {error.strerror or _first_line(error)}") from error
         except RuntimeError as error:  # a folder that another process uses
-            raise SinkUnavailable(f"{self._name}: {_first_line(error)}") from error
+            raise SinkUnavailable(f"{self.name}: {_first_line(error)}") from error
         except ValueError as error:  # the client's own checks, and those of local mode
-            raise SinkRefused(f"{self._name} refuses it: {_first_line(error)}") from error
+            raise SinkRefused(f"{self.name} refuses it: {_first_line(error)}") from error
 
 
 def point_id(collection: str, label: str) -> int | str:
