@@ -13,13 +13,14 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def locked(path: Path, *, holder: str = "", vanishes: bool = False) -> Iterator[None]:
+def locked(path: Path, *, holder: str = "", vanishes: bool = False, taken: Exception | None = None) -> Iterator[None]:
     """Hold the lock of a file, which is made if there is none. The kernel releases it when the process ends.
 
     Args:
         path: the lock's own file; its folder exists.
         holder: what a process does that holds the lock, for the log, and then this one waits for it; empty: no wait.
         vanishes: remove the file in the end.
+        taken: raised in place of BlockingIOError.
 
     Raises:
         BlockingIOError: another process holds the lock, and this one does not wait.
@@ -34,7 +35,7 @@ def locked(path: Path, *, holder: str = "", vanishes: bool = False) -> Iterator[
         lock.acquire(blocking=False)
     except Timeout:
         if not holder:
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path)) from None
+            raise taken or BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path)) from None
         log.info("another process %s: waiting for it", holder)
         lock.acquire()
     try:

@@ -58,11 +58,8 @@ def state_of(settings: Settings, name: str, *, kind: str = "") -> Iterator[Path]
     _forget_old(parent)
     folder = parent / (_digest(kind)[:_KIND_DIGITS] + _digest(name)[: 16 - _KIND_DIGITS])
     folder.mkdir(exist_ok=True, mode=0o700)
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(locked(folder / "lock"))
-        except BlockingIOError:
-            raise WorkerError(f"the same command is running already (its state is in {folder})") from None
+    taken = WorkerError(f"the same command is running already (its state is in {folder})")
+    with locked(folder / "lock", taken=taken):
         (folder / "lock").touch()  # its time of change is that of the last start
         yield folder
 

@@ -8,7 +8,7 @@ import os
 import secrets
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -141,9 +141,6 @@ def _history(settings: Settings) -> Iterator[Path]:
     if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
         # Flower unpickles the file, which can run code of anyone who can write it.
         raise SettingsError(f"state_dir: {folder} must belong to you alone: remove it, or set another state_dir")
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(locked(folder / "running"))
-        except BlockingIOError:
-            raise WorkerError(f"a dashboard of this Redis is running already (its state is in {folder})") from None
+    taken = WorkerError(f"a dashboard of this Redis is running already (its state is in {folder})")
+    with locked(folder / "running", taken=taken):
         yield folder / "history"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,19 +32,14 @@ def part_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.part")
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> AbstractContextManager[None]:
     """Keep other processes from writing this file.
 
     Raises:
         OutputError: another process is writing it.
     """
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(locks.locked(path.with_name(f".{path.name}.lock"), vanishes=True))
-        except BlockingIOError:
-            raise OutputError(f"another fetch is writing {path}: wait for it, or choose another file") from None
-        yield
+    taken = OutputError(f"another fetch is writing {path}: wait for it, or choose another file")
+    return locks.locked(path.with_name(f".{path.name}.lock"), vanishes=True, taken=taken)
 
 
 def cut_back(path: Path, size: int) -> int:
