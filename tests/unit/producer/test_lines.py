@@ -6,14 +6,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from embedctl.output.jsonl import JsonlWriter, lines_of
+from embedctl.output.jsonl import lines_of
 from embedctl.output.parts import json_line
-from embedctl.output.writer import Content
 from embedctl.results import ChunkVectors
 from tests.support.result_chunks import result_chunk, unit_vectors
 
@@ -57,19 +55,6 @@ def test_every_unsafe_character_is_escaped_and_no_other() -> None:
     line = json_line(text).decode()
     assert json.loads(line) == text
     assert {code for code in range(0x7F, 0xD800) if chr(code) not in line} == unsafe
-
-
-def test_a_part_that_an_older_version_began_stays_valid(tmp_path: Path) -> None:
-    path, vectors = tmp_path / "v.jsonl", unit_vectors(4, 3)
-    numbers = [", ".join("%.9g" % each for each in vector.tolist()) for vector in vectors]  # noqa: UP031
-    old = "".join(f'{{"position": {at}, "id": "id-{at}", "embedding": [{numbers[at]}]}}\n' for at in range(2)).encode()
-    (tmp_path / ".v.jsonl.part").write_bytes(old + b'{"posi')
-    writer = JsonlWriter(Content(path, 4, {"size": len(old), "chunks": 1}))
-    writer.write(result_chunk(vectors[2:], first=2))
-    writer.finish()
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [(row["position"], row["id"]) for row in rows] == [(at, f"id-{at}") for at in range(4)]
-    np.testing.assert_array_equal(np.array([row["embedding"] for row in rows], np.float32), vectors)
 
 
 def test_a_command_that_writes_no_line_does_not_load_orjson() -> None:
