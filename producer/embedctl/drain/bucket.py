@@ -35,11 +35,8 @@ class PartsBucket(Place):
         if scheme != "s3" or not rest.strip("/"):
             raise SettingsError(f"{url}: parts go to a folder or to s3://BUCKET/PREFIX/")
         self._prefix = rest.strip("/")
+        self.name = f"s3://{self._prefix}/"
         self._folder: Path | None = None
-
-    @property
-    def name(self) -> str:
-        return f"s3://{self._prefix}/"
 
     @cached_property
     def _files(self) -> Any:

@@ -23,10 +23,7 @@ class PartsFolder(Place):
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
-
-    @property
-    def name(self) -> str:
-        return str(self.path)
+        self.name = str(self.path)
 
     def check(self) -> None:
         folder = self.path if self.path.exists() else self.path.parent

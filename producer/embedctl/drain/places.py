@@ -16,10 +16,8 @@ _PARTS = re.compile(r"part-(retry-)?\d{6,}\.parquet")
 class Place(ABC):
     """Takes the parts of one job. Every method raises OSError if the place refuses."""
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Where it is, as it is stored with the job and shown to people."""
+    #: Where it is, as it is stored with the job and shown to people.
+    name: str
 
     @abstractmethod
     def check(self) -> None:
