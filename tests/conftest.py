@@ -119,7 +119,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(clients)
     config.pluginmanager.register(costs)
     config.pluginmanager.register(families_table)
-    config.pluginmanager.register(once_more)
+    config.pluginmanager.register(once_more.OnceMore())
 
 
 def pytest_configure_node(node: Any) -> None:

@@ -95,7 +95,8 @@ def rows_in(file: Path) -> list[Row]:
 def marked_tests() -> Iterator[tuple[str, str]]:
     """The client and what is done with it of each marked test."""
     for path in sorted((Path(__file__).parents[1] / "e2e").glob("test_*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        text = path.read_text("utf-8")
+        for node in ast.walk(ast.parse(text)) if "pytest.mark.client(" in text else ():
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.client":
                 client, done = map(ast.literal_eval, node.args)
                 yield client, done

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,29 +16,29 @@ import pytest
 OPTION = "--once-more"
 #: More failures than these are no accident of a busy machine.
 MOST = 5
-_FAILED: list[str] = []
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.failed and report.nodeid not in _FAILED:
-        _FAILED.append(report.nodeid)
+class OnceMore:
+    """The plugin of one run."""
 
+    def __init__(self) -> None:
+        self._failed: list[str] = []
 
-@pytest.hookimpl(wrapper=True)
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> object:
-    outcome = yield
-    place = session.config.getoption(OPTION)
-    if place and not hasattr(session.config, "workerinput") and exitstatus == pytest.ExitCode.TESTS_FAILED:
-        again = (
-            [name for name in _FAILED if not _passes(name, _options(session.config))]
-            if len(_FAILED) <= MOST
-            else _FAILED
-        )
-        if not again:
-            session.exitstatus = pytest.ExitCode.OK
-            with Path(place).open("a") as file:
-                file.writelines(f"FLAKY: {name}\n" for name in _FAILED)
-    return outcome
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and report.nodeid not in self._failed:
+            self._failed.append(report.nodeid)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Generator[None, object, object]:
+        outcome = yield
+        place, failed = session.config.getoption(OPTION), self._failed
+        if place and not hasattr(session.config, "workerinput") and exitstatus == pytest.ExitCode.TESTS_FAILED:
+            options = _options(session.config)
+            if len(failed) <= MOST and all(_passes(name, options) for name in failed):
+                session.exitstatus = pytest.ExitCode.OK
+                with Path(place).open("a") as file:
+                    file.writelines(f"FLAKY: {name}\n" for name in failed)
+        return outcome
 
 
 def _options(config: pytest.Config) -> list[str]:

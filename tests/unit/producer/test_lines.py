@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,8 +53,3 @@ def test_every_unsafe_character_is_escaped_and_no_other() -> None:
     line = json_line(text).decode()
     assert json.loads(line) == text
     assert {code for code in range(0x7F, 0xD800) if chr(code) not in line} == unsafe
-
-
-def test_a_command_that_writes_no_line_does_not_load_orjson() -> None:
-    code = "import sys, embedctl, embedctl.cli.corpora; sys.exit('orjson' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

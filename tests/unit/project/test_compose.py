@@ -244,11 +244,13 @@ def test_compose_itself_accepts_the_file_and_reads_it_as_the_tests_do(tmp_path: 
             assert accepted["services"][name].get(key) == service.get(key), f"{name} {key}"
 
 
-@pytest.mark.parametrize("block", [block for block in YAML_BLOCKS if block.startswith("services:")])
-def test_compose_itself_accepts_the_page_s_files_on_top(block: str, tmp_path: Path) -> None:
-    override = tmp_path / "docker-compose.override.yml"
-    override.write_text(block)
-    accepted, complaints = compose_config("--file", str(override), home=tmp_path)
+def test_compose_itself_accepts_the_page_s_files_on_top(tmp_path: Path) -> None:
+    options = []
+    for number, block in enumerate(block for block in YAML_BLOCKS if block.startswith("services:")):
+        override = tmp_path / f"docker-compose.override-{number}.yml"
+        override.write_text(block)
+        options += ["--file", str(override)]
+    accepted, complaints = compose_config(*options, home=tmp_path)
     assert not complaints
     assert set(accepted["services"]) == set(SERVICES)
 

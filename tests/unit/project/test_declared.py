@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -63,13 +63,14 @@ class Declared:
     """The distributions that a project's extras name, by their canonical names."""
 
     def __init__(self, project: Mapping[str, Any]) -> None:
-        self._lists: dict[str, list[str]] = {"": project["dependencies"], **project["optional-dependencies"]}
+        lists: dict[str, list[str]] = {"": project["dependencies"], **project["optional-dependencies"]}
+        self._lists = {extra: [Requirement(each) for each in named] for extra, named in lists.items()}
 
     def of(self, extras: str) -> set[str]:
         """What these extras, separated by commas, and the bare role declare, those that they include too."""
         found = set()
         for extra in {"", *extras.split(",")}:
-            for requirement in map(Requirement, self._lists[extra]):
+            for requirement in self._lists[extra]:
                 if requirement.name == "embedctl":
                     found |= self.of(",".join(requirement.extras))
                 else:
@@ -83,7 +84,9 @@ def imports(tree: ast.AST, extra: str = "") -> Iterator[tuple[str, str]]:
     What is imported only for types is left out.
     """
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        if isinstance(node, ast.expr_context | ast.operator | ast.Constant | ast.Name):
+            continue
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             continue
         if isinstance(node, ast.Try):
             within = ast.Module(node.body, [])
@@ -100,26 +103,31 @@ def _imported(node: ast.AST) -> list[str]:
         return [alias.name.partition(".")[0] for alias in node.names]
     if isinstance(node, ast.ImportFrom) and not node.level:
         return [str(node.module).partition(".")[0]]
-    if isinstance(node, ast.Call) and ast.unparse(node.func) == "import_module" and node.args:
-        name = node.args[0]
-        return [str(name.value).partition(".")[0]] if isinstance(name, ast.Constant) else []
+    if _calls(node, "import_module") and isinstance(name := node.args[0], ast.Constant):
+        return [str(name.value).partition(".")[0]]
     return []
 
 
 def _named(node: ast.Try) -> str:
     """The extra that a `MissingExtra` in an `except` names."""
-    calls = (each for handler in node.handlers for each in ast.walk(handler) if isinstance(each, ast.Call))
-    for call in calls:
-        if ast.unparse(call.func) == "MissingExtra" and isinstance(call.args[0], ast.Constant):
-            return str(call.args[0].value)
+    for each in (each for handler in node.handlers for each in ast.walk(handler)):
+        if _calls(each, "MissingExtra") and isinstance(extra := each.args[0], ast.Constant):
+            return str(extra.value)
     return ""
+
+
+def _calls(node: ast.AST, function: str) -> TypeGuard[ast.Call]:
+    """Whether a node calls a function of this name with an argument."""
+    return (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == function and bool(node.args)
+    )
 
 
 def undeclared(module: str, source: str, declared: Declared) -> list[str]:
     """What a module imports without a declaration, in words."""
     fits = [name for name in ROLES if f"{module}.".startswith(f"{name}.")]
     roles = ROLES[max(fits, key=len)] if fits else ("",)
-    theirs = _of_adapters() if module.startswith(ADAPTERS) else set()
+    theirs = of_adapters() if module.startswith(ADAPTERS) else set()
     wrong = []
     for name, own in imports(ast.parse(source)):
         if name in sys.stdlib_module_names or name in FOLDERS or name == "__future__":
@@ -143,7 +151,8 @@ def _distributions() -> Mapping[str, list[str]]:
     return metadata.packages_distributions()
 
 
-def _of_adapters() -> set[str]:
+@functools.cache
+def of_adapters() -> set[str]:
     lines = [line for file in THEIRS.glob("*.txt") for line in file.read_text(encoding="utf-8").splitlines()]
     return {canonicalize_name(Requirement(line).name) for line in lines if line and not line.startswith(("#", "-"))}
 

@@ -11,12 +11,9 @@ import pytest
 import embedctl
 
 HEAVY = ("torch", "transformers", "sentence_transformers", "onnxruntime", "pyarrow", "tokenizers", "tensorrt")
-
-
-def loaded_by(module: str, *suspects: str) -> list[str]:
-    code = f"import sys, {module}; print(*[name for name in {suspects!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout.split()
+CONFIGURATION = ", ".join(
+    f"embedctl_config.{name}" for name in ("settings", "loading", "keys", "wire", "errors", "hardware", "fingerprint")
+)
 
 
 def test_all_is_sorted_and_holds_each_name_once() -> None:
@@ -52,34 +49,21 @@ def test_nothing_public_is_left_out_of_all() -> None:
     assert public - set(embedctl.__all__) == set()
 
 
-@pytest.mark.parametrize("module", ["embedctl", "embedctl.cli", "embedctl_workers.commands.worker"])
-def test_importing_loads_no_model_runtime(module: str) -> None:
-    assert loaded_by(module, *HEAVY) == []
-
-
 @pytest.mark.parametrize(
-    "module",
+    ("module", "unwanted"),
     [
-        "embedctl_config",
-        "embedctl_config.settings",
-        "embedctl_config.loading",
-        "embedctl_config.keys",
-        "embedctl_config.wire",
-        "embedctl_config.errors",
-        "embedctl_config.hardware",
-        "embedctl_config.fingerprint",
+        (f"embedctl_config, {CONFIGURATION}", ("celery", "kombu", "redis", "numpy", "embedctl", "embedctl_workers")),
+        ("embedctl.monitoring.serve", (*HEAVY, "celery", "kombu", "embedctl_workers")),
+        ("embedctl.cli, embedctl.cli.corpora", (*HEAVY, "orjson", "embedctl_workers")),
+        ("embedctl_gateway.serve", (*HEAVY, "embedctl_workers")),
+        ("embedctl_workers.commands.worker", HEAVY),
     ],
+    ids=["configuration", "monitor", "command line", "gateway", "worker"],
 )
-def test_the_configuration_is_plain_python(module: str) -> None:
-    assert loaded_by(module, "celery", "kombu", "redis", "numpy", "embedctl", "embedctl_workers") == []
-
-
-def test_the_monitor_loads_neither_a_model_runtime_nor_celery() -> None:
-    assert loaded_by("embedctl.monitoring.serve", *HEAVY, "celery", "kombu", "embedctl_workers") == []
-
-
-def test_the_producer_never_imports_the_workers() -> None:
-    assert loaded_by("embedctl.cli", "embedctl_workers") == []
+def test_who_imports_a_module_loads_no_more_than_it_needs(module: str, unwanted: tuple[str, ...]) -> None:
+    code = f"import sys, {module}; print(*[name for name in {unwanted!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == []
 
 
 def test_the_version_is_a_version() -> None:

@@ -16,7 +16,7 @@ def pytest_addoption(parser):
         parser.addoption(option, default=default)
 
 def pytest_configure(config):
-    config.pluginmanager.register(once_more)
+    config.pluginmanager.register(once_more.OnceMore())
 """
 FLAKY = """
 from pathlib import Path
@@ -28,25 +28,22 @@ def test_flaky():
 """
 
 
-@pytest.fixture
-def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+@pytest.mark.parametrize(
+    ("files", "status", "found"),
+    [
+        ({"test_it": FLAKY}, pytest.ExitCode.OK, "FLAKY: test_it.py::test_flaky\n"),
+        ({"test_it": FLAKY, "test_bad": "def test_bad(): raise ValueError"}, pytest.ExitCode.TESTS_FAILED, ""),
+        ({"test_it": "import no_such_module"}, pytest.ExitCode.INTERRUPTED, ""),
+    ],
+    ids=["flaky", "flaky and failing", "could not begin"],
+)
+def test_only_flaky_tests_fail_nothing_and_are_named(
+    files: dict[str, str], status: int, found: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # plugins take most of the time of such a small run
     pytester.makeconftest(CONFTEST)
-    return pytester
-
-
-def test_a_flaky_test_is_named_and_fails_nothing(run: pytest.Pytester) -> None:
-    run.makepyfile(test_it=FLAKY)
-    assert run.runpytest_subprocess("--once-more", "found").ret == pytest.ExitCode.OK
-    assert Path("found").read_text() == "FLAKY: test_it.py::test_flaky\n"
-
-
-def test_a_test_that_fails_twice_fails_the_run(run: pytest.Pytester) -> None:
-    run.makepyfile(test_it=FLAKY, test_bad="def test_bad(): raise ValueError")
-    assert run.runpytest_subprocess("--once-more", "found").ret == pytest.ExitCode.TESTS_FAILED
-    assert not Path("found").exists()
-
-
-def test_a_run_that_could_not_begin_fails(run: pytest.Pytester) -> None:
-    run.makepyfile(test_it="import no_such_module")
-    assert run.runpytest_subprocess("--once-more", "found").ret == pytest.ExitCode.INTERRUPTED
+    pytester.makepyfile(**files)
+    Path("found").touch()
+    assert pytester.runpytest_inprocess("--once-more", "found").ret == status
+    assert Path("found").read_text() == found
