@@ -74,6 +74,7 @@ def start_worker(environment: dict[str, str], broker: Broker, short_folder: Path
         cpus: str | None = None,
         wait: bool = True,
         forked: bool = True,
+        prepare: Callable[[], None] | None = None,
     ) -> WorkerProcess:
         arguments = ["--class", hardware, "--model", model]
         arguments += ["--cpus", cpus] if cpus is not None else []
@@ -84,8 +85,11 @@ def start_worker(environment: dict[str, str], broker: Broker, short_folder: Path
         backend = load_settings(own).hardware_class(hardware).backend
         model_runs = backend != "dummy" and backend in BACKENDS
         if forked and can_be_forked(own, model=model_runs):
-            process = Forked(["worker", *arguments], own, short_folder, log_file, log_file, model=model_runs)
+            process = Forked(
+                ["worker", *arguments], own, short_folder, log_file, log_file, prepare=prepare, model=model_runs
+            )
         else:
+            assert prepare is None, "a new process can't be prepared"
             command = [sys.executable, "-m", "embedctl_workers", *arguments]
             with log_file.open("wb") as log:
                 process = subprocess.Popen(command, env=own, stdout=log, stderr=log, start_new_session=True)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from embedctl import Job
 from embedctl.broker import Broker
 from embedctl.results import Vectors
 from embedctl_config.settings import Settings
-from tests.support.forked import Forked
+from tests.support.forked import Forked, run_forked
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl, children, is_running
 from tests.support.waiting import PATIENCE_S, eventually
@@ -329,45 +328,21 @@ def test_a_reader_that_was_killed_is_taken_up_again(
     assert not list(short_folder.glob(".r.*"))
 
 
-RUN = [sys.executable, "-m", "embedctl", "run", "-i", "requests.jsonl", "-o", "results.jsonl"]
-
-
 @pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_where_it_stopped(environment: dict[str, str], short_folder: Path) -> None:
     rows = [*REQUESTS, *({"custom_id": f"s{i}", "body": {"input": f"{i} " + "word " * 30}} for i in range(100))]
     write(short_folder, rows)
-    command = [*RUN, "--class", "slow"]
+    command = ["run", "-i", "requests.jsonl", "-o", "results.jsonl", "--class", "slow"]
     own = {**environment, "EMBEDCTL_REDIS_URL": "", "EMBEDCTL_CHUNK_SIZE": "5"}
-    run = subprocess.Popen(command, env=own, cwd=short_folder, stderr=subprocess.DEVNULL)
+    config = short_folder / "embedctl.toml"
+    config.write_text(config.read_text().replace('model = "dummy"\n', ""))  # so only the requests name it
+    run = Forked(command, own, short_folder, DEVNULL, DEVNULL)
     eventually(lambda: (short_folder / ".results.jsonl.progress").exists())
     started = children(run.pid)
     run.kill()
     run.wait()
     eventually(lambda: not any(is_running(pid) for pid in started))
-    done = subprocess.run(command, env=own, cwd=short_folder, capture_output=True, text=True, timeout=120)
+    done = run_forked(command, own, short_folder)
     assert done.returncode == 0, done.stderr
     assert "continued" in done.stderr
     assert_answered(lines_of(short_folder / "results.jsonl"), rows)
-
-
-@pytest.mark.slow
-def test_a_run_with_the_model_that_the_file_names(environment: dict[str, str], short_folder: Path) -> None:
-    model = "all-MiniLM-L6-v2"
-    texts = ["A cat sat on the mat.", "A cat lay on the mat.", "The stock market fell."]
-    write(short_folder, [{"custom_id": "a", "body": {"model": model, "input": texts}}])
-    done = subprocess.run(
-        [*RUN, "--class", "cpu"],
-        env={**environment, "EMBEDCTL_REDIS_URL": ""},
-        cwd=short_folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    (line,) = lines_of(short_folder / "results.jsonl")
-    vectors = vectors_of(line)
-    assert vectors.shape == (3, 384)
-    assert vectors[0] @ vectors[1] > 0.8 > 0.3 > vectors[0] @ vectors[2]
-    assert line["response"]["body"]["model"] == model
-    # 7, 7 and 5, with two special ones each.
-    assert line["response"]["body"]["usage"] == {"prompt_tokens": 25, "total_tokens": 25}

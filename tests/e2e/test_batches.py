@@ -26,9 +26,20 @@ from embedctl_config.patience import Policy
 from embedctl_config.settings import Settings
 from embedctl_config.tenants import TenantEntry
 from embedctl_gateway.key_file import add_key
-from tests.support.batches import client_of, counts, create, ended, lines_of, rows_in, upload
-from tests.support.gateway import Running, killed_gateway, running_gateway
+from tests.support.batches import (
+    async_client_at,
+    client_at,
+    client_of,
+    counts,
+    create,
+    ended,
+    lines_of,
+    rows_in,
+    upload,
+)
+from tests.support.gateway import NO_TLS, Running, killed_gateway, running_gateway
 from tests.support.limits import limited, settings_of
+from tests.support.prepared import Put, stop
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
@@ -174,7 +185,7 @@ def test_pages_of_45_batches(client: openai.OpenAI, gateway: Running, monkeypatc
     assert [each.created_at for each in page.data] == sorted((each.created_at for each in page.data), reverse=True)
 
     async def ask() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as other:
+        async with async_client_at(gateway.url) as other:
             await other.files.create(file=("more.jsonl", lines_of(["two"])), purpose="batch")
             return [each.id async for each in other.batches.list(limit=7)]
 
@@ -183,7 +194,8 @@ def test_pages_of_45_batches(client: openai.OpenAI, gateway: Running, monkeypatc
     files = client.files.list(limit=1)
     assert [each.filename for each in files] == ["more.jsonl", "requests.jsonl"]
     assert [each.filename for each in client.files.list(order="asc", limit=1)] == ["requests.jsonl", "more.jsonl"]
-    raw = httpx2.get(f"{gateway.url}/v1/batches?limit=2").json()
+    with gateway.client() as other_client:
+        raw = other_client.get("/v1/batches?limit=2").json()
     assert (raw["first_id"], raw["last_id"], raw["has_more"]) == (raw["data"][0]["id"], raw["data"][1]["id"], True)
 
 
@@ -354,7 +366,7 @@ def test_a_dropped_answer_and_the_clients_own_retry_make_one_batch(
             return answer
 
     with (
-        httpx2.Client(transport=Dropping()) as http,
+        httpx2.Client(transport=Dropping(), verify=NO_TLS) as http,
         openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=1, http_client=http) as client,
     ):
         batch = create(client, upload(client, lines_of(["one"])))
@@ -445,42 +457,35 @@ def test_a_gateway_that_ends_leaves_its_batches_to_the_next_one(settings: Settin
         assert set(rows_in(client, batch.output_file_id)) == {f"r{number}" for number in range(20)}
 
 
-#: Runs a gateway with short leases that stops at one moment of a batch, and says so.
-STOPS = """
-import sys, time
-from embedctl_config import keys
-keys.BATCH_LEASE_S = keys.PRODUCER_LEASE_S = 1
-from embedctl_gateway import runner
-from embedctl_gateway.__main__ import main
-def stop(*_, **__):
-    print("here", file=sys.stderr, flush=True)
-    time.sleep(600)
-where = sys.argv[1]
-if where == "validating":
-    runner._Work._validate = stop
-if where == "submitting":
-    runner._Work._submitting = stop
-if where == "submitted":
-    runner._Work._begin = stop
-if where == "in_progress":
-    runner._Work._look = stop
-if where == "finalizing":
-    runner._Held.end = stop
-main(["--port", "0"])
-"""
+#: Where a gateway stops in a batch, by the state in which that leaves the batch.
+STOPS = {
+    "validating": ("_Work", "_validate"),
+    "submitting": ("_Work", "_submitting"),
+    "submitted": ("_Work", "_begin"),
+    "in_progress": ("_Work", "_look"),
+    "finalizing": ("_Held", "end"),
+}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("where", ["validating", "submitting", "submitted", "in_progress", "finalizing"])
+@pytest.mark.parametrize("where", STOPS)
 def test_another_gateway_goes_on_after_a_kill(
     where: str, environment: dict[str, str], settings: Settings, start_worker: StartWorker, broker: Broker
 ) -> None:
     start_worker()
     environment = {**environment, "EMBEDCTL_HARDWARE": "auto", "EMBEDCTL_CHUNK_SIZE": "50"}
     texts = [f"text {number}" for number in range(500)]
-    with killed_gateway(STOPS, where, environment=environment) as (url, said):
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+    name, method = STOPS[where]
+    stopping = Put(
+        {
+            ("embedctl_config.keys", "BATCH_LEASE_S"): 1,
+            ("embedctl_config.keys", "PRODUCER_LEASE_S"): 1,
+            (f"embedctl_gateway.runner:{name}", method): stop,
+        }
+    )
+    with killed_gateway(environment, stopping) as (url, said):
+        with client_at(url) as client:
             made = create(client, upload(client, lines_of(texts)))
         assert "here\n" in said
     start_worker()  # a new job would be cut in another way; this one keeps its cut

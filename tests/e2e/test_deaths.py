@@ -20,7 +20,7 @@ from embedctl.reaper import Reaper
 from embedctl_config.settings import Settings
 from tests.support.jobs import owners, reference
 from tests.support.limits import settings_of
-from tests.support.processes import before_all_else
+from tests.support.sick_backends import MEGABYTES, register
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker, WorkerProcess, deaths, kept_alive
 
@@ -223,22 +223,6 @@ def test_all_workers_die_and_later_ones_go_on(
     assert all(worker.process.poll() is None for worker in later)
 
 
-#: A backend that takes real memory: MEGABYTES per row of a batch, and ten times that for a text that asks for it.
-MEGABYTES = 60
-HUNGRY = f"""
-import numpy as np
-from embedctl_workers.backends.dummy import DummyBackend, _token
-
-class HungryBackend(DummyBackend):
-    def forward(self, tokens, rows):
-        ids = tokens.columns["input_ids"]
-        np.ones({MEGABYTES} * sum(10 if _token("huge") in ids[row] else 1 for row in rows) << 17)
-        return super().forward(tokens, rows)
-"""
-REGISTERED = """
-from embedctl_workers import backends
-backends.BACKENDS["hungry"] = ("hungry:HungryBackend", "")
-"""
 CLASS = """
 [classes.hungry]
 backend = "hungry"
@@ -247,12 +231,11 @@ options = {dim = 16}
 
 
 @pytest.fixture
-def hungry(environment: dict[str, str], short_folder: Path) -> Path:
-    """Add a class whose workers take real memory. Return the folder of the program that they run first."""
+def hungry(environment: dict[str, str], short_folder: Path) -> Settings:
+    """Settings with a class whose workers take real memory."""
     config = short_folder / "embedctl.toml"
     config.write_text(config.read_text() + CLASS)
-    environment.update(before_all_else(short_folder, "hungry", REGISTERED, {"hungry": HUNGRY}))
-    return short_folder / "hungry"
+    return settings_of(environment)
 
 
 @dataclass(frozen=True)
@@ -312,14 +295,13 @@ def memory_group() -> Iterator[MemoryGroup]:
 
 @pytest.mark.slow
 def test_the_kernel_kills_a_worker_for_its_memory_and_one_record_alone_is_too_large(
-    memory_group: MemoryGroup, hungry: Path, environment: dict[str, str], start_worker: StartWorker
+    memory_group: MemoryGroup, hungry: Settings, start_worker: StartWorker
 ) -> None:
-    joining = f"open({str(memory_group.folder / 'cgroup.procs')!r}, 'w').write('0')\n"
-    (hungry / "sitecustomize.py").write_text(joining + REGISTERED)
+    start = partial(start_worker, prepare=partial(register, memory_group.folder))
     texts = [f"text {i}" for i in range(20)]
     texts[13] += " huge"
-    with kept_alive(start_worker, 1, hardware="hungry") as workers:
-        job = enqueue_embeddings(texts, hardware="hungry", chunk_size=10, settings=settings_of(environment))
+    with kept_alive(start, 1, hardware="hungry") as workers:
+        job = enqueue_embeddings(texts, hardware="hungry", chunk_size=10, settings=hungry)
         status = ended(job)
         assert (status.done, status.failed) == (19, 1)
         assert [(error.position, error.code) for error in job.errors()] == [(13, "crashed_worker")]
@@ -330,18 +312,17 @@ def test_the_kernel_kills_a_worker_for_its_memory_and_one_record_alone_is_too_la
 
 
 def test_a_worker_whose_memory_is_capped_halves_its_batches_and_lives_on(
-    hungry: Path, environment: dict[str, str], start_worker: StartWorker
+    hungry: Settings, start_worker: StartWorker
 ) -> None:
-    settings = settings_of(environment)
-    worker = start_worker("hungry")
-    first = enqueue_embeddings(["text"], hardware="hungry", settings=settings)  # starts all of its threads
+    worker = start_worker("hungry", prepare=register)
+    first = enqueue_embeddings(["text"], hardware="hungry", settings=hungry)  # starts all of its threads
     first.wait(timeout=60)
     size = int(Path(f"/proc/{worker.pid}/statm").read_text().split()[0]) * resource.getpagesize()
     cap = size + 4 * MEGABYTES * 2**20
     resource.prlimit(worker.pid, resource.RLIMIT_AS, (cap, cap))
     texts = [f"text {i}" for i in range(20)]
     texts[13] += " huge"
-    job = enqueue_embeddings(texts, hardware="hungry", chunk_size=10, settings=settings)
+    job = enqueue_embeddings(texts, hardware="hungry", chunk_size=10, settings=hungry)
     status = ended(job)
     assert (status.done, status.failed, status.deaths) == (19, 1, 0)
     assert [(error.position, error.code) for error in job.errors()] == [(13, "out_of_memory")]

@@ -10,18 +10,16 @@ import logging
 import re
 import signal
 import ssl
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any
 
 import httpx2
 import jsonschema
 import numpy as np
-import openai
 import pytest
 import trustme
 from hypothesis import given
@@ -34,7 +32,9 @@ from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
 from embedctl_gateway.calls import Gateway
 from embedctl_gateway.key_file import add_key
-from tests.support.gateway import Running, request_bytes, running_gateway
+from tests.support.batches import async_client_at, client_of
+from tests.support.forked import Forked
+from tests.support.gateway import NO_TLS, Running, request_bytes, running_gateway
 from tests.support.jobs import reference
 from tests.support.limits import limited
 from tests.support.packages import need
@@ -86,7 +86,7 @@ def test_the_official_client_gets_the_vectors_of_the_library(
     job.wait(timeout=60)
     expected = job.vectors()
     job.discard()
-    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+    with client_of(gateway) as client:
         assert [each.id for each in client.models.list()] == ["dummy"]
         assert client.models.retrieve("dummy").owned_by == "embedctl"
         answer = client.embeddings.create(input=TEXTS, model="dummy")  # asks for base64
@@ -107,7 +107,7 @@ def test_the_asynchronous_client_and_two_gateways(settings: Settings, start_work
     start_worker()
 
     async def ask(url: str, number: int) -> list[float]:
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        async with async_client_at(url) as client:
             return (await client.embeddings.create(input=f"text {number}", model="dummy")).data[0].embedding
 
     async def ask_all(urls: list[str]) -> list[list[float]]:
@@ -591,22 +591,15 @@ def test_keys_tenants_and_tls(
         pass
 
 
-def test_the_command_answers_and_stops(environment: dict[str, str], short_folder: Path) -> None:
-    run_until(signal.SIGTERM, 0, environment, short_folder)
-
-
-@pytest.mark.slow
-def test_the_command_is_interrupted(environment: dict[str, str], short_folder: Path) -> None:
-    run_until(signal.SIGINT, 130, environment, short_folder)
-
-
-def run_until(number: int, status: int, environment: dict[str, str], folder: Path) -> None:
-    command = [sys.executable, "-m", "embedctl", "gateway", "--port", "0"]
-    with subprocess.Popen(command, env=environment, cwd=folder, stderr=subprocess.PIPE, text=True) as process:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)], ids=["stopped", "Ctrl-C"])
+def test_the_command_answers_and_ends(
+    number: int, status: int, environment: dict[str, str], short_folder: Path
+) -> None:
+    with Forked(["gateway", "--port", "0"], environment, short_folder, DEVNULL) as process:
         assert process.stderr is not None
         said = process.stderr.readline()
         url = re.search(r"the gateway is at (http://127\.0\.0\.1:\d+)/v1 for everyone on this machine", said)
         assert url, said
-        assert httpx2.get(f"{url[1]}/health").json() == {"status": "ok"}
+        assert httpx2.get(f"{url[1]}/health", verify=NO_TLS).json() == {"status": "ok"}
         process.send_signal(number)
         assert process.wait(60) == status

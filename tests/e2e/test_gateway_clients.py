@@ -20,6 +20,7 @@ import pytest
 
 from embedctl_config.settings import Settings
 from embedctl_gateway.key_file import add_key
+from tests.support.batches import client_of
 from tests.support.gateway import Running, running_gateway
 from tests.support.jobs import reference
 from tests.support.workers import StartWorker
@@ -85,7 +86,7 @@ def test_errors_of_the_official_client(settings: Settings, start_worker: StartWo
     start_worker()
     key = add_key(short_folder / "keys", "alice", "search")
     guarded = settings.replace(hardware="auto", gateway_keys_file=str(short_folder / "keys"))
-    with running_gateway(guarded) as gateway, openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key) as client:
+    with running_gateway(guarded) as gateway, client_of(gateway, key, retries=2) as client:
         with pytest.raises(openai.NotFoundError) as unknown:
             client.embeddings.create(input="one", model="dumy")
         with pytest.raises(openai.BadRequestError) as ids:
@@ -101,7 +102,6 @@ def test_errors_of_the_official_client(settings: Settings, start_worker: StartWo
 
 FIRST = """
 import json, sys
-import openai
 client = openai.OpenAI(base_url=f"{sys.argv[1]}/v1", api_key="none")
 texts = TEXTS
 default, floats = (

@@ -23,9 +23,10 @@ from embedctl import JobState
 from embedctl.broker import Broker
 from embedctl_config import keys
 from embedctl_gateway.embedding import RESULT_TTL_S
-from tests.support.batches import ENDED, lines_of
+from tests.support.batches import ENDED, client_at, lines_of
 from tests.support.forked import Forked
-from tests.support.gateway import killed_gateway
+from tests.support.gateway import NO_TLS, killed_gateway
+from tests.support.prepared import Put
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
@@ -104,8 +105,7 @@ class Client(threading.Thread):
         super().__init__()
         self._draw = random.Random(SEED * 100 + number)
         self._told, self._over = told, over
-        # A new one reads the system's certificates, which costs more than to ask.
-        self._clients = [openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=60) for url in urls]
+        self._clients = [client_at(url, retries=2).with_options(timeout=60) for url in urls]
 
     def run(self) -> None:
         try:
@@ -173,7 +173,7 @@ def stack(environment: dict[str, str], folder: Path) -> Iterator[tuple[list[str]
 def serves(url: str) -> bool:
     """Whether a gateway knows a worker."""
     with suppress(httpx2.TransportError):
-        return bool(httpx2.get(f"{url}/ready", timeout=60).status_code == 200)
+        return bool(httpx2.get(f"{url}/ready", timeout=60, verify=NO_TLS).status_code == 200)
     return False
 
 
@@ -192,13 +192,8 @@ def answered(client: httpx2.Client, batch_id: str) -> Counter[str]:
     return found
 
 
-#: Runs a gateway that frees no job of an answered request.
-NEVER_FREES = """
-from embedctl_gateway import embedding
-from embedctl_gateway.__main__ import main
-embedding._FREE_AFTER_S = 600.0
-main(["--port", "0"])
-"""
+#: It frees no job of an answered request.
+NEVER_FREES = Put({("embedctl_gateway.embedding", "_FREE_AFTER_S"): 600.0})
 
 
 def test_what_a_gateway_killed_after_its_answer_leaves_behind_has_an_end(
@@ -207,8 +202,8 @@ def test_what_a_gateway_killed_after_its_answer_leaves_behind_has_an_end(
     start_worker()
     environment = {**environment, "EMBEDCTL_HARDWARE": "auto"}
     asked = {"input": ["one", "two"], "model": "dummy"}
-    with killed_gateway(NEVER_FREES, environment=environment) as (url, _):
-        answer = httpx2.post(f"{url}/v1/embeddings", json=asked, timeout=60)
+    with killed_gateway(environment, NEVER_FREES) as (url, _):
+        answer = httpx2.post(f"{url}/v1/embeddings", json=asked, timeout=60, verify=NO_TLS)
     assert (answer.status_code, len(answer.json()["data"])) == (200, 2)
     (job,) = broker.jobs.newest()
     assert job.state is JobState.COMPLETED
@@ -250,8 +245,8 @@ def test_what_a_gateway_has_answered_stays_true_under_kills(
         assert told.broken == []
         eventually(lambda: all(map(serves, urls)), what="the last start")
         with (
-            openai.OpenAI(base_url=f"{urls[0]}/v1", api_key="none") as reader,
-            httpx2.Client(base_url=urls[1], timeout=60) as other,
+            client_at(urls[0], retries=2) as reader,
+            httpx2.Client(base_url=urls[1], timeout=60, verify=NO_TLS) as other,
         ):
             # Those that nobody was told of are among them.
             everything = list(reader.batches.list(limit=100))

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 import redis as redis_py
 
-from tests.support.processes import RunEmbedctl, before_all_else, changed
+from tests.support.prepared import Put
+from tests.support.processes import RunEmbedctl
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
 #: This version with another number.
-OTHER = "from embedctl_config import wire; wire.VERSION = 2"
+OTHER = Put({("embedctl_config.wire", "VERSION"): 2})
 
 
 @pytest.mark.in_redis
 def test_a_job_of_another_version_is_left_alone_until_its_own_worker_comes(
     embedctl: RunEmbedctl,
-    environment: dict[str, str],
     raw: redis_py.Redis,
     short_folder: Path,
     start_worker: StartWorker,
@@ -27,8 +27,7 @@ def test_a_job_of_another_version_is_left_alone_until_its_own_worker_comes(
         return {key: raw.dump(key) for key in raw.scan_iter(f"embed:job:{job_id}*")}
 
     (short_folder / "corpus.txt").write_text("one\ntwo\n")
-    other = before_all_else(short_folder, "other", OTHER)
-    job_id = embedctl("submit", "corpus.txt", **other).stdout.strip()
+    job_id = embedctl("submit", "corpus.txt", prepare=OTHER).stdout.strip()
     before = stored()
     worker = start_worker()
     eventually(lambda: worker.logged("its ticket is of version 2, and this worker handles version 1", job=job_id))
@@ -39,6 +38,5 @@ def test_a_job_of_another_version_is_left_alone_until_its_own_worker_comes(
         assert "is of version 2, and this embedctl handles version 1" in told.stderr
     assert stored() == before
     assert worker.stop() == 0
-    with changed(environment, other):
-        start_worker()
-    assert embedctl("wait", job_id, **other).returncode == 0
+    start_worker(prepare=OTHER)
+    assert embedctl("wait", job_id, prepare=OTHER).returncode == 0

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,29 +21,28 @@ from embedctl.job_options import SubmitOptions
 from embedctl.records import records_of
 from embedctl_config import keys
 from embedctl_config.settings import Settings
+from tests.support.forked import Forked
 from tests.support.jobs import active_job_id, reference
-from tests.support.processes import RunEmbedctl, before_all_else
+from tests.support.prepared import Put
+from tests.support.processes import RunEmbedctl
 from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker
 
 TEXTS = [f"text {i}" for i in range(100)]
 LINES = [json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(TEXTS)]
 
-#: As if producers that died were noticed sooner, or only after a test.
-LEASE_OF = "from embedctl_config import keys; keys.PRODUCER_LEASE_S = {}"
-
 
 class Producer:
     """`embedctl submit` of a pipe, which gives it the corpus's first lines and then lets it wait for more."""
 
-    def __init__(self, environment: dict[str, str], folder: Path, *options: str) -> None:
+    def __init__(self, environment: dict[str, str], folder: Path, lease_s: int, *options: str) -> None:
         corpus = folder / "corpus.jsonl"
         corpus.unlink(missing_ok=True)
         os.mkfifo(corpus)
-        command = [sys.executable, "-m", "embedctl", "submit", corpus.name, "--chunk-size", "10", *options]
-        self.process = subprocess.Popen(
-            command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        command = ["submit", corpus.name, "--chunk-size", "10", *options]
+        # As if producers that died were noticed sooner, or only after a test.
+        leased = Put({("embedctl_config.keys", "PRODUCER_LEASE_S"): lease_s})
+        self.process = Forked(command, environment, folder, prepare=leased)
         self.pipe = os.fdopen(os.open(corpus, os.O_RDWR), "w")  # which waits for no reader
 
     def give(self, lines: list[str]) -> None:
@@ -67,8 +64,7 @@ def start_producer(environment: dict[str, str], short_folder: Path) -> Iterator[
     started: list[Producer] = []
 
     def start(*options: str, lease_s: int = 1) -> Producer:
-        leased = before_all_else(short_folder, f"lease-{lease_s}", LEASE_OF.format(lease_s))
-        started.append(Producer({**environment, **leased}, short_folder, *options))
+        started.append(Producer(environment, short_folder, lease_s, *options))
         return started[-1]
 
     yield start
@@ -296,21 +292,8 @@ def test_two_submitters_with_one_key_at_the_same_time_make_one_job(
 ) -> None:
     start_worker()
     write_corpus(short_folder, LINES)
-    command = [
-        sys.executable,
-        "-m",
-        "embedctl",
-        "submit",
-        "corpus.jsonl",
-        "--chunk-size",
-        "1",
-        "--resume",
-        "k",
-    ]
-    both = [
-        subprocess.Popen(command, env=environment, cwd=short_folder, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
+    command = ["submit", "corpus.jsonl", "--chunk-size", "1", "--resume", "k"]
+    both = [Forked(command, environment, short_folder) for _ in range(2)]
     said = [process.communicate(timeout=60)[0].strip() for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert said == [only_job(broker)] * 2

@@ -59,14 +59,12 @@ def assert_every_record_has_its_vector(job: Job) -> None:
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
 
 
-def test_doctor_names_the_sentinels_and_the_master(site: Site, embedctl: RunEmbedctl) -> None:
+@WITH_A_PASSWORD
+def test_doctor_names_the_master_and_sentinels_that_refuse_the_password(
+    site: Site, embedctl: RunEmbedctl, tmp_path: Path
+) -> None:
     said = embedctl("doctor").stdout
     assert f"3 of 3 sentinels answer; 127.0.0.1:{site.master.port} is the master, with 1 replica" in said, said
-
-
-@WITH_A_PASSWORD
-def test_sentinels_that_refuse_the_password_are_named(site: Site, embedctl: RunEmbedctl, tmp_path: Path) -> None:
-    assert "3 of 3 sentinels answer" in embedctl("doctor").stdout
     wrong = tmp_path / "wrong"
     wrong.write_text("hunter3\n")
     for file in ("", str(wrong)):
@@ -80,7 +78,7 @@ def test_sentinels_that_refuse_the_password_are_named(site: Site, embedctl: RunE
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("site", ["", "hunter2"], ids=["open", "password"], indirect=True)
+@WITH_A_PASSWORD
 def test_a_job_goes_on_after_its_master_was_killed(site: Site, job: Job) -> None:
     old = site.master
     states: list[JobState] = []

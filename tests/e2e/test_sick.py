@@ -13,7 +13,7 @@ from embedctl_config.settings import Settings
 from tests.support.jobs import reference
 from tests.support.limits import limited, settings_of
 from tests.support.processes import RunEmbedctl
-from tests.support.sick_backends import sick_backends
+from tests.support.sick_backends import register
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker, WorkerProcess
 
@@ -23,7 +23,6 @@ TEXTS = [f"text {i} of many" for i in range(4000)]
 @pytest.fixture
 def start(environment: dict[str, str], short_folder: Path, start_worker: StartWorker) -> StartWorker:
     """Starts workers of one class, each with a backend and options of its own."""
-    environment.update(sick_backends(short_folder))
     common = (short_folder / "embedctl.toml").read_text()
     shared = dict(environment)
 
@@ -32,7 +31,7 @@ def start(environment: dict[str, str], short_folder: Path, start_worker: StartWo
         own.write_text(f'{common}\n[classes.mixed]\nbackend = "{backend}"\noptions = {{dim = 16{options}}}\n')
         environment["EMBEDCTL_CONFIG"] = str(own)
         try:
-            return start_worker("mixed", wait=wait)
+            return start_worker("mixed", wait=wait, prepare=register)
         finally:
             environment["EMBEDCTL_CONFIG"] = shared["EMBEDCTL_CONFIG"]
 

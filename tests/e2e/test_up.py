@@ -33,6 +33,7 @@ from embedctl_workers.machine.devices import format_cpus
 from embedctl_workers.machine.discovery import find_cpu_sets
 from embedctl_workers.models.cache import locked
 from tests.support.forked import Forked, can_be_forked
+from tests.support.gateway import NO_TLS
 from tests.support.jobs import owners, reference
 from tests.support.limits import settings_of
 from tests.support.machines import GPUS, UUIDS, play_gpus
@@ -439,7 +440,7 @@ def test_a_gateway_beside_the_workers_answers_is_started_again_and_ends_with_the
         return found
 
     def ask(texts: list[str]) -> bool:
-        answer = httpx2.post(f"{url}/embeddings", json={"input": texts, "model": "dummy"}, timeout=60)
+        answer = httpx2.post(f"{url}/embeddings", json={"input": texts, "model": "dummy"}, timeout=60, verify=NO_TLS)
         rows = [each["embedding"] for each in answer.json()["data"]]
         np.testing.assert_allclose(rows, reference(texts), atol=1e-6)
         return True
@@ -458,7 +459,12 @@ def test_a_gateway_beside_the_workers_answers_is_started_again_and_ends_with_the
     with ThreadPoolExecutor() as pool:
         in_flight = pool.submit(ask, TEXTS)  # several chunks, and a worker that stops finishes one
         metrics = f"http://127.0.0.1:{free_port}/metrics"
-        eventually(lambda: in_flight.done() or "embedctl_gateway_in_flight 1.0" in httpx2.get(metrics, timeout=60).text)
+        eventually(
+            lambda: (
+                in_flight.done()
+                or "embedctl_gateway_in_flight 1.0" in httpx2.get(metrics, timeout=60, verify=NO_TLS).text
+            )
+        )
         assert up.stop() == 0
     assert in_flight.result()
     assert not any(map(is_running, started))

@@ -18,7 +18,7 @@ from openai.types import Batch
 from embedctl_config.settings import Settings
 from embedctl_gateway import webhooks
 from tests.support.batches import client_of, create, ended, lines_of, upload
-from tests.support.gateway import running_gateway
+from tests.support.gateway import NO_TLS, running_gateway
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
@@ -83,7 +83,8 @@ def run(client: openai.OpenAI, data: bytes) -> Batch:
 
 def events(told: Told) -> list[tuple[str, str]]:
     """The types of the events that came and their batches, as the official client reads them."""
-    with openai.OpenAI(api_key="none", webhook_secret=SECRET) as client:
+    http = openai.DefaultHttpxClient(verify=NO_TLS)
+    with openai.OpenAI(api_key="none", webhook_secret=SECRET, http_client=http) as client:
         read: list[Any] = [client.webhooks.unwrap(body, headers) for headers, body in told.requests]
     assert all(each.object == "event" for each in read)
     return [(each.type, each.data.id) for each in read]

@@ -9,14 +9,26 @@ from typing import Any
 import openai
 from openai.types import Batch
 
-from tests.support.gateway import Running
+from tests.support.gateway import NO_TLS, Running
 from tests.support.waiting import eventually
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
 def client_of(gateway: Running, key: str = "none", retries: int = 0) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=retries)
+    return client_at(gateway.url, key, retries)
+
+
+def client_at(url: str, key: str = "none", retries: int = 0) -> openai.OpenAI:
+    """OpenAI's client, for the gateway at a URL."""
+    http = openai.DefaultHttpxClient(verify=NO_TLS)
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=retries, http_client=http)
+
+
+def async_client_at(url: str) -> openai.AsyncOpenAI:
+    """The same for coroutines."""
+    http = openai.DefaultAsyncHttpxClient(verify=NO_TLS)
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http)
 
 
 def lines_of(texts: Sequence[object], **body: Any) -> bytes:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 import socket
-import subprocess
-import sys
+import ssl
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from subprocess import DEVNULL
 from typing import IO, Any, NamedTuple
 
 import httpx2
@@ -17,7 +17,11 @@ import httpx2
 from embedctl_config.settings import Settings
 from embedctl_gateway.calls import Gateway
 from embedctl_gateway.serve import listening, make_server, url_of
+from tests.support.forked import Forked
 from tests.support.waiting import PATIENCE_S, eventually
+
+#: For clients of a gateway without TLS: to read the system's certificates takes longer than most requests.
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 class Running(NamedTuple):
@@ -30,7 +34,7 @@ class Running(NamedTuple):
     def client(self, key: str = "") -> httpx2.Client:
         """A client that does not retry."""
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        return httpx2.Client(base_url=self.url, headers=headers, timeout=60)
+        return httpx2.Client(base_url=self.url, headers=headers, timeout=60, verify=NO_TLS)
 
     def connect(self) -> socket.socket:
         """A bare connection."""
@@ -55,14 +59,13 @@ def running_gateway(settings: Settings, gateway: Gateway | None = None) -> Itera
 
 
 @contextmanager
-def killed_gateway(script: str, *arguments: str, environment: Mapping[str, str]) -> Iterator[tuple[str, IO[str]]]:
-    """A gateway that a script runs in a process of its own, until it is killed at the end of the block.
+def killed_gateway(environment: Mapping[str, str], prepare: Callable[[], None]) -> Iterator[tuple[str, IO[str]]]:
+    """A gateway in a process of its own, which runs `prepare` first, until it is killed at the end of the block.
 
     Yields:
         Its URL, and what it says after that.
     """
-    command = [sys.executable, "-c", script, *arguments]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    with Forked(["gateway", "--port", "0"], environment, None, DEVNULL, prepare=prepare) as process:
         try:
             assert process.stderr is not None
             said = process.stderr.readline()

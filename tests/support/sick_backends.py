@@ -3,46 +3,69 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from embedctl_workers import backends
+from embedctl_workers.backends.dummy import DummyBackend, _token
 from tests.support.processes import before_all_else
 
-#: The dummy on a host where another process takes the memory after some batches, and a dummy that one word makes
-#: useless.
-_BACKENDS = """
-from embedctl_workers.backends.dummy import DummyBackend, _token
+#: What the backend `hungry` takes for a row of a batch: real memory, and ten times that for the word "huge".
+MEGABYTES = 60
+
 
 class FadingBackend(DummyBackend):
+    """The dummy on a host where another process takes the memory after some batches."""
+
     OPTIONS = (*DummyBackend.OPTIONS, "batches")
 
-    def __init__(self, *, batches, **options):
+    def __init__(self, *, batches: int, **options: Any) -> None:
         super().__init__(**options)
         self._left = batches
 
-    def forward(self, tokens, rows):
+    def forward(self, tokens: Any, rows: Any) -> Any:
         self._left -= 1
         if self._left < 0:
             raise MemoryError("the host has no memory left")
         return super().forward(tokens, rows)
 
-BAD = _token("sticky")
 
 class StickyBackend(DummyBackend):
-    broken = False
+    """A dummy that one word makes useless."""
 
-    def forward(self, tokens, rows):
+    _broken = False
+
+    def forward(self, tokens: Any, rows: Any) -> Any:
         ids = tokens.columns["input_ids"]
-        self.broken = self.broken or any(BAD in ids[row] for row in rows)
-        if self.broken:
+        self._broken = self._broken or any(_token("sticky") in ids[row] for row in rows)
+        if self._broken:
             raise RuntimeError("could not create a primitive")
         return super().forward(tokens, rows)
-"""
-_REGISTERED = """
-from embedctl_workers import backends
-backends.BACKENDS["fading"] = ("sick:FadingBackend", "")
-backends.BACKENDS["sticky"] = ("sick:StickyBackend", "")
-"""
+
+
+class HungryBackend(DummyBackend):
+    """A dummy that takes real memory."""
+
+    def forward(self, tokens: Any, rows: Any) -> Any:
+        ids = tokens.columns["input_ids"]
+        np.ones(MEGABYTES * sum(10 if _token("huge") in ids[row] else 1 for row in rows) << 17)
+        return super().forward(tokens, rows)
+
+
+_BACKENDS = {name.lower(): (f"{__name__}:{name}Backend", "") for name in ("Fading", "Sticky", "Hungry")}
+
+
+def register(group: Path | None = None) -> None:
+    """Let this process know the backends `fading`, `sticky` and `hungry`, in a memory cgroup if it is given one."""
+    if group is not None:
+        (group / "cgroup.procs").write_text("0")
+    backends.BACKENDS.update(_BACKENDS)
 
 
 def sick_backends(folder: Path) -> dict[str, str]:
-    """The variables that give a worker the backends `fading` and `sticky`."""
-    return before_all_else(folder, "sick", _REGISTERED, {"sick": _BACKENDS})
+    """The variables that do so in every Python: for workers that another process starts."""
+    # Only the names: before a worker is pinned, it may not import NumPy.
+    root = Path(__file__).parents[2]
+    program = f"import sys; sys.path.append({str(root)!r})\nfrom embedctl_workers import backends\n"
+    return before_all_else(folder, "sick", f"{program}backends.BACKENDS.update({_BACKENDS!r})")
