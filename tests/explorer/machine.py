@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from embedctl_config import keys, wire
 from tests.explorer.actors import Actor, Move, Run, Worker
@@ -112,15 +113,15 @@ class Machine:
         if state.may("lapse"):
             for chunk, score in sorted(view.fields(keys.due(view.job_id)).items()):
                 if not lies_in_the_past(score):
-                    yield Move("time", f"chunk {int(chunk)} is due", self._lapsing(state, int(chunk)), "lapse")
+                    what = f"chunk {int(chunk)} is due"
+                    yield _passing(state, what, partial(World.lapse, chunk=int(chunk)), "lapse")
             if view.text("sealed") == "1" and not view.ended and int(view.text("progressed_ms") or 0) > 1:
-                yield Move("time", "the last progress is long ago", self._growing_old(state), "lapse")
+                yield _passing(state, "the last progress is long ago", World.grow_old, "lapse")
         holder = view.string(keys.producer(view.job_id))
         if holder is not None:
             lives = self._lives(state, holder.decode())
             if not lives or state.may("lapse"):
-                fault = "lapse" if lives else ""
-                yield Move("time", "the right to add lapses", self._ending_right(state), fault)
+                yield _passing(state, "the right to add lapses", World.end_producer_lease, "lapse" if lives else "")
         if state.may("lost result"):
             for index in range(view.number("added")):
                 if view.result(index) is not None:
@@ -129,41 +130,16 @@ class Machine:
             for back, past in enumerate(reversed(state.history), 1):
                 yield Move("redis", f"goes back {back}", self._going_back(state, past, True, back), "rollback")
                 if past.tickets != state.tickets:
-                    yield Move(
-                        "redis",
-                        f"goes back {back}, not its tickets",
-                        self._going_back(state, past, False, back),
-                        "rollback",
-                    )
+                    without = self._going_back(state, past, False, back)
+                    yield Move("redis", f"goes back {back}, not its tickets", without, "rollback")
 
     def _lives(self, state: State, token: str) -> bool:
         return any(actor.holds(known) == token for actor, known in zip(self.actors, state.actors, strict=True))
-
-    def _lapsing(self, state: State, chunk: int) -> Callable[[World], tuple[State, str]]:
-        def do(world: World) -> tuple[State, str]:
-            world.lapse(chunk)
-            return state, f"chunk {chunk} is due"
-
-        return do
-
-    def _growing_old(self, state: State) -> Callable[[World], tuple[State, str]]:
-        def do(world: World) -> tuple[State, str]:
-            world.grow_old()
-            return state, "the last progress is long ago"
-
-        return do
 
     def _losing(self, state: State, chunk: int) -> Callable[[World], tuple[State, str]]:
         def do(world: World) -> tuple[State, str]:
             world.lose_result(chunk)
             return replace(state, lost=(*state.lost, chunk), went_back=True), f"loses the result of {chunk}"
-
-        return do
-
-    def _ending_right(self, state: State) -> Callable[[World], tuple[State, str]]:
-        def do(world: World) -> tuple[State, str]:
-            world.end_producer_lease()
-            return state, "the right to add lapses"
 
         return do
 
@@ -439,6 +415,16 @@ class Machine:
                     at += size
             size //= 2
         return found
+
+
+def _passing(state: State, what: str, happen: Callable[[World], None], fault: str) -> Move:
+    """Time passes in one way."""
+
+    def do(world: World) -> tuple[State, str]:
+        happen(world)
+        return state, what
+
+    return Move("time", what, do, fault)
 
 
 def _trace(parents: dict[int, tuple[int, str, str]], key: int) -> tuple[list[str], list[str]]:

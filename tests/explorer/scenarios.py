@@ -16,7 +16,7 @@ from tests.explorer.bodies import corpus
 from tests.explorer.faults import Fault, in_client_code, scripts_with
 from tests.explorer.machine import Machine
 from tests.explorer.world import State, World, a_world
-from tests.support.store import MINE, OPTIONS, QUEUE
+from tests.support.store import MINE, OPTIONS, QUEUE, add
 
 #: A text that leaves no room for another.
 LONG = "x" * 600
@@ -135,42 +135,37 @@ def _limited_with_failures(world: World) -> None:
     _ended_with_failures(world)
 
 
-def _ended_with_failures(world: World) -> None:
-    """A sealed job of two chunks. One record of each chunk failed; the producer is gone."""
-    from tests.support.store import add
-
-    jobs = world.broker.jobs
-    for chunk in range(2):
-        add(world.broker, world.job_id, chunk)
-    jobs.seal(world.job_id, 2)
-    jobs.issue(world.job_id, QUEUE)
-    for chunk in range(2):
-        claim = jobs.claim(world.job_id, chunk, token=f"t{chunk}", instance="before", fingerprint=MINE)
-        payload, report = result_of(claim.input, 1)
-        assert jobs.complete(world.job_id, chunk, f"t{chunk}", payload, report, fingerprint=MINE) == "ok"
-
-
 def _submitted(world: World) -> None:
     """A sealed job of two chunks whose tickets were never sent."""
-    from tests.support.store import add
-
     for chunk in range(2):
         add(world.broker, world.job_id, chunk)
     world.broker.jobs.seal(world.job_id, 2)
 
 
+def _encode(world: World, *failed: int, first: int = 0) -> None:
+    """Encode the chunks from `first` on. So many records of each fail."""
+    jobs = world.broker.jobs
+    jobs.issue(world.job_id, QUEUE)
+    for chunk, failures in enumerate(failed, first):
+        token = f"t{chunk}"
+        claim = jobs.claim(world.job_id, chunk, token=token, instance="before", fingerprint=MINE)
+        payload, report = result_of(claim.input, failures)
+        assert jobs.complete(world.job_id, chunk, token, payload, report, fingerprint=MINE) == "ok"
+
+
+def _ended_with_failures(world: World) -> None:
+    """A sealed job of two chunks. One record of each chunk failed; the producer is gone."""
+    _submitted(world)
+    _encode(world, 1, 1)
+
+
 def _retried(world: World) -> None:
     """A sealed job of two chunks whose failed records were retried. The second chunk's record failed again."""
     _ended_with_failures(world)
-    jobs = world.broker.jobs
     for chunk in range(2):
-        assert jobs.retry(world.job_id, chunk, 2 + chunk, "before") == 1
-    jobs.seal(world.job_id, 4)
-    jobs.issue(world.job_id, QUEUE)
-    for chunk in range(2, 4):
-        claim = jobs.claim(world.job_id, chunk, token=f"t{chunk}", instance="before", fingerprint=MINE)
-        payload, report = result_of(claim.input, chunk - 2)
-        assert jobs.complete(world.job_id, chunk, f"t{chunk}", payload, report, fingerprint=MINE) == "ok"
+        assert world.broker.jobs.retry(world.job_id, chunk, 2 + chunk, "before") == 1
+    world.broker.jobs.seal(world.job_id, 4)
+    _encode(world, 0, 1, first=2)
 
 
 def _repairer() -> Program:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +19,7 @@ from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.encoding.known_good import KnownGood
 from embedctl_workers.serving.metrics import Metrics
 from embedctl_workers.serving.runner import ChunkRunner
+from tests.support.waiting import PATIENCE_S
 
 ENTRY = HardwareClass(backend="dummy")
 SECRET = "s3cret"
@@ -54,6 +57,17 @@ class Rig:
         self.runner.run(
             "dummy", Ticket(keys.queue("dummy", "dummy"), job.id, chunk, {"version": wire.VERSION, **facts})
         )
+
+    @contextmanager
+    def in_thread(self, job: Job) -> Iterator[threading.Thread]:
+        """Within the block, the job's first chunk is worked on beside; it is given up at the end."""
+        thread = threading.Thread(target=self.run, args=(job,), daemon=True)
+        thread.start()
+        try:
+            yield thread
+        finally:
+            self.runner.draining.set()
+            thread.join(PATIENCE_S)
 
     def value(self, name: str, **labels: str) -> float | None:
         own = {"hardware_class": "dummy", "model": "dummy", **labels}

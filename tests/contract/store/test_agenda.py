@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -62,14 +63,21 @@ def reap(broker: Broker, raw: redis_py.Redis, **options: float) -> Reaper:
     return one
 
 
+@dataclass
+class Looks:
+    """The jobs that were looked at, in order, and what happens before each look."""
+
+    jobs: list[str] = field(default_factory=list)
+    before: Callable[[], object] = lambda: None
+
+
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The jobs that were looked at, in order."""
-    found: list[str] = []
-    look = Upkeep.look
+def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
+    found, look = Looks(), Upkeep.look
 
     def noted(self: Upkeep, jobs: Sequence[ActiveJob], **options: Any) -> list[Looked | BrokerRefused]:
-        found.extend(job.id for job in jobs)
+        found.jobs.extend(job.id for job in jobs)
+        found.before()
         return look(self, jobs, **options)
 
     monkeypatch.setattr(Upkeep, "look", noted)
@@ -152,7 +160,7 @@ def test_a_round_costs_no_more_for_jobs_of_which_nothing_is_due(
 
 
 def test_a_round_stops_when_its_time_is_over_and_the_next_process_goes_on(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, looks: list[str], monkeypatch: pytest.MonkeyPatch
+    settings: Settings, broker: Broker, raw: redis_py.Redis, looks: Looks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reaper, "_TOGETHER", 2)
     monkeypatch.setattr(reaper, "BUDGET_S", 0.0)
@@ -163,21 +171,19 @@ def test_a_round_stops_when_its_time_is_over_and_the_next_process_goes_on(
         other = Broker.connect(settings)
         reap(other, raw, interval_s=60)
         other.close()
-        assert looks == jobs[: at + 2]
+        assert looks.jobs == jobs[: at + 2]
 
 
 def test_the_turn_is_kept_until_the_round_ends_and_then_handed_on(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, broker: Broker, raw: redis_py.Redis, looks: Looks
 ) -> None:
-    other = Broker.connect(settings)
-    look, taken = Upkeep.look, []
+    other, taken = Broker.connect(settings), []
 
-    def slow(self: Upkeep, jobs: Sequence[ActiveJob], **options: Any) -> list[Looked | BrokerRefused]:
+    def slow() -> None:
         pass_ms(broker, 100)  # ten intervals
         taken.append(other.upkeep.agenda.take_turn(1.0))
-        return look(self, jobs, **options)
 
-    monkeypatch.setattr(Upkeep, "look", slow)
+    looks.before = slow
     make_due(raw, new_job(broker, 1))
     reap(broker, raw, interval_s=0.01)
     assert taken == [""]
@@ -186,19 +192,13 @@ def test_the_turn_is_kept_until_the_round_ends_and_then_handed_on(
 
 
 def test_who_lost_the_turn_stops(
-    broker: Broker, raw: redis_py.Redis, looks: list[str], monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: redis_py.Redis, looks: Looks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reaper, "_TOGETHER", 1)
-    look = Upkeep.look
-
-    def lost(self: Upkeep, jobs: Sequence[ActiveJob], **options: Any) -> list[Looked | BrokerRefused]:
-        raw.set(keys.REAPER, "another", px=600_000)
-        return look(self, jobs, **options)
-
-    monkeypatch.setattr(Upkeep, "look", lost)
+    looks.before = lambda: raw.set(keys.REAPER, "another", px=600_000)
     make_due(raw, *(new_job(broker, 1) for _ in range(3)))
     reap(broker, raw)
-    assert len(looks) == 1
+    assert len(looks.jobs) == 1
     assert raw.get(keys.REAPER) == b"another"
     assert raw.pttl(keys.REAPER) > 0
 
@@ -253,7 +253,6 @@ def test_a_job_that_redis_refuses_to_touch_costs_no_other_its_look(
 def test_a_job_is_tried_again_ever_later_and_forgiven_when_it_is_well(
     broker: Broker,
     raw: redis_py.Redis,
-    looks: list[str],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -186,14 +185,9 @@ def test_a_result_that_never_arrives_is_given_back(
 
     monkeypatch.setattr(broker.jobs, "complete", away)
     monkeypatch.setattr("embedctl_workers.serving.chunk_store.REDIS", Policy(0.1, 0.1))
-    thread = threading.Thread(target=rig.run, args=(job,), daemon=True)
-    thread.start()
-    try:
+    with rig.in_thread(job) as thread:
         eventually(lambda: not thread.is_alive())
         assert "did not take it 8 times" in (job.status().trouble or "")
-    finally:
-        rig.runner.draining.set()
-        thread.join(PATIENCE_S)
 
 
 def test_while_redis_takes_nothing_at_all_a_result_is_held(
@@ -210,16 +204,11 @@ def test_while_redis_takes_nothing_at_all_a_result_is_held(
     monkeypatch.setattr(broker.jobs, "complete", away)
     monkeypatch.setattr(broker.jobs, "renew", away)
     monkeypatch.setattr("embedctl_workers.serving.chunk_store.REDIS", Policy(0.01, 0.01))
-    thread = threading.Thread(target=rig.run, args=(job,), daemon=True)
-    thread.start()
-    try:
+    with rig.in_thread(job) as thread:
         eventually(lambda: len(asked) > 60)
         monkeypatch.setattr(broker.jobs, "complete", complete)
         thread.join(PATIENCE_S)
         assert job.status().done == 3
-    finally:
-        rig.runner.draining.set()
-        thread.join(PATIENCE_S)
 
 
 @pytest.mark.slow

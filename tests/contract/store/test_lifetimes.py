@@ -56,23 +56,24 @@ def without_lifetime(raw: redis_py.Redis) -> list[bytes]:
     return [key for key in raw.scan_iter(match="embed:*", count=1000) if raw.pttl(key) < 0]
 
 
-@pytest.mark.parametrize("step", ["add", "claim", "complete", "seal"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda broker, job_id: add(broker, job_id, 1),
+        lambda broker, job_id: claim(broker, job_id, 0),
+        lambda broker, job_id: complete(broker, job_id, 0),
+        lambda broker, job_id: broker.jobs.seal(job_id, 1),
+    ],
+    ids=["add", "claim", "complete", "seal"],
+)
 def test_progress_renews_the_lifetime_of_a_job_and_of_its_idempotency_key(
-    broker: Broker, raw: redis_py.Redis, step: str
+    broker: Broker, raw: redis_py.Redis, step: Callable[[Broker, str], object]
 ) -> None:
     job_id = new_job(broker, 1, seal=False, idempotency_key="nightly")
-    if step == "complete":
-        claim(broker, job_id, 0)
     for key in (keys.job(job_id), keys.idempotency("nightly")):
         raw.pexpire(key, NEARLY_OVER_MS)
     assert broker.jobs.status(job_id).expires_in <= timedelta(milliseconds=NEARLY_OVER_MS)
-    steps: dict[str, Callable[[], object]] = {
-        "add": lambda: add(broker, job_id, 1),
-        "claim": lambda: claim(broker, job_id, 0),
-        "complete": lambda: complete(broker, job_id, 0),
-        "seal": lambda: broker.jobs.seal(job_id, 1),
-    }
-    steps[step]()
+    step(broker, job_id)
     for key in (keys.job(job_id), keys.idempotency("nightly")):
         assert NEARLY_OVER_MS < raw.pttl(key) <= TTL_MS
     assert broker.jobs.status(job_id).expires_in > timedelta(milliseconds=NEARLY_OVER_MS)

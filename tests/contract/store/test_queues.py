@@ -73,14 +73,12 @@ def test_the_age_is_that_of_the_ticket_which_celery_takes_next(
     assert waiting(broker) == Waiting(1, 3000)
 
 
-def test_a_ticket_that_is_sent_on_keeps_its_age(broker: Broker, sender: TicketSender) -> None:
-    sender.forward([Ticket(QUEUE, JOB, 0, {"version": 1, "sent_ms": 17})])
-    assert waiting(broker) == Waiting(1, 17)
-
-
-def test_a_ticket_that_does_not_say_has_no_age(broker: Broker, sender: TicketSender) -> None:
-    sender.forward([Ticket(QUEUE, JOB, 0, {"version": 1})])
-    assert waiting(broker) == Waiting(1, None)
+@pytest.mark.parametrize(("facts", "age"), [({"sent_ms": 17}, 17), ({}, None)])
+def test_a_ticket_that_is_sent_on_keeps_its_age(
+    broker: Broker, sender: TicketSender, facts: dict[str, int], age: int | None
+) -> None:
+    sender.forward([Ticket(QUEUE, JOB, 0, {"version": 1, **facts})])
+    assert waiting(broker) == Waiting(1, age)
 
 
 def envelope(body: object, encoding: str = "base64") -> bytes:

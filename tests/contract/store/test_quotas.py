@@ -119,19 +119,17 @@ def test_a_job_that_has_begun_leaves_a_tenth_to_new_jobs(broker: Broker) -> None
     assert add(broker, job_id, 9)[0] is Added.OK
 
 
-def test_bytes_have_a_limit_too(broker: Broker) -> None:
-    limit(broker, max_waiting_bytes=2 * size(0))
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"max_waiting_bytes": 2 * size(0)}, f"has {size(0)} of at most {2 * size(0)} bytes of waiting text"),
+        ({"max_waiting_records": 1}, "has 2 of at most 1 waiting records"),  # a chunk that is larger goes alone
+    ],
+)
+def test_records_and_bytes_have_limits(broker: Broker, limits: dict[str, Any], message: str) -> None:
+    limit(broker, **limits)
     job_id = new_job(broker, 1, seal=False, tenant=TENANT)
-    with pytest.raises(QuotaExceeded, match=f"has {size(0)} of at most {2 * size(0)} bytes of waiting text"):
-        add(broker, job_id, 1)
-    work(broker, job_id, 0)
-    assert add(broker, job_id, 1)[0] is Added.OK
-
-
-def test_a_chunk_that_is_larger_than_the_limit_goes_alone(broker: Broker) -> None:
-    limit(broker, max_waiting_records=1)
-    job_id = new_job(broker, 1, seal=False, tenant=TENANT)
-    with pytest.raises(QuotaExceeded):
+    with pytest.raises(QuotaExceeded, match=message):
         add(broker, job_id, 1)
     work(broker, job_id, 0)
     assert add(broker, job_id, 1)[0] is Added.OK

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -207,19 +206,10 @@ def test_records_that_fail_are_told_of_without_their_texts(failing: Rig, caplog:
     assert {about(line) for line in lines} == {(job.id, 0, 1)}
 
 
-def test_a_result_that_redis_refuses_is_given_back_and_not_held_for_ever(
-    rig: Rig, broker: Broker, raw: redis_py.Redis
-) -> None:
+def test_a_result_that_redis_refuses_is_given_back_and_not_held_for_ever(rig: Rig, raw: redis_py.Redis) -> None:
     job = rig.submit()
     raw.set(keys.events(job.id), "somebody else's")  # `complete` tells of the chunk there
-    thread = threading.Thread(target=rig.run, args=(job,), daemon=True)
-    thread.start()
-    try:
+    with rig.in_thread(job) as thread:
         eventually(lambda: not thread.is_alive())
-        status = broker.jobs.status(job.id)
-        assert "WRONGTYPE" in (status.trouble or "")
+        assert "WRONGTYPE" in (job.status().trouble or "")
         assert not rig.runner.in_hand.all()
-        raw.delete(keys.events(job.id))
-    finally:
-        rig.runner.draining.set()
-        thread.join(60)

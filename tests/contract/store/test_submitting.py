@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import redis as redis_py
 
@@ -43,21 +45,17 @@ def test_create_makes_a_job_that_is_submitting(broker: Broker) -> None:
     assert job_id.startswith(status.created_at.strftime("%Y%m%d-%H%M%S-"))
 
 
-def test_create_with_a_key_gives_the_job_that_it_made(broker: Broker) -> None:
+def test_create_with_a_key_gives_the_job_that_it_made_and_leaves_nothing_of_another(
+    broker: Broker, raw: redis_py.Redis
+) -> None:
     first, created = broker.jobs.create(spec(idempotency_key="nightly"))
     assert created
+    before = set(raw.keys())
     assert broker.jobs.create(spec(idempotency_key="nightly")) == (first, False)
+    assert set(raw.keys()) == before
     other, created = broker.jobs.create(spec(idempotency_key="weekly"))
     assert created
     assert other != first
-
-
-def test_create_leaves_nothing_of_the_job_that_it_did_not_make(broker: Broker, raw: redis_py.Redis) -> None:
-    broker.jobs.create(spec(idempotency_key="nightly"))
-    before = set(raw.keys())
-    broker.jobs.create(spec(idempotency_key="nightly"))
-    assert set(raw.keys()) == before
-    assert raw.zcard(keys.ACTIVE) == 1
 
 
 def test_create_with_a_key_whose_job_is_gone_makes_a_new_one(broker: Broker, raw: redis_py.Redis) -> None:
@@ -112,36 +110,16 @@ def test_add_stores_a_chunk_and_tells_the_text_that_waits(broker: Broker, raw: r
     assert_consistent(broker, raw, job_id)
 
 
-def test_add_skips_a_chunk_whose_input_is_stored(broker: Broker) -> None:
+@pytest.mark.parametrize("failed", [None, 0, 1], ids=["it waits", "it is done", "a record failed"])
+def test_add_skips_a_chunk_that_is_there_and_refuses_another_in_its_place(broker: Broker, failed: int | None) -> None:
     job_id = new_job(broker, 2, seal=False)
-    before = broker.jobs.status(job_id)
+    if failed is not None:
+        work(broker, job_id, 0, failed=failed)
+    before, kept = broker.jobs.status(job_id), broker.jobs.input(job_id, 0)
     assert add(broker, job_id, 0) == (Added.SKIPPED, before.waiting_bytes)
-    after = broker.jobs.status(job_id)
-    assert (after.records, after.chunks, after.waiting_bytes) == (4, 2, before.waiting_bytes)
-
-
-def test_add_skips_a_chunk_whose_result_is_stored(broker: Broker) -> None:
-    job_id = new_job(broker, 2, seal=False)
-    work(broker, job_id, 0)
-    assert broker.jobs.input(job_id, 0) is None
-    assert add(broker, job_id, 0) == (Added.SKIPPED, len(payload(1)))
-    assert broker.jobs.input(job_id, 0) is None
-
-
-def test_add_compares_with_the_whole_chunk_where_only_failed_rows_are_kept(broker: Broker) -> None:
-    job_id = new_job(broker, 2, seal=False)
-    work(broker, job_id, 0, failed=1)
-    assert broker.jobs.input(job_id, 0) not in (None, payload(0))
-    assert add(broker, job_id, 0)[0] is Added.SKIPPED
     assert add(broker, job_id, 0, word="other")[0] is Added.DIFFERS
-
-
-def test_add_refuses_another_chunk_in_the_place_of_a_stored_one(broker: Broker) -> None:
-    job_id = new_job(broker, 2, seal=False)
-    work(broker, job_id, 0)
-    for chunk in (0, 1):
-        assert add(broker, job_id, chunk, word="other")[0] is Added.DIFFERS
-    assert broker.jobs.input(job_id, 1) == payload(1)
+    assert broker.jobs.input(job_id, 0) == kept
+    assert replace(broker.jobs.status(job_id), expires_in=before.expires_in) == before
 
 
 def test_add_to_a_sealed_job_skips_what_it_has_and_takes_no_more(broker: Broker) -> None:

@@ -93,20 +93,14 @@ def test_a_silent_owner_makes_its_chunk_suspect(broker: Broker, raw: redis_py.Re
     assert claim(broker, job_id, 0, "next").given_up == frozenset()
 
 
-def test_a_careful_death_names_the_row(broker: Broker, raw: redis_py.Redis) -> None:
+@pytest.mark.parametrize("rows", [(1,), (0, 1)])
+def test_a_careful_death_names_the_row(broker: Broker, raw: redis_py.Redis, rows: tuple[int, ...]) -> None:
     job_id = new_job(broker)
     die(broker, job_id, 0, raw)
-    die(broker, job_id, 0, raw, at_row=1, instance="second")
-    assert claim(broker, job_id, 0, "third").given_up == frozenset({1})
-    assert broker.jobs.suspects(job_id)[0].given_up == (1,)
-
-
-def test_several_rows_may_be_named(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = new_job(broker)
-    die(broker, job_id, 0, raw)
-    for at in (0, 1):
+    for at in rows:
         die(broker, job_id, 0, raw, at_row=at, instance=f"w{at}")
-    assert claim(broker, job_id, 0, "last").given_up == frozenset({0, 1})
+    assert claim(broker, job_id, 0, "last").given_up == frozenset(rows)
+    assert broker.jobs.suspects(job_id)[0].given_up == rows
 
 
 def test_a_row_that_was_passed_is_not_named(broker: Broker, raw: redis_py.Redis) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 import redis as redis_py
@@ -16,7 +17,7 @@ from embedctl_config import keys, wire
 from embedctl_config.celery_app import make_celery
 from embedctl_config.errors import NotPermitted
 from embedctl_config.settings import Settings
-from tests.support.store import QUEUE, new_job, row, score, work
+from tests.support.store import QUEUE, calls, new_job, row, score, work
 from tests.support.waiting import PATIENCE_S
 
 GONE = "20261121-073032-d974cc1efb"
@@ -138,20 +139,29 @@ def test_a_queue_with_a_live_worker_is_its_workers(broker: Broker, raw: redis_py
     assert not raw.exists(QUEUE)
 
 
-def test_a_ticket_that_is_sent_meanwhile_stays(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between the look at a queue and the removal, a worker takes a ticket, and a new job sends its own."""
-    job_id = new_job(broker, 2)
-    sent(broker, raw, GONE, 0, 1)
+def before_removal(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
+    """Let something happen between the look at a queue and the removal."""
     remove = UnusedQueues._remove
 
     def later(queues: UnusedQueues, *found: object) -> None:
-        raw.rpop(QUEUE)
-        issue(broker, job_id)
-        remove(queues, *found)  # type: ignore[arg-type]
+        happens()
+        remove(queues, *found)  # type: ignore[arg-type]  # it has what was found
 
     monkeypatch.setattr(UnusedQueues, "_remove", later)
+
+
+def test_a_ticket_that_is_sent_meanwhile_stays(
+    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker takes a ticket, and a new job sends its own."""
+    job_id = new_job(broker, 2)
+    sent(broker, raw, GONE, 0, 1)
+
+    def meanwhile() -> None:
+        raw.rpop(QUEUE)
+        issue(broker, job_id)
+
+    before_removal(monkeypatch, meanwhile)
     sweep(broker)
     assert raw.llen(QUEUE) == 2
     assert raw.exists(*BINDINGS) == 2
@@ -163,13 +173,7 @@ def test_a_job_that_is_opened_again_meanwhile_gets_its_tickets(
     job_id = new_job(broker, 1)
     work(broker, job_id, 0, failed=1)
     old = sent(broker, raw, job_id, 0)
-    remove = UnusedQueues._remove
-
-    def later(queues: UnusedQueues, *found: object) -> None:
-        assert Job(job_id, broker).retry_failed() == 1
-        remove(queues, *found)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(UnusedQueues, "_remove", later)
+    before_removal(monkeypatch, Job(job_id, broker).retry_failed)
     sweep(broker)
     assert raw.llen(QUEUE) == 1
     assert raw.lrange(QUEUE, 0, -1) != old
@@ -300,15 +304,8 @@ def test_two_reapers_at_once_do_no_harm(broker: Broker, raw: redis_py.Redis, mon
     waits = new_job(broker, 1)
     sent(broker, raw, GONE, 0, 1)
     issue(broker, waits)
-    remove, again = UnusedQueues._remove, list[int]()
-
-    def twice(queues: UnusedQueues, *found: object) -> None:
-        if not again:
-            again.append(1)
-            sweep(broker)
-        remove(queues, *found)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(UnusedQueues, "_remove", twice)
+    sweeps = iter([sweep])
+    before_removal(monkeypatch, lambda: [other(broker) for other in sweeps])
     sweep(broker)
     assert raw.llen(QUEUE) == 1
 
@@ -317,7 +314,6 @@ def test_a_round_without_unused_queues_reads_two_facts_of_each(broker: Broker, r
     """Most rounds find nothing: they read the oldest ticket and the number of workers, in one round trip."""
     new_job(broker, 0)
     upkeep = Upkeep(broker.connection, Settings())
-    before = int(raw.info("commandstats").get("cmdstat_lindex", {}).get("calls", 0))
+    raw.config_resetstat()
     upkeep.queues.sweep(broker.connection.now_ms(), in_use=[])
-    after = int(raw.info("commandstats")["cmdstat_lindex"]["calls"])
-    assert after - before == 1
+    assert calls(raw, "lindex") == 1

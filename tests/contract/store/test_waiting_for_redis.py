@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -51,6 +52,17 @@ def raw(own_redis: RedisServer) -> Iterator[redis_py.Redis]:
     client = redis_py.Redis.from_url(own_redis.url)
     yield client
     client.close()
+
+
+@contextmanager
+def silent(server: RedisServer) -> Iterator[None]:
+    """Within the block, Redis takes connections and answers nothing."""
+    assert server.process is not None
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        server.process.send_signal(signal.SIGCONT)
 
 
 def fill(raw: redis_py.Redis) -> None:
@@ -281,8 +293,6 @@ def test_a_redis_that_hangs_holds_up_nobody_for_longer_than_a_sockets_time_out(
     job = Job(new_job(broker, 1), hasty)
     if connected:
         job.status()
-    assert own_redis.process is not None
-    own_redis.process.send_signal(signal.SIGSTOP)
     reads, read = [], redis_py.connection.AbstractConnection.read_response
 
     def counted(self: redis_py.connection.AbstractConnection, *args: Any, **options: Any) -> Any:
@@ -290,13 +300,10 @@ def test_a_redis_that_hangs_holds_up_nobody_for_longer_than_a_sockets_time_out(
         return read(self, *args, **options)
 
     monkeypatch.setattr(redis_py.connection.AbstractConnection, "read_response", counted)
-    try:
-        with pytest.raises(WaitTimeout):
-            WAITS[call](job, 0.5)
-        assert len(reads) == 1  # each would take a socket's time-out
-    finally:
-        own_redis.process.send_signal(signal.SIGCONT)
-        hasty.close()
+    with silent(own_redis), pytest.raises(WaitTimeout):
+        WAITS[call](job, 0.5)
+    assert len(reads) == 1  # each would take a socket's time-out
+    hasty.close()
 
 
 HANGS = """
@@ -329,15 +336,13 @@ def test_a_process_ends_although_redis_says_nothing(own_redis: RedisServer) -> N
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    assert own_redis.process is not None
     assert process.stdout.readline() == b"ready\n"
-    own_redis.process.send_signal(signal.SIGSTOP)
     try:
-        process.stdin.write(b"\n")
-        process.stdin.flush()
-        assert process.wait(PATIENCE_S) == 0
+        with silent(own_redis):
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            assert process.wait(PATIENCE_S) == 0
     finally:
-        own_redis.process.send_signal(signal.SIGCONT)
         process.kill()
         process.wait()
 

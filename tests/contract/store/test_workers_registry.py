@@ -50,28 +50,20 @@ def test_beating_again_counts_once_and_tells_the_newest(broker: Broker) -> None:
     assert [worker.progressed_ms for worker in broker.workers.alive()] == [5]
 
 
-def test_a_worker_that_left_no_longer_counts(broker: Broker, raw: redis_py.Redis) -> None:
-    mine, other = row("mine"), row("other")
-    for worker in (mine, other):
+@pytest.mark.parametrize("ended", ["left", "its beat ran out", "its heartbeat is gone"])
+def test_a_worker_that_is_not_alive_no_longer_counts(broker: Broker, raw: redis_py.Redis, ended: str) -> None:
+    mine = row("mine")
+    for worker in (mine, row("other")):
         broker.workers.beat(worker)
-    broker.workers.leave(mine)
+    if ended == "left":
+        broker.workers.leave(mine)
+        assert not raw.exists(keys.heartbeat("mine"))
+    elif ended == "its beat ran out":
+        expire(broker, raw, "mine", QUEUE)
+    else:
+        raw.delete(keys.heartbeat("mine"))
     assert [worker.instance for worker in broker.workers.alive()] == ["other"]
-    assert broker.workers.count(QUEUE) == 1
-    assert not raw.exists(keys.heartbeat("mine"))
-
-
-def test_a_worker_whose_beat_ran_out_no_longer_counts(broker: Broker, raw: redis_py.Redis) -> None:
-    broker.workers.beat(row("dead"))
-    broker.workers.beat(row("live"))
-    expire(broker, raw, "dead", QUEUE)
-    assert broker.workers.count(QUEUE) == 1
-    assert [worker.instance for worker in broker.workers.alive()] == ["live"]
-
-
-def test_a_worker_without_its_heartbeat_key_is_not_alive(broker: Broker, raw: redis_py.Redis) -> None:
-    broker.workers.beat(row())
-    raw.delete(keys.heartbeat("w"))
-    assert list(broker.workers.alive()) == []
+    assert broker.workers.count(QUEUE) == (2 if ended == "its heartbeat is gone" else 1)
 
 
 def test_the_next_beat_of_anybody_sweeps_the_dead_away(broker: Broker, raw: redis_py.Redis) -> None:
