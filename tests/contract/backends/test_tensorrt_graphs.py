@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,28 @@ import onnxruntime  # noqa: E402
 import torch  # noqa: E402
 from onnx import TensorProto, numpy_helper  # noqa: E402
 
+from embedctl_workers.backends.onnx.export import export_own  # noqa: E402
 from embedctl_workers.backends.onnx.inputs import GRAPH, OUTPUT, GraphInputs  # noqa: E402
 from embedctl_workers.backends.tensorrt import graphs  # noqa: E402
 from tests.support.fakes.tensorrt import fusible  # noqa: E402
 from tests.support.tensorrt_models import TEXTS, assert_close, by_torch  # noqa: E402
 from tests.support.tiny_models import Tiny  # noqa: E402
+
+Exported = Callable[[Tiny], Path]
+BERT, MPNET = Tiny(normalize=True), Tiny("mpnet", normalize=True)
+
+
+@pytest.fixture(scope="module")
+def exported(tiny_model: Callable[[Tiny], Path], tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """Exports a small model, once; the folder of its graph."""
+
+    @functools.cache
+    def export(tiny: Tiny) -> Path:
+        folder = tmp_path_factory.mktemp("exported")
+        export_own(resolve_model("tiny", ModelEntry(str(tiny_model(tiny)))), folder)
+        return folder
+
+    return export
 
 
 def types_of(model: Any) -> dict[str, int]:
@@ -69,40 +87,31 @@ def test_sums_norms_and_pooling_stay_in_fp32(dtype: str, kind: int, plain_graph:
     ]
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-@pytest.mark.parametrize("family", ["bert", "mpnet"])
+@pytest.mark.parametrize(("tiny", "dtype"), [(BERT, "fp16"), (MPNET, "bf16")], ids=str)
 def test_a_graph_computed_in_its_own_types_gives_the_vectors(
-    family: Any, dtype: str, tmp_path: Path, tiny_model: Callable[[Tiny], Path]
+    tiny: Tiny, dtype: str, tmp_path: Path, exported: Exported, tiny_model: Callable[[Tiny], Path]
 ) -> None:
     """By onnx's own evaluator, which computes in fp16 and bf16 where the graph says so."""
     from onnx.reference import ReferenceEvaluator
 
-    from embedctl_workers.backends.onnx.export import export_own
-
-    files = resolve_model("tiny", ModelEntry(str(tiny_model(Tiny(family, normalize=True)))))
-    (tmp_path / "plain").mkdir()
-    export_own(files, tmp_path / "plain")
-    graphs.convert(tmp_path / "plain" / GRAPH, tmp_path / GRAPH, dtype)
+    plain = exported(tiny)
+    graphs.convert(plain / GRAPH, tmp_path / GRAPH, dtype)
     evaluator = ReferenceEvaluator(str(tmp_path / GRAPH))
-    inputs = GraphInputs(tmp_path / "plain", evaluator.input_names, Host(1, tmp_path))
+    inputs = GraphInputs(plain, evaluator.input_names, Host(1, tmp_path))
     tokens = inputs.tokenize(TEXTS, None)
     (found,) = evaluator.run(None, dict(inputs.batch(tokens, np.arange(len(TEXTS)))))
     assert isinstance(found, np.ndarray)
     assert found.dtype == np.float32
-    assert_close(found, by_torch(files, TEXTS), 0.999)
+    assert_close(found, by_torch(resolve_model("tiny", ModelEntry(str(tiny_model(tiny)))), TEXTS), 0.999)
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-@pytest.mark.parametrize(("family", "operator"), [("roberta", "CumSum"), ("mpnet", "Log")])
+@pytest.mark.parametrize(("tiny", "operator"), [(Tiny("roberta"), "CumSum"), (MPNET, "Log")], ids=str)
 def test_positions_are_counted_in_fp32(
-    family: Any, operator: str, dtype: str, tmp_path: Path, tiny_model: Callable[[Tiny], Path]
+    tiny: Tiny, operator: str, dtype: str, tmp_path: Path, exported: Exported
 ) -> None:
     """bf16 holds whole numbers up to 256 alone."""
-    from embedctl_workers.backends.onnx.export import export_own
-
-    (tmp_path / "plain").mkdir()
-    export_own(resolve_model("tiny", ModelEntry(str(tiny_model(Tiny(family, max_seq_length=100))))), tmp_path / "plain")
-    graphs.convert(tmp_path / "plain" / GRAPH, tmp_path / GRAPH, dtype)
+    graphs.convert(exported(tiny) / GRAPH, tmp_path / GRAPH, dtype)
     model = onnx.load(tmp_path / GRAPH)
     types, makers = types_of(model), {name: node for node in model.graph.node for name in node.output}
     (found,) = (node for node in model.graph.node if node.op_type == operator)
@@ -119,55 +128,42 @@ def test_positions_are_counted_in_fp32(
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
-@pytest.mark.parametrize("tiny", [Tiny(), Tiny("mpnet"), Tiny("modernbert")], ids=str)
-def test_attention_is_in_the_form_that_is_fused(
-    tiny: Tiny, dtype: str, tmp_path: Path, tiny_model: Callable[[Tiny], Path]
-) -> None:
+@pytest.mark.parametrize("tiny", [BERT, MPNET, Tiny("modernbert")], ids=str)
+def test_attention_is_in_the_form_that_is_fused(tiny: Tiny, dtype: str, tmp_path: Path, exported: Exported) -> None:
     """Nothing but sums of masks stands between the first product and the softmax, nor between that and the second."""
-    from embedctl_workers.backends.onnx.export import export_own
-
-    (tmp_path / "plain").mkdir()
-    export_own(resolve_model("tiny", ModelEntry(str(tiny_model(tiny)))), tmp_path / "plain")
-    graphs.convert(tmp_path / "plain" / GRAPH, tmp_path / GRAPH, dtype)
+    graphs.convert(exported(tiny) / GRAPH, tmp_path / GRAPH, dtype)
     model = onnx.load(tmp_path / GRAPH)
     onnx.checker.check_model(model, full_check=True)
     assert len(fusible(model.graph)) == tiny.layers == sum(node.op_type == "Softmax" for node in model.graph.node)
-    assert not fusible(onnx.load(tmp_path / "plain" / GRAPH).graph)
+    assert not fusible(onnx.load(exported(tiny) / GRAPH).graph)
 
 
-@pytest.mark.parametrize(("heads", "exact"), [(2, True), (4, False)])
+@pytest.mark.parametrize(("tiny", "exact"), [(BERT, True), (Tiny(heads=4), False)], ids=str)
 def test_the_scale_of_attention_is_exact_where_it_is_a_power_of_two(
-    heads: int, exact: bool, tmp_path: Path, tiny_model: Callable[[Tiny], Path]
+    tiny: Tiny, exact: bool, tmp_path: Path, exported: Exported
 ) -> None:
     """Heads of 16: the scale is 1/4, as it is 1/8 with heads of 64."""
-    from embedctl_workers.backends.onnx.export import export_own
-
-    (tmp_path / "plain").mkdir()
-    export_own(resolve_model("tiny", ModelEntry(str(tiny_model(Tiny(heads=heads))))), tmp_path / "plain")
-    graphs.convert(tmp_path / "plain" / GRAPH, tmp_path / GRAPH, "fp32")
-
+    plain = exported(tiny)
+    graphs.convert(plain / GRAPH, tmp_path / GRAPH, "fp32")
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     vectors = []
-    for path in (tmp_path / "plain" / GRAPH, tmp_path / GRAPH):
+    for path in (plain / GRAPH, tmp_path / GRAPH):
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        inputs = GraphInputs(tmp_path / "plain", [each.name for each in session.get_inputs()], Host(1, tmp_path))
+        inputs = GraphInputs(plain, [each.name for each in session.get_inputs()], Host(1, tmp_path))
         tokens = inputs.tokenize(TEXTS, None)
         vectors.append(session.run(None, dict(inputs.batch(tokens, np.arange(len(TEXTS)))))[0])
     assert np.array_equal(vectors[0], vectors[1]) is exact
     np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-6)
 
 
-def test_the_first_token_is_taken_without_a_question(tmp_path: Path, tiny_model: Callable[[Tiny], Path]) -> None:
+def test_the_first_token_is_taken_without_a_question(tmp_path: Path, exported: Exported) -> None:
     """The exporter's `If` has answers of several ranks, which TensorRT does not take."""
-    from embedctl_workers.backends.onnx.export import export_own
-
-    (tmp_path / "plain").mkdir()
-    export_own(resolve_model("tiny", ModelEntry(str(tiny_model(Tiny(pooling="cls"))))), tmp_path / "plain")
-    assert "If" in {node.op_type for node in onnx.load(tmp_path / "plain" / GRAPH).graph.node}
+    plain = exported(Tiny(pooling="cls"))
+    assert "If" in {node.op_type for node in onnx.load(plain / GRAPH).graph.node}
     for dtype in ("fp16", "fp32"):
-        graphs.convert(tmp_path / "plain" / GRAPH, tmp_path / GRAPH, dtype)
+        graphs.convert(plain / GRAPH, tmp_path / GRAPH, dtype)
         assert "If" not in {node.op_type for node in onnx.load(tmp_path / GRAPH).graph.node}
 
 
