@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from typing import Any
 
@@ -33,11 +34,12 @@ LEAST_COSINE = 0.9995
 
 
 def stand_in(version: str, device: FakeDevice, patch: pytest.MonkeyPatch) -> Runtime:
-    """Give this process a version of TensorRT and a GPU, and make it build without separate processes."""
+    """Give this process a version of TensorRT and a GPU, and make it build without separate processes, of which each
+    would get its request as JSON."""
     trt = tensorrt.load(version, device)
     made = Runtime(trt, device, runtime.make_log(trt))
     patch.setattr(runtime, "open_runtime", lambda: made)
-    patch.setattr(recipe, "run_build", lambda module, request: build.build(request, print))
+    patch.setattr(recipe, "run_build", lambda module, request: build.build(json.loads(json.dumps(request)), print))
     build_here(patch)
     return made
 

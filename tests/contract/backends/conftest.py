@@ -44,11 +44,11 @@ def _kept_in(kept: Path, make: Any) -> Any:
 
 def _of_the_tokenizer(agrees: Any) -> Any:
     @functools.cache
-    def known(_: str) -> list[bool]:
+    def known(*_: str) -> list[bool]:
         return []
 
     def once(fast: object, library: Any, rules: object) -> bool:
-        answer = known(library.to_str())
+        answer = known(library.to_str(), repr(rules))
         if not answer:
             answer.append(agrees(fast, library, rules))
         return answer[0]

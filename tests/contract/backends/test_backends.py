@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -358,6 +359,21 @@ def test_torch_takes_the_compute_threads_that_it_is_given(torch_backend: Backend
     import torch
 
     assert torch.get_num_threads() == 1
+
+
+def test_torch_computes_where_its_team_is(torch_backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/contract/backends/test_teams.py tells what that does."""
+    place, held = MagicMock(), []
+    engine = torch_backend._engine  # type: ignore[attr-defined]
+    monkeypatch.setattr(torch_backend, "_place", place)
+    monkeypatch.setattr(
+        torch_backend,
+        "_engine",
+        lambda *given: held.append((place.__enter__.called, place.__exit__.called)) or engine(*given),
+    )
+    encode(torch_backend, ["a"])
+    assert held == [(True, False)]
+    assert place.__exit__.called
 
 
 @pytest.mark.parametrize(("alias", "hint"), [("torhc", "Did you mean 'torch'?"), ("dumy", "Did you mean 'dummy'?")])

@@ -33,6 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 
 from tests.support.chunks import BUDGET, chunk_of  # noqa: E402
 from tests.support.model_families import FAMILIES, ModelFamily  # noqa: E402  (it needs torch)
+from tests.support.onnx_models import quick_artifact  # noqa: E402
 from tests.support.references_here import compute_here  # noqa: E402
 from tests.support.texts import TEXTS, text_of  # noqa: E402
 
@@ -58,10 +59,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     """With one cache for all tests; graphs and references are made in this process, which has torch."""
-    from tests.support import onnx_models
-
     with pytest.MonkeyPatch.context() as patch:
-        onnx_models.build_here(patch)
+        patch.setattr("embedctl_workers.backends.onnx.backend.artifact_for", quick_artifact)
         patch.setattr(references, "_compute", compute_here)
         yield Host(threads=1, cache=tmp_path_factory.mktemp("cache"))
 

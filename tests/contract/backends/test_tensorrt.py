@@ -25,7 +25,6 @@ from embedctl_config.wire import ChunkInput, ErrorCode
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
-from embedctl_workers.models.build_process import run_build
 from embedctl_workers.models.builders import BuildOptions, load_builder
 from embedctl_workers.models.files import ModelFiles, resolve_model
 
@@ -52,15 +51,13 @@ from tests.support.fakes.cuda import FakeDevice  # noqa: E402
 from tests.support.tensorrt_models import TEXTS, TINY, assert_close, by_torch, stand_in  # noqa: E402
 from tests.support.tiny_models import Tiny  # noqa: E402
 
-FAMILIES = (
-    TINY,
+OTHER_FAMILIES = (
     Tiny("roberta", max_seq_length=100),
     Tiny("distilbert", max_seq_length=100, pooling="cls"),
     Tiny("mpnet", max_seq_length=100, pooling="lasttoken+max"),
 )
 #: Two rows of the longest text at once.
 SMALL: dict[str, Any] = {"batch_tokens": 200}
-RUN_BUILD = run_build
 #: For what depends on TensorRT's names; all else is tried with the newer version alone.
 BOTH = pytest.mark.parametrize("version", fake.VERSIONS, indirect=True)
 
@@ -112,9 +109,14 @@ def encode(
     return backend.finish(backend.forward(tokens, picked), normalize=True)
 
 
-@BOTH
 @pytest.mark.parametrize(
-    "tiny", [FAMILIES[0], *(pytest.param(tiny, marks=pytest.mark.slow) for tiny in FAMILIES[1:])], ids=str
+    ("version", "tiny"),
+    [
+        *((version, TINY) for version in fake.VERSIONS),
+        *(pytest.param(fake.VERSIONS[-1], tiny, marks=pytest.mark.slow) for tiny in OTHER_FAMILIES),
+    ],
+    indirect=["version"],
+    ids=str,
 )
 def test_vectors_are_those_of_sentence_transformers(
     tiny: Tiny, here: Runtime, host: Host, tiny_model: Callable[[Tiny], Path]
@@ -129,7 +131,6 @@ def test_vectors_are_those_of_sentence_transformers(
     assert_close(encode(backend, TEXTS[:2], prompt="query: "), by_torch(files, TEXTS[:2], prompt="query: "))
 
 
-@BOTH
 @pytest.mark.parametrize(("dtype", "least"), [("fp32", 0.9999999), ("bf16", 0.999)])
 def test_another_type_gives_them_too(dtype: str, least: float, here: Runtime, files: ModelFiles, host: Host) -> None:
     backend = load(files, host, dtype=dtype, **SMALL)
@@ -137,7 +138,6 @@ def test_another_type_gives_them_too(dtype: str, least: float, here: Runtime, fi
     assert_close(encode(backend, TEXTS), by_torch(files, TEXTS), least)
 
 
-@BOTH
 def test_at_the_edges_of_buckets_it_is_the_same_vector(here: Runtime, files: ModelFiles, host: Host) -> None:
     backend = load(files, host, **SMALL)
     counts = (3, 31, 32, 33, 40, 41, 63, 64, 65, 99, 100, 101, 300)
@@ -148,7 +148,6 @@ def test_at_the_edges_of_buckets_it_is_the_same_vector(here: Runtime, files: Mod
     assert_close(np.concatenate([encode(backend, [text]) for text in texts]), expected)
 
 
-@BOTH
 def test_a_batch_of_any_size_is_cut_into_what_the_plan_takes(here: Runtime, files: ModelFiles, host: Host) -> None:
     backend = load(files, host, **SMALL)
     assert [(each.usual, each.most) for each in backend._profiles] == [(6, 12), (3, 5), (2, 2)]
@@ -283,7 +282,6 @@ def test_a_usual_batch_fills_a_profile_and_is_not_cut() -> None:
     assert Profile(1, 2, 3, 4).shapes == ((1, 1), (3, 2), (4, 2))
 
 
-@BOTH
 def test_the_manifest_says_what_was_built(here: Runtime, files: ModelFiles, own: Host) -> None:
     build_plan = load_builder("gpu-tensorrt", "tensorrt")
     asked = BuildOptions(SMALL, revision="main")
@@ -421,7 +419,6 @@ def test_a_plan_that_is_damaged_is_built_again_and_never_loaded(
     assert set(loaded) == {path.read_bytes()} == {whole}
 
 
-@BOTH
 def test_a_plan_that_tensorrt_refuses_is_built_again_once(here: Runtime, files: ModelFiles, own: Host) -> None:
     load(files, own, **SMALL)
     left = [True]
@@ -473,31 +470,6 @@ def test_of_two_that_build_at_once_one_does(here: Runtime, files: ModelFiles, ow
         thread.join()
     assert len(found) == 2
     assert len(set(found)) == here.trt._calls["built"] == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("version", ["10.16"], indirect=True)
-def test_two_processes_build_one_plan(
-    here: Runtime, files: ModelFiles, own: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The build as it is: a process of its own, here of two that ask at once."""
-    monkeypatch.setattr(
-        recipe, "run_build", lambda module, request: RUN_BUILD("tests.support.fakes.build_tensorrt", request)
-    )
-    manifests: list[Any] = []
-
-    def run() -> None:
-        manifests.append(recipe.artifact_for(files, here, own, PlanOptions(**SMALL)).manifest)
-
-    threads = [threading.Thread(target=run) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert manifests[0] == manifests[1]
-    assert here.trt._calls["built"] == 0
-    assert manifests[0]["graph"]["name"] == "fp16"
-    assert_close(encode(load(files, own, **SMALL), TEXTS), by_torch(files, TEXTS))
 
 
 def spoil(path: Path) -> None:

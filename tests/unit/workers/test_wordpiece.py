@@ -96,12 +96,11 @@ def compare(both: tuple[TextTokenizer, TextTokenizer], texts: Sequence[str]) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("keep", ["left", "right"])
+@pytest.mark.parametrize(("name", "keep"), [*((name, "left") for name in NAMES), ("added", "right")])
 def test_random_texts_have_the_librarys_tokens(name: str, keep: Literal["left", "right"], pair: Pair) -> None:
     texts = Texts(tokenizer_of(name), seed=7 if keep == "left" else 8)
     for most in (3, 16, 17, 128, 512):
-        compare(pair(name, most, keep), texts.batch(200))
+        compare(pair(name, most, keep), texts.batch(120))
 
 
 @pytest.mark.parametrize("name", ["cased", "added"])
@@ -109,7 +108,7 @@ def test_any_text_has_the_librarys_tokens(name: str, pair: Pair) -> None:
     added = [token.content for token in tokenizer_of(name).get_added_tokens_decoder().values()]
     words = st.sampled_from([*added, "the", "\u0301", "\u3000", "\u4e2d"]) | st.text(max_size=6)
 
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     @given(st.lists(st.lists(words, max_size=8).map("".join), max_size=6))
     def check(texts: Sequence[str]) -> None:
         compare(pair(name), texts)
@@ -117,7 +116,7 @@ def test_any_text_has_the_librarys_tokens(name: str, pair: Pair) -> None:
     check()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["cased", "uncased", "added"])
 def test_every_character_alone_within_and_between_words(name: str, pair: Pair) -> None:
     characters = [chr(code) for code in (*range(0x500), *range(0x2000, 0x2100), 0x4E00, 0xFEFF, 0x1F680)]
     texts = [text.replace("*", each) for each in characters for text in ("*", "the*word", "the *word", "the* word")]
@@ -178,7 +177,7 @@ def test_threads_share_a_tokenizer(pair: Pair, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(odd_words, "_MOST_WORDS", 50)  # forgets all the time
     library, fast = pair("MiniLM")
     texts = Texts(tokenizer_of("MiniLM"), seed=9)
-    batches = [texts.batch(60) for _ in range(24)]
+    batches = [texts.batch(30) for _ in range(16)]
     with ThreadPoolExecutor(8) as pool:
         for found, expected in zip(pool.map(fast, batches), map(library, batches), strict=True):
             assert_equal(found, expected)
@@ -282,7 +281,7 @@ def test_other_settings_are_followed(what: str, pair: Pair, cache: Path) -> None
     tokenizer = changed(*SAME[what])
     fast = fast_tokenizer_for(tokenizer, Host(1, cache))
     assert fast is not None
-    texts = Texts(tokenizer_of("uncased"), seed=10).batch(300)
+    texts = Texts(tokenizer_of("uncased"), seed=10).batch(100)
     compare(
         (
             TextTokenizer(tokenizer, max_tokens=9, columns=COLUMNS),

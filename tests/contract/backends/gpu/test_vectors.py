@@ -27,8 +27,14 @@ from tests.support.tiny_models import FAMILIES, Tiny  # noqa: E402
 from tests.support.torch_gpu import BERT, QWEN, Load, MakeModel, cosines, encode, reference, texts_of, tokens_of  # noqa: E402
 
 
-@pytest.mark.parametrize(("family", "engine"), [*((family, "auto") for family in FAMILIES), ("bert", "padded")])
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize(
+    ("family", "engine", "dtype"),
+    [
+        *((family, "auto", "fp16") for family in FAMILIES),
+        *((family, "auto", "bf16") for family in ("bert", "qwen3")),
+        *(("bert", "padded", dtype) for dtype in ("fp16", "bf16")),
+    ],
+)
 def test_vectors_in_16_bits_point_where_those_of_fp32_do(
     family: Any, engine: str, dtype: str, load: Load, tiny_model: MakeModel
 ) -> None:
