@@ -365,12 +365,13 @@ def test_torch_computes_where_its_team_is(torch_backend: Backend, monkeypatch: p
     """tests/contract/backends/test_teams.py tells what that does."""
     place, held = MagicMock(), []
     engine = torch_backend._engine  # type: ignore[attr-defined]
+
+    def run(*given: Any) -> Any:
+        held.append((place.__enter__.called, place.__exit__.called))
+        return engine(*given)
+
     monkeypatch.setattr(torch_backend, "_place", place)
-    monkeypatch.setattr(
-        torch_backend,
-        "_engine",
-        lambda *given: held.append((place.__enter__.called, place.__exit__.called)) or engine(*given),
-    )
+    monkeypatch.setattr(torch_backend, "_engine", run)
     encode(torch_backend, ["a"])
     assert held == [(True, False)]
     assert place.__exit__.called

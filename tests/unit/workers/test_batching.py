@@ -20,21 +20,15 @@ COSTS = st.none() | st.integers(0, 100)
 
 
 @given(LENGTHS, BUDGETS, COSTS)
-def test_every_row_is_in_one_batch(lengths: Rows, budget: int, cost: int | None) -> None:
-    rows = [row for batch in batches_of(lengths, budget, cost) for row in batch.tolist()]
+def test_every_row_is_in_one_batch_the_longest_first_and_within_the_budget_unless_alone(
+    lengths: Rows, budget: int, cost: int | None
+) -> None:
+    batches = batches_of(lengths, budget, cost)
+    rows = [row for batch in batches for row in batch.tolist()]
     assert sorted(rows) == list(range(len(lengths)))
-
-
-@given(LENGTHS, BUDGETS, COSTS)
-def test_no_batch_is_over_the_budget_but_one_row_alone(lengths: Rows, budget: int, cost: int | None) -> None:
-    for batch in batches_of(lengths, budget, cost):
-        assert len(batch) == 1 or len(batch) * lengths[batch].max() <= budget
-
-
-@given(LENGTHS, BUDGETS, COSTS)
-def test_the_longest_rows_come_first(lengths: Rows, budget: int, cost: int | None) -> None:
-    ordered = [length for batch in batches_of(lengths, budget, cost) for length in lengths[batch].tolist()]
-    assert ordered == sorted(ordered, reverse=True)
+    assert lengths[rows].tolist() == sorted(lengths.tolist(), reverse=True)
+    assert all(len(batch) == 1 or len(batch) * lengths[batch].max() <= budget for batch in batches)
+    assert rows == [row for batch in batches_of(lengths.copy(), budget, cost) for row in batch.tolist()]
 
 
 @given(LENGTHS, BUDGETS)
@@ -42,12 +36,6 @@ def test_no_batch_has_room_for_one_more_row(lengths: Rows, budget: int) -> None:
     batches = batches_of(lengths, budget)
     for batch in batches[:-1]:
         assert (len(batch) + 1) * max(1, lengths[batch].max()) > budget
-
-
-@given(LENGTHS, BUDGETS)
-def test_the_same_lengths_make_the_same_batches(lengths: Rows, budget: int) -> None:
-    once, again = batches_of(lengths, budget), batches_of(lengths.copy(), budget)
-    assert [batch.tolist() for batch in once] == [batch.tolist() for batch in again]
 
 
 def test_rows_of_one_length_keep_their_order() -> None:
