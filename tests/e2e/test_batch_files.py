@@ -339,6 +339,7 @@ def test_a_run_that_was_killed_goes_on_where_it_stopped(environment: dict[str, s
     run = Forked(command, own, short_folder, DEVNULL, DEVNULL)
     eventually(lambda: (short_folder / ".results.jsonl.progress").exists())
     started = children(run.pid)
+    assert len(started) == 2
     run.kill()
     run.wait()
     eventually(lambda: not any(is_running(pid) for pid in started))

@@ -28,8 +28,7 @@ def driver() -> Iterator[Chrome]:
         yield started
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1400, 400])
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (400, "dark")])
 def test_the_page_can_be_read(driver: Chrome, gateway: Running, width: int, scheme: str, tmp_path: Path) -> None:
     emulate(driver, width, scheme)
     driver.get(f"{gateway.url}/docs")

@@ -19,6 +19,7 @@ from embedctl_config import keys
 from embedctl_config.settings import Settings
 from embedctl_workers.serving.heartbeat import INTERVAL_S
 from tests.support.jobs import reference
+from tests.support.prepared import go_elsewhere
 from tests.support.processes import RunEmbedctl, before_all_else, changed
 from tests.support.store import QUEUE, claim, complete, new_job, overdue, row
 from tests.support.waiting import PATIENCE_S, eventually
@@ -27,15 +28,8 @@ from tests.support.workers import StartWorker, WorkerProcess
 #: The time that the documentation promises.
 KNOWN_WITHIN_S = 20.0
 
-#: Code that makes a process believe that it runs on another machine.
+#: A library that is in no hurry at the end of its process.
 SLOW_END = "import atexit, time; atexit.register(time.sleep, 1000)"
-OTHER_MACHINE = """
-from pathlib import Path
-read_text = Path.read_text
-Path.read_text = lambda path, *args, **kwargs: (
-    "another boot" if path.name == "boot_id" else read_text(path, *args, **kwargs)
-)
-"""
 
 TEXTS = [f"text {i} " + "word " * 60 for i in range(40)]
 
@@ -138,10 +132,9 @@ def test_a_worker_that_was_killed_is_known_at_once_where_another_runs_beside_it(
 
 
 def test_a_death_is_witnessed_beside_it_even_where_a_worker_of_another_machine_reaps(
-    settings: Settings, environment: dict[str, str], short_folder: Path, start_worker: StartWorker
+    settings: Settings, start_worker: StartWorker
 ) -> None:
-    with changed(environment, before_all_else(short_folder, "far", OTHER_MACHINE)):
-        start_worker()
+    start_worker(prepare=go_elsewhere)
     start_worker()
     doomed = start_worker()
     job = enqueue_embeddings(["text"], settings=settings)

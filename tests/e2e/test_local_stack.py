@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
-import select
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -23,8 +21,9 @@ from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.forked import Forked, run_forked
 from tests.support.jobs import reference
-from tests.support.processes import RunEmbedctl, children, is_running
+from tests.support.processes import RunEmbedctl, children
 from tests.support.store import row
+from tests.support.terminal import terminal
 from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker
 
@@ -33,78 +32,22 @@ RUN = ["run", "c.txt", "-o", "out.npy", "--model", "dummy"]
 SLOW = [f"text {i} " + "word " * 60 for i in range(60)]
 
 
-def test_up_keeps_a_stack_running_for_other_commands(
+def test_up_keeps_a_stack_running_for_other_commands_and_stays_quiet(
     environment: dict[str, str], embedctl: RunEmbedctl, short_folder: Path
 ) -> None:
     (short_folder / "c.txt").write_text("one\ntwo\n")
     own = {**environment, "EMBEDCTL_REDIS_URL": ""}
-    up = Forked(UP, own, short_folder, err=short_folder / "up.log")
-    try:
-        assert up.stdout
-        line = up.stdout.readline()
-        assert line.startswith("export EMBEDCTL_REDIS_URL=unix://")
-        url = line.strip().partition("=")[2]
-        done = embedctl("submit", "c.txt", "-o", "out.npy", EMBEDCTL_REDIS_URL=url)
-        assert done.returncode == 0, done.stderr
-        up.send_signal(signal.SIGINT)
-        assert up.wait(PATIENCE_S) == 0
-    finally:
-        up.kill()  # what it started is told by the kernel
-        up.wait()
-    assert not Path(url.removeprefix("unix://")).exists()
-
-
-@pytest.mark.slow
-def test_up_on_a_terminal_ends_its_start_with_the_export_line_and_stays_quiet(
-    environment: dict[str, str], embedctl: RunEmbedctl, short_folder: Path
-) -> None:
-    (short_folder / "c.txt").write_text("one\ntwo\n")
-    own = {**environment, "EMBEDCTL_REDIS_URL": ""}
-    ours, theirs = pty.openpty()
-    up = Forked(UP, own, short_folder, theirs, theirs, stdin=theirs)
-    shown = ""
-
-    def read() -> str:
-        nonlocal shown
-        if select.select([ours], [], [], 0.05)[0]:
-            shown += os.read(ours, 1 << 16).decode()
-        return shown
-
-    try:
-        eventually(lambda: re.search(r"export EMBEDCTL_REDIS_URL=\S+\r\n", read()), show=lambda: shown)
-        url = shown.rpartition("export EMBEDCTL_REDIS_URL=")[2].split()[0]
-        assert "In another terminal: the line below" in shown.splitlines()[-2]
+    with terminal(UP, own, short_folder, columns=200) as up:
+        up.until(lambda: re.search(r"export EMBEDCTL_REDIS_URL=unix://\S+\r\n", up.text))
+        url = up.text.rpartition("export EMBEDCTL_REDIS_URL=")[2].split()[0]
+        assert "In another terminal: the line below" in up.text.splitlines()[-2]
         assert embedctl("submit", "c.txt", "-o", "out.npy", EMBEDCTL_REDIS_URL=url).returncode == 0
-        up.send_signal(signal.SIGINT)
-        eventually(lambda: read() and up.poll() is not None, show=lambda: shown)
-        assert up.returncode == 0
-    finally:
-        up.kill()
-        up.wait()
-        os.close(ours)
-        os.close(theirs)
-    assert "ready after" in shown
+        up.process.send_signal(signal.SIGINT)
+        assert up.ended() == 0
+    assert "ready after" in up.text
     for noise in ("received", "succeeded", "SecurityWarning"):
-        assert noise not in shown
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_leaves_nothing_running_and_goes_on(
-    environment: dict[str, str], short_folder: Path
-) -> None:
-    (short_folder / "c.txt").write_text("\n".join(SLOW))
-    command = [*RUN, "--class", "slow"]
-    own = {**environment, "EMBEDCTL_REDIS_URL": "", "EMBEDCTL_CHUNK_SIZE": "5"}
-    run = Forked(command, own, short_folder, subprocess.DEVNULL, subprocess.DEVNULL)
-    eventually(lambda: (short_folder / ".out.npy.progress").exists())
-    started = children(run.pid)
-    assert len(started) == 2
-    run.kill()
-    run.wait()
-    eventually(lambda: not any(is_running(pid) for pid in started))
-    done = run_forked(command, own, short_folder)
-    assert done.returncode == 0, done.stderr
-    np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference([text.strip() for text in SLOW]))
+        assert noise not in up.text
+    assert not Path(url.removeprefix("unix://")).exists()
 
 
 @pytest.mark.slow

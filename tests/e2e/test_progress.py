@@ -10,7 +10,8 @@ import pytest
 
 from embedctl import enqueue_embeddings
 from embedctl_config.settings import Settings
-from tests.support.processes import RunEmbedctl, before_all_else
+from tests.support.prepared import write_slowly
+from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import as_user
 from tests.support.terminal import Terminal, terminal
 from tests.support.waiting import eventually
@@ -30,19 +31,6 @@ LATE = """
 [classes.late]
 backend = "dummy"
 options = {dim = 16, seconds_to_load = 2.0}
-"""
-#: Makes the writing of each chunk take a while.
-SLOW_WRITER = """
-import time
-from embedctl.output.jsonl import JsonlWriter
-
-write = JsonlWriter.write
-
-def slowly(self, chunk):
-    time.sleep(0.1)
-    write(self, chunk)
-
-JsonlWriter.write = slowly
 """
 
 
@@ -115,8 +103,8 @@ def test_fetch_shows_what_it_writes_of_an_ended_job(
     start_worker()
     job = enqueue_embeddings(["", *map(str, range(199))], chunk_size=10, settings=settings)
     job.wait(timeout=60)
-    slow = before_all_else(short_folder, "slow-writer", SLOW_WRITER)
-    with terminal(["fetch", job.id, "-o", "out.jsonl"], {**environment, **slow}, short_folder) as screen:
+    fetch = ["fetch", job.id, "-o", "out.jsonl"]
+    with terminal(fetch, environment, short_folder, prepare=write_slowly) as screen:
         drawn: list[str] = []
         while screen.process.poll() is None:
             screen.read(0.1)

@@ -6,9 +6,11 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 #: A module and a class, a function, and which of its calls. A function is named in the module that calls it: there, its
@@ -57,6 +59,28 @@ class DieAt:
         setattr(owner, name, dies)
         import_module("embedctl.output.fetch")
         sys.modules["embedctl.output.fetch"]._NOTE_EVERY_S = 0.0  # type: ignore[attr-defined]
+
+
+def write_slowly() -> None:
+    """Makes the writing of each chunk of a .jsonl file take a while."""
+    writer = found("embedctl.output.jsonl:JsonlWriter")
+    write = writer.write
+
+    def slowly(self: Any, chunk: Any) -> None:
+        time.sleep(0.1)
+        write(self, chunk)
+
+    writer.write = slowly
+
+
+def go_elsewhere() -> None:
+    """Makes the process believe that it runs on another machine."""
+    read_text = Path.read_text
+
+    def read(path: Path, *given: Any, **named: Any) -> str:
+        return "another boot" if path.name == "boot_id" else read_text(path, *given, **named)
+
+    Path.read_text = read  # type: ignore[method-assign, assignment]
 
 
 def stop(*_: object, **__: object) -> None:

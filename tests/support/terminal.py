@@ -8,7 +8,6 @@ import pty
 import select
 import struct
 import subprocess
-import sys
 import termios
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import pyte
 
-from tests.support.forked import Forked, can_be_forked
+from tests.support.forked import Forked
 from tests.support.waiting import eventually
 
 COLUMNS, ROWS = 80, 24
@@ -27,13 +26,21 @@ class Terminal:
 
     Args:
         piped: whether its standard output is a pipe instead of the terminal.
+        prepare: what it runs first; it is pickled.
 
     Attributes:
         text: all that it has printed, with escape sequences.
     """
 
     def __init__(
-        self, arguments: list[str], environment: Mapping[str, str], folder: Path | None, columns: int, *, piped: bool
+        self,
+        arguments: list[str],
+        environment: Mapping[str, str],
+        folder: Path | None,
+        columns: int,
+        *,
+        piped: bool,
+        prepare: Callable[[], None] | None,
     ) -> None:
         self._main, self._side = pty.openpty()
         self._emulator = pyte.Screen(columns, ROWS)
@@ -43,21 +50,7 @@ class Terminal:
         self.text = ""
         out = subprocess.PIPE if piped else self._side
         variables = {**environment, "TERM": "xterm-256color"}
-        self.process: subprocess.Popen[str] | Forked
-        if can_be_forked(environment):
-            self.process = Forked(arguments, variables, folder, out, self._side, stdin=self._side)
-            return
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "embedctl", *arguments],
-            env=variables,
-            cwd=folder,
-            stdin=self._side,
-            stdout=out,
-            stderr=self._side,
-            text=True,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )
+        self.process = Forked(arguments, variables, folder, out, self._side, stdin=self._side, prepare=prepare)
 
     @property
     def side(self) -> int:
@@ -120,9 +113,10 @@ def terminal(
     *,
     columns: int = COLUMNS,
     piped: bool = False,
+    prepare: Callable[[], None] | None = None,
 ) -> Iterator[Terminal]:
     """Runs the command line on a terminal of this width; kills it at the end of the block."""
-    opened = Terminal(arguments, environment, folder, columns, piped=piped)
+    opened = Terminal(arguments, environment, folder, columns, piped=piped, prepare=prepare)
     try:
         yield opened
     finally:
