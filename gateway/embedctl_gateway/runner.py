@@ -27,6 +27,7 @@ from embedctl.notices import Reminder
 from embedctl.output.not_run import EXPIRED, STOPPED, Reason
 from embedctl.store import JobStatus
 from embedctl.store.batches import BatchStore, Step, StoredBatch
+from embedctl.store.lease import Lease
 from embedctl.store.stored_files import FileGone, FileStore, StoredFile
 from embedctl_config import keys
 from embedctl_config.errors import (
@@ -187,18 +188,15 @@ class _Held:
         self._lease_s = lease_s
         self._stopping = stopping
         self._tells = tells
-        self._lost = threading.Event()
-        self._over = threading.Event()
         self._checked = time.monotonic()
-        self._renewer = threading.Thread(target=self._renew, name="batch-lease", daemon=True)
+        self._lease = Lease(self._renew, lease_s / 3)
 
     def __enter__(self) -> Self:
-        self._renewer.start()
+        self._lease.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._renewer.join(1.0)
+        self._lease.end()
 
     def check(self) -> None:
         """See that this process is to go on; asks Redis once in a second.
@@ -207,7 +205,7 @@ class _Held:
             _Lost: it has lost the batch.
             _Turn: the batch's state is another one, or the process ends.
         """
-        if self._lost.is_set():
+        if self._lease.lost.is_set():
             raise _Lost
         if self._stopping.is_set():
             raise _Turn
@@ -230,13 +228,13 @@ class _Held:
     def release(self, after_s: float, facts: Mapping[str, object] | None = None) -> None:
         """Leave the batch; a runner may look at it again after some time (seconds). Raises as :meth:`note`."""
         woken = self.batch.status != "cancelling"
-        self._over.set()
+        self._lease.end()
         self._step(Step(facts or {}, after="release", next_s=after_s, woken=woken))
 
     def end(self, facts: Mapping[str, object], written: Written | None = None) -> None:
         """End the batch, and make its files. Raises as :meth:`note`."""
         files = () if written is None else written.files
-        self._over.set()
+        self._lease.end()
         self._step(Step(facts, before=self.batch.status, after="end", files=files, told=self._tells))
 
     def _step(self, step: Step) -> None:
@@ -246,13 +244,8 @@ class _Held:
         if step.before and status != step.facts.get("status", step.before):
             raise _Turn
 
-    def _renew(self) -> None:
-        while not self._over.wait(self._lease_s / 3):
-            with suppress(EmbedctlError):
-                if self._batches.note(self.batch, self._token, Step(next_s=self._lease_s)) is None:
-                    if not self._over.is_set():
-                        self._lost.set()
-                    return
+    def _renew(self) -> bool:
+        return self._batches.note(self.batch, self._token, Step(next_s=self._lease_s)) is not None
 
 
 class _Work:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +17,7 @@ from embedctl.patience import TimeLimit, came_of_an_absence
 from embedctl.reaper import Reaper
 from embedctl.routing import no_worker_for
 from embedctl.store import Added, JobState, JobStatus
+from embedctl.store.lease import Lease
 from embedctl.waiting import LOOK_EVERY_S, Waiter, lost_chunks, refuse_cancelled
 from embedctl_config import keys, wire
 from embedctl_config.errors import (
@@ -75,16 +75,15 @@ class Submission:
         self._progress = progress
         self._token = secrets.token_hex(8) if token is None else token
         self._added = self._records = 0
-        self._over = threading.Event()
-        self._holder = threading.Thread(target=self._keep_right, name="producer", daemon=True)
+        self._lease = Lease(self._renew, keys.PRODUCER_LEASE_S / 3, _SHORT_S)
+        self._reaper: Reaper | None = None
 
     def __enter__(self) -> Self:
-        self._holder.start()
+        self._lease.__enter__()
         return self
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
-        self._over.set()
-        self._holder.join(1.0)  # it may wait for a Redis that is away
+        self._lease.end()
         if error is not None and not isinstance(error, BrokerUnavailable) and not came_of_an_absence(error):
             with suppress(EmbedctlError):  # otherwise the lease runs out, only later
                 self._broker.jobs.hold(self._job_id, self._token, lease_s=0)
@@ -235,27 +234,21 @@ class Submission:
             f"job {self._job_id} has only the first {self._records} of its records after {self._limit.timeout:g} s{why}"
         )
 
-    def _keep_right(self) -> None:
+    def _renew(self) -> bool:
         """Renew the producer's lease while the corpus is slow to give its next record, or Redis is slow to take it.
 
-        This thread also runs the reaper. A corpus may take days to arrive while no worker runs; then no other process
-        keeps the job's first chunks from expiring.
+        This also runs the reaper. A corpus may take days to arrive while no worker runs; then no other process keeps
+        the job's first chunks from expiring.
         """
-        reaper: Reaper | None = None
-        if self._over.wait(_SHORT_S):
-            return  # adding takes the right as well
-        while not self._over.is_set():
-            try:
-                self._broker.jobs.hold(self._job_id, self._token)
-                if reaper is None:
-                    reaper = Reaper(self._broker)  # a short submission needs no reaper
-                else:
-                    reaper.round()
-            except BrokerUnavailable as error:
-                log.info("job %s: %s", self._job_id, error)
-            except JobError:
-                return  # it is cancelled or gone; adding the next chunk raises that error
-            self._over.wait(keys.PRODUCER_LEASE_S / 3)
+        try:
+            self._broker.jobs.hold(self._job_id, self._token)
+        except JobError:
+            return False  # it is cancelled or gone; adding the next chunk raises that error
+        if self._reaper is None:
+            self._reaper = Reaper.of_many(self._broker)  # a short submission needs no reaper
+        else:
+            self._reaper.round()
+        return True
 
     def _send_tickets(self) -> None:
         self._broker.send_issued(self._job)

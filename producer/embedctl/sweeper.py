@@ -11,6 +11,7 @@ from embedctl.broker import Broker
 from embedctl.chunk_files.chunks import GRACE_S
 from embedctl.chunk_files.place import Entry
 from embedctl.chunk_files.references import MOST_BYTES, NAME, parse_reference
+from embedctl.store.lease import take_turn
 from embedctl_config import keys
 from embedctl_config.errors import ChunkFilesUnavailable, WireError
 
@@ -72,10 +73,9 @@ class Sweeper:
             SettingsError: `chunk_files` is not the producers' place.
         """
         removed = self._remove()
-        pause_ms = max(1, int(min(_PAUSE_S, self._rest_s) * 1000))
+        if not take_turn(self._broker.connection, keys.SWEEP, min(_PAUSE_S, self._rest_s)):
+            return removed
         with self._broker.connection.client() as client:
-            if not client.set(keys.SWEEP, "1", nx=True, px=pause_ms):
-                return removed
             found = client.hmget(keys.NOTES, "data_at", "data_next_ms")
         now_ms = self._broker.connection.now_ms()
         at = (found[0] or b"").decode()

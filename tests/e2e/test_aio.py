@@ -36,6 +36,7 @@ from embedctl_workers.arrays.tokens import Vectors
 from tests.support.jobs import active_job_id, job_reads, nobody_reads_jobs, reference
 from tests.support.limits import limited
 from tests.support.redis_server import RedisServer
+from tests.support.store import active_jobs
 from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker
 
@@ -279,7 +280,7 @@ def test_a_cancelled_submission_is_freed_or_can_be_taken_up(
     async def main() -> None:
         endless = aenqueue_embeddings(source(), chunk_size=10, idempotency_key=key, settings=settings)
         submitting = asyncio.create_task(endless)
-        await until(lambda: list(broker.upkeep.active_jobs()))
+        await until(lambda: list(active_jobs(broker)))
         job_id = active_job_id(broker)
         await until(lambda: broker.jobs.status(job_id).records >= 20)
         submitting.cancel()
@@ -307,7 +308,7 @@ def test_a_submission_that_waits_for_workers_can_be_cancelled(settings: Settings
         async with ticking():
             many = ["word " * 100] * 100
             submitting = asyncio.create_task(aenqueue_embeddings(many, chunk_size=2, settings=narrow))
-            await until(lambda: list(broker.upkeep.active_jobs()))
+            await until(lambda: list(active_jobs(broker)))
             await until(lambda: broker.jobs.status(active_job_id(broker)).waiting_bytes > 1024)
             submitting.cancel()
             with pytest.raises(asyncio.CancelledError):

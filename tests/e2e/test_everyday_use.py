@@ -21,7 +21,7 @@ from embedctl_config.settings import Settings
 from tests.support.jobs import active_job_id, reference
 from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import RedisServer
-from tests.support.store import pass_ms
+from tests.support.store import active_jobs, pass_ms
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
@@ -102,7 +102,7 @@ def test_bad_lines_are_named_before_anything_is_queued_or_left_out(
     piped = embedctl("submit", "-", stdin="\n".join(lines))
     assert piped.returncode == 2
     assert "standard input, line 2" in piped.stderr
-    assert all(broker.jobs.status(job_id).state is JobState.CANCELLED for job_id in broker.upkeep.active_jobs())
+    assert all(broker.jobs.status(job_id).state is JobState.CANCELLED for job_id in active_jobs(broker))
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_interrupting_a_submission_cancels_it_and_interrupting_a_wait_does_not(
     assert submitting.stdin
     submitting.stdin.write("one\ntwo\n")
     submitting.stdin.flush()
-    eventually(lambda: list(broker.upkeep.active_jobs()))
+    eventually(lambda: list(active_jobs(broker)))
     job_id = active_job_id(broker)
     eventually(lambda: broker.jobs.status(job_id).chunks)  # it reads records
     submitting.send_signal(signal.SIGINT)

@@ -21,7 +21,7 @@ from embedctl_workers.serving.heartbeat import INTERVAL_S
 from tests.support.jobs import reference
 from tests.support.prepared import go_elsewhere
 from tests.support.processes import RunEmbedctl, before_all_else, changed
-from tests.support.store import QUEUE, claim, complete, new_job, overdue, row
+from tests.support.store import QUEUE, claim, complete, new_job, overdue, reaped, row
 from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker, WorkerProcess
 
@@ -253,7 +253,7 @@ def die(broker: Broker, raw: redis_py.Redis, job_id: str, instance: str, at_row:
         broker.jobs.renew(job_id, 0, f"t-{instance}", row=at_row)
     broker.workers.report_death(instance, "killed")
     overdue(raw, job_id, 0)
-    broker.upkeep.reap(job_id, QUEUE)
+    reaped(broker, job_id)
 
 
 def test_a_stuck_chunk_is_shown_with_its_history(

@@ -35,6 +35,7 @@ from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl
 from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisServer
+from tests.support.store import active_jobs
 from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker
 
@@ -90,8 +91,8 @@ def held_at(at: int, gate: threading.Event) -> Iterator[str]:
 
 def active_job(broker: Broker) -> Job:
     """The only active job, as soon as its producer has made it."""
-    eventually(lambda: list(broker.upkeep.active_jobs()))
-    [job_id] = broker.upkeep.active_jobs()
+    eventually(lambda: list(active_jobs(broker)))
+    [job_id] = active_jobs(broker)
     return Job(job_id, broker)
 
 
@@ -579,7 +580,7 @@ def test_cancelling_in_the_middle_of_completions(
         assert cancelled.state in (JobState.CANCELLED, JobState.COMPLETED)
     states = [job.status().state for job in jobs]
     assert JobState.CANCELLED in states
-    eventually(lambda: not list(broker.upkeep.active_jobs()))
+    eventually(lambda: not list(active_jobs(broker)))
     eventually(lambda: not worker.row().holding)
     for job, state in zip(jobs, states, strict=True):
         assert job.status().state is state

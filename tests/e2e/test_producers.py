@@ -25,6 +25,7 @@ from tests.support.forked import Forked
 from tests.support.jobs import active_job_id, reference
 from tests.support.prepared import Put
 from tests.support.processes import RunEmbedctl
+from tests.support.store import active_jobs
 from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker
 
@@ -76,7 +77,7 @@ def start_producer(environment: dict[str, str], short_folder: Path) -> Iterator[
 
 def begun(broker: Broker, records: int) -> str:
     """The only job, once this many of its records are stored."""
-    eventually(lambda: list(broker.upkeep.active_jobs()))
+    eventually(lambda: list(active_jobs(broker)))
     job_id = active_job_id(broker)
     eventually(lambda: broker.jobs.status(job_id).records == records)
     return job_id

@@ -14,6 +14,7 @@ from embedctl.broker import Broker
 from embedctl_config import keys
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends.dummy import DummyBackend
+from tests.support.store import active_jobs
 
 
 def reference(texts: Sequence[str], prompt: str | None = None, seed: int = 0) -> Vectors:
@@ -24,7 +25,7 @@ def reference(texts: Sequence[str], prompt: str | None = None, seed: int = 0) ->
 
 def active_job_id(broker: Broker) -> str:
     """The id of the one job that is under way."""
-    (job_id,) = broker.upkeep.active_jobs()
+    (job_id,) = active_jobs(broker)
     return job_id
 
 

@@ -14,6 +14,7 @@ from embedctl.chunk_files import Where
 from embedctl.chunk_files.references import parse_reference
 from embedctl.store import Added, Claim, Completed, JobSpec, ServedModel, WorkerRow
 from embedctl.store.connection import Connection
+from embedctl.store.upkeep import _ANY_MS, AUDIT_AFTER_S
 from embedctl_config import keys, wire
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.wire import ChunkInput, ChunkResult, ErrorCode, RecordError
@@ -142,6 +143,29 @@ def issued(broker: Broker, job_id: str, queue: str = QUEUE) -> list[int]:
     found = broker.jobs.issue(job_id, queue)
     assert {each.job_id for each in found} <= {job_id}
     return [each.chunk for each in found]
+
+
+def active_jobs(broker: Broker) -> list[str]:
+    """The jobs that still need upkeep."""
+    with broker.connection.client() as client:
+        return [job_id.decode() for job_id in client.zrange(keys.ACTIVE, 0, -1)]
+
+
+def reaped(broker: Broker, job_id: str, *, queue: str = QUEUE, taken_before: int = _ANY_MS) -> list[int]:
+    """The issued chunks of a job that need another ticket now; see :meth:`Upkeep.look`."""
+    call = broker.upkeep._reap_call(job_id, queue, taken_before, 0, int(AUDIT_AFTER_S * 1000))
+    answer, rest = broker.connection.script(call.name, call.keys, call.args)
+    return [int(chunk) for chunk in rest] if answer == "ok" else []
+
+
+def audited(broker: Broker, job_id: str) -> int:
+    """How many of the next slice of a job's issued chunks Redis lost."""
+    call = broker.upkeep._audit_call(job_id, broker.upkeep._cursor(job_id, "audit_at"))
+    answer, rest = broker.connection.script(call.name, call.keys, call.args)
+    if answer != "ok":
+        return 0
+    broker.upkeep.audited_to(job_id, int(rest[0]))
+    return int(rest[2])
 
 
 def overdue(raw: redis_py.Redis, job_id: str, *chunks: int) -> None:

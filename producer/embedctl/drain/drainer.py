@@ -7,7 +7,6 @@ import logging
 import os
 import secrets
 import socket
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -28,6 +27,7 @@ from embedctl.reader import check_fingerprint
 from embedctl.results import ChunkVectors, Vectors, chunk_vectors, overlaid
 from embedctl.store import DrainState, Holder, JobState, JobStatus, PartFacts
 from embedctl.store.drains import first_part, part_name, part_names, retry_part_name
+from embedctl.store.lease import Lease
 from embedctl.waiting import Progress, Waiter, ended_by_budget, lost_chunks, refuse_cancelled
 from embedctl_config import keys, wire
 from embedctl_config.errors import (
@@ -178,25 +178,14 @@ class _Drainer:
 
     @contextmanager
     def _right_kept(self) -> Iterator[None]:
-        """Renew the right in a thread, and give it up at the end: writing a part may take long."""
-        over = threading.Event()
-
-        def keep() -> None:
-            while not over.wait(keys.DRAINER_LEASE_S / 3):
-                try:
-                    self._drains.take(self._job_id, self._me, high_water=self._high_water)
-                except EmbedctlError as error:
-                    log.info("job %s: %s", self._job_id, error)
-
-        keeper = threading.Thread(target=keep, name="drainer", daemon=True)
-        keeper.start()
+        """Renew the right meanwhile, and give it up at the end: writing a part may take long."""
+        take = partial(self._drains.take, self._job_id, self._me, high_water=self._high_water)
         try:
-            yield
+            with Lease(lambda: isinstance(take(), DrainState), keys.DRAINER_LEASE_S / 3):
+                yield
         finally:
-            over.set()
-            keeper.join(1.0)  # it may wait for a Redis that is away
             with suppress(EmbedctlError):  # otherwise the lease runs out, only later
-                self._drains.take(self._job_id, self._me, high_water=self._high_water, lease_s=0)
+                take(lease_s=0)
 
     # ------------------------------------------------------------------------------------------------------ the folder
 

@@ -6,7 +6,7 @@
 local chunk, rows, input = tonumber(ARGV[2]), tonumber(ARGV[4]), ARGV[5]
 local facts = redis.call('HMGET', job, 'stopped_by', 'resumed_to', 'resumed_below')
 if facts[1] then return {'stopped'} end
-if not sealed and not hold(KEYS[9], ARGV[6], ARGV[7]) then return {'held'} end
+if not sealed and not take(KEYS[9], ARGV[6], ARGV[7]) then return {'held'} end
 local added = tonumber(redis.call('HGET', job, 'added'))
 
 -- The answer if the tenant's limits leave no room for this text. A job that has begun leaves a tenth to new jobs. What is

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from embedctl.store.connection import Connection
+from embedctl.store.lease import take_turn
 from embedctl.store.sweeps import next_slice
 from embedctl_config import keys, tenants
 from embedctl_config.errors import NotPermitted
@@ -40,10 +40,8 @@ class Agenda:
         Args:
             held_s: length of the turn in seconds; :meth:`keep_turn` extends it.
         """
-        token = secrets.token_hex(8)
-        with self._connection.client() as client:
-            taken = client.set(keys.REAPER, token, nx=True, px=max(1, int(held_s * 1000)))
-        return token if taken and self._connection.uptime_s() >= 2 * self._settings.lease_s else ""
+        token = take_turn(self._connection, keys.REAPER, held_s)
+        return token if token and self._connection.uptime_s() >= 2 * self._settings.lease_s else ""
 
     def keep_turn(self, token: str, held_s: float) -> bool:
         """Let the turn end this many seconds from now. False if this process had lost it already."""

@@ -2,16 +2,10 @@
 -- KEYS[9]: drainer. ARGV: job, token, token and owner in words, lease (0 gives the right up), most bytes of results in
 -- Redis, place of the parts or '', token of an owner that is known to have died or ''.
 -- → ok <first chunk not drained> <parts> <parts of retried records> <place> | held <owner>
-local owner = redis.call('GET', KEYS[9])
-local token = owner and owner:match('^%S+')
-if owner and token ~= ARGV[2] and token ~= ARGV[7] then return {'held', owner} end
 -- First a write that needs no memory: a full Redis then lets the script go on, and only a drain makes room in it.
 redis.call('PEXPIRE', job, redis.call('PTTL', job))
-if ARGV[4] == '0' then
-  redis.call('UNLINK', KEYS[9])
-else
-  redis.call('SET', KEYS[9], ARGV[3], 'PX', ARGV[4])
-end
+local taken, owner = take(KEYS[9], ARGV[2], ARGV[4], ARGV[3], ARGV[7])
+if not taken then return {'held', owner} end
 redis.call('HSET', job, 'results_high_water', ARGV[5])
 if ARGV[6] ~= '' then redis.call('HSET', job, 'drain_to', ARGV[6]) end
 local facts = redis.call('HMGET', job, 'drained_next', 'parts', 'retry_parts', 'drain_to')

@@ -6,4 +6,4 @@ if redis.call('GET', KEYS[9]) == ARGV[2] then
   redis.call('PEXPIRE', KEYS[9], ARGV[3])
   return {'ok'}
 end
-return {hold(KEYS[9], ARGV[2], ARGV[3]) and 'ok' or 'held'}
+return {take(KEYS[9], ARGV[2], ARGV[3]) and 'ok' or 'held'}

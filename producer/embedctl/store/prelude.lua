@@ -179,10 +179,16 @@ local function forget(chunk)
   redis.call('HDEL', reissues, chunk, chunk .. ':sent')
 end
 
--- Take or renew the producer's lease. Only one producer at a time may add to a job; a dead producer's lease lapses.
-local function hold(producer, token, lease_ms)
-  local holder = redis.call('GET', producer)
-  if holder and holder ~= token then return false end
-  redis.call('SET', producer, token, 'PX', lease_ms)
+-- Take or renew a lease that one process at a time has, or give it up (a lease of 0 ms). That of a dead process lapses.
+-- Its key holds the token, or words that begin with it. Returns whether this process has it, and otherwise its owner.
+local function take(lease, token, lease_ms, words, dead)
+  local owner = redis.call('GET', lease)
+  local has_it = owner and owner:match('^%S+')
+  if has_it and has_it ~= token and has_it ~= dead then return false, owner end
+  if lease_ms == '0' then
+    redis.call('UNLINK', lease)
+  else
+    redis.call('SET', lease, words or token, 'PX', lease_ms)
+  end
   return true
 end

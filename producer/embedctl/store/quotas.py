@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embedctl.store.connection import Connection, ScriptCall
+from embedctl.store.lease import take_turn
 from embedctl.store.sweeps import next_slice
 from embedctl_config import keys
 from embedctl_config.errors import QuotaExceeded
@@ -73,8 +74,7 @@ class Quotas:
         Args:
             held_s: for so long, it is not up to another one (seconds).
         """
-        with self._connection.client() as client:
-            return bool(client.set(keys.stating(digest), 1, nx=True, px=max(1, int(held_s * 1000))))
+        return bool(take_turn(self._connection, keys.stating(digest), held_s))
 
     def correct(self, tenant: str) -> None:
         """Correct what is noted of a tenant's jobs: of all of them, or of as many as can be done at once."""

@@ -5,7 +5,7 @@ if redis.call('HGET', job, 'stopped_by') ~= 'stop' then return {'ok'} end
 local added = tonumber(redis.call('HGET', job, 'added'))
 -- The corpus does not hold the failed records by themselves, and their text may be freed.
 if original and original ~= added then return {'retried'} end
-if not hold(KEYS[9], ARGV[2], ARGV[3]) then return {'held'} end
+if not take(KEYS[9], ARGV[2], ARGV[3]) then return {'held'} end
 redis.call('HDEL', job, 'stopped_by', 'lost_first', 'lost_last')
 redis.call('HSET', job, 'sealed', '0', 'next', 0)
 if added > 0 then

@@ -5,7 +5,7 @@ local input, pointer = KEYS[10], KEYS[11]
 local facts = redis.call('HMGET', job, 'stopped_by', 'resumed_to')
 if facts[1] then return {'stopped'} end
 if not ended and (sealed or not original or facts[2]) then return {'busy'} end
-if not hold(KEYS[9], ARGV[4], ARGV[5]) then return {'held'} end
+if not take(KEYS[9], ARGV[4], ARGV[5]) then return {'held'} end
 if redis.call('GET', pointer) == ARGV[3] then return {'ok', rows_of(KEYS[12])} end  -- done before; the answer was lost
 -- An uncounted chunk has not failed but waits, such as a chunk that this retry made before it died.
 if redis.call('GETBIT', counted, ARGV[2]) == 0 or redis.call('EXISTS', pointer) == 1 or rows_of(input) == 0 then

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -177,36 +177,6 @@ class Upkeep:
         found = zip(queues, answers, strict=True)
         return {queue: issued_of(answer[1]) for queue, answer in found if not isinstance(answer, BrokerRefused)}
 
-    def active_jobs(self) -> Iterator[str]:
-        """Ids of the jobs that still need upkeep, read in slices."""
-        at = 0
-        while True:
-            with self._connection.client() as client:
-                ids = client.zrange(keys.ACTIVE, at, at + _SLICE - 1)
-            yield from (job_id.decode() for job_id in ids)
-            if len(ids) < _SLICE:
-                return
-            at += _SLICE
-
-    def forget(self, job_id: str) -> None:
-        """Remove a job from the list of jobs that need upkeep."""
-        self.agenda.forget([job_id])
-
-    def reap(self, job_id: str, queue: str, *, taken_before: int = _ANY_MS) -> list[int]:
-        """The issued chunks of a job that need another ticket now; see :meth:`look`."""
-        call = self._reap_call(job_id, queue, taken_before, 0, int(AUDIT_AFTER_S * 1000))
-        answer, rest = self._connection.script(call.name, call.keys, call.args)
-        return [int(chunk) for chunk in rest] if answer == "ok" else []
-
-    def audit(self, job_id: str) -> int:
-        """Audit the next slice of a job's issued chunks; returns how many of them Redis lost."""
-        call = self._audit_call(job_id, self._cursor(job_id, "audit_at"))
-        answer, rest = self._connection.script(call.name, call.keys, call.args)
-        if answer != "ok":
-            return 0
-        self.audited_to(job_id, int(rest[0]))
-        return int(rest[2])
-
     def audited_to(self, job_id: str, chunk: int) -> None:
         """Let a job's audit continue at this chunk; 0 is the first one."""
         self._move_cursor(job_id, "audit_at", chunk)
@@ -302,7 +272,7 @@ class Upkeep:
                 own.append(idempotency)
             client.unlink(*own)
             client.zrem(keys.JOBS, job_id)
-        self.forget(job_id)
+        self.agenda.forget([job_id])
         if hardware and model:
             self.queues.leave(keys.queue(hardware.decode(), model.decode()))
 

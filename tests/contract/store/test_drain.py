@@ -15,7 +15,7 @@ from embedctl_config.errors import BrokerFull, JobCancelled
 from embedctl_config.settings import Settings
 from tests.support.limits import limited
 from tests.support.redis_server import CLASSES, RedisServer
-from tests.support.store import QUEUE, add, encoded, issued, keys_of, new_job, payload, work
+from tests.support.store import QUEUE, add, audited, encoded, issued, keys_of, new_job, payload, work
 
 HIGH_WATER = 10**6
 ME, OTHER = Holder("me", "machine", "1.1", "host"), Holder("other", "machine", "2.1", "elsewhere")
@@ -149,10 +149,10 @@ def test_every_key_of_a_drain_has_a_lifetime_and_goes_with_the_job(broker: Broke
 def test_the_audit_does_not_take_drained_chunks_for_lost(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = drained(broker, done=2)
     assert issued(broker, job_id) == [2]
-    assert broker.upkeep.audit(job_id) == 0
+    assert audited(broker, job_id) == 0
     assert broker.jobs.status(job_id).lost_chunks is None
     raw.delete(keys.chunk_input(job_id, 2), keys.due(job_id))
-    assert broker.upkeep.audit(job_id) == 1, "a chunk that is lost indeed"
+    assert audited(broker, job_id) == 1, "a chunk that is lost indeed"
 
 
 def test_the_same_corpus_skips_drained_chunks_and_another_is_refused(broker: Broker) -> None:

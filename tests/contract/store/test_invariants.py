@@ -18,11 +18,13 @@ from tests.support.store import (
     QUEUE,
     add,
     assert_consistent,
+    audited,
     claim,
     complete,
     members,
     new_job,
     overdue,
+    reaped,
     row,
 )
 
@@ -86,10 +88,10 @@ class Life:
             overdue(self.raw, self.job_id, int(self.dice.choice(due)))
 
     def reap(self) -> None:
-        self.broker.upkeep.reap(self.job_id, QUEUE)
+        reaped(self.broker, self.job_id)
 
     def audit(self) -> None:
-        assert self.broker.upkeep.audit(self.job_id) == 0
+        assert audited(self.broker, self.job_id) == 0
 
     def forget(self) -> None:
         """What a crash of Redis may do to an issued chunk."""
@@ -109,7 +111,7 @@ class Life:
             self.audit()
             due = [int(chunk) for chunk in members(self.raw, keys.due(self.job_id))]
             overdue(self.raw, self.job_id, *due)
-            for chunk in self.broker.upkeep.reap(self.job_id, QUEUE):
+            for chunk in reaped(self.broker, self.job_id):
                 if claim(self.broker, self.job_id, chunk, "last", fingerprint=fingerprint).answer == "ok":
                     complete(self.broker, self.job_id, chunk, "last", failed=chunk % 3, fingerprint=fingerprint)
 

@@ -23,6 +23,7 @@ from tests.support.store import (
     add,
     assert_consistent,
     assert_due,
+    audited,
     claim,
     complete,
     due_in_s,
@@ -32,6 +33,7 @@ from tests.support.store import (
     new_job,
     overdue,
     payload,
+    reaped,
     row,
     score,
     spec,
@@ -148,7 +150,7 @@ def test_a_mismatch_does_not_bring_a_lapsed_lease_back_to_life(broker: Broker, r
     job_id = new_job(broker)
     claim(broker, job_id, 0, "dead")
     overdue(raw, job_id, 0)
-    broker.upkeep.reap(job_id, QUEUE)
+    reaped(broker, job_id)
     assert claim(broker, job_id, 0, "wrong", fingerprint=OTHER).answer is ClaimAnswer.MISMATCH
     assert claim(broker, job_id, 0, "right").answer is ClaimAnswer.OK
 
@@ -167,7 +169,7 @@ def test_a_chunk_without_input_is_lost_and_left_to_the_audit(broker: Broker, raw
     raw.delete(keys.chunk_input(job_id, 0))
     assert claim(broker, job_id, 0).answer is ClaimAnswer.LOST
     assert raw.zscore(keys.due(job_id), 0) is None
-    assert broker.upkeep.audit(job_id) == 1
+    assert audited(broker, job_id) == 1
     assert broker.jobs.status(job_id).model_fingerprint is None
 
 

@@ -28,6 +28,7 @@ from tests.support.store import (
     QUEUE,
     TTL_S,
     add,
+    audited,
     claim,
     complete,
     keys_of,
@@ -84,7 +85,7 @@ def test_questions_do_not_renew_a_lifetime(broker: Broker, raw: redis_py.Redis) 
     raw.pexpire(keys.job(job_id), NEARLY_OVER_MS)
     broker.jobs.status(job_id)
     broker.jobs.issue(job_id, QUEUE)
-    broker.upkeep.audit(job_id)
+    audited(broker, job_id)
     broker.jobs.input(job_id, 0)
     assert raw.pttl(keys.job(job_id)) <= NEARLY_OVER_MS
 

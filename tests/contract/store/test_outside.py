@@ -31,7 +31,7 @@ from tests.support.jobs import reference
 from tests.support.limits import limited
 from tests.support.redis_server import RedisServer
 from tests.support.rig import Rig
-from tests.support.store import overdue
+from tests.support.store import audited, overdue
 
 TEXTS = [f"text {number}" for number in range(40)]
 #: Its fifth chunk has a record that fails.
@@ -256,7 +256,7 @@ def test_a_retry_whose_text_is_gone_is_repaired_by_the_corpus(
         overdue(raw, job.id, CHUNKS)
         rig.run(job, CHUNKS)
     assert "gone from chunk_files" in (job.status().trouble or "")
-    broker.upkeep.audit(job.id)
+    audited(broker, job.id)
     assert job.status().lost_chunks == (CHUNKS, CHUNKS)
     submitted(SOME_FAIL, idempotency_key="one")
     run_all(rig, job)

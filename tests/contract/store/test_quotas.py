@@ -23,7 +23,7 @@ from embedctl_config.tenants import TenantEntry
 from embedctl_workers.serving import limits as limits_module
 from embedctl_workers.serving.limits import Limits
 from tests.support.clocks import MovedClock
-from tests.support.store import add, claim, complete, new_job, pass_ms, payload, spec, work
+from tests.support.store import active_jobs, add, claim, complete, new_job, pass_ms, payload, spec, work
 from tests.support.waiting import PATIENCE_S, eventually
 
 TENANT = "search"
@@ -373,7 +373,7 @@ def test_a_job_that_has_begun_waits_for_room(broker: Broker, settings: Settings)
             timeout=PATIENCE_S,
         )
         eventually(lambda: (2, "room within max_waiting_records of tenant search") in told)
-        (job_id,) = broker.upkeep.active_jobs()
+        (job_id,) = active_jobs(broker)
         for chunk in range(3):
             eventually(partial(has_more_chunks, broker, job_id, chunk))
             assert noted(broker)[1] <= 4
@@ -399,7 +399,7 @@ def test_a_wait_for_room_ends_by_its_timeout_or_with_the_job(
         submit(timeout=999, progress=lambda _, why: clock.move(1000 * bool(why)))
     assert noted(broker) == (0, 0, 0)  # it was cancelled
     with pytest.raises(JobCancelled):
-        submit(progress=lambda _, why: why and [broker.jobs.cancel(job_id) for job_id in broker.upkeep.active_jobs()])
+        submit(progress=lambda _, why: why and [broker.jobs.cancel(job_id) for job_id in active_jobs(broker)])
 
 
 def test_a_full_redis_makes_no_job_and_lets_jobs_end(broker: Broker, raw: redis_py.Redis) -> None:

@@ -19,7 +19,7 @@ from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.settings import Settings
 from tests.support.limits import limited
 from tests.support.redis_server import RedisServer
-from tests.support.store import QUEUE, claim, issued, keys_of, new_job, overdue, pass_ms, row, work
+from tests.support.store import QUEUE, active_jobs, claim, issued, keys_of, new_job, overdue, pass_ms, row, work
 from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.waits import WAITS
 
@@ -146,7 +146,7 @@ def test_a_round_forgets_jobs_that_are_gone(broker: Broker, raw: redis_py.Redis)
     gone, alive = new_job(broker, 1), new_job(broker, 1)
     raw.delete(*keys_of(raw, gone))
     reap(broker)
-    assert list(broker.upkeep.active_jobs()) == [alive]
+    assert list(active_jobs(broker)) == [alive]
     assert keys_of(raw, gone) == set()
 
 

@@ -24,7 +24,7 @@ from embedctl_workers.encoding.known_good import KnownGood
 from embedctl_workers.serving.runner import ChunkRunner
 from embedctl_workers.serving.second_word import MOST_PASSES, PASS_REST_S
 from embedctl_workers.serving.telemetry import Telemetry
-from tests.support.store import QUEUE, assert_consistent, claim, new_job, overdue, row
+from tests.support.store import QUEUE, assert_consistent, claim, new_job, overdue, reaped, row
 
 ENTRY = HardwareClass(backend="dummy")
 TEXTS = [f"text {at} of {at}" for at in range(64)]
@@ -319,7 +319,7 @@ def test_a_suspect_chunk_needs_two_words_as_well(
     claim(broker, job.id, 0, "t", instance="doomed", fingerprint=first.backend.fingerprint)
     broker.workers.report_death("doomed", "killed")
     overdue(raw, job.id, 0)
-    broker.upkeep.reap(job.id, QUEUE)
+    reaped(broker, job.id)
     first.run(job)
     assert (job.status().done, job.status().failed) == (0, 0)
     assert doubts(raw, job) == Doubts({"first": frozenset({13})}, rounds=1)

@@ -12,7 +12,7 @@ from embedctl.store import Issued
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.shares import LARGE, Crew, add_chunk, job_of
-from tests.support.store import QUEUE, claim, new_job, overdue, pass_ms, row, score, spec, work
+from tests.support.store import QUEUE, claim, new_job, overdue, pass_ms, reaped, row, score, spec, work
 
 
 def jain(shares: list[int]) -> float:
@@ -221,7 +221,7 @@ def test_chunks_that_nobody_can_encode_do_not_hold_up_other_jobs(
             assert broker.jobs.release(bad, chunk, "t", delay_s=600, trouble="it failed")
         else:
             overdue(raw, bad, chunk)
-    broker.upkeep.reap(bad, QUEUE)
+    reaped(broker, bad)
     assert issued_in_ten_calls(broker) == []  # the good job is not known yet
     assert [each.job_id for each in issued_in_ten_calls(broker, good)] == [good] * settings.limits.window
     assert broker.jobs.issue(bad, QUEUE) == []

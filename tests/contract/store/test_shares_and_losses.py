@@ -23,7 +23,7 @@ from embedctl_config.errors import JobCancelled
 from embedctl_config.settings import Settings
 from tests.support.limits import limited
 from tests.support.shares import Crew, add_chunk
-from tests.support.store import QUEUE, spec
+from tests.support.store import QUEUE, reaped, spec
 
 CHUNKS = 6
 
@@ -85,7 +85,7 @@ class Walk:
     def look(self, job_id: str = "") -> None:
         """The reaper's look at a job, and at the queues."""
         job_id = job_id or self.dice.choice(self.jobs)
-        again = self.broker.upkeep.reap(job_id, QUEUE)
+        again = reaped(self.broker, job_id)
         self.crew.tickets.extend(Issued(job_id, chunk) for chunk in again)
         self.crew.issue(job_id)
         self.fill()

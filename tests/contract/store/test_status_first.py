@@ -18,7 +18,7 @@ from embedctl.terminal.job_facts import all_facts
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.limits import DEFAULTS
-from tests.support.store import MINE, OTHER, QUEUE, add, claim, new_job, overdue, row, spec, work
+from tests.support.store import MINE, OTHER, QUEUE, add, claim, new_job, overdue, reaped, row, spec, work
 
 #: What `status` says of a job: the name and the value of each line.
 Show = Callable[[str], list[tuple[str, str]]]
@@ -87,7 +87,7 @@ def test_a_stuck_chunk_comes_first_with_its_history(broker: Broker, raw: redis_p
         claim(broker, job_id, 0, f"t-{instance}", instance=instance)
         broker.workers.report_death(instance, "killed")
         overdue(raw, job_id, 0)
-        broker.upkeep.reap(job_id, QUEUE)
+        reaped(broker, job_id)
     facts = shown(job_id)
     assert names(facts)[2:8] == ["stuck", "", "", "", "", ""]
     assert sum("died" in said for _, said in facts) == 5

@@ -24,6 +24,7 @@ from tests.support.store import (
     QUEUE,
     add,
     assert_consistent,
+    audited,
     claim,
     complete,
     issued,
@@ -233,7 +234,7 @@ def test_if_its_producer_dies_as_it_continues_it_nobody_waits_in_vain(
     for chunk in (0, 2, 4, 5):
         if claim(broker, job_id, chunk, f"t{chunk}").answer == "ok":
             complete(broker, job_id, chunk, f"t{chunk}")
-    assert broker.upkeep.audit(job_id) == 3
+    assert audited(broker, job_id) == 3
     assert broker.jobs.status(job_id).lost_chunks == (2, 5)
     submit_again(broker, job_id)  # as its message says
     broker.jobs.issue(job_id, QUEUE)

@@ -31,7 +31,7 @@ from embedctl.store import ServedModel
 from embedctl_config import keys, wire
 from embedctl_config.settings import Settings
 from tests.support.limits import limited
-from tests.support.store import MINE, QUEUE, claim, complete, pass_ms, row, work
+from tests.support.store import MINE, QUEUE, active_jobs, claim, complete, pass_ms, row, work
 from tests.support.waiting import PATIENCE_S, eventually
 
 TEXTS = [f"text {number}" for number in range(10)]
@@ -174,8 +174,8 @@ def test_a_producer_that_waits_for_workers_is_as_patient_as_any(
         target=lambda: jobs.append(submit(low, records_of(texts, max_bytes=10_000), SubmitOptions(chunk_size=1)))
     )
     producer.start()
-    eventually(lambda: [broker.jobs.status(each).chunks for each in broker.upkeep.active_jobs()] == [2])
-    (job_id,) = broker.upkeep.active_jobs()
+    eventually(lambda: [broker.jobs.status(each).chunks for each in active_jobs(broker)] == [2])
+    (job_id,) = active_jobs(broker)
     pass_ms(broker, 800)  # more than an outage may take
     asked, status = [], low.jobs.status
 

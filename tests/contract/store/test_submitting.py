@@ -21,6 +21,7 @@ from embedctl_config.errors import (
 from tests.support.store import (
     add,
     assert_consistent,
+    audited,
     claim,
     complete,
     issued,
@@ -144,7 +145,7 @@ def test_add_puts_back_an_input_that_redis_lost(broker: Broker, raw: redis_py.Re
     assert issued(broker, job_id, "q") == [0, 1, 2]
     raw.delete(keys.chunk_input(job_id, 1))
     assert claim(broker, job_id, 1).answer == "lost"
-    broker.upkeep.audit(job_id)
+    audited(broker, job_id)
     assert broker.jobs.status(job_id).lost_chunks == (1, 1)
     assert add(broker, job_id, 1)[0] is Added.OK
     status = broker.jobs.status(job_id)

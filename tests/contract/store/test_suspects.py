@@ -23,6 +23,7 @@ from tests.support.store import (
     complete,
     new_job,
     overdue,
+    reaped,
     row,
     score,
 )
@@ -45,7 +46,7 @@ def die(
         assert broker.jobs.renew(job_id, chunk, f"t-{instance}", row=at_row) == "ok"
     broker.workers.report_death(instance, "killed")
     overdue(raw, job_id, chunk)
-    return broker.upkeep.reap(job_id, QUEUE)
+    return reaped(broker, job_id)
 
 
 def silence(broker: Broker, raw: redis_py.Redis, instance: str) -> None:
@@ -65,7 +66,7 @@ def test_a_lapse_of_a_live_owner_makes_nobody_suspect(broker: Broker, raw: redis
         found = claim(broker, job_id, 0, f"t{attempt}")
         assert (found.answer, found.attempt, found.given_up) == (ClaimAnswer.OK, attempt, None)
         overdue(raw, job_id, 0)
-        assert broker.upkeep.reap(job_id, QUEUE) == [0]
+        assert reaped(broker, job_id) == [0]
     status = broker.jobs.status(job_id)
     assert (status.lapsed, status.deaths) == (10, 0)
     assert broker.jobs.suspects(job_id) == []
@@ -89,7 +90,7 @@ def test_a_silent_owner_makes_its_chunk_suspect(broker: Broker, raw: redis_py.Re
     claim(broker, job_id, 0)
     silence(broker, raw, "w")
     overdue(raw, job_id, 0)
-    assert broker.upkeep.reap(job_id, QUEUE) == [0]
+    assert reaped(broker, job_id) == [0]
     assert claim(broker, job_id, 0, "next").given_up == frozenset()
 
 
@@ -113,7 +114,7 @@ def test_a_row_that_was_passed_is_not_named(broker: Broker, raw: redis_py.Redis)
     broker.jobs.renew(job_id, 0, "t2")  # the heartbeat's, which names none
     broker.workers.report_death("second", "killed")
     overdue(raw, job_id, 0)
-    broker.upkeep.reap(job_id, QUEUE)
+    reaped(broker, job_id)
     assert claim(broker, job_id, 0, "third").given_up == frozenset()
 
 
@@ -134,11 +135,11 @@ def test_a_careful_owner_that_is_only_silent_is_given_time(broker: Broker, raw: 
     silence(broker, raw, "far")
     now = broker.connection.now_ms()
     raw.zadd(keys.due(job_id), {"0": now - 1000})
-    assert broker.upkeep.reap(job_id, QUEUE) == []
+    assert reaped(broker, job_id) == []
     assert claim(broker, job_id, 0, "t3").answer is ClaimAnswer.BUSY
     assert broker.jobs.renew(job_id, 0, "t2") == "ok"  # it comes back
     raw.zadd(keys.due(job_id), {"0": now - 3 * broker.settings.lease_s * 1000 - 1000})
-    assert broker.upkeep.reap(job_id, QUEUE) == [0]
+    assert reaped(broker, job_id) == [0]
     assert claim(broker, job_id, 0, "t3").given_up == frozenset({1})
 
 
@@ -149,7 +150,7 @@ def test_a_careful_owner_that_lives_is_never_blamed(broker: Broker, raw: redis_p
     claim(broker, job_id, 0, "t2", instance="alive")
     broker.jobs.renew(job_id, 0, "t2", row=1)
     overdue(raw, job_id, 0)
-    assert broker.upkeep.reap(job_id, QUEUE) == [0]
+    assert reaped(broker, job_id) == [0]
     assert claim(broker, job_id, 0, "t3").given_up == frozenset()
     assert broker.jobs.status(job_id).deaths == 1
 
@@ -258,6 +259,6 @@ def test_who_left_as_it_was_told_blames_no_row(broker: Broker, raw: redis_py.Red
     broker.jobs.renew(job_id, 0, "t2", row=1)
     broker.workers.leave(row("leaving"))  # and Redis did not take the chunk back
     overdue(raw, job_id, 0)
-    assert broker.upkeep.reap(job_id, QUEUE) == [0]
+    assert reaped(broker, job_id) == [0]
     assert claim(broker, job_id, 0, "t3").given_up == frozenset()
     assert broker.jobs.status(job_id).deaths == 1

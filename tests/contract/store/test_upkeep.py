@@ -15,12 +15,15 @@ from tests.support.jobs import last_event
 from tests.support.limits import limited
 from tests.support.store import (
     QUEUE,
+    active_jobs,
     assert_consistent,
     assert_due,
+    audited,
     claim,
     keys_of,
     new_job,
     overdue,
+    reaped,
     row,
     work,
 )
@@ -43,7 +46,7 @@ def test_nothing_is_reaped_before_its_time(live: Broker) -> None:
     job_id = new_job(live, 3)
     live.jobs.issue(job_id, QUEUE)
     claim(live, job_id, 0)
-    assert live.upkeep.reap(job_id, QUEUE) == []
+    assert reaped(live, job_id) == []
     assert live.jobs.status(job_id).lapsed == 0
 
 
@@ -56,11 +59,11 @@ def test_a_lapsed_lease_gets_a_ticket_and_loses_its_owner(
     overdue(raw, job_id, 1)
     assert claim(live, job_id, 1, "next").answer == "busy"  # it is the reaper's to judge
     began = live.connection.now_ms()
-    assert live.upkeep.reap(job_id, QUEUE) == [1]
+    assert reaped(live, job_id) == [1]
     assert live.jobs.status(job_id).lapsed == 1
     assert live.jobs.renew(job_id, 1, "dead") == "not_owner"
     assert_due(live, raw, job_id, 1, after_s=settings.limits.reissue_s, since_ms=began)
-    assert live.upkeep.reap(job_id, QUEUE) == []
+    assert reaped(live, job_id) == []
     assert claim(live, job_id, 1, "next").attempt == 2
     assert_consistent(live, raw, job_id)
 
@@ -71,7 +74,7 @@ def test_a_ticket_that_nobody_takes_is_sent_again_ever_later(live: Broker, raw: 
     for wait_s in (120, 240, 480, 960, 1800, 1800, 1800):
         overdue(raw, job_id, 0)
         began = live.connection.now_ms()
-        assert live.upkeep.reap(job_id, QUEUE) == [0]
+        assert reaped(live, job_id) == [0]
         assert_due(live, raw, job_id, 0, after_s=wait_s, since_ms=began)
     assert upkeep.LONGEST_REISSUE_MS == 1800 * 1000
     assert live.jobs.status(job_id).lapsed == 0
@@ -83,12 +86,12 @@ def test_a_claim_makes_the_waits_short_again(live: Broker, raw: redis_py.Redis, 
     live.jobs.issue(job_id, QUEUE)
     for _ in range(3):
         overdue(raw, job_id, 0)
-        live.upkeep.reap(job_id, QUEUE)
+        reaped(live, job_id)
     claim(live, job_id, 0)
     live.jobs.release(job_id, 0, "t", delay_s=0)
     overdue(raw, job_id, 0)
     began = live.connection.now_ms()
-    live.upkeep.reap(job_id, QUEUE)
+    reaped(live, job_id)
     assert_due(live, raw, job_id, 0, after_s=2 * settings.limits.reissue_s, since_ms=began)
 
 
@@ -98,10 +101,10 @@ def test_nothing_is_reaped_while_the_queue_has_no_live_worker(broker: Broker, ra
     overdue(raw, job_id, 0)
     raw.zadd(keys.queue_workers(QUEUE), {"dead": broker.connection.now_ms() - 1})
     broker.workers.beat(row("elsewhere", "another-model"))
-    assert broker.upkeep.reap(job_id, QUEUE) == []
+    assert reaped(broker, job_id) == []
     assert not raw.hexists(keys.reissues(job_id), 0)
     broker.workers.beat(row())
-    assert broker.upkeep.reap(job_id, QUEUE) == [0]
+    assert reaped(broker, job_id) == [0]
 
 
 def test_reaping_takes_a_slice_at_a_time(live: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,14 +112,14 @@ def test_reaping_takes_a_slice_at_a_time(live: Broker, raw: redis_py.Redis, monk
     job_id = new_job(live, 8)
     live.jobs.issue(job_id, QUEUE)
     overdue(raw, job_id, *range(8))
-    assert sorted(chain.from_iterable(live.upkeep.reap(job_id, QUEUE) for _ in range(3))) == list(range(8))
-    assert live.upkeep.reap(job_id, QUEUE) == []
+    assert sorted(chain.from_iterable(reaped(live, job_id) for _ in range(3))) == list(range(8))
+    assert reaped(live, job_id) == []
 
 
 def test_an_audit_looks_at_issued_chunks_only(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 5)
     raw.delete(keys.chunk_input(job_id, 2))
-    assert broker.upkeep.audit(job_id) == 0
+    assert audited(broker, job_id) == 0
 
 
 def test_an_audit_marks_the_range_of_what_is_lost(broker: Broker, raw: redis_py.Redis) -> None:
@@ -127,9 +130,9 @@ def test_an_audit_marks_the_range_of_what_is_lost(broker: Broker, raw: redis_py.
         raw.delete(keys.chunk_input(job_id, chunk))
         assert claim(broker, job_id, chunk, f"t{chunk}").answer == "lost"
     raw.delete(keys.chunk_result(job_id, 3))
-    assert broker.upkeep.audit(job_id) == 3
+    assert audited(broker, job_id) == 3
     assert broker.jobs.status(job_id).lost_chunks == (2, 5)
-    assert broker.upkeep.audit(job_id) == 3
+    assert audited(broker, job_id) == 3
     assert broker.jobs.status(job_id).lost_chunks == (2, 5)
 
 
@@ -142,7 +145,7 @@ def test_an_audit_goes_through_a_long_job_by_slices(
     for chunk in (1, 7):
         raw.delete(keys.chunk_input(job_id, chunk))
         raw.zrem(keys.due(job_id), chunk)
-    assert [broker.upkeep.audit(job_id) for _ in range(4)] == [1, 0, 1, 1]
+    assert [audited(broker, job_id) for _ in range(4)] == [1, 0, 1, 1]
     assert broker.jobs.status(job_id).lost_chunks == (1, 7)
 
 
@@ -152,7 +155,7 @@ def test_a_loss_is_an_event(broker: Broker, raw: redis_py.Redis) -> None:
     seen = last_event(broker, job_id, "0", timeout_s=1)
     raw.delete(keys.chunk_input(job_id, 0))
     claim(broker, job_id, 0)
-    broker.upkeep.audit(job_id)
+    audited(broker, job_id)
     assert last_event(broker, job_id, seen, timeout_s=1) != seen
 
 
@@ -166,9 +169,8 @@ def test_freeing_takes_a_slice_at_a_time(broker: Broker, raw: redis_py.Redis, mo
     assert broker.jobs.status(job_id).state == "cancelled"
 
 
-def test_active_jobs_are_those_that_have_not_ended(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "_SLICE", 2)
+def test_active_jobs_are_those_that_have_not_ended(broker: Broker) -> None:
     jobs = [new_job(broker, ttl_s=keys.UNENDED_TTL_S) for _ in range(6)]
     work(broker, jobs[1], 0, 1)
-    broker.upkeep.forget(jobs[0])
-    assert set(broker.upkeep.active_jobs()) == set(jobs[2:])  # those of one millisecond are in no order
+    broker.upkeep.agenda.forget([jobs[0]])
+    assert set(active_jobs(broker)) == set(jobs[2:])  # those of one millisecond are in no order
