@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 from unittest.mock import patch
 
 from embedctl.broker import Broker
@@ -301,24 +300,21 @@ def stepped_broker(real: Broker, recorder: Recorder, send: Callable[[list[int]],
     return broker
 
 
-class _NoThread:
-    def __init__(self, *args: Any, **named: Any) -> None:
+class _NoLease:
+    def __init__(self, *_: Any) -> None:
         pass
 
-    def start(self) -> None:
-        pass
+    def __enter__(self) -> Self:
+        return self
 
-    def join(self, timeout: float | None = None) -> None:
+    def end(self) -> None:
         pass
-
-    def is_alive(self) -> bool:
-        return False
 
 
 @contextmanager
 def no_time_of_its_own(recorder: Recorder) -> Iterator[None]:
-    """Within the block, client code gets time and randomness from the recorder, starts no thread, and leaves reaping to
-    the reaper."""
+    """Within the block, client code gets time and randomness from the recorder, renews nothing by itself, and leaves
+    reaping to the reaper."""
     clock = SimpleNamespace(
         **{name: getattr(time, name) for name in dir(time) if not name.startswith("_")}
         | {
@@ -327,7 +323,6 @@ def no_time_of_its_own(recorder: Recorder) -> Iterator[None]:
         }
     )
     dice = SimpleNamespace(token_hex=lambda size=8: recorder.token)
-    threads = SimpleNamespace(**{**vars(threading), "Thread": _NoThread})
     with ExitStack() as stack:
         for place, stand_in in [
             ("embedctl_config.patience.time", clock),
@@ -337,7 +332,7 @@ def no_time_of_its_own(recorder: Recorder) -> Iterator[None]:
             ("embedctl.retry.secrets", dice),
             ("embedctl.submission.secrets", dice),
             ("tests.explorer.bodies.secrets", dice),
-            ("embedctl.submission.threading", threads),
+            ("embedctl.submission.Lease", _NoLease),
             ("embedctl.enqueue._begun", lambda broker, options, ahead: broker.jobs.status(options.resume)),
             ("embedctl.reaper.Heads", _NoHeads),
             ("embedctl.reaper.Reaper.round", lambda reaper, *args, **named: None),
