@@ -63,8 +63,8 @@ class Lease:
         """Renew it no more."""
         _renewals.remove(self)
 
-    def renew(self) -> bool:
-        """Renew it once; returns whether this process still has it, for all it knows."""
+    def renew(self) -> None:
+        """Renew it once."""
         self.due = time.monotonic() + self._every_s
         try:
             if not self._renew():
@@ -73,7 +73,6 @@ class Lease:
             log.info("a lease can't be renewed now: %s", error)
         except Exception:  # the thread renews other leases too
             log.exception("a lease can't be renewed")
-        return not self.lost.is_set()
 
 
 class _Renewals:
@@ -100,23 +99,20 @@ class _Renewals:
 
     def _run(self) -> None:
         while True:
-            lease = self._next()
-            has_it = lease.renew()
-            with self._changed:
-                if not has_it:
-                    self._leases.discard(lease)
-                self._in_progress = None
-                self._changed.notify_all()
+            self._next().renew()
 
     def _next(self) -> Lease:
+        """The lease to renew, once it is time. The renewal before it is over."""
         with self._changed:
+            self._in_progress = None
+            self._changed.notify_all()
+            self._leases = {each for each in self._leases if not each.lost.is_set()}
             while True:
                 lease = min(self._leases, key=attrgetter("due"), default=None)
-                left_s = None if lease is None else lease.due - time.monotonic()
-                if lease is not None and left_s is not None and left_s <= 0:
+                if lease is not None and lease.due <= time.monotonic():
                     self._in_progress = lease
                     return lease
-                self._changed.wait(left_s)
+                self._changed.wait(None if lease is None else lease.due - time.monotonic())
 
 
 _renewals = _Renewals()
