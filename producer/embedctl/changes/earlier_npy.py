@@ -14,7 +14,7 @@ from embedctl.changes.earlier import Earlier, EarlierRows, Rows, check_numbers, 
 from embedctl.changes.spool import Copied
 from embedctl.digests import DIGEST_BYTES, Digests
 from embedctl.output.about import ABOUT, About
-from embedctl.output.digest_rows import FILES, sha256_of
+from embedctl.output.digest_rows import FILES, digest_of
 from embedctl.output.npy import about_beside, beside, digests_beside
 from embedctl.output.numbers import Numbers, OutputType
 from embedctl_config.errors import OutputError
@@ -85,7 +85,7 @@ class NpyEarlier(Earlier):
             raise OutputError(f"{told} does not name all files next to {self._path}: they are of another output")
         for name, sha256 in facts[FILES].items():
             file = told.with_name(name)
-            if sha256_of(file) != sha256:
+            if digest_of(file)[0] != sha256:
                 raise OutputError(
                     f"{file} is not the file that was written with {told}: restore both, or give --force to encode "
                     "everything"

@@ -11,6 +11,7 @@ from typing import Any
 
 from embedctl.chunk_files.place import plain_errors
 from embedctl.drain.places import Place
+from embedctl.output.digest_rows import digest_of
 from embedctl_config.errors import MissingExtra, OutputError, SettingsError
 
 #: The name of the sha256 in an object's metadata.
@@ -62,8 +63,6 @@ class PartsBucket(Place):
         return self._folder / name
 
     def publish(self, name: str, *, replace: bool = False) -> None:
-        from embedctl.drain.folder import digest_of
-
         scratch = self.scratch(name)
         digest, size = digest_of(scratch)
         with plain_errors():

@@ -13,13 +13,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
-from embedctl.drain.folder import digest_of
 from embedctl.drain.part import OpenPart, Taken, footer_of
 from embedctl.drain.places import MANIFEST, Place
 from embedctl.kept import tells_tokens
 from embedctl.machine import machine_id, process_id, runs
 from embedctl.output.about import About
 from embedctl.output.columns import KeptColumns
+from embedctl.output.digest_rows import digest_of
 from embedctl.output.numbers import CALIBRATED_ON, FLOAT32, Numbers, OutputType, ranges_of
 from embedctl.output.parts import BeginAgain
 from embedctl.patience import TimeLimit

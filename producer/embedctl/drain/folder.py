@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from embedctl.drain.places import MANIFEST, Place
+from embedctl.output.digest_rows import digest_of
 from embedctl.output.parts import locked, part_of
 from embedctl_config import durable
 from embedctl_config.errors import OutputError
@@ -68,9 +68,3 @@ class PartsFolder(Place):
 
     def remove(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)
-
-
-def digest_of(path: Path) -> tuple[str, int]:
-    """The sha256 of a file in hexadecimal, and its size in bytes."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest(), os.fstat(stream.fileno()).st_size

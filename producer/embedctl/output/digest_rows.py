@@ -66,7 +66,7 @@ def vouch(path: Path, about: About, files: Sequence[Path]) -> None:
         path: of the file that says it.
         files: which it is true of; each has its final name.
     """
-    facts = {ABOUT: about.text, FILES: {file.name: sha256_of(file) for file in files}}
+    facts = {ABOUT: about.text, FILES: {file.name: digest_of(file)[0] for file in files}}
     part_of(path).unlink(missing_ok=True)  # it might be a link to another file
     part_of(path).write_text(json.dumps(facts), encoding="utf-8")
     publish(path)
@@ -77,7 +77,7 @@ def no_longer(path: Path) -> None:
     durable.remove(path)
 
 
-def sha256_of(path: Path) -> str:
-    """The sha256 of a file, in hexadecimal."""
+def digest_of(path: Path) -> tuple[str, int]:
+    """The sha256 of a file in hexadecimal, and its size in bytes."""
     with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest(), os.fstat(stream.fileno()).st_size

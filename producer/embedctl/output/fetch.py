@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Protocol
 
 from embedctl.corpus.batch import BATCH_FORMAT
 from embedctl.kept import tells_tokens
@@ -21,7 +22,6 @@ from embedctl.output.not_run import ReadRequests
 from embedctl.output.npy import all_beside, deleted_beside
 from embedctl.output.numbers import FLOAT32, Numbers, OutputType, ranges_of
 from embedctl.output.parts import BeginAgain, Progress, locked, part_of
-from embedctl.output.readable import Readable
 from embedctl.output.standard import check_stdout, is_stdout, print_lines, print_results
 from embedctl.output.writer import Content, Writer
 from embedctl.results import ChunkVectors
@@ -52,6 +52,23 @@ _Results = Callable[[int], Iterator[ChunkVectors]]
 _NOTE_EVERY_S = 2.0
 #: Of which stop of its job an unfinished file leaves out chunks, in a note of progress; _NO_STOP is none of them.
 _STOP, _NO_STOP = "stop", -1
+
+
+class Readable(Protocol):
+    """A job, as far as outputs ask it; the methods are those of :class:`Job`."""
+
+    @property
+    def id(self) -> str: ...
+
+    def status(self) -> JobStatus: ...
+
+    def iter_results(
+        self, *, start: int = 0, progress: Callable[[JobStatus], None] | None = None
+    ) -> Iterator[ChunkVectors]: ...
+
+    def wait_until_sealed(self, progress: Callable[[JobStatus], None] | None = None) -> JobStatus: ...
+
+    def stored_numbers(self) -> Numbers: ...
 
 
 def fetch(
