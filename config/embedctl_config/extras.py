@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -44,15 +45,20 @@ def installed(extra: str = "") -> Installed:
 
 def _declared(name: str, extra: str) -> Iterator[Requirement]:
     """What a distribution requires on this machine for an extra, or in any case."""
-    # Takes 20 ms to import, and the command line imports this module each time.
-    from packaging.requirements import Requirement
-
-    for requirement in map(Requirement, metadata.requires(name) or ()):
+    for requirement in _requirements(name):
         always, with_extra = (
             requirement.marker is None or requirement.marker.evaluate({"extra": wanted}) for wanted in ("", extra)
         )
         if with_extra and (not extra or not always):
             yield requirement
+
+
+@functools.cache
+def _requirements(name: str) -> Sequence[Requirement]:
+    # Takes 20 ms to import, and the command line imports this module each time.
+    from packaging.requirements import Requirement
+
+    return [Requirement(line) for line in metadata.requires(name) or ()]
 
 
 def _own_extras(requirement: Requirement) -> Iterator[Requirement]:

@@ -6,6 +6,7 @@ from importlib import metadata
 
 import pytest
 
+from embedctl_config import extras
 from embedctl_config.extras import Installed, installed
 
 REQUIRES = {
@@ -38,6 +39,7 @@ def has(monkeypatch: pytest.MonkeyPatch, **versions: str | None) -> None:
 
     monkeypatch.setattr(metadata, "version", version)
     monkeypatch.setattr(metadata, "requires", requires)
+    monkeypatch.setattr(extras, "_requirements", extras._requirements.__wrapped__)
 
 
 def test_what_is_always_needed_includes_the_extras_of_its_packages_and_no_other_system_s(
