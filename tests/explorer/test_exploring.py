@@ -18,7 +18,7 @@ LARGE = [name for name in SCENARIOS if name.startswith("everybody")]
 Note = Callable[[str, object], None]
 #: Steps in each small world, and walks through each large one: the same on each machine, some seconds.
 #: `python -m tests.explorer --seconds` goes further.
-STEPS, WALKS = 400, 25
+STEPS, WALKS = 250, 15
 
 
 def report(name: str, coverage: Coverage, note: Note | None = None) -> None:
