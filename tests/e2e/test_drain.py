@@ -456,6 +456,14 @@ def test_a_job_goes_through_a_bounded_redis_while_it_is_submitted(
     np.testing.assert_array_equal(np.load(short_folder / "v.npy"), reference(texts))
 
 
+@pytest.mark.parametrize("way", [("-o", "v.npy"), ("-o", "-"), ("--to", "lancedb:v?table=t")], ids=" ".join)
+def test_only_a_folder_drains(embedctl: RunEmbedctl, short_folder: Path, way: tuple[str, str]) -> None:
+    corpus(short_folder, 3)
+    done = embedctl("submit", "c.jsonl", "--drain", *way)
+    assert done.returncode == 2
+    assert "--drain is for vectors that go into a folder" in done.stderr
+
+
 def test_a_job_that_waits_for_its_reader_says_so(
     embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path
 ) -> None:
