@@ -54,7 +54,6 @@ ENGINES = {
     "torch-gpu on a stand-in": Engine("torch-gpu", {"dtype": "fp32"}, 1e-5),
 }
 
-ENCODERS: tuple[Family, ...] = ("bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "modernbert")
 #: What every engine runs: each family once, and each option in one of them. Neither the layers know what comes after
 #: them nor what comes after them their family.
 EVERYWHERE = [
@@ -92,19 +91,13 @@ LIMITED = [
     *(Tiny(positions=512, max_seq_length=limit, layers=1) for limit in (8, 512)),
 ]
 UNLIMITED = [Tiny(family, positions=64, max_seq_length=None) for family in FAMILIES]
-MATRYOSHKA = [
-    Tiny(normalize=True),
-    Tiny(),
-    Tiny("modernbert", normalize=True, pooling="cls"),
-    Tiny("qwen3", pooling="lasttoken", normalize=True),
-    Tiny(dense=20),
-]
+#: What ChunkEncoder does with windows and dimensions, tests/unit/workers/test_encoder.py tells. Here are whole models.
+MATRYOSHKA = [Tiny(normalize=True), Tiny(dense=20), Tiny("modernbert", normalize=True, pooling="cls")]
 WINDOWED = [
     Tiny(prompt="passage: ", include_prompt=False, max_seq_length=20),
     Tiny(pooling="cls", normalize=True, prompt="passage: ", max_seq_length=20),
-    *(Tiny(family, max_seq_length=16, layers=1) for family in ENCODERS),
+    *(Tiny(family, max_seq_length=16, layers=1) for family in ("roberta", "mpnet", "modernbert")),
     Tiny("qwen3", pooling="lasttoken", max_seq_length=20, prompt="query: "),
-    Tiny("qwen2", pooling="mean", max_seq_length=20, prompt="query: ", include_prompt=False),
 ]
 
 

@@ -20,7 +20,7 @@ from embedctl_config.hardware import ModelEntry
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
-from embedctl_workers.models.build_process import request_for
+from embedctl_workers.models.build_process import request_for, run_build
 from embedctl_workers.models.files import ModelFiles, resolve_model
 
 for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
@@ -50,13 +50,13 @@ def host(cache_folder: Path) -> Host:
 
 @pytest.fixture(scope="session")
 def built(tiny_model: Callable[[Tiny], Path], cache_folder: Path) -> dict[str, Artifact]:
-    """Artefacts of the small model, one of them built as a worker would: in a process of its own, as its references."""
+    """Artefacts of the small model, one of them built as a worker would: in a process of its own."""
     files = resolve_model("tiny", ModelEntry(str(tiny_model(TINY))))
-    found = {"onnx": recipe.artifact_for(files, "onnx", Host(1, cache_folder))}
     with pytest.MonkeyPatch.context() as patch:
         build_here(patch)
-        others = [kind for kind in recipe.KINDS if kind not in found]
-        return found | {kind: recipe.artifact_for(files, kind, Host(1, cache_folder)) for kind in others}
+        others = [kind for kind in recipe.KINDS if kind != "onnx"]
+        found = {kind: recipe.artifact_for(files, kind, Host(1, cache_folder)) for kind in others}
+    return found | {"onnx": recipe.artifact_for(files, "onnx", Host(1, cache_folder))}
 
 
 def encode(backend: OnnxBackend, texts: list[str], rows: list[int] | None = None, prompt: str | None = None) -> Vectors:
@@ -183,11 +183,23 @@ def test_a_graph_with_other_vectors_is_refused(
     assert list((tmp_path / "new").iterdir()) == []
 
 
-@pytest.mark.slow
-def test_what_goes_wrong_in_the_child_is_said_by_the_parent(files: ModelFiles, host: Host, tmp_path: Path) -> None:
-    broken = ModelFiles("tiny", tmp_path, files.fingerprint)
-    with pytest.raises(ModelError, match=r"model 'tiny' can't be built as onnx: .*can't be loaded"):
-        recipe.artifact_for(broken, "onnx", host, force=True)
+FAILING = """
+from embedctl_workers.models.build_process import answer_request
+def build(request, say):
+    say("at work")
+    raise KeyError("no such layer")
+answer_request(build, "use another class")
+"""
+
+
+def test_what_goes_wrong_in_the_child_is_said_by_the_parent(
+    files: ModelFiles, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing.py").write_text(FAILING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    told = r"model 'tiny' can't be built as onnx: KeyError: 'no such layer'; use another class"
+    with pytest.raises(ModelError, match=told):
+        run_build("failing", request_for(files, host, "onnx", tmp_path))
 
 
 def test_without_building_what_is_missing_is_refused(files: ModelFiles, tmp_path: Path) -> None:

@@ -87,13 +87,12 @@ def test_no_more_batches_are_under_way_than_the_backend_wants(device: Any, ahead
 
 @pytest.mark.parametrize("fails_at_once", [True, False])
 @pytest.mark.parametrize("ahead", [0, 2, 100])
-@pytest.mark.parametrize("at", [0, 13, 31])
 @pytest.mark.parametrize(
-    ("word", "code"),
+    ("at", "word", "code"),
     [
-        ("fail-encoder", ErrorCode.ENCODE_ERROR),
-        ("out-of-memory", ErrorCode.OUT_OF_MEMORY),
-        ("not-a-number", ErrorCode.NON_FINITE),
+        (0, "fail-encoder", ErrorCode.ENCODE_ERROR),
+        (13, "out-of-memory", ErrorCode.OUT_OF_MEMORY),
+        (31, "not-a-number", ErrorCode.NON_FINITE),
     ],
 )
 def test_a_row_that_fails_costs_none_of_those_under_way(
