@@ -39,6 +39,8 @@ from typing import IO, Any, Self
 from filelock import FileLock
 
 _PRELOADED = [
+    "celery.backends.base",
+    "celery.events",
     "celery.worker.consumer",
     "kombu.transport.redis",
     "embedctl.cli",
@@ -49,15 +51,21 @@ _PRELOADED = [
     "embedctl_gateway.serve",
     # What commands import as they need it, where it is installed. LanceDB itself starts a thread, which no fork has: so
     # only the most of what it imports is here.
+    "filelock",
     "orjson",
     "sqlite3",
     "s3fs",
     "aiobotocore.session",
+    "httpcore",
+    "portalocker",
     "qdrant_client",
     "pandas",
     "pyarrow.dataset",
     "embedctl.changes.cache",
+    "embedctl.changes.earlier_parquet",
     "embedctl.changes.update",
+    "embedctl.drain.drainer",
+    "embedctl.drain.folder",
     "embedctl.output.parquet",
     "embedctl.sinks.postgresql",
     "embedctl.sinks.qdrant",
