@@ -5,21 +5,25 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 
+from embedctl import Job
 from embedctl.broker import Broker
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
 from embedctl_workers.backends import BACKENDS
 from tests.support.batches import client_of
+from tests.support.changes import Write, writer
 from tests.support.forked import Forked, Process, can_be_forked, run_forked
 from tests.support.gateway import Running, running_gateway
 from tests.support.limits import settings_of
 from tests.support.redis_server import RedisServer, as_user
+from tests.support.rig import TEXTS_OF_13_CHUNKS, Encode, encoded_job
 from tests.support.workers import CONFIG, StartWorker, WorkerProcess
 
 #: Commands that import what reads variables while it loads, or that must be pinned before they import anything.
@@ -100,6 +104,22 @@ def start_worker(environment: dict[str, str], broker: Broker, short_folder: Path
     yield start
     for worker in started:
         worker.kill()
+
+
+@pytest.fixture
+def write(short_folder: Path) -> Write:
+    """Writes a corpus of ids and texts, and returns its name."""
+    return writer(short_folder)
+
+
+@pytest.fixture
+def encode(worker_broker: Broker, settings: Settings) -> Encode:
+    """Makes an ended job of 13 chunks, unless it gets other texts."""
+
+    def make(texts: Sequence[Any] = TEXTS_OF_13_CHUNKS, **options: Any) -> Job:
+        return encoded_job(worker_broker, settings, texts, **options)
+
+    return make
 
 
 @pytest.fixture

@@ -5,10 +5,8 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-import resource
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import DEVNULL
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +18,7 @@ from embedctl.output import fetch
 from embedctl_config.settings import Settings
 from tests.support.forked import Forked
 from tests.support.jobs import reference
+from tests.support.prepared import small_disk
 from tests.support.processes import RunEmbedctl
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
@@ -28,8 +27,8 @@ TEXTS = [f'text {i}, with "quotes" and ünïcode' for i in range(50)]
 SLOW = [f"text {i} " + "word " * 60 for i in range(40)]
 
 
-def write_corpus(path: Path, texts: list[str] = TEXTS) -> str:
-    rows = [{"id": f"id-{i}", "text": text} for i, text in enumerate(texts)]
+def write_corpus(path: Path, ids: str) -> str:
+    rows = [{"id": f"{ids}-{i}", "text": text} for i, text in enumerate(TEXTS)]
     name = path.name
     if ".jsonl" in name:
         data = "".join(json.dumps(row) + "\n" for row in rows).encode()
@@ -38,7 +37,7 @@ def write_corpus(path: Path, texts: list[str] = TEXTS) -> str:
         pq.write_table(pa.Table.from_pylist(rows), plain)
         data = plain.read_bytes()
     elif ".txt" in name:
-        data = "".join(text + "\n" for text in texts).encode()
+        data = "".join(text + "\n" for text in TEXTS).encode()
     else:
         plain = path.with_suffix(".plain")
         with plain.open("w", newline="") as stream:
@@ -54,31 +53,17 @@ def write_corpus(path: Path, texts: list[str] = TEXTS) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "c.jsonl",
-        "c.csv",
-        "c.tsv",
-        "c.txt",
-        "c.parquet",
-        "c.jsonl.gz",
-        "c.csv.gz",
-        "c.tsv.zst",
-        "c.jsonl.zst",
-        "c.parquet.gz",
-    ],
-)
 def test_every_format_in_gives_the_same_vectors(
-    name: str, embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path
+    embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path
 ) -> None:
     start_worker()
-    done = embedctl("submit", write_corpus(short_folder / name), "-o", "out.npy", "--chunk-size", "13")
+    suffixes = ["jsonl", "csv", "tsv", "txt", "parquet", "jsonl.gz", "csv.gz", "tsv.zst", "jsonl.zst", "parquet.gz"]
+    corpora = [write_corpus(short_folder / f"{at}.{suffix}", suffix) for at, suffix in enumerate(suffixes)]
+    done = embedctl("submit", *corpora, "-o", "out.npy", "--chunk-size", "13")
     assert done.returncode == 0, done.stderr
-    np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(TEXTS))
-    if ".txt" not in name:
-        ids = [json.loads(line) for line in (short_folder / "out.ids.jsonl").read_text().splitlines()]
-        assert ids == [f"id-{i}" for i in range(50)]
+    np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(TEXTS * len(suffixes)))
+    ids = [json.loads(line) for line in (short_folder / "out.ids.jsonl").read_text().splitlines()]
+    assert ids == [None if suffix == "txt" else f"{suffix}-{i}" for suffix in suffixes for i in range(50)]
 
 
 def test_every_format_out_holds_the_same_vectors(
@@ -152,8 +137,7 @@ def test_two_fetches_to_one_file_do_not_mix(
     settings: Settings, environment: dict[str, str], start_worker: StartWorker, short_folder: Path
 ) -> None:
     job = enqueue_embeddings(SLOW, hardware="slow", settings=settings)
-    command = [sys.executable, "-m", "embedctl", "fetch", job.id, "-o", "out.npy"]
-    first = subprocess.Popen(command, env=environment, cwd=short_folder, stderr=subprocess.DEVNULL)
+    first = Forked(["fetch", job.id, "-o", "out.npy"], environment, short_folder, DEVNULL, DEVNULL)
     eventually(lambda: (short_folder / ".out.npy.lock").exists())
     with pytest.raises(OutputError, match="another fetch"):
         fetch(job, short_folder / "out.npy")
@@ -188,20 +172,13 @@ def test_two_jobs_fetched_to_one_file_in_turn_never_mix(
 
 @pytest.mark.parametrize("name", ["out.npy", "out.jsonl"])
 def test_a_full_disk_leaves_nothing_under_the_final_name(
-    name: str, settings: Settings, environment: dict[str, str], start_worker: StartWorker, short_folder: Path
+    name: str, settings: Settings, embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path
 ) -> None:
     start_worker()
     job = enqueue_embeddings(TEXTS, settings=settings)
     job.wait(timeout=60)
     (short_folder / name).write_text("what stood here before")
-
-    def small_disk() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
-
-    command = [sys.executable, "-m", "embedctl", "fetch", job.id, "-o", name]
-    full = subprocess.run(
-        command, env=environment, cwd=short_folder, capture_output=True, text=True, timeout=60, preexec_fn=small_disk
-    )
+    full = embedctl("fetch", job.id, "-o", name, prepare=small_disk)
     assert full.returncode == 1
     assert "can't be written: File too large" in full.stderr
     assert "Traceback" not in full.stderr

@@ -23,7 +23,17 @@ from embedctl.changes.opening import open_earlier
 from embedctl.changes.plan import compare
 from embedctl.records import make_record
 from embedctl.store import JobSpec
-from tests.support.changes import Write, assert_holds, changed, counts, many, told, writer
+from tests.support.changes import (
+    OTHER_VECTORS,
+    RESEEDED,
+    SMALL_BLOCKS,
+    Write,
+    assert_holds,
+    changed,
+    counts,
+    many,
+    told,
+)
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl
 from tests.support.workers import CONFIG, StartWorker
@@ -32,20 +42,16 @@ from tests.support.workers import CONFIG, StartWorker
 SMALL_PARTS = {"LIMIT_PART_RECORDS": "20"}
 
 
-@pytest.fixture
-def write(short_folder: Path) -> Write:
-    return writer(short_folder)
-
-
 @pytest.mark.parametrize("suffix", ["parquet", "npy"])
 def test_an_unchanged_corpus_makes_no_job_and_the_same_bytes(
     suffix: str, write: Write, embedctl: RunEmbedctl, broker: Broker, short_folder: Path, start_worker: StartWorker
 ) -> None:
     start_worker()
-    corpus = write(many())
-    assert counts(told(embedctl("submit", corpus, "--digests", "-o", f"old.{suffix}", "--json"))) == (0, 0, 3000, 0)
-    facts = told(embedctl("submit", corpus, "--since", f"old.{suffix}", "-o", f"new.{suffix}", "--json"))
-    assert counts(facts) == (3000, 0, 0, 0)
+    corpus = write(many(300))
+    assert counts(told(embedctl("submit", corpus, "--digests", "-o", f"old.{suffix}", "--json"))) == (0, 0, 300, 0)
+    since = ("--since", f"old.{suffix}", "-o", f"new.{suffix}", "--json")
+    facts = told(embedctl("submit", corpus, *since, prepare=SMALL_BLOCKS))
+    assert counts(facts) == (300, 0, 0, 0)
     assert facts["id"] is None
     assert not list(broker.jobs.newest())
     for old in short_folder.glob("old.*"):
@@ -61,12 +67,13 @@ def test_what_changed_is_encoded_and_the_output_is_that_of_a_full_run(
 ) -> None:
     start_worker()
     old = "old.npy" if suffix == "npy" else "old.parquet"
-    before = many()
+    before = many(300)
     told(embedctl("submit", write(before), "--digests", "-o", old, "--json"))
     after = changed(before)
     corpus = write(after)
-    facts = told(embedctl("submit", corpus, "--since", old, "-o", f"new.{suffix}", "--json"))
-    assert counts(facts) == (2969, 0, 31, 1)
+    since = ("--since", old, "-o", f"new.{suffix}", "--json")
+    facts = told(embedctl("submit", corpus, *since, prepare=SMALL_BLOCKS))
+    assert counts(facts) == (296, 0, 4, 1)
     told(embedctl("submit", corpus, "--since", old, "--force", "-o", f"full.{suffix}", "--json"))
     assert (short_folder / f"new.{suffix}").read_bytes() == (short_folder / f"full.{suffix}").read_bytes()
     gone = [json.loads(line) for line in (short_folder / "new.deleted.jsonl").read_text().splitlines()]
@@ -111,37 +118,21 @@ def test_every_night_the_same_command(
     assert not listed.exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (("--prompt", "query: "), "another prompt"),
-        (("--no-normalize",), "another normalize"),
-        (("--long", "mean"), "another truncation"),
-        (("--dimensions", "8"), "another dimensions"),
-        (("--class", "half"), "fp32, not fp16"),
-        (("--class", "reseeded"), "other weights"),
-    ],
-)
 def test_other_vectors_are_not_copied(
-    options: tuple[str, ...],
-    why: str,
-    write: Write,
-    embedctl: RunEmbedctl,
-    short_folder: Path,
-    start_worker: StartWorker,
+    write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
 ) -> None:
     with (short_folder / "embedctl.toml").open("a") as config:
-        config.write('\n[classes.reseeded]\nbackend = "dummy"\noptions = {dim = 16, seed = 1}\n')
-    start_worker()
-    for name in set(options) & {"half", "reseeded"}:
+        config.write(RESEEDED)
+    for name in ("dummy", "half", "reseeded"):
         start_worker(name)
     corpus = write(many(20))
     told(embedctl("submit", corpus, "--digests", "-o", "old.parquet", "--json"))
-    done = embedctl("submit", corpus, "--since", "old.parquet", "-o", "new.parquet", "--json", *options)
-    assert counts(told(done)) == (0, 0, 20, 0)
-    assert why in done.stderr
-    told(embedctl("submit", corpus, "--digests", "-o", "full.parquet", "--json", *options))
-    assert (short_folder / "new.parquet").read_bytes() == (short_folder / "full.parquet").read_bytes()
+    for options, why in OTHER_VECTORS.items():
+        done = embedctl("submit", corpus, "--since", "old.parquet", "-o", "new.parquet", "--json", *options)
+        assert counts(told(done)) == (0, 0, 20, 0), options
+        assert why in done.stderr
+        told(embedctl("submit", corpus, "--digests", "-o", "full.parquet", "--json", *options))
+        assert (short_folder / "new.parquet").read_bytes() == (short_folder / "full.parquet").read_bytes(), options
 
 
 @pytest.mark.slow

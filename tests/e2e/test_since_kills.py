@@ -15,7 +15,7 @@ from subprocess import DEVNULL
 import pytest
 
 from embedctl.broker import Broker
-from tests.support.changes import Kill, Write, assert_holds, counts, killer, many, told, writer
+from tests.support.changes import SMALL_BLOCKS, Kill, Write, assert_holds, counts, killer, many, told
 from tests.support.forked import Forked
 from tests.support.processes import RunEmbedctl
 from tests.support.workers import StartWorker
@@ -58,13 +58,8 @@ OPTIONS = ("--chunk-size", "4", "--cache", "c.db", "--json")
 
 
 @pytest.fixture
-def write(short_folder: Path) -> Write:
-    return writer(short_folder)
-
-
-@pytest.fixture
 def kill(environment: dict[str, str], short_folder: Path) -> Kill:
-    return killer(environment, short_folder)
+    return killer(environment, short_folder, SMALL_BLOCKS)
 
 
 class Nights:
@@ -73,13 +68,12 @@ class Nights:
     def __init__(self, folder: Path, write: Write, embedctl: RunEmbedctl, output: str) -> None:
         self.folder, self.output, self._embedctl = folder, output, embedctl
         #: Larger than a block, so that an interrupted file has something to go on with.
-        self.documents = many(2500)
+        self.documents = many(250)
         self.old = "old.npy" if output.endswith(".npy") else "v.parquet" if output == "v.parquet" else "old.parquet"
-        told(embedctl("submit", write(self.documents), "--since", output, "-o", output, "--json")) if (
-            self.old == output
-        ) else told(embedctl("submit", write(self.documents), "--digests", "-o", self.old, "--json"))
-        del self.documents["id-1"], self.documents["id-2000"]
-        self.documents |= {f"id-{at}": f"changed {at}" for at in range(100, 2400, 200)}
+        first = ("--since", output) if self.old == output else ("--digests",)
+        told(embedctl("submit", write(self.documents), *first, "-o", self.old, "--json"))
+        del self.documents["id-1"], self.documents["id-200"]
+        self.documents |= {f"id-{at}": f"changed {at}" for at in range(10, 240, 20)}
         write(self.documents)
         self._first = folder / "first"
         self._first.mkdir()
@@ -94,7 +88,7 @@ class Nights:
         return "submit", "corpus.jsonl", "--since", self.old, "-o", self.output, *OPTIONS
 
     def again(self) -> subprocess.CompletedProcess[str]:
-        return self._embedctl(*self.command)
+        return self._embedctl(*self.command, prepare=SMALL_BLOCKS)
 
     def begin(self) -> None:
         """As after the first night."""
@@ -191,7 +185,7 @@ def test_kills_at_random_moments(
     for _ in range(20):
         nights.begin()
         for _ in range(3):
-            process = Forked(nights.command, environment, short_folder, DEVNULL, DEVNULL)
+            process = Forked(nights.command, environment, short_folder, DEVNULL, DEVNULL, prepare=SMALL_BLOCKS)
             time.sleep(moments.uniform(0.1, 1.0) * took_s)  # a random moment of what takes about that long
             process.kill()
             process.wait()
@@ -211,7 +205,7 @@ def test_two_at_once_make_one_output(
     nights = Nights(short_folder, write, embedctl, "v.parquet")
     for _ in range(3):
         nights.begin()
-        both = [Forked(nights.command, environment, short_folder) for _ in range(2)]
+        both = [Forked(nights.command, environment, short_folder, prepare=SMALL_BLOCKS) for _ in range(2)]
         said = [process.communicate(timeout=120)[1] for process in both]
         assert 0 in [process.returncode for process in both], said
         assert "Traceback" not in "".join(said), said

@@ -15,7 +15,21 @@ import pyarrow.parquet as pq
 
 from tests.support.forked import run_forked
 from tests.support.jobs import reference
-from tests.support.prepared import DieAt, Step
+from tests.support.prepared import DieAt, InTurn, Put, Step
+
+#: Blocks of a hundred records rather than a thousand, so that a small corpus has several.
+SMALL_BLOCKS = Put({("embedctl.changes.merged", "BLOCK"): 100})
+#: Options with which vectors are others → what is said of vectors without them. The class `reseeded` is
+#: :data:`RESEEDED`.
+OTHER_VECTORS = {
+    ("--prompt", "query: "): "another prompt",
+    ("--no-normalize",): "another normalize",
+    ("--long", "mean"): "another truncation",
+    ("--dimensions", "8"): "another dimensions",
+    ("--class", "half"): "fp32, not fp16",
+    ("--class", "reseeded"): "other weights",
+}
+RESEEDED = '\n[classes.reseeded]\nbackend = "dummy"\noptions = {dim = 16, seed = 1}\n'
 
 #: Texts by id.
 Documents = dict[str, Any]
@@ -71,11 +85,11 @@ def counts(facts: dict[str, Any]) -> tuple[int, int, int, int]:
     return facts["unchanged"], facts["cached"], facts["encoded"], facts["gone"]
 
 
-def killer(environment: dict[str, str], folder: Path) -> Kill:
+def killer(environment: dict[str, str], folder: Path, *prepare: Callable[[], None]) -> Kill:
     """What runs a command until it is killed `before` or `after` a step. It fails if that did not happen."""
 
     def kill(step: Step, when: str, *arguments: str) -> None:
-        done = run_forked(arguments, environment, folder, prepare=DieAt(step, when))
+        done = run_forked(arguments, environment, folder, prepare=InTurn((*prepare, DieAt(step, when))))
         assert done.returncode == -signal.SIGKILL, f"it did not come to {step}: {done.stdout}{done.stderr}"
 
     return kill

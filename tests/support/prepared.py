@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 #: A module and a class, a function, and which of its calls. A function is named in the module that calls it: there, its
@@ -87,6 +89,35 @@ def stop(*_: object, **__: object) -> None:
     """In the place of a function: say so on standard error, and go no further."""
     print("here", file=sys.stderr, flush=True)
     threading.Event().wait()
+
+
+@dataclass(frozen=True)
+class InTurn:
+    """Does one after the other."""
+
+    steps: Sequence[Callable[[], None]]
+
+    def __call__(self) -> None:
+        for step in self.steps:
+            step()
+
+
+@dataclass(frozen=True)
+class RunScript:
+    """Runs a script in place of the command, as Python would."""
+
+    path: str
+    arguments: Sequence[str]
+
+    def __call__(self) -> None:
+        sys.argv = [self.path, *self.arguments]
+        run_path(self.path, run_name="__main__")
+        sys.exit()
+
+
+def small_disk() -> None:
+    """Let no file grow beyond a kilobyte, as on a full disk."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
 
 
 def found(where: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +23,10 @@ from tests.support.waiting import PATIENCE_S
 
 ENTRY = HardwareClass(backend="dummy")
 SECRET = "s3cret"
+#: In chunks of 8, as :func:`encoded_job` makes them.
+TEXTS_OF_13_CHUNKS = [f"text {i}" for i in range(100)]
+#: Makes an ended job.
+Encode = Callable[..., Job]
 TEXTS = ["one", f"two {SECRET}", "three words here"]
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import resource
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -288,26 +287,22 @@ def test_postgres_refuses_ids_that_it_can_not_hold(request: pytest.FixtureReques
     sink.close()
 
 
+def write_to_a_full_disk(url: str, said: Path) -> None:
+    """Write down what a sink raises where no file can grow beyond a limit, which stands for a full disk."""
+    sink = sink_of(url, Settings())
+    sink.open(target())
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    try:
+        sink.write(batch([f"r{i}" for i in range(10_000)]))
+    except SinkUnavailable as error:
+        said.write_text(str(error))
+
+
 def test_a_full_disk_is_not_the_fault_of_records(tmp_path: Path) -> None:
-    """A limit on the size of files stands for it."""
-    program = """
-import resource, sys
-from tests.support.sinks import batch, target
-from embedctl.sinks.registry import sink_of
-from embedctl_config.errors import SinkUnavailable
-from embedctl_config.settings import Settings
-sink = sink_of(sys.argv[1], Settings())
-sink.open(target())
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-try:
-    sink.write(batch([f"r{i}" for i in range(10_000)]))
-except SinkUnavailable as error:
-    print(error)
-"""
-    url = f"lancedb://{tmp_path}?table=t"
-    done = subprocess.run([sys.executable, "-c", program, url], capture_output=True, text=True, timeout=60, check=False)
-    assert "File too large" in done.stdout, done.stderr
-    assert ".rs:" not in done.stdout
+    said = tmp_path / "said"
+    assert status_of_fork(write_to_a_full_disk, f"lancedb://{tmp_path}?table=t", said) == 0
+    assert "File too large" in said.read_text()
+    assert ".rs:" not in said.read_text()
 
 
 def test_a_table_of_lance_that_was_begun_is_made(request: pytest.FixtureRequest, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,6 +16,7 @@ from embedctl.cli.job_command import _LONG, _prompt, _unique_ids_taken_from
 from embedctl.cli.run import run
 from embedctl.cli.submit import submit
 from embedctl.job_options import JobOptions, SubmitOptions
+from tests.support.packages import need
 
 OWN = {"run": {"cpus", "pull"}, "submit": {"ttl_s", "resume", "drain", "wait"}}
 SECTIONS = ("Corpus", "Text", "Vectors", "Destination", "Limits")
@@ -117,3 +119,66 @@ def test_an_unknown_option_is_named() -> None:
 def test_options_are_checked_before_anything_else(options: dict[str, Any], words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         SubmitOptions.of(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("-o", "v.npy"), "exclude each other without --since"),
+        (("--digests", "-o", "v.npy"), "exclude each other without --since"),
+        (("--delete-missing",), "--delete-missing goes with --since and --to"),
+        (("--cache", "c.db", "-o", "v.npy"), "omit --cache"),
+        (("--cache", "c.db", "--since", "v.parquet", "-o", "v.parquet"), "omit --cache"),
+        (("--since", "v.parquet"), "name it with -o"),
+        (("--since", "v.parquet", "-o", "parts/"), "name it with -o"),
+        (("--since", "v.parquet", "-o", "-"), "name a file with -o"),
+        (("--since", "v.parquet", "-o", "v.parquet", "--duplicates", "position"), "omit --duplicates position"),
+        (("--since", "v.parquet", "-o", "v.parquet", "--duplicates", "last"), "omit --duplicates last"),
+        (("--since", "v.parquet", "-o", "v.parquet", "--force", "--delete-missing"), "--force compares nothing"),
+        (("--since", "v.parquet", "-o", "v.parquet", "--output-type", "int8"), "takes float32 or float16"),
+    ],
+)
+@pytest.mark.parametrize("command", ["submit", "run"])
+def test_what_does_not_go_together_with_a_table_is_refused_before_anything_is_written(
+    command: str, options: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need("qdrant_client")
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    (here / "corpus.jsonl").write_text('{"id": "a", "text": "one"}\n')
+    database = f"qdrant://{tmp_path}/there?collection=c"
+    done = CliRunner().invoke(main, [command, "corpus.jsonl", "--to", database, *options])
+    assert done.exit_code == 2, done.output
+    assert message in done.output
+    assert [file.name for file in here.iterdir()] == ["corpus.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "Missing option '--output' / '-o', or '--to'"),
+        (("-o", "x.npy", "--to", "lancedb:x?table=t"), "exclude each other"),
+        (("-o", "x.npy", "--duplicates", "position"), "is for --to URL"),
+        (("-o", "x.npy", "--duplicates", "error"), "is for --to URL"),
+        (("--to", "lancedb:x?table=t", "--format", "npy"), "are for files"),
+        (("--to", "lancedb:x?table=t", "--output-type", "int8"), "takes float32 or float16"),
+        (("--to", "lancedb:x?table=t", "--drain"), "--drain and a folder"),
+        (("--to", "postgresql://me:hunter2@db/x?table=t"), "PGPASSWORD"),
+        (("--to", "parquet:x"), "embedctl sinks"),
+    ],
+)
+def test_options_of_fetch_that_do_not_go_together(flags: tuple[str, ...], message: str) -> None:
+    for module in ("lancedb", "psycopg"):
+        need(module)
+    done = CliRunner().invoke(main, ["fetch", "20261121-000000-0000000000", *flags])
+    assert done.exit_code == 2
+    assert message in done.output
+    assert "hunter2" not in done.output
+
+
+def test_a_run_needs_an_output(tmp_path: Path) -> None:
+    (tmp_path / "c.txt").write_text("a\n")
+    done = CliRunner().invoke(main, ["run", str(tmp_path / "c.txt")])
+    assert done.exit_code == 2
+    assert "Missing option '--output' / '-o'" in done.output
