@@ -10,7 +10,7 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,27 +32,17 @@ from tests.support.forked import Forked
 from tests.support.jobs import reference
 from tests.support.limits import limited
 from tests.support.processes import RunEmbedctl
-from tests.support.rig import Rig, encoded_job
+from tests.support.rig import TEXTS_OF_13_CHUNKS as TEXTS
+from tests.support.rig import Encode, Rig
 from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker
 
-TEXTS = [f"text {i}" for i in range(100)]
 CHUNKS = 13
 
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     return limited(settings.replace(lease_s=30.0), part_records=20)
-
-
-@pytest.fixture
-def encode(worker_broker: Broker, settings: Settings) -> Callable[..., Job]:
-    """Makes an ended job of 13 chunks."""
-
-    def make(texts: Sequence[Any] = TEXTS, **options: Any) -> Job:
-        return encoded_job(worker_broker, settings, texts, **options)
-
-    return make
 
 
 def results_in_redis(raw: redis_py.Redis, job: Job) -> set[int]:
@@ -68,9 +58,7 @@ def assert_complete(folder: Path, texts: Sequence[str] = TEXTS) -> None:
     assert manifest_of(folder)["records"] == len(texts)
 
 
-def test_results_go_to_parts_and_are_read_from_there(
-    encode: Callable[..., Job], raw: redis_py.Redis, tmp_path: Path
-) -> None:
+def test_results_go_to_parts_and_are_read_from_there(encode: Encode, raw: redis_py.Redis, tmp_path: Path) -> None:
     job = encode()
     files = job.drain(tmp_path / "out")
     assert [Path(name).name for name in files] == [
@@ -86,7 +74,7 @@ def test_results_go_to_parts_and_are_read_from_there(
     assert job.drain(tmp_path / "out") == files, "once more, when there is nothing left to do"
 
 
-def test_failed_records_ids_and_kept_fields_survive(encode: Callable[..., Job], tmp_path: Path) -> None:
+def test_failed_records_ids_and_kept_fields_survive(encode: Encode, tmp_path: Path) -> None:
     """A kept field's column becomes wider in the middle of a part, which is then written again."""
     items = [
         {"id": f"r{i}", "text": "" if i in (7, 93) else f"text {i}", "n": i if i < 50 else i + 0.5} for i in range(100)
@@ -104,7 +92,7 @@ def test_failed_records_ids_and_kept_fields_survive(encode: Callable[..., Job], 
 
 
 def test_retried_records_come_in_a_part_of_their_own(
-    encode: Callable[..., Job], worker_broker: Broker, settings: Settings, tmp_path: Path
+    encode: Encode, worker_broker: Broker, settings: Settings, tmp_path: Path
 ) -> None:
     job = encode(["" if i in (7, 93) else text for i, text in enumerate(TEXTS)])
     job.drain(tmp_path)
@@ -125,7 +113,7 @@ def test_retried_records_come_in_a_part_of_their_own(
 
 @pytest.mark.parametrize("part_records", [1, 100])
 def test_retries_of_retries_are_drained_once(
-    encode: Callable[..., Job], worker_broker: Broker, settings: Settings, tmp_path: Path, part_records: int
+    encode: Encode, worker_broker: Broker, settings: Settings, tmp_path: Path, part_records: int
 ) -> None:
     job = encode(["" if i in (7, 93) else text for i, text in enumerate(TEXTS)])
     job.drain(tmp_path)
@@ -143,7 +131,7 @@ def test_retries_of_retries_are_drained_once(
 
 
 def test_records_that_were_retried_before_the_drain_are_in_their_places(
-    encode: Callable[..., Job], worker_broker: Broker, settings: Settings, raw: redis_py.Redis, tmp_path: Path
+    encode: Encode, worker_broker: Broker, settings: Settings, raw: redis_py.Redis, tmp_path: Path
 ) -> None:
     job = encode(["" if i == 7 else text for i, text in enumerate(TEXTS)])
     job.retry_failed()
@@ -175,7 +163,7 @@ STEPS = [
 @pytest.mark.parametrize("count", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("owner", "name", "after"), STEPS)
 def test_a_drain_that_dies_between_two_steps_is_taken_up(
-    encode: Callable[..., Job],
+    encode: Encode,
     raw: redis_py.Redis,
     tmp_path: Path,
     owner: Any,
@@ -199,7 +187,7 @@ def test_a_drain_that_dies_between_two_steps_is_taken_up(
 
 
 def test_a_power_cut_before_the_folder_is_synced_loses_nothing(
-    encode: Callable[..., Job], raw: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    encode: Encode, raw: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until the folder is synced, a power cut may take the new name away. Then the results must still be in Redis."""
     job = encode()
@@ -220,7 +208,7 @@ def test_a_power_cut_before_the_folder_is_synced_loses_nothing(
 
 
 def test_a_full_disk_unlinks_nothing_and_the_same_command_goes_on(
-    encode: Callable[..., Job], raw: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    encode: Encode, raw: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = encode()
     real, calls = os.fsync, 0
@@ -242,9 +230,7 @@ def test_a_full_disk_unlinks_nothing_and_the_same_command_goes_on(
     assert_complete(tmp_path / "out")
 
 
-def test_a_file_that_can_grow_no_more_is_removed(
-    encode: Callable[..., Job], raw: redis_py.Redis, tmp_path: Path
-) -> None:
+def test_a_file_that_can_grow_no_more_is_removed(encode: Encode, raw: redis_py.Redis, tmp_path: Path) -> None:
     """The disk refuses in the middle of a part: pyarrow writes the bytes, and then fails to close the file, too."""
     job = encode()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -272,7 +258,7 @@ def drained_half(job: Job, folder: Path) -> None:
 
 @pytest.mark.parametrize("how", ["changed", "removed"])
 def test_a_part_that_was_touched_is_named_and_nothing_more_is_unlinked(
-    encode: Callable[..., Job], raw: redis_py.Redis, tmp_path: Path, how: str
+    encode: Encode, raw: redis_py.Redis, tmp_path: Path, how: str
 ) -> None:
     job = encode()
     drained_half(job, tmp_path)
@@ -291,7 +277,7 @@ def test_a_part_that_was_touched_is_named_and_nothing_more_is_unlinked(
     assert_complete(tmp_path)
 
 
-def test_the_folder_may_be_moved_and_another_is_refused(encode: Callable[..., Job], tmp_path: Path) -> None:
+def test_the_folder_may_be_moved_and_another_is_refused(encode: Encode, tmp_path: Path) -> None:
     job = encode()
     drained_half(job, tmp_path / "a")
     with pytest.raises(OutputError, match=f"{tmp_path}/b does not hold .* which was drained to {tmp_path}/a"):
@@ -304,7 +290,7 @@ def test_the_folder_may_be_moved_and_another_is_refused(encode: Callable[..., Jo
     assert job.status().drained_to == str(tmp_path / "b")
 
 
-def test_a_folder_with_parts_of_another_job_is_refused(encode: Callable[..., Job], tmp_path: Path) -> None:
+def test_a_folder_with_parts_of_another_job_is_refused(encode: Encode, tmp_path: Path) -> None:
     first, second = encode(), encode()
     first.drain(tmp_path)
     with pytest.raises(OutputError, match=f"holds manifest.json of job {first.id}: choose another folder"):
@@ -315,7 +301,7 @@ def test_a_folder_with_parts_of_another_job_is_refused(encode: Callable[..., Job
         second.drain(tmp_path)
 
 
-def test_a_part_that_another_job_published_meanwhile_is_left_alone(encode: Callable[..., Job], tmp_path: Path) -> None:
+def test_a_part_that_another_job_published_meanwhile_is_left_alone(encode: Encode, tmp_path: Path) -> None:
     """Two jobs are drained into one place by two machines, which no lock keeps apart."""
     first, second = encode(), encode()
 
@@ -334,7 +320,7 @@ def test_a_part_that_another_job_published_meanwhile_is_left_alone(encode: Calla
     assert_complete(tmp_path / "own")
 
 
-def test_without_its_parts_a_drained_job_says_where_they_went(encode: Callable[..., Job], tmp_path: Path) -> None:
+def test_without_its_parts_a_drained_job_says_where_they_went(encode: Encode, tmp_path: Path) -> None:
     job = encode()
     job.drain(tmp_path / "out")
     (tmp_path / "out").rename(tmp_path / "elsewhere")
@@ -342,7 +328,7 @@ def test_without_its_parts_a_drained_job_says_where_they_went(encode: Callable[.
         job.vectors()
 
 
-def test_a_job_that_is_cancelled_keeps_its_parts(encode: Callable[..., Job], tmp_path: Path) -> None:
+def test_a_job_that_is_cancelled_keeps_its_parts(encode: Encode, tmp_path: Path) -> None:
     job = encode()
     drained_half(job, tmp_path)
     job.cancel()
@@ -351,7 +337,7 @@ def test_a_job_that_is_cancelled_keeps_its_parts(encode: Callable[..., Job], tmp
 
 
 def test_leftovers_of_a_redis_that_went_back_are_replaced_or_removed(
-    encode: Callable[..., Job], raw: redis_py.Redis, tmp_path: Path
+    encode: Encode, raw: redis_py.Redis, tmp_path: Path
 ) -> None:
     """Redis came back without its last writes: parts lie there that it does not know of."""
     job = encode()
@@ -366,7 +352,7 @@ def test_leftovers_of_a_redis_that_went_back_are_replaced_or_removed(
     assert_complete(tmp_path)
 
 
-def test_two_drainers(encode: Callable[..., Job], embedctl: RunEmbedctl, tmp_path: Path) -> None:
+def test_two_drainers(encode: Encode, embedctl: RunEmbedctl, tmp_path: Path) -> None:
     job = encode()
     go_on, begun = threading.Event(), threading.Event()
 
@@ -391,7 +377,7 @@ def test_two_drainers(encode: Callable[..., Job], embedctl: RunEmbedctl, tmp_pat
 
 @pytest.mark.parametrize("at", [0, 16])
 def test_a_drainer_that_stood_still_does_not_replace_the_parts_of_the_next_one(
-    encode: Callable[..., Job], raw: redis_py.Redis, tmp_path: Path, at: int
+    encode: Encode, raw: redis_py.Redis, tmp_path: Path, at: int
 ) -> None:
     """It was stopped for so long that another one took over, on another machine: no lock of the folder keeps it out."""
     job = encode()
@@ -432,7 +418,7 @@ def test_a_job_goes_through_a_bounded_redis_while_it_is_submitted(
     embedctl: RunEmbedctl, start_worker: StartWorker, broker: Broker, short_folder: Path
 ) -> None:
     """Neither all texts nor all results fit into the bounds, so submitting and draining must go on together."""
-    texts = corpus(short_folder, 5000)
+    texts = corpus(short_folder, 2000)
     start_worker()
     most, over = 0, threading.Event()
 
@@ -467,7 +453,7 @@ def test_only_a_folder_drains(embedctl: RunEmbedctl, short_folder: Path, way: tu
 def test_a_job_that_waits_for_its_reader_says_so(
     embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path
 ) -> None:
-    texts = corpus(short_folder, 3000)
+    texts = corpus(short_folder, 1000)
     start_worker()
     submitted = embedctl(
         *("submit", "c.jsonl", "--drain", "--chunk-size", "50"), **{**SMALL, "LIMIT_HIGH_WATER_BYTES": "1000000"}
@@ -485,7 +471,7 @@ def test_a_job_that_waits_for_its_reader_says_so(
     assert_complete(short_folder / "out", texts)
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(25, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
 def test_every_record_is_in_the_parts_once_however_often_the_drainer_is_killed(
     embedctl: RunEmbedctl,
     start_worker: StartWorker,

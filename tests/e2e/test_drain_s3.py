@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +12,21 @@ import numpy as np
 import pytest
 import redis as redis_py
 
-from embedctl import ChunkVectors, Job, JobDrained, OutputError, enqueue_embeddings
-from embedctl.broker import Broker
+from embedctl import ChunkVectors, Job, JobDrained, OutputError
 from embedctl.changes.opening import open_earlier
 from embedctl.drain.bucket import PartsBucket
 from embedctl.store import Drains
 from embedctl_config import keys
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
-from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.buckets import s3_server
 from tests.support.drained_parts import manifest_of, rows_of
 from tests.support.failpoints import Killed, kill_at
 from tests.support.jobs import reference
 from tests.support.limits import limited
-from tests.support.rig import Rig
+from tests.support.rig import TEXTS_OF_13_CHUNKS as TEXTS
+from tests.support.rig import Encode
 
-TEXTS = [f"text {i}" for i in range(100)]
 CHUNKS = 13
 PLACE = "s3://vectors/jobs/one/"
 
@@ -55,20 +53,6 @@ def settings(settings: Settings) -> Settings:
     return limited(settings.replace(lease_s=30.0), part_records=20)
 
 
-@pytest.fixture
-def encode(worker_broker: Broker, settings: Settings) -> Callable[..., Job]:
-    """Makes an ended job of 13 chunks."""
-
-    def make(texts: Sequence[Any] = TEXTS, **options: Any) -> Job:
-        job = enqueue_embeddings(texts, settings=settings, chunk_size=8, **options)
-        rig = Rig(worker_broker, settings, DummyBackend(dim=16))
-        for chunk in range(job.status().chunks):
-            rig.run(job, chunk)
-        return job
-
-    return make
-
-
 def downloaded(bucket: Any, folder: Path) -> Path:
     """The objects of the job's prefix as files."""
     for each in bucket.list_objects_v2(Bucket="vectors", Prefix="jobs/one/")["Contents"]:
@@ -81,7 +65,7 @@ def in_redis(raw: redis_py.Redis, job: Job) -> set[int]:
 
 
 def test_results_go_to_a_bucket_and_are_read_from_there(
-    encode: Callable[..., Job], bucket: Any, raw: redis_py.Redis, tmp_path: Path
+    encode: Encode, bucket: Any, raw: redis_py.Redis, tmp_path: Path
 ) -> None:
     job = encode(["" if i == 7 else text for i, text in enumerate(TEXTS)])
     names = job.drain(PLACE)
@@ -96,7 +80,7 @@ def test_results_go_to_a_bucket_and_are_read_from_there(
     assert job.drain(PLACE) == names
 
 
-def test_parts_in_a_bucket_are_an_earlier_output(encode: Callable[..., Job], bucket: Any) -> None:
+def test_parts_in_a_bucket_are_an_earlier_output(encode: Encode, bucket: Any) -> None:
     with pytest.raises(OutputError, match=r"manifest\.json"):
         open_earlier(PLACE, None)
     encode(digests=True).drain(PLACE)
@@ -107,7 +91,7 @@ def test_parts_in_a_bucket_are_an_earlier_output(encode: Callable[..., Job], buc
     np.testing.assert_array_equal(earlier.take(rows).vectors, reference([TEXTS[row] for row in rows]))
 
 
-def test_parts_in_a_bucket_keep_the_type_of_the_first_one(encode: Callable[..., Job], bucket: Any) -> None:
+def test_parts_in_a_bucket_keep_the_type_of_the_first_one(encode: Encode, bucket: Any) -> None:
     job = encode()
     with pytest.MonkeyPatch.context() as patched:
         kill_at(patched, Drains, "note", 1, after=True)
@@ -123,7 +107,7 @@ def test_parts_in_a_bucket_keep_the_type_of_the_first_one(encode: Callable[..., 
 
 @pytest.mark.parametrize(("owner", "name"), [(Drains, "note"), (Drains, "unlink"), (PartsBucket, "publish")])
 def test_a_drain_that_dies_is_taken_up(
-    encode: Callable[..., Job], bucket: Any, raw: redis_py.Redis, tmp_path: Path, owner: Any, name: str
+    encode: Encode, bucket: Any, raw: redis_py.Redis, tmp_path: Path, owner: Any, name: str
 ) -> None:
     job = encode()
     real, calls = getattr(owner, name), 0
@@ -147,9 +131,7 @@ def test_a_drain_that_dies_is_taken_up(
     assert in_redis(raw, job) == set()
 
 
-def test_a_part_that_was_replaced_or_removed_is_named(
-    encode: Callable[..., Job], bucket: Any, raw: redis_py.Redis
-) -> None:
+def test_a_part_that_was_replaced_or_removed_is_named(encode: Encode, bucket: Any, raw: redis_py.Redis) -> None:
     job = encode()
     job.drain(PLACE)
     key = "jobs/one/part-000002.parquet"
@@ -164,9 +146,7 @@ def test_a_part_that_was_replaced_or_removed_is_named(
         job.vectors()
 
 
-def test_a_part_that_another_job_published_meanwhile_is_left_alone(
-    encode: Callable[..., Job], bucket: Any, tmp_path: Path
-) -> None:
+def test_a_part_that_another_job_published_meanwhile_is_left_alone(encode: Encode, bucket: Any, tmp_path: Path) -> None:
     first, second = encode(), encode()
 
     def other(chunk: ChunkVectors) -> None:
@@ -181,7 +161,7 @@ def test_a_part_that_another_job_published_meanwhile_is_left_alone(
 
 @pytest.mark.slow
 def test_a_bucket_that_refuses_says_so_and_nothing_is_unlinked(
-    encode: Callable[..., Job], bucket: Any, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    encode: Encode, bucket: Any, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = encode()
     with pytest.raises(OutputError, match=r"s3://missing/p/ can't be written: .*the same command goes on"):
@@ -197,7 +177,7 @@ def test_a_bucket_that_refuses_says_so_and_nothing_is_unlinked(
 
 
 def test_a_credential_that_expires_half_way_unlinks_nothing_more(
-    encode: Callable[..., Job], bucket: Any, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    encode: Encode, bucket: Any, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = encode()
     real, calls = PartsBucket.publish, 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from tests.support.failpoints import Killed, kill_at
 from tests.support.jobs import reference
 from tests.support.limits import limited
 from tests.support.processes import RunEmbedctl
-from tests.support.rig import Rig, encoded_job
+from tests.support.rig import Encode, Rig
 from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker
 
@@ -40,11 +39,6 @@ GOOD = [i for i in range(100) if i != 7]
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     return limited(settings.replace(lease_s=30.0), part_records=20)
-
-
-@pytest.fixture
-def encode(worker_broker: Broker, settings: Settings) -> Callable[..., Job]:
-    return lambda **options: encoded_job(worker_broker, settings, TEXTS, **options)
 
 
 def expected() -> Vectors:
@@ -70,9 +64,9 @@ def numbers_in(folder: Path) -> Any:
 
 @pytest.mark.parametrize("kind", OutputType)
 def test_parts_and_what_is_fetched_from_them_hold_the_same_numbers(
-    kind: OutputType, encode: Callable[..., Job], tmp_path: Path
+    kind: OutputType, encode: Encode, tmp_path: Path
 ) -> None:
-    job = encode(count_tokens=True)
+    job = encode(TEXTS, count_tokens=True)
     numbers = Numbers(kind, ranges_of_all(expected()) if kind is OutputType.INT8 else None)
     for name in ("a.npy", "a.parquet"):
         fetch(job, tmp_path / name, numbers=Numbers(kind))
@@ -98,10 +92,8 @@ def test_parts_and_what_is_fetched_from_them_hold_the_same_numbers(
 
 
 @pytest.mark.parametrize("kind", [OutputType.FLOAT16, OutputType.INT8, OutputType.UBINARY])
-def test_another_type_than_that_of_the_parts_is_refused(
-    kind: OutputType, encode: Callable[..., Job], tmp_path: Path
-) -> None:
-    job = encode()
+def test_another_type_than_that_of_the_parts_is_refused(kind: OutputType, encode: Encode, tmp_path: Path) -> None:
+    job = encode(TEXTS)
     job.drain(tmp_path / "out", output_type=kind)
     other = OutputType.UBINARY if kind is not OutputType.UBINARY else OutputType.FLOAT16
     with pytest.raises(SettingsError, match=f"was drained as {kind}: omit the output type {other}"):
@@ -124,10 +116,10 @@ def test_another_type_than_that_of_the_parts_is_refused(
 
 
 def test_a_drain_that_goes_on_keeps_the_type_and_the_ranges(
-    encode: Callable[..., Job], worker_broker: Broker, settings: Settings, tmp_path: Path
+    encode: Encode, worker_broker: Broker, settings: Settings, tmp_path: Path
 ) -> None:
     """The first drainer dies when its first part is noted. Its successors know no more than the folder."""
-    job = encode()
+    job = encode(TEXTS)
     ranges = ranges_of_all(expected()) * np.float32(0.9)
     with pytest.MonkeyPatch.context() as patched:
         kill_at(patched, Drains, "note", 2, after=True)
@@ -156,9 +148,9 @@ def test_a_drain_that_goes_on_keeps_the_type_and_the_ranges(
     [(Drains, "note", False), (PartsFolder, "publish", False), (PartsFolder, "publish", True)],
 )
 def test_a_type_counts_from_the_first_part_that_is_noted(
-    encode: Callable[..., Job], tmp_path: Path, owner: Any, name: str, after: bool
+    encode: Encode, tmp_path: Path, owner: Any, name: str, after: bool
 ) -> None:
-    job = encode()
+    job = encode(TEXTS)
     with pytest.MonkeyPatch.context() as patched:
         kill_at(patched, owner, name, 1, after=after)
         with pytest.raises(Killed):
@@ -169,9 +161,9 @@ def test_a_type_counts_from_the_first_part_that_is_noted(
 
 
 def test_a_drainer_that_stood_still_adds_no_part_of_another_type(
-    encode: Callable[..., Job], raw: redis_py.Redis, tmp_path: Path
+    encode: Encode, raw: redis_py.Redis, tmp_path: Path
 ) -> None:
-    job = encode()
+    job = encode(TEXTS)
     copy = Job(job.id, job._broker)
 
     def overtaken(chunk: ChunkVectors) -> None:
@@ -194,8 +186,8 @@ def test_a_drainer_that_stood_still_adds_no_part_of_another_type(
     np.testing.assert_array_equal(numbers_in(tmp_path), expected().astype(np.float16))
 
 
-def test_a_fetch_that_meets_new_parts_of_another_type_ends(encode: Callable[..., Job], tmp_path: Path) -> None:
-    job = encode()
+def test_a_fetch_that_meets_new_parts_of_another_type_ends(encode: Encode, tmp_path: Path) -> None:
+    job = encode(TEXTS)
     copy = Job(job.id, job._broker)
 
     def drained(chunk: ChunkVectors) -> None:
@@ -209,9 +201,9 @@ def test_a_fetch_that_meets_new_parts_of_another_type_ends(encode: Callable[...,
 
 
 def test_a_value_that_float16_can_not_hold_ends_the_drain(
-    encode: Callable[..., Job], raw: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    encode: Encode, raw: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = encode()
+    job = encode(TEXTS)
     real = Numbers.of
     monkeypatch.setattr(Numbers, "of", lambda self, vectors: real(self, vectors * np.float32(1e6)))
     with pytest.raises(OutputError, match="beyond 65,504, which float16 can't hold: choose float32"):
@@ -220,8 +212,8 @@ def test_a_value_that_float16_can_not_hold_ends_the_drain(
     assert raw.exists(keys.chunk_result(job.id, 0))
 
 
-def test_what_is_no_type_or_no_ranges_is_refused(encode: Callable[..., Job], tmp_path: Path) -> None:
-    job = encode()
+def test_what_is_no_type_or_no_ranges_is_refused(encode: Encode, tmp_path: Path) -> None:
+    job = encode(TEXTS)
     for options, words in (
         ({"output_type": "int4"}, "output_type is 'int4': float32, float16, int8, ubinary"),
         ({"ranges": np.zeros((2, 16), np.float32)}, "ranges are for the output_type int8"),
@@ -284,12 +276,12 @@ def test_too_few_records_for_ranges_are_refused(worker_broker: Broker, settings:
 
 
 def test_a_run_into_a_folder_in_int8(embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path) -> None:
-    texts = [f"text {i}" for i in range(3000)]
+    texts = [f"text {i}" for i in range(600)]
     (short_folder / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     start_worker()
-    ranges = ranges_of_all(reference(texts[:1000]))
+    ranges = ranges_of_all(reference(texts[:200]))
     np.save(short_folder / "ranges.npy", ranges)
-    small = {"LIMIT_PART_RECORDS": "500", "LIMIT_RESULTS_HIGH_WATER_BYTES": "40000"}
+    small = {"LIMIT_PART_RECORDS": "100", "LIMIT_RESULTS_HIGH_WATER_BYTES": "20000"}
     wanted = ["-o", "out/", "--output-type", "int8", "--ranges", "ranges.npy"]
     done = embedctl("submit", "c.jsonl", *wanted, "--chunk-size", "50", **small)
     assert done.returncode == 0, done.stderr

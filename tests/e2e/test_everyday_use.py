@@ -18,6 +18,7 @@ from embedctl import JobState, JobUnfinished, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.store import JobSpec
 from embedctl_config.settings import Settings
+from tests.support.forked import Forked
 from tests.support.jobs import active_job_id, reference
 from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import RedisServer
@@ -105,28 +106,6 @@ def test_bad_lines_are_named_before_anything_is_queued_or_left_out(
     assert all(broker.jobs.status(job_id).state is JobState.CANCELLED for job_id in active_jobs(broker))
 
 
-@pytest.mark.parametrize(
-    ("content", "arguments", "words"),
-    [
-        (b"", [], "holds no record"),
-        (b'{"text": "a"}', ["--text-field", "body"], "fields seen: text"),
-        (b'{"text": "a", "id": 1.5}', [], "an id must be text or a whole number"),
-        (b'{"text": "a"}', ["--class", "gpux"], "no hardware class 'gpux'"),
-        (b'{"text": "a"}', ["--model", "no good"], "model name 'no good'"),
-        (b'{"text": "a"}', ["-o", "out.xyz"], "name it .npy, .jsonl, .parquet"),
-    ],
-)
-def test_bad_input_is_one_clear_line(
-    content: bytes, arguments: list[str], words: str, embedctl: RunEmbedctl, short_folder: Path
-) -> None:
-    (short_folder / "c.jsonl").write_bytes(content)
-    done = embedctl("submit", "c.jsonl", *arguments)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
-
-
 def test_odd_texts_cost_only_themselves(embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path) -> None:
     start_worker()
     lines = [
@@ -155,17 +134,6 @@ def test_odd_texts_cost_only_themselves(embedctl: RunEmbedctl, start_worker: Sta
 def test_interrupting_a_submission_cancels_it_and_interrupting_a_wait_does_not(
     settings: Settings, environment: dict[str, str], broker: Broker, raw: redis_py.Redis, short_folder: Path
 ) -> None:
-    def start(*arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "embedctl", *arguments],
-            env=environment,
-            cwd=short_folder,
-            stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
     def reading() -> set[str]:
         return {client["id"] for client in raw.client_list() if client["cmd"] == "xread"}
 
@@ -175,7 +143,15 @@ def test_interrupting_a_submission_cancels_it_and_interrupting_a_wait_does_not(
     # Shells show 130 for both: Python ends itself by the signal where that came while it ran code from a string, as
     # `dataclass` does, whatever became of the exception.
     interrupted = (130, -signal.SIGINT)
-    submitting = start("submit", "-", "--format", "txt", "--chunk-size", "1")
+    submitting = subprocess.Popen(
+        [sys.executable, "-m", "embedctl", "submit", "-", "--format", "txt", "--chunk-size", "1"],
+        env=environment,
+        cwd=short_folder,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert submitting.stdin
     submitting.stdin.write("one\ntwo\n")
     submitting.stdin.flush()
@@ -191,7 +167,7 @@ def test_interrupting_a_submission_cancels_it_and_interrupting_a_wait_does_not(
     job = enqueue_embeddings(["text"], settings=settings)
     for verb in (["wait", job.id], ["fetch", job.id, "-o", "out.npy"]):
         known = reading()  # the connection of the command before may still stand in the list
-        waiting = start(*verb)
+        waiting = Forked(verb, environment, short_folder)
         eventually(partial(another_reads, known))
         waiting.send_signal(signal.SIGINT)
         _, told = waiting.communicate(timeout=60)
@@ -222,18 +198,11 @@ def test_list_wait_and_unknown_jobs(settings: Settings, embedctl: RunEmbedctl, s
 def test_dry_run_counts_without_queueing(embedctl: RunEmbedctl, raw: redis_py.Redis, short_folder: Path) -> None:
     texts = ["A cat sits on the mat.", "A cat sits on the mat.", "", "word " * 600]
     (short_folder / "c.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
-    done = embedctl("submit", "c.jsonl", "--dry-run", "--class", "cpu", "--model", "all-MiniLM-L6-v2")
-    assert done.returncode == 0, done.stderr
-    facts = dict(line.split(None, 1) for line in done.stdout.splitlines())
-    assert facts["records"] == "4"
-    assert facts["unusable"] == "1"
-    assert facts["duplicates"] == "1"
-    assert facts["tokens"] == str(9 + 9 + 256)
-    assert facts["truncated"] == "1"
-    assert "6,144 bytes" in done.stdout
-    more = ["--long", "mean", "--dimensions", "64"]
-    windows = embedctl("submit", "c.jsonl", "--dry-run", "--class", "cpu", "--model", "all-MiniLM-L6-v2", *more)
+    of_model = ["--class", "cpu", "--model", "all-MiniLM-L6-v2", "--long", "mean", "--dimensions", "64"]
+    windows = embedctl("submit", "c.jsonl", "--dry-run", *of_model)
+    assert windows.returncode == 0, windows.stderr
     facts = dict(line.split(None, 1) for line in windows.stdout.splitlines())
+    assert (facts["records"], facts["unusable"], facts["duplicates"]) == ("4", "1", "1")
     assert facts["tokens"] == str(9 + 9 + 600 + 3 * 2)
     assert facts["truncated"] == "0"
     assert "1,024 bytes" in windows.stdout
@@ -243,25 +212,25 @@ def test_dry_run_counts_without_queueing(embedctl: RunEmbedctl, raw: redis_py.Re
     assert "tokenizer is not installed" in guessed
 
 
-@pytest.mark.parametrize("name", ["v.npy", "v.parquet", "v.jsonl"])
 def test_dimensions_and_means_come_out_of_the_command_line(
-    embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path, name: str
+    embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path
 ) -> None:
     start_worker()
     (short_folder / "c.txt").write_text("a b\n" + "word " * 700 + "\n")
-    options = ["--dimensions", "5", "--long", "mean"]
-    done = embedctl("submit", "c.txt", *options, "-o", name)
+    done = embedctl("submit", "c.txt", "--dimensions", "5", "--long", "mean", "--wait")
     assert done.returncode == 0, done.stderr
-    if name == "v.npy":
-        vectors = np.load(short_folder / name)
-    elif name == "v.parquet":
-        vectors = np.array(pq.read_table(short_folder / name)["embedding"].to_pylist())
-    else:
-        rows = [json.loads(line) for line in (short_folder / name).read_text().splitlines()]
-        assert not any("truncated" in row for row in rows)
-        vectors = np.array([row["embedding"] for row in rows])
+    for name in ("v.npy", "v.parquet", "v.jsonl"):
+        assert embedctl("fetch", done.stdout.strip(), "-o", name).returncode == 0
+    rows = [json.loads(line) for line in (short_folder / "v.jsonl").read_text().splitlines()]
+    assert not any("truncated" in row for row in rows)
+    vectors = np.load(short_folder / "v.npy")
     assert vectors.shape == (2, 5)
     np.testing.assert_allclose(np.linalg.norm(vectors.astype(np.float64), axis=1), 1, rtol=0, atol=1e-6)
+    for others in (
+        [row["embedding"] for row in rows],
+        pq.read_table(short_folder / "v.parquet")["embedding"].to_pylist(),
+    ):
+        np.testing.assert_array_equal(np.array(others, np.float32), vectors)
     assert not (short_folder / "v.truncated.jsonl").exists()
     assert embedctl("submit", "c.txt", "--dimensions", "0").returncode == 2
     too_many = embedctl("submit", "c.txt", "--dimensions", "17")

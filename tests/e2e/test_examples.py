@@ -17,7 +17,9 @@ import pytest
 import redis as redis_py
 
 from embedctl.broker import Broker
+from tests.support.forked import run_forked
 from tests.support.jobs import job_reads, nobody_reads_jobs, reference
+from tests.support.prepared import RunScript
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
@@ -48,10 +50,8 @@ def run(environment: dict[str, str], short_folder: Path) -> Run:
     """Runs an example to its end."""
 
     def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
-        return subprocess.run(
-            command, env=environment, cwd=short_folder, capture_output=True, text=True, timeout=120, check=False
-        )
+        script = RunScript(str(EXAMPLES / f"{name}.py"), arguments)
+        return run_forked(["sinks"], environment, short_folder, prepare=script)
 
     return run
 

@@ -112,10 +112,10 @@ def test_a_closed_pipe_ends_the_command_quietly_and_not_the_job(
 ) -> None:
     start_worker("slow")
     (short_folder / "slow.txt").write_text("\n".join(SLOW) + "\n")
+    process: Forked | subprocess.Popen[str]
     if command == "submit":
-        process = piped(
-            environment, short_folder, "submit", "slow.txt", "--class", "slow", "--chunk-size", "2", "-o", "-", "-q"
-        )
+        submit = ["submit", "slow.txt", "--class", "slow", "--chunk-size", "2", "-o", "-", "-q"]
+        process = Forked(submit, environment, short_folder)
     else:
         job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=2, settings=settings)
         process = piped(environment, short_folder, "fetch", job.id, "-o", "-")
@@ -216,12 +216,6 @@ def test_run_that_is_killed_prints_everything_again(
     assert second.returncode == 0
     assert_whole(output, SLOW)
     assert not broker.jobs.newest_ids(2)
-
-
-def test_a_name_without_a_format_is_told_of_standard_output(embedctl: RunEmbedctl, corpus: str) -> None:
-    done = embedctl("submit", corpus, "-o", "out")
-    assert done.returncode == 2
-    assert "name it .npy, .jsonl, .parquet, or - for standard output (jsonl)" in done.stderr
 
 
 def test_progress_is_not_drawn_over_results_on_the_same_terminal(
