@@ -56,8 +56,6 @@ def test_several_inputs_are_one_job_in_the_order_given(
         (["https://x.org/c.jsonl"], "curl -sSL https://x.org/c.jsonl | embedctl submit - …"),
         (["empty.jsonl"], "holds no record"),
         (["bad.csv", "--skip-bad-lines"], "bad.csv, line 1: no field 'text'; fields seen: body"),
-        (["bad.jsonl"], "2 lines are bad, and nothing is queued. To leave such lines out, give --skip-bad-lines."),
-        (["bad.jsonl"], "\n  bad.jsonl, line 3: expected an object"),
         (["c.jsonl", "-o", "c.jsonl"], "c.jsonl is in the corpus, and the vectors would overwrite it"),
         (["c.jsonl", "-o", "out.xyz"], "name it .npy, .jsonl, .parquet, or - for standard output (jsonl)"),
         (["c.jsonl", "--class", "gpux"], "no hardware class 'gpux'"),
@@ -72,25 +70,12 @@ def test_what_is_wrong_is_said_before_anything_is_queued(
     (short_folder / "c.jsonl").write_text('{"text": "a"}\n')
     (short_folder / "empty.jsonl").touch()
     (short_folder / "bad.csv").write_text("body\nx\n")
-    (short_folder / "bad.jsonl").write_text('{"text": "a"}\nnope\n[]\n')
     done = embedctl("submit", *arguments)
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
     assert not list(raw.scan_iter("embed:*"))
-
-
-def test_skipped_lines_are_listed_with_positions_and_summed_up(
-    embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path
-) -> None:
-    start_worker()
-    (short_folder / "c.jsonl").write_text('nope\n{"text": "a"}\nnope\n{"text": "b"}\n')
-    done = embedctl("submit", "c.jsonl", "--skip-bad-lines", "-o", "out.npy")
-    assert done.returncode == 0, done.stderr
-    assert "skipped before record 0: c.jsonl, line 1: not JSON" in done.stderr
-    assert "skipped before record 1: c.jsonl, line 3: not JSON" in done.stderr
-    assert "skipped 2 bad lines; positions count the records that are left\n" in done.stderr
 
 
 def test_a_dry_run_on_one_machine_needs_no_redis_and_writes_nothing(embedctl: RunEmbedctl, short_folder: Path) -> None:

@@ -26,7 +26,7 @@ from embedctl.store import Drains
 from embedctl_config import durable, keys
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
-from tests.support.drained_parts import manifest_of, rows_of
+from tests.support.drained_parts import manifest_of, rows_of, unlocked
 from tests.support.failpoints import Killed, kill_at
 from tests.support.forked import Forked
 from tests.support.jobs import reference
@@ -307,10 +307,8 @@ def test_a_part_that_another_job_published_meanwhile_is_left_alone(encode: Encod
 
     def other(chunk: ChunkVectors) -> None:
         if chunk.positions[0] == 16:
-            lock = next(tmp_path.glob(".*.lock"))
-            lock.rename(tmp_path / "aside")
-            second.drain(tmp_path)
-            (tmp_path / "aside").rename(lock)
+            with unlocked(tmp_path):
+                second.drain(tmp_path)
 
     with pytest.raises((OutputError, JobHeld)):
         first.drain(tmp_path, written=other)
@@ -386,14 +384,11 @@ def test_a_drainer_that_stood_still_does_not_replace_the_parts_of_the_next_one(
     def overtaken(chunk: ChunkVectors) -> None:
         if chunk.positions[0] == at and not raw.hexists(keys.job(job.id), "parts"):
             raw.delete(keys.drainer(job.id))
-            lock = next(tmp_path.glob(".*.lock"))
-            lock.rename(tmp_path / "aside")
-            copy.drain(tmp_path)
-            (tmp_path / "aside").rename(lock)
+            with unlocked(tmp_path):
+                copy.drain(tmp_path)
 
     with pytest.raises(JobHeld, match="by another process, while this one stood still"):
         job.drain(tmp_path, written=overtaken)
-    (tmp_path / "aside").unlink(missing_ok=True)
     assert_complete(tmp_path)
 
 

@@ -23,7 +23,7 @@ from embedctl.store.connection import Connection
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
-from tests.support.drained_parts import manifest_of, rows_of
+from tests.support.drained_parts import manifest_of, rows_of, unlocked
 from tests.support.failpoints import Killed, kill_at
 from tests.support.jobs import reference
 from tests.support.limits import limited
@@ -169,18 +169,14 @@ def test_a_drainer_that_stood_still_adds_no_part_of_another_type(
     def overtaken(chunk: ChunkVectors) -> None:
         if chunk.positions[0] == 8 and not raw.hexists(keys.job(job.id), "parts"):
             raw.delete(keys.drainer(job.id))
-            lock = next(tmp_path.glob(".*.lock"))
-            lock.rename(tmp_path / "aside")
-            with pytest.MonkeyPatch.context() as patched:
+            with unlocked(tmp_path), pytest.MonkeyPatch.context() as patched:
                 kill_at(patched, Drains, "note", 2, after=True)
                 with pytest.raises(Killed):
                     copy.drain(tmp_path, output_type="float16")
             raw.delete(keys.drainer(job.id))
-            (tmp_path / "aside").rename(lock)
 
     with pytest.raises(JobHeld, match="by another process, while this one stood still"):
         job.drain(tmp_path, output_type="int8", written=overtaken)
-    (tmp_path / "aside").unlink(missing_ok=True)
     job.drain(tmp_path)
     assert {facts["output_type"] for facts in facts_of(tmp_path)} == {"float16"}
     np.testing.assert_array_equal(numbers_in(tmp_path), expected().astype(np.float16))

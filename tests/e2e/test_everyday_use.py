@@ -90,14 +90,18 @@ def test_bad_lines_are_named_before_anything_is_queued_or_left_out(
     (short_folder / "c.jsonl").write_text("\n".join(lines))
     stopped = embedctl("submit", "c.jsonl")
     assert stopped.returncode == 2
-    assert "c.jsonl, line 2: not JSON" in stopped.stderr
+    assert stopped.stderr.startswith(
+        "embedctl: 3 lines are bad, and nothing is queued. To leave such lines out, give --"
+    )
+    assert "\n  c.jsonl, line 2: not JSON" in stopped.stderr
     assert not list(raw.scan_iter("embed:*"))
 
     start_worker()
     skipped = embedctl("submit", "c.jsonl", "--skip-bad-lines", "-o", "out.npy")
     assert skipped.returncode == 0, skipped.stderr
     for words in ("line 2: not JSON", "line 3: no field 'text'; fields seen: body", "line 4: expected an object"):
-        assert words in skipped.stderr
+        assert f"skipped before record 1: c.jsonl, {words}" in skipped.stderr
+    assert "skipped 3 bad lines; positions count the records that are left\n" in skipped.stderr
     np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(["one", "three"]))
 
     piped = embedctl("submit", "-", stdin="\n".join(lines))

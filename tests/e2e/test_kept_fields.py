@@ -275,12 +275,6 @@ def test_a_damaged_section_is_treated_as_damaged_ids_are(
     assert found_in(job) == kept_of(ITEMS[:3], ("n",))
 
 
-def test_what_a_cancelled_job_kept_is_freed(raw: redis_py.Redis, settings: Settings) -> None:
-    job = enqueue_embeddings(ITEMS, keep=KEEP, settings=settings)
-    job.cancel()
-    assert not list(raw.scan_iter(f"embed:job:{job.id}:in:*"))
-
-
 def test_too_many_fields_are_refused_before_anything_is_queued(settings: Settings, raw: redis_py.Redis) -> None:
     with pytest.raises(SettingsError, match="33 fields, and the maximum is 32"):
         enqueue_embeddings(ITEMS, keep=[f"f{i}" for i in range(33)], settings=settings)

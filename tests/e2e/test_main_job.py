@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import redis as redis_py
 
-from embedctl import InputError, JobCancelled, JobState, JobUnfinished, WaitTimeout, enqueue_embeddings
+from embedctl import JobCancelled, JobState, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.enqueue import submit
 from embedctl.job_options import SubmitOptions
@@ -18,7 +18,6 @@ from embedctl.records import records_of
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.jobs import active_job_id, reference
-from tests.support.limits import limited
 from tests.support.processes import RunEmbedctl
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
@@ -85,16 +84,6 @@ def test_too_many_dimensions_fail_every_record_where_no_worker_could_tell(
     assert {error.message for error in job.errors()} == {"17 dimensions asked for, and the model's vectors have 16"}
 
 
-def test_an_empty_job_and_a_job_without_any_vector(settings: Settings, start_worker: StartWorker) -> None:
-    empty = enqueue_embeddings([], settings=settings)
-    assert empty.wait(timeout=60).state is JobState.COMPLETED
-    assert empty.vectors().shape == (0, 0)
-    start_worker()
-    hopeless = enqueue_embeddings(["", " "], settings=settings)
-    assert hopeless.wait(timeout=60).state is JobState.FAILED
-    assert len(hopeless.errors()) == 2
-
-
 def test_many_jobs_at_once_keep_apart(settings: Settings, start_worker: StartWorker) -> None:
     start_worker()
     jobs = [
@@ -103,34 +92,6 @@ def test_many_jobs_at_once_keep_apart(settings: Settings, start_worker: StartWor
     for j, job in enumerate(jobs):
         job.wait(timeout=60)
         np.testing.assert_array_equal(job.vectors(), reference([f"job {j} text {i}" for i in range(40)]))
-
-
-def test_waiting_without_a_worker_times_out_and_the_job_goes_on(settings: Settings, start_worker: StartWorker) -> None:
-    job = enqueue_embeddings(["text"], settings=settings)
-    assert job.status().live_workers == 0
-    with pytest.raises(WaitTimeout, match="goes on"):
-        job.wait(timeout=0.3)
-    with pytest.raises(JobUnfinished):
-        job.vectors()
-    start_worker()
-    assert job.wait(timeout=60).state is JobState.COMPLETED
-
-
-def test_the_same_key_finds_the_same_job_and_a_changed_corpus_is_named(
-    settings: Settings, start_worker: StartWorker
-) -> None:
-    start_worker()
-    texts = [f"text {i}" for i in range(100)]
-    first = enqueue_embeddings(texts, idempotency_key="k", chunk_size=10, settings=settings)
-    first.wait(timeout=60)
-    again = enqueue_embeddings(texts, idempotency_key="k", chunk_size=10, settings=settings)
-    assert again.id == first.id
-    with pytest.raises(InputError, match="record 55"):
-        enqueue_embeddings([*texts[:55], "other", *texts[56:]], idempotency_key="k", chunk_size=10, settings=settings)
-    with pytest.raises(InputError, match="normalize"):
-        enqueue_embeddings(texts, idempotency_key="k", chunk_size=10, normalize=False, settings=settings)
-    with pytest.raises(InputError, match="more"):
-        enqueue_embeddings([*texts, *texts], idempotency_key="k", chunk_size=10, settings=settings)
 
 
 def test_a_producer_that_died_is_taken_up_where_it_stopped(
@@ -156,12 +117,6 @@ def test_a_producer_that_died_is_taken_up_where_it_stopped(
     np.testing.assert_array_equal(job.vectors(), reference(texts))
 
 
-def test_a_corpus_that_fails_while_read_cancels_its_job(settings: Settings, broker: Broker) -> None:
-    with pytest.raises(InputError, match="fields seen: body"):
-        enqueue_embeddings(iter([{"text": "a"}, {"body": "b"}]), chunk_size=1, settings=settings)
-    assert broker.jobs.status(active_job_id(broker)).state is JobState.CANCELLED
-
-
 def test_cancel_stops_a_running_job_and_frees_it(
     settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
 ) -> None:
@@ -176,24 +131,6 @@ def test_cancel_stops_a_running_job_and_frees_it(
     eventually(lambda: not list(raw.scan_iter(f"embed:job:{job.id}:in:*")))
     eventually(lambda: not list(raw.scan_iter(f"embed:job:{job.id}:out:*")))
     eventually(lambda: raw.zcard("embed:active") == 0)
-
-
-def test_producers_pause_at_the_high_water_mark(settings: Settings, start_worker: StartWorker) -> None:
-    start_worker()
-    tight = limited(settings, high_water_bytes=4096)
-    paused = []
-    texts = [f"text {i} " * 20 for i in range(400)]
-    broker = Broker.connect(tight)
-    job = submit(
-        broker,
-        records_of(texts, max_bytes=10_000),
-        SubmitOptions(chunk_size=10),
-        lambda records, waiting: paused.append(broker.jobs.status(active_job_id(broker)).waiting_bytes),
-    )
-    job.wait(timeout=60)
-    np.testing.assert_array_equal(job.vectors(), reference(texts))
-    assert max(paused) < 4096 + 10 * 250
-    broker.close()
 
 
 def test_the_command_line_from_submit_to_fetch(

@@ -66,6 +66,7 @@ def test_vectors_of_a_job_without_any_raise(settings: Settings, start_worker: St
         f"every record of job {job.id} failed, so there are no vectors. Record 0: the text field holds null, "
         f"not text (not_text). `embedctl errors {job.id}` lists them"
     )
+    assert enqueue_embeddings([], settings=settings).vectors().shape == (0, 0)
     with pytest.raises(JobFailed, match="every record"):
         asyncio.run(AsyncJob(job).vectors())
     assert [len(chunk.errors) for chunk in job.iter_results()] == [1, 1, 1]

@@ -21,10 +21,9 @@ import pytest
 from embedctl import Job, OutputError, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.output import Numbers, OutputType, fetch, growing, parquet, parts, row_groups
-from embedctl.results import ChunkVectors
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
-from tests.support.failpoints import Killed, kill_at
+from tests.support.failpoints import Killed, dies_at, kill_at
 from tests.support.jobs import reference
 from tests.support.rig import Rig, encoded_job
 
@@ -91,12 +90,8 @@ def test_a_fetch_that_dies_between_two_steps_goes_on(job: Job, tmp_path: Path, t
 
 
 def test_only_what_is_missing_is_read_again(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def dies(chunk: ChunkVectors) -> None:
-        if chunk.positions[0] == 72:
-            raise Killed
-
     with pytest.raises(Killed):
-        fetch(job, tmp_path / "v.parquet", written=dies)
+        fetch(job, tmp_path / "v.parquet", written=dies_at(72))
     begun = read_from(monkeypatch)
     fetch(job, tmp_path / "v.parquet")
     # After the wider column, row groups end with the chunks 2, 5 and 8.
@@ -117,15 +112,11 @@ def test_only_what_is_missing_is_read_again(job: Job, tmp_path: Path, monkeypatc
 def test_a_part_that_was_changed_is_written_again(job: Job, tmp_path: Path, how: str) -> None:
     fetch(job, tmp_path / "whole.parquet")
 
-    def dies(chunk: ChunkVectors) -> None:
-        if chunk.positions[0] == 72:
-            raise Killed
-
     with pytest.MonkeyPatch.context() as patched:
         if how == "other columns":
             patched.setattr(row_groups, "TOKENS", "tokens_of_old")
         with pytest.raises(Killed):
-            fetch(job, tmp_path / "v.parquet", written=dies)
+            fetch(job, tmp_path / "v.parquet", written=dies_at(72))
     part = tmp_path / ".v.parquet.part"
     good = part.read_bytes()
     ends = [at + 4 for at in range(4, len(good)) if good[at : at + 4] == b"PAR1"]
@@ -152,13 +143,9 @@ def test_another_job_or_other_numbers_begin_again(
 ) -> None:
     other = encoded_job(worker_broker, settings, [f"other {i}" for i in range(100)])
 
-    def dies(chunk: ChunkVectors) -> None:
-        if chunk.positions[0] == 72:
-            raise Killed
-
     for second, numbers in ((other, Numbers()), (job, Numbers(OutputType.FLOAT16))):
         with pytest.raises(Killed):
-            fetch(job, tmp_path / "v.parquet", written=dies)
+            fetch(job, tmp_path / "v.parquet", written=dies_at(72))
         with pytest.raises(OutputError, match="vectors of job"):
             fetch(other, tmp_path / "v.parquet", clobber=False)
         begun = read_from(monkeypatch)
@@ -182,12 +169,8 @@ def test_holes_of_a_stopped_job_are_filled_by_the_fetch_that_goes_on(
         rig.run(job, chunk)
     job.stop()
 
-    def dies(chunk: ChunkVectors) -> None:
-        if len(chunk.positions) and chunk.positions[0] == 80:
-            raise Killed
-
     with pytest.raises(Killed):
-        fetch(job, tmp_path / name, written=dies)
+        fetch(job, tmp_path / name, written=dies_at(80))
     enqueue_embeddings(texts, settings=settings, chunk_size=8, idempotency_key="k")
     for chunk in (4, 5, 11, 12):
         rig.run(job, chunk)

@@ -299,13 +299,11 @@ def test_a_dry_run_counts_what_is_to_be_encoded(
     documents = many(300)
     told(embedctl("submit", write(documents), "--digests", "-o", "old.parquet", "--json"))
     since = ("corpus.jsonl", "--since", "old.parquet", "-o", "new.parquet", "--dry-run", "--json")
-    for command in ("submit", "run"):
-        facts = embedctl(command, *since)
-        assert told(facts)["records"] == 0
-        assert "300 records are unchanged" in facts.stderr
+    facts = embedctl("submit", *since)
+    assert told(facts)["records"] == 0
+    assert "300 records are unchanged" in facts.stderr
     write(changed(documents))
-    for command in ("submit", "run"):
-        assert told(embedctl(command, *since))["records"] == 4
+    assert told(embedctl("run", *since))["records"] == 4
     facts = embedctl("submit", *since, "--prompt", "query: ")
     assert told(facts)["records"] == 300
     assert not list(broker.jobs.newest())

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from embedctl import ChunkVectors
+
 
 class Killed(BaseException):
     """Stands for a kill: nothing is tidied."""
+
+
+def dies_at(position: int) -> Callable[[ChunkVectors], None]:
+    """What dies when it is told of the chunk that begins at this position."""
+
+    def dies(chunk: ChunkVectors) -> None:
+        if chunk.positions[:1].tolist() == [position]:
+            raise Killed
+
+    return dies
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, count: int, *, after: bool) -> None:
