@@ -6,10 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.sinks import KINDS, Database, database
+from tests.support.sinks import KINDS, Database, Lance, Postgres, database
 
 
 @pytest.fixture(params=KINDS)
 def table(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
     """An empty table's URL; the table does not exist yet."""
     return database(request, request.param, tmp_path)
+
+
+@pytest.fixture
+def in_postgres(request: pytest.FixtureRequest, tmp_path: Path) -> Postgres:
+    table = database(request, "pgvector", tmp_path)
+    assert isinstance(table, Postgres)
+    return table
+
+
+@pytest.fixture
+def in_lance(request: pytest.FixtureRequest, tmp_path: Path) -> Lance:
+    table = database(request, "lancedb", tmp_path)
+    assert isinstance(table, Lance)
+    return table

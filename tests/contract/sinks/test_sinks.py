@@ -22,7 +22,7 @@ from embedctl_config.errors import MixedVectors, OutputError, SinkRefused, SinkU
 from embedctl_config.patience import Policy
 from embedctl_config.settings import Settings
 from tests.support.forked import status_of_fork
-from tests.support.sinks import DIM, PROVENANCE, Database, Lance, Postgres, assert_holds, batch, database, target
+from tests.support.sinks import DIM, PROVENANCE, Database, Lance, Postgres, assert_holds, batch, target
 
 #: Spellings that a database, or a language for queries, may take for something else.
 AWKWARD = [
@@ -170,10 +170,8 @@ def test_another_models_vectors_are_refused(table: Database) -> None:
     rows = batch(["a"])
     delivered(table, rows)
     other = target(job="other", provenance=dataclasses.replace(PROVENANCE, fingerprint="bb" * 32))
-    sink = table.sink()
     with pytest.raises(MixedVectors, match=r"holds vectors of dummy, fp32, fingerprint aaaaaaaaaaaa; .*--allow-mixed"):
-        sink.open(other)
-    sink.close()
+        resumed_at(table, other)
     assert_holds(table, rows)
     more = batch(["b"], seed=3)
     delivered(table, more, to=dataclasses.replace(other, allow_mixed=True))
@@ -183,10 +181,8 @@ def test_another_models_vectors_are_refused(table: Database) -> None:
 
 def test_records_of_unknown_origin_are_refused(table: Database) -> None:
     table.make_foreign()
-    sink = table.sink()
     with pytest.raises(MixedVectors, match="no note of the model"):
-        sink.open(target())
-    sink.close()
+        resumed_at(table)
     delivered(table, batch(["a"]), to=target(allow_mixed=True))
     assert sorted(table.rows()) == ["a", "mine"]
 
@@ -194,10 +190,8 @@ def test_records_of_unknown_origin_are_refused(table: Database) -> None:
 def test_other_dimensions_are_refused_even_if_models_may_be_mixed(table: Database) -> None:
     delivered(table, batch(["a"]))
     longer = dataclasses.replace(PROVENANCE, dim=DIM + 1)
-    sink = table.sink()
     with pytest.raises(OutputError, match=f"{DIM}"):
-        sink.open(target(provenance=longer, allow_mixed=True))
-    sink.close()
+        resumed_at(table, target(provenance=longer, allow_mixed=True))
 
 
 def test_a_table_that_was_made_again_has_no_resume_point(table: Database) -> None:
@@ -215,10 +209,8 @@ def test_float16(table: Database) -> None:
     assert_holds(table, rows, tolerance=2e-3)
     vectors = np.stack([table.rows()[label][0] for label in rows.ids])
     assert not np.array_equal(vectors, rows.vectors)
-    sink = table.sink()
     with pytest.raises(OutputError, match=r"vector|float"):
-        sink.open(target())
-    sink.close()
+        resumed_at(table)
 
 
 @pytest.mark.slow
@@ -245,42 +237,38 @@ def test_a_batch_larger_than_a_request(table: Database, rows: int, monkeypatch: 
     assert_holds(table, whole)
 
 
-def test_postgres_changes_no_row_when_a_batch_comes_again(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    table = database(request, "pgvector", tmp_path)
-    assert isinstance(table, Postgres)
+def test_postgres_changes_no_row_when_a_batch_comes_again(in_postgres: Postgres) -> None:
     rows = batch(["a", "b"], kept=[{"n": 1}, {"n": 2}])
-    delivered(table, rows, to=target(keeps=True))
-    before = table.stamps()
-    delivered(table, rows, to=target(keeps=True, job="other"))
-    assert table.stamps() == before
+    delivered(in_postgres, rows, to=target(keeps=True))
+    before = in_postgres.stamps()
+    delivered(in_postgres, rows, to=target(keeps=True, job="other"))
+    assert in_postgres.stamps() == before
 
 
 def test_postgres_that_drops_the_connection_gets_the_batch_again(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    in_postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the commit, after the batch was handed over; and between two batches."""
     monkeypatch.setattr(deliveries, "OUTSIDE", Policy(0.0, 0.0))
-    table = database(request, "pgvector", tmp_path)
-    assert isinstance(table, Postgres)
-    sink = table.sink()
+    sink = in_postgres.sink()
     sink.open(target())
     rows, more = batch(["a", "b"]), batch(["c"], seed=1)
     sink.write(rows)
-    table.drop_connections()
+    in_postgres.drop_connections()
     with pytest.raises(SinkUnavailable):
         sink.commit(1)
     write_and_commit(sink, rows, 1)
-    table.drop_connections()
+    in_postgres.drop_connections()
     write_and_commit(sink, more, 2)
     sink.close()
-    assert_holds(table, rows, more)
-    assert resumed_at(table) == 2
+    assert_holds(in_postgres, rows, more)
+    assert resumed_at(in_postgres) == 2
 
 
 @pytest.mark.parametrize("label", ["nul\0", "".join(map(str, np.random.default_rng(0).integers(0, 2**62, 400)))])
-def test_postgres_refuses_ids_that_it_can_not_hold(request: pytest.FixtureRequest, tmp_path: Path, label: str) -> None:
+def test_postgres_refuses_ids_that_it_can_not_hold(in_postgres: Postgres, label: str) -> None:
     """The second one is too long for an index, which psycopg calls an error of the server's operation."""
-    sink = database(request, "pgvector", tmp_path).sink()
+    sink = in_postgres.sink()
     sink.open(target())
     with pytest.raises(SinkRefused):
         sink.write(batch([label]))
@@ -305,18 +293,15 @@ def test_a_full_disk_is_not_the_fault_of_records(tmp_path: Path) -> None:
     assert ".rs:" not in said.read_text()
 
 
-def test_a_table_of_lance_that_was_begun_is_made(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_a_table_of_lance_that_was_begun_is_made(in_lance: Lance) -> None:
     """Its maker died before it was there."""
-    table = database(request, "lancedb", tmp_path)
-    assert isinstance(table, Lance)
-    (table.folder / f"{table.table}.lance").mkdir(parents=True)
-    delivered(table, batch(["a"]))
-    assert_holds(table, batch(["a"]))
+    (in_lance.folder / f"{in_lance.table}.lance").mkdir(parents=True)
+    delivered(in_lance, batch(["a"]))
+    assert_holds(in_lance, batch(["a"]))
 
 
-def test_two_processes_do_not_write_to_one_lance_table(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    table = database(request, "lancedb", tmp_path)
-    first, second = table.sink(), table.sink()
+def test_two_processes_do_not_write_to_one_lance_table(in_lance: Lance) -> None:
+    first, second = in_lance.sink(), in_lance.sink()
     first.open(target())
     with pytest.raises(OutputError, match="another fetch is writing"):
         second.open(target(job="other"))
@@ -387,30 +372,27 @@ def test_nothing_is_deleted_from_a_foreign_table(table: Database) -> None:
 
 
 def test_postgres_that_drops_the_connection_is_asked_to_delete_again(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    in_postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deliveries, "OUTSIDE", Policy(0.0, 0.0))
     monkeypatch.setattr("embedctl.sinks.deletion._MOST_IDS", 1)
-    table = database(request, "pgvector", tmp_path)
-    assert isinstance(table, Postgres)
     rows = batch(["a", "b", "c"])
-    delivered(table, rows)
+    delivered(in_postgres, rows)
 
     def ids() -> Iterator[str]:
         yield "a"
         yield "b"
-        table.drop_connections()
+        in_postgres.drop_connections()
 
-    assert delete_all(table.sink(), target(), ids()) == 2
-    assert_holds(table, rows.part(slice(2, None)))
+    assert delete_all(in_postgres.sink(), target(), ids()) == 2
+    assert_holds(in_postgres, rows.part(slice(2, None)))
 
 
-def test_lance_deletes_under_its_lock(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    table = database(request, "lancedb", tmp_path)
-    delivered(table, batch(["a"]))
-    writer = table.sink()
+def test_lance_deletes_under_its_lock(in_lance: Lance) -> None:
+    delivered(in_lance, batch(["a"]))
+    writer = in_lance.sink()
     writer.open(target())
     with pytest.raises(OutputError, match="another fetch is writing"):
-        deleted(table, "a")
+        deleted(in_lance, "a")
     writer.close()
-    assert deleted(table, "a") == 1
+    assert deleted(in_lance, "a") == 1
