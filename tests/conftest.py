@@ -122,6 +122,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(once_more.OnceMore())
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """For each process beside the one that collects their reports, of xdist."""
     node.workerinput["fork_servers"] = str(_fork_servers().folder)

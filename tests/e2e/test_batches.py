@@ -471,7 +471,12 @@ STOPS = {
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("where", STOPS)
 def test_another_gateway_goes_on_after_a_kill(
-    where: str, environment: dict[str, str], settings: Settings, start_worker: StartWorker, broker: Broker
+    where: str,
+    environment: dict[str, str],
+    settings: Settings,
+    start_worker: StartWorker,
+    broker: Broker,
+    raw: redis.Redis,
 ) -> None:
     start_worker()
     environment = {**environment, "EMBEDCTL_HARDWARE": "auto", "EMBEDCTL_CHUNK_SIZE": "50"}
@@ -479,7 +484,6 @@ def test_another_gateway_goes_on_after_a_kill(
     name, method = STOPS[where]
     stopping = Put(
         {
-            ("embedctl_config.keys", "BATCH_LEASE_S"): 1,
             ("embedctl_config.keys", "PRODUCER_LEASE_S"): 1,
             (f"embedctl_gateway.runner:{name}", method): stop,
         }
@@ -488,6 +492,7 @@ def test_another_gateway_goes_on_after_a_kill(
         with client_at(url) as client:
             made = create(client, upload(client, lines_of(texts)))
         assert "here\n" in said
+    raw.zadd(keys.UNFINISHED, {made.id: 0})  # its lease has lapsed
     start_worker()  # a new job would be cut in another way; this one keeps its cut
     with running_gateway(settings.replace(chunk_size=50)) as second, client_of(second) as client:
         batch = ended(client, made.id)
