@@ -420,7 +420,7 @@ def test_parts_outside_of_redis(environment: dict[str, str], short_folder: Path,
 
     broker = Broker.connect(settings)
     with running_gateway(settings) as gateway, client_of(gateway) as client:
-        file_id = upload(client, lines_of(["one", "two"]) + b"\n" * PART_BYTES)
+        file_id = upload(client, lines_of(["one", "two"]) + (b" " * 1023 + b"\n") * (PART_BYTES // 1024))
         assert len(kept()) == 2
         batch = ended(client, create(client, file_id).id)
         assert len(rows_in(client, batch.output_file_id)) == 2

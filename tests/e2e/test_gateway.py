@@ -514,34 +514,26 @@ NEARLY_RIGHT = st.fixed_dictionaries(
 )
 
 
-def fuzz(gateway: Running, examples: int) -> None:
+def test_whatever_is_asked_is_answered_and_nothing_stays_behind(
+    gateway: Running, start_worker: StartWorker, broker: Broker
+) -> None:
+    start_worker()
     with gateway.client() as client:
 
         @given(path=st.sampled_from(["/v1/embeddings", "/embed", "/predict"]), fields=ANY | NEARLY_RIGHT)
-        @hypothesis_settings(max_examples=examples)
+        @hypothesis_settings(max_examples=30)
         def ask(path: str, fields: dict[str, Any]) -> None:
             answer = client.post(path, json=fields)
             assert answer.status_code in (200, 400, 404, 413, 422), answer.text
             answer.json()
 
         @given(body=st.binary(max_size=200), path=st.text("v1embdings%. ", max_size=20))
-        @hypothesis_settings(max_examples=examples)
+        @hypothesis_settings(max_examples=30)
         def ask_anything(body: bytes, path: str) -> None:
             assert client.post(f"/{path}", content=body).status_code in (400, 404, 405, 422)
 
         ask()
         ask_anything()
-
-
-def test_whatever_is_asked_is_answered(gateway: Running, start_worker: StartWorker) -> None:
-    start_worker()
-    fuzz(gateway, 15)
-
-
-@pytest.mark.slow
-def test_much_is_asked_and_nothing_stays_behind(gateway: Running, start_worker: StartWorker, broker: Broker) -> None:
-    start_worker()
-    fuzz(gateway, 150)
     eventually(lambda: not jobs_left(broker), what="the end of the requests' jobs")
     assert (gateway.gateway.admission.requests, gateway.gateway.admission.held) == (0, 0)
 

@@ -20,7 +20,7 @@ from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker
 
 WITH_A_PASSWORD = pytest.mark.parametrize("site", ["hunter2"], ids=["password"], indirect=True)
-TEXTS = [f"text {row} " + "word " * 60 for row in range(80)]
+TEXTS = [f"text {row} " + "word " * 60 for row in range(50)]
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from embedctl.machine import machine_id, process_id, runs
+from tests.support.processes import process_state
 from tests.support.waiting import eventually
 
 StartProcess = Callable[..., "subprocess.Popen[str]"]
@@ -45,49 +46,19 @@ def started_at(pid: int) -> int:
     return int(process_id(pid).partition(".")[2])
 
 
-def state_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def test_a_live_process_runs(start: StartProcess) -> None:
+def test_a_process_runs_until_it_is_a_zombie(start: StartProcess) -> None:
     process = start()
     known = process_id(process.pid)
     assert known.startswith(f"{process.pid}.")
     assert runs(known)
-    assert process_id(process.pid) == known
-
-
-def test_a_stopped_process_still_runs(start: StartProcess) -> None:
-    process = start()
-    known = process_id(process.pid)
     process.send_signal(signal.SIGSTOP)
-    eventually(lambda: state_of(process.pid) == "T")
+    eventually(lambda: process_state(process.pid) == "T")
     assert process_id(process.pid) == known
     assert runs(known)
-
-
-def test_a_zombie_runs_no_more(start: StartProcess) -> None:
-    process = start()
-    known = process_id(process.pid)
     process.kill()
-    eventually(lambda: state_of(process.pid) == "Z")
+    eventually(lambda: process_state(process.pid) == "Z")
     assert process_id(process.pid) == ""
     assert not runs(known)
-
-
-def test_a_process_that_was_killed_while_stopped_runs_no_more(start: StartProcess) -> None:
-    process = start()
-    known = process_id(process.pid)
-    process.send_signal(signal.SIGSTOP)
-    eventually(lambda: state_of(process.pid) == "T")
-    process.kill()
-    eventually(lambda: not runs(known))
-
-
-def test_a_process_that_is_gone_runs_no_more(start: StartProcess) -> None:
-    process = start()
-    known = process_id(process.pid)
-    process.kill()
     process.wait()
     assert process_id(process.pid) == ""
     assert not runs(known)
