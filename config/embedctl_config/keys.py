@@ -177,9 +177,6 @@ def quota(tenant: str) -> str:
     return f"{QUOTA}{tenant}"
 
 
-#: Sorted set of the queues that have jobs that want tickets, by the time in ms when tickets were last chosen.
-WAITING = _shared("embed:reaper:waiting", _PRODUCER, _WORKER, _TENANT)
-
 #: Hash: notes of one round of the reaper for the next: the positions of its sweeps, and the queues' oldest tickets.
 NOTES = _shared("embed:reaper:notes", _PRODUCER, _WORKER, _TENANT)
 

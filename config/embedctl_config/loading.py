@@ -52,8 +52,12 @@ _SERVICE = re.compile(
 _ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 #: Every setting, and whether an `embedctl.toml` that was merely found may not decide it.
 _GUARDED: Mapping[str, bool] = {name: each.metadata.get("guarded", False) for name, each in SETTINGS.items()}
-#: The settings that are tables of tables.
-_TABLES = ("classes", "models", "tenants")
+#: The settings that are tables of tables: what each of these is, and those that exist without any source.
+_TABLES: Mapping[str, tuple[type[Any], Mapping[str, Any]]] = {
+    "classes": (HardwareClass, SHIPPED_CLASSES),
+    "models": (ModelEntry, {}),
+    "tenants": (TenantEntry, {}),
+}
 #: The values that click accepts.
 _BOOLEANS: Mapping[object, bool] = {
     **dict.fromkeys((True, "true", "1", "yes", "on"), True),
@@ -64,13 +68,6 @@ _BOOLEANS: Mapping[object, bool] = {
 def load_settings(
     environ: Mapping[str, str] | None = None, *, directory: Path | None = None, **explicit: Any
 ) -> Settings:
-    """Read the settings from all their sources; see :func:`explain_settings`."""
-    return explain_settings(environ, directory=directory, **explicit)[0]
-
-
-def explain_settings(
-    environ: Mapping[str, str] | None = None, *, directory: Path | None = None, **explicit: Any
-) -> tuple[Settings, Mapping[str, str]]:
     """Read the settings from all their sources.
 
     Args:
@@ -78,24 +75,23 @@ def explain_settings(
         directory: the folder to search for `embedctl.toml`; the working directory if None.
         explicit: settings that override every source; None means not given.
 
-    Returns:
-        The settings, and the source of each of them in words.
-
     Raises:
         SettingsError: something is wrong; the message lists every problem with its source.
     """
-    settings, words, problems = survey_settings(environ, directory=directory, **explicit)
+    settings, _, problems = survey_settings(environ, directory=directory, **explicit)
     if problems:
         raise SettingsError("\n".join(problems))
-    return settings, words
+    return settings
 
 
 def survey_settings(
     environ: Mapping[str, str] | None = None, *, directory: Path | None = None, **explicit: Any
 ) -> tuple[Settings, Mapping[str, str], list[str]]:
-    """What :func:`explain_settings` returns, and every problem. Use the settings for display only.
+    """The settings for display only, the source of each of them in words, and every problem.
 
     A setting with an unusable value takes the value of the next weaker source. A value out of bounds stays.
+
+    Args: as of :func:`load_settings`.
     """
     environ = os.environ if environ is None else environ
     problems: list[str] = []
@@ -252,18 +248,10 @@ def _from_file(path: Path, below: Mapping[str, Any], problems: list[str]) -> dic
     values: dict[str, Any] = {}
     for name, value in table.items():
         where = f"{path}: {printable(name)}"
-        if name == "classes":
-            shipped = below.get("classes", SHIPPED_CLASSES)
-            values["classes"] = {
-                **shipped,
-                **_entries(value, HardwareClass, shipped, where, problems),
-            }
-        elif name == "models":
-            known = below.get("models", {})
-            values["models"] = {**known, **_entries(value, ModelEntry, known, where, problems)}
-        elif name == "tenants":
-            known = below.get("tenants", {})
-            values["tenants"] = {**known, **_entries(value, TenantEntry, known, where, problems)}
+        if name in _TABLES:
+            form, shipped = _TABLES[name]
+            known = below.get(name, shipped)
+            values[name] = {**known, **_entries(value, form, known, where, problems)}
         else:
             _take(values, name, value, where, problems)
     return values

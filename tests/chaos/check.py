@@ -226,7 +226,7 @@ def keys_without_ttl(raw: Any) -> list[str]:
 
 
 #: Keys that all jobs share. They live as long as the longest-lived job might have.
-_SHARED = (keys.ACTIVE, keys.JOBS, keys.BIRTH, keys.NOTES, keys.QUEUES, keys.WAITING)
+_SHARED = (keys.ACTIVE, keys.JOBS, keys.BIRTH, keys.NOTES, keys.QUEUES)
 
 
 def left_over(raw: Any) -> dict[str, float]:

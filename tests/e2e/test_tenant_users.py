@@ -220,7 +220,7 @@ def test_a_job_has_its_turn_whoever_chooses(
     before = enqueue_embeddings(TEXTS * 10, chunk_size=5, hardware="slow", settings=settings_of("tenant-globex"))
     mine = enqueue_embeddings(TEXTS, chunk_size=5, hardware="slow", settings=settings_of("tenant-acme"))
     queue = mine.status().queue
-    turns = [keys.lanes(queue), keys.flows(tenants.NORMAL, queue), keys.issued(queue, "large"), keys.WAITING]
+    turns = [keys.lanes(queue), keys.flows(tenants.NORMAL, queue), keys.issued(queue, "large")]
     turns += [keys.flow(tenants.NORMAL, name, queue) for name in ("acme", "globex")]
     there = {key: set(raw.zrange(key, 0, -1)) for key in turns}
     raw.zadd(keys.flows(tenants.NORMAL, queue), {"globex": -1e15})  # it is its turn

@@ -41,7 +41,7 @@ class ClaimAnswer(StrEnum):
 class Claim:
     """The result of a claim: `attempt` and `input` with OK, the pinned `fingerprint` with MISMATCH.
 
-    `input` is what Redis holds of the chunk's text: :meth:`JobStore.bytes_of` gives the text.
+    `input` is what Redis holds of the chunk's text: :meth:`ChunkFiles.get` gives the text.
 
     `given_up` is None unless the chunk is suspect, because an owner of it died. A suspect chunk is to be encoded in
     careful mode, without the rows in `given_up`: earlier owners died on them. `doubts` are the failures that earlier

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from embedctl.store.connection import Connection
+from embedctl.store.lease import due, take_due
 from embedctl.store.stored_files import StoredFile, digest_of, facts_of, ids_in, make
-from embedctl.store.turns import due, take
 from embedctl.store.webhook_events import new_event
 from embedctl_config import keys
 
@@ -120,7 +120,7 @@ class BatchStore:
         Args:
             token: of the runner, for this batch.
         """
-        batch_id = take(self._connection, keys.UNFINISHED, keys.batch, token, lease_s)
+        batch_id = take_due(self._connection, keys.UNFINISHED, keys.batch, token, lease_s)
         return None if batch_id is None else self._found(batch_id)
 
     def are_due(self) -> bool:

@@ -1,11 +1,11 @@
 -- Choose the chunks whose tickets the caller sends now, of any job of a queue: lanes, tenants and jobs take turns.
 -- Other scripts know nothing of the sorted sets that say whose turn it is. They follow from the jobs, and what is
 -- missing or out of date in them is mended when it is met.
--- KEYS: live workers of the queue, its lanes, its issued chunks, its small issued chunks, pause of its background lane,
--- waiting queues. ARGV: job or '', chunk of the job whose ticket is over or '', queue, tickets per worker, reissue
--- after, part of the interactive lane, tenant whose jobs alone the caller may read or ''.
+-- KEYS: live workers of the queue, its lanes, its issued chunks, its small issued chunks, pause of its background lane.
+-- ARGV: job or '', chunk of the job whose ticket is over or '', queue, tickets per worker, reissue after, part of the
+-- interactive lane, tenant whose jobs alone the caller may read or ''.
 -- → ok (<job> <chunk>)…
-local workers, lanes, large, small, pause, waiting = unpack(KEYS)
+local workers, lanes, large, small, pause = unpack(KEYS)
 local own, over, queue = ARGV[1], ARGV[2], ARGV[3]
 local per_worker, reissue_ms, part, only = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
 local time = redis.call('TIME')
@@ -228,11 +228,5 @@ while true do
     issue(job, set)
     for _, each in ipairs({job.id, job.chunk}) do answer[#answer + 1] = each end
   end
-end
-if redis.call('EXISTS', lanes) == 1 or redis.call('EXISTS', flows_of('background')) == 1 then
-  redis.call('ZADD', waiting, now, queue)
-  keep(waiting, math.floor(UNENDED_TTL_MS * CHUNK_TTL_FACTOR))
-else
-  redis.call('ZREM', waiting, queue)
 end
 return answer

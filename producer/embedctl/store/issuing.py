@@ -35,7 +35,6 @@ def issue_call(
             keys.issued(queue, "large"),
             keys.issued(queue, "small"),
             keys.background_pause(queue),
-            keys.WAITING,
         ],
         [
             job_id,

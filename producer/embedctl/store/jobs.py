@@ -200,16 +200,6 @@ class JobStore(JobReader):
             )
         return Upload(self._files if job.data is not None else ChunkFiles(), Where(job.id, kind, chunk), payload)
 
-    def bytes_of(self, value: bytes) -> bytes | None:
-        """The bytes of a chunk, from what Redis holds of it; None if they are gone.
-
-        Raises:
-            ChunkFilesUnavailable: they are outside of Redis, and can't be reached.
-            WireForeign: they are damaged.
-            SettingsError: this process does not know where they are.
-        """
-        return self._files.get(value)
-
     def add(self, job_id: str, chunk: int, value: bytes, *, digest: bytes, rows: int, token: str) -> tuple[Added, int]:
         """Store a chunk's input once.
 

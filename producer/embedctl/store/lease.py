@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 #: The end of a lease waits this long for a renewal in progress, which may wait for a Redis that is away (seconds).
 _END_S = 1.0
+#: Most that are looked at for one that is due.
+_LOOKED_AT = 16
 
 
 def take_turn(connection: Connection, key: str, held_s: float) -> str:
@@ -32,6 +34,32 @@ def take_turn(connection: Connection, key: str, held_s: float) -> str:
     token = secrets.token_hex(8)
     with connection.client() as client:
         return token if client.set(key, token, nx=True, px=max(1, int(held_s * 1000))) else ""
+
+
+def take_due(
+    connection: Connection, waiting: str, key_of: Callable[[str], str], token: str, lease_s: float
+) -> str | None:
+    """Take the lease of a thing that is due, such as a batch to run; returns its id, or None if there is none.
+
+    Args:
+        waiting: the sorted set of all that wait, by the time when they are due. So it also ends lapsed leases.
+        key_of: the key of one.
+        token: of the process, for this one.
+        lease_s: a process that is silent for so long counts as dead (seconds).
+    """
+    for each in due(connection, waiting):
+        answer, _ = connection.script("take_batch", [key_of(each), waiting], [each, token, int(lease_s * 1000)])
+        if answer == "taken":
+            return each
+    return None
+
+
+def due(connection: Connection, waiting: str) -> list[str]:
+    """A few of those that are due, the first ones first."""
+    now_ms = connection.recent_now_ms()
+    with connection.client() as client:
+        found = client.zrangebyscore(waiting, "-inf", now_ms, start=0, num=_LOOKED_AT)
+    return [each.decode() for each in found]
 
 
 class Lease:

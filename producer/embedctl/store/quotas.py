@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from embedctl.store.connection import Connection, ScriptCall
-from embedctl.store.lease import take_turn
 from embedctl.store.sweeps import next_slice
 from embedctl_config import keys
 from embedctl_config.errors import QuotaExceeded
@@ -67,14 +66,6 @@ class Quotas:
         args = [tenant, since_ms, by, *entry.limits.values(), keys.QUOTA_TTL_S * 1000, int(SILENT_S * 1000)]
         answer, rest = self._connection.script("quota", [keys.quota(tenant), keys.QUOTAS], args)
         return None if answer == "ok" else Overruled(rest[0].decode(), tuple(int(each) for each in rest[1:]))
-
-    def take_turn(self, digest: str, held_s: float) -> bool:
-        """Whether it is up to this worker to state the limits, among all that have the same ones.
-
-        Args:
-            held_s: for so long, it is not up to another one (seconds).
-        """
-        return bool(take_turn(self._connection, keys.stating(digest), held_s))
 
     def correct(self, tenant: str) -> None:
         """Correct what is noted of a tenant's jobs: of all of them, or of as many as can be done at once."""

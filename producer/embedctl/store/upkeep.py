@@ -14,6 +14,7 @@ from embedctl.store.connection import Connection, ScriptCall
 from embedctl.store.issuing import Issued, issue_call, issued_of
 from embedctl.store.outside import unlink_with_bytes
 from embedctl.store.status import BY_REQUEST, STUCK_AFTER, JobState, JobStatus, lifetime_s
+from embedctl.store.sweeps import next_slice
 from embedctl.store.unused import UnusedQueues
 from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerRefused, ChunkFilesUnavailable, JobError
@@ -167,12 +168,11 @@ class Upkeep:
         return [_looked(answered[job.id]) for job in jobs]
 
     def issue_waiting(self) -> dict[str, list[Issued]]:
-        """The chunks whose tickets are to be sent now, by queue; of the queues that waited longest for this.
+        """The chunks whose tickets are to be sent now, by queue; each round looks at the next queues.
 
         Usually, the process that makes room in a queue also fills it. This finds the room that nobody filled.
         """
-        with self._connection.client() as client:
-            queues = [queue.decode() for queue in client.zrange(keys.WAITING, 0, _QUEUES - 1)]
+        queues = [queue for queue, _ in next_slice(self._connection, keys.QUEUES, "filled", _QUEUES)]
         answers = self._connection.scripts([issue_call(self._settings, "", queue) for queue in queues])
         found = zip(queues, answers, strict=True)
         return {queue: issued_of(answer[1]) for queue, answer in found if not isinstance(answer, BrokerRefused)}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embedctl.store.connection import Connection
-from embedctl.store.turns import take
+from embedctl.store.lease import take_due
 from embedctl_config import keys
 
 
@@ -36,8 +36,8 @@ class EventStore:
         self._connection = connection
 
     def take(self, token: str, lease_s: float) -> Event | None:
-        """Take an event that is to be told now; None if there is none. As :func:`embedctl.store.turns.take`."""
-        event_id = take(self._connection, keys.UNTOLD, keys.webhook_event, token, lease_s)
+        """Take an event that is to be told now; None if there is none. As :func:`embedctl.store.lease.take_due`."""
+        event_id = take_due(self._connection, keys.UNTOLD, keys.webhook_event, token, lease_s)
         if event_id is None:
             return None
         with self._connection.client() as client:

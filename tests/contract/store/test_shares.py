@@ -148,7 +148,7 @@ def test_the_background_waits_until_nothing_else_does_but_not_for_ever(broker: B
     assert crew.done[normal] == 100
     assert crew.done[slow] == 60
     crew.run(10)
-    assert not raw.exists(keys.lanes(QUEUE), keys.flows("background", QUEUE), keys.WAITING)
+    assert not raw.exists(keys.lanes(QUEUE), keys.flows("background", QUEUE))
 
 
 def test_no_more_tickets_than_a_window_are_on_their_way(broker: Broker, settings: Settings) -> None:
@@ -252,7 +252,7 @@ def test_a_lost_turn_is_found_again(broker: Broker, raw: redis_py.Redis) -> None
     jobs = [job_of(broker, f"t{number}", chunks=20) for number in range(3)]
     for job_id in jobs:
         crew.issue(job_id)
-    raw.delete(*raw.keys("embed:reaper:flow*"), keys.lanes(QUEUE), keys.WAITING, *raw.keys("embed:reaper:issued:*"))
+    raw.delete(*raw.keys("embed:reaper:flow*"), keys.lanes(QUEUE), *raw.keys("embed:reaper:issued:*"))
     for job_id in jobs:  # the reaper's look
         crew.issue(job_id)
     crew.run(70)

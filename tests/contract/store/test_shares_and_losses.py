@@ -154,7 +154,7 @@ class Walk:
         for key in self.raw.scan_iter("embed:reaper:*"):
             if self.raw.ttl(key) < 0:
                 yield f"{key!r} has no TTL"
-        if self.raw.exists(keys.WAITING):
+        if self.raw.exists(keys.lanes(QUEUE)):
             yield "a queue waits, and no job does"
 
 

@@ -17,7 +17,7 @@ from embedctl.cli import main
 from embedctl.local import state_folder
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass, ModelEntry
-from embedctl_config.loading import _GUARDED, _tell_foreign, explain_settings, load_settings, survey_settings
+from embedctl_config.loading import _GUARDED, _tell_foreign, load_settings, survey_settings
 from embedctl_config.settings import SETTINGS, Settings, check_model_name
 from embedctl_workers.models.cache import cache_folder
 
@@ -280,7 +280,7 @@ def test_a_password_goes_with_the_url_that_it_stood_beside(sources: Sources, tmp
     named.write_text('redis_url = "redis://other"\n')
     for environ in ({"EMBEDCTL_CONFIG": str(named)}, {"EMBEDCTL_REDIS_URL": "redis://other"}):
         environ["HOME"] = str(sources.home)
-        found, words = explain_settings(environ, directory=sources.project)
+        found, words, _ = survey_settings(environ, directory=sources.project)
         assert (found.redis_url, getattr(found, name)) == ("redis://other", "")
         assert words[name] == f"default; that of {user} belongs to the redis_url there"
     assert getattr(sources.load(redis_url="redis://other"), name) == ""
@@ -327,7 +327,7 @@ def test_the_url_may_be_in_a_file_and_the_password_in_the_environment(sources: S
 def test_a_password_that_was_given_for_a_weaker_url_stays_with_it(sources: Sources) -> None:
     user = sources.user('redis_url = "rediss://worker@production"\n')
     environ = {"HOME": str(sources.home), "EMBEDCTL_REDIS_PASSWORD_FILE": "secret"}
-    found, words = explain_settings(environ, directory=sources.project, redis_url="redis://localhost")
+    found, words, _ = survey_settings(environ, directory=sources.project, redis_url="redis://localhost")
     assert (found.redis_url, found.redis_password_file) == ("redis://localhost", "")
     assert words["redis_password_file"].endswith(f"EMBEDCTL_REDIS_PASSWORD_FILE belongs to the redis_url of {user}")
 

@@ -62,7 +62,7 @@ class ChunkStore:
             WireForeign: they are damaged.
             SettingsError: they are where this worker does not look.
         """
-        return self._patiently(held, lambda: self._broker.jobs.bytes_of(claim.input))
+        return self._patiently(held, lambda: self._broker.chunk_files.get(claim.input))
 
     def complete(self, claimed: ClaimedChunk, encoded: EncodedChunk) -> None:
         """Store the result of a chunk. Its ticket is over then, and others can be sent.

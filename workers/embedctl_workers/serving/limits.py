@@ -7,7 +7,9 @@ import logging
 import time
 
 from embedctl.broker import Broker
+from embedctl.store.lease import take_turn
 from embedctl.store.quotas import Overruled
+from embedctl_config import keys
 from embedctl_config.tenants import LIMITS
 
 log = logging.getLogger(__name__)
@@ -42,8 +44,9 @@ class Limits:
         if not limits or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + INTERVAL_S
-        if not self._broker.quotas.take_turn(self._digest, INTERVAL_S * 0.9) and self._since_ms:
-            return
+        turn = take_turn(self._broker.connection, keys.stating(self._digest), INTERVAL_S * 0.9)
+        if not turn and self._since_ms:
+            return  # another worker with the same limits states them
         self._since_ms = self._since_ms or self._broker.connection.now_ms()
         for tenant, entry in limits.items():
             other = self._broker.quotas.state(tenant, entry, by=worker, since_ms=self._since_ms)
