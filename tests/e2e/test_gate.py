@@ -20,7 +20,7 @@ from embedctl_workers.models.files import resolve_model
 from tests.support.limits import settings_of
 from tests.support.prepared import Put
 from tests.support.processes import RunEmbedctl
-from tests.support.references_here import expected_vectors
+from tests.support.references_here import expected_vectors, keep_references
 from tests.support.workers import StartWorker
 
 pytest.importorskip("sentence_transformers")
@@ -186,13 +186,13 @@ def test_references_that_are_not_the_models_stop_a_worker(
 ) -> None:
     """What a worker sees whose own vectors are wrong: these and those of torch differ."""
     from embedctl_workers.machine.host import Host
-    from embedctl_workers.models.references import references_for, references_path
+    from embedctl_workers.models.references import references_path
     from tests.support.tiny_models import Tiny, make_model
 
     environment["EMBEDCTL_CACHE_DIR"] = str(tmp_path)
     host = Host(threads=1, cache=tmp_path)
     other = resolve_model(str(make_model(tmp_path / "other", Tiny(seed=1))))
-    references_for(other, host)
+    keep_references(other.folder, tmp_path)
     references_path(other, host).rename(references_path(resolve_model(str(model)), host))
     write_class(0)
     worker = start_worker("tiny", model="tiny", wait=False)

@@ -19,7 +19,7 @@ for _needed in ("torch", "sentence_transformers"):
 
 from tests.support.hub import TOKEN, StandInHub, stand_in_hub  # noqa: E402
 from tests.support.limits import settings_of  # noqa: E402
-from tests.support.references_here import expected_vectors  # noqa: E402
+from tests.support.references_here import expected_vectors, keep_references  # noqa: E402
 from tests.support.terminal import terminal  # noqa: E402
 from tests.support.tiny_models import Tiny  # noqa: E402
 from tests.support.waiting import eventually  # noqa: E402
@@ -102,7 +102,16 @@ def test_two_that_pull_at_once_download_once(environment: dict[str, str], hub: S
     assert hub.downloads().count("model.safetensors") == 1
 
 
+@pytest.fixture
+def referenced(environment: dict[str, str], tiny_model: Callable[[Tiny], Path]) -> Path:
+    """The model's folder, whose references are in the cache."""
+    folder = tiny_model(Tiny())
+    keep_references(folder, environment["EMBEDCTL_CACHE_DIR"])
+    return folder
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("referenced")
 def test_a_worker_downloads_only_if_it_is_told_to_and_then_loads(
     environment: dict[str, str], hub: StandInHub, short_folder: Path
 ) -> None:
@@ -144,9 +153,7 @@ def test_on_a_terminal_a_line_tells_how_far_it_is(environment: dict[str, str], h
 
 
 @pytest.mark.slow
-def test_run_offers_to_pull_and_does_it(
-    embedctl: Run, hub: StandInHub, short_folder: Path, tiny_model: Callable[[Tiny], Path]
-) -> None:
+def test_run_offers_to_pull_and_does_it(embedctl: Run, hub: StandInHub, short_folder: Path, referenced: Path) -> None:
     corpus = short_folder / "corpus.txt"
     corpus.write_text("the text\na word\n")
     command = ("run", str(corpus), "--model", NAME, "--class", "cpu", "-o", str(short_folder / "vectors.npy"))
@@ -162,7 +169,7 @@ def test_run_offers_to_pull_and_does_it(
     assert done.returncode == 0, done.stderr
     assert "someone/tiny at main is commit" in done.stderr
 
-    expected = expected_vectors(tiny_model(Tiny()), ["the text", "a word"])
+    expected = expected_vectors(referenced, ["the text", "a word"])
     np.testing.assert_allclose(np.load(short_folder / "vectors.npy"), expected, rtol=0, atol=1e-5)
 
     asked = len(hub.asked)

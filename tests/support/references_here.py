@@ -14,7 +14,7 @@ import numpy as np
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models import references
-from embedctl_workers.models.files import ModelFiles
+from embedctl_workers.models.files import ModelFiles, resolve_model
 from tests.support.forked import status_of_fork
 
 
@@ -45,6 +45,17 @@ def stand_in() -> None:
         return here or real(files, host, path)
 
     references._compute = compute
+
+
+def keep_references(folder: Path | str, cache: Path | str) -> None:
+    """Compute the references of a model in a fork, so that workers with this cache find them."""
+    status = status_of_fork(_keep_references, str(folder), str(cache), model=True)
+    assert status == 0, f"the references' process ended with {status}"
+
+
+def _keep_references(folder: str, cache: str) -> None:
+    stand_in()
+    references.references_for(resolve_model(folder), Host(threads=1, cache=Path(cache)))
 
 
 def expected_vectors(folder: Path | str, texts: Sequence[str], **options: Any) -> Vectors:

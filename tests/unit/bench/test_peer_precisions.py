@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,15 +16,18 @@ for _needed in ("torch", "sentence_transformers"):
     pytest.importorskip(_needed)
 
 from embedctl_bench.measuring.comparison import distance  # noqa: E402
+from embedctl_bench.peers.adapters import embedctl_adapters as adapters  # noqa: E402
 from embedctl_bench.peers.adapters.embedctl_adapters import sentence_transformers as adapter  # noqa: E402
+from embedctl_bench.peers.adapters.embedctl_adapters.serving import Vectors  # noqa: E402
 from embedctl_bench.peers.child import Unavailable  # noqa: E402
 from embedctl_bench.peers.environments import is_installed  # noqa: E402
 from embedctl_bench.peers.models import Model, peers_folder  # noqa: E402
 from embedctl_bench.peers.registry import FLOORS, PEERS, SENTENCE_TRANSFORMERS, SENTENCE_TRANSFORMERS_BF16, System  # noqa: E402
-from embedctl_bench.peers.tuned import EncodedWorkload, TunedProcess  # noqa: E402
+from embedctl_bench.peers.tuned import TunedProcess  # noqa: E402
 from embedctl_bench.peers.workload import Workload  # noqa: E402
 from embedctl_config.cpu import no_bf16  # noqa: E402
 from embedctl_config.loading import load_settings  # noqa: E402
+from tests.support.forked import status_of_fork  # noqa: E402
 from tests.support.tiny_models import Tiny  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -42,28 +48,67 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@dataclass(frozen=True)
+class Encoded:
+    """What a system computes in, its vectors of the texts, and their tokens."""
+
+    computes: str
+    vectors: Vectors
+    tokens: int
+
+
+Encode = Callable[[System], Encoded]
+
+
 @pytest.fixture
-def encode(place: Path, tiny_model: Callable[[Tiny], Path]) -> Callable[[System], tuple[str, EncodedWorkload]]:
-    """Load a system at its first setting and encode: what it computes in, and its vectors."""
+def encode(place: Path, tiny_model: Callable[[Tiny], Path]) -> Encode:
+    """Load a system at its first setting and encode: in its own environment, or in a fork that has ours."""
     folder = tiny_model(Tiny(hidden=64, positions=512, max_seq_length=64))
     model = Model.in_folder("tiny", folder)
 
-    def encoded(system: System) -> tuple[str, EncodedWorkload]:
+    def encoded(system: System) -> Encoded:
+        if not system.environment:
+            return in_a_fork(system, folder, place)
         if not is_installed(system.environment, place):
             pytest.skip(f"{system.environment} is not installed: embedctl bench engines --peers {system.name}")
         path = place / "texts.json"
         path.write_text(json.dumps(TEXTS))
-        one = System(**{**{name: getattr(system, name) for name in system.__slots__}, "settings": system.settings[:1]})
+        one = replace(system, settings=system.settings[:1])
         process = TunedProcess(one, model, Workload("w", path, model.lengths(TEXTS), chunk=16), [0], place)
         try:
-            return process.computes, process.encode()
+            done = process.encode()
+            return Encoded(process.computes, done.vectors, done.tokens)
         finally:
             process.close()
 
     return encoded
 
 
-Encode = Callable[[System], tuple[str, EncodedWorkload]]
+def in_a_fork(system: System, folder: Path, place: Path) -> Encoded:
+    """What its process would do, without the imports of a new Python.
+
+    Raises:
+        Unavailable: the system does not load.
+    """
+    path = place / "encoded.npz"
+    path.unlink(missing_ok=True)
+    setting = system.settings[0]
+    load = {**setting.load, **system.fixed}
+    assert status_of_fork(_encode, system.adapter, folder, load, dict(setting.encode), path, model=True) == 0
+    found = np.load(path)
+    if "error" in found:
+        raise Unavailable(str(found["error"]))
+    return Encoded(str(found["computes"]), found["vectors"], int(found["tokens"]))
+
+
+def _encode(name: str, folder: Path, load: dict[str, Any], options: dict[str, Any], path: Path) -> None:
+    module, _, kind = name.partition(":")
+    try:
+        loaded = getattr(import_module(f"{adapters.__name__}.{module}"), kind)(folder, 1, **load)
+    except RuntimeError as error:
+        np.savez(path, error=str(error))
+        return
+    np.savez(path, computes=loaded.computes, vectors=loaded.encode(TEXTS, **options), tokens=loaded.count(TEXTS))
 
 
 @pytest.mark.parametrize(
@@ -76,12 +121,13 @@ Encode = Callable[[System], tuple[str, EncodedWorkload]]
     ],
 )
 def test_a_system_says_what_it_really_computes_in(encode: Encode, name: str, computes: str) -> None:
-    found, done = encode(PEERS[name])
+    done = encode(PEERS[name])
+    found = done.computes
     assert found.startswith(computes)
     if "openvino" in name:
         used, _, layers = found.partition("(")[2].removesuffix(" linear layers)").partition(" of ")
         assert int(used) == int(layers) > 0
-    reference = encode(SENTENCE_TRANSFORMERS)[1].vectors
+    reference = encode(SENTENCE_TRANSFORMERS).vectors
     figures = distance(done.vectors, reference)
     assert (figures["max_abs_error"] <= 1e-4) == computes.startswith("fp32")
     assert figures["min_cosine"] >= (0.95 if computes.startswith("int8") else 0.999)
@@ -92,9 +138,8 @@ def test_sentence_transformers_computes_in_bf16_where_the_cpu_has_instructions_f
         with pytest.raises(Unavailable, match="no instructions for bf16"):
             encode(SENTENCE_TRANSFORMERS_BF16)
         return
-    found, done = encode(SENTENCE_TRANSFORMERS_BF16)
-    plain, reference = encode(SENTENCE_TRANSFORMERS)
-    assert (found, plain) == ("bf16", "fp32")
+    done, reference = encode(SENTENCE_TRANSFORMERS_BF16), encode(SENTENCE_TRANSFORMERS)
+    assert (done.computes, reference.computes) == ("bf16", "fp32")
     figures = distance(done.vectors, reference.vectors)
     assert figures["max_abs_error"] > 1e-6
     assert figures["min_cosine"] >= 0.999
@@ -102,7 +147,7 @@ def test_sentence_transformers_computes_in_bf16_where_the_cpu_has_instructions_f
 
 def test_ctranslate2_computes_in_bf16_or_says_what_it_has_instead(encode: Encode) -> None:
     try:
-        found, _ = encode(PEERS["ctranslate2-bf16"])
+        found = encode(PEERS["ctranslate2-bf16"]).computes
     except Unavailable as error:
         assert str(error).startswith("RuntimeError: CTranslate2 has no bfloat16 on this CPU, only float32, ")  # noqa: PT017
     else:
@@ -116,9 +161,8 @@ def test_the_floor_of_each_precision_multiplies_every_token(encode: Encode, prec
         with pytest.raises(Unavailable, match="no instructions for bf16"):
             encode(floor)
         return
-    found, done = encode(floor)
-    assert found == {"fp32": "fp32", "fp16": "bf16", "int8": "int8"}[precision]
-    assert done.seconds > 0
+    done = encode(floor)
+    assert done.computes == {"fp32": "fp32", "fp16": "bf16", "int8": "int8"}[precision]
     assert done.tokens > len(TEXTS)
     assert done.vectors.shape == (len(TEXTS), 0)
     assert done.vectors.dtype == np.float32
