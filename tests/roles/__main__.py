@@ -1,8 +1,9 @@
 """`python -m tests.roles`: install each role alone, and run its verbs to the end.
 
 The tests' own environment has every package, so it can't show that a role lacks one. Here each role gets an environment
-of its own, with the versions of constraints.txt and with the newest ones, on each Python that is found. A Redis and a
-worker of this environment serve them all. Exits with 0 if every role did all that it is for, else with 1.
+of its own, with the versions of constraints.txt and with the newest ones; the gateway gets one on each Python that is
+found. A Redis and a worker of this environment serve them all. Exits with 0 if every role did all that it is for, else
+with 1.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ UV = ROOT / "build" / "uv"
 PYTHONS = ("3.11", "3.12", "3.13")
 #: Role → the extra that it needs; the role `bare` needs none.
 EXTRAS = {"bare": "", "gateway": "[gateway]", "qdrant": "[qdrant]"}
-#: The roles of the Pythons other than this one.
-ELSEWHERE = ("bare", "gateway")
+#: The roles of the Pythons other than this one. The gateway's has all packages of the role `bare`, and what that one
+#: lacks does not depend on Python's version.
+ELSEWHERE = ("gateway",)
 #: Where the versions come from → options of pip.
 SOURCES = {"constraints": ["--constraint", str(ROOT / "constraints.txt")], "newest": []}
 TEXTS = ("one", "two words", "three words here")
