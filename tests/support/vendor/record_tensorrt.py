@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-#: What embedctl uses of the package; all members of each are recorded.
+#: What embedctl uses of the package. Those members of each are recorded that our sources name.
 CLASSES = (
     "Builder",
     "BuilderFlag",
@@ -53,8 +53,10 @@ CLASSES = (
     "Runtime",
     "TensorIOMode",
 )
+ROOT = Path(__file__).parents[3]
 #: Members that Python gives to every class.
 _COMMON = set(dir(object)) | {"__module__", "__doc__", "__dict__", "__weakref__", "__pybind11_module_local"}
+_KINDS = ("members", "methods", "properties")
 _STUB = "void *{name}(void) {{ return 0; }}\n"
 
 
@@ -70,7 +72,9 @@ def main() -> None:
             "wheel": wheel.name,
             "version": wheel.name.split("-")[1],
             "how": "by record_tensorrt.py, from the extension's classes and docstrings; not run on a GPU",
-            "classes": {name: describe(getattr(module, name)) for name in CLASSES if hasattr(module, name)},
+            "classes": {
+                name: named(describe(getattr(module, name)), words()) for name in CLASSES if hasattr(module, name)
+            },
         }
     output.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
@@ -135,6 +139,20 @@ def describe(cls: type) -> dict[str, Any]:
         elif callable(getattr(cls, name)) and (found := signatures(name, getattr(cls, name).__doc__ or "")):
             methods[name] = found
     return {"methods": methods, "properties": properties, **({"classes": nested} if nested else {})}
+
+
+def named(record: dict[str, Any], known: set[str]) -> dict[str, Any]:
+    """The record of a class with the members of these names alone. A member that is missing looks like one that the
+    vendor does not have: a test that comes to it fails, until the package is recorded again."""
+    kept = {kind: {name: of for name, of in record[kind].items() if name in known} for kind in _KINDS if kind in record}
+    nested = {name: named(of, known) for name, of in record.get("classes", {}).items() if name in known}
+    return {**kept, **({"classes": nested} if nested else {})}
+
+
+def words() -> set[str]:
+    """The words of our sources that speak of TensorRT."""
+    sources = (path.read_text("utf-8") for folder in ("workers", "tests") for path in (ROOT / folder).rglob("*.py"))
+    return {word for text in sources if "tensorrt" in text.lower() for word in re.findall(r"\w+", text)}
 
 
 def signatures(name: str, text: str) -> list[str]:
