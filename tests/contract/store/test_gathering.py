@@ -78,13 +78,6 @@ def test_small_jobs_that_wait_are_encoded_in_one_batch(rig: Rig, settings: Setti
     assert [rig.value("stage_seconds_count", stage=stage) for stage in ("tokenise", "encode", "store")] == [5, 5, 5]
 
 
-def test_a_ticket_that_still_comes_finds_its_chunk_done(rig: Rig, settings: Settings) -> None:
-    jobs = submit(settings, 2)
-    rig.run(jobs[0])
-    rig.run(jobs[1])
-    assert rig.value("claims_total", answer="done") == 1
-
-
 @pytest.mark.parametrize(
     "options", [{"normalize": False}, {"prompt": "query: "}, {"truncation": "mean"}, {"dimensions": 4}]
 )
@@ -135,14 +128,6 @@ def test_a_record_that_fails_costs_only_its_own_job_one_record(
         assert_vectors(job, texts_of(number))
     assert [(error.position, error.code) for error in bad.errors()] == [(1, "encode_error")]
     assert (bad.status().done, sizes(rig)[0]) == (2, 15)
-
-
-def test_vectors_that_are_not_finite_cost_only_their_record(rig: Rig, settings: Settings) -> None:
-    (job,) = submit(settings, 1)
-    bad = enqueue_embeddings(["good", "not-a-number"], settings=settings)
-    rig.run(job)
-    assert (job.status().done, bad.status().done, bad.status().failed) == (3, 1, 1)
-    assert [error.code for error in bad.errors()] == ["non_finite"]
 
 
 def test_a_job_that_is_cancelled_meanwhile_costs_the_others_nothing(

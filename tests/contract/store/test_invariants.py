@@ -100,6 +100,14 @@ class Life:
         for name in (keys.owners, keys.attempts, keys.reissues):
             self.raw.hdel(name(self.job_id), chunk, f"{chunk}:sent")
 
+    def lose(self) -> None:
+        """Redis loses a result, and the corpus repairs the chunk."""
+        stored = [chunk for chunk in range(self.added) if self.raw.exists(keys.chunk_result(self.job_id, chunk))]
+        if stored:
+            chunk = self.dice.choice(stored)
+            self.raw.delete(keys.chunk_result(self.job_id, chunk))
+            assert add(self.broker, self.job_id, chunk)[0] is Added.OK
+
     def finish(self) -> None:
         """Whatever happened before, workers who go on bring the job to its end."""
         while self.added < CHUNKS:
@@ -130,6 +138,7 @@ ACTIONS = [
     Life.reap,
     Life.audit,
     Life.forget,
+    Life.lose,
 ]
 
 

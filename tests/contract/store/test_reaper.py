@@ -19,7 +19,7 @@ from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.settings import Settings
 from tests.support.limits import limited
 from tests.support.redis_server import RedisServer
-from tests.support.store import QUEUE, active_jobs, claim, issued, keys_of, new_job, overdue, pass_ms, row, work
+from tests.support.store import QUEUE, claim, issued, keys_of, new_job, overdue, pass_ms, row, work
 from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.waits import WAITS
 
@@ -130,24 +130,6 @@ def test_a_round_sends_what_a_window_that_grew_has_room_for(
     broker.workers.beat(row("b"))
     reap(broker)
     assert [chunk for _, chunk in tickets(raw)] == list(range(2 * settings.limits.window_per_worker))
-
-
-def test_a_round_frees_cancelled_jobs(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = new_job(broker, 3)
-    work(broker, job_id, 0)
-    broker.jobs.cancel(job_id)
-    reap(broker)
-    assert not any(":in:" in key or ":out:" in key for key in keys_of(raw, job_id))
-    assert raw.zscore(keys.ACTIVE, job_id) is None
-    assert broker.jobs.status(job_id).state == "cancelled"
-
-
-def test_a_round_forgets_jobs_that_are_gone(broker: Broker, raw: redis_py.Redis) -> None:
-    gone, alive = new_job(broker, 1), new_job(broker, 1)
-    raw.delete(*keys_of(raw, gone))
-    reap(broker)
-    assert list(active_jobs(broker)) == [alive]
-    assert keys_of(raw, gone) == set()
 
 
 def test_a_round_audits_a_job_that_rests(broker: Broker, raw: redis_py.Redis) -> None:

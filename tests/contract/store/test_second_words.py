@@ -161,16 +161,6 @@ def test_half_of_a_small_chunk_is_not_few(
     assert (job.status().state.ended, job.status().claims) == (True, claims)
 
 
-def test_a_worker_alone_says_both_words_itself(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, worker: Enlist
-) -> None:
-    alone = worker("alone")
-    job = submit(settings, with_bad(13, 40))
-    alone.run(job)
-    assert (job.status().claims, failed(job)) == (1, [(13, "encode_error"), (40, "encode_error")])
-    assert_consistent(broker, raw, job.id)
-
-
 def test_what_another_worker_can_do_fails_nothing(settings: Settings, raw: redis_py.Redis, worker: Enlist) -> None:
     small, large = worker("small"), worker("large")
     small.backend.too_long = 30

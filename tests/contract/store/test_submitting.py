@@ -191,14 +191,6 @@ def test_a_producer_is_told_what_became_of_its_job(
     assert keys_of(raw, job_id) == before
 
 
-def test_seal_queues_a_job_that_nobody_has_begun(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = new_job(broker, 2, seal=False)
-    broker.jobs.seal(job_id, 2)
-    status = broker.jobs.status(job_id)
-    assert (status.state, status.sealed, status.producer_alive) == (JobState.QUEUED, True, False)
-    assert_consistent(broker, raw, job_id)
-
-
 def test_seal_leaves_a_job_running_that_somebody_has_begun(broker: Broker) -> None:
     job_id = new_job(broker, 2, seal=False)
     claim(broker, job_id, 0)

@@ -55,10 +55,6 @@ def silence(broker: Broker, raw: redis_py.Redis, instance: str) -> None:
         raw.zadd(members, {instance: broker.connection.now_ms() - 1000})
 
 
-def test_the_first_claim_is_not_careful(broker: Broker) -> None:
-    assert claim(broker, new_job(broker), 0).given_up is None
-
-
 def test_a_lapse_of_a_live_owner_makes_nobody_suspect(broker: Broker, raw: redis_py.Redis) -> None:
     broker.workers.beat(row())
     job_id = new_job(broker)
@@ -192,13 +188,6 @@ def test_releasing_a_suspect_chunk_blames_nobody(broker: Broker, raw: redis_py.R
     assert claim(broker, job_id, 0, "t3").given_up == frozenset()
 
 
-def test_what_went_wrong_is_shown(broker: Broker) -> None:
-    job_id = new_job(broker)
-    claim(broker, job_id, 0)
-    broker.jobs.release(job_id, 0, "t", delay_s=1, trouble="OSError: no space")
-    assert broker.jobs.status(job_id).trouble == "chunk 0: OSError: no space"
-
-
 def test_a_neighbour_witnesses_a_death(broker: Broker, raw: redis_py.Redis) -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     there = row("neighbour", machine=machine_id(), process=process_id(process.pid))
@@ -241,14 +230,6 @@ def test_a_pid_that_was_given_again_is_another_process() -> None:
     pid, _, start = mine.partition(".")
     assert runs(mine)
     assert not runs(f"{pid}.{int(start) + 1}")
-
-
-def test_who_leaves_is_neither_alive_nor_gone(broker: Broker, raw: redis_py.Redis) -> None:
-    broker.workers.beat(row("w"))
-    broker.workers.leave(row("w"))
-    assert [worker.instance for worker in broker.workers.alive()] == ["bystander"]
-    assert list(broker.workers.gone()) == []
-    assert raw.hkeys(keys.machine("here")) == [b"bystander"]
 
 
 def test_who_left_as_it_was_told_blames_no_row(broker: Broker, raw: redis_py.Redis) -> None:

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -37,7 +36,7 @@ from embedctl_config.settings import Settings
 from tests.support.clocks import MovedClock
 from tests.support.redis_server import RedisServer
 from tests.support.store import add, at_use, members, new_job, work
-from tests.support.waiting import PATIENCE_S, eventually
+from tests.support.waiting import PATIENCE_S
 from tests.support.waits import WAITS
 
 
@@ -87,36 +86,6 @@ def test_a_full_redis_lets_a_producer_keep_its_right_and_store_nothing(broker: B
         broker.jobs.hold(job_id, "p")
     make_room(raw)
     assert broker.jobs.status(job_id).chunks == 1
-
-
-@pytest.mark.slow
-def test_a_producer_that_waits_for_a_full_redis_is_not_called_dead(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keys, "PRODUCER_LEASE_S", 1)
-    full, jobs = threading.Event(), []
-
-    def texts() -> Iterator[str]:
-        yield from ("text 0 0", "text 0 1", "text 1 0")
-        full.wait()
-        yield "text 1 1"
-
-    def submit() -> None:
-        jobs.append(enqueue_embeddings(texts(), settings=settings.replace(chunk_size=2), hardware="dummy"))
-
-    producer = threading.Thread(target=submit, daemon=True)
-    producer.start()
-    eventually(lambda: raw.zcard(keys.JOBS))
-    [job_id] = members(raw, keys.JOBS)
-    eventually(lambda: broker.jobs.status(job_id).chunks == 1)
-    work(broker, job_id, 0)
-    fill(raw)
-    full.set()
-    with pytest.raises(WaitTimeout):  # and not JobStalled
-        Job(job_id, broker).wait(4)  # a client that takes it for dead says so after two of the leases above
-    make_room(raw)
-    producer.join(PATIENCE_S)
-    assert jobs[0].status().records == 4
 
 
 def test_an_import_that_is_interrupted_leaves_no_job(
