@@ -132,6 +132,16 @@ def test_a_round_sends_what_a_window_that_grew_has_room_for(
     assert [chunk for _, chunk in tickets(raw)] == list(range(2 * settings.limits.window_per_worker))
 
 
+def test_a_round_frees_cancelled_jobs(broker: Broker, raw: redis_py.Redis) -> None:
+    job_id = new_job(broker, 3)
+    work(broker, job_id, 0)
+    broker.jobs.cancel(job_id)
+    reap(broker)
+    assert not any(":in:" in key or ":out:" in key for key in keys_of(raw, job_id))
+    assert raw.zscore(keys.ACTIVE, job_id) is None
+    assert broker.jobs.status(job_id).state == "cancelled"
+
+
 def test_a_round_audits_a_job_that_rests(broker: Broker, raw: redis_py.Redis) -> None:
     """Also one that is being submitted: its producer may wait for the room that a lost chunk takes."""
     broker.workers.beat(row())
