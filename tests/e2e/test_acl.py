@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +25,7 @@ from tests.support.jobs import owners, reference
 from tests.support.monitor import running_monitor
 from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import RedisServer, emptied
-from tests.support.tls import tls_redis_server
+from tests.support.tls import VERSIONS, restricted_redis
 from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker
 
@@ -119,22 +117,10 @@ DENIED_BY_7 = {
 }
 
 
-def restricted(*, redis_7: bool) -> Iterator[RedisServer]:
-    folder = Path(tempfile.mkdtemp(prefix="ec-"))
-    server = RedisServer(folder, binary=tls_redis_server() if redis_7 else "")
-    server.restrict(redis_7=redis_7)
-    server.start()
-    yield server
-    server.stop()
-    shutil.rmtree(folder)
-
-
-@pytest.fixture(scope="module", params=["6.2", pytest.param("7", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=VERSIONS)
 def acl_redis(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    """A Redis that lets in only the users of the list: the one that all else runs on, or one that knows newer rules."""
-    if request.param == "7" and not tls_redis_server():
-        pytest.skip("there is no redis-server 7: `tests/support/get-redis.sh` unpacks Debian's, as root")
-    yield from restricted(redis_7=request.param == "7")
+    with restricted_redis(request.param) as server:
+        yield server
 
 
 #: For what no newer rule has to do with.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import socket
 import threading
 import time
 from collections import Counter
@@ -28,6 +27,7 @@ from tests.support.forked import Forked
 from tests.support.gateway import NO_TLS, killed_gateway
 from tests.support.prepared import Put
 from tests.support.redis_server import RedisServer
+from tests.support.sentinels import free_ports
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
@@ -77,12 +77,6 @@ class Told:
     cancelled: set[str] = field(default_factory=set)
     sizes: dict[str, int] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def insisting(ask: Callable[[], Any]) -> Any:
@@ -150,7 +144,7 @@ class Client(threading.Thread):
 @contextmanager
 def stack(environment: dict[str, str], folder: Path) -> Iterator[tuple[list[str], dict[str, Child]]]:
     """Two gateways and a worker; gives the gateways' URLs, and all of them by name."""
-    ports = [free_port(), free_port()]
+    ports = free_ports(2)
     own = {**environment, "EMBEDCTL_HARDWARE": "auto", "EMBEDCTL_CHUNK_SIZE": "10"}
     children = {
         f"gateway-{at}": Child(["gateway", "--port", str(port)], own, folder / f"gateway-{at}.log")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from embedctl_config.tenants import TenantEntry
 from tests.support.jobs import owners, reference
 from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import RedisServer, emptied
-from tests.support.tls import tls_redis_server
+from tests.support.tls import VERSIONS, restricted_redis
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
@@ -45,18 +43,11 @@ def content(client: redis_py.Redis, key: bytes) -> Any:
     return client.execute_command(*command)  # type: ignore[no-untyped-call]  # redis-py has no types for it
 
 
-@pytest.fixture(scope="module", params=["6.2", pytest.param("7", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=VERSIONS)
 def shared_by_tenants(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     """A Redis whose list has users for two tenants."""
-    if request.param == "7" and not tls_redis_server():
-        pytest.skip("there is no redis-server 7: `tests/support/get-redis.sh` unpacks Debian's, as root")
-    folder = Path(tempfile.mkdtemp(prefix="ec-"))
-    server = RedisServer(folder, binary=tls_redis_server() if request.param == "7" else "")
-    server.restrict(redis_7=request.param == "7", tenants=("acme", "globex"))
-    server.start()
-    yield server
-    server.stop()
-    shutil.rmtree(folder)
+    with restricted_redis(request.param, ("acme", "globex")) as server:
+        yield server
 
 
 @pytest.fixture

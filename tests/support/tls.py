@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -47,6 +49,25 @@ def need_tls_redis() -> str:
         reason = "there is no redis-server with TLS: `tests/support/get-redis.sh` unpacks Debian's, as root"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
     return found
+
+
+#: Those that `restricted_redis` starts, as the parameters of a fixture.
+VERSIONS = ("6.2", pytest.param("7", marks=pytest.mark.slow))
+
+
+@contextmanager
+def restricted_redis(version: str, tenants: Iterable[str] = ()) -> Iterator[RedisServer]:
+    """A Redis that lets in only the users of the list: the one that all else runs on, or 7, which knows newer rules."""
+    binary = tls_redis_server() if version == "7" else ""
+    if version == "7" and not binary:
+        pytest.skip("there is no redis-server 7: `tests/support/get-redis.sh` unpacks Debian's, as root")
+    folder = Path(tempfile.mkdtemp(prefix="ec-"))
+    server = RedisServer(folder, binary=binary)
+    server.restrict(redis_7=version == "7", tenants=tenants)
+    server.start()
+    yield server
+    server.stop()
+    shutil.rmtree(folder)
 
 
 @dataclass

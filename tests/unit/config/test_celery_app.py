@@ -21,6 +21,8 @@ URLS = [
     ("redis://localhost:6380/2", "redis://localhost:6380/2"),
     ("redis://user:p%40ss%2Fw@host:1/0", "redis://user:p%40ss%2Fw@host:1/0"),
     ("redis://[::1]:6379/0", "redis://[::1]:6379/0"),
+    ("redis://host:6379?db=3", "redis://host:6379/3"),
+    ("unix:///run/redis.sock?password=p%40ss", "redis+socket://:p%40ss@/run/redis.sock"),
     ("unix:///run/redis.sock", "redis+socket:///run/redis.sock"),
     ("unix:///run/redis.sock?db=3", "redis+socket:///run/redis.sock?virtual_host=3"),
     ("unix://me:secret@/run/redis.sock", "redis+socket://me:secret@/run/redis.sock"),
@@ -64,14 +66,6 @@ def test_kombu_reads_the_same_place_from_a_tcp_url() -> None:
     assert found.ssl["ssl_cert_reqs"] == "required"
 
 
-def test_a_database_in_the_query_reaches_kombu_as_redis_py_reads_it() -> None:
-    assert connection("redis://host:6379?db=3").virtual_host == "3"
-
-
-def test_a_password_in_the_query_of_a_socket_reaches_kombu_as_redis_py_reads_it() -> None:
-    assert broker_url("unix:///run/redis.sock?password=p%40ss") == "redis+socket://:p%40ss@/run/redis.sock"
-
-
 @pytest.mark.parametrize(
     "url",
     ["unix://me:hunter2@/run/redis.sock", "unix:///run/redis.sock?password=hunter2", "rediss://h?ssl_password=hunter2"],
@@ -88,23 +82,16 @@ def test_an_empty_url_says_what_to_set() -> None:
         make_celery(Settings())
 
 
-def test_the_application_takes_and_sends_json_alone() -> None:
-    conf = make_celery(Settings(redis_url="redis://localhost")).conf
+def test_tickets_are_json_that_is_acknowledged_late_and_fetched_one_for_each_slot() -> None:
+    app = make_celery(Settings(redis_url="redis://localhost"))
+    conf = app.conf
     assert conf.broker_url == "redis://localhost"
     assert (conf.task_serializer, list(conf.accept_content)) == ("json", ["json"])
-
-
-def test_tickets_are_acknowledged_late_and_fetched_one_for_each_slot() -> None:
-    conf = make_celery(Settings(redis_url="redis://localhost")).conf
-    assert conf.task_acks_late is True
+    assert (conf.task_acks_late, conf.task_reject_on_worker_lost) == (True, False)
     assert conf.worker_prefetch_multiplier == 1
-    assert conf.task_reject_on_worker_lost is False
-
-
-def test_nothing_is_stored_by_celery_itself() -> None:
-    app = make_celery(Settings(redis_url="redis://localhost"))
-    assert app.conf.task_ignore_result is True
-    assert app.conf.result_backend is None
+    # Celery itself stores nothing.
+    assert conf.task_ignore_result is True
+    assert conf.result_backend is None
     assert type(app.backend).__name__ == "DisabledBackend"
 
 
