@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedctl.broker import Broker
-from tests.support.changes import OTHER_VECTORS, RESEEDED, Write, assert_holds, counts, many, told
+from tests.support.changes import OTHER_VECTORS, RESEEDED, Write, assert_holds, counts, many, told, worker_later
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl
 from tests.support.workers import StartWorker
@@ -117,10 +116,8 @@ def test_without_a_worker_the_cache_is_not_read(
     corpus, cache = write(many(20)), ("--cache", "c.db", "--json")
     told(embedctl("submit", corpus, "-o", "a.parquet", *cache))
     worker.stop()
-    late = threading.Timer(2.0, start_worker, kwargs={"wait": False})
-    late.start()
-    done = embedctl("submit", corpus, "-o", "b.parquet", *cache)
-    late.join()
+    with worker_later(start_worker):
+        done = embedctl("submit", corpus, "-o", "b.parquet", *cache)
     assert counts(told(done)) == (0, 0, 20, 0)
     assert "no live worker tells" in done.stderr
 

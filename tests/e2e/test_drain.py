@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import random
-import resource
 import signal
 import threading
 import time
@@ -27,7 +26,7 @@ from embedctl_config import durable, keys
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.drained_parts import manifest_of, rows_of, unlocked
-from tests.support.failpoints import Killed, kill_at
+from tests.support.failpoints import Killed, full_disk, kill_at
 from tests.support.forked import Forked
 from tests.support.jobs import reference
 from tests.support.limits import limited
@@ -233,13 +232,8 @@ def test_a_full_disk_unlinks_nothing_and_the_same_command_goes_on(
 def test_a_file_that_can_grow_no_more_is_removed(encode: Encode, raw: redis_py.Redis, tmp_path: Path) -> None:
     """The disk refuses in the middle of a part: pyarrow writes the bytes, and then fails to close the file, too."""
     job = encode()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    try:
-        with pytest.raises(OutputError, match=r"File too large.*the same command goes on"):
-            job.drain(tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with full_disk(1000), pytest.raises(OutputError, match=r"File too large.*the same command goes on"):
+        job.drain(tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert len(results_in_redis(raw, job)) == CHUNKS
     job.drain(tmp_path)

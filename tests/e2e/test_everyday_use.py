@@ -284,24 +284,16 @@ def test_doctor_finds_what_is_wrong_and_says_what_to_do(embedctl: RunEmbedctl, s
     assert "can't be reached" in down.stdout
 
 
-def test_a_wrong_password_is_said_and_not_shown(embedctl: RunEmbedctl, short_folder: Path) -> None:
-    folder = short_folder / "own"
-    folder.mkdir()
-    server = RedisServer(folder)
-    server.start()
-    try:
-        import redis
-
-        redis.Redis.from_url(server.url).config_set("requirepass", "right")
-        done = embedctl("list", EMBEDCTL_REDIS_URL=f"{server.url}?password=wrong")
-        assert done.returncode == 69
-        assert "refuses the user or the password" in done.stderr
-        assert "wrong" not in done.stderr.replace("WRONGPASS", "")
-        none = embedctl("list", EMBEDCTL_REDIS_URL=server.url)
-        assert none.returncode == 69
-        assert "Traceback" not in none.stderr
-    finally:
-        server.stop()
+def test_a_wrong_password_is_said_and_not_shown(embedctl: RunEmbedctl, own_redis: RedisServer) -> None:
+    with redis_py.Redis.from_url(own_redis.url) as client:
+        client.config_set("requirepass", "right")
+    done = embedctl("list", EMBEDCTL_REDIS_URL=f"{own_redis.url}?password=wrong")
+    assert done.returncode == 69
+    assert "refuses the user or the password" in done.stderr
+    assert "wrong" not in done.stderr.replace("WRONGPASS", "")
+    none = embedctl("list", EMBEDCTL_REDIS_URL=own_redis.url)
+    assert none.returncode == 69
+    assert "Traceback" not in none.stderr
 
 
 def test_waiting_for_a_job_whose_producer_died_says_so(embedctl: RunEmbedctl, broker: Broker) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from embedctl.broker import Broker
 from embedctl.output import Numbers, OutputType, fetch, growing, parquet, parts, row_groups
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
-from tests.support.failpoints import Killed, dies_at, kill_at
+from tests.support.failpoints import Killed, dies_at, full_disk, kill_at
 from tests.support.jobs import reference
 from tests.support.rig import Rig, encoded_job
 
@@ -184,13 +183,8 @@ def test_holes_of_a_stopped_job_are_filled_by_the_fetch_that_goes_on(
 
 
 def test_a_full_disk_leaves_nothing(job: Job, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, hard))
-    try:
-        with pytest.raises(OutputError, match=r"can't be written: .*File too large"):
-            fetch(job, tmp_path / "v.parquet")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with full_disk(6000), pytest.raises(OutputError, match=r"can't be written: .*File too large"):
+        fetch(job, tmp_path / "v.parquet")
     assert list(tmp_path.iterdir()) == []
     assert capfd.readouterr().err == "", "no footer is written once more as the writer is freed"
     fetch(job, tmp_path / "v.parquet")

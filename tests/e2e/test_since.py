@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import threading
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from tests.support.changes import (
     counts,
     many,
     told,
+    worker_later,
 )
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl
@@ -149,10 +149,8 @@ def test_a_worker_with_other_weights_that_comes_later_makes_everything_be_encode
     )
     documents["id-5"] = "changed"
 
-    late = threading.Timer(2.0, start_worker, kwargs={"wait": False})
-    late.start()
-    done = embedctl("submit", write(documents), "--since", "old.parquet", "-o", "new.parquet", "--json")
-    late.join()
+    with worker_later(start_worker):
+        done = embedctl("submit", write(documents), "--since", "old.parquet", "-o", "new.parquet", "--json")
     assert counts(told(done)) == (0, 0, 20, 0)
     assert "other model files" in done.stderr
     assert_holds(short_folder / "new.parquet", documents, seed=1)

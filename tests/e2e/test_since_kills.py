@@ -3,12 +3,14 @@ been."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from subprocess import DEVNULL
 
@@ -17,6 +19,7 @@ import pytest
 from embedctl.broker import Broker
 from tests.support.changes import SMALL_BLOCKS, Kill, Write, assert_holds, counts, killer, many, told
 from tests.support.forked import Forked
+from tests.support.prepared import Step
 from tests.support.processes import RunEmbedctl
 from tests.support.workers import StartWorker
 
@@ -65,15 +68,15 @@ def kill(environment: dict[str, str], short_folder: Path) -> Kill:
 class Nights:
     """The first night's output, and what the second one must make of it."""
 
-    def __init__(self, folder: Path, write: Write, embedctl: RunEmbedctl, output: str) -> None:
+    def __init__(self, folder: Path, write: Write, embedctl: RunEmbedctl, output: str, size: int = 250) -> None:
         self.folder, self.output, self._embedctl = folder, output, embedctl
         #: Larger than a block, so that an interrupted file has something to go on with.
-        self.documents = many(250)
+        self.documents = many(size)
         self.old = "old.npy" if output.endswith(".npy") else "v.parquet" if output == "v.parquet" else "old.parquet"
         first = ("--since", output) if self.old == output else ("--digests",)
         told(embedctl("submit", write(self.documents), *first, "-o", self.old, "--json"))
-        del self.documents["id-1"], self.documents["id-200"]
-        self.documents |= {f"id-{at}": f"changed {at}" for at in range(10, 240, 20)}
+        del self.documents["id-1"], self.documents[f"id-{size * 4 // 5}"]
+        self.documents |= {f"id-{at}": f"changed {at}" for at in range(size // 25, size - size // 25, size * 2 // 25)}
         write(self.documents)
         self._first = folder / "first"
         self._first.mkdir()
@@ -108,7 +111,12 @@ class Nights:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_an_output_that_replaces_itself_survives_a_kill_at_any_step(
+@pytest.mark.parametrize(
+    ("output", "steps"), [("v.parquet", STEPS), ("v.npy", STEPS_OF_ARRAYS), ("v.jsonl", STEPS_OF_LINES)]
+)
+def test_an_output_survives_a_kill_at_any_step(
+    output: str,
+    steps: Sequence[Step],
     write: Write,
     embedctl: RunEmbedctl,
     kill: Kill,
@@ -117,56 +125,24 @@ def test_an_output_that_replaces_itself_survives_a_kill_at_any_step(
     start_worker: StartWorker,
 ) -> None:
     start_worker()
-    nights = Nights(short_folder, write, embedctl, "v.parquet")
-    assert_holds(short_folder / "v.parquet", nights.documents)
-    for step in STEPS:
-        for when in ("before", "after"):
-            nights.begin()
-            kill(step, when, *nights.command)
-            done = nights.again()
-            assert done.returncode == 0, (step, when, done.stderr)
-            nights.assert_done()
-            left = list(broker.jobs.newest())
-            assert not left or step[1] in LEAVE_A_JOB, (step, when)
-            for job in left:
-                embedctl("discard", job.id)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_an_array_survives_a_kill_between_its_files(
-    write: Write, embedctl: RunEmbedctl, kill: Kill, short_folder: Path, start_worker: StartWorker
-) -> None:
-    start_worker()
-    nights = Nights(short_folder, write, embedctl, "v.npy")
-    for step in STEPS_OF_ARRAYS:
-        for when in ("before", "after"):
-            nights.begin()
-            kill(step, when, *nights.command)
-            if (short_folder / "v.npy").exists():
-                # The next night takes it only if it is whole.
-                onward = embedctl("submit", "corpus.jsonl", "--since", "v.npy", "-o", "x.npy", "--json")
-                whole = (short_folder / "v.about.json").exists()
-                assert (onward.returncode == 0) is whole, onward.stderr
-            done = nights.again()
-            assert done.returncode == 0, (step, when, done.stderr)
-            nights.assert_done()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_lines_that_were_interrupted_go_on(
-    write: Write, embedctl: RunEmbedctl, kill: Kill, short_folder: Path, start_worker: StartWorker
-) -> None:
-    start_worker()
-    nights = Nights(short_folder, write, embedctl, "v.jsonl")
-    for step in STEPS_OF_LINES:
-        for when in ("before", "after"):
-            nights.begin()
-            kill(step, when, *nights.command)
-            done = nights.again()
-            assert done.returncode == 0, (step, when, done.stderr)
-            nights.assert_done()
+    nights = Nights(short_folder, write, embedctl, output)
+    if output == "v.parquet":
+        assert_holds(short_folder / output, nights.documents)
+    for step, when in itertools.product(steps, ("before", "after")):
+        nights.begin()
+        kill(step, when, *nights.command)
+        if output == "v.npy" and (short_folder / output).exists():
+            # The next night takes it only if it is whole.
+            onward = embedctl("submit", "corpus.jsonl", "--since", output, "-o", "x.npy", "--json")
+            whole = (short_folder / "v.about.json").exists()
+            assert (onward.returncode == 0) is whole, onward.stderr
+        done = nights.again()
+        assert done.returncode == 0, (step, when, done.stderr)
+        nights.assert_done()
+        left = list(broker.jobs.newest())
+        assert not left or step[1] in LEAVE_A_JOB, (step, when)
+        for job in left:
+            embedctl("discard", job.id)
 
 
 @pytest.mark.slow
@@ -202,7 +178,7 @@ def test_two_at_once_make_one_output(
     write: Write, embedctl: RunEmbedctl, environment: dict[str, str], short_folder: Path, start_worker: StartWorker
 ) -> None:
     start_worker()
-    nights = Nights(short_folder, write, embedctl, "v.parquet")
+    nights = Nights(short_folder, write, embedctl, "v.parquet", 2500)  # so that they take long enough to meet
     for _ in range(3):
         nights.begin()
         both = [Forked(nights.command, environment, short_folder, prepare=SMALL_BLOCKS) for _ in range(2)]

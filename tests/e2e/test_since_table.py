@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 from embedctl.broker import Broker
-from tests.support.changes import Documents, Kill, Write, assert_holds, killer, many, told
+from tests.support.changes import Documents, Kill, Write, assert_holds, killer, many, told, worker_later
 from tests.support.forked import Forked
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl
@@ -244,10 +243,8 @@ def test_a_worker_with_other_weights_that_comes_later_writes_nothing_into_the_ta
     )
     after = next_day(documents)
     write(after)
-    late = threading.Timer(2.0, start_worker, kwargs={"wait": False})
-    late.start()
-    done = embedctl(*night(table, "--delete-missing"))
-    late.join()
+    with worker_later(start_worker):
+        done = embedctl(*night(table, "--delete-missing"))
     assert done.returncode == 65, done.stderr
     assert "other model files" in done.stderr
     assert_table(table, documents)

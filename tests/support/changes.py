@@ -6,7 +6,9 @@ import hashlib
 import json
 import signal
 import subprocess
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pyarrow.parquet as pq
 from tests.support.forked import run_forked
 from tests.support.jobs import reference
 from tests.support.prepared import DieAt, InTurn, Put, Step
+from tests.support.workers import StartWorker
 
 #: Blocks of a hundred records rather than a thousand, so that a small corpus has several.
 SMALL_BLOCKS = Put({("embedctl.changes.merged", "BLOCK"): 100})
@@ -83,6 +86,17 @@ def told(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 def counts(facts: dict[str, Any]) -> tuple[int, int, int, int]:
     return facts["unchanged"], facts["cached"], facts["encoded"], facts["gone"]
+
+
+@contextmanager
+def worker_later(start_worker: StartWorker) -> Iterator[None]:
+    """A worker starts while the block runs, and nothing tells before that which files its model has."""
+    late = threading.Timer(2.0, start_worker, kwargs={"wait": False})
+    late.start()
+    try:
+        yield
+    finally:
+        late.join()
 
 
 def killer(environment: dict[str, str], folder: Path, *prepare: Callable[[], None]) -> Kill:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,6 +14,17 @@ from embedctl import ChunkVectors
 
 class Killed(BaseException):
     """Stands for a kill: nothing is tidied."""
+
+
+@contextmanager
+def full_disk(most: int) -> Iterator[None]:
+    """No file of this process can grow beyond so many bytes in the block."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def dies_at(position: int) -> Callable[[ChunkVectors], None]:
