@@ -196,7 +196,7 @@ class Reaper:
             if more or time.monotonic() >= until:
                 break
             left.remove(job.id)
-        self._agenda.put_off(left, self._soonest(now_ms))
+        self._agenda.look_at(left, self._soonest(now_ms))
 
     def _tidied(self, job: ActiveJob) -> bool:
         """Tidy a slice of a job; returns whether there is more to do. A job that is done is forgotten."""
@@ -282,7 +282,7 @@ class Reaper:
             # If there is no time now, the next look continues.
             more = time.monotonic() >= until or self._broker.upkeep.extend(job, now_ms, self._interval_s)
             if found.audit_at or more:
-                self._agenda.look_at(job.id, self._soonest(now_ms), sooner=True)
+                self._agenda.look_at([job.id], self._soonest(now_ms), sooner=True)
         except BrokerRefused as error:
             self._put_off(job.id, now_ms, error)
 
@@ -297,13 +297,13 @@ class Reaper:
         self._troubles[job_id] = _now() + wait_s, failures + 1
         if len(self._troubles) > _MOST_TROUBLES:
             del self._troubles[next(iter(self._troubles))]
-        self._agenda.look_at(job_id, now_ms + int(wait_s * 1000))
+        self._agenda.look_at([job_id], now_ms + int(wait_s * 1000))
 
     def _is_put_off(self, job_id: str, now_ms: int) -> bool:
         """Whether it is too early to try a job again; the sweep, or a script, may have brought it forward."""
         left_s = self._troubles.get(job_id, (0.0, 0))[0] - _now()
         if left_s > 0:
-            self._agenda.look_at(job_id, now_ms + int(left_s * 1000))
+            self._agenda.look_at([job_id], now_ms + int(left_s * 1000))
         return left_s > 0
 
 

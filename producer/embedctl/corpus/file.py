@@ -100,7 +100,8 @@ class CorpusFile:
 
     def _reader(self, stream: BinaryIO, rows: Rows) -> Iterator[Line]:
         if self.file_format == "parquet":
-            return parquet(stream, self.name, rows, plain=self.rereadable and not self._compressed)
+            compressed = Path(self.path).suffix.lower() in COMPRESSIONS
+            return parquet(stream, self.name, rows, plain=self.rereadable and not compressed)
         if self.file_format == "json":
             return self._json(stream, rows)
         lines = bounded_lines(stream, self.name)
@@ -124,7 +125,3 @@ class CorpusFile:
         except (OSError, EOFError, zlib.error) as error:
             reason = getattr(error, "strerror", None) or error
             raise InputError(f"{self.name} can't be read: {reason}") from error
-
-    @property
-    def _compressed(self) -> bool:
-        return Path(self.path).suffix.lower() in COMPRESSIONS

@@ -32,7 +32,8 @@ def expanded(paths: Iterable[str], *, written: Collection[Path] = ()) -> list[st
         for path in _files(argument, frozenset(written)):
             place = Path(path) if path == "-" else Path(path).resolve()
             if place in given:
-                raise InputError(f"{_name(path)} is given twice: as {given[place]} and as {argument}. Name it once")
+                name = "standard input (-)" if path == "-" else path
+                raise InputError(f"{name} is given twice: as {given[place]} and as {argument}. Name it once")
             if place in written:
                 raise InputError(f"{path} is in the corpus, and the vectors would overwrite it: write them elsewhere")
             given[place] = argument
@@ -83,7 +84,3 @@ def _matching(pattern: str, written: Collection[Path]) -> list[str]:
     if not files:
         raise InputError(f"{pattern} can't be read: no file matches")
     return files
-
-
-def _name(path: str) -> str:
-    return "standard input (-)" if path == "-" else path

@@ -73,8 +73,5 @@ def parquet(stream: BinaryIO, name: str, rows: Rows, *, plain: bool) -> Iterator
 
 def _nested(fields: Iterable[Any]) -> dict[str, Any]:
     """Names of columns → None, or the same of the fields inside."""
-    return {field.name: _nested(field.type) if _is_struct(field.type) else None for field in fields}
-
-
-def _is_struct(kind: Any) -> bool:
-    return bool(needs_pyarrow("reading parquet").types.is_struct(kind))
+    is_struct = needs_pyarrow("reading parquet").types.is_struct
+    return {field.name: _nested(field.type) if is_struct(field.type) else None for field in fields}

@@ -61,16 +61,11 @@ class Agenda:
         """Jobs that may be running. Each has a look scheduled before its next lease lapses, so within one lease."""
         return self.due(now_ms + int(self._settings.lease_s * 1000), limit)
 
-    def look_at(self, job_id: str, at_ms: int, *, sooner: bool = False) -> None:
-        """Set the time of the next look at a job; with `sooner`, only if that is earlier than the time set."""
-        with self._connection.client() as client:
-            client.zadd(keys.UPKEEP, {job_id: at_ms}, xx=True, lt=sooner)
-
-    def put_off(self, job_ids: Sequence[str], at_ms: int) -> None:
-        """Set the time of the next look at these jobs. Jobs that are due earlier come first."""
+    def look_at(self, job_ids: Sequence[str], at_ms: int, *, sooner: bool = False) -> None:
+        """Set the time of the next look at jobs; with `sooner`, only of those whose time is later now."""
         if job_ids:
             with self._connection.client() as client:
-                client.zadd(keys.UPKEEP, dict.fromkeys(job_ids, at_ms), xx=True)
+                client.zadd(keys.UPKEEP, dict.fromkeys(job_ids, at_ms), xx=True, lt=sooner)
 
     def leave_out(self, job_ids: Sequence[str]) -> None:
         """Stop looking at jobs, until something happens to them."""

@@ -135,7 +135,6 @@ class BatchStore:
             noted; None if the runner has lost the batch, and nothing was noted.
         """
         told: dict[str, Any] = {
-            "before": step.before or None,
             "after": step.after,
             "next_ms": int(step.next_s * 1000),
             "woken": step.woken,
@@ -143,8 +142,8 @@ class BatchStore:
             "ttl_ms": keys.FILE_TTL_S * 1000,
             "files": [{"id": each.id, "ttl_ms": each.ttl_ms, "fields": each.fields()} for each in step.files],
         }
-        if step.before == "":
-            del told["before"]
+        if step.before:
+            told["before"] = step.before
         event_id = batch.id.replace("batch_", "evt_", 1)
         if step.told:
             told |= {"event": new_event(event_id, batch.id, str(step.facts["status"]))}

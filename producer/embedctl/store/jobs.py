@@ -157,14 +157,8 @@ class JobStore(JobReader):
         if spec.idempotency_key is not None:
             script_keys.append(keys.idempotency(spec.idempotency_key, tag))
             fields["idempotency_key"] = script_keys[-1]
-        if spec.max_errors is not None:
-            fields["max_errors"] = spec.max_errors
-        if spec.max_errors_share is not None:
-            fields["max_errors_share"] = spec.max_errors_share
-        if spec.results_high_water is not None:
-            fields["results_high_water"] = spec.results_high_water
-        if spec.data is not None:
-            fields["data"] = spec.data
+        perhaps = ("max_errors", "max_errors_share", "results_high_water", "data")
+        fields |= {name: value for name in perhaps if (value := getattr(spec, name)) is not None}
         # Only what differs, because there are many jobs.
         shares = {"tenant": spec.tenant, "lane": spec.lane, "weight": spec.weight}
         plain = {"tenant": tenants.DEFAULT, "lane": tenants.NORMAL, "weight": 1.0}

@@ -123,11 +123,6 @@ class JobStatus:
         return keys.queue(self.hardware, self.model)
 
     @property
-    def lifetime_s(self) -> float:
-        """How long the job is kept after its last progress, until the reaper sees its end (seconds)."""
-        return lifetime_s(self.ttl_s)
-
-    @property
     def waits_for_reader(self) -> bool:
         """Whether it gets no tickets until some of its results are drained."""
         return (
@@ -232,7 +227,6 @@ def parse_status(job_id: str, facts: Mapping[str, str], ttl_ms: int, producer_al
         data=facts.get("data"),
         tenant=facts.get("tenant", tenants.DEFAULT),
         lane=facts.get("lane", tenants.NORMAL),
-        near_models=(),
         **count,
     )
 
