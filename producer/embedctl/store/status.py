@@ -227,6 +227,7 @@ def parse_status(job_id: str, facts: Mapping[str, str], ttl_ms: int, producer_al
         data=facts.get("data"),
         tenant=facts.get("tenant", tenants.DEFAULT),
         lane=facts.get("lane", tenants.NORMAL),
+        near_models=(),
         **count,
     )
 
