@@ -159,15 +159,6 @@ def test_a_batch_of_any_size_is_cut_into_what_the_plan_takes(here: Runtime, file
         assert_close(encode(backend, [long, short] * rows), expected[[1, 0] * rows])
 
 
-def test_a_vector_does_not_depend_on_place_or_neighbours(here: Runtime, files: ModelFiles, host: Host) -> None:
-    backend = load(files, host, **SMALL)
-    alone = np.concatenate([encode(backend, [text]) for text in TEXTS])
-    order = np.random.default_rng(0).permutation(len(TEXTS))
-    assert_close(encode(backend, TEXTS), alone, 0.99999)
-    assert_close(encode(backend, TEXTS, order.tolist()), alone[order], 0.99999)
-    assert_close(encode(backend, ["to " * 500, "the text", "to " * 31])[[1]], alone[[0]], 0.99999)
-
-
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
 def test_rows_of_nothing_but_padding_hold_no_nan(dtype: str, here: Runtime, files: ModelFiles, host: Host) -> None:
     backend = load(files, host, dtype=dtype, **SMALL)
@@ -177,10 +168,6 @@ def test_rows_of_nothing_but_padding_hold_no_nan(dtype: str, here: Runtime, file
         begun = backend._engine.begin(0, batch)
         here.device.wait()
     assert torch.isfinite(begun.vectors).all()
-
-
-def test_texts_of_no_words_have_finite_vectors(here: Runtime, files: ModelFiles, host: Host) -> None:
-    assert np.isfinite(encode(load(files, host, **SMALL), ["", " ", "\x00", "\u200b", "word"])).all()
 
 
 def test_a_batch_is_begun_before_the_one_before_it_is_done(here: Runtime, files: ModelFiles, host: Host) -> None:

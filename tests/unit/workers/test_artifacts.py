@@ -159,26 +159,10 @@ def test_a_failed_replacement_leaves_what_was_there(store: ArtifactStore, built:
     assert store.find(MINE) == built
 
 
-def test_a_folder_that_others_may_write_to_holds_no_artefacts(store: ArtifactStore, tmp_path: Path) -> None:
-    (tmp_path / "artifacts").mkdir()
-    (tmp_path / "artifacts").chmod(0o777)
-    with pytest.raises(ModelError, match="chmod go-w"):
-        store.build(MINE, Fill())
-
-
 def test_a_cache_that_can_not_be_written_is_a_model_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ModelError, match="can't be written"):
         ArtifactStore(tmp_path / "file").build(MINE, Fill())
-
-
-def test_a_wide_umask_does_no_harm(store: ArtifactStore) -> None:
-    before = os.umask(0)
-    try:
-        built = store.build(MINE, Fill())
-    finally:
-        os.umask(before)
-    assert store.find(MINE) == built
 
 
 BUILDER = """

@@ -227,11 +227,6 @@ def test_a_wrong_option_is_named(option: str, value: Any) -> None:
         TraceOptions.parse({option: value})
 
 
-@pytest.mark.parametrize("changed", [{"buckets": "64"}, {"batch": 8}, {"auto_cast": "none"}])
-def test_every_option_that_decides_a_trace_is_in_its_recipe(changed: dict[str, Any]) -> None:
-    assert TraceOptions.parse(changed).recipe != TraceOptions().recipe
-
-
 def test_shorter_rows_fill_up_runs_of_longer_ones() -> None:
     lengths = np.array([5, 60, 33, 7, 64, 8, 9])
     runs = runs_of(lengths, [8, 32, 64], batch=4)

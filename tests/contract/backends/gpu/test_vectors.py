@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import HardwareClass
 from embedctl_workers.accuracy.gate import measure_backend
-from embedctl_workers.arrays.tokens import Tokens, Vectors
+from embedctl_workers.arrays.tokens import Tokens
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles, fingerprint_of, resolve_model
@@ -84,19 +83,6 @@ def test_the_engine_says_what_was_chosen(load: Load) -> None:
     assert load(dtype="fp32").engine == f"torch {version}, fp32, packed, SDPA"
     assert load(dtype="bf16", engine="padded").engine == f"torch {version}, bf16, padded, SDPA"
     assert load().engine.startswith(f"torch {version}, fp16 (off by ")
-
-
-@pytest.mark.parametrize("tiny", [BERT, Tiny("mpnet"), QWEN], ids=str)
-def test_a_texts_vector_does_not_depend_on_its_neighbours(tiny: Tiny, load: Load) -> None:
-    backend = load(replace(tiny, max_seq_length=64), dtype="fp32")
-    texts = backend.tokenize(texts_of([1, 6, 7, 14, 15, 40, 2, 3]), None)
-
-    def run(rows: Sequence[int]) -> Vectors:
-        return backend.finish(backend.forward(texts, np.array(rows)), normalize=True)
-
-    alone = np.concatenate([run([row]) for row in range(8)])
-    for order in ([7, 6, 5, 4, 3, 2, 1, 0], [5, 0], [0, 5, 0], [3, 4, 2]):
-        np.testing.assert_allclose(run(order), alone[order], atol=2e-6)
 
 
 @pytest.mark.parametrize("tiny", [BERT, QWEN], ids=str)

@@ -21,20 +21,11 @@ ALL_MODES = "cls+max+mean+mean_sqrt_len_tokens+weightedmean+lasttoken"
 
 @pytest.mark.parametrize(
     ("tiny", "engine"),
-    [
-        (tiny, engine)
-        for tiny, engine in (
-            (BERT, "auto"),
-            (BERT, "padded"),
-            (Tiny("mpnet"), "auto"),
-            (Tiny("modernbert"), "auto"),
-            (QWEN, "auto"),
-        )
-        for tiny in (tiny, replace(tiny, include_prompt=False, pooling=ALL_MODES))
-    ],
+    [(BERT, "auto"), (BERT, "padded"), (Tiny("mpnet"), "auto"), (Tiny("modernbert"), "auto"), (QWEN, "auto")],
     ids=str,
 )
 def test_a_forward_never_waits_for_the_device(tiny: Tiny, engine: str, load: Load, tiny_model: MakeModel) -> None:
+    tiny = replace(tiny, include_prompt=False, pooling=ALL_MODES)
     backend = load(tiny, dtype="fp32", engine=engine)
     texts = texts_of([3, 9, 9, 13])
     model = reference(tiny_model(tiny))
@@ -51,7 +42,7 @@ def test_a_forward_never_waits_for_the_device(tiny: Tiny, engine: str, load: Loa
 
 @pytest.mark.parametrize("prompt", [None, 0, 3, 9])
 @pytest.mark.parametrize("include", [True, False])
-@pytest.mark.parametrize("modes", [*ALL_MODES.split("+"), ALL_MODES])
+@pytest.mark.parametrize("modes", ["mean", "lasttoken", ALL_MODES])
 def test_pooling_with_indices_of_the_host_gives_what_its_base_gives(
     modes: str, include: bool, prompt: int | None
 ) -> None:
