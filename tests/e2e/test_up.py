@@ -40,6 +40,7 @@ from tests.support.machines import GPUS, UUIDS, play_gpus
 from tests.support.processes import RunEmbedctl, before_all_else, children, is_running
 from tests.support.redis_server import as_user
 from tests.support.sick_backends import sick_backends
+from tests.support.terminal import terminal
 from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker
 
@@ -61,18 +62,6 @@ options = {colour = "red"}
 UNLUCKY = """
 [classes.unlucky]
 backend = "unlucky"
-"""
-UNLUCKY_BACKEND = """
-from embedctl_workers import backends
-backends.BACKENDS["unlucky"] = ("unlucky_backend:Unlucky", "")
-"""
-UNLUCKY_CODE = """
-class Unlucky:
-    OPTIONS = ()
-
-    @classmethod
-    def load(cls, model, entry, host, options):
-        raise RuntimeError("no luck today")
 """
 GPU = """
 [classes.gpu]
@@ -331,8 +320,7 @@ def test_five_deaths_at_start_are_enough_and_others_go_on(
     environment: dict[str, str], settings: Settings, short_folder: Path, start_up: StartUp
 ) -> None:
     configure(short_folder, UNLUCKY)
-    modules = {"unlucky_backend": UNLUCKY_CODE}
-    environment.update(before_all_else(short_folder, "unlucky", UNLUCKY_BACKEND, modules))
+    environment.update(sick_backends(short_folder))
     up = start_up("--class", "unlucky", "--class", "dummy")
     began = time.monotonic()
     eventually(lambda: "given up" in up.said())
@@ -527,17 +515,9 @@ def test_workers_that_start_together_choose_their_names_in_turn(
 @pytest.mark.skipif(shutil.which("script") is None, reason="needs script(1), which plays a terminal")
 def test_on_a_terminal_the_logs_are_text(environment: dict[str, str], short_folder: Path) -> None:
     configure(short_folder, BROKEN)
-    command = f"{sys.executable} -m embedctl up --class broken --model dummy"
-    done = subprocess.run(
-        ["script", "-qec", command, "/dev/null"],
-        env=environment,
-        cwd=short_folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert re.search(
-        r"^\d{4}-\S+ \S+ INFO embedctl_workers\.supervising\.supervisor: starting: .* worker=broken:", done.stdout, re.M
-    )
-    assert "{" not in done.stdout
+    command = ["up", "--class", "broken", "--model", "dummy"]
+    with terminal(command, as_user(environment, "worker"), short_folder) as screen:
+        assert screen.ended() == 2
+    line = r"^\d{4}-\S+ \S+ INFO embedctl_workers\.supervising\.supervisor: starting: .* worker=broken:"
+    assert re.search(line, screen.text, re.M)
+    assert "{" not in screen.text

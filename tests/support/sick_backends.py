@@ -44,6 +44,14 @@ class StickyBackend(DummyBackend):
         return super().forward(tokens, rows)
 
 
+class UnluckyBackend(DummyBackend):
+    """A dummy that never gets ready."""
+
+    @classmethod
+    def load(cls, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("no luck today")
+
+
 class HungryBackend(DummyBackend):
     """A dummy that takes real memory."""
 
@@ -53,11 +61,11 @@ class HungryBackend(DummyBackend):
         return super().forward(tokens, rows)
 
 
-_BACKENDS = {name.lower(): (f"{__name__}:{name}Backend", "") for name in ("Fading", "Sticky", "Hungry")}
+_BACKENDS = {name.lower(): (f"{__name__}:{name}Backend", "") for name in ("Fading", "Sticky", "Unlucky", "Hungry")}
 
 
 def register(group: Path | None = None) -> None:
-    """Let this process know the backends `fading`, `sticky` and `hungry`, in a memory cgroup if it is given one."""
+    """Let this process know these backends, by the first words of their names, in a memory cgroup if one is given."""
     if group is not None:
         (group / "cgroup.procs").write_text("0")
     backends.BACKENDS.update(_BACKENDS)
