@@ -22,12 +22,20 @@ from embedctl_bench.peers.adapters.embedctl_adapters.serving import Vectors  # n
 from embedctl_bench.peers.child import Unavailable  # noqa: E402
 from embedctl_bench.peers.environments import is_installed  # noqa: E402
 from embedctl_bench.peers.models import Model, peers_folder  # noqa: E402
-from embedctl_bench.peers.registry import FLOORS, PEERS, SENTENCE_TRANSFORMERS, SENTENCE_TRANSFORMERS_BF16, System  # noqa: E402
+from embedctl_bench.peers.registry import (  # noqa: E402
+    FLOORS,
+    PEERS,
+    SENTENCE_TRANSFORMERS,
+    SENTENCE_TRANSFORMERS_BF16,
+    System,
+    engine_of,
+)
 from embedctl_bench.peers.tuned import TunedProcess  # noqa: E402
 from embedctl_bench.peers.workload import Workload  # noqa: E402
 from embedctl_config.cpu import no_bf16  # noqa: E402
 from embedctl_config.loading import load_settings  # noqa: E402
 from tests.support.forked import status_of_fork  # noqa: E402
+from tests.support.references_here import stand_in  # noqa: E402
 from tests.support.tiny_models import Tiny  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -93,7 +101,7 @@ def in_a_fork(system: System, folder: Path, place: Path) -> Encoded:
     path = place / "encoded.npz"
     path.unlink(missing_ok=True)
     setting = system.settings[0]
-    load = {**setting.load, **system.fixed}
+    load = {**setting.load, **({"chunk": 16} if system.ours else {}), **system.fixed}
     assert status_of_fork(_encode, system.adapter, folder, load, dict(setting.encode), path, model=True) == 0
     found = np.load(path)
     if "error" in found:
@@ -103,6 +111,7 @@ def in_a_fork(system: System, folder: Path, place: Path) -> Encoded:
 
 def _encode(name: str, folder: Path, load: dict[str, Any], options: dict[str, Any], path: Path) -> None:
     module, _, kind = name.partition(":")
+    stand_in()
     try:
         loaded = getattr(import_module(f"{adapters.__name__}.{module}"), kind)(folder, 1, **load)
     except RuntimeError as error:
@@ -152,6 +161,12 @@ def test_ctranslate2_computes_in_bf16_or_says_what_it_has_instead(encode: Encode
         assert str(error).startswith("RuntimeError: CTranslate2 has no bfloat16 on this CPU, only float32, ")  # noqa: PT017
     else:
         assert found.startswith("bf16")
+
+
+def test_our_engine_encodes_as_a_worker_does(encode: Encode, place: Path) -> None:
+    done = encode(engine_of("cpu", load_settings(cache_dir=str(place / "cache"))))
+    assert done.computes, "which products and kernels it chose"
+    assert distance(done.vectors, encode(SENTENCE_TRANSFORMERS).vectors)["max_abs_error"] <= 1e-4
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
