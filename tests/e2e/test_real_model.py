@@ -14,7 +14,7 @@ from embedctl import JobState, enqueue_embeddings
 from embedctl_config.settings import Settings
 from embedctl_workers.models.files import resolve_model
 from tests.support.passages import real_passages
-from tests.support.references_here import expected_vectors
+from tests.support.references_here import expected_vectors, keep_references
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker, WorkerProcess
 
@@ -45,8 +45,9 @@ def test_two_pinned_workers_give_the_vectors_of_sentence_transformers(
     settings: Settings, environment: dict[str, str], start_worker: StartWorker
 ) -> None:
     environment["EMBEDCTL_LEASE_S"] = "30"  # two busy CPUs may keep a heartbeat waiting for more than a second
-    texts = [text for text in real_passages(800) if text]
-    assert len(texts) >= 750
+    texts = [text for text in real_passages(400) if text]
+    assert len(texts) >= 375
+    keep_references(resolve_model(MODEL).folder, environment["EMBEDCTL_CACHE_DIR"])
     first, second, *_ = sorted(os.sched_getaffinity(0))
     # Not forked: a fork's threads and variables are those that another process began with.
     workers = {
@@ -74,5 +75,5 @@ def test_two_pinned_workers_give_the_vectors_of_sentence_transformers(
     print(json.dumps({"passages": len(texts), "tokens": status.tokens, "max_abs_difference": difference}))
     assert difference <= 1e-5
     cut = [cut for chunk in job.iter_results() for cut in chunk.truncations]
-    assert len(cut) >= 8
+    assert len(cut) >= 4
     assert all(each.used == 256 and each.lost > 0 for each in cut)
