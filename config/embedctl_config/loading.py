@@ -184,7 +184,7 @@ class _Layers:
 
     def in_words(self) -> dict[str, str]:
         """The source of each setting, in words."""
-        words = {name: _words(self._sources.get(name), name) for name in SETTINGS}
+        words = {name: self._sources[name].words(name) if name in self._sources else "default" for name in SETTINGS}
         words.update({name: why for name, why in self._left_out.items() if name not in self._sources})
         return words | {
             name: f"{words[name]}; that of {source.file} is not taken" for name, source in self._refused.items()
@@ -214,10 +214,6 @@ class _Layers:
             f"{name} comes from {password.words(name)}, and redis_url from {url.words(_URL)}, which is stronger. "
             f"{never}: set the password file in the same place as the URL, or as {ENV_PREFIX}{name.upper()}"
         )
-
-
-def _words(source: _Source | None, name: str) -> str:
-    return "default" if source is None else source.words(name)
 
 
 def _config_files(environ: Mapping[str, str], directory: Path) -> Iterable[_Source]:

@@ -103,8 +103,11 @@ class JobReader:
         """
         for ids in job_ids.newest_first(self._connection, size=min(most, _SLICE)):
             read = list(self._read(ids))
-            if gone := [job_id for job_id, status in zip(ids, read, strict=True) if status is None]:
-                self._drop(gone)
+            gone = [job_id for job_id, status in zip(ids, read, strict=True) if status is None]
+            # A monitor is not permitted to remove them, and leaves this to others.
+            with suppress(NotPermitted), self._connection.client() as client:
+                if gone:
+                    client.zrem(keys.JOBS, *gone)
             yield from (status for status in read if isinstance(status, JobStatus))
 
     def count(self) -> int:
@@ -263,12 +266,6 @@ class JobReader:
             f"job {job_id} is of version {version or 'unknown'}, and this embedctl handles version {wire.VERSION}: use "
             "the one that made it"
         )
-
-    def _drop(self, gone: Sequence[str]) -> None:
-        """Remove jobs from the list of all jobs."""
-        # A monitor is not permitted to, and leaves this to others.
-        with suppress(NotPermitted), self._connection.client() as client:
-            client.zrem(keys.JOBS, *gone)
 
     def _known(self, job_id: str, raw: dict[bytes, bytes], ttl_ms: int, alive: int) -> JobStatus:
         """What Redis answered to :func:`facts_asked`. Raises as :meth:`status`."""

@@ -142,11 +142,9 @@ class WorkerRegistry:
             pipe.zadd(keys.WORKERS, {instance: self._connection.now_ms() - 1}, xx=True, lt=True)
             pipe.execute()
 
-    def count(self, queue: str) -> int:
-        """How many live workers consume a queue."""
-        return self._count(queue, self._connection.now_ms())
-
-    def _count(self, queue: str, now_ms: int) -> int:
+    def count(self, queue: str, now_ms: int | None = None) -> int:
+        """How many live workers consume a queue, now or at a time by about Redis' clock."""
+        now_ms = self._connection.now_ms() if now_ms is None else now_ms
         with self._connection.client() as client:
             return int(client.zcount(keys.queue_workers(queue), now_ms, "+inf"))
 
@@ -159,7 +157,7 @@ class WorkerRegistry:
         queue, now = keys.queue(hardware, model), time.monotonic()
         counted, live = self._counted.get(queue, (0.0, 0))
         if not recent or not live or now - counted >= OFFERS_S:
-            live = self._count(queue, self._connection.about_now_ms())
+            live = self.count(queue, self._connection.about_now_ms())
             self._counted[queue] = now, live
             if len(self._counted) > _MOST_COUNTED:
                 self._counted.clear()
