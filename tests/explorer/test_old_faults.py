@@ -110,7 +110,7 @@ def test_the_sweep_finds_a_job_that_its_scripts_put_into_no_agenda(folder: Path)
 
 def test_a_seed_finds_a_fault_again_and_its_walk_is_shortened(folder: Path) -> None:
     fault = FAULTS["sealing revives a job that its budget ended"]
-    with SCENARIOS["everybody with a budget"].machine(folder, fault) as machine:
+    with SCENARIOS["budget"].machine(folder, fault) as machine:
         seed, found = next((seed, met) for seed in range(200) if (met := machine.walk(seed)) is not None)
         again = machine.walk(seed)
         assert again is not None

@@ -412,7 +412,8 @@ class ChunkRunner:
 
     def _fall_sick(self, error: WorkerSick, held: Held, ticket: Ticket) -> None:
         """Take no more chunks, give back this one without blame, and have the process end."""
-        log.critical("%s: ending this process", error, extra=held.fields)
+        if self.sick is None:  # the chunks that were prepared behind the first one fail too
+            log.critical("%s: ending this process", error, extra=held.fields)
         self.sick = error
         self.draining.set()
         self._telemetry.failed(held.model)
