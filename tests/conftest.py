@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 # Where tests run in the background of a shell, Ctrl-C is ignored, and would be by every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Three tests run at a time on two CPUs: the threads of torch that wait for one another must not keep the CPUs from the
+# Four tests run at a time on two CPUs: the threads of torch that wait for one another must not keep the CPUs from the
 # other tests. As workers do, before torch is imported; the processes that tests start inherit it.
 os.environ.setdefault(SPIN_VARIABLE, SPINS)
 
