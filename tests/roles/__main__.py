@@ -30,8 +30,8 @@ from tests.support.waiting import eventually
 from tests.support.workers import CONFIG
 
 ROOT = Path(__file__).parents[2]
-#: Its own environment, because only this script uses it; with pip, the installations alone would take minutes.
-UV = ROOT / "build" / "uv"
+#: With pip, the installations alone would take minutes.
+UV = str(Path(sys.executable).with_name("uv"))
 PYTHONS = ("3.11", "3.12", "3.13")
 #: Role → the extra that it needs; the role `bare` needs none.
 EXTRAS = {"bare": "", "gateway": "[gateway]", "qdrant": "[qdrant]"}
@@ -68,10 +68,9 @@ def main() -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ec-") as name:
         folder = Path(name)
-        uv = _uv()
         with ThreadPoolExecutor(SIDE) as pool, _serving(folder) as environment:
-            wheel = _wheel(uv, folder)
-            report = partial(_report, uv=uv, wheel=wheel, folder=folder, environment=environment)
+            wheel = _wheel(folder)
+            report = partial(_report, wheel=wheel, folder=folder, environment=environment)
             good = list(pool.map(report, _roles()))
     print(f"{good.count(True)} of {len(good)} roles work alone; {time.monotonic() - began:.0f} s")
     return 0 if all(good) else 1
@@ -101,17 +100,8 @@ def _starts(python: str) -> bool:
     return bool(python) and subprocess.run([python, "-c", ""], capture_output=True).returncode == 0
 
 
-def _uv() -> str:
-    """The executable of uv, from PyPI."""
-    if not (UV / "complete").exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", UV], check=True)
-        subprocess.run([UV / "bin" / "python", "-m", "pip", "install", "--quiet", "uv"], check=True)
-        (UV / "complete").touch()
-    return str(UV / "bin" / "uv")
-
-
-def _wheel(uv: str, folder: Path) -> Path:
-    _run([uv, "build", "--quiet", "--wheel", "--out-dir", str(folder / "wheel"), str(ROOT)], cwd=folder)
+def _wheel(folder: Path) -> Path:
+    _run([UV, "build", "--quiet", "--wheel", "--out-dir", str(folder / "wheel"), str(ROOT)], cwd=folder)
     return next(folder.glob("wheel/*.whl"))
 
 
@@ -152,13 +142,13 @@ def _process(command: Sequence[str], log: Path, environment: Mapping[str, str]) 
         process.wait()
 
 
-def _report(role: Role, *, uv: str, wheel: Path, folder: Path, environment: Mapping[str, str]) -> bool:
+def _report(role: Role, *, wheel: Path, folder: Path, environment: Mapping[str, str]) -> bool:
     """Try a role, print its line, and return whether it did all that it is for."""
     own = folder / f"{role.version}-{role.source}-{role.name}"
     own.mkdir()
     began, done = time.monotonic(), list[str]()
     try:
-        for verb in _tried(role, own, uv, wheel, environment):
+        for verb in _tried(role, own, wheel, environment):
             done.append(verb)
     except Broken as error:
         outcome = f"FAILED after {done[-1] if done else 'nothing'}\n{error}"
@@ -170,17 +160,17 @@ def _report(role: Role, *, uv: str, wheel: Path, folder: Path, environment: Mapp
     return outcome == "ok"
 
 
-def _tried(role: Role, folder: Path, uv: str, wheel: Path, environment: Mapping[str, str]) -> Iterator[str]:
+def _tried(role: Role, folder: Path, wheel: Path, environment: Mapping[str, str]) -> Iterator[str]:
     """Install a role, run its verbs, and yield the name of each after it did what it is for.
 
     Raises:
         Broken: one did not.
     """
     run = partial(_run, cwd=folder, env=environment)
-    run([uv, "venv", "--quiet", "--python", role.python, "env"])
+    run([UV, "venv", "--quiet", "--python", role.python, "env"])
     python, embedctl = str(folder / "env" / "bin" / "python"), str(folder / "env" / "bin" / "embedctl")
     wanted = f"embedctl{EXTRAS[role.name]} @ {wheel.as_uri()}"
-    run([uv, "pip", "install", "--quiet", "--python", python, *SOURCES[role.source], wanted])
+    run([UV, "pip", "install", "--quiet", "--python", python, *SOURCES[role.source], wanted])
     yield "install"
     corpus = folder / "corpus.jsonl"
     corpus.write_text(
