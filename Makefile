@@ -11,6 +11,8 @@ PIP := $(PY) -m pip
 ARGS ?=
 # Tests wait for processes more than they compute: this many run at a time. SIDE= runs one after the other.
 SIDE ?= -n 4 --dist worksteal
+# The slow ones wait even more.
+SLOW_SIDE ?= $(if $(SIDE),-n 6 --dist worksteal)
 # make test CPU=avx2 and CPU=sse4: our code, and the libraries that can be told, take this CPU for an older one.
 CPU :=
 ifeq ($(CPU),avx2)
@@ -54,7 +56,7 @@ test-loaded: $(VENV)/.dev ## the quick tests, three times, with both CPUs busy b
 
 .PHONY: test-slow
 test-slow: $(VENV)/.dev tools ## the slow tests and those that need a browser
-	@$(PY) -m pytest $(SIDE) -m "slow or browser" $(ARGS)
+	@$(PY) -m pytest $(SLOW_SIDE) -m "slow or browser" $(ARGS)
 	@$(PY) -m pytest $(SIDE) --acl -m "not slow and not browser" $(AS_USERS:%=tests/e2e/test_%.py) $(ARGS)
 	@$(PY) -m pytest $(SIDE) --chunk-files s3 -m "not slow and not browser" $(OUTSIDE:%=tests/%) $(ARGS)
 

@@ -41,6 +41,7 @@ def start_and_fail(environment: dict[str, str], *arguments: str) -> subprocess.C
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_model_is_built_once_listed_shown_and_served(
     embedctl: Run, environment: dict[str, str], start_worker: StartWorker, settings: Settings
 ) -> None:

@@ -111,6 +111,7 @@ def referenced(environment: dict[str, str], tiny_model: Callable[[Tiny], Path]) 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("referenced")
 def test_a_worker_downloads_only_if_it_is_told_to_and_then_loads(
     environment: dict[str, str], hub: StandInHub, short_folder: Path
@@ -153,6 +154,7 @@ def test_on_a_terminal_a_line_tells_how_far_it_is(environment: dict[str, str], h
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_run_offers_to_pull_and_does_it(embedctl: Run, hub: StandInHub, short_folder: Path, referenced: Path) -> None:
     corpus = short_folder / "corpus.txt"
     corpus.write_text("the text\na word\n")

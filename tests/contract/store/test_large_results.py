@@ -212,21 +212,22 @@ def test_while_redis_takes_nothing_at_all_a_result_is_held(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_slow_network_takes_a_large_result_and_a_large_text(redis_server: RedisServer, settings: Settings) -> None:
     slow = Proxy(Path(redis_server.folder / "redis.sock"), rate=1e6, delay_s=0.02)
     slow.start()
     broker = Broker.connect(settings.replace(redis_url=slow.url))
     try:
-        text = wire.encode_input(wire.ChunkInput(0, bytes(1), [os.urandom(12 * MIB)]))
+        text = wire.encode_input(wire.ChunkInput(0, bytes(1), [os.urandom(11 * MIB)]))
         new_job(broker)  # Redis knows the script from here on
         job_id, _ = broker.jobs.create(spec(options={**OPTIONS}))
         added = broker.jobs.add(job_id, 0, text, digest=wire.digest_of(text), rows=1, token="p")
         assert added == (Added.OK, len(text))
         broker.jobs.seal(job_id, 1)
         assert claim(broker, job_id, 0, "t0").input == text
-        data, began = some_result(24 * MIB, of=text), time.monotonic()
+        data, began = some_result(12 * MIB, of=text), time.monotonic()
         assert complete(broker, job_id, data) == "ok"
-        assert time.monotonic() - began > 20  # so slow it was
+        assert time.monotonic() - began > 10  # longer than a socket waits
         assert broker.jobs.result(job_id, 0) == data
         assert slow.carried[0] < 1.1 * (len(text) + len(data))  # nothing was sent twice
     finally:

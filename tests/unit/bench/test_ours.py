@@ -77,6 +77,7 @@ def test_the_host_side_is_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_large_service_yields_its_figures(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     small = ["--workers", "20", "--kept", "200", "--active", "5", "--seconds", "2", "--calls", "2"]
@@ -92,6 +93,7 @@ def test_a_large_service_yields_its_figures(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_shares_yield_their_figures(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     done = run("shares", "--seconds", "3", "--only", "1 and 3", "--json", figures)
