@@ -32,6 +32,7 @@ from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.forked import Process
 from tests.support.jobs import reference
+from tests.support.prepared import WaitFor
 from tests.support.processes import RunEmbedctl
 from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisServer
@@ -467,22 +468,26 @@ def test_damaged_inputs_are_told_of_and_repaired_by_the_same_corpus(
 
 @pytest.mark.slow
 def test_a_full_redis_makes_everybody_wait_and_nobody_drop_anything(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, start_worker: StartWorker
+    settings: Settings, broker: Broker, raw: redis_py.Redis, start_worker: StartWorker, short_folder: Path
 ) -> None:
-    worker = start_worker("slow")
+    may_encode = short_folder / "may-encode"
+    may_encode.touch()
+    worker = start_worker(prepare=WaitFor("embedctl_workers.backends.dummy:DummyBackend", "forward", may_encode))
+    may_encode.unlink()
     told: list[tuple[int, str]] = []
     gate = threading.Event()
     submitted = in_background(
         lambda: submit(
             broker,
             records_of(held_at(23, gate), max_bytes=10_000),
-            SubmitOptions(hardware="slow", chunk_size=5),
+            SubmitOptions(chunk_size=5),
             lambda records, waiting_for: told.append((records, waiting_for)),
         )
     )
     job = active_job(broker)
     eventually(lambda: job.status().chunks == 4 and worker.row().holding)
     fill(raw)
+    may_encode.touch()
     gate.set()
     eventually(lambda: told[-1] == (20, "Redis") and "held back" in worker.log())
     full = job.status()

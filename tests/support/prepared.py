@@ -92,6 +92,26 @@ def stop(*_: object, **__: object) -> None:
 
 
 @dataclass(frozen=True)
+class WaitFor:
+    """Makes a function wait until a file exists."""
+
+    where: str
+    name: str
+    file: Path
+
+    def __call__(self) -> None:
+        owner = found(self.where)
+        real = getattr(owner, self.name)
+
+        def waits(*given: Any, **named: Any) -> Any:
+            while not self.file.exists():
+                time.sleep(0.01)
+            return real(*given, **named)
+
+        setattr(owner, self.name, waits)
+
+
+@dataclass(frozen=True)
 class InTurn:
     """Does one after the other."""
 
