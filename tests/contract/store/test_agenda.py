@@ -354,6 +354,19 @@ def test_the_first_worker_of_a_queue_has_what_waited_for_it_looked_at(broker: Br
     assert raw.zscore(keys.idle(keys.queue("dummy", "another")), other) is not None
 
 
+def test_a_woken_queue_has_its_jobs_looked_at_at_once(broker: Broker, raw: redis_py.Redis) -> None:
+    mine, other, gone = new_job(broker, 1), new_job(broker, 1, model="another"), new_job(broker, 1)
+    for job_id, model in ((mine, "dummy"), (other, "another"), (gone, "dummy")):
+        raw.zadd(keys.idle(keys.queue("dummy", model)), {job_id: 5})
+        raw.zadd(keys.UPKEEP, {job_id: 1e15})
+    raw.zrem(keys.UPKEEP, gone)
+    broker.upkeep.agenda.wake([QUEUE, keys.queue("dummy", "none")])
+    assert (score(raw, keys.UPKEEP, mine), score(raw, keys.UPKEEP, other)) == (0, 1e15)
+    assert raw.zscore(keys.UPKEEP, gone) is None, "a job that left meanwhile is not added again"
+    assert not raw.exists(keys.idle(QUEUE))
+    broker.upkeep.agenda.wake([])
+
+
 def test_jobs_that_expired_are_not_kept_among_those_that_wait(broker: Broker, raw: redis_py.Redis) -> None:
     gone, job_id = "20200101-000000-0123456789", new_job(broker, 1)
     raw.zadd(keys.idle(QUEUE), {gone: 5})

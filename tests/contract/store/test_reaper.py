@@ -86,6 +86,17 @@ def test_one_process_reaps_in_an_interval(broker: Broker, raw: redis_py.Redis, s
     other.close()
 
 
+def test_a_turn_is_prolonged_and_shortened_by_its_token_alone(broker: Broker, raw: redis_py.Redis) -> None:
+    token = broker.upkeep.agenda.take_turn(60)
+    assert not broker.upkeep.agenda.keep_turn("another", 600)
+    assert raw.pttl(keys.REAPER) <= 60_000
+    assert broker.upkeep.agenda.keep_turn(token, 600)
+    assert raw.pttl(keys.REAPER) > 60_000
+    assert broker.upkeep.agenda.keep_turn(token, 0)
+    eventually(lambda: broker.upkeep.agenda.take_turn(60))
+    assert not broker.upkeep.agenda.keep_turn(token, 60)
+
+
 def test_a_reaper_waits_for_its_own_interval_without_asking_redis(
     broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
