@@ -34,8 +34,8 @@ LEAST_COSINE = 0.9995
 
 
 def stand_in(version: str, device: FakeDevice, patch: pytest.MonkeyPatch) -> Runtime:
-    """Give this process a version of TensorRT and a GPU, and make it build without separate processes, of which each
-    would get its request as JSON."""
+    """Give this process a version of TensorRT and a GPU, and make it build in this process, where a worker would start
+    another one for each build."""
     trt = tensorrt.load(version, device)
     made = Runtime(trt, device, runtime.make_log(trt))
     patch.setattr(runtime, "open_runtime", lambda: made)

@@ -55,7 +55,7 @@ def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def job(broker: Broker) -> Job:
-    """A job of one chunk, for which there is a worker."""
+    """A job of one chunk that a live worker serves."""
     broker.workers.beat(row())
     return Job(new_job(broker, 1), broker)
 
