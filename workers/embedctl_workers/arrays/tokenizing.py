@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Protocol, Self
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer
+import tokenizers
+from tokenizers import Encoding, Tokenizer, models, pre_tokenizers
 
+from embedctl_config.errors import ModelError
 from embedctl_workers.arrays.tokens import Ragged, Rows, Side, Tokens, Windows, in_order_of_windows
 
 #: Input of a model → attribute of an encoding.
@@ -56,6 +58,9 @@ class TextTokenizer:
         keep: which end of a text that is too long is kept. Windows are cut from that end, so the window at the other
             end may be short.
         fast: tokenises as `tokenizer`; None if there is no such thing.
+
+    Raises:
+        ModelError: this release of the library forgets tokens that it cuts off.
     """
 
     def __init__(
@@ -67,6 +72,11 @@ class TextTokenizer:
         keep: Side = "left",
         fast: FastTokenizer | None = None,
     ) -> None:
+        if _forgets_what_it_cuts():
+            raise ModelError(
+                f"tokenizers {tokenizers.__version__} forgets the end of a text that is too long, so neither --long "
+                "mean nor the count of lost tokens would be right: pip install 'tokenizers>=0.23.3'"
+            )
         self._tokenizer = _cutting(tokenizer, max_tokens, keep)
         self._keep = keep
         self._max_tokens = max_tokens
@@ -142,6 +152,16 @@ class TextTokenizer:
         order = 1 if self._keep == "left" else -1
         parts, text = in_order_of_windows([[each, *each.overflowing][::order] for each in encodings])
         return Windows(self._tokens(parts), text, np.array([_content(part) for part in parts], np.int64))
+
+
+@cache
+def _forgets_what_it_cuts() -> bool:
+    """Whether the library stops at the length where it cuts: 0.23.1 and 0.23.2 do (huggingface/tokenizers#2091)."""
+    tokenizer = Tokenizer(models.WordLevel({"a": 0}, "a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.enable_truncation(1)
+    (encoding,) = tokenizer.encode_batch_fast(["a a a a"])
+    return sum(map(len, encoding.overflowing)) != 3
 
 
 def _cutting(tokenizer: Tokenizer, max_tokens: int, keep: Side) -> Tokenizer:
