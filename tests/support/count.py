@@ -18,6 +18,8 @@ from embedctl_config.settings import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("config", "producer", "gateway", "workers")
+#: How a page begins that `make docs` writes from the source.
+GENERATED = b"<!-- Written by `make docs`"
 
 
 def main() -> None:
@@ -33,8 +35,9 @@ def rows() -> Iterator[tuple[str, int]]:
     for folder, count in lines.items():
         yield f"`{folder}`, lines of Python", count
     yield "product, lines of Python", sum(lines[folder] for folder in PRODUCT)
-    for name, patterns in (("Lua", ("*.lua",)), ("C", ("*.c", "*.h")), ("Markdown", ("*.md",)), ("SVG", ("*.svg",))):
+    for name, patterns in (("Lua", ("*.lua",)), ("C", ("*.c", "*.h")), ("SVG", ("*.svg",))):
         yield f"lines of {name}", _lines(".", *patterns)
+    yield "lines of Markdown, without generated pages", _lines(".", "*.md")
     yield "modules of the product", sum(len(_files(folder, "*.py")) for folder in PRODUCT)
     yield "modules beside the rooms of `producer`", _flat("producer/embedctl")
     yield "modules of `gateway`", _flat("gateway/embedctl_gateway")
@@ -54,7 +57,8 @@ def _files(folder: str, *patterns: str) -> list[Path]:
 
 
 def _lines(folder: str, *patterns: str) -> int:
-    return sum(file.read_bytes().count(b"\n") for file in _files(folder, *patterns))
+    contents = (file.read_bytes() for file in _files(folder, *patterns))
+    return sum(content.count(b"\n") for content in contents if not content.startswith(GENERATED))
 
 
 def _flat(folder: str) -> int:
