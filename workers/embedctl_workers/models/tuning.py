@@ -16,7 +16,7 @@ from embedctl_workers.models.cache import distrusted, keep
 
 log = logging.getLogger(__name__)
 
-#: Tokens of a batch on a CPU without tuning: within 5 % of the best for every model and CPU in docs/tuning.md.
+#: Tokens of a batch on a CPU without tuning: within 5 % of the best for every model and CPU that was measured.
 DEFAULT_TOKEN_BUDGET = 1024
 #: What a padded batch costs on CPUs beside its rows × longest row, in tokens. A line through the times of batches of 8
 #: to 1,024 tokens with onnxruntime (all-MiniLM-L6-v2 and bge-small's shape, fp32 and int8) begins at 21 to 29 with a
