@@ -2,133 +2,105 @@
 
 from __future__ import annotations
 
-import io
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
-from rich.console import Console
+from rich.console import Console, ConsoleRenderable
+from rich.live import Live
+from rich.segment import ControlType, Segment, Segments
 from rich.text import Text
 
-#: The line is drawn again this often, if it has changed (seconds).
-_TICK_S = 0.1
-_ERASE_BELOW = "\x1b[J"
-_NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
+_DRAWS_PER_S = 10.0
 
 
-class BottomLine:
-    """Draws one line on standard error. Whatever else is written there goes above it.
+def _sequence(text: str) -> Segments:
+    """A control sequence that rich has no name for; the type only marks it as one without a width."""
+    return Segments([Segment(text, None, [(ControlType.CARRIAGE_RETURN,)])])
+
+
+#: Erases the line, even where a terminal that became narrower has broken it.
+_ERASE = _sequence("\r\x1b[J")
+#: The line does not wrap: the terminal may become narrower before it reads this.
+_BEGIN, _END = _sequence("\x1b[?7l"), _sequence("\x1b[?7h\r")
+
+
+class BottomLine(Live):
+    """Draws one line on standard error. What the console prints, and what else is written there, goes above it.
 
     The cursor rests at the line's beginning. So neither the `^C` that a terminal echoes nor the output of another
     process can break the line in two; and where a terminal that became narrower has broken it, all of it is erased.
 
     Args:
+        console: of standard error. It wraps no text, because users copy from it.
         draw: the line in at most this many cells.
-        ticks: whether a thread draws it again and again; otherwise :meth:`show` does.
     """
 
-    def __init__(self, draw: Callable[[int], Text], *, ticks: bool = True) -> None:
-        self._terminal = Console(stderr=True)
-        # One of its own for the colours: others may be in the middle of printing above the line.
-        colours: Any = self._terminal.color_system
-        self._console = Console(file=io.StringIO(), force_terminal=True, color_system=colours)
+    def __init__(self, console: Console, draw: Callable[[int], Text]) -> None:
+        console.soft_wrap = True
+        console.file = cast("TextIO", _Lasting(sys.stderr))
+        super().__init__(console=console, refresh_per_second=_DRAWS_PER_S, redirect_stdout=False)
         self._draw = draw
-        self._stream: TextIO = sys.stderr
-        self._above = _Above(self)
-        self._lock = threading.RLock()
-        self._shown = ""
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="bottom line", daemon=True) if ticks else None
+        self._drawn: Text | None = None
 
-    def start(self) -> None:
+    def start(self, refresh: bool = False) -> None:
         """Begin to show it."""
-        sys.stderr = self._above
-        if self._thread is not None:
-            self._thread.start()
+        super().start(refresh)
+        # Live hides the cursor, and a process that is killed would leave the terminal without one.
+        self.console.show_cursor()
 
-    def stop(self, *, keep: bool) -> None:
+    def end(self, *, keep: bool) -> None:
         """Leave the line on the terminal as it is now, or erase it."""
-        self._above.end_line()
-        self._over.set()
-        if self._thread is not None:
-            self._thread.join()
-        sys.stderr = self._stream
-        self.write(f"{self._drawn()}\n" if keep else f"\r{_ERASE_BELOW}")
+        sys.stderr.flush()  # of a line without an end, what is left
+        self.transient = not keep
+        self.stop()
 
     @contextmanager
     def above(self) -> Iterator[None]:
-        """Erases the line, and draws it again below what the block writes to the terminal."""
-        with self._lock:
-            if not self._over.is_set():  # somebody may hold our standard error for longer
-                self.write(f"\r{_ERASE_BELOW}")
-            self._shown = ""
-            try:
-                yield
-            finally:
-                self.show()
+        """Erases the line, and draws it again below what the block writes to the terminal past standard error."""
+        self.end(keep=False)
+        try:
+            yield
+        finally:
+            self.start()
 
-    def _run(self) -> None:
-        while not self._over.wait(_TICK_S):
-            self.show()
+    def refresh(self) -> None:
+        """Draw it, if it has changed or ended."""
+        if not self.is_started or self._line() != self._drawn:
+            super().refresh()
 
-    def show(self) -> None:
-        """Draw it, if it has changed."""
-        with self._lock:
-            drawn = self._drawn()
-            if drawn != self._shown and not self._over.is_set():
-                self.write(drawn)
-                self._shown = drawn
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        """What is printed, and the line below it."""
+        self._drawn = self._line()
+        if self.is_started:
+            return [_ERASE, *renderables, _BEGIN, self._drawn, _END]
+        if self.transient:
+            return [_ERASE, *renderables]
+        self._drawn.end = "\n"
+        return [_ERASE, *renderables, self._drawn]
 
-    def _drawn(self) -> str:
-        # One cell less than the terminal has: in its last column, erasing what is below would erase the last letter.
-        width = self._terminal.width - 1
-        with self._console.capture() as captured:
-            self._console.print(self._draw(width), end="", soft_wrap=True, highlight=False)
-        # The terminal may become narrower before it reads this.
-        return f"\r{_NO_WRAP}{captured.get()}{_WRAP}{_ERASE_BELOW}\r"
+    def _line(self) -> Text:
+        # One cell less than the terminal has: in its last column, some terminals wrap at once.
+        line = self._draw(self.console.width - 1)
+        line.end = ""
+        return line
 
-    def write(self, text: str) -> None:
-        """Write to the terminal, past the line."""
-        with suppress(OSError):  # the terminal is gone, but the work need not end with it
+
+class _Lasting:
+    """A terminal's stream. If the terminal is gone, what is written is lost, and the work goes on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
             self._stream.write(text)
-            self._stream.flush()
-
-
-class _Above(io.TextIOBase):
-    """Standard error while there is a bottom line: whole lines go above it."""
-
-    def __init__(self, line: BottomLine) -> None:
-        self._line = line
-        self._stream: TextIO = sys.stderr
-        self._begun = ""
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]  # of a stream it is read-only
-        return self._stream.encoding
-
-    @property
-    def errors(self) -> str | None:  # type: ignore[override]
-        return self._stream.errors
-
-    def isatty(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, text: str, /) -> int:
-        whole, end, self._begun = (self._begun + text).rpartition("\n")
-        if end:
-            with self._line.above():
-                self._line.write(whole + end)
         return len(text)
 
-    def end_line(self) -> None:
-        """Write what is left of a line without an end."""
-        if self._begun:
-            self.write("\n")
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()

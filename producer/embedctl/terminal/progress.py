@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 
@@ -16,11 +16,13 @@ from embedctl.rates import Rate, seconds_left
 from embedctl.results import ChunkVectors
 from embedctl.routing import missing_worker
 from embedctl.store import JobStatus
-from embedctl.terminal.bottom_line import BottomLine
 from embedctl.terminal.job_facts import stalled
 from embedctl.terminal.progress_line import Activity, progress_line, progress_words
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.printable import printable
+
+if TYPE_CHECKING:
+    from embedctl.terminal.bottom_line import BottomLine
 
 #: Without a terminal, a line is printed this often (seconds).
 _LINE_EVERY_S = 10.0
@@ -62,7 +64,10 @@ class JobProgress:
     def __enter__(self) -> Self:
         terminal = sys.stderr.isatty() and not self._console.quiet and not self._console.is_dumb_terminal
         if self._moving and terminal:
-            self._line = BottomLine(lambda width: progress_line(self._now, width))
+            # Imported only here, because most commands never draw.
+            from embedctl.terminal.bottom_line import BottomLine
+
+            self._line = BottomLine(self._console, lambda width: progress_line(self._now, width))
             self._line.start()
         return self
 
@@ -70,7 +75,7 @@ class JobProgress:
         if self._line is not None:
             # Of a job that has ended, the command says more than this line does.
             ended = self._pace is not None and self._pace.job.state.ended
-            self._line.stop(keep=self._now.since is None and (error is not None or not ended))
+            self._line.end(keep=self._now.since is None and (error is not None or not ended))
             self._line = None
 
     @contextmanager

@@ -10,8 +10,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import pyte
 import pytest
 from rich.cells import cell_len
+from rich.console import Console
 from rich.text import Text
 
 from embedctl.cli import results
@@ -198,32 +200,79 @@ def test_many_counts_in_a_short_time_are_not_all_kept() -> None:
     assert len(rate._samples) <= 10 * OVER_S
 
 
+class Screen(io.StringIO):
+    """A terminal that takes all that is written."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Gone(Screen):
+    """A terminal that somebody closed."""
+
+    def write(self, _: str, /) -> int:
+        raise OSError(errno.EIO, "the terminal is gone")
+
+
+@pytest.fixture
+def line_on(monkeypatch: pytest.MonkeyPatch) -> Callable[[Screen], BottomLine]:
+    """Begins a line on a terminal."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+    def begun(screen: Screen) -> BottomLine:
+        monkeypatch.setattr(sys, "stderr", screen)
+        line = BottomLine(Console(stderr=True), lambda _: Text("moving"))
+        line.start()
+        return line
+
+    return begun
+
+
 def test_who_still_holds_standard_error_after_the_line_writes_plainly(
-    monkeypatch: pytest.MonkeyPatch,
+    line_on: Callable[[Screen], BottomLine],
 ) -> None:
-    terminal = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    line = BottomLine(lambda _: Text("moving"), ticks=False)
-    line.start()
+    terminal = Screen()
+    line = line_on(terminal)
     held = sys.stderr
-    line.show()
+    line.refresh()
     print("half", end="", file=held)
-    line.stop(keep=True)
+    line.end(keep=True)
     assert sys.stderr is terminal
     before = terminal.getvalue()
     assert "half\n" in before
+    assert before.endswith("moving\n\x1b[?25h")
     print("late", file=held)
     assert terminal.getvalue() == before + "late\n"
 
 
-def test_a_terminal_that_is_gone_does_not_end_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Gone(io.StringIO):
-        def write(self, _: str, /) -> int:
-            raise OSError(errno.EIO, "the terminal is gone")
+def test_what_is_written_above_the_line_stays_whole_to_be_copied(line_on: Callable[[Screen], BottomLine]) -> None:
+    terminal = Screen()
+    line = line_on(terminal)
+    command = "embedctl " + "fetch " * 100
+    print(command, file=sys.stderr)
+    with line.above():
+        terminal.write("printed\n")
+    line.end(keep=False)
+    assert f"{command}\n" in terminal.getvalue()
+    screen = pyte.Screen(80, 10)
+    pyte.Stream(screen).feed(terminal.getvalue().replace("\n", "\r\n"))
+    assert "".join(screen.display).split() == [*command.split(), "printed"]
 
-    monkeypatch.setattr(sys, "stderr", Gone())
-    line = BottomLine(lambda _: Text("moving"), ticks=False)
-    line.start()
-    line.show()
+
+def test_a_terminal_that_is_gone_does_not_end_the_work(line_on: Callable[[Screen], BottomLine]) -> None:
+    line = line_on(Gone())
+    line.refresh()
     print("said", file=sys.stderr)
-    line.stop(keep=True)
+    line.end(keep=True)
+
+
+def test_the_cursor_is_there_while_the_line_moves(line_on: Callable[[Screen], BottomLine]) -> None:
+    terminal = Screen()
+    line = line_on(terminal)
+    assert terminal.getvalue().endswith("\x1b[?25h")
+    line.refresh()
+    drawn = terminal.getvalue()
+    assert drawn.endswith("moving\x1b[?7h\r")
+    line.refresh()
+    assert terminal.getvalue() == drawn, "a line that has not changed is not drawn again"
+    line.end(keep=False)

@@ -100,20 +100,15 @@ def _progress() -> Iterator[Progress]:
     if not sys.stderr.isatty():
         yield Progress(say)
         return
-    from rich.text import Text
+    from rich.console import Console
 
     from embedctl.terminal.bottom_line import BottomLine
+    from embedctl.terminal.columns import cut, plain
 
-    shown = ""
-
-    def draw(line: str) -> None:
-        nonlocal shown
-        shown = line
-        bottom.show()
-
-    bottom = BottomLine(lambda width: Text(shown[:width]), ticks=False)
-    bottom.start()
+    progress = Progress(say, in_log=False)
+    line = BottomLine(Console(stderr=True), lambda width: cut(plain(progress.line()), width))
+    line.start()
     try:
-        yield Progress(say, draw)
+        yield progress
     finally:
-        bottom.stop(keep=False)
+        line.end(keep=False)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-#: A line for people is made this often: on a terminal that redraws it, and in a log (seconds).
-_DRAW_EVERY_S, _LOG_EVERY_S = 0.1, 10.0
+#: A log gets a line this often (seconds).
+_LOG_EVERY_S = 10.0
 
 
 class Progress:
@@ -14,29 +14,33 @@ class Progress:
 
     Args:
         say: writes a line.
-        draw: shows a line in place of the last one; None where there is no terminal.
+        in_log: whether :meth:`line` is said now and then; a terminal draws it instead.
     """
 
-    def __init__(self, say: Callable[[str], None], draw: Callable[[str], None] | None = None) -> None:
+    def __init__(self, say: Callable[[str], None], *, in_log: bool = True) -> None:
         self.say = say
-        self._show, self._every_s = (draw, _DRAW_EVERY_S) if draw else (say, _LOG_EVERY_S)
+        self._in_log = in_log
         self._total = self._had = self._done = 0
-        self._began = self._shown = time.monotonic()
+        self._began = self._said = time.monotonic()
 
     def begin(self, total: int, had: int) -> None:
         """A download of `total` bytes begins; `had` of them are there already."""
         self._total, self._had, self._done = total, had, had
-        self._began = self._shown = time.monotonic()
+        self._began = self._said = time.monotonic()
 
     def advance(self, more: int) -> None:
         """More bytes are there; less than 0 if they are fetched again."""
         self._done += more
         now = time.monotonic()
-        if now - self._shown >= self._every_s and self._total:
-            self._shown = now
-            self._show(self._line(now - self._began))
+        if self._in_log and self._total and now - self._said >= _LOG_EVERY_S:
+            self._said = now
+            self.say(self.line())
 
-    def _line(self, seconds: float) -> str:
+    def line(self) -> str:
+        """How far it is, how fast, and the time left; empty before it begins."""
+        if not self._total:
+            return ""
+        seconds = time.monotonic() - self._began
         rate = max(0, self._done - self._had) / seconds if seconds > 0 else 0.0
         left = f", {(self._total - self._done) / rate:.0f} s left" if rate else ""
         return (
