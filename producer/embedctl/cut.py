@@ -38,7 +38,7 @@ _MOST_RECORDS, _MOST_BYTES, _MOST_S = 16_384, 8 * 1024 * 1024, 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
+class Workers:
     """The live workers that take a job.
 
     Attributes:
@@ -47,7 +47,7 @@ class Crew:
         prefetch: how many chunks one of them holds at once.
     """
 
-    workers: int = 0
+    count: int = 0
     tokens_per_s: float = 0.0
     max_tokens: int = 0
     prefetch: int = 1
@@ -96,7 +96,7 @@ class ReadAhead:
         return self._held
 
 
-def chunk_bytes(ahead: ReadAhead, crew: Crew, options: Mapping[str, Any]) -> int:
+def chunk_bytes(ahead: ReadAhead, workers: Workers, options: Mapping[str, Any]) -> int:
     """The most bytes in a chunk, so that one worker encodes it in about :data:`CHUNK_S`; at most the job's limit.
 
     If all records could be read ahead, they are divided evenly among the workers.
@@ -106,31 +106,31 @@ def chunk_bytes(ahead: ReadAhead, crew: Crew, options: Mapping[str, Any]) -> int
     """
     rows: int = options["chunk_size"]
     most: int = options["chunk_bytes"]
-    if not crew.workers:
+    if not workers.count:
         return most
-    several = crew.workers * _CHUNKS_EACH
+    several = workers.count * _CHUNKS_EACH
     sample = ahead.read(min(several * rows, _MOST_RECORDS), min(several * most, _MOST_BYTES))
     sizes = [size_of(record) for record in sample]
-    work = _work(sample, crew, options)
-    aim = crew.tokens_per_s * CHUNK_S * BYTES_PER_TOKEN or math.inf
+    work = _work(sample, workers, options)
+    aim = workers.tokens_per_s * CHUNK_S * BYTES_PER_TOKEN or math.inf
     if work and any(sizes):
         most = max(1, int(min(most, aim * sum(sizes) / work)))
     elif not options.get("keep"):  # otherwise nobody knows how much of the bytes is text
         most = max(1, int(min(most, aim)))
     if not ahead.whole:
         return most
-    rounds = max(work / aim, len(sizes) / rows, sum(sizes) / options["chunk_bytes"]) / crew.workers
+    rounds = max(work / aim, len(sizes) / rows, sum(sizes) / options["chunk_bytes"]) / workers.count
     # With fewer chunks, some workers could take all of them while another is about to ask.
-    rounds = max(crew.prefetch, math.ceil(rounds)) if crew.workers > 1 else math.ceil(rounds)
-    least = aim * _LEAST_S / CHUNK_S if crew.tokens_per_s else _LEAST_BYTES
-    return _shared(sizes, min(crew.workers * rounds, work / least), crew.workers, rows, most)
+    rounds = max(workers.prefetch, math.ceil(rounds)) if workers.count > 1 else math.ceil(rounds)
+    least = aim * _LEAST_S / CHUNK_S if workers.tokens_per_s else _LEAST_BYTES
+    return _shared(sizes, min(workers.count * rounds, work / least), workers.count, rows, most)
 
 
-def _work(records: Iterable[Record], crew: Crew, options: Mapping[str, Any]) -> float:
+def _work(records: Iterable[Record], workers: Workers, options: Mapping[str, Any]) -> float:
     """The bytes that are encoded: with the prompt, and without kept fields and what is truncated."""
     prompt = len((options["prompt"] or "").encode())
-    truncated = crew.max_tokens and options["truncation"] != "mean"
-    longest = crew.max_tokens * BYTES_PER_TOKEN if truncated else math.inf
+    truncated = workers.max_tokens and options["truncation"] != "mean"
+    longest = workers.max_tokens * BYTES_PER_TOKEN if truncated else math.inf
     return sum(min(prompt + len(record.text), longest) for record in records)
 
 

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from embedctl.cut import Crew, ReadAhead, chunk_bytes
+from embedctl.cut import ReadAhead, Workers, chunk_bytes
 from embedctl.notices import Reminder
 from embedctl.store import JobSpec, JobStatus, WorkerRegistry
 from embedctl.store.workers import Offer, Offered
@@ -59,14 +59,14 @@ def resolve(
     return hardware, offered
 
 
-def crew_of(settings: Settings, workers: WorkerRegistry, job: JobSpec) -> Crew:
+def workers_of(settings: Settings, workers: WorkerRegistry, job: JobSpec) -> Workers:
     """The live workers that take a job. What they say may be one second old, with many workers five."""
     offer = workers.offers().get((job.hardware, job.model, job.precision))
     if offer is None:
-        return Crew()
+        return Workers()
     rates = offer.sustained
-    return Crew(
-        workers=offer.workers,
+    return Workers(
+        count=offer.workers,
         tokens_per_s=sum(rates) / len(rates) if rates else 0.0,
         max_tokens=offer.max_tokens,
         prefetch=settings.hardware_class(job.hardware).prefetch,
@@ -77,7 +77,7 @@ def cut_by_work(settings: Settings, workers: WorkerRegistry, job: JobSpec, ahead
     """The specification with chunks for the workers that are alive; see :mod:`embedctl.cut`."""
     if ahead.is_one:
         return job  # the call asks Redis nothing more
-    size = chunk_bytes(ahead, crew_of(settings, workers, job), job.options)
+    size = chunk_bytes(ahead, workers_of(settings, workers, job), job.options)
     return dataclasses.replace(job, options={**job.options, "chunk_bytes": size})
 
 

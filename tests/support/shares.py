@@ -33,7 +33,7 @@ def add_chunk(broker: Broker, job_id: str, chunk: int, size: int = LARGE) -> Non
 
 
 @dataclass
-class Crew:
+class Workers:
     """Workers that hold two chunks each and end them in the order in that they took them.
 
     Attributes:
@@ -44,14 +44,14 @@ class Crew:
     """
 
     broker: Broker
-    workers: int = 4
+    count: int = 4
     tickets: deque[Issued] = field(default_factory=deque)
     hands: deque[Issued] = field(default_factory=deque)
     done: Counter[str] = field(default_factory=Counter)
     idle: int = 0
 
     def __post_init__(self) -> None:
-        for number in range(self.workers):
+        for number in range(self.count):
             self.broker.workers.beat(row(f"w{number}"))
 
     def issue(self, job_id: str = "", over: int | None = None) -> None:
@@ -59,7 +59,7 @@ class Crew:
         self.tickets.extend(self.broker.jobs.issue(job_id, QUEUE, over))
 
     def take(self) -> None:
-        while len(self.hands) < 2 * self.workers:
+        while len(self.hands) < 2 * self.count:
             if not self.tickets:
                 self.idle += 1
                 return

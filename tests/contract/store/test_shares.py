@@ -11,7 +11,7 @@ from embedctl.broker import Broker
 from embedctl.store import Issued
 from embedctl_config import keys
 from embedctl_config.settings import Settings
-from tests.support.shares import LARGE, Crew, add_chunk, job_of
+from tests.support.shares import LARGE, Workers, add_chunk, job_of
 from tests.support.store import QUEUE, claim, new_job, overdue, pass_ms, reaped, row, score, spec, work
 
 
@@ -33,80 +33,80 @@ def jain(shares: list[int]) -> float:
 def test_who_has_which_share(
     broker: Broker, one: dict[str, Any], others: dict[str, Any], count: int, share: float
 ) -> None:
-    crew = Crew(broker)
+    workers = Workers(broker)
     jobs = [job_of(broker, "x", **one), *(job_of(broker, "y", **others) for _ in range(count))]
     for job_id in jobs:
-        crew.issue(job_id)
-    crew.run(len(crew.tickets))  # the first tickets are all of the job that came first
-    crew.done.clear()
-    crew.run(80)
-    assert crew.share(jobs[:1]) == pytest.approx(share, abs=0.05)
-    assert crew.idle == 0
+        workers.issue(job_id)
+    workers.run(len(workers.tickets))  # the first tickets are all of the job that came first
+    workers.done.clear()
+    workers.run(80)
+    assert workers.share(jobs[:1]) == pytest.approx(share, abs=0.05)
+    assert workers.idle == 0
 
 
 def test_many_tenants_have_equal_shares(broker: Broker) -> None:
-    crew = Crew(broker)
+    workers = Workers(broker)
     jobs = [job_of(broker, f"t{number}", chunks=7) for number in range(25)]
     for job_id in jobs:
-        crew.issue(job_id)
-    crew.run(5 * len(jobs))
-    assert jain([crew.done[job_id] for job_id in jobs]) >= 0.95
+        workers.issue(job_id)
+    workers.run(5 * len(jobs))
+    assert jain([workers.done[job_id] for job_id in jobs]) >= 0.95
 
 
 def test_who_comes_back_has_nothing_saved_up(broker: Broker) -> None:
-    crew = Crew(broker)
-    crew.issue(job_of(broker, "x", chunks=100))
-    crew.run(50)
+    workers = Workers(broker)
+    workers.issue(job_of(broker, "x", chunks=100))
+    workers.run(50)
     late = job_of(broker, "y", chunks=40)
-    crew.issue(late)
-    crew.run(60)
-    assert crew.done[late] == pytest.approx(30, abs=8)  # the tickets that were sent before it come first
+    workers.issue(late)
+    workers.run(60)
+    assert workers.done[late] == pytest.approx(30, abs=8)  # the tickets that were sent before it come first
 
 
 def test_who_leaves_and_comes_back_for_each_chunk_has_no_more_than_its_share(broker: Broker) -> None:
-    crew = Crew(broker)
-    crew.issue(job_of(broker, "x", chunks=110, weight=3.0))
+    workers = Workers(broker)
+    workers.issue(job_of(broker, "x", chunks=110, weight=3.0))
     again, added = broker.jobs.create(spec(tenant="y"))[0], 0
     done = 0
     for _ in range(100):
         if added == done:  # its producer adds a chunk when the last one is done
             add_chunk(broker, again, added)
             added += 1
-            crew.issue(again)
-        crew.step()
-        done = crew.done[again]
-    assert crew.share([again]) <= 0.27
+            workers.issue(again)
+        workers.step()
+        done = workers.done[again]
+    assert workers.share([again]) <= 0.27
 
 
 def test_an_idle_tenant_takes_nothing_away(broker: Broker) -> None:
-    crew = Crew(broker)
+    workers = Workers(broker)
     finished, alone = job_of(broker, "x", chunks=3, weight=100.0), job_of(broker, "y", chunks=60)
     for job_id in (finished, alone):
-        crew.issue(job_id)
-    crew.run(50)
-    assert crew.done == {finished: 3, alone: 47}
-    assert crew.idle == 0
+        workers.issue(job_id)
+    workers.run(50)
+    assert workers.done == {finished: 3, alone: 47}
+    assert workers.idle == 0
 
 
 def test_a_small_job_of_a_tenant_is_not_stuck_behind_its_large_one(broker: Broker, raw: redis_py.Redis) -> None:
-    crew = Crew(broker)
+    workers = Workers(broker)
     large = job_of(broker, chunks=60)
     raw.hset(keys.job(large), "created_ms", broker.connection.now_ms() - 86_400_000)  # however old that is
-    crew.issue(large)
-    crew.run(5)
+    workers.issue(large)
+    workers.run(5)
     small = job_of(broker, chunks=2)
-    crew.issue(small)
-    crew.run(20)
-    assert crew.done[small] == 2
+    workers.issue(small)
+    workers.run(20)
+    assert workers.done[small] == 2
 
 
 def test_large_jobs_of_a_tenant_have_equal_parts(broker: Broker) -> None:
-    crew = Crew(broker)
+    workers = Workers(broker)
     jobs = [job_of(broker, chunks=chunks) for chunks in (100, 150, 200)]
     for job_id in jobs:
-        crew.issue(job_id)
-    crew.run(90)
-    assert min(crew.done[job_id] for job_id in jobs) >= 20
+        workers.issue(job_id)
+    workers.run(90)
+    assert min(workers.done[job_id] for job_id in jobs) >= 20
 
 
 def test_a_large_job_has_a_turn_a_minute_among_small_ones(broker: Broker, raw: redis_py.Redis) -> None:
@@ -123,41 +123,41 @@ def test_a_large_job_has_a_turn_a_minute_among_small_ones(broker: Broker, raw: r
 
 
 def test_an_interactive_job_is_done_within_a_window(broker: Broker, settings: Settings) -> None:
-    crew = Crew(broker)
-    crew.issue(job_of(broker, "x", chunks=200))
-    crew.run(30)
+    workers = Workers(broker)
+    workers.issue(job_of(broker, "x", chunks=200))
+    workers.run(30)
     for _ in range(5):
         urgent = job_of(broker, "y", "interactive", chunks=1)
-        crew.issue(urgent)
-        crew.run(3 + settings.limits.window_per_worker * crew.workers)
-        assert crew.done[urgent] == 1
+        workers.issue(urgent)
+        workers.run(3 + settings.limits.window_per_worker * workers.count)
+        assert workers.done[urgent] == 1
 
 
 def test_the_background_waits_until_nothing_else_does_but_not_for_ever(broker: Broker, raw: redis_py.Redis) -> None:
-    crew = Crew(broker)
+    workers = Workers(broker)
     slow, normal = job_of(broker, "x", "background", chunks=60), job_of(broker, "y", chunks=100)
     for job_id in (normal, slow):
-        crew.issue(job_id)
-    crew.run(50)
-    assert crew.done[slow] == 1
+        workers.issue(job_id)
+    workers.run(50)
+    assert workers.done[slow] == 1
     assert 0 < raw.pttl(keys.background_pause(QUEUE)) <= 60_000
     raw.delete(keys.background_pause(QUEUE))  # a minute later
-    crew.run(30)
-    assert crew.done[slow] == 2
-    crew.run(80)
-    assert crew.done[normal] == 100
-    assert crew.done[slow] == 60
-    crew.run(10)
+    workers.run(30)
+    assert workers.done[slow] == 2
+    workers.run(80)
+    assert workers.done[normal] == 100
+    assert workers.done[slow] == 60
+    workers.run(10)
     assert not raw.exists(keys.lanes(QUEUE), keys.flows("background", QUEUE))
 
 
 def test_no_more_tickets_than_a_window_are_on_their_way(broker: Broker, settings: Settings) -> None:
-    crew = Crew(broker)
+    workers = Workers(broker)
     for number in range(10):
-        crew.issue(job_of(broker, f"t{number}", chunks=20))
-    assert len(crew.tickets) == settings.limits.window_per_worker * crew.workers
-    crew.run(50)
-    assert len(crew.tickets) + len(crew.hands) == settings.limits.window_per_worker * crew.workers
+        workers.issue(job_of(broker, f"t{number}", chunks=20))
+    assert len(workers.tickets) == settings.limits.window_per_worker * workers.count
+    workers.run(50)
+    assert len(workers.tickets) + len(workers.hands) == settings.limits.window_per_worker * workers.count
 
 
 def issued_in_ten_calls(broker: Broker, job_id: str = "") -> list[Issued]:
@@ -248,15 +248,15 @@ def test_a_job_of_another_version_gets_no_turn(broker: Broker, raw: redis_py.Red
 
 def test_a_lost_turn_is_found_again(broker: Broker, raw: redis_py.Redis) -> None:
     """Whatever is lost of the keys that say whose turn it is, a look at the job brings it back."""
-    crew = Crew(broker)
+    workers = Workers(broker)
     jobs = [job_of(broker, f"t{number}", chunks=20) for number in range(3)]
     for job_id in jobs:
-        crew.issue(job_id)
+        workers.issue(job_id)
     raw.delete(*raw.keys("embed:reaper:flow*"), keys.lanes(QUEUE), *raw.keys("embed:reaper:issued:*"))
     for job_id in jobs:  # the reaper's look
-        crew.issue(job_id)
-    crew.run(70)
-    assert crew.done == dict.fromkeys(jobs, 20)
+        workers.issue(job_id)
+    workers.run(70)
+    assert workers.done == dict.fromkeys(jobs, 20)
 
 
 def test_keys_of_turns_have_a_lifetime(broker: Broker, raw: redis_py.Redis) -> None:

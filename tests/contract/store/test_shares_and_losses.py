@@ -22,7 +22,7 @@ from embedctl_config import keys
 from embedctl_config.errors import JobCancelled
 from embedctl_config.settings import Settings
 from tests.support.limits import limited
-from tests.support.shares import Crew, add_chunk
+from tests.support.shares import Workers, add_chunk
 from tests.support.store import QUEUE, reaped, spec
 
 CHUNKS = 6
@@ -39,14 +39,14 @@ class Walk:
     def __init__(self, broker: Broker, raw: redis_py.Redis, seed: int) -> None:
         self.broker, self.dice = broker, random.Random(seed)
         self.raw: Any = raw  # its own types are unions
-        self.crew = Crew(broker, workers=2)
+        self.workers = Workers(broker, count=2)
         kinds = [("x", "normal"), ("x", "normal"), ("y", "normal"), ("y", "interactive"), ("default", "background")]
         self.jobs = [broker.jobs.create(spec(tenant=tenant, lane=lane))[0] for tenant, lane in kinds]
         self.past: list[dict[bytes, bytes]] = []
         self.past_tickets: list[list[Issued]] = []
 
     def step(self) -> None:
-        steps = [self.produce] * 6 + [self.crew.step] * 8 + [self.look] * 2
+        steps = [self.produce] * 6 + [self.workers.step] * 8 + [self.look] * 2
         steps += [self.dies_before_sending, self.loses_a_ticket, self.sends_one_twice, self.worker_dies]
         if self.dice.random() < 0.15:
             steps = [self.goes_back, self.loses_turns, self.cancels, self.stops]
@@ -56,7 +56,7 @@ class Walk:
     def remember(self) -> None:
         found = {key: self.raw.dump(key) for key in self.raw.scan_iter("embed:*")}
         self.past = [*self.past, {key: value for key, value in found.items() if value}][-4:]
-        self.past_tickets = [*self.past_tickets, list(self.crew.tickets)][-4:]
+        self.past_tickets = [*self.past_tickets, list(self.workers.tickets)][-4:]
 
     def goes_back(self) -> None:
         back = self.dice.randrange(len(self.past))
@@ -64,8 +64,8 @@ class Walk:
         for key, value in self.past[back].items():
             self.raw.restore(key, 86_400_000, value)
         if self.dice.random() < 0.5:
-            self.crew.tickets.clear()
-            self.crew.tickets.extend(self.past_tickets[back])
+            self.workers.tickets.clear()
+            self.workers.tickets.extend(self.past_tickets[back])
 
     def added(self, job_id: str) -> int:
         return int(self.raw.hget(keys.job(job_id), "added") or 0)
@@ -80,35 +80,35 @@ class Walk:
         else:
             self.broker.jobs.seal(job_id, CHUNKS)
         if self.dice.random() < 0.9:  # else it dies before it issues
-            self.crew.issue(job_id)
+            self.workers.issue(job_id)
 
     def look(self, job_id: str = "") -> None:
         """The reaper's look at a job, and at the queues."""
         job_id = job_id or self.dice.choice(self.jobs)
         again = reaped(self.broker, job_id)
-        self.crew.tickets.extend(Issued(job_id, chunk) for chunk in again)
-        self.crew.issue(job_id)
+        self.workers.tickets.extend(Issued(job_id, chunk) for chunk in again)
+        self.workers.issue(job_id)
         self.fill()
 
     def fill(self) -> None:
         for issued in self.broker.upkeep.issue_waiting().values():
-            self.crew.tickets.extend(issued)
+            self.workers.tickets.extend(issued)
 
     def dies_before_sending(self) -> None:
         self.broker.jobs.issue(self.dice.choice(self.jobs), QUEUE)
 
     def loses_a_ticket(self) -> None:
-        if self.crew.tickets:
-            del self.crew.tickets[self.dice.randrange(len(self.crew.tickets))]
+        if self.workers.tickets:
+            del self.workers.tickets[self.dice.randrange(len(self.workers.tickets))]
 
     def sends_one_twice(self) -> None:
-        if self.crew.tickets:
-            self.crew.tickets.append(self.dice.choice(list(self.crew.tickets)))
+        if self.workers.tickets:
+            self.workers.tickets.append(self.dice.choice(list(self.workers.tickets)))
 
     def worker_dies(self) -> None:
-        self.crew.take()
-        if self.crew.hands:
-            held = self.crew.hands.popleft()
+        self.workers.take()
+        if self.workers.hands:
+            held = self.workers.hands.popleft()
             self.broker.jobs.claim(held.job_id, held.chunk, token="dead", instance="w9", fingerprint="aa" * 32)
 
     def loses_turns(self) -> None:
@@ -136,12 +136,14 @@ class Walk:
                 self.raw.zadd(keys.UPKEEP, {job_id: 1}, xx=True)
                 self.look(job_id)
             self.raw.delete(keys.background_pause(QUEUE))
-            self.crew.run(8)
+            self.workers.run(8)
             if all(self.broker.jobs.status(job_id).state.ended for job_id in self.jobs):
                 return
 
     def is_on_its_way(self, job_id: str, chunk: int) -> bool:
-        return any((each.job_id, each.chunk) == (job_id, chunk) for each in (*self.crew.tickets, *self.crew.hands))
+        return any(
+            (each.job_id, each.chunk) == (job_id, chunk) for each in (*self.workers.tickets, *self.workers.hands)
+        )
 
     def wrong(self) -> Iterator[str]:
         for job_id in self.jobs:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from embedctl import cut
 from embedctl.chunking import chunks_of, groups_of, size_of
-from embedctl.cut import BYTES_PER_TOKEN, CHUNK_S, Crew, ReadAhead, chunk_bytes
+from embedctl.cut import BYTES_PER_TOKEN, CHUNK_S, ReadAhead, Workers, chunk_bytes
 from embedctl.records import Record
 from embedctl_config.wire import RecordKind
 
@@ -27,109 +27,109 @@ def texts(count: int, size: int, kept: int | None = None) -> list[Record]:
 LONG = texts(96, 1900)  # about 450 tokens each
 
 
-def sizes(records: Sequence[Record], crew: Crew, *, at_hand: bool = True, **options: Any) -> list[int]:
+def sizes(records: Sequence[Record], workers: Workers, *, at_hand: bool = True, **options: Any) -> list[int]:
     """The records in each chunk of a job."""
     ahead = ReadAhead(records, at_hand=at_hand)
     chosen = {**OPTIONS, **options}
-    limit = chunk_bytes(ahead, crew, chosen)
+    limit = chunk_bytes(ahead, workers, chosen)
     assert 1 <= limit <= chosen["chunk_bytes"]
     return [len(chunk) for chunk in chunks_of(ahead, max_rows=chosen["chunk_size"], max_bytes=limit)]
 
 
 def test_without_live_workers_the_settings_alone_decide() -> None:
-    assert sizes(LONG, Crew()) == [96]
+    assert sizes(LONG, Workers()) == [96]
 
 
 def test_a_small_job_has_a_part_for_each_worker() -> None:
-    assert sizes(LONG, Crew(workers=2)) == [48, 48]
-    assert sizes(LONG, Crew(workers=3)) == [32, 32, 32]
+    assert sizes(LONG, Workers(count=2)) == [48, 48]
+    assert sizes(LONG, Workers(count=3)) == [32, 32, 32]
 
 
 def test_no_worker_can_take_all_the_chunks() -> None:
-    assert sizes(LONG, Crew(workers=2, prefetch=2)) == [24] * 4
-    assert sizes(LONG, Crew(workers=1, prefetch=4)) == [96]
+    assert sizes(LONG, Workers(count=2, prefetch=2)) == [24] * 4
+    assert sizes(LONG, Workers(count=1, prefetch=4)) == [96]
 
 
 def test_each_worker_has_as_many_chunks_as_another() -> None:
     """Also where parts of 8 KiB, or of a tenth of a second, would be an odd number."""
-    assert sizes(texts(12, 2300), Crew(workers=2, prefetch=2)) == [3] * 4
-    assert sizes(texts(12, 1700), Crew(workers=2, prefetch=2)) == [6] * 2
-    assert sizes(texts(12, 2300), Crew(2, 2300 * 12 / 3 / 0.1 / BYTES_PER_TOKEN, prefetch=2)) == [3] * 4
-    assert sizes(LONG, Crew(2, 96 * 1900 / 9.5 / BYTES_PER_TOKEN / CHUNK_S)) == [8] * 12  # not ten, the last of 6
+    assert sizes(texts(12, 2300), Workers(count=2, prefetch=2)) == [3] * 4
+    assert sizes(texts(12, 1700), Workers(count=2, prefetch=2)) == [6] * 2
+    assert sizes(texts(12, 2300), Workers(2, 2300 * 12 / 3 / 0.1 / BYTES_PER_TOKEN, prefetch=2)) == [3] * 4
+    assert sizes(LONG, Workers(2, 96 * 1900 / 9.5 / BYTES_PER_TOKEN / CHUNK_S)) == [8] * 12  # not ten, the last of 6
 
 
 def test_records_that_do_not_fill_as_many_chunks_are_cut_into_more() -> None:
-    two = Crew(workers=2, prefetch=2)
+    two = Workers(count=2, prefetch=2)
     assert sizes(texts(6, 20_000), two) == [1] * 6  # not three of two
     assert sizes(texts(9, 4_000), two) == [2, 2, 2, 2, 1]
-    assert sizes(LONG, Crew(2, 96 * 1900 / 9.95 / BYTES_PER_TOKEN / CHUNK_S)) == [8] * 12  # not eleven
+    assert sizes(LONG, Workers(2, 96 * 1900 / 9.95 / BYTES_PER_TOKEN / CHUNK_S)) == [8] * 12  # not eleven
     assert sizes(texts(1030, 12), two) == [512, 512, 6]
 
 
 def test_a_job_that_is_no_work_stays_whole() -> None:
-    assert sizes(texts(80, 200), Crew(workers=2)) == [80]
-    assert sizes(LONG, Crew(workers=2, tokens_per_s=1e6)) == [96]
+    assert sizes(texts(80, 200), Workers(count=2)) == [80]
+    assert sizes(LONG, Workers(count=2, tokens_per_s=1e6)) == [96]
 
 
 def test_a_chunk_is_two_seconds_of_a_measured_rate() -> None:
     rate = 10 * 1900 / BYTES_PER_TOKEN / CHUNK_S
-    assert sizes(LONG, Crew(1, rate * 1.001), at_hand=False) == [10] * 9 + [6]
+    assert sizes(LONG, Workers(1, rate * 1.001), at_hand=False) == [10] * 9 + [6]
 
 
 def test_the_rounds_of_a_small_job_are_even() -> None:
     rate = 20 * 1900 / BYTES_PER_TOKEN / CHUNK_S  # 48 texts for each of two workers: 2.4 chunks
-    assert sizes(LONG, Crew(2, rate)) == [16] * 6
+    assert sizes(LONG, Workers(2, rate)) == [16] * 6
 
 
 def test_chunk_size_stays_the_maximum() -> None:
-    fast = Crew(8, 1e7)
+    fast = Workers(8, 1e7)
     assert sizes(texts(10_000, 250), fast) == [512] * 19 + [272]
     assert sizes(texts(10_000, 250), fast, chunk_size=4096) == [2097] * 4 + [1612]  # `chunk_bytes`
-    assert max(sizes(LONG, Crew(2), chunk_size=7)) == 7
+    assert max(sizes(LONG, Workers(2), chunk_size=7)) == 7
 
 
 def test_short_records_are_divided_evenly_too() -> None:
-    assert sizes(texts(1500, 250), Crew(2)) == [375] * 4
+    assert sizes(texts(1500, 250), Workers(2)) == [375] * 4
 
 
 def test_no_worker_of_many_gets_less_than_a_tenth_of_a_second() -> None:
-    counts = sizes(texts(10_000, 250), Crew(1000, 50_000.0))
+    counts = sizes(texts(10_000, 250), Workers(1000, 50_000.0))
     assert sum(counts) == 10_000
     assert min(counts[:-1]) * 250 / BYTES_PER_TOKEN / 50_000 >= 0.09
-    assert len(sizes(texts(10_000, 250), Crew(1000, 5_000.0))) == 1000
-    assert len(sizes(texts(10_000, 250), Crew(1000))) == pytest.approx(10_000 * 250 / (8 * 1024), rel=0.02)
+    assert len(sizes(texts(10_000, 250), Workers(1000, 5_000.0))) == 1000
+    assert len(sizes(texts(10_000, 250), Workers(1000))) == pytest.approx(10_000 * 250 / (8 * 1024), rel=0.02)
 
 
 def test_kept_fields_and_truncated_text_are_no_work() -> None:
     """A chunk holds as much work as without them."""
-    crew = Crew(1, 2000.0, max_tokens=256)
+    workers = Workers(1, 2000.0, max_tokens=256)
     many = texts(2000, 256)
-    plain = sizes(many, crew)[0]
+    plain = sizes(many, workers)[0]
     assert plain == pytest.approx(2000.0 * CHUNK_S * BYTES_PER_TOKEN / 256, rel=0.1)
-    assert sizes(texts(2000, 256, kept=1000), crew, keep=["title"])[0] == pytest.approx(plain, rel=0.1)
+    assert sizes(texts(2000, 256, kept=1000), workers, keep=["title"])[0] == pytest.approx(plain, rel=0.1)
     long = texts(2000, 4096)
-    assert sizes(long, crew)[0] == pytest.approx(2000.0 * CHUNK_S / 256, abs=1)
-    assert sizes(long, crew, truncation="mean")[0] == pytest.approx(2000.0 * CHUNK_S * BYTES_PER_TOKEN / 4096, abs=1)
+    assert sizes(long, workers)[0] == pytest.approx(2000.0 * CHUNK_S / 256, abs=1)
+    assert sizes(long, workers, truncation="mean")[0] == pytest.approx(2000.0 * CHUNK_S * BYTES_PER_TOKEN / 4096, abs=1)
 
 
 def test_a_prompt_is_work() -> None:
     rate = 1000.0
-    without, with_one = (sizes(texts(2000, 100), Crew(1, rate), prompt=prompt)[0] for prompt in (None, "x" * 300))
+    without, with_one = (sizes(texts(2000, 100), Workers(1, rate), prompt=prompt)[0] for prompt in (None, "x" * 300))
     assert with_one == pytest.approx(without / 4, rel=0.1)
 
 
 def test_a_stream_with_kept_fields_is_cut_by_the_settings() -> None:
     """Nobody knows how much of its bytes will be text."""
-    assert sizes(texts(100, 100, kept=900), Crew(1, 100.0), at_hand=False, keep=["title"]) == [100]
+    assert sizes(texts(100, 100, kept=900), Workers(1, 100.0), at_hand=False, keep=["title"]) == [100]
 
 
 def test_a_long_text_among_short_ones_costs_no_worker_its_part() -> None:
     records = [*texts(1, 50_000), *texts(250, 200)]
-    assert sizes(records, Crew(2)) == [1, 250]
+    assert sizes(records, Workers(2)) == [1, 250]
 
 
 def test_texts_of_nothing_are_cut_by_rows() -> None:
-    assert sizes(texts(1000, 0), Crew(2, 1000.0)) == [512, 488]
+    assert sizes(texts(1000, 0), Workers(2, 1000.0)) == [512, 488]
 
 
 def test_a_stream_is_not_read_before_its_turn() -> None:
@@ -139,7 +139,7 @@ def test_a_stream_is_not_read_before_its_turn() -> None:
 
     ahead = ReadAhead(records(), at_hand=False)
     assert not ahead.is_one
-    chunk_bytes(ahead, Crew(2, 1000.0), OPTIONS)
+    chunk_bytes(ahead, Workers(2, 1000.0), OPTIONS)
 
 
 def test_no_more_is_read_ahead_than_matters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,9 +152,9 @@ def test_no_more_is_read_ahead_than_matters(monkeypatch: pytest.MonkeyPatch) -> 
             read += 1
             yield texts(1, 100)[0]
 
-    chunk_bytes(ReadAhead(records(), at_hand=True), Crew(1), OPTIONS)
+    chunk_bytes(ReadAhead(records(), at_hand=True), Workers(1), OPTIONS)
     assert read == 8 * 512
-    chunk_bytes(ReadAhead(records(), at_hand=True), Crew(10_000), OPTIONS)
+    chunk_bytes(ReadAhead(records(), at_hand=True), Workers(10_000), OPTIONS)
     assert read == 8 * 512 + 16_384
 
 
@@ -168,12 +168,14 @@ def test_records_that_are_slow_to_read_are_not_waited_for(monkeypatch: pytest.Mo
     st.lists(st.builds(Record, st.just(RecordKind.TEXT), st.binary(max_size=60)), max_size=60),
     st.integers(1, 20),
     st.integers(1, 400),
-    st.builds(Crew, st.integers(0, 9), st.just(0.0) | st.floats(0.1, 100.0), st.integers(0, 20)),
+    st.builds(Workers, st.integers(0, 9), st.just(0.0) | st.floats(0.1, 100.0), st.integers(0, 20)),
 )
-def test_the_records_read_ahead_keep_their_places(records: list[Record], rows: int, most: int, crew: Crew) -> None:
+def test_the_records_read_ahead_keep_their_places(
+    records: list[Record], rows: int, most: int, workers: Workers
+) -> None:
     options = {**OPTIONS, "chunk_size": rows, "chunk_bytes": most}
     ahead = ReadAhead(iter(records), at_hand=True)
-    limit = chunk_bytes(ahead, crew, options)
+    limit = chunk_bytes(ahead, workers, options)
     assert 1 <= limit <= most
     assert list(ahead) == records
     ends = [sum(map(size_of, records[: at + 1])) for at in range(len(records))]
