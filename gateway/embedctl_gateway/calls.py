@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from embedctl.broker import Broker
-from embedctl.cut import BYTES_PER_TOKEN
+from embedctl.chunk_sizes import BYTES_PER_TOKEN
 from embedctl.daemons import DaemonThreads
 from embedctl.store.batches import BatchStore
 from embedctl.store.stored_files import FileStore

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, TypeVar, Unpack
 
 from embedctl.broker import Broker
+from embedctl.chunk_sizes import ReadAhead
 from embedctl.chunking import chunks_of
-from embedctl.cut import ReadAhead
 from embedctl.digests import with_digests
 from embedctl.job import Job
 from embedctl.job_options import JobOptions, SubmitOptions
@@ -20,7 +20,7 @@ from embedctl.notices import Reminder
 from embedctl.option_checks import check_against_workers
 from embedctl.patience import came_of_an_absence, check_timeout, patiently
 from embedctl.records import Record, RecordLike, records_of
-from embedctl.routing import cut_by_work, resolve, same_model
+from embedctl.routing import resolve, same_model, with_chunk_size
 from embedctl.store import JobSpec, JobStatus, WholeJob
 from embedctl.submission import Submission, SubmitProgress
 from embedctl.whole import begun_whole
@@ -229,7 +229,7 @@ def _begun(broker: Broker, options: SubmitOptions, ahead: ReadAhead) -> JobStatu
         job = broker.jobs.status(broker.jobs.resolve(options.resume))
         _check_same(broker, job, {**dict.fromkeys(_OF_RECORDS), **_given(options)})
         return job
-    spec = cut_by_work(broker.settings, broker.workers, job_spec(broker, options), ahead)
+    spec = with_chunk_size(broker.settings, broker.workers, job_spec(broker, options), ahead)
     job_id, created = broker.jobs.create(spec)
     job = broker.jobs.status(job_id)
     if not created:

@@ -14,13 +14,13 @@ from typing import IO, Any, cast
 
 from embedctl.broker import Broker
 from embedctl.chunk_files import ChunkFiles
+from embedctl.chunk_sizes import BYTES_PER_TOKEN, ReadAhead
 from embedctl.chunking import groups_of
-from embedctl.cut import BYTES_PER_TOKEN, ReadAhead
 from embedctl.enqueue import job_spec
 from embedctl.job_options import SubmitOptions
 from embedctl.processes import start, stop
 from embedctl.records import Record
-from embedctl.routing import cut_by_work
+from embedctl.routing import with_chunk_size
 from embedctl.unique import UniqueIds
 from embedctl_config import keys
 from embedctl_config.settings import Settings
@@ -123,7 +123,7 @@ def estimate(broker: Broker, records: Iterable[Record], options: SubmitOptions, 
         SettingsError, InputError: submitting the corpus would raise the same error.
     """
     ahead = ReadAhead(records, at_hand=at_hand)
-    spec = cut_by_work(broker.settings, broker.workers, job_spec(broker, options), ahead)
+    spec = with_chunk_size(broker.settings, broker.workers, job_spec(broker, options), ahead)
     rows, size = spec.options["chunk_size"], spec.options["chunk_bytes"]
     hardware, model = spec.hardware, spec.model
     served = [row.models[model] for row in broker.workers.alive() if row.hardware == hardware and model in row.models]

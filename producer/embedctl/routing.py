@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from embedctl.cut import ReadAhead, Workers, chunk_bytes
+from embedctl.chunk_sizes import ReadAhead, Workers, chunk_bytes
 from embedctl.notices import Reminder
 from embedctl.store import JobSpec, JobStatus, WorkerRegistry
 from embedctl.store.workers import Offer, Offered
@@ -73,8 +73,8 @@ def workers_of(settings: Settings, workers: WorkerRegistry, job: JobSpec) -> Wor
     )
 
 
-def cut_by_work(settings: Settings, workers: WorkerRegistry, job: JobSpec, ahead: ReadAhead) -> JobSpec:
-    """The specification with chunks for the workers that are alive; see :mod:`embedctl.cut`."""
+def with_chunk_size(settings: Settings, workers: WorkerRegistry, job: JobSpec, ahead: ReadAhead) -> JobSpec:
+    """The specification with chunks for the workers that are alive; see :mod:`embedctl.chunk_sizes`."""
     if ahead.is_one:
         return job  # the call asks Redis nothing more
     size = chunk_bytes(ahead, workers_of(settings, workers, job), job.options)

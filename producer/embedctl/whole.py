@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from embedctl.broker import Broker
+from embedctl.chunk_sizes import ReadAhead
 from embedctl.chunking import chunks_of
-from embedctl.cut import ReadAhead
-from embedctl.routing import cut_by_work
+from embedctl.routing import with_chunk_size
 from embedctl.store import JobSpec, WholeJob
 from embedctl_config import wire
 
@@ -28,7 +28,7 @@ def begun_whole(broker: Broker, specify: Callable[[], JobSpec], ahead: ReadAhead
     records = ahead.whole_within(_MOST_RECORDS, _MOST_BYTES)
     if not records:
         return None
-    spec = cut_by_work(broker.settings, broker.workers, specify(), ahead)
+    spec = with_chunk_size(broker.settings, broker.workers, specify(), ahead)
     options = spec.options
     chunk, *others = chunks_of(records, max_rows=options["chunk_size"], max_bytes=options["chunk_bytes"])
     if others or spec.data is not None:

@@ -108,7 +108,7 @@ def test_pages_end_within_a_chunk_and_within_a_request(
     assert found == names(20)
     # A number of lines alone leads to the same place.
     assert ask(gateway, made.id, "7")[0] == ["r7"]
-    # So does the place of a job that was cut in another way.
+    # So does the place of a job with other chunks.
     line, _, position = ask(gateway, made.id, "7")[1].headers["x-last-line"].split(".")
     assert ask(gateway, made.id, f"{line}.3.{position}")[0] == ["r8"]
     (job,) = broker.jobs.newest()

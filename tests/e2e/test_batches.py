@@ -113,7 +113,7 @@ def test_every_bad_line_is_told_and_nothing_is_queued(client: openai.OpenAI, bro
 def test_a_small_batch_is_divided_among_the_workers(
     settings: Settings, start_worker: StartWorker, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("embedctl.cut._MOST_S", 60.0)  # a busy machine takes its time to read
+    monkeypatch.setattr("embedctl.chunk_sizes._MOST_S", 60.0)  # a busy machine takes its time to read
     for _ in range(2):
         start_worker("slow")
     with running_gateway(settings) as gateway, client_of(gateway) as client:
@@ -493,7 +493,7 @@ def test_another_gateway_goes_on_after_a_kill(
             made = create(client, upload(client, lines_of(texts)))
         assert "here\n" in said
     raw.zadd(keys.UNFINISHED, {made.id: 0})  # its lease has lapsed
-    start_worker()  # a new job would be cut in another way; this one keeps its cut
+    start_worker()  # a new job would have other chunks; this one keeps its own
     with running_gateway(settings.replace(chunk_size=50)) as second, client_of(second) as client:
         batch = ended(client, made.id)
         assert (batch.status, counts(batch)) == ("completed", (500, 500, 0))

@@ -25,7 +25,7 @@ ROWS = st.integers(1, 10)
 BYTES = st.integers(1, 100)
 
 
-def cut(records: list[Record], rows: int, size: int) -> list[ChunkInput]:
+def chunked(records: list[Record], rows: int, size: int) -> list[ChunkInput]:
     return list(chunks_of(records, max_rows=rows, max_bytes=size))
 
 
@@ -44,7 +44,7 @@ def bytes_in(chunk: ChunkInput) -> int:
 
 @given(RECORDS, ROWS, BYTES)
 def test_chunks_joined_are_the_records(records: list[Record], rows: int, size: int) -> None:
-    chunks = cut(records, rows, size)
+    chunks = chunked(records, rows, size)
     assert list(chain.from_iterable(map(records_in, chunks))) == records
     assert [chunk.first for chunk in chunks] == [sum(map(len, chunks[:at])) for at in range(len(chunks))]
     assert all(chunk.positions is None for chunk in chunks)
@@ -52,26 +52,26 @@ def test_chunks_joined_are_the_records(records: list[Record], rows: int, size: i
 
 @given(RECORDS, ROWS, BYTES)
 def test_both_bounds_hold_but_for_a_record_that_is_too_long_alone(records: list[Record], rows: int, size: int) -> None:
-    for chunk in cut(records, rows, size):
+    for chunk in chunked(records, rows, size):
         assert 1 <= len(chunk) <= rows
         assert bytes_in(chunk) <= size or len(chunk) == 1
 
 
 @given(RECORDS, ROWS, BYTES)
 def test_no_chunk_ends_before_it_must(records: list[Record], rows: int, size: int) -> None:
-    chunks = cut(records, rows, size)
+    chunks = chunked(records, rows, size)
     for chunk, following in pairwise(chunks):
         assert len(chunk) == rows or bytes_in(chunk) + bytes_in(following.select([0])) > size
 
 
 @given(RECORDS, ROWS, BYTES)
 def test_the_same_records_make_the_same_chunks(records: list[Record], rows: int, size: int) -> None:
-    assert cut(records, rows, size) == list(chunks_of(iter(records), max_rows=rows, max_bytes=size))
+    assert chunked(records, rows, size) == list(chunks_of(iter(records), max_rows=rows, max_bytes=size))
 
 
 def test_a_chunk_without_any_id_has_none_and_one_with_some_keeps_the_gaps() -> None:
     text = RecordKind.TEXT
-    without, with_some = cut(
+    without, with_some = chunked(
         [Record(text, b"a"), Record(text, b"b"), Record(text, b"c", "x"), Record(text, b"d")], 2, 99
     )
     assert without.ids is None
@@ -92,4 +92,4 @@ def test_records_are_read_no_further_than_the_chunk_asked_for() -> None:
 
 
 def test_no_records_make_no_chunk() -> None:
-    assert cut([], 5, 100) == []
+    assert chunked([], 5, 100) == []

@@ -1,4 +1,4 @@
-"""The cut of a job: decided once, by the workers that live then, and stored with the job."""
+"""The limits of a job's chunks: chosen once, by the workers that live then, and stored with the job."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_workers_of_another_class_have_none(settings: Settings, broker: Broker) 
     assert rows_of(broker, enqueue_embeddings(TEXTS, settings=settings)) == [96]
 
 
-def test_a_stream_is_cut_by_the_measured_rate(settings: Settings, broker: Broker) -> None:
+def test_the_chunks_of_a_stream_fit_the_measured_rate(settings: Settings, broker: Broker) -> None:
     beat(broker, 2, rate=19_500 / 4.2 / 2)
     assert rows_of(broker, enqueue_embeddings(iter(TEXTS), settings=settings)) == [10] * 9 + [6]
 
@@ -118,7 +118,7 @@ def test_another_chunk_size_under_the_same_key_is_still_refused(settings: Settin
         enqueue_embeddings(TEXTS, idempotency_key="k", chunk_size=100, settings=settings)
 
 
-def test_the_limits_that_are_stored_with_a_job_cut_it_alike(settings: Settings, broker: Broker) -> None:
+def test_the_limits_that_are_stored_with_a_job_make_the_same_chunks(settings: Settings, broker: Broker) -> None:
     beat(broker, 2)
     job = enqueue_embeddings(TEXTS, settings=settings)
     status = job.status()
@@ -128,7 +128,7 @@ def test_the_limits_that_are_stored_with_a_job_cut_it_alike(settings: Settings, 
     assert [wire.encode_input(chunk) for chunk in chunks] == [broker.jobs.input(job.id, at) for at in range(4)]
 
 
-def test_a_job_goes_on_as_it_was_cut(settings: Settings, broker: Broker) -> None:
+def test_a_resumed_job_keeps_its_chunks(settings: Settings, broker: Broker) -> None:
     before = job_spec(broker, SubmitOptions(idempotency_key="k"))
     job_id, _ = broker.jobs.create(before)
     beat(broker, 2)

@@ -1,6 +1,6 @@
 """Decides how much text the chunks of a job hold, by what the workers that live when it is made can do.
 
-The answer is one number of bytes, which is stored with the job. So a process that continues the job makes the same
+The answer is one number of bytes, which is stored with the job. So a process that resumes the job makes the same
 chunks, whichever workers live by then.
 """
 
@@ -145,7 +145,7 @@ def _shared(sizes: Sequence[int], chunks: float, workers: int, max_rows: int, ma
         return _even(ends, int(chunks), max_rows, max_bytes)
     each = math.floor(chunks / workers + 0.5)
     limits = [_even(ends, workers * rounds, max_rows, max_bytes) for rounds in (each, each + 1)]
-    fewer, more = (_longest_share(_cut(ends, max_rows, limit), workers) for limit in limits)
+    fewer, more = (_longest_share(_chunks(ends, max_rows, limit), workers) for limit in limits)
     return limits[more < _MUCH_LESS * fewer]
 
 
@@ -159,19 +159,19 @@ def _longest_share(chunks: Iterable[int], workers: int) -> int:
 
 def _even(ends: Sequence[int], chunks: int, max_rows: int, max_bytes: int) -> int:
     """The lowest limit in bytes that makes no more chunks than these; `max_bytes` if that makes more already."""
-    if len(_cut(ends, max_rows, max_bytes)) > chunks:
+    if len(_chunks(ends, max_rows, max_bytes)) > chunks:
         return max_bytes
     low, high = 1, max_bytes
     while low < high:
         middle = (low + high) // 2
-        if len(_cut(ends, max_rows, middle)) > chunks:
+        if len(_chunks(ends, max_rows, middle)) > chunks:
             low = middle + 1
         else:
             high = middle
     return high
 
 
-def _cut(ends: Sequence[int], max_rows: int, max_bytes: int) -> list[int]:
+def _chunks(ends: Sequence[int], max_rows: int, max_bytes: int) -> list[int]:
     """The bytes of each chunk that :func:`embedctl.chunking.chunks_of` makes of records that end at these bytes."""
     at = before = 0
     chunks = []

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedctl import cut
+from embedctl import chunk_sizes
+from embedctl.chunk_sizes import BYTES_PER_TOKEN, CHUNK_S, ReadAhead, Workers, chunk_bytes
 from embedctl.chunking import chunks_of, groups_of, size_of
-from embedctl.cut import BYTES_PER_TOKEN, CHUNK_S, ReadAhead, Workers, chunk_bytes
 from embedctl.records import Record
 from embedctl_config.wire import RecordKind
 
@@ -58,7 +58,7 @@ def test_each_worker_has_as_many_chunks_as_another() -> None:
     assert sizes(LONG, Workers(2, 96 * 1900 / 9.5 / BYTES_PER_TOKEN / CHUNK_S)) == [8] * 12  # not ten, the last of 6
 
 
-def test_records_that_do_not_fill_as_many_chunks_are_cut_into_more() -> None:
+def test_records_that_do_not_fill_as_many_chunks_make_more() -> None:
     two = Workers(count=2, prefetch=2)
     assert sizes(texts(6, 20_000), two) == [1] * 6  # not three of two
     assert sizes(texts(9, 4_000), two) == [2, 2, 2, 2, 1]
@@ -118,7 +118,7 @@ def test_a_prompt_is_work() -> None:
     assert with_one == pytest.approx(without / 4, rel=0.1)
 
 
-def test_a_stream_with_kept_fields_is_cut_by_the_settings() -> None:
+def test_the_chunks_of_a_stream_with_kept_fields_are_those_of_the_settings() -> None:
     """Nobody knows how much of its bytes will be text."""
     assert sizes(texts(100, 100, kept=900), Workers(1, 100.0), at_hand=False, keep=["title"]) == [100]
 
@@ -128,7 +128,7 @@ def test_a_long_text_among_short_ones_costs_no_worker_its_part() -> None:
     assert sizes(records, Workers(2)) == [1, 250]
 
 
-def test_texts_of_nothing_are_cut_by_rows() -> None:
+def test_chunks_of_texts_of_nothing_are_limited_by_rows() -> None:
     assert sizes(texts(1000, 0), Workers(2, 1000.0)) == [512, 488]
 
 
@@ -143,7 +143,7 @@ def test_a_stream_is_not_read_before_its_turn() -> None:
 
 
 def test_no_more_is_read_ahead_than_matters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cut, "_MOST_S", 60.0)  # a busy machine takes its time
+    monkeypatch.setattr(chunk_sizes, "_MOST_S", 60.0)  # a busy machine takes its time
     read = 0
 
     def records() -> Iterator[Record]:
@@ -159,7 +159,7 @@ def test_no_more_is_read_ahead_than_matters(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_records_that_are_slow_to_read_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cut, "_MOST_S", 0.0)
+    monkeypatch.setattr(chunk_sizes, "_MOST_S", 0.0)
     ahead = ReadAhead(LONG, at_hand=True)
     assert (len(ahead.read(10, 1000)), ahead.whole) == (0, False)
 
@@ -180,4 +180,4 @@ def test_the_records_read_ahead_keep_their_places(
     assert list(ahead) == records
     ends = [sum(map(size_of, records[: at + 1])) for at in range(len(records))]
     chunks = [sum(map(size_of, chunk)) for chunk in groups_of(records, max_rows=rows, max_bytes=limit)]
-    assert cut._cut(ends, rows, limit) == chunks
+    assert chunk_sizes._chunks(ends, rows, limit) == chunks
