@@ -281,7 +281,7 @@ async def discard_all(jobs: Sequence[AsyncJob]) -> None:
     ended = [status for job in jobs if (status := job._waiter.ended_lately()) is not None]
 
     def discard() -> None:
-        removed = jobs[0]._job._broker.upkeep.remove_whole(ended)
+        removed = jobs[0]._job._broker.upkeep.remove_complete(ended)
         for job in jobs:
             if job.id not in removed:
                 with suppress(JobNotFound):  # somebody else has freed it

@@ -14,6 +14,7 @@ from embedctl.broker import Broker
 from embedctl.chunk_sizes import ReadAhead
 from embedctl.chunking import chunks_of
 from embedctl.digests import with_digests
+from embedctl.inline import begun_inline
 from embedctl.job import Job
 from embedctl.job_options import JobOptions, SubmitOptions
 from embedctl.notices import Reminder
@@ -21,9 +22,8 @@ from embedctl.option_checks import check_against_workers
 from embedctl.patience import came_of_an_absence, check_timeout, patiently
 from embedctl.records import Record, RecordLike, records_of
 from embedctl.routing import resolve, same_model, with_chunk_size
-from embedctl.store import JobSpec, JobStatus, WholeJob
+from embedctl.store import InlineJob, JobSpec, JobStatus
 from embedctl.submission import Submission, SubmitProgress
-from embedctl.whole import begun_whole
 from embedctl_config import tenants
 from embedctl_config.errors import (
     BrokerUnavailable,
@@ -157,17 +157,17 @@ def submit(
     when_there_is_room = partial(
         _when_there_is_room, progress=progress, deadline=None if timeout is None else began + timeout
     )
-    whole, token = None, None
+    inline, token = None, None
     if taking_up is None and options.idempotency_key is None and options.resume is None:
         token = secrets.token_hex(8)
-        begin = partial(begun_whole, broker, partial(job_spec, broker, options), ahead, token)
-        whole = when_there_is_room(begin)
-        if whole is not None and whole.sealed_at is not None:
-            return _finished(broker, whole, progress, None if timeout is None else began + timeout)
-    if whole is not None:
-        broker.send(whole.queue, whole.issued)
-    if whole is not None and whole.job_id is not None:
-        job = broker.jobs.status(whole.job_id)  # a step failed: each is taken by itself, and some of them again
+        begin = partial(begun_inline, broker, partial(job_spec, broker, options), ahead, token)
+        inline = when_there_is_room(begin)
+        if inline is not None and inline.sealed_at is not None:
+            return _finished(broker, inline, progress, None if timeout is None else began + timeout)
+    if inline is not None:
+        broker.send(inline.queue, inline.issued)
+    if inline is not None and inline.job_id is not None:
+        job = broker.jobs.status(inline.job_id)  # a step failed: each is taken by itself, and some of them again
     else:
         job = when_there_is_room(lambda: _begun(broker, options, ahead))
     if taking_up is not None:
@@ -194,20 +194,20 @@ def submit(
     return Job(job.id, broker, sealed_with=submission.chunks)
 
 
-def _finished(broker: Broker, whole: WholeJob, progress: SubmitProgress | None, deadline: float | None) -> Job:
-    """Send the tickets of a job that was made as a whole."""
-    job_id = str(whole.job_id)
+def _finished(broker: Broker, inline: InlineJob, progress: SubmitProgress | None, deadline: float | None) -> Job:
+    """Send the ticket of an inline job."""
+    job_id = str(inline.job_id)
     try:
-        patiently(partial(broker.send, whole.queue, whole.issued), deadline=deadline)
+        patiently(partial(broker.send, inline.queue, inline.issued), deadline=deadline)
         if progress is not None:
-            progress(whole.records, "")
+            progress(inline.records, "")
     except BrokerUnavailable as error:
         raise type(error)(f"{error} Job {job_id} has all its records, and goes on when Redis is back") from error
     except BaseException as error:
         if not came_of_an_absence(error):
             _cancel(broker, job_id)
         raise
-    return Job(job_id, broker, sealed_with=1, seen=whole.sealed_at)
+    return Job(job_id, broker, sealed_with=1, seen=inline.sealed_at)
 
 
 def _when_there_is_room(begin: Callable[[], T], progress: SubmitProgress | None, deadline: float | None) -> T:

@@ -360,7 +360,7 @@ class Job:
             ended: the job's status, if it was seen to have ended a moment ago.
         """
         self._waiter.forget()
-        if ended is not None and self._broker.upkeep.remove_whole([ended]):
+        if ended is not None and self._broker.upkeep.remove_complete([ended]):
             return
         self._broker.jobs.cancel(self._id)  # first, so that no producer adds to it any more
         self._free()

@@ -1,6 +1,6 @@
 """All access to Redis: jobs and their chunks, workers and their heartbeats, upkeep."""
 
-from embedctl.store.answers import Added, Claim, ClaimAnswer, Completed, WholeJob
+from embedctl.store.answers import Added, Claim, ClaimAnswer, Completed, InlineJob
 from embedctl.store.connection import Connection
 from embedctl.store.doubts import Doubts
 from embedctl.store.drains import Drains, DrainState, Holder, PartFacts
@@ -39,5 +39,5 @@ __all__ = [
     "Waiting",
     "WorkerRegistry",
     "WorkerRow",
-    "WholeJob",
+    "InlineJob",
 ]

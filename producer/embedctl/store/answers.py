@@ -72,8 +72,8 @@ class Completed:
 
 
 @dataclass(frozen=True, slots=True)
-class WholeJob:
-    """What came of making a job in one round trip.
+class InlineJob:
+    """What came of making an inline job: one of one chunk, in one round trip.
 
     Attributes:
         job_id: None if the job was not made, because its tenant's limits leave no room.

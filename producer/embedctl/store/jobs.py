@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from embedctl.chunk_files import ChunkFiles, Upload, Where
 from embedctl.chunk_files.references import MOST_BYTES, is_reference
-from embedctl.store.answers import Added, Claim, Completed, WholeJob, claim_of
+from embedctl.store.answers import Added, Claim, Completed, InlineJob, claim_of
 from embedctl.store.connection import Connection, Put, ScriptCall
 from embedctl.store.doubts import Doubts
 from embedctl.store.issuing import Issued, issue_call, issued_of
@@ -85,8 +85,8 @@ class JobStore(JobReader):
             raise exceeded(spec.tenant, rest)
         return (rest[0].decode(), False) if answer == "exists" else (job_id, True)
 
-    def create_whole(self, spec: JobSpec, value: bytes, *, digest: bytes, rows: int, token: str) -> WholeJob:
-        """Make a job of one chunk: create, add, seal and issue in one round trip.
+    def create_inline(self, spec: JobSpec, value: bytes, *, digest: bytes, rows: int, token: str) -> InlineJob:
+        """Make an inline job, of one chunk: create, add, seal and issue in one round trip.
 
         Args:
             spec: without an idempotency key.
@@ -130,7 +130,7 @@ class JobStore(JobReader):
             issued.append(Issued(job_id, 0))
         sealed_at = steps[1][1][1].decode() if all(done) else None
         is_made = isinstance(created, tuple) and created[0] == "created"
-        return WholeJob(job_id if is_made else None, queue, rows, issued, sealed_at)
+        return InlineJob(job_id if is_made else None, queue, rows, issued, sealed_at)
 
     def _creation(self, spec: JobSpec) -> tuple[str, ScriptCall]:
         """The id of a new job, and the call that makes it."""

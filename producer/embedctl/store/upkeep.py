@@ -276,7 +276,7 @@ class Upkeep:
         if hardware and model:
             self.queues.leave(keys.queue(hardware.decode(), model.decode()))
 
-    def remove_whole(self, jobs: Sequence[JobStatus]) -> set[str]:
+    def remove_complete(self, jobs: Sequence[JobStatus]) -> set[str]:
         """Free and remove small jobs that are complete, in one round trip for many; their ids. Nothing is done of
         others.
 
@@ -285,16 +285,16 @@ class Upkeep:
         Args:
             jobs: as they were a moment ago.
         """
-        complete = [job for job in jobs if self._is_whole(job)]
+        complete = [job for job in jobs if self._is_complete(job)]
         for start in range(0, len(complete), _TOGETHER):
-            self._remove_whole(complete[start : start + _TOGETHER])
+            self._remove_complete(complete[start : start + _TOGETHER])
         return {job.id for job in complete}
 
-    def _is_whole(self, job: JobStatus) -> bool:
+    def _is_complete(self, job: JobStatus) -> bool:
         complete = job.state in _COMPLETE and job.chunks == job.original_chunks == job.chunks_done
         return complete and job.chunks <= _SMALL and not self._files.is_outside
 
-    def _remove_whole(self, jobs: Sequence[JobStatus]) -> None:
+    def _remove_complete(self, jobs: Sequence[JobStatus]) -> None:
         kinds = (keys.chunk_input, keys.chunk_result)
         chunks = [key(job.id, chunk) for job in jobs for chunk in range(job.chunks) for key in kinds]
         ids = [job.id for job in jobs]

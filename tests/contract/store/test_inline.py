@@ -1,4 +1,4 @@
-"""Small jobs that are made in one round trip, and how much their callers ask of Redis."""
+"""Inline jobs, which are made in one round trip, and how much their callers ask of Redis."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def scripts_run(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return trips
 
 
-def test_a_small_job_is_made_in_one_round_trip(
+def test_an_inline_job_is_made_in_one_round_trip(
     settings: Settings, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enqueue_embeddings(TEXTS, settings=settings)

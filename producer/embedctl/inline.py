@@ -1,4 +1,4 @@
-"""A small job that is made as a whole, in one round trip, because all its text is at hand."""
+"""An inline job: one small chunk, made in one round trip, because all its text is at hand."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from embedctl.broker import Broker
 from embedctl.chunk_sizes import ReadAhead
 from embedctl.chunking import chunks_of
 from embedctl.routing import with_chunk_size
-from embedctl.store import JobSpec, WholeJob
+from embedctl.store import InlineJob, JobSpec
 from embedctl_config import wire
 
-#: A small job has at most so many records and bytes. A larger one is not held up by a few round trips.
+#: An inline job has at most so many records and bytes. A larger one is not held up by a few round trips.
 _MOST_RECORDS, _MOST_BYTES = 256, 32 * 1024
 
 
-def begun_whole(broker: Broker, specify: Callable[[], JobSpec], ahead: ReadAhead, token: str) -> WholeJob | None:
+def begun_inline(broker: Broker, specify: Callable[[], JobSpec], ahead: ReadAhead, token: str) -> InlineJob | None:
     """Make a job of the records of `ahead`, which stay there; None if they are not one small chunk.
 
     Args:
@@ -34,4 +34,4 @@ def begun_whole(broker: Broker, specify: Callable[[], JobSpec], ahead: ReadAhead
     if others or spec.data is not None:
         return None
     payload = wire.encode_input(chunk)
-    return broker.jobs.create_whole(spec, payload, digest=wire.digest_of(payload), rows=len(chunk), token=token)
+    return broker.jobs.create_inline(spec, payload, digest=wire.digest_of(payload), rows=len(chunk), token=token)
