@@ -135,7 +135,6 @@ class _DiscreetConnection(Connection):
     """Kombu's connection with a description that holds no secret: workers give it to anyone who inspects them."""
 
     def get_transport_cls(self) -> type:
-        """The class of its transport."""
         transport: type = _keeping_clients(super().get_transport_cls())  # type: ignore[arg-type]  # a class has a hash
         return transport
 

@@ -122,7 +122,6 @@ class _Source:
     variable: str = ""
 
     def words(self, name: str) -> str:
-        """The source of this setting, in words."""
         if self is _ARGUMENTS:
             return "argument"
         if self.variable:

@@ -91,7 +91,6 @@ def rate_of(backend: Backend, texts_per_s: float, **measured: str | int) -> dict
 
 
 def _versions(*packages: str) -> Iterator[tuple[str, str]]:
-    """The versions of the packages that are installed."""
     for name in packages:
         try:
             yield name, metadata.version(name)

@@ -419,7 +419,6 @@ def _records_of(source: Rows, texts: Collection[int]) -> list[int]:
 
 
 def _fail(source: Rows, bad: Mapping[int, tuple[ErrorCode, str]], errors: dict[int, RecordError]) -> None:
-    """Give each record that holds a bad text the error of that text."""
     for row in _records_of(source, bad):
         errors[row] = RecordError(row, *bad[int(source[row])])
         source[row] = -1

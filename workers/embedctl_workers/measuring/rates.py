@@ -122,7 +122,6 @@ class _TimedUse(DeviceUse):
         self.launcher.close()
 
     def start(self) -> None:
-        """Begin to count the time."""
         self._started = time.perf_counter()
 
     @property
@@ -155,7 +154,6 @@ def _prepare(encoder: ChunkEncoder, texts: list[bytes]) -> Prepared:
 
 
 def _encode_repeatedly(encoder: ChunkEncoder, prepared: Callable[[], Prepared], use: _TimedUse) -> None:
-    """Encode chunks until the use of the device is over."""
     try:
         while True:
             done = encoder.encode(prepared(), use, use.launcher)

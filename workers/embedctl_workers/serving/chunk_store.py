@@ -172,7 +172,6 @@ class ChunkStore:
 
 
 def _report(claimed: ClaimedChunk, encoded: EncodedChunk, failed_input: bytes) -> Completed:
-    """What the job counts of a chunk."""
     failed = len(encoded.errors)
     return Completed(
         done=len(claimed.chunk) - failed,

@@ -72,7 +72,6 @@ class Gathering:
             self._queues.remove(queue, taken)
 
     def _unclaimed(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Those that no worker has claimed."""
         if not candidates:
             return []
         with self._broker.connection.client() as client:

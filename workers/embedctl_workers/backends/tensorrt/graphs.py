@@ -234,7 +234,6 @@ def _bf16(values: Any, name: str) -> Any:
 
 
 def _cast_to(node: Any) -> int | None:
-    """The type that a node casts to."""
     return int(node.attribute[0].i) if node.op_type == "Cast" else None
 
 
