@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from embedctl.listening import in_shared_thread
 from embedctl.store.stored_files import digest_of, new_id
 from embedctl_config.errors import BrokerUnavailable
-from embedctl_config.patience import REDIS, Outage
+from embedctl_config.retry import REDIS, RetryLimit
 from embedctl_gateway.calls import Call
 from embedctl_gateway.objects import (
     ANSWERED,
@@ -122,5 +122,5 @@ async def _surely(work: Callable[[], T]) -> T:
     Raises:
         BrokerUnavailable: Redis has not answered for some time.
     """
-    outage = Outage(longest_s=_SURE_S, while_full=False)
-    return await REDIS.acall(lambda: in_shared_thread(work), BrokerUnavailable, failed=outage)
+    limit = RetryLimit(longest_s=_SURE_S, while_full=False)
+    return await REDIS.acall(lambda: in_shared_thread(work), BrokerUnavailable, failed=limit)

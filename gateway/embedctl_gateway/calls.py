@@ -25,7 +25,7 @@ from embedctl.store.batches import BatchStore
 from embedctl.store.stored_files import FileStore
 from embedctl.store.webhook_events import EventStore
 from embedctl_config.errors import EmbedctlError
-from embedctl_config.patience import ASIDE, Outage
+from embedctl_config.retry import ASIDE, RetryLimit
 from embedctl_config.settings import Settings
 from embedctl_gateway.access import Access
 from embedctl_gateway.admission import Admission, Bytes
@@ -116,17 +116,17 @@ class Gateway:
         """Do what moves the bytes of a file, which must not keep the requests for vectors from their threads."""
         return await asyncio.get_running_loop().run_in_executor(self._movers, work)
 
-    def tidy(self, work: Callable[[], object], patience_s: float = 0.0) -> None:
+    def tidy(self, work: Callable[[], object], retry_s: float = 0.0) -> None:
         """Free what a request has left; nobody waits for that. What can't be freed goes with its time to live.
 
         Args:
-            patience_s: how long it is tried again.
+            retry_s: how long it is tried again.
         """
 
         async def free() -> None:
             with suppress(EmbedctlError):
-                outage = Outage(longest_s=patience_s, while_full=False)
-                await ASIDE.acall(lambda: self.in_thread(work), EmbedctlError, failed=outage)
+                limit = RetryLimit(longest_s=retry_s, while_full=False)
+                await ASIDE.acall(lambda: self.in_thread(work), EmbedctlError, failed=limit)
 
         task = asyncio.create_task(free())
         self._tidying.add(task)

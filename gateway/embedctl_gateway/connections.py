@@ -9,18 +9,18 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 #: A request's line and headers may take this long, and a client that reads nothing is waited for as long (seconds).
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 #: Open connections; a further one is closed at once.
 MAX_CONNECTIONS = 900
 
 
-class PatientProtocol(H11Protocol):
-    """Closes a connection that begins no request for :data:`PATIENCE_S`, or takes nothing of its answer for as long.
+class TimedProtocol(H11Protocol):
+    """Closes a connection that begins no request for :data:`TIMEOUT_S`, or takes nothing of its answer for as long.
 
     uvicorn alone waits for both without end. The body of a request has a limit of its own.
     """
 
-    patience_s = PATIENCE_S
+    timeout_s = TIMEOUT_S
     max_connections = MAX_CONNECTIONS
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -43,12 +43,12 @@ class PatientProtocol(H11Protocol):
         super().on_response_complete()
 
     def _look_later(self) -> None:
-        self._check = self.loop.call_later(self.patience_s / 4, self._look)
+        self._check = self.loop.call_later(self.timeout_s / 4, self._look)
 
     def _look(self) -> None:
         if self._has_moved():
             self._since = self.loop.time()
-        elif self.loop.time() - self._since >= self.patience_s:
+        elif self.loop.time() - self._since >= self.timeout_s:
             self.transport.abort()
             return
         self._look_later()

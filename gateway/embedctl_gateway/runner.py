@@ -46,7 +46,7 @@ from embedctl_config.errors import (
     SettingsError,
 )
 from embedctl_config.hardware import PRECISIONS
-from embedctl_config.patience import ASIDE, Growing
+from embedctl_config.retry import ASIDE, Growing
 from embedctl_config.tenants import NORMAL
 from embedctl_gateway.batch_answers import Written, lines_of, only, write
 

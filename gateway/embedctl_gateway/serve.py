@@ -19,7 +19,7 @@ try:
 
     from embedctl_gateway.application import application
     from embedctl_gateway.calls import Gateway
-    from embedctl_gateway.connections import PatientProtocol
+    from embedctl_gateway.connections import TimedProtocol
 except ModuleNotFoundError as error:
     raise MissingExtra("gateway", "`embedctl gateway`") from error
 
@@ -64,7 +64,7 @@ def make_server(settings: Settings, gateway: Gateway) -> Server:
     """
     config = Config(
         application(gateway),
-        http=PatientProtocol,
+        http=TimedProtocol,
         ws="none",
         loop="asyncio",
         lifespan="on",

@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 from embedctl.notices import Reminder
 from embedctl.store.webhook_events import Event, EventStore
 from embedctl_config.errors import BrokerUnavailable, NotPermitted, SettingsError
-from embedctl_config.patience import ASIDE
 from embedctl_config.redis_url import read_password
+from embedctl_config.retry import ASIDE
 from embedctl_config.settings import Settings, expanded
 
 log = logging.getLogger(__name__)

@@ -22,9 +22,9 @@ from embedctl.enqueue import read_records, submit
 from embedctl.job import Job
 from embedctl.job_options import JobOptions, SubmitOptions
 from embedctl.listening import in_own_thread, in_shared_thread
-from embedctl.patience import TimeLimit, check_timeout
 from embedctl.records import Record, RecordLike
 from embedctl.results import ChunkVectors, FailedRecord, Vectors
+from embedctl.retrying import TimeLimit, check_timeout
 from embedctl.store import JobStatus
 from embedctl.submission import SubmitProgress
 from embedctl.waiting import Progress, Relay

@@ -19,8 +19,8 @@ from embedctl.job import Job
 from embedctl.job_options import JobOptions, SubmitOptions
 from embedctl.notices import Reminder
 from embedctl.option_checks import check_against_workers
-from embedctl.patience import came_of_an_absence, check_timeout, patiently
 from embedctl.records import Record, RecordLike, records_of
+from embedctl.retrying import check_timeout, is_redis_away, retry_redis
 from embedctl.routing import resolve, same_model, with_chunk_size
 from embedctl.store import InlineJob, JobSpec, JobStatus
 from embedctl.submission import Submission, SubmitProgress
@@ -188,7 +188,7 @@ def submit(
     except (BrokerUnavailable, JobError, QuotaExceeded):
         raise  # the message says how to go on, or the job has ended
     except BaseException as error:  # Ctrl-C and SystemExit too
-        if not resumable and not came_of_an_absence(error):
+        if not resumable and not is_redis_away(error):
             _cancel(broker, job.id)
         raise
     return Job(job.id, broker, sealed_with=submission.chunks)
@@ -198,13 +198,13 @@ def _finished(broker: Broker, inline: InlineJob, progress: SubmitProgress | None
     """Send the ticket of an inline job."""
     job_id = str(inline.job_id)
     try:
-        patiently(partial(broker.send, inline.queue, inline.issued), deadline=deadline)
+        retry_redis(partial(broker.send, inline.queue, inline.issued), deadline=deadline)
         if progress is not None:
             progress(inline.records, "")
     except BrokerUnavailable as error:
         raise type(error)(f"{error} Job {job_id} has all its records, and goes on when Redis is back") from error
     except BaseException as error:
-        if not came_of_an_absence(error):
+        if not is_redis_away(error):
             _cancel(broker, job_id)
         raise
     return Job(job_id, broker, sealed_with=1, seen=inline.sealed_at)
@@ -220,7 +220,7 @@ def _when_there_is_room(begin: Callable[[], T], progress: SubmitProgress | None,
             progress(0, "Redis")
 
     # No retry if Redis goes away: it may have made a job without telling us.
-    return patiently(begin, pausing=pausing, deadline=deadline, outage_s=0.0)
+    return retry_redis(begin, pausing=pausing, deadline=deadline, retry_s=0.0)
 
 
 def _begun(broker: Broker, options: SubmitOptions, ahead: ReadAhead) -> JobStatus:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from embedctl.broker import Broker
-from embedctl.patience import TimeLimit, check_timeout
 from embedctl.reader import ResultReader
 from embedctl.results import ChunkVectors, FailedRecord, Vectors
 from embedctl.retry import retry_failed
+from embedctl.retrying import TimeLimit, check_timeout
 from embedctl.store import GoneWorker, JobState, JobStatus, Suspect, WorkerRow
 from embedctl.waiting import Waiter
 from embedctl_config.loading import load_settings

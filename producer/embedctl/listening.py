@@ -23,7 +23,7 @@ from embedctl.store.connection import Connection, answers_by
 from embedctl.store.events import Event, events_in
 from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable, NotPermitted
-from embedctl_config.patience import ASIDE, POLL, Streak
+from embedctl_config.retry import ASIDE, POLL, Streak
 
 log = logging.getLogger(__name__)
 

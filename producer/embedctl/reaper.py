@@ -15,7 +15,7 @@ from embedctl.store import JobState
 from embedctl.store.heads import Heads
 from embedctl.store.upkeep import AUDIT_AFTER_S, ActiveJob, Looked
 from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable, NotPermitted
-from embedctl_config.patience import Policy
+from embedctl_config.retry import Policy
 
 if TYPE_CHECKING:
     from embedctl.tickets import Ticket  # importing Celery waits until tickets are sent

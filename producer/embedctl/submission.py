@@ -13,8 +13,8 @@ from typing import Self, TypeVar
 from embedctl.broker import Broker
 from embedctl.chunk_files import Upload
 from embedctl.notices import Reminder
-from embedctl.patience import TimeLimit, came_of_an_absence
 from embedctl.reaper import Reaper
+from embedctl.retrying import TimeLimit, is_redis_away
 from embedctl.routing import no_worker_for
 from embedctl.store import Added, JobState, JobStatus
 from embedctl.store.lease import Lease
@@ -31,7 +31,7 @@ from embedctl_config.errors import (
     QuotaExceeded,
     WaitTimeout,
 )
-from embedctl_config.patience import POLL
+from embedctl_config.retry import POLL
 from embedctl_config.wire import ChunkInput
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Submission:
     ) -> None:
         self._broker = broker
         self._limit = TimeLimit(timeout, time.monotonic() if began is None else began)
-        self._waiter = Waiter(job.id, broker, seen="$", pausing=self._note_outage)
+        self._waiter = Waiter(job.id, broker, seen="$", pausing=self._note_failure)
         self._remind = Reminder(log.warning)
         self._job = job
         self._job_id = job.id
@@ -84,7 +84,7 @@ class Submission:
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         self._lease.end()
-        if error is not None and not isinstance(error, BrokerUnavailable) and not came_of_an_absence(error):
+        if error is not None and not isinstance(error, BrokerUnavailable) and not is_redis_away(error):
             with suppress(EmbedctlError):  # otherwise the lease runs out, only later
                 self._broker.jobs.hold(self._job_id, self._token, lease_s=0)
 
@@ -212,7 +212,7 @@ class Submission:
                 f"CORPUS --resume {self._job_id}"
             ) from error
 
-    def _note_outage(self, error: BrokerUnavailable) -> None:
+    def _note_failure(self, error: BrokerUnavailable) -> None:
         self._report(_store_of(error))
 
     def _wait(self, for_what: str) -> None:

@@ -14,8 +14,8 @@ from typing import TypeVar
 from embedctl.broker import Broker
 from embedctl.listening import in_shared_thread, may_wait
 from embedctl.notices import Reminder
-from embedctl.patience import TimeLimit, patiently, what_is_away
 from embedctl.reaper import Reaper
+from embedctl.retrying import TimeLimit, retry_redis, what_is_away
 from embedctl.routing import missing_worker, with_workers
 from embedctl.store import JobState, JobStatus
 from embedctl_config import keys
@@ -29,7 +29,7 @@ from embedctl_config.errors import (
     JobStalled,
     WaitTimeout,
 )
-from embedctl_config.patience import EVENT, REDIS, Outage
+from embedctl_config.retry import EVENT, REDIS, RetryLimit
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class NotYet(Exception):
 class Waiter:
     """Asks Redis about one job, and waits for it: in the calling thread, or with :meth:`eventually` in a task.
 
-    It asks again while Redis is away or full (:func:`patiently`), and runs the reaper while it waits, as workers do.
+    It asks again while Redis is away or full (:func:`retry_redis`), and runs the reaper while it waits, as workers do.
 
     Args:
         sealed_with: the number of chunks with which this process sealed the job; None if another process did.
@@ -125,13 +125,13 @@ class Waiter:
             ) from error
 
     def ask(self, question: Callable[[], T], deadline: float | None = None) -> T:
-        """The answer to a question that may be asked twice; see :func:`patiently` for the deadline and the errors."""
+        """The answer to a question that may be asked twice; see :func:`retry_redis` for the deadline and the errors."""
         if may_wait():
-            return patiently(question, pausing=self.note_outage, deadline=deadline)
+            return retry_redis(question, pausing=self.note_failure, deadline=deadline)
         try:
             return question()
         except BrokerUnavailable as error:
-            self.note_outage(error)
+            self.note_failure(error)
             raise
 
     def next_event(self, seen: str, timeout_s: float, deadline: float | None = None, *, only_end: bool = False) -> str:
@@ -161,7 +161,7 @@ class Waiter:
         """Run the reaper if a round is due."""
         self.ask(partial(self._reaper.round, deadline), deadline)
 
-    def note_outage(self, error: BrokerUnavailable) -> None:
+    def note_failure(self, error: BrokerUnavailable) -> None:
         """Redis, or the place of chunks outside of it, is away or full: the user is to know."""
         if not isinstance(error, ChunkFilesUnavailable):
             self._reaper.rest()  # the silence of owners means nothing
@@ -252,7 +252,7 @@ class Waiter:
                 event then.
 
         Raises:
-            BrokerUnavailable, WaitTimeout: as :func:`embedctl.patience.patiently`.
+            BrokerUnavailable, WaitTimeout: as :func:`embedctl.retrying.retry_redis`.
         """
         began, seen = time.monotonic(), self.seen
         longest_s = self.broker.settings.lease_s / 3  # the reaper is to run meanwhile
@@ -271,7 +271,7 @@ class Waiter:
 
         while True:
             try:
-                return await REDIS.acall(once, BrokerUnavailable, failed=Outage(deadline))
+                return await REDIS.acall(once, BrokerUnavailable, failed=RetryLimit(deadline))
             except NotYet:
                 now = time.monotonic()
             pause_s = LOOK_EVERY_S if relay.is_asked else max(LOOK_EVERY_S, EVENT.pause_s(now - began))

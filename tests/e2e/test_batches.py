@@ -22,7 +22,7 @@ from embedctl.store.stored_files import PART_BYTES
 from embedctl.sweeper import Sweeper
 from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable
-from embedctl_config.patience import Policy
+from embedctl_config.retry import Policy
 from embedctl_config.settings import Settings
 from embedctl_config.tenants import TenantEntry
 from embedctl_gateway.key_file import add_key

@@ -379,7 +379,7 @@ def test_two_requests_on_one_connection_without_waiting(gateway: Running, start_
 
 
 def test_a_connection_without_a_request_is_closed(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedctl_gateway.connections.PatientProtocol.patience_s", 0.2)
+    monkeypatch.setattr("embedctl_gateway.connections.TimedProtocol.timeout_s", 0.2)
     with running_gateway(settings) as running:
         for sent in (b"", b"POST /embed HTTP/1.1\r\nhost: lo"):
             with running.connect() as connection, suppress(ConnectionError):
@@ -406,7 +406,7 @@ def test_slow_and_large_requests_are_refused(settings: Settings) -> None:
 
 @pytest.mark.slow
 def test_a_connection_may_be_idle_between_requests(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedctl_gateway.connections.PatientProtocol.patience_s", 3)
+    monkeypatch.setattr("embedctl_gateway.connections.TimedProtocol.timeout_s", 3)
     with running_gateway(settings) as gateway, gateway.connect() as connection:
         for _ in range(2):
             connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
@@ -420,7 +420,7 @@ def test_a_connection_may_be_idle_between_requests(settings: Settings, monkeypat
 
 
 def test_there_are_not_endlessly_many_connections(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedctl_gateway.connections.PatientProtocol.max_connections", 1)
+    monkeypatch.setattr("embedctl_gateway.connections.TimedProtocol.max_connections", 1)
     with running_gateway(settings) as gateway, gateway.connect() as first:
         first.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert first.recv(65536).startswith(b"HTTP/1.1 200")

@@ -17,7 +17,7 @@ import pytest
 from embedctl import InputError, Job, JobFailed, MixedVectors, SettingsError, SinkRefused, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.sinks import deliver as deliveries
-from embedctl_config.patience import Policy
+from embedctl_config.retry import Policy
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.forked import Forked

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from embedctl import Job, JobUnfinished, enqueue_embeddings
-from embedctl.patience import TimeLimit
+from embedctl.retrying import TimeLimit
 from embedctl.store import ServedModel
 from embedctl_config.settings import Settings
 from tests.support.jobs import reference

@@ -325,7 +325,7 @@ def no_time_of_its_own(recorder: Recorder) -> Iterator[None]:
     dice = SimpleNamespace(token_hex=lambda size=8: recorder.token)
     with ExitStack() as stack:
         for place, stand_in in [
-            ("embedctl_config.patience.time", clock),
+            ("embedctl_config.retry.time", clock),
             ("embedctl.waiting.time", clock),
             ("embedctl.submission.time", clock),
             ("embedctl.reaper.time", clock),

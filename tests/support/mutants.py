@@ -34,8 +34,8 @@ ROOT = Path(__file__).parents[2]
 #: What is mutated, and the tests that are to notice it.
 PRODUCER, CONFIG = "producer/embedctl", "config/embedctl_config"
 MODULES = (
-    f"{CONFIG}/patience.py",
-    *(f"{PRODUCER}/{each}.py" for each in ("store/*", "output/*", "patience", "waiting", "listening", "retry")),
+    f"{CONFIG}/retry.py",
+    *(f"{PRODUCER}/{each}.py" for each in ("store/*", "output/*", "retrying", "waiting", "listening", "retry")),
 )
 TESTS = (
     "tests/unit/producer",

@@ -7,7 +7,7 @@ import logging
 from celery.events import EventReceiver
 
 from embedctl_config.errors import MissingExtra
-from embedctl_config.patience import ASIDE, Streak
+from embedctl_config.retry import ASIDE, Streak
 
 try:
     from flower.events import Events

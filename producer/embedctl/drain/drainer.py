@@ -22,9 +22,9 @@ from embedctl.output.columns import KeptColumns
 from embedctl.output.digest_rows import digest_of
 from embedctl.output.numbers import CALIBRATED_ON, FLOAT32, Numbers, OutputType, ranges_of
 from embedctl.output.parts import BeginAgain
-from embedctl.patience import TimeLimit
 from embedctl.reader import check_fingerprint
 from embedctl.results import ChunkVectors, Vectors, chunk_vectors, overlaid
+from embedctl.retrying import TimeLimit
 from embedctl.store import DrainState, Holder, JobState, JobStatus, PartFacts
 from embedctl.store.drains import first_part, part_name, part_names, retry_part_name
 from embedctl.store.lease import Lease

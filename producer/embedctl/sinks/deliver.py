@@ -17,16 +17,16 @@ import numpy as np
 
 from embedctl.output.batch import is_of_batch
 from embedctl.output.numbers import OutputType, numbers_of
-from embedctl.patience import TimeLimit
 from embedctl.reader import ResultReader
 from embedctl.results import ChunkVectors
+from embedctl.retrying import TimeLimit
 from embedctl.sinks.base import Batch, Provenance, Sink, Target, Verified
 from embedctl.sinks.ids import Duplicates, LeftOut, decided, no_id
 from embedctl.store import JobStatus
 from embedctl.waiting import Waiter
 from embedctl_config.errors import JobError, OutputError, SettingsError, SinkRefused, SinkUnavailable
 from embedctl_config.fingerprint import job_fingerprint
-from embedctl_config.patience import OUTSIDE, Streak
+from embedctl_config.retry import OUTSIDE, Streak
 
 log = logging.getLogger(__name__)
 

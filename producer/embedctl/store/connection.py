@@ -209,7 +209,7 @@ class Connection:
                 **({} if url.startswith("unix:") else {"socket_keepalive": True}),
                 health_check_interval=10,
                 max_connections=_MOST_CONNECTIONS,
-                # Only within a command, to reconnect. Whoever asks again does so by embedctl_config.patience.
+                # Only within a command, to reconnect. Whoever asks again does so by embedctl_config.retry.
                 retry=_BoundedRetry(ExponentialBackoff(cap=1, base=0.05), 3),
                 retry_on_error=[redis.exceptions.ReadOnlyError],
                 **tls,

@@ -1,8 +1,9 @@
 -- Choose issued chunks that need another ticket: their lease lapsed, or no worker took the last ticket. An owner's death
 -- makes its chunk suspect. If the owner was in careful mode, its current row is given up.
--- KEYS[9..10]: live workers of the queue, jobs that wait for one. ARGV: job, first reissue after, longest wait, most chunks,
--- patience, deaths without a row until the chunk is stuck, time before which all tickets sent have left the queue, shortest
--- time until the next look, time without progress until an audit. → ok <chunk>… | idle
+-- KEYS[9..10]: live workers of the queue, jobs that wait for one. ARGV: job, first reissue after, longest wait, most
+-- chunks, how long an owner in careful mode may be silent, deaths without a row until the chunk is stuck, time before
+-- which all tickets sent have left the queue, shortest time until the next look, time without progress until an audit.
+-- → ok <chunk>… | idle
 if ended then return {'ok'} end
 local first, longest, soonest, audit_after = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[8]), tonumber(ARGV[9])
 if redis.call('ZCOUNT', KEYS[9], now, '+inf') == 0 then

@@ -26,7 +26,7 @@ LONGEST_REISSUE_MS = 30 * 60 * 1000
 AUDIT_AFTER_S = 60.0
 #: A worker in careful mode that is silent, but not known to have died, keeps its chunk for this many more leases. So a
 #: record is blamed only if it almost certainly killed a worker.
-PATIENCE = 3
+SILENT_LEASES = 3
 _SLICE = 500
 #: The most chunks of a job that is removed in one round trip.
 _SMALL = 16
@@ -332,7 +332,7 @@ class Upkeep:
                 int(self._settings.limits.reissue_s * 1000),
                 LONGEST_REISSUE_MS,
                 _SLICE,
-                int(self._settings.lease_s * 1000 * PATIENCE),
+                int(self._settings.lease_s * 1000 * SILENT_LEASES),
                 STUCK_AFTER,
                 taken_before,
                 soonest_ms,

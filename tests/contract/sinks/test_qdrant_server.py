@@ -9,7 +9,7 @@ from embedctl.sinks.base import Batch
 from embedctl.sinks.deliver import write_and_commit
 from embedctl.sinks.registry import sink_of
 from embedctl_config.errors import OutputError, SinkRefused, SinkUnavailable
-from embedctl_config.patience import Policy
+from embedctl_config.retry import Policy
 from embedctl_config.settings import Settings
 from tests.support.qdrant_server import QdrantServer
 from tests.support.result_chunks import unit_vectors

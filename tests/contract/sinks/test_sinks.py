@@ -19,7 +19,7 @@ from embedctl.sinks.deletion import delete_all
 from embedctl.sinks.deliver import write_and_commit
 from embedctl.sinks.registry import sink_of
 from embedctl_config.errors import MixedVectors, OutputError, SinkRefused, SinkUnavailable
-from embedctl_config.patience import Policy
+from embedctl_config.retry import Policy
 from embedctl_config.settings import Settings
 from tests.support.forked import status_of_fork
 from tests.support.sinks import DIM, PROVENANCE, Database, Lance, Postgres, assert_holds, batch, target

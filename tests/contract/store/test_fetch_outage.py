@@ -56,7 +56,7 @@ def test_what_was_written_stays_and_the_next_fetch_goes_on(
             raise BrokerUnavailable("Redis went away")
 
     asked = at_results(broker, monkeypatch, leave)
-    monkeypatch.setattr("embedctl_config.patience.OUTAGE_S", -1.0)
+    monkeypatch.setattr("embedctl_config.retry.RETRY_S", -1.0)
     monkeypatch.setattr(sys.modules[fetch.__module__], "_NOTE_EVERY_S", 0.0)
     with pytest.raises(BrokerUnavailable, match="went away"):
         fetch(Job(job_id, broker), tmp_path / name)

@@ -186,7 +186,7 @@ def test_tickets_that_can_not_be_sent_leave_a_job_that_goes_on(
         raise BrokerUnavailable("tickets can't be sent: away.")
 
     monkeypatch.setattr(TicketSender, "forward", away)
-    monkeypatch.setattr("embedctl_config.patience.OUTAGE_S", 0.3)
+    monkeypatch.setattr("embedctl_config.retry.RETRY_S", 0.3)
     with pytest.raises(BrokerUnavailable, match="goes on when Redis is back"):
         enqueue_embeddings(TEXTS, settings=settings)
     (job_id,) = broker.jobs.newest_ids(5)

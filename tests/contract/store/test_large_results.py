@@ -16,7 +16,7 @@ from embedctl.broker import Broker
 from embedctl.store import Added, Completed, jobs
 from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerRefused, BrokerUnavailable, SettingsError
-from embedctl_config.patience import Policy
+from embedctl_config.retry import Policy
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.proxy import Proxy

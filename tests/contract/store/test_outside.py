@@ -370,7 +370,7 @@ def test_a_place_that_stays_away_is_told_in_the_status(
     submitted: Callable[..., Job], rig: Rig, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = submitted()
-    monkeypatch.setattr("embedctl_config.patience.OUTAGE_S", 0.2)
+    monkeypatch.setattr("embedctl_config.retry.RETRY_S", 0.2)
     folder.rename(folder.with_name("away"))
     rig.run(job, 0)
     assert "holds no embedctl-chunks.json" in (job.status().trouble or "")

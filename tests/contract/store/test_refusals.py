@@ -12,7 +12,7 @@ from redis._parsers.base import BaseParser
 
 from embedctl.broker import Broker
 from embedctl.job import Job
-from embedctl.patience import patiently
+from embedctl.retrying import retry_redis
 from embedctl_config import keys
 from embedctl_config.errors import BrokerRefused, BrokerUnavailable
 from embedctl_config.settings import Settings
@@ -31,14 +31,14 @@ def test_a_key_of_another_type_is_refused_and_nobody_asks_again(broker: Broker, 
         claim(broker, job_id, 0)
 
     with pytest.raises(BrokerRefused, match="WRONGTYPE"):
-        patiently(ask)
+        retry_redis(ask)
     assert len(asked) == 1
 
 
 def test_who_waits_for_a_job_that_cannot_be_read_is_told_at_once(
     broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("embedctl_config.patience.OUTAGE_S", math.inf)  # an outage would be waited for for ever
+    monkeypatch.setattr("embedctl_config.retry.RETRY_S", math.inf)  # an outage would be waited for for ever
     job_id = new_job(broker)
     raw.delete(keys.job(job_id))
     raw.set(keys.job(job_id), "somebody else's")

@@ -166,7 +166,7 @@ def test_a_redis_that_is_too_old_is_refused(settings: Settings, monkeypatch: pyt
 def test_a_producer_that_waits_for_workers_is_as_patient_as_any(
     settings: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("embedctl_config.patience.OUTAGE_S", 0.5)
+    monkeypatch.setattr("embedctl_config.retry.RETRY_S", 0.5)
     low = Broker.connect(limited(settings, high_water_bytes=1024))
     jobs: list[Job] = []
     texts = ["x" * 500 for _ in range(3)]
@@ -214,7 +214,7 @@ def test_whatever_ends_the_texts_ends_a_job_that_nobody_has_a_name_for(
 def test_a_producer_that_gives_up_because_redis_is_away_leaves_its_job_to_be_resumed(
     settings: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("embedctl_config.patience.OUTAGE_S", 0.2)
+    monkeypatch.setattr("embedctl_config.retry.RETRY_S", 0.2)
     submitting = Broker.connect(settings)
 
     def away(*_: object, **__: object) -> None:

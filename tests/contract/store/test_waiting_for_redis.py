@@ -141,7 +141,7 @@ def test_what_is_no_time_to_wait_is_refused_at_once(settings: Settings, broker: 
 @pytest.fixture
 def endless_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing but its own timeout ends a wait for a Redis that is away."""
-    monkeypatch.setattr("embedctl_config.patience.OUTAGE_S", math.inf)
+    monkeypatch.setattr("embedctl_config.retry.RETRY_S", math.inf)
 
 
 @pytest.mark.parametrize("call", ["iter_results", "async for iter_results"])

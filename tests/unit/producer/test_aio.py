@@ -25,9 +25,9 @@ from embedctl import (
 from embedctl.broker import Broker
 from embedctl.listening import Listener
 from embedctl.waiting import NotYet, Relay, Waiter
-from embedctl_config import patience
+from embedctl_config import retry
 from embedctl_config.errors import BrokerFull, WaitTimeout
-from embedctl_config.patience import OUTAGE_S
+from embedctl_config.retry import RETRY_S
 from tests.support.waiting import PATIENCE_S, eventually
 
 #: Parameters and results whose types differ, as the twin's are asynchronous.
@@ -200,7 +200,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (patience, waiting):
+    for module in (retry, waiting):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(asyncio, "sleep", clock.sleep)
 
@@ -256,13 +256,13 @@ def test_a_pause_ends_with_the_time_to_wait(clock: Clock) -> None:
 
 
 def test_a_redis_that_comes_back_in_time_is_asked_again(clock: Clock) -> None:
-    assert looking(raising_until(clock, 1000 + OUTAGE_S - 2, BrokerUnavailable("away"))) == "seen"
+    assert looking(raising_until(clock, 1000 + RETRY_S - 2, BrokerUnavailable("away"))) == "seen"
 
 
 def test_a_redis_that_stays_away_is_given_up(clock: Clock) -> None:
     with pytest.raises(BrokerUnavailable, match="away"):
         looking(raising_until(clock, 9999, BrokerUnavailable("away")))
-    assert OUTAGE_S < clock.now - 1000 < OUTAGE_S + 3
+    assert RETRY_S < clock.now - 1000 < RETRY_S + 3
 
 
 @pytest.mark.parametrize("error", [BrokerUnavailable("away"), BrokerFull("full")])
@@ -276,7 +276,7 @@ def test_a_redis_that_is_away_now_and_then_is_not_given_up(clock: Clock) -> None
     looks = itertools.count()
 
     def look() -> str:
-        if clock.now > 1000 + 3 * OUTAGE_S:
+        if clock.now > 1000 + 3 * RETRY_S:
             return "seen"
         raise NOT_YET if next(looks) % 2 else BrokerUnavailable("away")
 
@@ -284,11 +284,11 @@ def test_a_redis_that_is_away_now_and_then_is_not_given_up(clock: Clock) -> None
 
 
 def test_a_full_redis_is_waited_for_as_long_as_it_takes(clock: Clock) -> None:
-    assert looking(raising_until(clock, 1000 + 10 * OUTAGE_S, BrokerFull("full"))) == "seen"
+    assert looking(raising_until(clock, 1000 + 10 * RETRY_S, BrokerFull("full"))) == "seen"
 
 
 def test_what_asks_once_says_at_once_that_redis_is_away(job: AsyncJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "OUTAGE_S", math.inf)  # who asked again would do so for ever
+    monkeypatch.setattr(retry, "RETRY_S", math.inf)  # who asked again would do so for ever
     for ask in (job.status, job.vectors, job.errors, job.workers):
         with pytest.raises(BrokerUnavailable, match="can't be reached"):
             asyncio.run(ask())

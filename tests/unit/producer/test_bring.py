@@ -45,7 +45,7 @@ class Results:
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     pauses: list[float] = []
-    monkeypatch.setattr("embedctl_config.patience.time.sleep", pauses.append)
+    monkeypatch.setattr("embedctl_config.retry.time.sleep", pauses.append)
     return pauses
 
 

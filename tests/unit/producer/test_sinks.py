@@ -45,7 +45,7 @@ def batch(ids: Sequence[str]) -> Batch:
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     pauses: list[float] = []
-    monkeypatch.setattr("embedctl_config.patience.time.sleep", pauses.append)
+    monkeypatch.setattr("embedctl_config.retry.time.sleep", pauses.append)
     return pauses
 
 

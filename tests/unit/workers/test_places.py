@@ -29,7 +29,7 @@ def make(caplog: pytest.LogCaptureFixture) -> Iterator[Make]:
 
     def gateway(script: str) -> GatewayPlace:
         command = ["sh", "-c", script]
-        made.append(GatewayPlace(dict(os.environ), patience_s=0.1, pace=Pace(first_s=0.01), command=command))
+        made.append(GatewayPlace(dict(os.environ), grace_s=0.1, pace=Pace(first_s=0.01), command=command))
         return made[-1]
 
     yield gateway

@@ -85,7 +85,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInHub]
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses before another try, which are not waited for."""
     pauses: list[float] = []
-    monkeypatch.setattr("embedctl_config.patience.time", SimpleNamespace(sleep=pauses.append))
+    monkeypatch.setattr("embedctl_config.retry.time", SimpleNamespace(sleep=pauses.append))
     return pauses
 
 
@@ -440,7 +440,7 @@ def test_a_disk_that_fills_up_meanwhile_is_one_line(hub: StandInHub, monkeypatch
 
     opened = Path.open
     hub.cuts = [200_000]
-    monkeypatch.setattr("embedctl_config.patience.time", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr("embedctl_config.retry.time", SimpleNamespace(sleep=lambda _: None))
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", full)
         hub.cuts = [1000, 200_000]

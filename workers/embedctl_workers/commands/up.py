@@ -153,7 +153,7 @@ def _check_user(settings: Settings) -> None:
 
 def _started_gateway(settings: Settings, environment: Mapping[str, str]) -> GatewayPlace:
     # A gateway needs a little longer to end than its requests.
-    gateway = GatewayPlace(environment, patience_s=settings.gateway_timeout_s + 15)
+    gateway = GatewayPlace(environment, grace_s=settings.gateway_timeout_s + 15)
     gateway.start_first()
     return gateway
 

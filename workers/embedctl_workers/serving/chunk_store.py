@@ -14,7 +14,7 @@ from embedctl_config import wire
 from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable, ChunkFilesUnavailable
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.hardware import HardwareClass
-from embedctl_config.patience import REDIS, Outage
+from embedctl_config.retry import REDIS, RetryLimit
 from embedctl_config.wire import ChunkResult
 from embedctl_workers.arrays.halves import halved
 from embedctl_workers.encoding.encoder import EncodedChunk
@@ -52,7 +52,7 @@ class ChunkStore:
             BrokerUnavailable: Redis is away, and the worker is to stop.
             BrokerRefused: Redis takes other writes, and not this one.
         """
-        return self._patiently(held, lambda: self._broker.jobs.renew(held.job_id, held.chunk, held.token, row=row))
+        return self._retried(held, lambda: self._broker.jobs.renew(held.job_id, held.chunk, held.token, row=row))
 
     def text(self, held: Held, claim: Claim) -> bytes | None:
         """The bytes of a claimed chunk; None if they are gone from outside of Redis.
@@ -62,7 +62,7 @@ class ChunkStore:
             WireForeign: they are damaged.
             SettingsError: they are where this worker does not look.
         """
-        return self._patiently(held, lambda: self._broker.chunk_files.get(claim.input))
+        return self._retried(held, lambda: self._broker.chunk_files.get(claim.input))
 
     def complete(self, claimed: ClaimedChunk, encoded: EncodedChunk) -> None:
         """Store the result of a chunk. Its ticket is over then, and others can be sent.
@@ -79,7 +79,7 @@ class ChunkStore:
         kept = jobs.upload(job, "in", held.chunk, rest)
         fingerprint = claimed.encoder.backend.fingerprint
         began = time.monotonic()
-        answer = self._patiently(
+        answer = self._retried(
             held,
             lambda: jobs.complete(
                 held.job_id,
@@ -92,7 +92,7 @@ class ChunkStore:
         )
         if answer == "ok":
             for each in (result, kept):
-                self._patiently(held, each.noted)
+                self._retried(held, each.noted)
         self._telemetry.staged(held.model, "store", time.monotonic() - began)
         self._telemetry.answered(
             held.model, answer, len(claimed.chunk) - len(failed), [error.code for error in encoded.errors]
@@ -141,9 +141,9 @@ class ChunkStore:
             tokens=encoded.counts.tolist() if claimed.job.options.get("count_tokens") else None,
         )
 
-    def _patiently(self, held: Held, ask: Callable[[], T]) -> T:
+    def _retried(self, held: Held, ask: Callable[[], T]) -> T:
         """Ask until Redis answers. The lease is renewed meanwhile, or lapses, which does no harm."""
-        refusals, outage = 0, Outage()
+        refusals, limit = 0, RetryLimit()
 
         def failed(error: BrokerUnavailable, pause_s: float) -> None:
             nonlocal refusals
@@ -152,7 +152,7 @@ class ChunkStore:
             log.warning("held back: %s", error, extra=held.fields)
             if isinstance(error, ChunkFilesUnavailable):
                 try:
-                    outage(error, pause_s)
+                    limit(error, pause_s)
                 except ChunkFilesUnavailable:
                     raise BrokerRefused(str(error)) from error
                 return

@@ -29,7 +29,7 @@ from embedctl_config.errors import (
     WorkerSick,
 )
 from embedctl_config.hardware import HardwareClass
-from embedctl_config.patience import Policy, Streak
+from embedctl_config.retry import Policy, Streak
 from embedctl_workers.encoding.device_use import Stopped
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
 from embedctl_workers.redaction import first_line, redacted, redacted_exc_info

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from embedctl.store import Doubts
-from embedctl_config.patience import Policy, Streak
+from embedctl_config.retry import Policy, Streak
 from embedctl_workers.encoding.encoder import EncodedChunk
 
 #: How often a chunk is given back for another worker, at most.

@@ -33,12 +33,12 @@ class Place(ABC):
     Attributes:
         restarts: when the next process may start, and whether this one is ready.
         process: None while none runs.
-        patience_s: how long the process may take to end once it is told to (seconds).
+        grace_s: how long the process may take to end once it is told to (seconds).
     """
 
-    def __init__(self, restarts: Restarts, patience_s: float) -> None:
+    def __init__(self, restarts: Restarts, grace_s: float) -> None:
         self.restarts = restarts
-        self.patience_s = patience_s
+        self.grace_s = grace_s
         self.process: subprocess.Popen[Any] | None = None
         self._started_at = 0.0
 
@@ -169,11 +169,11 @@ class GatewayPlace(Place):
         self,
         environment: Mapping[str, str],
         *,
-        patience_s: float,
+        grace_s: float,
         pace: Pace | None = None,
         command: Sequence[str] = (sys.executable, "-m", "embedctl_gateway"),
     ) -> None:
-        super().__init__(Restarts(pace or Pace(), gives_up=False), patience_s)
+        super().__init__(Restarts(pace or Pace(), gives_up=False), grace_s)
         self._environment = environment
         self._command = command
 
@@ -251,7 +251,7 @@ def drain(places: Iterable[Place], how: str, wait: Callable[[float], None], is_u
     began = time.monotonic()
     while running:
         for place, process in running:
-            kill = is_urgent() or time.monotonic() - began > place.patience_s
+            kill = is_urgent() or time.monotonic() - began > place.grace_s
             if kill and process.poll() is None:
                 process.kill()
                 place.release(process.wait(), by_us=True)

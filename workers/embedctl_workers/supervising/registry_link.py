@@ -11,7 +11,7 @@ from embedctl.machine import process_id
 from embedctl.reaper import end_leases
 from embedctl.store import WorkerRow
 from embedctl_config.errors import EmbedctlError
-from embedctl_config.patience import ASIDE
+from embedctl_config.retry import ASIDE
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +54,11 @@ class RegistryLink:
         self._exits.append((pid, how))
         self._wake.set()
 
-    def close(self, patience_s: float = 5.0) -> None:
+    def close(self, timeout_s: float = 5.0) -> None:
         """Send the remaining reports, as far as Redis takes them in this time (seconds), and stop."""
         self._closing = True
         self._wake.set()
-        self._thread.join(patience_s)
+        self._thread.join(timeout_s)
         if self._exits:
             log.warning(
                 "the ends of %d workers were not reported: what they held waits for its lease to lapse",

@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 
 from embedctl_config.errors import ExitStatus
-from embedctl_config.patience import Policy
+from embedctl_config.retry import Policy
 
 #: Exit statuses of a worker that another start would not help: a wrong setting, a missing model, wrong vectors, or a
 #: Redis user without the permissions.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from embedctl_config.errors import ModelError, SettingsError
-from embedctl_config.patience import OUTSIDE, Streak
+from embedctl_config.retry import OUTSIDE, Streak
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling

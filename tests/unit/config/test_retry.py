@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedctl_config import patience
+from embedctl_config import retry
 from embedctl_config.errors import (
     BrokerFull,
     BrokerRefused,
@@ -23,7 +23,7 @@ from embedctl_config.errors import (
     NotPermitted,
     WaitTimeout,
 )
-from embedctl_config.patience import ASIDE, OUTAGE_S, OUTSIDE, POLL, REDIS, Outage, Policy, Streak
+from embedctl_config.retry import ASIDE, OUTSIDE, POLL, REDIS, RETRY_S, Policy, RetryLimit, Streak
 
 PLAIN = Policy(1.0, 8.0)
 
@@ -49,7 +49,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(patience, "time", clock)
+    monkeypatch.setattr(retry, "time", clock)
     monkeypatch.setattr(asyncio, "sleep", clock.asleep)
     return clock
 
@@ -74,11 +74,11 @@ def failing(times: int, error: type[BaseException] = OSError) -> Callable[[], st
     return ask
 
 
-def called(ask: Callable[[], str], failed: patience.Failed) -> str:
+def called(ask: Callable[[], str], failed: retry.Failed) -> str:
     return REDIS.call(ask, EmbedctlError, failed=failed)
 
 
-def acalled(ask: Callable[[], str], failed: patience.Failed) -> str:
+def acalled(ask: Callable[[], str], failed: retry.Failed) -> str:
     async def asked() -> str:
         return ask()
 
@@ -138,7 +138,7 @@ def test_an_answer_comes_back_at_once(clock: Clock, call: Callable[..., str]) ->
 
 def test_what_succeeds_at_once_does_not_import_tenacity() -> None:
     script = (
-        "import sys; from embedctl_config.patience import POLL; "
+        "import sys; from embedctl_config.retry import POLL; "
         "POLL.call(int, OSError); POLL.until(lambda: 1, bool); sys.exit('tenacity' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
@@ -283,48 +283,48 @@ def test_an_error_of_whoever_is_told_of_a_service_is_not_hidden() -> None:
 
 
 def test_a_full_redis_is_waited_for_as_long_as_it_takes(clock: Clock, call: Callable[..., str]) -> None:
-    assert call(failing_until(clock, 1000 + 100 * OUTAGE_S, BrokerFull), Outage()) == "answer"
+    assert call(failing_until(clock, 1000 + 100 * RETRY_S, BrokerFull), RetryLimit()) == "answer"
 
 
 def test_a_redis_that_comes_back_in_time_is_asked_again(clock: Clock, call: Callable[..., str]) -> None:
-    assert call(failing_until(clock, 1000 + OUTAGE_S - 2, BrokerUnavailable), Outage()) == "answer"
+    assert call(failing_until(clock, 1000 + RETRY_S - 2, BrokerUnavailable), RetryLimit()) == "answer"
 
 
 @pytest.mark.parametrize(
-    ("outage", "longest_s", "error"),
+    ("limit", "longest_s", "error"),
     [
-        (Outage, OUTAGE_S, BrokerUnavailable),
-        (lambda: Outage(longest_s=30), 30, BrokerUnavailable),
-        (lambda: Outage(longest_s=30, while_full=False), 30, BrokerFull),
+        (RetryLimit, RETRY_S, BrokerUnavailable),
+        (lambda: RetryLimit(longest_s=30), 30, BrokerUnavailable),
+        (lambda: RetryLimit(longest_s=30, while_full=False), 30, BrokerFull),
     ],
 )
 def test_a_redis_that_stays_away_is_given_up(
     clock: Clock,
     call: Callable[..., str],
-    outage: Callable[[], Outage],
+    limit: Callable[[], RetryLimit],
     longest_s: float,
     error: type[BrokerUnavailable],
 ) -> None:
     with pytest.raises(error, match="at 1") as raised:
-        call(failing_until(clock, 9999, error), outage())
+        call(failing_until(clock, 9999, error), limit())
     assert longest_s <= clock.now - 1000 <= longest_s + 2
     assert str(raised.value) == f"at {clock.now:g}"
 
 
 def test_only_the_time_that_it_is_away_counts(clock: Clock, call: Callable[..., str]) -> None:
-    full_until, back_at = 1000 + 10 * OUTAGE_S, 1000 + 11 * OUTAGE_S - 5
+    full_until, back_at = 1000 + 10 * RETRY_S, 1000 + 11 * RETRY_S - 5
 
     def ask() -> str:
         if clock.now < full_until:
             raise BrokerFull("full")
         return failing_until(clock, back_at, BrokerUnavailable)()
 
-    assert call(ask, Outage()) == "answer"
+    assert call(ask, RetryLimit()) == "answer"
 
 
 def test_what_it_refuses_each_time_is_not_asked_again(clock: Clock, call: Callable[..., str]) -> None:
     with pytest.raises(BrokerRefused, match="try 1"):
-        call(failing(9, BrokerRefused), Outage())
+        call(failing(9, BrokerRefused), RetryLimit())
     assert clock.pauses == []
 
 
@@ -334,14 +334,14 @@ def test_a_deadline_ends_the_wait_as_a_timeout(
 ) -> None:
     told: list[BrokerUnavailable] = []
     with pytest.raises(WaitTimeout, match="at 1010") as raised:
-        call(failing_until(clock, 2000, error), Outage(1010, pausing=told.append))
+        call(failing_until(clock, 2000, error), RetryLimit(1010, pausing=told.append))
     assert type(raised.value.__cause__) is error
     assert clock.now == 1010
     assert len(told) == len(clock.pauses)
 
 
-def test_an_outage_goes_by_the_clock_that_it_is_given() -> None:
-    outage = Outage(12.0, now=iter([10.0, 11.0, 11.5, 12.0]).__next__)
-    assert outage(BrokerUnavailable("away"), 9.0) == 0.5
+def test_a_limit_goes_by_the_clock_that_it_is_given() -> None:
+    limit = RetryLimit(12.0, now=iter([10.0, 11.0, 11.5, 12.0]).__next__)
+    assert limit(BrokerUnavailable("away"), 9.0) == 0.5
     with pytest.raises(WaitTimeout):
-        outage(BrokerUnavailable("away"), 9.0)
+        limit(BrokerUnavailable("away"), 9.0)

@@ -27,7 +27,7 @@ Errors = type[Exception] | tuple[type[Exception], ...]
 Failed = Callable[[Any, float], float | None]
 
 #: A caller in the middle of something waits this long for Redis to come back (seconds).
-OUTAGE_S = 120.0
+RETRY_S = 120.0
 
 
 class _NotYet(Exception):
@@ -194,14 +194,14 @@ ASIDE = Policy(0.5, 5.0)
 
 
 @dataclass(slots=True)
-class Outage:
-    """A time in which Redis did not answer a caller that asks again and again. It begins when this is made.
+class RetryLimit:
+    """How long a caller asks again while Redis does not answer. The time begins when this is made.
 
-    It is what a policy tells of failures: it ends the tries in time.
+    It is what a policy calls after each failure: it ends the tries in time.
 
     Args:
         deadline: of the caller, by `now`; None if it has none. A pause ends with it.
-        longest_s: how long Redis may be away (seconds); :data:`OUTAGE_S` if None.
+        longest_s: how long Redis may be away (seconds); :data:`RETRY_S` if None.
         pausing: called before each pause with what Redis, or the store of chunks outside of it, answered.
         while_full: whether a full Redis counts as there, so that it is waited for without limit.
         now: the clock (seconds).
@@ -225,7 +225,7 @@ class Outage:
             EmbedctlError: this error, if Redis has been away for too long, or would refuse each time.
             WaitTimeout: the deadline is over.
         """
-        now, longest_s = self.now(), OUTAGE_S if self.longest_s is None else self.longest_s
+        now, longest_s = self.now(), RETRY_S if self.longest_s is None else self.longest_s
         if self.while_full and isinstance(error, BrokerFull):
             self._since = now
         elif isinstance(error, BrokerRefused) or now - self._since >= longest_s:

@@ -1,4 +1,4 @@
-"""Waiting for a Redis that is away or full, and how long a call may wait at all."""
+"""Asking a Redis again that is away or full, and how long a call may wait at all."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Self, TypeVar
 
 from embedctl.store.connection import answers_by
 from embedctl_config.errors import BrokerFull, BrokerUnavailable, ChunkFilesUnavailable, SettingsError, WaitTimeout
-from embedctl_config.patience import REDIS, Outage
+from embedctl_config.retry import REDIS, RetryLimit
 
 T = TypeVar("T")
 
 
-def patiently(
+def retry_redis(
     ask: Callable[[], T],
     *,
     pausing: Callable[[BrokerUnavailable], None] | None = None,
     deadline: float | None = None,
-    outage_s: float | None = None,
+    retry_s: float | None = None,
 ) -> T:
     """Ask Redis until it answers, with back-off: as long as it is full, and for a time while it is away.
 
@@ -30,14 +30,14 @@ def patiently(
         pausing: called before each pause with what Redis, or the place of chunks outside of it, answered.
         deadline: by the monotonic clock. Only the first question may be asked after it. If Redis does not answer at
             all, this ends at most one socket timeout later.
-        outage_s: how long Redis may be away (seconds); that of :class:`Outage` if None.
+        retry_s: how long Redis may be away (seconds); that of :class:`RetryLimit` if None.
 
     Raises:
         BrokerUnavailable: Redis stayed away. BrokerRefused is raised at once, because a retry would not help.
         WaitTimeout: the deadline came first.
     """
     with answers_by(deadline):
-        return REDIS.call(ask, BrokerUnavailable, failed=Outage(deadline, outage_s, pausing=pausing))
+        return REDIS.call(ask, BrokerUnavailable, failed=RetryLimit(deadline, retry_s, pausing=pausing))
 
 
 def what_is_away(error: BrokerUnavailable) -> str:
@@ -49,7 +49,7 @@ def what_is_away(error: BrokerUnavailable) -> str:
     )
 
 
-def came_of_an_absence(error: BaseException) -> bool:
+def is_redis_away(error: BaseException) -> bool:
     """Whether a time limit was reached while Redis was away: then it can't be told to cancel, and asking takes time."""
     cause = error.__cause__ if isinstance(error, WaitTimeout) else None
     return isinstance(cause, BrokerUnavailable) and not isinstance(cause, BrokerFull)
