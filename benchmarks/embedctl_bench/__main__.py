@@ -16,7 +16,7 @@ def main() -> None:
 
     Each benchmark writes a report that compares this machine with the published figures. It takes from minutes to
     hours; --quick shows within minutes whether it runs. Ctrl-C writes a report of the measurements so far, and the same
-    command continues from there.
+    command resumes from there.
     """
 
 

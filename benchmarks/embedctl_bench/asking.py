@@ -163,7 +163,7 @@ def _options() -> list[Callable[[Any], Any]]:
             "--fresh/--resume",
             default=False,
             show_default=True,
-            help="Measure everything again, or continue where an earlier run in the same folder stopped.",
+            help="Measure everything again, or resume where an earlier run in the same folder stopped.",
         ),
     ]
 

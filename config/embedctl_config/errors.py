@@ -151,7 +151,7 @@ class SinkRefused(OutputError):
 
 
 class SinkUnavailable(OutputError, ConnectionError):
-    """Raised when a database can't be reached, refuses the connection, or has no room. The same call continues where
+    """Raised when a database can't be reached, refuses the connection, or has no room. The same call resumes where
     this one stopped."""
 
     exit_code = ExitStatus.UNAVAILABLE
@@ -225,7 +225,7 @@ class JobUnfinished(JobError):
 class JobStalled(JobError):
     """Raised when the producer of an awaited job died before it had submitted all records.
 
-    To continue the submission, submit the same corpus with `--resume` and the job's id or its idempotency key.
+    To resume the submission, submit the same corpus with `--resume` and the job's id or its idempotency key.
     """
 
 

@@ -329,7 +329,7 @@ UNFINISHED_FILE_TTL_S = 2 * 3600
 #: A second request to make the same file or batch is recognised for this long (seconds).
 MADE_TTL_S = 600
 
-#: A process that runs a batch and is silent for this long counts as dead, and another one may go on (seconds).
+#: A process that runs a batch and is silent for this long counts as dead, and another one may resume it (seconds).
 BATCH_LEASE_S = 30
 
 

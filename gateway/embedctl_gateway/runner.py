@@ -1,6 +1,6 @@
 """Runs batches: each gateway has a few threads that take one after the other, and do its next step.
 
-Every step can be done again. So if a gateway dies, another one goes on as soon as the lease has lapsed, and the job of
+Every step can be done again. So if a gateway dies, another one resumes as soon as the lease has lapsed, and the job of
 a batch goes on by itself meanwhile.
 """
 
@@ -126,7 +126,7 @@ class Runner:
         self._work.set()
 
     def stop(self) -> None:
-        """End soon. What is not done goes on in another gateway, or in the next one."""
+        """End soon. What is not done is resumed by another gateway, or by the next one."""
         self._stopping.set()
         self._work.set()
         deadline = time.monotonic() + _STOP_S
@@ -354,9 +354,7 @@ class _Work:
             lane=NORMAL,
         )
         try:
-            enqueue.submit(
-                self._broker, corpus.records(), options, self._submitting, taking_up=self._taking_up, at_hand=True
-            )
+            enqueue.submit(self._broker, corpus.records(), options, self._submitting, on_job=self._on_job, at_hand=True)
         except (JobFailed, JobStopped, JobCancelled):
             pass  # somebody has ended it: what is not done is told so
         except QuotaExceeded:
@@ -368,10 +366,10 @@ class _Work:
 
     @property
     def _key(self) -> str:
-        """The job's idempotency key: a runner that submits it again goes on with this job."""
+        """The job's idempotency key: a runner that submits it again resumes this job."""
         return f"gateway {self._batch.id}"
 
-    def _taking_up(self, job: JobStatus) -> None:
+    def _on_job(self, job: JobStatus) -> None:
         self._held.note({"job": job.id})
 
     def _submitting(self, records: int, _: str) -> None:

@@ -58,7 +58,7 @@ async def aenqueue_embeddings(
 
     `texts` may also be an async iterable, which is read in the event loop. Any other iterable is read in a thread, as
     are `ids`. Cancelling the task that awaits this also cancels the half-submitted job, unless that has an idempotency
-    key: then the same call continues it.
+    key: then the same call resumes it.
     """
     check_timeout(timeout)
     chosen = SubmitOptions.of(**options)
@@ -140,7 +140,7 @@ class AsyncJob:
     """A :class:`Job` whose methods are awaited; :class:`Job` says what they do, take, return and raise.
 
     `progress` is called in the event loop. :meth:`drain` and :meth:`deliver` call it, and `written`, in a thread; if
-    the task that awaits one of them is cancelled, it stops before its next chunk, and another call continues. Other
+    the task that awaits one of them is cancelled, it stops before its next chunk, and another call resumes. Other
     tasks that wait may be cancelled at any time; the job goes on.
 
     Args:
@@ -251,7 +251,7 @@ class AsyncJob:
 
         Args:
             begin: makes the iterator, given how many items to leave out, and since when (monotonic clock) the next
-                one is waited for. An iterator is over once it has raised, even NotYet; another one continues.
+                one is waited for. An iterator is over once it has raised, even NotYet; another one resumes.
             timeout: most seconds between two items.
         """
         items: Iterator[T] | None = None

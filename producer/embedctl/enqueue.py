@@ -94,9 +94,9 @@ def enqueue_embeddings(
         BrokerUnavailable: Redis can't be reached.
         JobFailed: `max_errors` ended the job before it had all its records.
         JobCancelled: somebody cancelled it meanwhile.
-        WaitTimeout: the time is over. With an idempotency key, the same call continues the job; without one, the job is
+        WaitTimeout: the time is over. With an idempotency key, the same call resumes the job; without one, the job is
             cancelled, if Redis can be reached.
-        JobLost: Redis came back without its last writes. With an idempotency key, the same call continues the job.
+        JobLost: Redis came back without its last writes. With an idempotency key, the same call resumes the job.
         QuotaExceeded: the tenant has as many jobs, or as much waiting, as its limits allow. Nothing is queued. A job
             that has begun waits for room instead.
     """
@@ -132,17 +132,17 @@ def submit(
     options: SubmitOptions,
     progress: SubmitProgress | None = None,
     timeout: float | None = None,
-    taking_up: Callable[[JobStatus], object] | None = None,
+    on_job: Callable[[JobStatus], object] | None = None,
     *,
     at_hand: bool = False,
 ) -> Job:
-    """Queue records; see :func:`enqueue_embeddings`. `taking_up` is called with the job, which may hold some already.
+    """Queue records; see :func:`enqueue_embeddings`. `on_job` is called with the job, which may hold some already.
 
     With `at_hand`, nobody has to write the records first. Then some are read before the job is made, to see how large
     it is.
 
     Ctrl-C, the timeout, or an exception from `records` or `progress` interrupts the submission. Without an idempotency
-    key or `resume`, nobody could continue the job, so it is cancelled.
+    key or `resume`, nobody could resume the job, so it is cancelled.
     """
     check_timeout(timeout)
     began = time.monotonic()
@@ -158,7 +158,7 @@ def submit(
         _when_there_is_room, progress=progress, deadline=None if timeout is None else began + timeout
     )
     inline, token = None, None
-    if taking_up is None and options.idempotency_key is None and options.resume is None:
+    if on_job is None and options.idempotency_key is None and options.resume is None:
         token = secrets.token_hex(8)
         begin = partial(begun_inline, broker, partial(job_spec, broker, options), ahead, token)
         inline = when_there_is_room(begin)
@@ -170,8 +170,8 @@ def submit(
         job = broker.jobs.status(inline.job_id)  # a step failed: each is taken by itself, and some of them again
     else:
         job = when_there_is_room(lambda: _begun(broker, options, ahead))
-    if taking_up is not None:
-        taking_up(job)
+    if on_job is not None:
+        on_job(job)
     chunks = chunks_of(ahead, max_rows=job.options["chunk_size"], max_bytes=job.options["chunk_bytes"])
     resumable = options.idempotency_key is not None or options.resume is not None
     try:
@@ -186,7 +186,7 @@ def submit(
                 raise
             submission.seal()
     except (BrokerUnavailable, JobError, QuotaExceeded):
-        raise  # the message says how to go on, or the job has ended
+        raise  # the message says how to resume, or the job has ended
     except BaseException as error:  # Ctrl-C and SystemExit too
         if not resumable and not is_redis_away(error):
             _cancel(broker, job.id)

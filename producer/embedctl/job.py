@@ -154,7 +154,7 @@ class Job:
             progress: as for :meth:`wait`; called while a chunk is waited for.
 
         Raises:
-            WaitTimeout: a chunk did not come in time; another call with `start` continues with it.
+            WaitTimeout: a chunk did not come in time; another call with `start` resumes with it.
             JobCancelled: the job was cancelled.
             JobFailed: the job's error budget ended it before it was done; raised after the last result that there is.
             JobLost: Redis lost a result.
@@ -192,7 +192,7 @@ class Job:
 
         The parts are parquet files of about 100,000 records; `manifest.json` comes last. Results leave Redis
         when their part is durable. While they take more than a quarter of Redis' maxmemory, the job pauses. If
-        this call dies, another one continues where it stopped. The methods that read results then read the parts, if
+        this call dies, another one resumes where it stopped. The methods that read results then read the parts, if
         this machine has them.
 
         Args:
@@ -239,7 +239,7 @@ class Job:
         """Write the records into a table of a database as they arrive, each under its id, until the job has ended.
 
         A record whose id is in the table replaces the one there. Failed records are left out; :meth:`errors` has them.
-        If this call dies, another one continues where it stopped; a second one changes nothing. The results stay in
+        If this call dies, another one resumes where it stopped; a second one changes nothing. The results stay in
         Redis. Unless ids are made of positions, nothing is written before the job has ended and all ids are known.
 
         Args:
@@ -333,7 +333,7 @@ class Job:
         return retry_failed(self._waiter, TimeLimit.from_now(timeout))
 
     def stop(self) -> JobStatus:
-        """End the job now, and keep what is done: its vectors can be fetched, and its corpus can continue it. Workers
+        """End the job now, and keep what is done: its vectors can be fetched, and its corpus can resume it. Workers
         stop at their next batch, and text that is not encoded is freed. An ended job stays as it is.
 
         Raises:

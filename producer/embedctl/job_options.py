@@ -43,7 +43,7 @@ class JobOptions(TypedDict, total=False):
             worker can so have a part of the job.
         ttl: seconds to keep the job after its end. Before, it is kept for at least 7 days after its last progress.
         idempotency_key: a second call with this key and the same texts returns the same job; if the first call died
-            half-way, the second continues where it stopped. The key is kept as long as the job.
+            half-way, the second resumes where it stopped. The key is kept as long as the job.
         max_errors: the error budget: a number of records, or a share such as "1%". More failed records end the job.
         keep: fields of the mappings that come back with the vectors, such as `("title", "url")`. A field that a mapping
             does not have is null. At most 32 fields, and 64 KiB for each record.
@@ -86,7 +86,7 @@ class SubmitOptions:
 
     Attributes:
         max_errors, max_errors_share: the error budget as a number of records or as a share of them.
-        resume: the id of a job whose producer did not finish. The submission goes on with the same records, and any
+        resume: the id of a job whose producer did not finish. The submission resumes with the same records, and any
             other option given here must be the same as when the job was begun.
         keep: the names of the fields that the records hold as kept fields, and so must always be the same.
         batch_file: whether the job is made of an OpenAI batch file.

@@ -47,7 +47,7 @@ def state_of(settings: Settings, name: str, *, kind: str = "") -> Iterator[Path]
     """A folder in the user's state folder for one command at a time. If the command dies, the next one finds its state.
 
     Args:
-        name: equal for two commands that should continue each other's work.
+        name: equal for two commands that should resume each other's work.
         kind: equal for two commands that differ only in their input; see :func:`was_begun_otherwise`.
 
     Raises:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: A round begins nothing new after this (seconds); the next one, in any process, continues where it stopped.
+#: A round begins nothing new after this (seconds); the next one, in any process, resumes where it stopped.
 BUDGET_S = 1.0
 #: Jobs that are looked at together.
 _TOGETHER = 100
@@ -85,7 +85,7 @@ class Reaper:
             deadline: by `time.monotonic()`; nothing new is begun after it.
 
         Raises:
-            BrokerUnavailable: Redis can't be reached; the next round continues.
+            BrokerUnavailable: Redis can't be reached; the next round resumes.
         """
         if self._broker.connection.tenant is not None:
             return  # it may not read most jobs, so workers look after those of its tenant too
@@ -272,14 +272,14 @@ class Reaper:
                 log.error("no tickets can be sent to queue %s: %s", queue, error)  # noqa: TRY400  (Redis is to blame)
 
     def _go_on(self, job: ActiveJob, found: Looked, now_ms: int, until: float) -> None:
-        """Continue the sweeps that go through a job in slices: its audit and its lifetimes."""
+        """Resume the sweeps that go through a job in slices: its audit and its lifetimes."""
         self._troubles.pop(job.id, None)
         if found.lost:
             log.error("job %s: Redis lost %d of its chunks", job.id, found.lost)
         try:
             if found.audit_at != job.audit_at:
                 self._broker.upkeep.audited_to(job.id, found.audit_at)
-            # If there is no time now, the next look continues.
+            # If there is no time now, the next look resumes.
             more = time.monotonic() >= until or self._broker.upkeep.extend(job, now_ms, self._interval_s)
             if found.audit_at or more:
                 self._agenda.look_at([job.id], self._soonest(now_ms), sooner=True)

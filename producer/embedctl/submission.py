@@ -99,7 +99,7 @@ class Submission:
         Raises:
             CorpusChanged: the job has another chunk in this place, or was sealed without it.
             JobFailed, JobStopped: its error budget, or a user, has ended it.
-            JobCancelled, JobLost, BrokerUnavailable: it takes no more; the last two say how to go on.
+            JobCancelled, JobLost, BrokerUnavailable: it takes no more; the last two say how to resume.
             QuotaExceeded: this is the first chunk, and its tenant's limits leave no room. Later ones wait for room.
             WaitTimeout: the time is over.
         """
@@ -187,10 +187,10 @@ class Submission:
         return self._saying_how(partial(self._waiter.ask, ask, self._limit.deadline))
 
     def _saying_how(self, wait: Callable[[], T]) -> T:
-        """Wait for something; errors say how to go on.
+        """Wait for something; errors say how to resume.
 
         Raises:
-            BrokerUnavailable: Redis stayed away; the message says how to go on.
+            BrokerUnavailable: Redis stayed away; the message says how to resume.
             JobLost: Redis does not know the job any more.
             WaitTimeout: the time is over.
         """
@@ -208,7 +208,7 @@ class Submission:
             raise self._out_of_time(f": its submission waits for {_store_of(away)}. {away}") from away
         except BrokerUnavailable as error:
             raise type(error)(
-                f"{error} Job {self._job_id} holds the first {self._records} records: go on with embedctl submit "
+                f"{error} Job {self._job_id} holds the first {self._records} records: resume with embedctl submit "
                 f"CORPUS --resume {self._job_id}"
             ) from error
 

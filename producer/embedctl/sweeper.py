@@ -17,7 +17,7 @@ from embedctl_config.errors import ChunkFilesUnavailable, WireError
 
 log = logging.getLogger(__name__)
 
-#: A round begins nothing new after this (seconds); the next one, in any process, continues where it stopped.
+#: A round begins nothing new after this (seconds); the next one, in any process, resumes where it stopped.
 BUDGET_S = 5.0
 #: Seconds between two rounds of all processes together, and between the end of a sweep and the next one.
 _PAUSE_S, _REST_S = 60.0, 600.0

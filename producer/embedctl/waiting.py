@@ -299,7 +299,7 @@ class Waiter:
             self._check_stalled(status, deadline)
 
     def _check_stalled(self, status: JobStatus, deadline: float | None) -> None:
-        """All records of a stalled job are done: raise, unless another producer may still continue it."""
+        """All records of a stalled job are done: raise, unless another producer may still resume it."""
         now = time.monotonic()
         self._stalled_since = self._stalled_since or now
         if now - self._stalled_since <= keys.PRODUCER_LEASE_S:  # another producer may be about to take over

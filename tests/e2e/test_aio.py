@@ -274,7 +274,7 @@ def texts() -> Iterator[str]:
 
 @pytest.mark.parametrize("source", [texts, async_texts])
 @pytest.mark.parametrize("key", [None, "k"])
-def test_a_cancelled_submission_is_freed_or_can_be_taken_up(
+def test_a_cancelled_submission_is_freed_or_can_be_resumed(
     source: Callable[[], Any], key: str | None, settings: Settings, broker: Broker
 ) -> None:
     async def main() -> None:

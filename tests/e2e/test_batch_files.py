@@ -306,7 +306,7 @@ def test_ids_of_standard_input_are_checked_as_they_are_read(
 
 
 @pytest.mark.slow
-def test_a_reader_that_was_killed_is_taken_up_again(
+def test_a_reader_that_was_killed_is_resumed(
     environment: dict[str, str], embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path
 ) -> None:
     start_worker("slow")
@@ -330,7 +330,7 @@ def test_a_reader_that_was_killed_is_taken_up_again(
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_goes_on_where_it_stopped(environment: dict[str, str], short_folder: Path) -> None:
+def test_a_run_that_was_killed_resumes_where_it_stopped(environment: dict[str, str], short_folder: Path) -> None:
     rows = [*REQUESTS, *({"custom_id": f"s{i}", "body": {"input": f"{i} " + "word " * 30}} for i in range(100))]
     write(short_folder, rows)
     command = ["run", "-i", "requests.jsonl", "-o", "results.jsonl", "--class", "slow"]
@@ -346,5 +346,5 @@ def test_a_run_that_was_killed_goes_on_where_it_stopped(environment: dict[str, s
     eventually(lambda: not any(is_running(pid) for pid in started))
     done = run_forked(command, own, short_folder)
     assert done.returncode == 0, done.stderr
-    assert "continued" in done.stderr
+    assert "resumed" in done.stderr
     assert_answered(lines_of(short_folder / "results.jsonl"), rows)

@@ -470,7 +470,7 @@ STOPS = {
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("where", STOPS)
-def test_another_gateway_goes_on_after_a_kill(
+def test_another_gateway_resumes_after_a_kill(
     where: str,
     environment: dict[str, str],
     settings: Settings,

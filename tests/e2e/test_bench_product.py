@@ -65,7 +65,7 @@ def tables_of(done: subprocess.CompletedProcess[str], folder: Path, name: str) -
     return {table["name"]: table["rows"] for table in report["tables"]}
 
 
-def test_a_request_that_was_interrupted_goes_on_and_then_measures_nothing_again(
+def test_a_request_that_was_interrupted_resumes_and_then_measures_nothing_again(
     environment: dict[str, str], short_folder: Path
 ) -> None:
     command = [*COMMAND, "request", *OPTIONS, "dummy", "--peers", "none"]

@@ -144,7 +144,7 @@ def test_a_run_whose_folder_has_changed_says_so_and_begins_anew(
     eventually(lambda: (short_folder / ".out.npy.progress").exists())
     first.send_signal(signal.SIGINT)
     _, told = first.communicate(timeout=PATIENCE_S)
-    assert "the same command continues" in told
+    assert "the same command resumes" in told
     (folder / "b.txt").write_text("one more\n")
     done = run_forked(command, own, short_folder)
     assert done.returncode == 0, done.stderr

@@ -161,7 +161,7 @@ STEPS = [
 
 @pytest.mark.parametrize("count", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("owner", "name", "after"), STEPS)
-def test_a_drain_that_dies_between_two_steps_is_taken_up(
+def test_a_drain_that_dies_between_two_steps_is_resumed(
     encode: Encode,
     raw: redis_py.Redis,
     tmp_path: Path,
@@ -206,7 +206,7 @@ def test_a_power_cut_before_the_folder_is_synced_loses_nothing(
     assert unlinked_before_sync == []
 
 
-def test_a_full_disk_unlinks_nothing_and_the_same_command_goes_on(
+def test_a_full_disk_unlinks_nothing_and_the_same_command_resumes(
     encode: Encode, raw: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = encode()

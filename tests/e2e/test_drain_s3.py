@@ -106,7 +106,7 @@ def test_parts_in_a_bucket_keep_the_type_of_the_first_one(encode: Encode, bucket
 
 
 @pytest.mark.parametrize(("owner", "name"), [(Drains, "note"), (Drains, "unlink"), (PartsBucket, "publish")])
-def test_a_drain_that_dies_is_taken_up(
+def test_a_drain_that_dies_is_resumed(
     encode: Encode, bucket: Any, raw: redis_py.Redis, tmp_path: Path, owner: Any, name: str
 ) -> None:
     job = encode()

@@ -100,7 +100,7 @@ def test_every_format_out_holds_the_same_vectors(
 @pytest.mark.parametrize(
     "name", ["out.npy", *(pytest.param(name, marks=pytest.mark.slow) for name in ("out.jsonl", "out.parquet"))]
 )
-def test_a_reader_that_was_killed_is_taken_up_again(
+def test_a_reader_that_was_killed_is_resumed(
     name: str,
     settings: Settings,
     environment: dict[str, str],

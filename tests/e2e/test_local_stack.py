@@ -51,7 +51,7 @@ def test_up_keeps_a_stack_running_for_other_commands_and_stays_quiet(
 
 
 @pytest.mark.slow
-def test_a_run_whose_worker_dies_says_so_and_goes_on_when_run_again(
+def test_a_run_whose_worker_dies_says_so_and_resumes_when_run_again(
     environment: dict[str, str], short_folder: Path
 ) -> None:
     (short_folder / "c.txt").write_text("\n".join(SLOW))

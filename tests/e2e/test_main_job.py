@@ -94,7 +94,7 @@ def test_many_jobs_at_once_keep_apart(settings: Settings, start_worker: StartWor
         np.testing.assert_array_equal(job.vectors(), reference([f"job {j} text {i}" for i in range(40)]))
 
 
-def test_a_producer_that_died_is_taken_up_where_it_stopped(
+def test_a_producer_that_died_is_resumed_where_it_stopped(
     settings: Settings, broker: Broker, raw: redis_py.Redis, start_worker: StartWorker
 ) -> None:
     start_worker()

@@ -112,7 +112,7 @@ def only_job(broker: Broker) -> str:
 
 
 @pytest.mark.parametrize("way", ["key", "resume"])
-def test_a_producer_that_was_killed_is_taken_up_at_the_right_record(
+def test_a_producer_that_was_killed_is_resumed_at_the_right_record(
     way: str,
     settings: Settings,
     broker: Broker,
@@ -270,7 +270,7 @@ def test_records_beyond_the_end_of_a_job_are_refused(settings: Settings, broker:
         again(settings, broker, way, job.id, [*TEXTS, "one more"])
 
 
-def test_a_corpus_that_changed_under_a_half_submitted_job_is_refused_and_the_right_one_goes_on(
+def test_a_corpus_that_changed_under_a_half_submitted_job_is_refused_and_the_right_one_resumes(
     broker: Broker, half: str, monkeypatch: pytest.MonkeyPatch, start_worker: StartWorker
 ) -> None:
     monkeypatch.setattr(keys, "PRODUCER_LEASE_S", 1)
@@ -382,7 +382,7 @@ def test_ctrl_c_while_a_job_is_resumed_leaves_it_for_another_resume(
     second.process.send_signal(signal.SIGINT)
     _, said = second.end()
     assert second.process.returncode == 130
-    assert "the same command continues where it stopped" in said
+    assert "the same command resumes where it stopped" in said
     assert broker.jobs.status(job_id).state is JobState.SUBMITTING
     write_corpus(short_folder, LINES)
     third = embedctl("submit", "corpus.jsonl", "--resume", job_id)

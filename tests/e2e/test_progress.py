@@ -146,10 +146,10 @@ def test_only_a_command_that_took_a_job_up_says_so(
     found = embedctl("list").stdout.splitlines()[1].split()[0]
     eventually(lambda: "done       4" in embedctl("status", found).stdout)
     command = ["submit", corpus.name, "--chunk-size", "2", "--resume", "k", "--wait"]
-    continued = embedctl(*command)
-    assert continued.stdout.strip() == found
-    assert "continued it at 4 records" in continued.stderr
-    assert "continued" not in embedctl(*command).stderr
+    resumed = embedctl(*command)
+    assert resumed.stdout.strip() == found
+    assert "resumed it at 4 records" in resumed.stderr
+    assert "resumed" not in embedctl(*command).stderr
 
 
 @pytest.mark.slow

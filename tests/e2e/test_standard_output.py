@@ -195,7 +195,7 @@ def test_run_prints_everything_again_and_encodes_only_what_is_left(
     output, said = second.communicate(timeout=60)
     assert second.returncode == 0
     assert_whole(output, SLOW)
-    assert "this command continued it at" in said
+    assert "this command resumed it at" in said
     assert not broker.jobs.newest_ids(2)
 
 

@@ -21,7 +21,7 @@ TEXTS = [f"text {at} " + "word " * 60 for at in range(60)]
 
 
 @pytest.mark.slow
-def test_a_stopped_job_keeps_its_vectors_and_goes_on_with_its_corpus(
+def test_a_stopped_job_keeps_its_vectors_and_resumes_with_its_corpus(
     settings: Settings, embedctl: RunEmbedctl, raw: redis_py.Redis, start_worker: StartWorker, short_folder: Path
 ) -> None:
     start_worker("slow")

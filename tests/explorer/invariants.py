@@ -224,7 +224,7 @@ def _memory(view: View) -> Iterator[Violation]:
     if not freed:
         for chunk in range(view.number("added")):
             result = view.result(chunk)
-            # A stopped job keeps the failed records of what is done, for a retry once its corpus has continued it.
+            # A stopped job keeps the failed records of what is done, for a retry once its corpus has resumed it.
             if view.input(chunk) is not None and (result is None or not result.errors):
                 yield Violation("memory is freed", f"{view.state}, and the text of chunk {chunk} is there")
 

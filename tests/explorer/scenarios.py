@@ -93,7 +93,7 @@ def _reaper(name: str = "reaper", *, only_fair: bool = False, always_sweeps: boo
 def _producer(
     *words: str, runs: int = 1, others: Mapping[str, tuple[str, ...]] | None = None, **options: Any
 ) -> Program:
-    """A producer that may begin again when it is over, with the same corpus or another."""
+    """A producer that may resume when it is over, with the same corpus or another."""
     variants = {"": bodies.submits(corpus(*words), **options)}
     variants |= {name: bodies.submits(corpus(*other), **options) for name, other in (others or {}).items()}
     return Program("producer", variants, runs=runs, first=("",), mortal=True, obliged=True, holds=True, sees=_nothing)
@@ -305,12 +305,12 @@ SCENARIOS: dict[str, Scenario] = {
         lambda: (_producer("a", "b"), Worker("w1"), _reaper(), _canceller(), _waiter()),
         left={"death": 1, "lapse": 1},
     ),
-    # A client stops the job, and its corpus may continue it.
+    # A client stops the job, and its corpus may resume it.
     "stop": Scenario(
         lambda: (_producer("a", "b", runs=2), Worker("w1"), _reaper(), _stopper(), _waiter()),
         left={"death": 1, "lapse": 1},
     ),
-    # A job is stopped while its producer submits it, or continues it, and workers still hold its chunks.
+    # A job is stopped while its producer submits it, or resumes it, and workers still hold its chunks.
     "stop twice": Scenario(
         lambda: (_producer("a", "b", runs=3), Worker("w1", fails=(0, 1)), _reaper(), _stopper(runs=2)),
         left={"death": 1, "lapse": 1, "lost answer": 1},

@@ -68,7 +68,7 @@ def retry(job: Job) -> tuple[str, Mapping[str, Any]]:
 def stop(job: Job) -> tuple[str, Mapping[str, Any]]:
     """End jobs now and keep what is done, for `embedctl fetch`. A job that has already ended is left unchanged.
 
-    To continue a stopped job, submit the same corpus with --resume JOB or with its idempotency key.
+    To resume a stopped job, submit the same corpus with --resume JOB or with its idempotency key.
     """
     status = job.stop()
     facts = {"state": status.state, "records": status.records, "done": status.done, "failed": status.failed}

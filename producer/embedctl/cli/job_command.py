@@ -293,7 +293,7 @@ class JobCommand:
             records: those to queue; all of the corpus if None.
 
         Raises:
-            KeyboardInterrupt: says how to continue.
+            KeyboardInterrupt: says how to resume.
         """
         choice, output = self.choice, self.destination.path
         options = choice.options if options is None else options
@@ -302,9 +302,9 @@ class JobCommand:
         try:
             with Alongside(broker, output if isinstance(output, Place) else None, self.destination.numbers) as drained:
 
-                def taking_up(job: JobStatus) -> None:
+                def on_job(job: JobStatus) -> None:
                     begun.append(job.id)
-                    progress.taken_up(job)
+                    progress.begun(job)
                     drained.begin(job.id)
 
                 def submitting(records: int, waiting_for: str) -> None:
@@ -317,7 +317,7 @@ class JobCommand:
                         choice.records() if records is None else records,
                         options,
                         submitting,
-                        taking_up=taking_up,
+                        on_job=on_job,
                         at_hand=choice.corpus.rereadable,
                     )
                 except (JobFailed, JobStopped, JobCancelled):
@@ -327,9 +327,9 @@ class JobCommand:
         except KeyboardInterrupt:
             if options.idempotency_key is None and options.resume is None:
                 raise KeyboardInterrupt(
-                    "the half-submitted job is cancelled (with --resume KEY, the same command would continue it)"
+                    "the half-submitted job is cancelled (with --resume KEY, the same command would resume it)"
                 ) from None
-            raise KeyboardInterrupt("the same command continues where it stopped") from None
+            raise KeyboardInterrupt("the same command resumes where it stopped") from None
         progress.submitted()
         return job
 

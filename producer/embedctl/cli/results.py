@@ -24,7 +24,7 @@ class Summary:
         dimensions: of a vector; None before there is one.
         seconds: from the job's start to its end, while it was encoded; None if it has not ended, or paused in between.
         records_per_s, tokens_per_s: the average over that time.
-        continued_at: records that were done before the command took the job up; None if it took none up.
+        resumed_at: records that were done before the command resumed the job; None if it resumed none.
     """
 
     vectors: int
@@ -34,7 +34,7 @@ class Summary:
     seconds: float | None
     records_per_s: float | None
     tokens_per_s: float | None
-    continued_at: int | None
+    resumed_at: int | None
 
 
 def wait_for(job: Job, progress: JobProgress, timeout: float | None = None) -> JobStatus:
@@ -49,16 +49,16 @@ def wait_for(job: Job, progress: JobProgress, timeout: float | None = None) -> J
         raise KeyboardInterrupt(f"job {job.id} goes on: embedctl wait {job.id}") from None
 
 
-def summary(status: JobStatus, continued_at: int | None = None) -> Summary:
+def summary(status: JobStatus, resumed_at: int | None = None) -> Summary:
     """What became of the records of a job, for :func:`report` and for JSON."""
     seconds = records_per_s = tokens_per_s = None
     retried = status.original_chunks is not None and status.chunks > status.original_chunks
-    # The job's own times include the pause before it was continued, or before its failed records were retried.
-    if continued_at is None and not retried and status.started_at is not None and status.ended_at is not None:
+    # The job's own times include the pause before it was resumed, or before its failed records were retried.
+    if resumed_at is None and not retried and status.started_at is not None and status.ended_at is not None:
         seconds = (status.ended_at - status.started_at).total_seconds()
         records_per_s, tokens_per_s = average(status, status.ended_at)
     return Summary(
-        status.done, status.dim, status.failed, status.truncated, seconds, records_per_s, tokens_per_s, continued_at
+        status.done, status.dim, status.failed, status.truncated, seconds, records_per_s, tokens_per_s, resumed_at
     )
 
 
@@ -68,7 +68,7 @@ def report(status: JobStatus, progress: JobProgress, *, failed_in: str | None = 
     Args:
         failed_in: the file that names them, of a job that is freed.
     """
-    progress.say(_sentence(summary(status, progress.continued_at), progress), prose=True)
+    progress.say(_sentence(summary(status, progress.resumed_at), progress), prose=True)
     if status.stopped_by is not None:
         left = status.records - status.done - status.failed
         progress.say(f"{left:,} records were not encoded: {_why_ended(status, is_freed=failed_in is not None)}")
@@ -81,7 +81,7 @@ def report(status: JobStatus, progress: JobProgress, *, failed_in: str | None = 
 def _why_ended(status: JobStatus, *, is_freed: bool) -> str:
     if status.state is not JobState.STOPPED:
         return "the error budget (--max-errors) ended the job"
-    mend = "" if is_freed else f". To continue it: embedctl submit CORPUS --resume {status.id}"
+    mend = "" if is_freed else f". To resume it: embedctl submit CORPUS --resume {status.id}"
     return f"the job was stopped{mend}"
 
 
@@ -109,8 +109,8 @@ def _sentence(facts: Summary, progress: JobProgress) -> str:
     if (writing := progress.writing) is not None and writing.alone:
         speed = f"; written in {writing.seconds:,.1f} s, {writing.average:,.0f} records/s"
         return line + (speed if writing.records else "")
-    if facts.continued_at is not None:
-        return f"{line}; this command continued it at {facts.continued_at:,} records"
+    if facts.resumed_at is not None:
+        return f"{line}; this command resumed it at {facts.resumed_at:,} records"
     if facts.seconds is None:
         return line
     rates = [(facts.records_per_s, "records/s"), (facts.tokens_per_s, "tokens/s")]

@@ -60,7 +60,7 @@ def run(ctx: click.Context, /, *, hardware: str | None, cpus: str | None, pull: 
 
     The command starts a worker and a private Redis, and stops both at the end. If EMBEDCTL_REDIS_URL is set, it uses
     that Redis instead of a private one, and the live workers there that serve the model in this class; it starts its
-    own if there are none, or if --cpus is given. After a crash, the same command continues where it stopped.
+    own if there are none, or if --cpus is given. After a crash, the same command resumes where it stopped.
     """
     settings = load_settings()
     command = JobCommand.of(settings, hardware=local_class(settings, hardware), **given)
@@ -91,7 +91,7 @@ def run(ctx: click.Context, /, *, hardware: str | None, cpus: str | None, pull: 
     failed_in = "the lines above" if command.destination.sink is not None else failures_in(written)
     report(status, progress, failed_in=failed_in)
     if command.as_json:
-        click.echo(result_json(status, summary(status, progress.continued_at), written))
+        click.echo(result_json(status, summary(status, progress.resumed_at), written))
     ctx.exit(exit_status(status))
 
 
@@ -99,7 +99,7 @@ def _encoded(command: JobCommand, broker: Broker, progress: JobProgress) -> tupl
     """Run the job and free it; returns how it ended, and the files that were written."""
     destination, choice = command.destination, command.choice
     job = command.submit(broker, progress)
-    with _freed_unless_it_goes_on(job, resumable=choice.options.idempotency_key is not None):
+    with _freed_unless_resumable(job, resumable=choice.options.idempotency_key is not None):
         written = destination.save(job, broker, progress, requests=choice.requests(destination.path))
         if destination.sink is not None:
             list_failed(job, progress)
@@ -109,13 +109,13 @@ def _encoded(command: JobCommand, broker: Broker, progress: JobProgress) -> tupl
 
 
 @contextmanager
-def _freed_unless_it_goes_on(job: Job, *, resumable: bool) -> Iterator[None]:
-    """If writing the vectors fails, free the job, unless the same command can continue it."""
+def _freed_unless_resumable(job: Job, *, resumable: bool) -> Iterator[None]:
+    """If writing the vectors fails, free the job, unless the same command can resume it."""
     try:
         yield
     except KeyboardInterrupt:
         if resumable:
-            raise KeyboardInterrupt("the same command continues where it stopped") from None
+            raise KeyboardInterrupt("the same command resumes where it stopped") from None
         job.discard()
         raise KeyboardInterrupt("what was read from the pipe is gone; nothing is kept") from None
     except BrokenPipeError:  # nobody reads what it prints
@@ -124,11 +124,11 @@ def _freed_unless_it_goes_on(job: Job, *, resumable: bool) -> Iterator[None]:
         raise
     except JobLost as error:
         if resumable:
-            raise JobLost(f"{error} The same command does that, and continues.") from None
+            raise JobLost(f"{error} The same command does that, and resumes.") from None
         with suppress(JobNotFound):
             job.discard()
         raise
-    except (JobNotFound, JobStalled):  # nothing is left to free, or the same command continues
+    except (JobNotFound, JobStalled):  # nothing is left to free, or the same command resumes
         raise
     except JobError:
         job.discard()
@@ -152,7 +152,7 @@ def _stack(
     named by the run's key, if it has one, and then knows commands that are `named` so.
 
     Yields the settings for this Redis, a function that raises WorkerError if the worker has ended, and the end of the
-    job's key. If the block fails, its state folder stays, and the next block of this name continues with it.
+    job's key. If the block fails, its state folder stays, and the next block of this name resumes with it.
     """
     from embedctl import local
 

@@ -33,8 +33,8 @@ _job_options = section(
         "--resume",
         metavar="KEY|JOB",
         shell_complete=complete_job,
-        help="Your own key for this job: submitting again with the same key finds or continues the job. Or the id, in "
-        "full, of a job whose submission was interrupted, to continue that. Needs the same corpus.",
+        help="Your own key for this job: submitting again with the same key finds or resumes the job. Or the id, in "
+        "full, of a job whose submission was interrupted, to resume that. Needs the same corpus.",
     ),
     option(
         "--drain",
@@ -59,7 +59,7 @@ def submit(ctx: click.Context, /, *, ttl_s: float | None, resume: str | None, wa
     CORPUS is one or more of: a .jsonl, .json, .csv, .tsv, .txt or .parquet file, optionally compressed (.gz or .zst);
     a folder of such files; a pattern in quotes; - for standard input, which is read as jsonl unless --format says
     otherwise. An OpenAI batch file is told by its first line. With --output or --to, the vectors are written while
-    workers encode. If that is interrupted, `embedctl fetch` continues it.
+    workers encode. If that is interrupted, `embedctl fetch` resumes it.
     """
     settings = load_settings()
     is_job = resume is not None and keys.is_job_id(resume)
@@ -116,5 +116,5 @@ def _report(
     if status.state.ended:
         report(status, progress)
     if command.as_json:
-        click.echo(result_json(status, summary(status, progress.continued_at), written))
+        click.echo(result_json(status, summary(status, progress.resumed_at), written))
     ctx.exit(exit_status(status))

@@ -533,7 +533,7 @@ class JobStore(JobReader):
                 f"failed, and `embedctl fetch {job_id}` writes what is done"
             )
         return JobStopped(
-            f"job {job_id} was stopped: what is done can be fetched. Continue it with its corpus: embedctl submit "
+            f"job {job_id} was stopped: what is done can be fetched. Resume it with its corpus: embedctl submit "
             f"CORPUS --resume {job_id}"
         )
 
@@ -559,7 +559,7 @@ class JobStore(JobReader):
 
     def _cut_off(self, job_id: str, there: int, told: int) -> JobLost:
         return JobLost(
-            f"Redis lost its last writes of job {job_id}: only {there} of its first {told} chunks are left. Continue "
+            f"Redis lost its last writes of job {job_id}: only {there} of its first {told} chunks are left. Resume "
             f"after them: embedctl submit CORPUS --resume {job_id}"
         )
 

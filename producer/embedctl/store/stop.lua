@@ -1,4 +1,4 @@
--- End a job now and keep what is done. Its idempotency key still finds it, so that its corpus can continue it.
+-- End a job now and keep what is done. Its idempotency key still finds it, so that its corpus can resume it.
 -- ARGV: job. → ok | ended <state>
 if ended then return {'ended', state} end
 stop('stop')

@@ -55,7 +55,7 @@ class ActiveJob:
         left_ms: time until the job expires, if nothing more happens to it.
         ttl_ms: how long it is kept after its end.
         stopped: whether its error budget or a user ended it before its last record.
-        resumable: whether a user did, so that its corpus may continue it at any moment.
+        resumable: whether a user did, so that its corpus may resume it at any moment.
         abandoned: whether a retry of its failed records died before it was finished; the corpus is complete.
         audit_at, extend_at: the next chunk of each sweep; 0 if the sweep is not in progress.
         extend_next_ms: when the next sweep of `extend` begins, in ms by Redis' clock.
@@ -178,7 +178,7 @@ class Upkeep:
         return {queue: issued_of(answer[1]) for queue, answer in found if not isinstance(answer, BrokerRefused)}
 
     def audited_to(self, job_id: str, chunk: int) -> None:
-        """Let a job's audit continue at this chunk; 0 is the first one."""
+        """Let a job's audit resume at this chunk; 0 is the first one."""
         self._move_cursor(job_id, "audit_at", chunk)
 
     def extend(self, job: ActiveJob, now_ms: int, interval_s: float) -> bool:

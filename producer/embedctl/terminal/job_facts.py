@@ -54,7 +54,7 @@ def state(job: JobStatus) -> str:
 
 
 def stalled(job: JobStatus) -> str:
-    """What to say of a job whose producer died, and how to continue."""
+    """What to say of a job whose producer died, and how to resume."""
     return (
         f"The producer of job {job.id} died after {job.records:,} records. Submit its corpus again with the same "
         f"idempotency key or with --resume {job.id}, or cancel the job"

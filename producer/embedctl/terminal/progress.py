@@ -39,7 +39,7 @@ class JobProgress:
     Attributes:
         now_ms: the time by Redis' clock (milliseconds); by this host's until a command sets it.
         watch: called while a job has not ended, and while its producer waits; raises if waiting is of no use any more.
-        continued_at: records that were done before this command took the job up; None if it took none up.
+        resumed_at: records that were done before this command resumed the job; None if it resumed none.
         writing: what this command writes; None if it writes nothing.
     """
 
@@ -47,7 +47,7 @@ class JobProgress:
         self._moving = moving
         self.now_ms: Callable[[], int] = _host_ms
         self.watch: Callable[[], None] = lambda: None
-        self.continued_at: int | None = None
+        self.resumed_at: int | None = None
         self._console = Console(stderr=True, quiet=quiet)
         self._line: BottomLine | None = None
         self._now = Activity("starting", since=time.monotonic())
@@ -103,10 +103,10 @@ class JobProgress:
         self.say(line)
         self._now = Activity("loading", since=time.monotonic())
 
-    def taken_up(self, job: JobStatus) -> None:
+    def begun(self, job: JobStatus) -> None:
         """The job that records are submitted to, before any is added."""
         done = job.done + job.failed
-        self.continued_at = done if done and not job.state.ended else None
+        self.resumed_at = done if done and not job.state.ended else None
         self._submitted_to = not job.state.ended
 
     def submitting(self, records: int, waiting_for: str) -> None:

@@ -44,7 +44,7 @@ def at_results(broker: Broker, monkeypatch: pytest.MonkeyPatch, happens: Callabl
 
 
 @pytest.mark.parametrize("name", ["vectors.npy", "vectors.jsonl"])
-def test_what_was_written_stays_and_the_next_fetch_goes_on(
+def test_what_was_written_stays_and_the_next_fetch_resumes(
     name: str, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = new_job(broker, 3)
@@ -94,7 +94,7 @@ def test_what_was_read_of_a_job_that_went_meanwhile_is_kept(
     assert (tmp_path / f".{name}.part").read_bytes() == part
 
 
-def test_what_was_read_of_a_job_whose_producer_died_is_taken_up_once_that_is_submitted(
+def test_what_was_read_of_a_job_whose_producer_died_is_resumed_once_that_is_submitted(
     broker: Broker, raw: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keys, "PRODUCER_LEASE_S", 1)

@@ -145,7 +145,7 @@ def test_a_producer_that_does_not_know_the_place_is_told(settings: Settings, sub
         enqueue_embeddings(TEXTS, settings=settings.replace(chunk_files=""), chunk_size=SIZE, idempotency_key="one")
 
 
-def test_going_on_with_a_job_puts_nothing_twice(submitted: Callable[..., Job], rig: Rig, folder: Path) -> None:
+def test_resuming_a_job_puts_nothing_twice(submitted: Callable[..., Job], rig: Rig, folder: Path) -> None:
     job = submitted(idempotency_key="one")
     rig.run(job, 0)
     before = files(folder)

@@ -1,4 +1,4 @@
-"""A job that is stopped keeps what is done, and its corpus may continue it."""
+"""A job that is stopped keeps what is done, and its corpus may resume it."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_what_is_done_can_be_fetched_and_the_rest_is_freed(
     assert positions == [2, 3, 6, 7]
 
 
-def test_a_fetch_that_died_goes_on_in_a_stopped_job(broker: Broker, tmp_path: Path) -> None:
+def test_a_fetch_that_died_resumes_in_a_stopped_job(broker: Broker, tmp_path: Path) -> None:
     job_id = stopped_job(broker)
     whole, taken = tmp_path / "whole.npy", tmp_path / "v.npy"
     output.fetch(Job(job_id, broker), whole)
@@ -191,7 +191,7 @@ def test_it_waits_for_no_text_that_is_not_added_again(broker: Broker, raw: redis
     assert answers == [Added.OK, Added.SKIPPED, Added.OK]
     assert broker.jobs.status(job_id).waiting_bytes == text_waiting(raw, job_id, 6) > 0
     assert issued(broker, job_id) == [0, 2]
-    assert add(broker, job_id, 0)[0] is Added.SKIPPED  # a producer that begins again
+    assert add(broker, job_id, 0)[0] is Added.SKIPPED  # a producer that resumes
     work(broker, job_id, 0, 2)
     assert broker.jobs.status(job_id).waiting_bytes == 0
 

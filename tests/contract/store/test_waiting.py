@@ -139,7 +139,7 @@ def test_a_submission_ends_when_its_time_is_over(
     assert broker.jobs.status(only_job(raw)).state is JobState.CANCELLED
 
 
-def test_a_submission_with_a_key_goes_on_after_its_time_was_over(
+def test_a_submission_with_a_key_resumes_after_its_time_was_over(
     settings: Settings, broker: Broker, raw: redis_py.Redis, clock: MovedClock
 ) -> None:
     with pytest.raises(WaitTimeout):

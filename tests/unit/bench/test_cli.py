@@ -157,7 +157,7 @@ command()
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_a_report_of_what_was_measured_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_a_report_of_what_was_measured_and_the_same_command_resumes(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, "program.py", "-o", "out"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:

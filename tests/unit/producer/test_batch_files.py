@@ -461,7 +461,7 @@ def written(path: Path, chunks: list[ChunkVectors], *, interrupted: bool, one_fi
 
 
 @pytest.mark.parametrize("one_file", [False, True])
-def test_a_fetch_that_died_goes_on_with_each_line_once(one_file: bool, tmp_path: Path) -> None:
+def test_a_fetch_that_died_resumes_with_each_line_once(one_file: bool, tmp_path: Path) -> None:
     chunks = [
         chunk(0, ("a", 0, 1), ("b", 0, 1), ("c", 0, 5), failed={1: ErrorCode.EMPTY}),
         chunk(3, ("c", 1, 5), ("c", 2, 5), ("c", 3, 5)),

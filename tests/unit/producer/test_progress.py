@@ -168,7 +168,7 @@ def test_who_submitted_a_small_job_is_told_how_fast_it_was_encoded(
     capsys: pytest.CaptureFixture[str], seconds: Callable[[float], None]
 ) -> None:
     shown = JobProgress()
-    shown.taken_up(job(state="submitting"))
+    shown.begun(job(state="submitting"))
     shown.submitted()
     shown.begin_writing()
     ended = job(100, state="completed", records=100, ended_ms=NOW_MS, dim=2)

@@ -189,7 +189,7 @@ def test_a_hub_that_ignores_ranges_costs_no_more_than_time(hub: StandInHub, paus
     assert found.downloaded > found.size
 
 
-def test_a_pull_that_gave_up_is_taken_up(hub: StandInHub, pauses: list[float]) -> None:
+def test_a_pull_that_gave_up_is_resumed(hub: StandInHub, pauses: list[float]) -> None:
     hub.cuts = [1000, 250_000, 0, 0, 0, 0, 0]
     with pytest.raises(HubUnavailable) as raised:
         pulled()
@@ -256,7 +256,7 @@ def test_a_pull_that_dies_between_two_steps_leaves_nothing_that_looks_like_the_m
     assert len(hub.downloads()) - asked <= (len(NEEDED) if step == "accept" else 0)
 
 
-def test_a_part_of_something_else_is_not_taken_up(hub: StandInHub, pauses: list[float]) -> None:
+def test_a_part_of_something_else_is_not_resumed(hub: StandInHub, pauses: list[float]) -> None:
     hub.cuts = [1000, 250_000, 0, 0, 0, 0, 0]
     with pytest.raises(HubUnavailable):
         pulled()
@@ -455,7 +455,7 @@ def test_a_hub_that_asks_for_a_pause_gets_it(hub: StandInHub, pauses: list[float
     found, said = pulled()
     assert files_in(found.folder) == NEEDED
     assert pauses == [7, 2]
-    assert "answers 429 and asks for a pause of 7 s: going on in 7 s" in said[0]
+    assert "answers 429 and asks for a pause of 7 s: trying again in 7 s" in said[0]
 
 
 def test_a_hub_that_asks_for_too_long_a_pause_is_not_waited_for(hub: StandInHub, pauses: list[float]) -> None:

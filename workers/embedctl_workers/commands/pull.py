@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 def pull(model: str, *, allow_pickle: bool, if_missing: bool, as_json: bool) -> None:
     """Download a model of the hub into the hub's cache, and print its folder.
 
-    Takes the files that workers need and no others, continues where an earlier download stopped, and compares every
+    Takes the files that workers need and no others, resumes where an earlier download stopped, and compares every
     file with the hash that the hub lists. REVISION is a branch, a tag or a commit; the default is main, or the one of
     the name's [models.NAME] entry.
 
@@ -57,7 +57,7 @@ def pull(model: str, *, allow_pickle: bool, if_missing: bool, as_json: bool) -> 
                 name, settings, progress, revision=revision, allow_pickle=allow_pickle, if_missing=if_missing
             )
         except KeyboardInterrupt:
-            raise KeyboardInterrupt("the same command continues where it stopped") from None
+            raise KeyboardInterrupt("the same command resumes where it stopped") from None
         except ModuleNotFoundError as error:
             if error.name != "huggingface_hub":
                 raise

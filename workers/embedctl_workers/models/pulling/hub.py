@@ -191,7 +191,7 @@ class Hub:
             if error.asked_s > _LONGEST_PAUSE_S:
                 raise error
             pause_s = error.asked_s or pause_s
-            self._say(f"{error}: going on in {pause_s:g} s")
+            self._say(f"{error}: trying again in {pause_s:g} s")
             return pause_s
 
         return OUTSIDE.call(once, Retry, failed=failed, tries=tries, streak=streak)

@@ -226,15 +226,15 @@ class _Pull:
             ModelError: it is not what the hub lists.
         """
         part = self._snapshots.part(file)
-        taken_up = part.exists() and part.stat().st_size > 0
+        resumed = part.exists() and part.stat().st_size > 0
         self._hub.fetch(listing, file, part, self._advance)
         found = digest_of(part, file)
         if found == file.digest:
             self._snapshots.accept(file)
             return
         part.unlink()
-        if taken_up:  # by now the earlier part may be of something else
-            self._progress.say(f"{file.name} was not taken up rightly: it is downloaded again")
+        if resumed:  # by now the earlier part may be of something else
+            self._progress.say(f"{file.name} does not fit what came before: it is downloaded again")
             self._progress.advance(-file.size)
             self._fetch(listing, file)
             return
