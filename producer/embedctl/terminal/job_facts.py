@@ -147,7 +147,7 @@ def _plain_facts(job: JobStatus, workers: Sequence[WorkerRow]) -> list[Fact]:
         ("created", _when(job.created_at)),
         ("started", _when(job.started_at)),
         ("ended", _when(job.ended_at)),
-        ("kept", f"{job.expires_in.total_seconds() / 3600:,.1f} hours more"),
+        ("expires", f"in {job.expires_in.total_seconds() / 3600:,.1f} hours"),
         *troubles(job),
     ]
     return [(name, value) for name, value in facts if value]
