@@ -105,35 +105,35 @@ class Submission:
         """
         self._check_time()
         payload = wire.encode_input(chunk)
-        upload = self._patiently(partial(self._broker.jobs.upload, self._job, "in", self._added, payload))
+        upload = self._retried(partial(self._broker.jobs.upload, self._job, "in", self._added, payload))
         ask = partial(self._add, upload, wire.digest_of(payload), len(chunk))
         answer, waiting = self._alone(partial(self._within_limits, ask), lambda added: added[0] is not Added.HELD)
         if answer is Added.SEALED:
             raise CorpusChanged(f"job {self._job_id} ended after record {self._records - 1}; the corpus now has more")
         if answer is Added.STOPPED:
-            raise self._patiently(lambda: self._broker.jobs.why_stopped(self._job_id))
+            raise self._retried(lambda: self._broker.jobs.why_stopped(self._job_id))
         if answer is Added.DIFFERS:
             raise CorpusChanged(self._first_difference(chunk))
         self._added += 1
         self._records += len(chunk)
         if answer is Added.OK:
-            self._patiently(self._send_tickets)
+            self._retried(self._send_tickets)
         self._report()
-        if waiting > self._patiently(self._broker.high_water):
+        if waiting > self._retried(self._broker.high_water):
             self._wait_for_workers()
 
     def reopen(self) -> None:
         """If the job was stopped, open it again for its corpus. Raises as :meth:`add` does."""
         if self._job.state is JobState.STOPPED:
             resume = partial(self._broker.jobs.resume, self._job_id, self._token)
-            self._alone(partial(self._patiently, resume), bool)
+            self._alone(partial(self._retried, resume), bool)
 
     def seal(self) -> None:
         """Say that the job has all its chunks. Raises as :meth:`add` does."""
         hold = partial(self._broker.jobs.hold, self._job_id, self._token)
-        self._alone(partial(self._patiently, hold), bool)
-        self._patiently(lambda: self._broker.jobs.seal(self._job_id, self._added))
-        self._patiently(self._send_tickets)
+        self._alone(partial(self._retried, hold), bool)
+        self._retried(lambda: self._broker.jobs.seal(self._job_id, self._added))
+        self._retried(self._send_tickets)
 
     def _add(self, upload: Upload, digest: bytes, rows: int) -> tuple[Added, int]:
         def add(value: bytes) -> tuple[Added, int]:
@@ -167,13 +167,13 @@ class Submission:
         seen, asked = self._waiter.seen, 0
         while True:
             try:
-                return self._patiently(ask)
+                return self._retried(ask)
             except QuotaExceeded as error:
                 if asked % _CORRECTED_EVERY == 0:
-                    self._patiently(partial(self._broker.quotas.correct, error.tenant))
+                    self._retried(partial(self._broker.quotas.correct, error.tenant))
                 if not self._added and not self._job.chunks:
-                    return self._patiently(ask)
-                self._check_goes_on(self._patiently(partial(self._broker.jobs.status, self._job_id)))
+                    return self._retried(ask)
+                self._check_goes_on(self._retried(partial(self._broker.jobs.status, self._job_id)))
                 self._wait(f"room within {error.limit} of tenant {error.tenant}")
             seen = self._next_event(seen)
             asked += 1
@@ -182,7 +182,7 @@ class Submission:
         """Wait for the job's next event, one second at most. Raises as :meth:`_saying_how`."""
         return self._saying_how(partial(self._waiter.next_event, seen, LOOK_EVERY_S, self._limit.deadline))
 
-    def _patiently(self, ask: Callable[[], T]) -> T:
+    def _retried(self, ask: Callable[[], T]) -> T:
         """Ask Redis until it answers. Raises as :meth:`_saying_how`."""
         return self._saying_how(partial(self._waiter.ask, ask, self._limit.deadline))
 
@@ -264,7 +264,7 @@ class Submission:
         while True:
             status = self._saying_how(partial(self._waiter.look, lambda _: None, self._limit.deadline))
             self._check_goes_on(status)
-            if status.waiting_bytes <= self._patiently(self._broker.high_water):
+            if status.waiting_bytes <= self._retried(self._broker.high_water):
                 return
             self._wait(_WORKERS if status.live_workers else f"{_WORKERS}. {no_worker_for(status)}")
             seen = self._next_event(seen)
@@ -272,7 +272,7 @@ class Submission:
     def _check_goes_on(self, status: JobStatus) -> None:
         refuse_cancelled(status)
         if status.stopped_by is not None:
-            raise self._patiently(lambda: self._broker.jobs.why_stopped(self._job_id))
+            raise self._retried(lambda: self._broker.jobs.why_stopped(self._job_id))
         if status.lost_chunks is not None:
             raise lost_chunks(self._job_id, *status.lost_chunks)
 

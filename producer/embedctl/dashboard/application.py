@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from embedctl.broker import Broker
 from embedctl.dashboard.access import is_loopback
-from embedctl.dashboard.events import PatientEvents
+from embedctl.dashboard.events import RetryingEvents
 from embedctl.overview import Gatherer
 from embedctl.store.connection import without_password
 from embedctl.tickets import task_in_words
@@ -38,7 +38,7 @@ class Dashboard(Flower):  # type: ignore[misc]  # Flower ships no types
 
     def __init__(self, broker: Broker, page_settings: Mapping[str, Any]) -> None:
         app, io_loop = make_celery(broker.settings), IOLoop.current()
-        events = PatientEvents(
+        events = RetryingEvents(
             app,
             io_loop,
             db=options.db,

@@ -17,7 +17,7 @@ except ImportError as error:
 log = logging.getLogger(__name__)
 
 
-class PatientEvents(Events):  # type: ignore[misc]  # Flower ships no types
+class RetryingEvents(Events):  # type: ignore[misc]  # Flower ships no types
     """Flower's receiver of events, with a short pause between attempts.
 
     Flower doubles the pause after each attempt, and so still waits long after the end of a long outage.

@@ -218,7 +218,7 @@ class Connection:
             # Show neither the URL nor the reason: a part that can't be parsed may be a password.
             raise SettingsError("redis_url can't be read as redis://[user:password@]host[:port][/database]") from None
         pool = opened.connection_pool
-        pool.connection_class = type("Patient", (_InPieces, pool.connection_class), {})
+        pool.connection_class = type("InPieces", (_InPieces, pool.connection_class), {})
         if settings.redis_password_file:
             arguments = opened.connection_pool.connection_kwargs
             for name in ("username", "password"):

@@ -113,7 +113,7 @@ def test_after_an_outage_however_long_events_are_received_again_soon(
     monkeypatch.setattr(time, "sleep", waits.append)
     app = Celery(broker="memory://", set_as_current=False)
     with pytest.raises(_Enough):
-        events.PatientEvents(app, IOLoop.current(), max_tasks_in_memory=10).run()
+        events.RetryingEvents(app, IOLoop.current(), max_tasks_in_memory=10).run()
     assert waits == [0.5, 1, 2, 4] + [5] * 16 + [0] + [0.5]
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 3

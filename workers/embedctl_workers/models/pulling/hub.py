@@ -95,7 +95,7 @@ class Hub:
 
         api = HfApi(endpoint=self._endpoint)
         try:
-            found = self._patiently(
+            found = self._retried(
                 lambda: api.model_info(repository, revision=revision, files_metadata=True, timeout=self._timeout_s),
                 tries=3,
             )
@@ -124,7 +124,7 @@ class Hub:
         """
         breaks = Streak()
         part.touch()
-        self._patiently(lambda: self._stream(listing, file, part, advance, breaks), tries=5, streak=breaks)
+        self._retried(lambda: self._stream(listing, file, part, advance, breaks), tries=5, streak=breaks)
 
     def _stream(
         self, listing: Listing, file: HubFile, part: Path, advance: Callable[[int], None], breaks: Streak
@@ -169,7 +169,7 @@ class Hub:
                         return
         raise _BrokenOff
 
-    def _patiently(self, ask: Callable[[], T], *, tries: int, streak: Streak | None = None) -> T:
+    def _retried(self, ask: Callable[[], T], *, tries: int, streak: Streak | None = None) -> T:
         """Ask until there is an answer. Raises Retry after so many failures in a row."""
         from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]  # httpx's or httpx2's
 
