@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import click
 
-from embedctl_bench.engines import command as engines
-from embedctl_bench.grid import command as grid
-from embedctl_bench.request import command as request
+from embedctl_bench import engines, grid, request
 from embedctl_config.command_group import CommandGroup
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
@@ -17,9 +16,12 @@ from typing import Any
 import click
 
 from embedctl_bench.measuring import machine
+from embedctl_bench.measuring.comparison import Scene, each_scene
 from embedctl_bench.measuring.session import Session
-from embedctl_bench.report.forms import write_report
-from embedctl_bench.report.report import Report
+from embedctl_bench.peers.environments import requirements_digest
+from embedctl_bench.peers.models import peers_folder, slug
+from embedctl_bench.report import Claim, Report, Table, write_report
+from embedctl_config.command_group import option
 from embedctl_config.cpu import no_bf16
 from embedctl_config.errors import ExitStatus, MissingExtra, SettingsError
 from embedctl_config.extras import installed
@@ -30,12 +32,21 @@ from embedctl_workers.backends import BACKENDS
 from embedctl_workers.commands.options import cpus_option
 from embedctl_workers.machine.devices import format_cpus, usable_cpus
 from embedctl_workers.machine.discovery import choose_accelerator
+from embedctl_workers.models.cache import private_folder
 
-DEFAULT_MODEL = "all-MiniLM-L6-v2"
 #: Extra → the module that proves that it is installed.
 _PROOF = {"torch": "torch", "onnx": "onnxruntime"}
-
-_Command = Callable[..., Any]
+#: What every report says of its figures.
+_METHOD = (
+    "Systems take turns, and figures are medians of the rounds; one is marked noisy if its rounds differ by more than "
+    "10 %. Each ratio is the median over the rounds in which both systems ran. Percentiles are of all requests of all "
+    "rounds together; a 99th needs 100.",
+    "Each system chose the fastest of its settings on a sample, if several are shown as tried, and encoded all texts "
+    "with references once before the rounds.",
+    "A system is not ranked if it encodes fewer tokens than ours, if it promises fp32 and a component of a vector "
+    "differs by more than 1e-4 from sentence-transformers on torch in fp32, one text at a time, or if it promises 16 "
+    "bits and a cosine to these vectors is below 0.999. A system at its default promises what it computes in.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,132 +79,151 @@ class Asked:
     fresh: bool
 
     @property
-    def cpu_list(self) -> str:
-        """The CPUs as `--cpus` takes them, such as `0-3,8`."""
-        return format_cpus(self.cpus)
+    def place(self) -> Path:
+        """The folder of the peers' environments, and of everything that is made for them."""
+        return private_folder(peers_folder(self.settings))
 
-    def session(self, name: str, plan: int, **conditions: object) -> Session:
+    def session(self, name: str, plan: int) -> Session:
         """A session in the folder of reports, for these CPUs and classes as they are configured.
 
         Measurements of `--quick` count for `--quick` only.
         """
-        classes, models = dict(self.settings.classes), dict(self.settings.models)
-        conditions |= {"cpus": self.cpu_list, "quick": self.quick, "classes": classes, "models": models}
+        conditions = {
+            "cpus": format_cpus(self.cpus),
+            "quick": self.quick,
+            "classes": dict(self.settings.classes),
+            "models": dict(self.settings.models),
+            "peers": requirements_digest(),
+        }
         return Session(self.output, name, fresh=self.fresh, plan=plan, conditions=conditions)
 
-    def machine(self) -> dict[str, object]:
-        """Facts of this machine and its CPUs, for a report."""
-        return machine.facts(self.cpus)
 
-
-def common(command: _Command) -> _Command:
+def common(command: Callable[..., None]) -> Callable[..., None]:
     """Give a benchmark the options of all benchmarks, passed to it as one :class:`Asked`."""
 
+    @click.option(
+        "--model",
+        "models",
+        multiple=True,
+        default=("all-MiniLM-L6-v2",),
+        show_default=True,
+        help="A model, or a model shape with random weights, such as bge-small-shape. Can be repeated.",
+    )
+    @click.option(
+        "--class",
+        "classes",
+        multiple=True,
+        help="A hardware class. Can be repeated. Default: every CPU class that can run here.",
+    )
+    @cpus_option
+    @option(
+        "--output",
+        "-o",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=Path("report"),
+        show_default=True,
+        help="The folder for the report and the measurements.",
+    )
+    @option("--quick", is_flag=True, help="Measure only a small part, to check that the benchmark runs.")
+    @option(
+        "--peers",
+        metavar="LIST|all|none",
+        help="Other systems to measure, separated by commas. The systems that you name are installed first, each in a "
+        "separate environment. Default: the systems that are already installed.",
+    )
+    @option(
+        "--price",
+        type=click.FloatRange(min=0),
+        help="This machine's price per hour, for the cost of a million texts.",
+    )
+    @option(
+        "--fresh/--resume",
+        default=False,
+        show_default=True,
+        help="Measure everything again, or resume where an earlier run in the same folder stopped.",
+    )
     @functools.wraps(command)
-    def asking(**options: Any) -> Any:
-        own = {name: options.pop(name) for name in list(options) if name not in _OPTIONS}
-        _check_installed()
-        return command(_asked(**options), **own)
+    def asking(
+        models: tuple[str, ...],
+        classes: tuple[str, ...],
+        cpus: str | None,
+        output: Path,
+        quick: bool,
+        peers: str | None,
+        price: float | None,
+        fresh: bool,
+        **own: Any,
+    ) -> None:
+        with suppress(PackageNotFoundError):  # it is run from its source: what lacks is told when it is needed
+            if installed("bench").lacking:
+                raise MissingExtra("bench", "`embedctl bench`")
+        settings = load_settings()
+        found = _classes(settings, classes)
+        asked = Asked(
+            settings=settings,
+            command=shlex.join(["embedctl", "bench", *sys.argv[1:]]),
+            models=tuple(dict.fromkeys(models)),
+            classes=found,
+            device=_device(settings, found),
+            cpus=usable_cpus(cpus),
+            output=output,
+            quick=quick,
+            peers=None if peers is None else _peers(peers),
+            price=price,
+            fresh=fresh,
+        )
+        command(asked, **own)
 
-    decorated: _Command = asking
-    for option in reversed(_options()):
-        decorated = option(decorated)
-    return decorated
+    return asking
 
 
-def conclude(report: Report, asked: Asked, session: Session) -> None:
-    """Write the report with the session's notes and print the page's path. Exits with 130 after Ctrl-C."""
-    whole = dataclasses.replace(
-        report,
-        machine={**(report.machine or asked.machine()), **session.meanwhile()},
-        notes=[*_reservations(asked, session), *report.notes, *session.notes],
+def conclude(
+    asked: Asked,
+    session: Session,
+    title: str,
+    workload: Sequence[str],
+    scenes: Sequence[Scene],
+    *,
+    claims: Sequence[Claim] = (),
+    published: Callable[[Scene], Sequence[Mapping[str, object]]] = lambda scene: (),
+    tables: Sequence[Table] = (),
+    lacking: Sequence[str] = (),
+    notes: Sequence[str] = (),
+) -> None:
+    """Write the report of all scenes, as far as they were measured, and print the page's path.
+
+    Exits with 130 after Ctrl-C.
+
+    Args:
+        workload: sentences, before those of the scenes.
+        published: rows to put under a scene's own.
+        lacking: peers that are not installed.
+        tables, notes: besides those of the scenes.
+    """
+    found: list[str] = []
+    if session.stopped:
+        found.append("**Stopped with Ctrl-C before everything was measured.**")
+    if asked.quick:
+        found.append("**A quick run** (`--quick`): it shows that the benchmark works. Do not quote its figures.")
+    if lacking:
+        found.append(f"Not installed, and so not measured: {', '.join(lacking)} (`--peers` installs them).")
+    found += [*each_scene(scenes, Scene.notes), *notes, *_METHOD]
+    whole = Report(
+        name=session.name,
+        title=title,
+        command=asked.command,
+        workload=" ".join([*workload, *(f"{each.name}: {each.shown}." for each in scenes)]),
+        machine={**machine.facts(asked.cpus), **session.meanwhile()},
+        tables=[
+            *each_scene(scenes, lambda scene: scene.tables(slug(scene.name), asked.price, published(scene))),
+            *tables,
+        ],
+        claims=claims,
+        notes=found,
     )
     click.echo(str(write_report(whole, asked.output)))
     if session.stopped:
         sys.exit(ExitStatus.INTERRUPTED)
-
-
-_OPTIONS = frozenset({"models", "classes", "cpus", "output", "quick", "peers", "price", "fresh"})
-
-
-def _options() -> list[Callable[[Any], Any]]:
-    """The click options, in the order of the help."""
-
-    def option(*names: str, **attributes: Any) -> Callable[[Any], Any]:
-        variable = names[0].partition("/")[0].removeprefix("--").upper()
-        return click.option(*names, envvar=f"EMBEDCTL_{variable}", show_envvar=True, **attributes)
-
-    return [
-        click.option(
-            "--model",
-            "models",
-            multiple=True,
-            default=(DEFAULT_MODEL,),
-            show_default=True,
-            help="A model, or a model shape with random weights, such as bge-small-shape. Can be repeated.",
-        ),
-        click.option(
-            "--class",
-            "classes",
-            multiple=True,
-            help="A hardware class. Can be repeated. Default: every CPU class that can run here.",
-        ),
-        cpus_option,
-        option(
-            "--output",
-            "-o",
-            type=click.Path(path_type=Path, file_okay=False),
-            default=Path("report"),
-            show_default=True,
-            help="The folder for the report and the measurements.",
-        ),
-        option("--quick", is_flag=True, help="Measure only a small part, to check that the benchmark runs."),
-        option(
-            "--peers",
-            metavar="LIST|all|none",
-            help="Other systems to measure, separated by commas. The systems that you name are installed first, each "
-            "in a separate environment. Default: the systems that are already installed.",
-        ),
-        option(
-            "--price",
-            type=click.FloatRange(min=0),
-            help="This machine's price per hour, for the cost of a million texts.",
-        ),
-        option(
-            "--fresh/--resume",
-            default=False,
-            show_default=True,
-            help="Measure everything again, or resume where an earlier run in the same folder stopped.",
-        ),
-    ]
-
-
-def _asked(
-    *,
-    models: tuple[str, ...],
-    classes: tuple[str, ...],
-    cpus: str | None,
-    output: Path,
-    price: float | None,
-    quick: bool,
-    fresh: bool,
-    peers: str | None,
-) -> Asked:
-    settings = load_settings()
-    found = _classes(settings, classes)
-    return Asked(
-        settings=settings,
-        command=shlex.join(["embedctl", "bench", *sys.argv[1:]]),
-        models=tuple(dict.fromkeys(models)),
-        classes=found,
-        device=_device(settings, found),
-        cpus=usable_cpus(cpus),
-        output=output,
-        quick=quick,
-        peers=_peers(peers),
-        price=price,
-        fresh=fresh,
-    )
 
 
 def _classes(settings: Settings, asked: tuple[str, ...]) -> tuple[str, ...]:
@@ -235,29 +265,6 @@ def _can_run(entry: HardwareClass) -> bool:
     return not (entry.backend == "torch-bf16" and no_bf16())
 
 
-def _peers(text: str | None) -> tuple[str, ...] | None:
-    names = tuple(dict.fromkeys(part.strip() for part in (text or "").split(",") if part.strip()))
-    if text is None:
-        return None
+def _peers(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     return () if names == ("none",) else names
-
-
-def _check_installed() -> None:
-    """Fail before anything is measured if something could not be measured.
-
-    Raises:
-        MissingExtra: a package of the extra `bench` is missing.
-    """
-    with suppress(PackageNotFoundError):  # it is run from its source: what lacks is told when it is needed
-        if installed("bench").lacking:
-            raise MissingExtra("bench", "`embedctl bench`")
-
-
-def _reservations(asked: Asked, session: Session) -> list[str]:
-    """Notes that a reader must see first."""
-    found = []
-    if session.stopped:
-        found.append("**Stopped with Ctrl-C before everything was measured.**")
-    if asked.quick:
-        found.append("**A quick run** (`--quick`): it shows that the benchmark works. Do not quote its figures.")
-    return found

@@ -24,7 +24,7 @@ from sentence_transformers import SentenceTransformer
 
 from embedctl_bench.measuring.machine import facts
 from embedctl_bench.peers.models import model_files
-from embedctl_bench.report.forms import facts_list
+from embedctl_bench.report import facts_list
 from embedctl_bench.texts.passages import passages
 from embedctl_config.cpu import cpu_flags
 from embedctl_config.errors import EmbedctlError, ModelError

@@ -23,11 +23,11 @@ from unittest.mock import patch
 
 import torch
 
-from embedctl_bench.engines.command import count_of
+from embedctl_bench.engines import count_of
 from embedctl_bench.measuring.machine import facts
 from embedctl_bench.peers.adapters.embedctl_adapters.embedctl import EngineAdapter
 from embedctl_bench.peers.models import Model, measured_model, peers_folder
-from embedctl_bench.report.forms import facts_list, grid
+from embedctl_bench.report import facts_list, grid
 from embedctl_bench.texts.workloads import make_workload
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.torch.packed import int8, kernels, linear, native, tiles

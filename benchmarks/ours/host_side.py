@@ -50,7 +50,7 @@ from embedctl.records import records_of
 from embedctl_bench.measuring.machine import Usage, cpu_seconds, versions
 from embedctl_bench.measuring.sampling import turn_of
 from embedctl_bench.peers.models import Model, ModelShape, write_shape, written
-from embedctl_bench.report.forms import grid, replaced
+from embedctl_bench.report import grid, replaced
 from embedctl_bench.texts.workloads import describe_workload, make_workload
 from embedctl_config.loading import load_settings
 from embedctl_workers.models.files import resolve_model
@@ -247,7 +247,8 @@ def main() -> None:
         models = {dim: model_of(dim, place) for dim in arguments.dims}
         count = _QUICK_TEXTS if arguments.quick else _TEXTS
         workload = make_workload("W1", count, models[arguments.dims[0]], place)
-        title = f"{machine_line()}\n\n{versions()}\n\n{describe_workload(workload)}. No chunk holds a text twice.\n\n"
+        described = describe_workload(workload, 256)
+        title = f"{machine_line()}\n\n{versions()}\n\n{described}. No chunk holds a text twice.\n\n"
         for mode, dim, threads in itertools.product(arguments.modes, arguments.dims, arguments.threads):
             worker = {
                 "model": str(models[dim].folder),

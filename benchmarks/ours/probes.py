@@ -48,7 +48,7 @@ from embedctl_bench.peers.models import measured_model, peers_folder
 from embedctl_bench.peers.registry import engine_of
 from embedctl_bench.peers.tuned import TunedProcess
 from embedctl_bench.peers.workload import Workload, kept
-from embedctl_bench.report.forms import grid
+from embedctl_bench.report import grid
 from embedctl_bench.texts.passages import passages
 from embedctl_bench.texts.words import draw_words
 from embedctl_config import keys

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 
 from embedctl_bench.asking import Asked
 from embedctl_bench.measuring.comparison import Run, SystemRuns
-from embedctl_bench.measuring.sampling import Rounds
 from embedctl_bench.peers.adapters.embedctl_adapters.serving import Setting
 from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.models import Model
@@ -48,16 +46,11 @@ def runs(
     cosine: float = 0.99,
     **more: Any,
 ) -> SystemRuns:
-    """A system with runs of one load; ours if it is called so."""
-    each = [Run(value, tokens, error, cosine, 0.995, **more) for value in seconds]
-    rounds = Rounds(each, {str(at): run for at, run in enumerate(each)})
-    ours = name.startswith(("embedctl", "gateway", "direct"))
-    return SystemRuns(name, name, precision, ours=ours, loads={load: rounds} if each else {})
-
-
-def more(system: SystemRuns, load: str, *seconds: float, **given: Any) -> SystemRuns:
-    """The same system with runs of another load, too."""
-    return replace(system, loads={**system.loads, **runs(system.name, *seconds, load=load, **given).loads})
+    """A system with runs of one load; ours, or a floor, if it is called so."""
+    each = {at: Run(value, tokens, **more) for at, value in enumerate(seconds)}
+    ours, floor = name.startswith(("embedctl", "gateway", "direct")), name.startswith("floor")
+    accuracy = {} if floor else {"max_abs_error": error, "min_cosine": cosine, "mean_cosine": 0.995}
+    return SystemRuns(name, name, precision, ours, floor, accuracy=accuracy, loads={load: each} if each else {})
 
 
 class Process:
@@ -77,7 +70,7 @@ class Process:
         self.chosen, self.setting = Setting(1, {}, {"batch": 8}), "1×1"
         self.tried: list[dict[str, Any]] = [{"setting": system.settings[0].label(len(cpus)), "seconds": 1.0}]
         self.versions = {"torch": "2"}
-        self.computes = {"st-openvino-default": "bf16 (3 of 4 products)"}.get(system.name, "")
+        self.computes = ""
 
     def encode(self, repeat: int = 1) -> EncodedWorkload:
         self.events.append(self._name)
@@ -86,9 +79,6 @@ class Process:
             raise Unavailable("out of memory")
         shape = (2, 0) if self._name.startswith("floor") else (2, 3)
         return EncodedWorkload(2.0, 20, np.ones(shape, np.float32), 0.0, 0.0)
-
-    def sample(self, path: Path, effort: Any) -> tuple[float, list[float]]:
-        return {"floor": 0.1, "transformers": 0.4}.get(self._name, 0.2), [0.2, 0.3]
 
     def close(self) -> None:
         self.events.append(f"{self._name} closed")

@@ -1,20 +1,19 @@
-"""Runs of several systems over the same texts: which can be compared, which is ahead, and their lines in a table."""
+"""Runs of several systems over the same texts: which can be compared, which is ahead, and their rows in a table."""
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import nan
+from statistics import median
 from typing import Any, Self
 
-from embedctl_bench.measuring.sampling import Rounds, cost_per_million, is_noisy, percentiles, ratios, spread
+from embedctl_bench.measuring.sampling import cost_per_million, is_noisy, percentiles, spread
+from embedctl_bench.peers.models import Model
 from embedctl_bench.peers.registry import AT_ITS_DEFAULT, BASELINE, SENTENCE_TRANSFORMERS, System
-from embedctl_bench.report.report import Claim, Column, Table
+from embedctl_bench.report import Claim, Column, Table
 from embedctl_config.hardware import PRECISIONS, THRESHOLDS
-from embedctl_workers.arrays.distance import measure
-from embedctl_workers.arrays.tokens import Vectors
 
 #: A system that encodes fewer tokens than ours by more than this share truncates texts.
 _MOST_TOKENS_LOST = 0.005
@@ -25,33 +24,46 @@ _PROMISED = {"fp32": "fp32", "bf16": "fp16", "fp16": "fp16", "int8": "int8"}
 #: Why a system is not met or ahead, if that is unknown.
 UNKNOWN = "the run does not tell why"
 
-#: Columns for :meth:`Comparison.row`.
-SYSTEM = Column("system", "system")
-COMPUTES = (Column("promise", "promises"), Column("computes", "as loaded"))
-RATES = (Column("texts_per_s", "texts", "1/s", 1), Column("spread_percent", "spread", "%", 0))
-TOKENS = Column("tokens_per_s", "tokens", "1/s", 0)
-SECONDS = Column("seconds", "time", "s", 2)
-TIMES = Column("times", "× ST torch fp32", "", 2)
-LATENCY = tuple(Column(f"{each}_ms", each, "ms", 1) for each in ("p50", "p90", "p95", "p99"))
-ACCURACY = (
+#: Of a row of :meth:`Comparison.rows`.
+COLUMNS = (
+    Column("system", "system"),
+    Column("load", "load"),
+    Column("length", "tokens", 0),
+    Column("batch", "batch", 0),
+    Column("rank", "rank", 0),
+    Column("promise", "promises"),
+    Column("computes", "as loaded"),
+    Column("setting", "setting"),
+    Column("seconds", "time (s)", 3),
+    Column("spread_percent", "spread (%)", 0),
+    Column("texts_per_s", "texts (1/s)", 1),
+    Column("requests_per_s", "requests (1/s)", 3),
+    Column("tokens_per_s", "tokens (1/s)", 0),
+    Column("gflops", "GFLOPS", 0),
+    Column("times", "× baseline", 2),
+    Column("least_times", "least", 2),
+    Column("most_times", "most", 2),
+    Column("share_of_floor", "share of floor", 2),
+    *(Column(f"{each}_ms", f"{each} (ms)", 1) for each in ("p50", "p90", "p99")),
     Column("max_abs_error", "max abs error"),
-    Column("min_cosine", "min cosine", "", 6),
-    Column("mean_cosine", "mean cosine", "", 6),
+    Column("min_cosine", "min cosine", 6),
+    Column("mean_cosine", "mean cosine", 6),
+    Column("idle_percent", "GPU idle (%)", 1),
+    Column("cost_per_million", "cost of a million texts", 3),
+    Column("remark", "remark"),
 )
-FLOOR_SHARE = Column("share_of_floor", "share of floor", "", 2)
-REMARK = Column("remark", "remark")
-COST = Column("cost_per_million", "cost of a million texts", "", 3)
-SYSTEMS = (SYSTEM, Column("setting", "setting"), Column("versions", "versions"), Column("tried", "tried on a sample"))
-
-
-def distance(vectors: Vectors, references: Vectors) -> dict[str, float]:
-    """`max_abs_error`, `min_cosine` and `mean_cosine` of vectors, float32, texts × dimensions.
-
-    Raises:
-        ValueError: they are not of the same shape.
-    """
-    found = measure(vectors, references)
-    return {name: getattr(found, name) for name in ("max_abs_error", "min_cosine", "mean_cosine")}
+_SYSTEM_COLUMNS = (
+    Column("system", "system"),
+    Column("setting", "setting"),
+    Column("versions", "versions"),
+    Column("tried", "tried on a sample"),
+)
+_NOTE = (
+    "Each precision is ranked alone. × baseline is the rate as a multiple of {base}, with the least and the most of "
+    "the rounds. As loaded: the precision that was read back from the loaded system, or our engine. A floor is the "
+    "model's matrix products of these tokens alone, without padding, by torch's fastest product in its precision. "
+    "Bold: faster than every one of ours of its precision."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +72,35 @@ class Run:
 
     Attributes:
         seconds: from the texts to the last vector; of a load that is sampled, of one request.
-        max_abs_error, min_cosine, mean_cosine: of the vectors that have references, against these; NaN if none has.
-        fetched: until the clients had fetched all vectors (seconds).
         latencies: of the requests (seconds).
+        idle: the share of time during which the GPU was idle; NaN if that is not known.
     """
 
     seconds: float
     tokens: int
-    max_abs_error: float = nan
-    min_cosine: float = nan
-    mean_cosine: float = nan
-    fetched: float = nan
     latencies: Sequence[float] = ()
+    idle: float = nan
 
-    def to_json(self) -> dict[str, Any]:
-        """The value of a session's step."""
-        return asdict(self)
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What each system is asked for in a round.
+
+    Attributes:
+        name: unique among the loads of a scene.
+        rounds: how often each system gets it.
+        texts: of one request, where requests are made one after the other; else of all requests.
+        requests: in flight at once.
+        finals: whether ours and the fastest other system of each precision alone get it.
+        facts: its values in a table's columns.
+    """
+
+    name: str
+    rounds: int
+    texts: int
+    requests: int = 1
+    finals: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -85,12 +110,14 @@ class SystemRuns:
     Attributes:
         name: the name of its :class:`~embedctl_bench.peers.registry.System`.
         precision: what it promises.
+        floor: whether it is the floor of its precision: it is compared with the systems and ranked with none.
         computes: the precision of its products, read back from the loaded system; empty if that is not known.
         setting: the setting that it chose, for people.
         tried: the settings that it chose from, with their seconds or errors.
         versions: of its packages.
+        accuracy: `max_abs_error`, `min_cosine` and `mean_cosine` of its vectors; empty if it makes none.
         unavailable: why there are no runs, or no more.
-        loads: the runs by load.
+        loads: load → round → run.
         rounds: those of one load.
     """
 
@@ -98,22 +125,20 @@ class SystemRuns:
     label: str
     precision: str
     ours: bool
+    floor: bool = False
     computes: str = ""
     setting: str = ""
     tried: Sequence[Mapping[str, Any]] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
+    accuracy: Mapping[str, float] = field(default_factory=dict)
     unavailable: str = ""
-    loads: dict[str, Rounds[Run]] = field(default_factory=dict)
-    rounds: Rounds[Run] = field(default_factory=Rounds)
+    loads: dict[str, dict[int, Run]] = field(default_factory=dict)
+    rounds: Mapping[int, Run] = field(default_factory=dict)
 
     @classmethod
     def of(cls, system: System) -> Self:
         """No runs yet."""
-        return cls(system.name, system.label, system.precision, system.ours)
-
-    def on(self, load: str) -> Self:
-        """With the runs of one load."""
-        return replace(self, rounds=self.loads.get(load, Rounds()))
+        return cls(system.name, system.label, system.precision, system.ours, system.floor)
 
     def read_back(self, computes: str) -> None:
         """Take over what it computes in: a system at its default promises that, and fp32 if it is not known."""
@@ -122,39 +147,39 @@ class SystemRuns:
             self.precision = _PROMISED.get(computes.partition(" ")[0], "fp32")
 
     @property
-    def runs(self) -> Sequence[Run]:
-        """The runs of the rounds that count."""
-        return self.rounds.counted
-
-    @property
     def seconds(self) -> float:
         """The median of the rounds."""
-        return statistics.median(run.seconds for run in self.runs)
+        return median(run.seconds for run in self.rounds.values())
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that it encodes of the load."""
+        return next(iter(self.rounds.values())).tokens
 
     def ratios(self, other: SystemRuns) -> list[float]:
         """Its rate as a multiple of the other's, for each round in which both ran."""
-        return ratios(other.rounds.each(_duration), self.rounds.each(_duration))
+        both = self.rounds.keys() & other.rounds.keys()
+        return [other.rounds[at].seconds / self.rounds[at].seconds for at in sorted(both)]
 
     def times(self, other: SystemRuns) -> float:
         """The median of :meth:`ratios`."""
-        return statistics.median(self.ratios(other))
+        return median(self.ratios(other))
 
     def flaw(self, tokens: int) -> str:
         """Why it can't be compared with a system that encodes this number of tokens; empty if it can."""
-        if self.runs[0].tokens < (1 - _MOST_TOKENS_LOST) * tokens:
-            return f"encodes {self.runs[0].tokens:,} tokens of {tokens:,}: it cuts texts"
-        errors = [run.max_abs_error for run in self.runs]
-        if self.precision == "fp32" and not all(error <= THRESHOLDS["fp32"].max_abs_error for error in errors):
-            return f"not fp32: max abs error {max(errors):.1e}"
-        if not all(map(math.isfinite, errors)):
+        if self.tokens < (1 - _MOST_TOKENS_LOST) * tokens:
+            return f"encodes {self.tokens:,} tokens of {tokens:,}: it cuts texts"
+        error, cosine = (self.accuracy.get(name, nan) for name in ("max_abs_error", "min_cosine"))
+        if self.precision == "fp32" and not error <= THRESHOLDS["fp32"].max_abs_error:
+            return f"not fp32: max abs error {error:.1e}"
+        if not math.isfinite(error):
             return "its vectors hold NaN"
-        cosine = min(run.min_cosine for run in self.runs)
         if self.precision == "fp16" and cosine < THRESHOLDS["fp16"].min_cosine:
             return f"not as accurate as 16 bits: min cosine {cosine:.6f}"
         return ""
 
     def facts(self) -> dict[str, object]:
-        """Its line in a table of systems."""
+        """Its row in a table of systems."""
         tried = [
             f"{each['setting']} " + (f"{each['seconds']:.2f} s" if "seconds" in each else f"fails ({each['error']})")
             for each in self.tried
@@ -167,116 +192,99 @@ class SystemRuns:
         }
 
 
-def by_promise(systems: Sequence[SystemRuns]) -> list[SystemRuns]:
-    """In the order of precisions, most accurate first; else in the given order."""
-    return sorted(systems, key=lambda each: PRECISIONS.index(each.precision))
-
-
-def _duration(run: Run) -> float:
-    return run.seconds
-
-
 @dataclass(slots=True)
 class Comparison:
-    """Several systems on one model and one load.
+    """The systems of a scene on one load. Lists of systems have the fastest first.
 
     Attributes:
-        where: the model and the load, for people.
-        texts, requests: of the load.
-        systems: those that were to be measured.
-        floors: the runs of each precision's floor, which is compared with the systems of that precision and ranked with
-            none.
+        where: the scene and the load, for people.
+        systems: those with runs, no floor among them.
+        floors: those with runs.
+        baseline: what ratios are relative to, if it ran.
     """
 
     where: str
-    texts: int
-    requests: int = 1
-    systems: list[SystemRuns] = field(default_factory=list)
-    floors: list[SystemRuns] = field(default_factory=list)
-
-    @property
-    def measured(self) -> list[SystemRuns]:
-        """The systems with runs, the fastest first."""
-        return sorted((each for each in self.systems if each.runs), key=lambda each: each.seconds)
+    load: Load
+    systems: list[SystemRuns]
+    floors: list[SystemRuns]
+    baseline: SystemRuns | None
+    model: Model
 
     @property
     def tokens(self) -> int:
         """Tokens of all texts, as our systems count them; if none of them ran, the largest count of the others."""
-        counts: list[tuple[bool, int]] = [(each.ours, each.runs[0].tokens) for each in self.measured]
-        return max(counts, default=(False, 0))[1]
-
-    @property
-    def baseline(self) -> SystemRuns | None:
-        """sentence-transformers on torch, if it ran: the peer, else that of our own environment."""
-        return self.find(BASELINE) or self.find(SENTENCE_TRANSFORMERS.name)
+        return max([each.tokens for each in self.systems if each.ours] or [each.tokens for each in self.systems])
 
     def find(self, name: str) -> SystemRuns | None:
         """The system of that name, if it has runs."""
-        return next((each for each in self.measured if each.name == name), None)
+        return next((each for each in self.systems if each.name == name), None)
 
     def floor(self, precision: str) -> SystemRuns | None:
         """The floor of a precision, if it ran."""
-        return next((each for each in self.floors if each.runs and each.precision == precision), None)
+        return next((each for each in self.floors if each.precision == precision), None)
 
     def comparable(self, precision: str, *, ours: bool) -> list[SystemRuns]:
-        """The systems of a precision that have no flaw, the fastest first."""
-        return [
-            each
-            for each in self.measured
-            if each.ours == ours and each.precision == precision and not each.flaw(self.tokens)
-        ]
+        """The systems of a precision that have no flaw."""
+        found = [each for each in self.systems if each.ours == ours and each.precision == precision]
+        return [each for each in found if not each.flaw(self.tokens)]
 
-    def ranked(self, precision: str) -> list[SystemRuns]:
-        """The systems of a precision with runs: those without a flaw first, the fastest first."""
-        found = [each for each in self.measured if each.precision == precision]
-        return sorted(found, key=lambda each: bool(each.flaw(self.tokens)))
-
-    def pairs(self) -> list[tuple[SystemRuns, SystemRuns]]:
+    def pairs(self) -> Iterator[tuple[SystemRuns, SystemRuns]]:
         """For each precision, our fastest system, and the other system that is fastest in relation to it."""
-        found = []
-        for precision in dict.fromkeys(each.precision for each in self.systems if each.ours and each.runs):
+        for precision in PRECISIONS:
             ours, others = (self.comparable(precision, ours=whose) for whose in (True, False))
             if ours and others:
-                found.append((ours[0], max(others, key=lambda each: each.times(ours[0]))))
-        return found
+                yield ours[0], max(others, key=lambda each: each.times(ours[0]))
 
-    def row(
-        self, each: SystemRuns, price: float | None = None, baseline: SystemRuns | None = None
-    ) -> dict[str, object]:
-        """A system's line in a table: its rate, its ratios, its latencies and its accuracy, the worst of its runs.
+    def rows(self, price: float | None = None) -> Iterator[dict[str, object]]:
+        """Rows of a table: by precision, the most accurate first, and within it by rank; those with a flaw have none.
 
         Args:
-            baseline: what ratios are relative to; None for sentence-transformers on torch in fp32.
+            price: of an hour of this machine.
         """
-        seconds, durations = each.seconds, [run.seconds for run in each.runs]
-        flaw, floor, base = each.flaw(self.tokens), self.floor(each.precision), baseline or self.baseline
-        ours = self.comparable(each.precision, ours=True)
-        ahead = not each.ours and not flaw and bool(ours) and all(each.times(other) > 1 for other in ours)
-        times = each.ratios(base) if base else []
-        several = len(durations) > 1
+        for precision in PRECISIONS:
+            found = [each for each in self.systems if each.precision == precision]
+            for rank, each in enumerate(sorted(found, key=lambda each: bool(each.flaw(self.tokens))), start=1):
+                yield self._row(each, rank, price)
+            if found and (floor := self.floor(precision)):
+                row = self._row(floor, None, None)
+                yield {
+                    **row,
+                    "gflops": self.model.flops_per_token * floor.tokens / floor.seconds / 1e9,
+                    "promise": None,
+                }
+
+    def _row(self, each: SystemRuns, rank: int | None, price: float | None) -> dict[str, object]:
+        seconds, durations = each.seconds, [run.seconds for run in each.rounds.values()]
+        flaw = "" if each.floor else each.flaw(self.tokens)
+        ours, floor = self.comparable(each.precision, ours=True), self.floor(each.precision)
+        ahead = bool(ours) and not each.ours and not each.floor and not flaw
+        ahead = ahead and all(each.times(other) > 1 for other in ours)
+        times = each.ratios(self.baseline) if self.baseline else []
+        remarks = [f"not ranked: {flaw}" if flaw else "", "ahead of ours" if ahead else "", each.unavailable]
         return {
             "system": each.label,
+            **self.load.facts,
+            "rank": None if flaw else rank,
             "promise": PROMISES[each.precision],
-            "computes": each.computes or None,
+            "computes": each.computes,
             "setting": each.setting,
             "seconds": seconds,
-            "spread_percent": 100 * spread(durations) if several else None,
-            "texts_per_s": self.texts / seconds,
-            "requests_per_s": self.requests / seconds,
-            "tokens_per_s": each.runs[0].tokens / seconds,
-            "times": statistics.median(times) if times else None,
+            "spread_percent": 100 * spread(durations) if len(durations) > 1 else None,
+            "texts_per_s": self.load.texts / seconds,
+            "requests_per_s": self.load.requests / seconds if self.load.requests > 1 else None,
+            "tokens_per_s": each.tokens / seconds,
+            "times": median(times) if times else None,
             "least_times": min(times, default=None),
             "most_times": max(times, default=None),
-            "share_of_floor": each.times(floor) if floor and each.ratios(floor) else None,
-            **percentiles([latency for run in each.runs for latency in run.latencies]),
-            "fetched_s": statistics.median(run.fetched for run in each.runs),
-            "max_abs_error": _error(max(run.max_abs_error for run in each.runs)),
-            "min_cosine": min(run.min_cosine for run in each.runs),
-            "mean_cosine": min(run.mean_cosine for run in each.runs),
-            "cost_per_million": None if price is None else cost_per_million(self.texts / seconds, price),
-            "remark": "; ".join(filter(None, [flaw, "ahead of ours" if ahead else "", each.unavailable])),
+            "share_of_floor": each.times(floor) if floor and each is not floor and each.ratios(floor) else None,
+            **percentiles([latency for run in each.rounds.values() for latency in run.latencies]),
+            **each.accuracy,
+            "max_abs_error": f"{each.accuracy['max_abs_error']:.1e}" if each.accuracy else None,
+            "idle_percent": 100 * median(run.idle for run in each.rounds.values()),
+            "cost_per_million": None if price is None else cost_per_million(self.load.texts / seconds, price),
+            "remark": "; ".join(filter(None, remarks)),
             "_bold": ahead,
-            "_noisy": several and is_noisy(durations),
+            "_noisy": len(durations) > 1 and is_noisy(durations),
         }
 
     def lead_claims(self) -> Iterator[Claim]:
@@ -291,43 +299,86 @@ class Comparison:
                 why="" if lead >= 1 else UNKNOWN,
             )
 
-    def beside(self, name: str) -> Table:
+
+@dataclass(slots=True)
+class Scene:
+    """All systems on one model, in one place.
+
+    Attributes:
+        name: for people, as the command line has the model, and what else tells it from the other scenes.
+        shown: the model and the texts in words.
+        base: the systems that ratios are relative to, of which the first that ran counts; and what that is.
+    """
+
+    name: str
+    model: Model
+    shown: str
+    loads: Sequence[Load]
+    base: tuple[Sequence[str], str] = ((BASELINE, SENTENCE_TRANSFORMERS.name), "sentence-transformers on torch in fp32")
+    runs: list[SystemRuns] = field(default_factory=list)
+
+    def on(self, load: Load) -> Comparison:
+        """What was measured so far with a load."""
+        runs = [replace(each, rounds=each.loads[load.name]) for each in self.runs if each.loads.get(load.name)]
+        runs.sort(key=lambda each: each.seconds)
+        systems, floors = ([each for each in runs if each.floor == which] for which in (False, True))
+        bases = [each for name in self.base[0] for each in systems if each.name == name]
+        where = f"{self.name}, {load.name}" if len(self.loads) > 1 else self.name
+        return Comparison(where, load, systems, floors, bases[0] if bases else None, self.model)
+
+    def measured(self) -> list[Comparison]:
+        """What was measured so far, by loads."""
+        found = [self.on(load) for load in self.loads]
+        return [each for each in found if each.systems]
+
+    def finalists(self) -> set[str]:
+        """Names of ours, and of the fastest other system of each of our precisions with the first load."""
+        first = self.on(self.loads[0])
+        return {each.name for each in self.runs if each.ours} | {other.name for _, other in first.pairs()}
+
+    def tables(self, name: str, price: float | None, published: Sequence[Mapping[str, object]]) -> Iterator[Table]:
+        """The figures, beside published ones; ours beside each other system; and what each system is."""
+        measured = self.measured()
+        rows = [row for each in measured for row in each.rows(price)]
+        if not rows:
+            return
+        yield Table(f"{name}-figures", self.name, COLUMNS, [*rows, *published], _NOTE.format(base=self.base[1]))
+        if any(self.base[0][0] == BASELINE for _ in measured) and (beside := self._beside(measured[0])).rows:
+            yield replace(beside, name=f"{name}-beside")
+        facts = [each.facts() for each in self.runs if each.loads]
+        note = "A setting is processes × threads, and options."
+        yield Table(f"{name}-systems", f"{self.name}: settings and versions", _SYSTEM_COLUMNS, facts, note)
+
+    def _beside(self, comparison: Comparison) -> Table:
         """Each of ours beside each other system, whatever the precision of either."""
-        ours = [each for each in self.measured if each.ours]
-        columns = [
-            Column("system", "× the rate of"),
-            Column("promise", "promises"),
-            *(Column(each.name, each.label) for each in ours),
-        ]
+        ours, others = ([each for each in comparison.systems if each.ours == whose] for whose in (True, False))
+        columns = [Column("system", "× the rate of"), Column("promise", "promises")]
+        columns += [Column(each.name, each.label) for each in ours]
         rows = [
             {
                 "system": other.label,
                 "promise": PROMISES[other.precision],
                 **{each.name: in_words(each.ratios(other)) for each in ours},
             }
-            for other in by_promise([each for each in self.measured if not each.ours])
+            for other in sorted(others, key=lambda each: PRECISIONS.index(each.precision))
         ]
-        note = (
-            "Median of the rounds in which both ran (least–most). Systems that promise less stand beside those of more."
-        )
-        return Table(name, f"{self.where}: ours, × each other system", columns, rows, note)
+        note = "Median of the rounds (least–most). Systems that promise less stand beside those of more."
+        return Table("beside", f"{comparison.where}: ours, × each other system", columns, rows if ours else [], note)
 
-    def unavailable(self) -> Iterator[str]:
-        """Why systems have no runs, or no more."""
-        for each in [*self.floors, *self.systems]:
+    def notes(self) -> Iterator[str]:
+        """Which systems have no runs or no more, and which ratios are missing."""
+        for each in self.runs:
             if each.unavailable:
-                yield f"{self.where}: {each.label}: not available: {each.unavailable}"
+                yield f"{self.name}: {each.label}: not available: {each.unavailable}"
+        if any(comparison.baseline is None for comparison in self.measured()):
+            yield f"{self.name}: there are no ratios where {self.base[1]} was not measured."
 
-    def without_baseline(self) -> Iterator[str]:
-        """That there are no ratios to sentence-transformers, if it did not run."""
-        if self.measured and self.baseline is None:
-            yield f"{self.where}: sentence-transformers on torch was not measured, so there are no ratios to it."
+
+def each_scene(scenes: Sequence[Scene], of: Callable[[Scene], Iterator[Any]]) -> list[Any]:
+    """What a function yields of all scenes."""
+    return [found for scene in scenes for found in of(scene)]
 
 
 def in_words(values: Sequence[float]) -> str | None:
     """The median, the least and the most of ratios."""
-    return f"{statistics.median(values):.2f} ({min(values):.2f}–{max(values):.2f})" if values else None
-
-
-def _error(value: float) -> str | None:
-    return None if math.isnan(value) else f"{value:.1e}"
+    return f"{median(values):.2f} ({min(values):.2f}–{max(values):.2f})" if values else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -9,16 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from embedctl_bench.measuring.comparison import Run, SystemRuns, distance
-from embedctl_bench.measuring.sampling import Rounds, in_rounds
+from embedctl_bench.measuring.comparison import Load, Run, Scene, SystemRuns
+from embedctl_bench.measuring.sampling import turn_of
 from embedctl_bench.measuring.session import Session
 from embedctl_bench.peers.adapters.embedctl_adapters.serving import Setting, Vectors
 from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.models import Model
-from embedctl_bench.peers.registry import System
+from embedctl_bench.peers.registry import GPU_FLOOR, System
 from embedctl_bench.peers.tuned import TunedProcess
 from embedctl_bench.peers.workload import Workload
 from embedctl_config.errors import EmbedctlError
+from embedctl_workers.arrays.distance import measure as distance
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,10 @@ class Ground:
         reference: the vectors of these texts, float32, texts × dimensions.
         place: the folder of environments and of everything that is made for them.
         quick: whether systems take their first setting without trying any.
-        whole: whether they choose on the whole workload, as a device needs that encodes a sample in no time.
         request: they choose on concurrent requests with this number of texts each; 0: on one call.
+        least_s: how long a pass over the texts is to take at least, by repeating them (seconds): of a device, which
+            encodes a sample in no time, so that systems choose on the whole workload. 0 for one pass.
+        warm_up: a file of requests that a process gets first of all; None for none but the workload.
     """
 
     key: str
@@ -43,37 +47,42 @@ class Ground:
     place: Path
     session: Session
     quick: bool
-    whole: bool = False
     request: int = 0
+    least_s: float = 0.0
+    warm_up: Path | None = None
 
-    def distance(self, vectors: Vectors) -> dict[str, Any]:
-        """How far vectors are from the reference.
+    def accuracy(self, vectors: Vectors) -> dict[str, float]:
+        """How far vectors are from the reference; empty for the vectors without components of a floor.
 
         Raises:
             Unavailable: they are not those of the texts.
         """
+        if not vectors.shape[-1]:
+            return {}
         try:
-            return distance(vectors, self.reference)
+            found = distance(vectors, self.reference)
         except ValueError as error:
             raise Unavailable(str(error)) from None
+        return {name: getattr(found, name) for name in ("max_abs_error", "min_cosine", "mean_cosine")}
 
 
 class Contender:
-    """One system on one model: its process, and its runs."""
+    """One system on one model: its process, and its runs.
 
-    def __init__(self, system: System, ground: Ground, warm_up: Callable[[TunedProcess], object]) -> None:
-        """Nothing is started.
+    Attributes:
+        repeat: how often it encodes the texts in one pass.
+    """
 
-        Args:
-            warm_up: gets the process as soon as it has chosen its setting.
-        """
+    def __init__(self, system: System, ground: Ground) -> None:
+        """Nothing is started."""
         self.runs = SystemRuns.of(system)
-        self._system, self._ground, self._warm_up = system, ground, warm_up
+        self.repeat = 1
+        self._system, self._ground = system, ground
         self._process: TunedProcess | None = None
-        self._accuracy: Mapping[str, Any] = {}
+        self._accuracy: Mapping[str, float] = {}
 
     def choose(self) -> None:
-        """Let it choose its setting, unless an earlier run has kept its choice.
+        """Let it choose its setting, and compare its vectors, unless an earlier run has kept both.
 
         Raises:
             Unavailable: its environment, the model in its format, or the system itself fails.
@@ -84,20 +93,20 @@ class Contender:
 
         def facts() -> dict[str, Any]:
             process = self._start(settings)
-            tried = [{**each, "setting": names[each["setting"]]} for each in process.tried]
             return {
                 "chosen": asdict(process.chosen),
-                "tried": tried,
+                "tried": [{**each, "setting": names[each["setting"]]} for each in process.tried],
                 "versions": process.versions,
                 "computes": process.computes,
+                "accuracy": self._accuracy,
             }
 
-        found = self._ground.session.step(f"{self._ground.key}/setting/{self.runs.name}", facts)
+        found = self._ground.session.step(f"{self._ground.key}/loading/{self.runs.name}", facts)
         chosen = Setting(**found["chosen"])
         self._system = replace(self._system, settings=(replace(chosen, fixed={}),))
         self.runs.setting = self._words(chosen)
-        self.runs.tried, self.runs.versions = found["tried"], found["versions"]
-        self.runs.read_back(found.get("computes", ""))
+        self.runs.tried, self.runs.versions, self.runs.accuracy = found["tried"], found["versions"], found["accuracy"]
+        self.runs.read_back(found["computes"])
 
     def process(self) -> TunedProcess:
         """Its process, warmed up.
@@ -107,19 +116,6 @@ class Contender:
         """
         return self._process or self._start(self._system.settings)
 
-    def accuracy(self) -> Mapping[str, Any]:
-        """How far its vectors of the workload are from the reference; measured once.
-
-        Raises:
-            Unavailable: it failed.
-        """
-        if not self._accuracy:
-            key = f"{self._ground.key}/accuracy/{self.runs.name}"
-            self._accuracy = self._ground.session.step(
-                key, lambda: self._ground.distance(self.process().encode().vectors)
-            )
-        return self._accuracy
-
     def close(self) -> None:
         """End its process."""
         if self._process:
@@ -128,17 +124,16 @@ class Contender:
 
     def _start(self, settings: tuple[Setting, ...]) -> TunedProcess:
         ground, system = self._ground, replace(self._system, settings=settings)
-        self._process = TunedProcess(
-            system,
-            ground.model,
-            ground.workload,
-            ground.cpus,
-            ground.place,
-            request=ground.request,
-            whole=ground.whole,
+        whole = ground.least_s > 0
+        self._process = process = TunedProcess(
+            system, ground.model, ground.workload, ground.cpus, ground.place, request=ground.request, whole=whole
         )
-        self._warm_up(self._process)
-        return self._process
+        if ground.warm_up:
+            process.requests(ground.warm_up)
+        self._accuracy = ground.accuracy(process.encode().vectors)
+        if whole and system != GPU_FLOOR:  # its seconds are computed, so repeating them changes nothing
+            self.repeat = max(1, math.ceil(ground.least_s / process.encode().seconds))
+        return process
 
     def _words(self, setting: Setting) -> str:
         """The setting for people: of our whole product, its workers."""
@@ -149,61 +144,59 @@ class Contender:
         return f"{workers} worker{'s' * (workers > 1)} of {cpus // workers} CPU{'s' * (cpus // workers > 1)}"
 
 
-def choose_settings(contenders: Sequence[Contender], stack: ExitStack, session: Session) -> list[Contender]:
-    """Let each contender choose its setting; return those that are available.
+def compete(scene: Scene, systems: Sequence[System], ground: Ground, run: Callable[[Load, Contender], Run]) -> None:
+    """Let every system choose its setting, then measure all of them, load by load and round by round, into the scene.
+
+    A system that fails is left out from then on, with a note. Every round is a step of the session.
 
     Args:
-        stack: closes the contenders.
+        run: measures a system once; raises Unavailable if it fails.
     """
-    able = []
-    for contender in contenders:
-        stack.callback(contender.close)
-        try:
-            contender.choose()
-        except EmbedctlError as error:
-            contender.close()
-            contender.runs.unavailable = str(error)
-            session.note(f"{contender.runs.label}: not available: {error}")
-            session.more(-1)
-            continue
-        able.append(contender)
-    return able
+    contenders = [Contender(system, ground) for system in systems]
+    scene.runs = [contender.runs for contender in contenders]
+    with ExitStack() as stack:
+        for contender in contenders:
+            stack.callback(contender.close)
+            try:
+                contender.choose()
+            except EmbedctlError as error:
+                _leave_out(contender, error, ground)
+        for load in scene.loads:
+            finals = scene.finalists() if load.finals else {each.runs.name for each in contenders}
+            _take_turns([each for each in contenders if each.runs.name in finals], load, ground, run)
 
 
-def take_turns(
-    contenders: Sequence[Contender],
-    measure: Callable[[Contender], Run],
-    load: str,
-    *,
-    rounds: int,
-    repeats: int,
-    session: Session,
-    key: str,
+def _take_turns(
+    contenders: Sequence[Contender], load: Load, ground: Ground, run: Callable[[Load, Contender], Run]
 ) -> None:
-    """Measure each contender once a round, and put the rounds into its runs of the load.
-
-    Args:
-        repeats, key: as :func:`~embedctl_bench.measuring.sampling.in_rounds`.
-    """
-    by_name = {contender.runs.name: contender for contender in contenders}
-    found: dict[str, Rounds[Mapping[str, Any]]] = {}
-    try:
-        in_rounds(
-            {name: partial(_turn, contender, measure) for name, contender in by_name.items()},
-            rounds,
-            session=session,
-            key=key,
-            into=found,
-            repeats=repeats,
-        )
-    finally:
-        for name, each in found.items():
-            by_name[name].runs.loads[load] = each.each(lambda run: Run(**run))
+    for number in range(load.rounds):
+        able = {each.runs.name: each for each in contenders if not each.runs.unavailable}
+        order = turn_of(list(able), number)
+        measure = partial(_round, [able[name] for name in order], partial(run, load), ground.session)
+        values = ground.session.step(f"{ground.key}/{load.name}/{number + 1}", measure, needs=order)
+        for name in order:
+            if "failed" in values[name]:
+                _leave_out(able[name], values[name]["failed"], ground)
+            else:
+                able[name].runs.loads.setdefault(load.name, {})[number] = Run(**values[name])
 
 
-def _turn(contender: Contender, measure: Callable[[Contender], Run]) -> Mapping[str, Any]:
-    try:
-        return measure(contender).to_json()
-    except Unavailable:
-        contender.close()  # it gets no further turn, so it should hold no memory
-        raise
+def _round(
+    contenders: Sequence[Contender], run: Callable[[Contender], Run], session: Session
+) -> dict[str, Mapping[str, Any]]:
+    """Measure systems one after the other; of those that fail, the reason."""
+    values: dict[str, Mapping[str, Any]] = {}
+    for contender in contenders:
+        name = contender.runs.name
+        try:
+            values[name] = asdict(run(contender))
+            session.say(f"  {name}: {values[name]['seconds']:.4g} s")
+        except EmbedctlError as error:
+            values[name] = {"failed": str(error) or type(error).__name__}
+    return values
+
+
+def _leave_out(contender: Contender, why: object, ground: Ground) -> None:
+    contender.close()  # it should hold no memory
+    contender.runs.unavailable = str(why)
+    ground.session.say(f"{contender.runs.label}: not available: {why}")

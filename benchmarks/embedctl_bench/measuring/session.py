@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
@@ -14,8 +15,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 from embedctl_bench.measuring.machine import Usage, versions
-from embedctl_bench.measuring.progress import Progress
-from embedctl_bench.report.forms import replaced
+from embedctl_bench.report import replaced
 from embedctl_config.cpu import cpu_identity
 from embedctl_config.errors import OutputError
 
@@ -32,8 +32,8 @@ class Session:
     before is kept, `stopped` is true, and the command renders what there is.
 
     Attributes:
+        name: of the benchmark.
         stopped: whether Ctrl-C ended it.
-        notes: notes on the measurements, for the report.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Session:
 
         Args:
             name: the benchmark.
-            plan: the expected number of steps; see :meth:`more`.
+            plan: the expected number of steps.
             conditions: facts that must be equal for an earlier measurement to count, such as the CPUs used, besides
                 the benchmark, the kind of CPU and the versions. Models and classes belong to a step's key.
 
@@ -51,11 +51,10 @@ class Session:
             OutputError: the folder can't be written to.
         """
         self.stopped = False
-        self.notes: list[str] = []
-        self._path, self._name = folder / FILE, name
+        self.name, self._path = name, folder / FILE
         facts = [cpu_identity(), versions(), conditions or {}]
         self._identity = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
-        self._progress = Progress(name, plan)
+        self._plan = plan
         self._new: list[dict[str, Any]] = []
         self._reused: list[dict[str, Any]] = []
         self._done: set[str] = set()
@@ -75,14 +74,12 @@ class Session:
                 self._kept[line["key"]] = line
 
     def __enter__(self) -> Self:
-        self._progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stopped = self.stopped or isinstance(error, KeyboardInterrupt)
-        self._progress.stop()
         self._stream.close()
         if self.stopped:
             self.say(f"stopped; what was measured is kept in {self._path}, and the same command goes on from there")
@@ -102,11 +99,11 @@ class Session:
         if key in self._done:
             raise ValueError(f"two steps have the key {key!r}")
         self._done.add(key)
-        if self.kept(key) and all(each in self._kept[key]["value"] for each in needs):
-            self._reused.append(self._kept[key])
-            self._progress.advance(key, 0.0)
-            return cast(T, self._kept[key]["value"])
-        self._progress.begin(key)
+        kept = self._kept.get(key)
+        if kept and all(each in kept["value"] for each in needs):
+            self._reused.append(kept)
+            self.say(f"{self.name} {len(self._done)}/{self._plan}: {key}: measured before; {self.left()}")
+            return cast(T, kept["value"])
         before, started = Usage.read(), time.monotonic()
         try:
             value = measure()
@@ -115,26 +112,22 @@ class Session:
             raise
         seconds, usage = time.monotonic() - started, Usage.read().since(before)
         self._append({"key": key, "at": _now(), "seconds": round(seconds, 3), **usage.as_json(), "value": value})
-        self._new.append(self._kept[key])
-        self._progress.advance(key, seconds)
+        self.say(f"{self.name} {len(self._done)}/{self._plan}: {key}: {seconds:.1f} s; {self.left()}")
         return value
 
-    def kept(self, key: str) -> bool:
-        """Whether this run or an earlier one has kept this step."""
-        return key in self._kept
-
-    def more(self, steps: int) -> None:
-        """Add steps to the plan; a negative number removes steps."""
-        self._progress.more(steps)
-
-    def note(self, text: str) -> None:
-        """Add a note to the report, and print it."""
-        self.notes.append(text)
-        self.say(text)
+    def left(self) -> str:
+        """The time left, if the remaining steps take as long as those so far."""
+        to_come = self._plan - len(self._done)
+        if to_come <= 0 or not self._new:
+            return "time left unknown" if to_come > 0 else "done"
+        left = to_come * statistics.fmean(line["seconds"] for line in self._new)
+        if left < 90:
+            return f"about {left:.0f} s left"
+        return f"about {left / 60:.0f} min left" if left < 5400 else f"about {left / 3600:.1f} h left"
 
     def say(self, line: str) -> None:
         """Print a line on standard error."""
-        self._progress.say(line)
+        sys.stderr.write(f"{line}\n")
 
     def meanwhile(self) -> dict[str, object]:
         """Load of the machine during the measurements, by name, for a report's facts of the machine."""
@@ -156,12 +149,13 @@ class Session:
         return facts
 
     def _append(self, facts: dict[str, Any]) -> None:
-        line = self._kept[facts["key"]] = {"benchmark": self._name, "identity": self._identity, **facts}
+        line = self._kept[facts["key"]] = {"benchmark": self.name, "identity": self._identity, **facts}
         try:
             self._stream.write(json.dumps(line) + "\n")
             self._stream.flush()
         except OSError as error:
             raise OutputError(f"{self._path} can't be written to: {error}") from error
+        self._new.append(line)
 
     def _read(self) -> list[dict[str, Any]]:
         """The file's lines. A line that was cut short is left out, and gets its line end."""

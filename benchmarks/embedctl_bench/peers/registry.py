@@ -34,6 +34,7 @@ class System:
         environment: the name of its requirements file in this folder; empty for our own environment.
         precision: what it promises: a precision of hardware classes, or :data:`AT_ITS_DEFAULT`.
         form: the format that its model is converted to; empty for the model's own.
+        floor: whether it is a floor: products alone, which make no vectors.
         ours: whether it is embedctl: it takes texts in chunks of a given size, and has a cache.
         fixed: options for loading that are the same in every setting.
     """
@@ -47,6 +48,7 @@ class System:
     form: str = field(default="", compare=False)
     precision: str = field(default="fp32", compare=False)
     ours: bool = field(default=False, compare=False)
+    floor: bool = field(default=False, compare=False)
     fixed: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
@@ -93,6 +95,7 @@ def _floor(name: str, label: str, precision: str, kind: str) -> System:
         ),
         ("torch",),
         precision=precision,
+        floor=True,
         fixed={"kind": kind},
     )
 
@@ -107,7 +110,14 @@ FLOORS = {
 }
 #: The device's products in its best precision, attention included, as `embedctl model verify` measures them.
 GPU_FLOOR = System(
-    "floor-gpu", "floor", "matrix:MatrixAdapter", (Setting(),), ("torch",), precision="fp16", fixed={"hardware": "gpu"}
+    "floor-gpu",
+    "floor",
+    "floor:MatrixAdapter",
+    (Setting(),),
+    ("torch",),
+    precision="fp16",
+    floor=True,
+    fixed={"hardware": "gpu"},
 )
 TRANSFORMERS = System(
     "transformers", "transformers", "transformers:TransformersAdapter", (Setting(),), ("transformers", "torch")

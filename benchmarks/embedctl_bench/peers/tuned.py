@@ -62,13 +62,11 @@ class EncodedRequests:
 
     Attributes:
         seconds: until the last vector of the last request was there, or was stored if the system stores vectors.
-        fetched: until the client had all vectors (seconds).
         latencies: the same for each request (seconds): since all were made, or since this one was.
         vectors: of all texts, one request after the other.
     """
 
     seconds: float
-    fetched: float
     tokens: int
     latencies: list[float]
     vectors: Vectors

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from embedctl_bench.report.forms import replaced
+from embedctl_bench.report import replaced
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from embedctl_bench.peers.models import Model
 from embedctl_bench.peers.workload import Workload
-from embedctl_bench.report.forms import replaced
+from embedctl_bench.report import replaced
 from embedctl_bench.texts.passages import passages
 
 if TYPE_CHECKING:
@@ -31,13 +31,15 @@ _SHORTEST, _LONGEST = 8, 256
 _LONG = 449
 
 
-def describe_workload(workload: Workload) -> str:
-    """A workload's lengths, special tokens included."""
+def describe_workload(workload: Workload, limit: int) -> str:
+    """A workload's lengths, special tokens included, and how many are longer than a model takes whole."""
     cuts = quantiles(workload.lengths, n=100, method="inclusive")
+    cut = sum(length > limit for length in workload.lengths)
     return (
         f"{workload.name}: {len(workload.lengths)} texts, {workload.tokens:,} tokens; a text has "
         f"{min(workload.lengths)}–{max(workload.lengths)}, median {cuts[49]:.0f}, mean {fmean(workload.lengths):.0f}, "
         f"p95 {cuts[94]:.0f}, p99 {cuts[98]:.0f}; sha256 {workload.digest}…"
+        + (f"; {cut} of them are cut at {limit} tokens" if cut else "")
     )
 
 

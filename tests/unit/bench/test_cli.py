@@ -17,7 +17,7 @@ from embedctl_bench.asking import Asked, common
 from embedctl_config.cpu import no_bf16
 from embedctl_config.errors import EmbedctlError, MissingExtra, SettingsError
 from embedctl_config.extras import Installed
-from embedctl_workers.machine.devices import format_cpus, usable_cpus
+from embedctl_workers.machine.devices import usable_cpus
 
 #: Only some CPUs have something for this class.
 BF16 = () if no_bf16() else ("cpu-bf16",)
@@ -56,7 +56,6 @@ def test_defaults_are_minilm_and_every_class_of_cpus_on_all_cpus() -> None:
     assert asked.models == ("all-MiniLM-L6-v2",)
     assert asked.classes == ("cpu", *BF16, "cpu-int8")
     assert asked.cpus == usable_cpus(None)
-    assert asked.cpu_list == format_cpus(usable_cpus(None))
     assert (asked.output, asked.quick, asked.peers, asked.price, asked.fresh) == (
         Path("report"),
         False,
@@ -129,7 +128,7 @@ PROGRAM = """\
 import sys, time
 import click
 from embedctl_bench.asking import Asked, common, conclude
-from embedctl_bench.report.report import Column, Report, Table
+from embedctl_bench.report import Column, Table
 
 def measure(number: int) -> int:
     print("begun", number, file=sys.stderr, flush=True)
@@ -150,7 +149,7 @@ def command(asked: Asked) -> None:
     except KeyboardInterrupt:
         pass
     table = Table("all", "All", [Column("n", "n"), Column("x", "x")], rows)
-    conclude(Report("slow", "Slow", asked.command, "Sleep.", {}, [table]), asked, with_session)
+    conclude(asked, with_session, "Slow", ["Sleep."], [], tables=[table])
 
 command()
 """
@@ -187,5 +186,5 @@ def test_ctrl_c_leaves_a_report_of_what_was_measured_and_the_same_command_resume
     assert "1/3: step 0: measured before" in done.stderr
     found = json.loads((tmp_path / "out" / "slow.json").read_text())
     assert [row["x"] for row in found["tables"][0]["rows"]] == [0, 2, 4]
-    assert found["notes"] == []
+    assert not any("Stopped" in note for note in found["notes"])
     assert found["machine"]["taken from earlier runs"].startswith("2 steps in ")

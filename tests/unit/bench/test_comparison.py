@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from dataclasses import replace
 from math import nan
 from pathlib import Path
@@ -10,45 +10,29 @@ from typing import Any
 
 import pytest
 
-from embedctl_bench.engines.report import EnginesResult
-from embedctl_bench.engines.report import report as engines_report
-from embedctl_bench.grid.report import GridResult, GridScope, listed
-from embedctl_bench.grid.report import report as grid_report
-from embedctl_bench.measuring.comparison import SystemRuns
+from embedctl_bench import engines, grid, request
+from embedctl_bench.asking import conclude
+from embedctl_bench.measuring.comparison import Load, Scene, SystemRuns
+from embedctl_bench.measuring.sampling import cost_per_million, is_noisy, percentiles, spread, turn_of
 from embedctl_bench.peers.models import Model
-from embedctl_bench.peers.registry import FLOORS, PEERS
-from embedctl_bench.peers.tuned import Effort
-from embedctl_bench.peers.workload import Workload
-from embedctl_bench.report.forms import page
-from embedctl_bench.report.report import Report
-from embedctl_bench.request.http_report import HttpResult, http_report
-from embedctl_bench.request.loads import Load, RequestPlan
-from embedctl_bench.request.report import RequestResult
-from embedctl_bench.request.report import report as request_report
-from tests.support.bench import asked, more, runs
+from embedctl_bench.peers.registry import GPU_FLOOR, PEERS
+from tests.support.bench import asked, runs
+
+MODEL = Model("m", Path(), layers=6, hidden=384, inner=1536)
+FLOOR = runs("floor", 1.0, 1.0, 1.0)
 
 
-def rows(made: Report, name: str) -> list[dict[str, Any]]:
-    (table,) = [table for table in made.tables if table.name == name]
-    return [dict(row) for row in table.rows]
+def scene(*systems: SystemRuns, loads: Sequence[Load] = (Load("W1", 3, 100),), **changes: Any) -> Scene:
+    return replace(Scene("m", MODEL, "a model", loads, runs=list(systems)), **changes)
 
 
-@pytest.fixture
-def result(tmp_path: Path) -> EnginesResult:
-    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
-    (tmp_path / "texts.json").write_text("[]")
-    workload = Workload("W1", tmp_path / "texts.json", (10,) * 100, chunk=512)
-    model = Model("m", tmp_path, layers=6, hidden=384, inner=1536)
-    return EnginesResult("m", "a model", model, workload, 3, ["infinity"])
+def rows(scene: Scene, table: str = "figures", price: float | None = None) -> list[dict[str, Any]]:
+    (found,) = [each for each in scene.tables("m", price, []) if each.name == f"m-{table}"]
+    return [dict(row) for row in found.rows]
 
 
-FLOOR = runs("floor", 1.0, 1.0, 1.0, error=nan)
-
-
-def test_systems_are_ranked_by_time_unless_they_cut_texts_or_are_not_fp32(
-    result: EnginesResult, tmp_path: Path
-) -> None:
-    result.runs = [
+def test_systems_are_ranked_by_time_unless_they_cut_texts_or_are_not_fp32(tmp_path: Path) -> None:
+    made = scene(
         FLOOR,
         runs("sentence-transformers", 8.0, 9.0, 10.0),
         runs("embedctl-cpu", 3.0, 3.0, 4.0),
@@ -56,15 +40,15 @@ def test_systems_are_ranked_by_time_unless_they_cut_texts_or_are_not_fp32(
         runs("ctranslate2", 2.0, 2.0, 2.0, error=1e-3),
         runs("st-onnx", 4.0, 4.0, 4.0),
         SystemRuns("infinity", "infinity", "fp32", ours=False, unavailable="no memory"),
-    ]
-    made = engines_report([result], asked(tmp_path, price=3.6))
-    found = rows(made, "m-W1-fp32")
+    )
+    found = rows(made, price=3.6)
     assert [(row["rank"], row["system"]) for row in found] == [
         (1, "embedctl-cpu"),
         (2, "st-onnx"),
         (3, "sentence-transformers"),
         (None, "fastembed"),
         (None, "ctranslate2"),
+        (None, "floor"),
     ]
     assert "not ranked: encodes 900 tokens of 1,000: it cuts texts" in found[3]["remark"]
     assert "not fp32" in found[4]["remark"]
@@ -75,78 +59,73 @@ def test_systems_are_ranked_by_time_unless_they_cut_texts_or_are_not_fp32(
     assert first["cost_per_million"] == pytest.approx(30.0)
     assert first["_noisy"]
     assert not any(row["_bold"] for row in found)
-    assert any("infinity: not available: no memory" in note for note in made.notes)
-    assert any("not measured: infinity" in note for note in made.notes)
-    (claim,) = made.claims
+    assert found[-1]["gflops"] == pytest.approx(MODEL.flops_per_token * 1000 / 1e9)
+    assert list(made.notes()) == ["m: infinity: not available: no memory"]
+    (claim,) = engines.claims_of(made)
     assert claim.met
     assert "1.33 × the rate of st-onnx" in claim.ours
-    assert page(made)
+    with asked(tmp_path).session("engines", 1) as session:
+        conclude(asked(tmp_path), session, "Engines", [], [made], lacking=["st-torch"])
+    page = (tmp_path / "engines.md").read_text()
+    assert "Not installed, and so not measured: st-torch" in page
+    assert "length" not in page, "a column without values"
 
 
-def test_a_system_that_is_ahead_is_bold_and_so_is_the_claim(result: EnginesResult, tmp_path: Path) -> None:
-    result.runs = [
+def test_a_system_that_is_ahead_is_bold_and_so_is_the_claim() -> None:
+    made = scene(
         runs("embedctl-engine-cpu-int8", 2.0, 2.0, 2.0, precision="int8", error=0.01),
         runs("ctranslate2-int8", 1.0, 1.0, 1.0, precision="int8", error=0.01),
         runs("st-onnx-int8", 0.5, 0.5, 0.5, precision="int8", error=nan),
-    ]
-    made = engines_report([result], asked(tmp_path))
-    found = rows(made, "m-W1-int8")
+    )
+    found = rows(made)
     assert [(row["rank"], row["_bold"]) for row in found] == [(1, True), (2, False), (None, False)]
-    assert found[0]["remark"] == "ahead of ours"
-    assert found[0]["times"] is None
-    assert [claim.met for claim in made.claims] == [False]
-    assert any("no ratios to it" in note for note in made.notes)
+    assert (found[0]["remark"], found[0]["times"]) == ("ahead of ours", None)
+    assert [claim.met for claim in engines.claims_of(made)] == [False]
+    assert any("there are no ratios" in note for note in made.notes())
 
 
 @pytest.mark.parametrize(("seconds", "doubted"), [(2.1, False), (1.5, True)])
-def test_the_product_is_compared_with_its_own_engine(
-    result: EnginesResult, tmp_path: Path, seconds: float, doubted: bool
-) -> None:
-    result.runs = [runs("embedctl-engine-cpu", 2.0, 2.0, 2.0), runs("embedctl-cpu", *[seconds] * 3)]
-    notes = engines_report([result], asked(tmp_path)).notes
-    assert any(f"embedctl-cpu has {2 / seconds:.2f} (" in note for note in notes)
+def test_the_product_is_compared_with_its_own_engine(seconds: float, doubted: bool) -> None:
+    notes = list(engines.notes_of(scene(runs("embedctl-engine-cpu", 2.0, 2.0), runs("embedctl-cpu", seconds, seconds))))
+    assert f"embedctl-cpu has {2 / seconds:.2f} (" in notes[0]
     assert any(note.startswith("**Not to be trusted") for note in notes) == doubted
 
 
-def test_each_precision_has_a_table_and_a_floor_of_its_own(result: EnginesResult, tmp_path: Path) -> None:
-    bf16 = replace(SystemRuns.of(FLOORS["fp16"]), loads=runs("floor", 0.5, 0.5, 0.5, error=nan).loads, computes="bf16")
-    result.runs = [
+def test_each_precision_is_ranked_alone_and_has_a_floor_of_its_own() -> None:
+    made = scene(
         FLOOR,
-        bf16,
+        runs("floor-bf16", 0.5, 0.5, 0.5, precision="fp16"),
         runs("embedctl-engine-cpu-bf16", 1.0, 1.0, 1.0, precision="fp16", error=1e-3, cosine=0.9999),
         runs("st-openvino-default", 2.0, 2.0, 2.0, precision="fp16", error=1e-3, cosine=0.9999),
         runs("st-torch-bf16", 0.7, 0.7, 0.7, precision="fp16", error=1e-2, cosine=0.99),
         runs("sentence-transformers", 8.0, 9.0, 10.0),
         runs("embedctl-engine-cpu", 4.0, 4.5, 5.0),
-    ]
-    made = engines_report([result], asked(tmp_path))
-    names = [table.name for table in made.tables]
-    assert names == ["m-W1-fp32", "m-W1-fp16", "m-W1-beside", "m-W1-floors", "m-W1-systems"]
-    found = rows(made, "m-W1-fp16")
+    )
+    found = rows(made)
     assert [(row["rank"], row["system"]) for row in found] == [
+        (1, "embedctl-engine-cpu"),
+        (2, "sentence-transformers"),
+        (None, "floor"),
         (1, "embedctl-engine-cpu-bf16"),
         (2, "st-openvino-default"),
         (None, "st-torch-bf16"),
+        (None, "floor-bf16"),
     ]
-    assert found[2]["remark"] == "not ranked: not as accurate as 16 bits: min cosine 0.990000"
-    assert found[0]["share_of_floor"] == pytest.approx(0.5), "of bf16's floor"
-    assert rows(made, "m-W1-fp32")[0]["share_of_floor"] == pytest.approx(1 / 4.5), "of fp32's"
-    beside = {row["system"]: row for row in rows(made, "m-W1-beside")}
+    assert found[5]["remark"] == "not ranked: not as accurate as 16 bits: min cosine 0.990000"
+    assert [found[at]["share_of_floor"] for at in (0, 3)] == pytest.approx([1 / 4.5, 0.5])
+    beside = {row["system"]: row for row in rows(made, "beside")}
     assert beside["st-openvino-default"]["embedctl-engine-cpu"] == "0.44 (0.40–0.50)", "beside a lower promise"
-    assert [row["times_fp32"] for row in rows(made, "m-W1-floors")] == [1.0, 2.0]
 
 
-def test_on_a_gpu_the_aims_are_claims(result: EnginesResult, tmp_path: Path) -> None:
-    large = replace(result, model=replace(result.model, hidden=1024))
-    large.runs = [
-        replace(runs("floor-gpu", 1.0, 1.0, error=nan), precision="fp16"),
-        runs("embedctl-gpu", 1.6, 1.6, precision="fp16", cosine=0.9999),
+def test_on_a_gpu_the_aims_are_claims() -> None:
+    made = scene(
+        replace(runs(GPU_FLOOR.name, 1.0, 1.0), precision="fp16"),
+        runs("embedctl-gpu", 1.6, 1.6, precision="fp16", cosine=0.9999, idle=0.02),
         runs("sentence-transformers-bf16", 2.0, 2.0, precision="fp16", cosine=0.9999),
-    ]
-    large.idle = {"embedctl-gpu": [0.02, "the driver"]}
-    made = engines_report([large], asked(tmp_path, device="gpu", classes=("gpu",)))
-    assert [(claim.ours, claim.met) for claim in made.claims[1:]] == [("1.25", False), ("0.62", True), ("2.0%", True)]
-    assert any("idle while the queue was full: 2.0% (the driver)" in note for note in made.notes)
+        model=replace(MODEL, hidden=1024),
+    )
+    _, *aims = engines.claims_of(made)
+    assert [(claim.ours, claim.met) for claim in aims] == [("1.25", False), ("0.62", True), ("2.0%", True)]
 
 
 def test_a_system_at_its_default_promises_what_it_was_read_back_to_compute_in() -> None:
@@ -156,77 +135,72 @@ def test_a_system_at_its_default_promises_what_it_was_read_back_to_compute_in() 
         assert found.precision == promise
 
 
-def test_nothing_measured_still_makes_a_report(result: EnginesResult, tmp_path: Path) -> None:
-    assert engines_report([result], asked(tmp_path)).claims == []
-    assert page(grid_report([GridResult("m", "a model", SCOPE)], [], asked(tmp_path)))
+def test_a_request_is_compared_with_what_was_published() -> None:
+    tenth, whole = Load("tenth", 3, 255, 10), Load("whole", 1, 2550, 10, finals=True)
+    ours = runs("embedctl-cpu", 4.0, 4.0, 4.0, load="tenth", latencies=[1.0] * 10)
+    ours.loads |= runs("embedctl-cpu", 40.0, load="whole").loads
+    others = {"sentence-transformers": 9.0, "ctranslate2": 5.0, "st-onnx": 6.0}
+    made = scene(ours, *(runs(name, s, s, s, load="tenth") for name, s in others.items()), loads=[tenth, whole])
+    assert made.finalists() == {"embedctl-cpu", "ctranslate2"}, "ours, and the fastest other system"
+    published, lead = request.claims_of(made)
+    assert (published.ours, published.met) == ("2.25 ×", True)
+    assert "1.25 × the rate of ctranslate2" in lead.ours
+    found = rows(made)
+    assert (found[0]["p50_ms"], found[0]["p99_ms"]) == (1000.0, None)
+    assert (found[0]["requests_per_s"], found[0]["texts_per_s"]) == (2.5, 255 / 4)
+    assert (found[-1]["requests_per_s"], found[-1]["texts_per_s"]) == (0.25, 2550 / 40)
 
 
-def test_a_request_is_compared_with_what_was_published(tmp_path: Path) -> None:
-    requests = (("a",) * 25, ("b",) * 26) * 5
-    tenth, whole = Load("tenth", "a tenth", requests), Load("whole", "the whole", requests)
-    found = RequestResult("m", "a model", RequestPlan(tenth, 3, whole), 512, lengths=(450,) * 255)
-    latency: dict[str, Any] = {"load": "tenth", "latencies": [1.0] * 10, "fetched": 4.1}
-    found.runs = [
-        more(runs("embedctl-cpu", 4.0, 4.0, 4.0, **latency), "whole", 40.0, error=3e-4),
-        runs("sentence-transformers", 9.0, 9.0, 9.0, **latency),
-        more(runs("ctranslate2", 5.0, 5.0, 5.0, **latency), "whole", 50.0),
-        runs("st-onnx", 6.0, 6.0, 6.0, **latency),
-    ]
-    assert found.finalists() == ["embedctl-cpu", "ctranslate2"], "ours, and the fastest other system"
-    assert [len(each) for each in found.checked] == [25, 26] * 5
-    made = request_report([found], asked(tmp_path))
-    claims = {claim.what.partition(" (")[0]: (claim.ours, claim.met) for claim in made.claims}
-    assert claims["embedctl-cpu, against sentence-transformers on torch"] == ("2.25 ×", True)
-    assert claims["embedctl-cpu: vectors are those of torch in fp32"] == ("max abs error 3.0e-04", False)
-    row = rows(made, "rounds")[0]
-    assert (row["p50_ms"], row["p99_ms"]) == (1000.0, None)
-    assert (row["requests_per_s"], row["texts_per_s"]) == (2.5, 255 / 4)
-    assert [row["system"] for row in rows(made, "whole")] == ["embedctl-cpu", "ctranslate2"]
-    assert sum(bool(row.get("_published")) for row in rows(made, "published")) == 13
-
-
-def test_over_http_a_p50_is_compared_round_by_round(tmp_path: Path) -> None:
-    single, many = Load("one-8", "one text", (("a",),) * 4, 1), Load("callers", "callers", (("a", "b"),) * 4, 2)
+def test_over_http_a_p50_is_compared_round_by_round() -> None:
+    single, many = Load("one-8", 2, 4, 4), Load("callers", 1, 8, 4)
     gateway = runs("gateway-cpu", 1.0, 1.0, load="one-8", latencies=[0.010])
+    gateway.loads |= runs("gateway-cpu", 1.0, load="callers", latencies=[0.1]).loads
     direct = runs("direct-cpu", 0.5, 0.5, load="one-8", latencies=[0.006])
     infinity = runs("infinity-server", 2.0, 2.2, load="one-8", latencies=[0.02])
-    found = HttpResult("m", "cpu", [single, many], [more(gateway, "callers", 1.0, latencies=[0.1]), direct, infinity])
-    made = http_report([found], asked(tmp_path))
-    assert [claim.ours for claim in made.claims] == ["2.10 × its rate", "p50 4.0 ms behind (4.0 to 4.0 in 2 rounds)"]
-    table = rows(made, "http")
-    assert [(row["load"], row["system"]) for row in table] == [
-        ("one text", "gateway-cpu"),
-        ("one text", "direct-cpu"),
-        ("one text", "infinity-server"),
-        ("callers", "gateway-cpu"),
-    ]
-    assert [row["times"] for row in table] == pytest.approx([2.1, 4.2, None, None])
+    made = scene(gateway, direct, infinity, loads=[single, many], base=(("infinity-server",), "infinity's server"))
+    said = [claim.ours for claim in request.http_claims_of(made)]
+    assert said == ["2.10 × its rate", "p50 4.0 ms behind (4.0 to 4.0 in 2 rounds)"]
+    assert [row["times"] for row in rows(made)] == pytest.approx([4.2, 2.1, 1.0, None])
 
 
-SCOPE = GridScope((2,), (1,), (8, 512), (1, 4), Effort(10, 5, 200), Effort(1, 3, 200), 3)
-
-
-def test_a_lead_is_beside_the_published_one(tmp_path: Path) -> None:
-    found = GridResult("m", "a model", SCOPE)
-    each = {}
+def test_a_lead_is_beside_the_published_one() -> None:
+    loads = [Load(f"{length} tokens", 2, 1, facts={"length": length, "batch": 1}) for length in (8, 512)]
+    systems = []
     for name, short, long in (("floor", 0.1, 1.0), ("embedctl-engine-cpu", 0.2, 2.0), ("transformers", 1.2, 5.0)):
-        error = nan if name == "floor" else 1e-7
-        each[name] = more(runs(name, short, short, load="8 tokens, batch 1", error=error), "512 tokens, batch 1", long)
-    found.runs = {(2, 1): list(each.values())}
-    found.skipped.append(("4 cores", "there are 2", 4))
-    made = grid_report([found], ["infinity"], asked(tmp_path, price=1.0))
-    lead, table = made.claims
+        systems.append(runs(name, short, short, load="8 tokens"))
+        systems[-1].loads |= runs(name, long, load="512 tokens").loads
+    made = scene(*systems, loads=loads, name="m, 2 cores", base=(("transformers",), "transformers"))
+    lead, table = grid.claims_of(made)
     assert (lead.ours, lead.met) == ("2.50–6.00 ×, median 4.25", False)
     assert "would take 20% of transformers' time" in lead.why
     assert (table.ours, table.why) == ("as much or more at 1 of 2 lengths", "Less at 512 tokens.")
-    beside = [(row["system"], row["times"], row.get("_bold")) for row in rows(made, "m-beside") if row["length"] == 512]
-    assert beside[0] == ("embedctl-engine-cpu", pytest.approx(2.5), True)
-    assert beside[2:] == [("HF Infinity, as published", 3.0, None), ("transformers, as published", 1.0, None)]
-    assert len(rows(made, "m-cells")) == 4
-    assert rows(made, "m-left-out")[0]["cells"] == 4
+    assert [row["times"] for row in grid.published_beside(made)] == pytest.approx([248 / 49, 1, 3, 1])
+    assert list(grid.claims_of(replace(made, name="m, 4 cores"))) == []
+    assert grid.published_beside(scene(loads=loads)) == []
 
 
-def test_a_quick_grid_has_a_few_of_the_cells_that_were_asked_for() -> None:
-    scope = replace(SCOPE, cores=(1, 4), lengths=(16, 32), batches=(1, 2, 8)).quick()
-    assert (list(scope.cores), list(scope.lengths), list(scope.batches)) == ([1], [16], [1, 8])
-    assert (listed([1]), listed([1, 2]), listed([1, 2, 4])) == ("1", "1 and 2", "1, 2 and 4")
+def test_cells_that_cannot_be_measured_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid, "cores_of", lambda cpus: [frozenset({0}), frozenset({1})])
+    seats, left_out = grid.seats_for(asked(tmp_path, cpus=frozenset({0, 1})), (1, 2, 4), (1, 2), 4)
+    assert seats == [(1, 1), (2, 1), (2, 2)]
+    assert ("4 cores, 1 copies", "--cpus 0-1 has 2", 4) in left_out
+    assert ("1 cores, 2 copies", "each copy needs a core, and a device, of its own", 4) in left_out
+    assert [list(grid.few(axis, (1, 8))) for axis in ((1, 2, 8), (16, 32))] == [[1, 8], [16]]
+
+
+@pytest.mark.parametrize(("per_second", "published"), [(966.409, 0.218), (1001.071, 0.211)])
+def test_cost_of_a_million_is_what_was_published_at_0_758_an_hour(per_second: float, published: float) -> None:
+    assert cost_per_million(per_second, 0.758) == pytest.approx(published, abs=0.001)
+
+
+def test_percentiles_are_in_milliseconds_and_a_99th_needs_100_samples() -> None:
+    found = percentiles([0.001 * n for n in range(1, 101)])
+    assert found == pytest.approx({"p50_ms": 50.5, "p90_ms": 90.1, "p99_ms": 99.01})
+    assert percentiles([0.1] * 99)["p99_ms"] is None
+    assert set(percentiles([]).values()) == {None}
+
+
+def test_spread_is_a_share_of_the_median() -> None:
+    assert [spread([10, 9, 12]), spread([10])] == pytest.approx([0.3, 0])
+    assert [is_noisy(values) for values in ([100, 105, 110], [100, 105, 111], [0, 0])] == [False, True, True]
+    assert [turn_of(["a", "b"], number) for number in range(2)] == [["a", "b"], ["b", "a"]]

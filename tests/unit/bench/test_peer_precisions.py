@@ -15,7 +15,6 @@ import pytest
 for _needed in ("torch", "sentence_transformers"):
     pytest.importorskip(_needed)
 
-from embedctl_bench.measuring.comparison import distance  # noqa: E402
 from embedctl_bench.peers.adapters import embedctl_adapters as adapters  # noqa: E402
 from embedctl_bench.peers.adapters.embedctl_adapters import sentence_transformers as adapter  # noqa: E402
 from embedctl_bench.peers.adapters.embedctl_adapters.serving import Vectors  # noqa: E402
@@ -34,6 +33,7 @@ from embedctl_bench.peers.tuned import TunedProcess  # noqa: E402
 from embedctl_bench.peers.workload import Workload  # noqa: E402
 from embedctl_config.cpu import no_bf16  # noqa: E402
 from embedctl_config.loading import load_settings  # noqa: E402
+from embedctl_workers.arrays.distance import measure  # noqa: E402
 from tests.support.forked import status_of_fork  # noqa: E402
 from tests.support.references_here import stand_in  # noqa: E402
 from tests.support.tiny_models import Tiny  # noqa: E402
@@ -137,9 +137,9 @@ def test_a_system_says_what_it_really_computes_in(encode: Encode, name: str, com
         used, _, layers = found.partition("(")[2].removesuffix(" linear layers)").partition(" of ")
         assert int(used) == int(layers) > 0
     reference = encode(SENTENCE_TRANSFORMERS).vectors
-    figures = distance(done.vectors, reference)
-    assert (figures["max_abs_error"] <= 1e-4) == computes.startswith("fp32")
-    assert figures["min_cosine"] >= (0.95 if computes.startswith("int8") else 0.999)
+    figures = measure(done.vectors, reference)
+    assert (figures.max_abs_error <= 1e-4) == computes.startswith("fp32")
+    assert figures.min_cosine >= (0.95 if computes.startswith("int8") else 0.999)
 
 
 def test_sentence_transformers_computes_in_bf16_where_the_cpu_has_instructions_for_it(encode: Encode) -> None:
@@ -149,9 +149,9 @@ def test_sentence_transformers_computes_in_bf16_where_the_cpu_has_instructions_f
         return
     done, reference = encode(SENTENCE_TRANSFORMERS_BF16), encode(SENTENCE_TRANSFORMERS)
     assert (done.computes, reference.computes) == ("bf16", "fp32")
-    figures = distance(done.vectors, reference.vectors)
-    assert figures["max_abs_error"] > 1e-6
-    assert figures["min_cosine"] >= 0.999
+    figures = measure(done.vectors, reference.vectors)
+    assert figures.max_abs_error > 1e-6
+    assert figures.min_cosine >= 0.999
 
 
 def test_ctranslate2_computes_in_bf16_or_says_what_it_has_instead(encode: Encode) -> None:
@@ -166,7 +166,7 @@ def test_ctranslate2_computes_in_bf16_or_says_what_it_has_instead(encode: Encode
 def test_our_engine_encodes_as_a_worker_does(encode: Encode, place: Path) -> None:
     done = encode(engine_of("cpu", load_settings(cache_dir=str(place / "cache"))))
     assert done.computes, "which products and kernels it chose"
-    assert distance(done.vectors, encode(SENTENCE_TRANSFORMERS).vectors)["max_abs_error"] <= 1e-4
+    assert measure(done.vectors, encode(SENTENCE_TRANSFORMERS).vectors).max_abs_error <= 1e-4
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from embedctl_bench.report.forms import write_report
-from embedctl_bench.report.report import Claim, Column, Report, Table
+from embedctl_bench.report import Claim, Column, Report, Table, write_report
 
-COLUMNS = [Column("system", "system"), Column("rate", "requests", "1/s", 2), Column("p99", "p99", "ms", 1)]
+COLUMNS = [Column("system", "system"), Column("rate", "requests (1/s)", 2), Column("p99", "p99 (ms)", 1)]
 SAMPLE = Report(
     name="sample",
     title="A sample, with <angle brackets> & an ampersand",
@@ -28,11 +27,11 @@ SAMPLE = Report(
         Table(
             "requests",
             "Requests per second",
-            [*COLUMNS, Column("exact", "exact"), Column("count", "count")],
+            [*COLUMNS, Column("exact", "exact"), Column("count", "count", 0), Column("none", "none")],
             [
-                {"system": "embedctl", "rate": 0.123456, "p99": 1234.567, "exact": True, "count": 3, "_bold": True},
-                {"system": "st | torch", "rate": 0.05, "p99": None, "exact": False, "count": 4, "_noisy": True},
-                {"system": "<script>alert(1)</script>", "rate": nan, "p99": 3, "exact": True},
+                {"system": "embedctl", "rate": 0.123456, "p99": 1234.567, "exact": "yes", "count": 3, "_bold": True},
+                {"system": "st | torch", "rate": 0.05, "p99": None, "exact": "no", "count": 4, "_noisy": True},
+                {"system": "<script>alert(1)</script>", "rate": nan, "p99": 3, "exact": "yes"},
                 {"system": "infinity", "rate": 0.10, "_published": True},
             ],
             note="A note with `code`.",

@@ -14,7 +14,6 @@ import pytest
 
 from embedctl_bench.measuring import machine
 from embedctl_bench.measuring import session as module
-from embedctl_bench.measuring.progress import Progress, in_words
 from embedctl_bench.measuring.session import FILE, Session
 from embedctl_config.errors import OutputError
 
@@ -131,48 +130,36 @@ def test_a_folder_that_can_t_be_written_to_is_said_at_once(tmp_path: Path) -> No
         open_in(tmp_path / "file")
 
 
-def test_progress_is_plain_lines_without_a_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_plain_lines(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with open_in(tmp_path) as session:
         session.step("one", lambda: time.sleep(0.02))
-        session.more(1)
         session.step("two", lambda: 2)
     said = capfd.readouterr()
     assert said.out == ""
     first, second = said.err.splitlines()
     assert re.fullmatch(r"engines 1/3: one: 0\.\d s; about \d+ s left", first)
-    assert re.fullmatch(r"engines 2/4: two: 0\.\d s; about \d+ s left", second)
+    assert re.fullmatch(r"engines 2/3: two: 0\.\d s; about \d+ s left", second)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "plan", "left"),
-    [(1.0, 11, "about 10 s left"), (60.0, 21, "about 20 min left"), (600.0, 25, "about 4.0 h left"), (1.0, 1, "done")],
-)
-def test_time_left_is_what_the_steps_so_far_took(seconds: float, plan: int, left: str) -> None:
-    progress = Progress("x", plan)
-    progress.advance("step", seconds)
-    assert progress.left() == left
+@pytest.mark.parametrize(("plan", "left"), [(1, "done"), (11, "about 10 s left"), (1201, "about 20 min left")])
+def test_time_left_is_what_the_new_steps_so_far_took(
+    tmp_path: Path, plan: int, left: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([0.0, 1.0, 2.0, 3.0])
+    monkeypatch.setattr(module, "Usage", Still)
+    monkeypatch.setattr(time, "monotonic", lambda: next(times))
+    session = Session(tmp_path, "x", fresh=False, plan=plan)
+    session.step("one", lambda: 1)
+    assert session.left() == left
+    again = Session(tmp_path, "x", fresh=False, plan=2)
+    again.step("one", never)
+    assert again.left() == "time left unknown"
 
 
-@pytest.mark.parametrize(
-    ("step", "words"),
-    [
-        (
-            "all-MiniLM-L6-v2-0b40d68a/setting/embedctl-cpu-int8",
-            "embedctl-cpu-int8: choosing its setting, all-MiniLM-L6-v2",
-        ),
-        ("all-MiniLM-L6-v2-0b40d68a/tenth/2 again 1", "round 2 again: tenth, all-MiniLM-L6-v2"),
-        ("all-MiniLM-L6-v2-0b40d68a/short 0123456789abcdef/3", "round 3: short, all-MiniLM-L6-v2"),
-        ("one", "one"),
-    ],
-)
-def test_a_step_is_named_in_words(step: str, words: str) -> None:
-    assert in_words(step) == words
-
-
-def test_steps_of_an_earlier_run_say_nothing_of_the_time_left() -> None:
-    progress = Progress("x", 3)
-    progress.advance("step", 0.0)
-    assert progress.left() == "time left unknown"
+class Still(machine.Usage):
+    @classmethod
+    def read(cls) -> machine.Usage:
+        return machine.Usage(0.0, 0.0, 0.0, 0.0)
 
 
 BURN = "import time; end = time.process_time() + 0.6\nwhile time.process_time() < end: pass"

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.models import Model
-from embedctl_bench.request.loads import RequestPlan
+from embedctl_bench.request import http_requests, long_requests
 from embedctl_bench.texts import words as module
 from embedctl_bench.texts import workloads
 from embedctl_bench.texts.words import LONGEST, SHORTEST, TEXTS, ExactTexts, request_texts
@@ -92,11 +92,14 @@ def test_a_request_has_infinitys_shape_and_a_smaller_one_its_first_texts() -> No
     assert request_texts(4, 2) != found[:2]
 
 
-def test_the_plan_is_the_whole_shape_on_a_large_machine_and_a_tenth_on_a_small_one() -> None:
-    small, large, quick = (RequestPlan.of(cpus, quick=quick) for cpus, quick in ((2, False), (16, False), (2, True)))
-    assert (small.load.texts, small.once and small.once.texts) == (255, 10 * TEXTS)
-    assert (large.load.texts, large.once) == (10 * TEXTS, None)
-    assert (quick.load.texts, quick.once, quick.repeats) == (30, None, 0)
-    loads = list(quick.over_http())
-    assert [(load.callers, len(load.requests)) for load, _ in loads] == [(1, 5)] * 4 + [(64, 64), (0, 10)]
-    assert [rounds for _, rounds in small.over_http()] == [15] * 4 + [3, 3, 1]
+def test_the_shape_is_whole_on_a_large_machine_and_a_tenth_on_a_small_one() -> None:
+    tenth, once = (each.load for each in long_requests(2, quick=False))
+    assert (tenth.texts, tenth.rounds, tenth.finals) == (255, 3, False)
+    assert (once.texts, once.rounds, once.finals) == (10 * TEXTS, 1, True)
+    assert [each.load.texts for each in long_requests(16, quick=False)] == [10 * TEXTS]
+    assert [each.load.texts for each in long_requests(2, quick=True)] == [30]
+    assert [(each.callers, len(each.texts)) for each in http_requests(2, quick=True)] == [(1, 5)] * 4 + [
+        (64, 64),
+        (0, 10),
+    ]
+    assert [each.load.rounds for each in http_requests(2, quick=False)] == [15] * 4 + [3, 3, 1]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from embedctl_bench.engines import command as engines
-from embedctl_bench.engines.command import COUNTS, count_of, floors_for, measure, peers_for, systems_for
-from embedctl_bench.engines.idle import gpu_samples
-from embedctl_bench.engines.report import EnginesResult
-from embedctl_bench.grid import command as grid
-from embedctl_bench.grid.report import GridPlace, GridResult, GridScope
+from embedctl_bench import engines
+from embedctl_bench.engines import COUNTS, count_of, gpu_idle, peers_for, run_on, systems_for
 from embedctl_bench.measuring import contenders
-from embedctl_bench.measuring.comparison import Run
-from embedctl_bench.measuring.contenders import Ground
+from embedctl_bench.measuring.comparison import Load, Run, Scene
+from embedctl_bench.measuring.contenders import Contender, Ground, compete
 from embedctl_bench.peers.models import Model
-from embedctl_bench.peers.registry import BASELINE, FLOOR, PEERS, SENTENCE_TRANSFORMERS, TRANSFORMERS, System
-from embedctl_bench.peers.tuned import Effort, sample_of
+from embedctl_bench.peers.registry import BASELINE, FLOOR, PEERS, SENTENCE_TRANSFORMERS, System
+from embedctl_bench.peers.tuned import sample_of
 from embedctl_bench.peers.workload import Workload
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import HardwareClass
@@ -41,31 +37,28 @@ def _no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     Process.events, Process.offered = [], []
 
 
-@pytest.fixture
-def result(tmp_path: Path) -> EnginesResult:
-    (tmp_path / "texts.json").write_text("[]")
-    workload = Workload("W1", tmp_path / "texts.json", (10,) * 2, chunk=512)
-    return EnginesResult("m", "a model", SMALL, workload, 2)
+def ground(folder: Path, session: Any, *, quick: bool = False) -> Ground:
+    (folder / "texts.json").write_text("[]")
+    workload = Workload("W1", folder / "texts.json", (10,) * 2, chunk=512)
+    return Ground("m", SMALL, workload, np.ones((2, 3), np.float32), [0], folder, session, quick)
 
 
-def ground(folder: Path, result: EnginesResult, session: Any, *, quick: bool = False) -> Ground:
-    return Ground("m", result.model, result.workload, np.ones((2, 3), np.float32), [0], folder, session, quick)
-
-
-def go(folder: Path, result: EnginesResult, systems: Sequence[System]) -> list[str]:
-    """What happens to the stand-ins."""
+def go(folder: Path, *systems: System, run: Any = None) -> Scene:
+    """What systems measured in two rounds."""
     Process.events = []
+    scene = Scene("m", SMALL, "a model", [Load("W1", 2, 2)])
     with asked(folder, fresh=False).session("engines", 12) as session:
-        measure(ground(folder, result, session), systems, [FLOOR], result)
-    return Process.events
+        compete(scene, systems, ground(folder, session), run or run_on(asked(folder), 0.0))
+    return scene
 
 
 def test_a_class_is_measured_by_its_engine_and_by_the_product_beside_a_baseline(tmp_path: Path) -> None:
     wanted = asked(tmp_path, classes=("cpu", "cpu-int8"), cpus=frozenset(range(4)))
     ours = ["embedctl-engine-cpu", "embedctl-engine-cpu-int8", "embedctl-cpu", "embedctl-cpu-int8"]
-    assert [system.name for system in systems_for(wanted, [])] == [SENTENCE_TRANSFORMERS.name, *ours]
+    floors = ["floor", "floor-int8"]
+    assert [system.name for system in systems_for(wanted, [])] == [*floors, SENTENCE_TRANSFORMERS.name, *ours]
     peers = [PEERS["fastembed"], PEERS[BASELINE]]
-    assert [system.name for system in systems_for(wanted, peers)] == ["fastembed", BASELINE, *ours]
+    assert [system.name for system in systems_for(wanted, peers)] == [*floors, "fastembed", BASELINE, *ours]
     found = {system.name: system for system in systems_for(wanted, [])}
     assert found["embedctl-engine-cpu-int8"].precision == found["embedctl-cpu-int8"].precision == "int8"
     assert [each.load for each in found["embedctl-cpu"].settings] == [{"workers": 1}, {"workers": 2}]
@@ -74,22 +67,21 @@ def test_a_class_is_measured_by_its_engine_and_by_the_product_beside_a_baseline(
 
 def test_beside_a_class_of_16_bits_stands_sentence_transformers_in_bf16(tmp_path: Path) -> None:
     classes = {**Settings().classes, "cpu-bf16": HardwareClass(precision="fp16")}
-    wanted = asked(tmp_path, classes=("cpu-bf16",), settings=Settings(classes=classes))
-    systems = systems_for(wanted, [])
-    assert [system.name for system in systems][:2] == ["sentence-transformers", "sentence-transformers-bf16"]
-    assert [floor.name for floor in floors_for(systems, wanted)] == ["floor", "floor-bf16"]
+    systems = systems_for(asked(tmp_path, classes=("cpu-bf16",), settings=Settings(classes=classes)), [])
+    names = ["floor", "floor-bf16", "sentence-transformers", "sentence-transformers-bf16"]
+    assert [system.name for system in systems][:4] == names
 
 
 def test_on_a_gpu_sentence_transformers_runs_there_too_and_peers_are_refused(tmp_path: Path) -> None:
     wanted = asked(tmp_path, classes=("gpu",), device="gpu")
-    plain, bf16, engine, product = systems_for(wanted, [])
+    floor, plain, bf16, engine, product = systems_for(wanted, [])
+    assert floor.name == "floor-gpu"
     assert {setting.load["device"] for system in (plain, bf16) for setting in system.settings} == {"cuda"}
     assert max(setting.encode["batch"] for setting in bf16.settings) == 1024
     assert (len(engine.settings), len(product.settings)) == (1, 1)
-    assert [floor.name for floor in floors_for([product], wanted)] == ["floor-gpu"]
-    assert peers_for(wanted, tmp_path) == ([], [])
+    assert peers_for(wanted) == ([], [])
     with pytest.raises(SettingsError, match="they run on CPUs, and gpu does not"):
-        peers_for(replace(wanted, peers=("fastembed",)), tmp_path)
+        peers_for(replace(wanted, peers=("fastembed",)))
 
 
 def test_a_larger_model_gets_fewer_texts_and_a_smaller_one_no_more() -> None:
@@ -100,65 +92,60 @@ def test_a_larger_model_gets_fewer_texts_and_a_smaller_one_no_more() -> None:
     assert count_of("W1", BASE, device="gpu") == 8192
 
 
-def test_systems_take_turns_after_a_run_to_warm_up_and_a_second_command_runs_nothing(
-    result: EnginesResult, tmp_path: Path
-) -> None:
-    systems = [SENTENCE_TRANSFORMERS, PEERS["fastembed"], PEERS["infinity"]]
-    events = go(tmp_path, result, systems)
+def test_systems_take_turns_after_a_run_to_warm_up_and_a_second_command_runs_nothing(tmp_path: Path) -> None:
+    systems = [FLOOR, SENTENCE_TRANSFORMERS, PEERS["fastembed"], PEERS["infinity"]]
+    scene = go(tmp_path, *systems)
     names = ["floor", "sentence-transformers", "infinity"]
-    assert events[:6] == [event for name in names for event in (f"{name} loaded", name)], "to warm up"
-    assert events[6:13] == [*names, "infinity", "infinity closed", "sentence-transformers", "floor"]
-    assert sorted(events[13:]) == ["floor closed", "sentence-transformers closed"]
-    comparison = result.comparison
-    torch, fastembed, infinity = comparison.systems
-    assert [len(each.runs) for each in comparison.systems] == [2, 0, 1]
-    assert fastembed.unavailable == "no wheels"
+    assert Process.events[:6] == [event for name in names for event in (f"{name} loaded", name)], "to warm up"
+    assert Process.events[6:13] == [*names, "infinity", "sentence-transformers", "floor", "infinity closed"]
+    assert sorted(Process.events[13:]) == ["floor closed", "sentence-transformers closed"]
+    _, torch, fastembed, infinity = scene.runs
+    assert [len(each.loads.get("W1", {})) for each in scene.runs] == [2, 2, 0, 1]
+    assert (fastembed.unavailable, infinity.unavailable) == ("no wheels", "out of memory")
     assert (torch.setting, torch.versions) == ("1×1, batch 8", {"torch": "2"})
-    assert replace(torch.runs[0], min_cosine=1.0, mean_cosine=1.0, fetched=0.0) == Run(2.0, 20, 0.0, 1.0, 1.0, 0.0)
-    assert infinity.ratios(torch) == [1.0]
-    assert [run.seconds for floor in comparison.floors for run in floor.runs] == [2.0, 2.0]
+    assert torch.accuracy == pytest.approx({"max_abs_error": 0.0, "min_cosine": 1.0, "mean_cosine": 1.0})
+    (comparison,) = scene.measured()
+    assert comparison.systems[1].ratios(comparison.systems[0]) == [1.0]
+    assert [run.seconds for run in comparison.floors[0].rounds.values()] == [2.0, 2.0]
 
-    again = replace(result, runs=[])
-    assert go(tmp_path, again, systems[:1]) == []
-    assert [run.seconds for run in again.comparison.systems[0].runs] == [2.0, 2.0]
+    again = go(tmp_path, *systems[:2])
+    assert Process.events == []
+    assert [run.seconds for run in again.runs[1].loads["W1"].values()] == [2.0, 2.0]
 
 
-def test_the_first_setting_is_taken_by_a_quick_run(result: EnginesResult, tmp_path: Path) -> None:
+def test_a_half_round_is_measured_anew(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def run(load: Load, contender: Contender) -> Run:
+        calls.append(contender.runs.name)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return Run(1.0, 20)
+
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path, FLOOR, SENTENCE_TRANSFORMERS, run=run)
+    scene = go(tmp_path, FLOOR, SENTENCE_TRANSFORMERS, run=run)
+    assert calls == [
+        "floor",
+        "sentence-transformers",
+        "sentence-transformers",
+        "floor",
+        "sentence-transformers",
+        "floor",
+    ]
+    assert [len(each.loads["W1"]) for each in scene.runs] == [2, 2]
+
+
+def test_an_error_that_is_nobody_s_to_expect_passes(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        go(tmp_path, FLOOR, run=lambda load, contender: 1 // 0)
+
+
+def test_the_first_setting_is_taken_by_a_quick_run(tmp_path: Path) -> None:
     for quick in (True, False):
         with asked(tmp_path, quick=quick).session("engines", 2) as session:
-            there = ground(tmp_path, result, session, quick=quick)
-            contenders.Contender(SENTENCE_TRANSFORMERS, there, lambda process: None).choose()
+            Contender(SENTENCE_TRANSFORMERS, ground(tmp_path, session, quick=quick)).choose()
     assert Process.offered == [1, len(SENTENCE_TRANSFORMERS.settings)]
-
-
-def test_each_cell_of_the_grid_is_measured_and_what_cannot_be_is_noted(
-    result: EnginesResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Exact:
-        def __init__(self, model: Model) -> None:
-            pass
-
-        def requests(self, tokens: int, batch: int, count: int) -> list[list[str]]:
-            return [[f"{tokens} tokens"] * batch]
-
-    monkeypatch.setattr(grid, "ExactTexts", Exact)
-    monkeypatch.setattr(grid, "cores_of", lambda cpus: [frozenset({0}), frozenset({1})])
-    monkeypatch.setattr(Model, "max_tokens", 256)
-    scope = GridScope((1, 2, 4), (1, 2), (8, 512), (1, 4), Effort(10, 5, 200), Effort(1, 3, 200), 2)
-    found = GridResult("m", "a model", scope)
-    wanted = asked(tmp_path, cpus=frozenset({0, 1}))
-    with wanted.session("grid", 10) as session:
-        grid.measure(ground(tmp_path, result, session), [TRANSFORMERS, PEERS["fastembed"]], found, wanted)
-    assert sorted(found.runs) == [(1, 1), (2, 1), (2, 2)]
-    cell = found.on(GridPlace(2, 2, 8, 4))
-    assert [(each.name, each.seconds) for each in cell.measured] == [("transformers", 0.4)]
-    assert cell.row(cell.measured[0])["texts_per_s"] == pytest.approx(10.0)
-    assert cell.measured[0].runs[0].tokens == 32
-    assert cell.measured[0].runs[0].max_abs_error == 0.0
-    why = {what: (why, cells) for what, why, cells in found.skipped}
-    assert why["4 cores, 1 copies"] == ("--cpus 0-1 has 2", 4)
-    assert why["1 cores, 2 copies"][0].startswith("each copy needs a core")
-    assert why["512 tokens"] == ("the model takes 256", 2)
 
 
 @pytest.mark.parametrize(
@@ -201,19 +188,16 @@ def test_settings_for_one_call_are_tried_with_whole_chunks_for_two_processes() -
     assert sample_of(SMALL, workload, request=0, cpus=2, chunked=True) == (672, 0)
 
 
-@pytest.mark.parametrize(
-    ("says", "busy", "what"),
-    [("50\n70\n", 0.6, "the driver's utilisation"), ("[N/A]\n", None, "the driver does not say how busy this GPU is")],
-)
-def test_a_driver_that_does_not_say_how_busy_a_gpu_is_is_quoted(
-    says: str, busy: float | None, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("says", "idle"), [(("50", "70", "7"), 0.4), (("[N/A]",), float("nan"))])
+def test_a_gpu_is_idle_as_its_driver_says_if_it_does(
+    says: tuple[str, ...], idle: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool = tmp_path / "nvidia-smi"
-    tool.write_text(f"#!/bin/sh\nprintf '{says}'\nexec sleep 60\n")
+    lines = "".join(f"2026/11/26 10:00:0{at}.500, {each}\\n" for at, each in enumerate(says))
+    tool.write_text(f"#!/bin/sh\nprintf '{lines}'\ntouch {tmp_path / 'said'}\nexec sleep 60\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    with gpu_samples() as samples:
-        eventually(lambda: len(samples.taken) == says.count("0\n"))
-        eventually(lambda: samples.what.startswith(what))
-    idle = samples.idle(0.0, float("inf"))
-    assert idle == (None if busy is None else pytest.approx(1 - busy))
+    with gpu_idle() as between:
+        eventually((tmp_path / "said").exists)
+    began = datetime(2026, 11, 26, 10).timestamp()
+    assert between(began, began + 2) == pytest.approx(idle, nan_ok=True)

@@ -157,13 +157,12 @@ def _answers(requests: Sequence[Sequence[str]]) -> Requested:
 def _request(broker: Broker, options: SubmitOptions, texts: Sequence[str]) -> Answered:
     """Submit, wait, fetch."""
     job, status = _ask(broker, options, texts)
-    vectors = job.vectors()
-    fetched = time.monotonic()
     assert status.ended_at
     # The end is given by Redis' clock, which is this machine's.
     stored = status.ended_at.timestamp() - time.time() + time.monotonic()
+    vectors = job.vectors()
     job.discard()
-    return Answered(vectors, at=stored, fetched=fetched, tokens=status.tokens)
+    return Answered(vectors, at=stored, tokens=status.tokens)
 
 
 def _ask(broker: Broker, options: SubmitOptions, texts: Sequence[str]) -> tuple[Job, JobStatus]:

@@ -5,20 +5,22 @@ An engine of the same precision is faster only if its products are. Attention's 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from embedctl_config.hardware import SHIPPED_CLASSES
 from embedctl_workers.measuring.cpu_products import PRODUCTS, missing
+from embedctl_workers.measuring.flops import shape_of
+from embedctl_workers.measuring.matrix_products import matrix_products
 
-from .serving import Vectors
+from .serving import Timed, Vectors
 from .tokens import TokenCounter
 
-#: Layers, hidden size and inner size of a feed-forward block: BERT's names, and DistilBERT's.
-_SIZES = (("num_hidden_layers", "n_layers"), ("hidden_size", "dim"), ("intermediate_size", "hidden_dim"))
+#: How long the device's products are measured (seconds).
+_MATRIX_S = 1.0
 
 
 class FloorAdapter:
@@ -29,13 +31,15 @@ class FloorAdapter:
             raise RuntimeError(why)
         torch.set_num_threads(threads)
         self.computes = kind
-        config = json.loads((model / "config.json").read_text())
-        layers, hidden, inner = (config.get(bert) or config[distilbert] for bert, distilbert in _SIZES)
+        size = shape_of(model)
+        if size is None:
+            raise RuntimeError("the model is of an unknown shape")
+        hidden, inner = size.hidden, size.inner
         shapes = [(3 * hidden, hidden), (hidden, hidden), (inner, hidden), (hidden, inner)]
         way = PRODUCTS[kind][product]
         # Each layer has weights of its own, as in a model, so that they don't all stay in the CPU's cache.
         with torch.inference_mode():
-            self._products = [(way.prepare(*shape, budget), shape[1]) for _ in range(layers) for shape in shapes]
+            self._products = [(way.prepare(*shape, budget), shape[1]) for _ in range(size.layers) for shape in shapes]
             self._inputs = {width: way.source(budget, width) for width in (hidden, inner)}
         self._budget = budget
         self._counter = TokenCounter(model)
@@ -54,3 +58,23 @@ class FloorAdapter:
     def count(self, texts: Sequence[str]) -> int:
         """Tokens, counted once: the floor does not include tokenising."""
         return sum(self._counter.lengths(texts))
+
+
+class MatrixAdapter:
+    """The device's products alone, as `embedctl model verify` measures them.
+
+    Its seconds are computed: those of the texts' operations at the device's matrix rate. It makes no vectors.
+    """
+
+    def __init__(self, model: Path, threads: int, hardware: str) -> None:
+        products, shape = matrix_products(SHIPPED_CLASSES[hardware], threads), shape_of(model)
+        if isinstance(products, str) or shape is None:
+            raise RuntimeError(f"no matrix rate: {products if shape else 'the model is of an unknown shape'}")
+        self._products, self._shape = products, shape
+        self._counter = TokenCounter(model)
+
+    def encode(self, texts: Sequence[str]) -> Timed:
+        """Multiply for a second; every token of the texts counts."""
+        lengths = np.array(self._counter.lengths(texts))
+        seconds = self._shape.flop(lengths) / self._products.rate(_MATRIX_S)
+        return Timed(np.empty((len(texts), 0), np.float32), seconds, int(lengths.sum()))

@@ -74,7 +74,7 @@ class HttpAdapter:
             if len(found) != len(texts):
                 raise RuntimeError(f"{len(found)} vectors for {len(texts)} texts")
         return Requested(
-            started, [Answered(each, at, at, began=began) for each, (began, at) in zip(vectors, times, strict=True)]
+            started, [Answered(each, at, began=began) for each, (began, at) in zip(vectors, times, strict=True)]
         )
 
     def count(self, texts: Sequence[str]) -> int:

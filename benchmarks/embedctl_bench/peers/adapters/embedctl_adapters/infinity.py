@@ -60,5 +60,4 @@ class InfinityAdapter:
 
     async def _answer(self, texts: Sequence[str]) -> Answered:
         vectors = await self._embed(texts)
-        now = time.monotonic()
-        return Answered(vectors, at=now, fetched=now)
+        return Answered(vectors, at=time.monotonic())

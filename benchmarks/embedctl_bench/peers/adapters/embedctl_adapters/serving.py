@@ -6,7 +6,7 @@
     {"do": "encode", "vectors": "x.npy", "repeat": 1}
                                             →  {"seconds": …, "tokens": …, "began": …, "ended": …}
     {"do": "requests", "requests": "y.json", "vectors": "x.npy", "callers": 0}
-                                            →  {"seconds": …, "fetched": …, "tokens": …, "latencies": […]}
+                                            →  {"seconds": …, "tokens": …, "latencies": […]}
     {"do": "sample", "requests": "y.json", "seconds": 3.3, "least": 2, "most": 67}
                                             →  {"seconds": …, "latencies": […]}
 
@@ -81,13 +81,11 @@ class Answered:
     Attributes:
         began: when it was made; 0 if all were made at once.
         at: when the last vector was there, or was stored if the system stores vectors.
-        fetched: when the client had all vectors.
         tokens: 0 if the system does not count by itself.
     """
 
     vectors: Vectors
     at: float
-    fetched: float
     tokens: int = 0
     began: float = 0.0
 
@@ -166,7 +164,7 @@ class Pool:
         if self._takes_requests:
             return self._share(requests, {**options, "callers": callers})
         started = time.monotonic()
-        answers = [Answered(part, at, at) for part, at in self._deal(requests, options)]
+        answers = [Answered(part, at) for part, at in self._deal(requests, options)]
         return Requested(started, answers)
 
     def sample(
@@ -368,7 +366,6 @@ class Server:
         np.save(request["vectors"], np.concatenate([answer.vectors for answer in done.answers]))
         return {
             "seconds": max(answer.at for answer in done.answers) - done.started,
-            "fetched": max(answer.fetched for answer in done.answers) - done.started,
             "tokens": tokens,
             "latencies": [answer.at - (answer.began or done.started) for answer in done.answers],
         }

@@ -1,0 +1,267 @@
+"""`embedctl bench grid`: cores × copies × lengths × batches, end to end, as Hugging Face measured Infinity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+
+from embedctl_bench.asking import Asked, common, conclude
+from embedctl_bench.measuring.comparison import Load, Run, Scene, SystemRuns, each_scene
+from embedctl_bench.measuring.contenders import Contender, Ground, compete
+from embedctl_bench.peers.models import describe, measured_model
+from embedctl_bench.peers.registry import FLOOR, TRANSFORMERS, System, choose_peers, engine_of
+from embedctl_bench.peers.tuned import Effort, reference_of
+from embedctl_bench.peers.workload import kept
+from embedctl_bench.report import Claim, Column, Table
+from embedctl_bench.texts.words import ExactTexts
+from embedctl_bench.texts.workloads import make_workload
+from embedctl_workers.machine.devices import cores_of, format_cpus
+
+#: Texts whose vectors are compared, and with which systems choose their settings.
+_CHECKED = 64
+#: For a cell, all rounds together; the floor gets less, because it has no latencies.
+_EFFORT, _FLOOR_EFFORT = Effort(10.0, 5, 200), Effort(1.5, 3, 200)
+_QUICK_EFFORT = Effort(0.6, 2, 40)
+_ROUNDS, _QUICK_ROUNDS = 3, 2
+#: DistilBERT at 2 cores and batch 1: length → requests/s of HF Infinity, and of transformers.
+INFINITY = {
+    8: (248, 49),
+    16: (212, 50),
+    32: (150, 40),
+    64: (97, 28),
+    128: (55, 18),
+    256: (27, 9),
+    384: (17, 5),
+    512: (12, 4),
+}
+INFINITY_CORES = 2
+#: The least lead over transformers that the publication claims.
+CLAIMED, CLAIMED_IN_WORDS = 4.0, "4–6 ×"
+_LEFT_OUT = (Column("what", "left out"), Column("cells", "cells", 0), Column("why", "because"))
+
+_BASE = ((TRANSFORMERS.name,), "plain transformers on torch in fp32")
+
+#: What can't be measured, why, and how many cells that is.
+LeftOut = tuple[str, str, int]
+
+
+def _axis(name: str, what: str, default: Sequence[int]) -> Callable[[Any], Any]:
+    return click.option(
+        f"--{name}",
+        f"{name}_axis",
+        type=click.IntRange(min=1),
+        multiple=True,
+        default=tuple(default),
+        show_default=True,
+        help=f"{what}. Can be repeated.",
+        callback=lambda context, parameter, value: tuple(dict.fromkeys(value)),
+    )
+
+
+@click.command("grid")
+@common
+@_axis("cores", "Cores that each system runs on", (1, 2, 4, 8))
+@_axis("copies", "Copies of the model, each in a process with its share of the cores", (1,))
+@_axis("length", "Tokens of each text", tuple(INFINITY))
+@_axis("batch", "Texts of a request", (1, 2, 4, 8, 16, 32))
+def command(
+    asked: Asked,
+    cores_axis: Sequence[int],
+    copies_axis: Sequence[int],
+    length_axis: Sequence[int],
+    batch_axis: Sequence[int],
+) -> None:
+    """Cores × copies × lengths × batches: as Hugging Face measured Infinity, and AWS Neuron.
+
+    Each cell takes 10 seconds or 200 requests, one after the other; by default there are 192. Plain transformers and
+    the other systems that are installed take turns with embedctl's engine. Cells that need more cores than this machine
+    has are left out. For the shapes of the published models, use --model distilbert-shape and --model bge-base-shape.
+    """
+    if asked.quick:
+        cores_axis, copies_axis = few(cores_axis, (1, 2)), copies_axis[:1]
+        length_axis, batch_axis = few(length_axis, (8, 64, 256)), few(batch_axis, (1, 8))
+    peers, lacking = choose_peers(asked.peers, asked.place)
+    systems = [FLOOR, *(engine_of(name, asked.settings) for name in asked.classes), TRANSFORMERS, *peers]
+    rounds, effort = (_QUICK_ROUNDS, _QUICK_EFFORT) if asked.quick else (_ROUNDS, _EFFORT)
+    seats, left_out = seats_for(asked, cores_axis, copies_axis, len(length_axis) * len(batch_axis))
+    plan = len(asked.models) * len(seats) * (len(systems) + len(length_axis) * len(batch_axis) * rounds)
+    session = asked.session("grid", plan)
+    scenes: list[Scene] = []
+    with suppress(KeyboardInterrupt), session:
+        for name in asked.models:
+            model = measured_model(name, asked.settings, asked.place)
+            texts, cpus = ExactTexts(model), sorted(asked.cpus)
+            workload = make_workload("W1", _CHECKED, model, asked.place)
+            reference = reference_of(model, workload, cpus, asked.place)
+            lengths = [each for each in length_axis if each <= model.max_tokens]
+            for length in {*length_axis} - {*lengths}:
+                why = f"{name} takes {model.max_tokens}"
+                left_out.append((f"{length} tokens", why, len(seats) * len(batch_axis)))
+            loads = [
+                Load(f"{length} tokens, batch {batch}", rounds, batch, facts={"length": length, "batch": batch})
+                for length, batch in product(lengths, batch_axis)
+            ]
+            for cores, copies in seats:
+                where = f"{name}, {cores} core{'s' * (cores > 1)}" + (f", {copies} copies" if copies > 1 else "")
+                scenes.append(Scene(where, model, describe(name), loads, _BASE))
+                there = sorted(frozenset[int]().union(*cores_of(asked.cpus)[:cores]))
+                key = f"{model.name}/{cores} cores/{copies} copies"
+                ground = Ground(key, model, workload, reference, there, asked.place, session, asked.quick)
+                own = [in_copies(system, copies) for system in systems]
+                compete(scenes[-1], own, ground, run_with(texts, effort, ground))
+    conclude(
+        asked,
+        session,
+        "Cores × copies × lengths × batches, end to end",
+        [
+            "All texts of a request have exactly the same number of tokens, special ones included, so that no engine "
+            "pads: words that are one token each, drawn with a fixed seed. A cell is "
+            f"{effort.seconds:g} s or {effort.most} requests to each copy of the model, one after the other, whichever "
+            f"is less, {effort.least} at least, in {rounds} rounds together. Times are end to end, from texts to "
+            "vectors of unit length. `transformers` is its tokenizer with padding, its model on torch in fp32, and "
+            "pooling by hand. embedctl is a worker's engine, called directly. The publication measured DistilBERT on "
+            f"{INFINITY_CORES} cores; it does not say whether it counts pooling."
+        ],
+        scenes,
+        claims=each_scene(scenes, claims_of),
+        published=published_beside,
+        tables=[Table("left-out", "What this machine or a model can't do", _LEFT_OUT, rows_of(left_out))],
+        lacking=lacking,
+    )
+
+
+def few(axis: Sequence[int], some: Sequence[int]) -> Sequence[int]:
+    """Those of an axis that are among some, or else the first."""
+    return [each for each in axis if each in some] or axis[:1]
+
+
+def seats_for(
+    asked: Asked, cores_axis: Sequence[int], copies_axis: Sequence[int], cells: int
+) -> tuple[list[tuple[int, int]], list[LeftOut]]:
+    """The numbers of cores and of copies that can be measured together, and those that can't.
+
+    Args:
+        cells: measured with each.
+    """
+    seats, left_out, have = [], list[LeftOut](), len(cores_of(asked.cpus))
+    for cores, copies in product(cores_axis, copies_axis):
+        if cores > have:
+            why = f"--cpus {format_cpus(asked.cpus)} has {have}"
+        elif copies > cores or (copies > 1 and asked.device != "cpu"):
+            why = "each copy needs a core, and a device, of its own"
+        else:
+            seats.append((cores, copies))
+            continue
+        left_out.append((f"{cores} cores, {copies} copies", why, cells))
+    return seats, left_out
+
+
+def rows_of(left_out: Sequence[LeftOut]) -> list[Mapping[str, object]]:
+    """Rows of a table."""
+    return [dict(zip(("what", "why", "cells"), each, strict=True)) for each in left_out]
+
+
+def in_copies(system: System, copies: int) -> System:
+    """The system in this number of processes; it chooses among the options of its settings with one process."""
+    single = [each for each in system.settings if each.processes == 1]
+    return replace(system, settings=tuple(replace(each, processes=copies) for each in single))
+
+
+def run_with(texts: ExactTexts, effort: Effort, ground: Ground) -> Callable[[Load, Contender], Run]:
+    """Answer requests of a cell again and again."""
+
+    @cache
+    def file(length: int, batch: int) -> Path:
+        return kept(texts.requests(length, batch, max(4, 64 // batch)), ground.place, f"grid-{length}-{batch}")
+
+    def run(load: Load, contender: Contender) -> Run:
+        least = _FLOOR_EFFORT if contender.runs.floor and not ground.quick else effort
+        seconds, latencies = contender.process().sample(file(**load.facts), least.share(load.rounds))
+        return Run(seconds, load.facts["length"] * load.texts, () if contender.runs.floor else latencies)
+
+    return run
+
+
+def claims_of(scene: Scene) -> Iterator[Claim]:
+    """The published lead over transformers, beside ours of the same rounds."""
+    for system in (each for each in scene.runs if each.ours and _is_published(scene)):
+        lead = {length: times for length, times in leads(scene, system).items() if length in INFINITY}
+        if not lead:
+            continue
+        least = min(lead.values())
+        yield Claim(
+            f"{scene.name}, {system.label}: times transformers, one text a request",
+            CLAIMED_IN_WORDS,
+            f"{least:.2f}–{max(lead.values()):.2f} ×, median {median(lead.values()):.2f}",
+            met=least >= CLAIMED,
+            why="" if least >= CLAIMED else _why(scene, system, min(lead, key=lambda each: lead[each])),
+        )
+        behind = [length for length, times in lead.items() if times < times_published(length)]
+        yield Claim(
+            f"{scene.name}, {system.label}: the same against the published table, length by length",
+            f"{times_published(512):.2f}–{times_published(8):.2f} ×",
+            f"as much or more at {len(lead) - len(behind)} of {len(lead)} lengths",
+            met=not behind,
+            why=f"Less at {', '.join(map(str, behind))} tokens." if behind else "",
+        )
+
+
+def _is_published(scene: Scene) -> bool:
+    """Whether the publication is of this number of cores, and of one copy."""
+    return scene.name.endswith(f", {INFINITY_CORES} cores")
+
+
+def leads(scene: Scene, system: SystemRuns) -> dict[int, float]:
+    """By length, the rate with one text a request as a multiple of transformers'."""
+    found = {}
+    for comparison in scene.measured():
+        ours, base = comparison.find(system.name), comparison.baseline
+        if comparison.load.texts == 1 and ours and base and ours.ratios(base):
+            found[comparison.load.facts["length"]] = ours.times(base)
+    return found
+
+
+def _why(scene: Scene, system: SystemRuns, length: int) -> str:
+    """How much could be gained at a length."""
+    (load,) = (each for each in scene.loads if each.facts == {"length": length, "batch": 1})
+    comparison = scene.on(load)
+    floor, theirs = comparison.floor("fp32"), comparison.baseline
+    if system.precision != "fp32" or not floor or not theirs or not theirs.ratios(floor):
+        return ""
+    share = theirs.times(floor)
+    return (
+        f"At {length} tokens, the matrix products alone, in fp32, would take {share:.0%} of transformers' time, so no "
+        f"engine of that precision can be more than {1 / share:.2f} × as fast there, unless its products are faster."
+    )
+
+
+def times_published(length: int) -> float:
+    """The published rate, as a multiple of transformers'."""
+    infinity, transformers = INFINITY[length]
+    return infinity / transformers
+
+
+def published_beside(scene: Scene) -> list[Mapping[str, object]]:
+    """The published rows of the lengths that were measured with one text a request."""
+    lengths = {load.facts["length"] for load in scene.loads if load.texts == 1 and _is_published(scene)}
+    return [
+        {
+            "system": f"{system}, published of DistilBERT on {INFINITY_CORES} cores",
+            "length": length,
+            "batch": 1,
+            "texts_per_s": rate,
+            "times": rate / INFINITY[length][1],
+            "_published": True,
+        }
+        for length in INFINITY
+        if length in lengths
+        for system, rate in zip(("HF Infinity", "transformers"), INFINITY[length], strict=True)
+    ]

@@ -1,1 +1,0 @@
-"""`embedctl bench grid`: cores × copies of the model × lengths × batches."""

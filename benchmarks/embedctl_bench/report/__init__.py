@@ -1,1 +1,0 @@
-"""What a report consists of, and its two forms: Markdown for people, JSON for programs."""

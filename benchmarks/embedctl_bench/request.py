@@ -1,0 +1,336 @@
+"""`embedctl bench request`: infinity's benchmark, ten requests of long texts in flight, through the whole product."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import click
+import numpy as np
+
+from embedctl_bench.asking import Asked, common, conclude
+from embedctl_bench.measuring.comparison import COLUMNS, UNKNOWN, Load, Run, Scene, SystemRuns, each_scene
+from embedctl_bench.measuring.contenders import Contender, Ground, compete
+from embedctl_bench.peers.adapters.embedctl_adapters.embedctl_pipeline import CLIENTS
+from embedctl_bench.peers.child import Unavailable
+from embedctl_bench.peers.models import Model, describe, measured_model, model_files, slug
+from embedctl_bench.peers.registry import (
+    INFINITY_SERVER,
+    System,
+    baselines_for,
+    choose_peers,
+    direct_of,
+    gateway_of,
+    product_of,
+)
+from embedctl_bench.peers.tuned import reference_of
+from embedctl_bench.peers.workload import Workload, kept
+from embedctl_bench.report import Claim, Table
+from embedctl_bench.texts.words import LONGEST, REQUESTS, SHORTEST, TEXTS, draw_words, request_texts
+from embedctl_bench.texts.workloads import describe_workload, make_workload
+
+#: A machine with this number of CPUs runs the whole shape in every round.
+_LARGE_MACHINE = 16
+_ROUNDS, _QUICK_ROUNDS = 3, 2
+#: The most texts of each request that have references. Over HTTP, texts whose vectors are compared.
+_MOST_CHECKED, _CHECKED = 26, 64
+#: Tokens of single texts, and how often each is asked for in a round.
+LENGTHS = (8, 32, 128, 256)
+_SINGLES, _QUICK_SINGLES = 40, 5
+#: Single texts have so many times the rounds of other loads: a machine's speed changes within minutes by more than the
+#: milliseconds that they tell apart.
+_TIMES_ROUNDS = 5
+#: Tokens that BERT adds to a text.
+_SPECIAL = 2
+_CALLERS, _MOST_TEXTS = 64, 8
+_WORDS_OF_CALLERS = (10, 30)
+_ASKED, _QUICK_ASKED = 512, 64
+#: One text through the gateway takes at most so much longer than with the engine in the server's process (ms).
+_BEHIND_MS = 5.0
+
+_CPU, _L4 = "GCP g2-standard-16, Intel Cascade Lake", "NVIDIA L4"
+_SMALL, _BIG = "bge-small-en-v1.5", "bge-large-en-v1.5"
+#: infinity's documentation (version 0.0.25): system, model and hardware; requests of 255 texts per second.
+PUBLISHED = (
+    ("infinity, optimum int8", _SMALL, _CPU, 0.10),
+    ("infinity, optimum onnx", _SMALL, _CPU, 0.08),
+    ("fastembed, onnx", _SMALL, _CPU, 0.08),
+    ("sentence-transformers, torch", _SMALL, _CPU, 0.04),
+    ("infinity, torch (marked there as needing revision)", _SMALL, _CPU, 0.03),
+    ("text-embeddings-inference, candle", _SMALL, _CPU, 0.009),
+    ("text-embeddings-inference, candle, flashbert", _BIG, _L4, 0.54),
+    ("infinity, torch + compile + fa2", _BIG, _L4, 0.51),
+    ("tensorrt, via infinity", _BIG, _L4, 0.43),
+    ("infinity, onnx-gpu fp16", _BIG, _L4, 0.41),
+    ("sentence-transformers, fp16", _BIG, _L4, 0.17),
+    ("infinity, torch", _BIG, "AMD MI210, 16-core CPU", 0.75),
+    ("infinity, neuron fp16", _BIG, "AWS inf2.xlarge, one of its two cores", 0.11),
+)
+#: The fastest CPU rate of each precision there, as a multiple of sentence-transformers' on torch.
+OVER_SENTENCE_TRANSFORMERS = {"int8": 0.10 / 0.04, "fp32": 0.08 / 0.04}
+_OTHER_CONDITIONS = (
+    "published of bge-small on 16 virtual CPUs of Cascade Lake, with an HTTP server in between; which of that makes "
+    "the difference was not measured"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """What is asked for in a load.
+
+    Attributes:
+        callers: how many send a request when their last one is answered; 0: all requests are made at once.
+    """
+
+    load: Load
+    texts: tuple[tuple[str, ...], ...]
+    callers: int = 0
+
+    @classmethod
+    def of(
+        cls, name: str, texts: Sequence[Sequence[str]], rounds: int, callers: int = 0, *, finals: bool = False
+    ) -> Requests:
+        """Requests of these texts."""
+        count = sum(map(len, texts))
+        load = Load(name, rounds, count, len(texts), finals=finals, facts={"load": name})
+        return cls(load, tuple(map(tuple, texts)), callers)
+
+    def file(self, place: Path) -> Path:
+        """A file with them."""
+        return kept(self.texts, place, f"requests-{slug(self.load.name)}")
+
+
+def long_requests(cpus: int, *, quick: bool) -> list[Requests]:
+    """infinity's benchmark for a number of CPUs: what is run in rounds, and perhaps what is run once in the end."""
+
+    def large(name: str, sizes: Sequence[int], rounds: int, *, finals: bool = False) -> Requests:
+        texts = [request_texts(number, size) for number, size in enumerate(sizes)]
+        return Requests.of(name, texts, rounds, finals=finals)
+
+    if quick:
+        return [large("requests of 3 texts", (3,) * REQUESTS, _QUICK_ROUNDS)]
+    whole = (TEXTS,) * REQUESTS
+    if cpus >= _LARGE_MACHINE:
+        return [large("the whole shape", whole, _ROUNDS)]
+    # 255 texts in all: 25 and 26 in alternation.
+    tenth = large("a tenth of the shape", (25, 26) * (REQUESTS // 2), _ROUNDS)
+    return [tenth, large("the whole shape", whole, 1, finals=True)]
+
+
+def http_requests(cpus: int, *, quick: bool) -> list[Requests]:
+    """The loads over HTTP: single texts, many callers of a few texts, and the requests above."""
+    rounds, singles = (_QUICK_ROUNDS, _QUICK_SINGLES) if quick else (_ROUNDS * _TIMES_ROUNDS, _SINGLES)
+    found = []
+    for tokens in LENGTHS:
+        draw = random.Random(tokens)
+        texts = [[draw_words(draw, tokens - _SPECIAL)] for _ in range(singles)]
+        found.append(Requests.of(f"one text of {tokens} tokens", texts, rounds, callers=1))
+    draw = random.Random(0)
+    several = [
+        [draw_words(draw, draw.randint(*_WORDS_OF_CALLERS)) for _ in range(draw.randint(1, _MOST_TEXTS))]
+        for _ in range(_QUICK_ASKED if quick else _ASKED)
+    ]
+    name = f"{_CALLERS} callers of 1 to {_MOST_TEXTS} texts"
+    found.append(Requests.of(name, several, _QUICK_ROUNDS if quick else _ROUNDS, _CALLERS))
+    return [
+        *found,
+        *(replace(each, load=replace(each.load, finals=False)) for each in long_requests(cpus, quick=quick)),
+    ]
+
+
+@click.command("request")
+@common
+@click.option(
+    "--http",
+    is_flag=True,
+    envvar="EMBEDCTL_HTTP",
+    show_envvar=True,
+    help="Measure `embedctl gateway` over HTTP instead, also with single texts and with many callers; "
+    "`--peers infinity` measures infinity's server beside it.",
+)
+def command(asked: Asked, http: bool) -> None:
+    """Ten concurrent requests of 255 long texts: infinity's benchmark.
+
+    Times each run from submit until the last vector is stored. Each class runs embedctl end to end: a private Redis,
+    workers, and several processes that submit. Other systems are called as their users call them. All systems encode
+    the same texts on the same CPUs, in turn. On fewer than 16 CPUs, every system encodes a tenth of the texts three
+    times; embedctl and the fastest other systems also encode all texts once.
+    """
+    (_over_http if http else _through_the_product)(asked)
+
+
+def _through_the_product(asked: Asked) -> None:
+    requests, cpus = long_requests(len(asked.cpus), quick=asked.quick), sorted(asked.cpus)
+    peers, lacking = choose_peers(asked.peers, asked.place)
+    products = [_product(name, asked) for name in asked.classes]
+    # Unless no other system is wanted.
+    systems = [*products, *([] if asked.peers == () else baselines_for(products, peers)), *peers]
+    session = asked.session("request", len(asked.models) * (len(systems) + sum(each.load.rounds for each in requests)))
+    # Requests of 25 and of 26 texts take turns in a tenth of the shape.
+    firsts = [each[: _MOST_CHECKED - (at % 2 == 0)] for at, each in enumerate(requests[0].texts)]
+    texts = [text for each in firsts for text in each]
+    warm_up = kept([each[:3] for each in firsts], asked.place, "requests-few")
+    scenes: list[Scene] = []
+    with suppress(KeyboardInterrupt), session:
+        for name in asked.models:
+            model = measured_model(name, asked.settings, asked.place)
+            workload = Workload("requests", kept(texts, asked.place, "texts"), model.lengths(texts), chunk=TEXTS)
+            shown = f"{describe(name)}; {describe_workload(workload, model.max_tokens)}"
+            scenes.append(Scene(name, model, shown, [each.load for each in requests]))
+            session.say(f"{name}: {len(texts)} references, one text at a time by torch in fp32, unless they are kept")
+            reference = reference_of(model, workload, cpus, asked.place)
+            ground = Ground(
+                model.name,
+                model,
+                workload,
+                reference,
+                cpus,
+                asked.place,
+                session,
+                asked.quick,
+                request=len(texts) // REQUESTS,
+                warm_up=warm_up,
+            )
+            _compete(scenes[-1], systems, ground, requests)
+    published = [
+        {"system": f"{system}; {model}, {hardware}", "requests_per_s": rate, "texts_per_s": TEXTS * rate}
+        for system, model, hardware, rate in PUBLISHED
+    ]
+    conclude(
+        asked,
+        session,
+        f"Ten requests of {TEXTS} long texts in flight",
+        [
+            f"{REQUESTS} requests in flight at once, each of {TEXTS} texts of {SHORTEST:,}–{LONGEST:,} characters: the "
+            "shape of infinity's own benchmark, with other texts. The texts are generated, the same on every machine, "
+            "and different in each request. A model that truncates before 512 tokens is set to 512 if it has the "
+            f"positions. Ours is the whole product: a private Redis, workers, and {CLIENTS} processes that submit "
+            f"{REQUESTS // CLIENTS} jobs each at once, all on the same CPUs; timed from before the first submit to the "
+            "last vector stored in Redis. Other systems are called in their own process without a server: infinity "
+            "gets all requests in its queue at once; the others have no queue and get one after the other. A load that "
+            "is run once has no spread: differences below 10 % say nothing."
+        ],
+        scenes,
+        claims=each_scene(scenes, claims_of),
+        tables=[
+            Table(
+                "published",
+                "Published, by infinity 0.0.25",
+                COLUMNS,
+                [{**row, "_published": True} for row in published],
+                "On other hardware, and through an HTTP server: no figure of yours can be divided by one of these.",
+            )
+        ],
+        lacking=lacking,
+    )
+
+
+def _product(hardware: str, asked: Asked) -> System:
+    """Our whole product with a hardware class, and with chunks of the size that is set."""
+    system = product_of(hardware, asked.settings, len(asked.cpus))
+    return replace(system, fixed={**system.fixed, "chunk": asked.settings.chunk_size})
+
+
+def _compete(scene: Scene, systems: Sequence[System], ground: Ground, requests: Sequence[Requests]) -> None:
+    """Every system answers all requests of a load in a round."""
+    by_load = {each.load.name: each for each in requests}
+
+    def run(load: Load, contender: Contender) -> Run:
+        asked = by_load[load.name]
+        done = contender.process().requests(asked.file(ground.place), asked.callers)
+        if len(done.vectors) != load.texts:
+            raise Unavailable(f"vectors of shape {done.vectors.shape} for {load.texts} texts")
+        if not np.isfinite(done.vectors).all():
+            raise Unavailable("its vectors hold NaN")
+        return Run(done.seconds, done.tokens, done.latencies)
+
+    compete(scene, systems, ground, run)
+
+
+def claims_of(scene: Scene) -> Iterator[Claim]:
+    """Published and promised figures, beside those of the same rounds."""
+    for comparison in scene.measured()[:1]:
+        for each in comparison.systems:
+            published = OVER_SENTENCE_TRANSFORMERS.get(each.precision)
+            if each.ours and published and comparison.baseline:
+                ratio = each.times(comparison.baseline)
+                yield Claim(
+                    what=f"{each.label}, against sentence-transformers on torch ({comparison.where})",
+                    published=f"{published:.1f} × (the fastest in {each.precision} on a CPU)",
+                    ours=f"{ratio:.2f} ×",
+                    met=ratio >= published,
+                    why="" if ratio >= published else _OTHER_CONDITIONS,
+                )
+        yield from comparison.lead_claims()
+
+
+def _over_http(asked: Asked) -> None:
+    requests, cpus = http_requests(len(asked.cpus), quick=asked.quick), sorted(asked.cpus)
+    # infinity's server only if it is asked for, since it is installed first.
+    others = [INFINITY_SERVER] if asked.peers and {"all", "infinity", INFINITY_SERVER.name} & {*asked.peers} else []
+    cells = [(name, hardware) for name in asked.models for hardware in asked.classes]
+    session = asked.session("request-http", len(cells) * (2 + len(others) + sum(each.load.rounds for each in requests)))
+    # The first requests of a process take longer, and few would decide a percentile.
+    warm_up = kept([each for some in requests[: len(LENGTHS)] for each in some.texts], asked.place, "requests-single")
+    scenes: list[Scene] = []
+    with suppress(KeyboardInterrupt), session:
+        for name, hardware in cells:
+            model = Model.in_folder(slug(name), model_files(name, asked.settings).folder)
+            workload = make_workload("W1", _CHECKED, model, asked.place)
+            loads, base = [each.load for each in requests], ((INFINITY_SERVER.name,), "infinity's server")
+            scenes.append(Scene(f"{name}, class {hardware}", model, describe(name), loads, base))
+            reference = reference_of(model, workload, cpus, asked.place)
+            key = f"{name}/{hardware}"
+            ground = Ground(key, model, workload, reference, cpus, asked.place, session, asked.quick, warm_up=warm_up)
+            systems = [gateway_of(hardware, asked.settings), direct_of(hardware, asked.settings), *others]
+            _compete(scenes[-1], systems, ground, requests)
+    conclude(
+        asked,
+        session,
+        "Requests over HTTP",
+        [
+            "Every server runs on the same CPUs as the callers, with the same model, and gets each load by turns; the "
+            "others are idle meanwhile. A caller has a connection of its own, sends a request to `/v1/embeddings`, and "
+            "its next one when that is answered. Vectors come in base64, as OpenAI's clients ask for them; they are "
+            "read when the time is taken. The gateway may take ten minutes for an answer; its default is one. Texts "
+            "are English words drawn at random, each one token of BERT's."
+        ],
+        scenes,
+        claims=each_scene(scenes, http_claims_of),
+    )
+
+
+def http_claims_of(scene: Scene) -> Iterator[Claim]:
+    """That the gateway is ahead of infinity in rate, and not far behind an engine in the server's process."""
+    for comparison in scene.measured():
+        by_kind = {each.name.partition("-")[0]: each for each in comparison.systems}
+        ours, direct = by_kind.get("gateway"), by_kind.get("direct")
+        if ours and comparison.baseline and ours.ratios(comparison.baseline):
+            lead = ours.times(comparison.baseline)
+            yield Claim(
+                what=f"the gateway is ahead of infinity's server: {comparison.where}",
+                published="–",
+                ours=f"{lead:.2f} × its rate",
+                met=lead >= 1,
+                why="" if lead >= 1 else UNKNOWN,
+            )
+        single = comparison.load.texts == comparison.load.requests
+        if single and ours and direct and (rounds := behind_ms(ours, direct)):
+            behind = median(rounds)
+            yield Claim(
+                what=f"at most {_BEHIND_MS:g} ms behind the same engine in the server's process: {comparison.where}",
+                published="–",
+                ours=f"p50 {behind:.1f} ms behind ({min(rounds):.1f} to {max(rounds):.1f} in {len(rounds)} rounds)",
+                met=behind <= _BEHIND_MS,
+                why="" if behind <= _BEHIND_MS else UNKNOWN,
+            )
+
+
+def behind_ms(ours: SystemRuns, other: SystemRuns) -> list[float]:
+    """How much larger our median latency is than another one's, in each round in which both ran (ms)."""
+    both = sorted(ours.rounds.keys() & other.rounds.keys())
+    return [1000 * (median(ours.rounds[at].latencies) - median(other.rounds[at].latencies)) for at in both]

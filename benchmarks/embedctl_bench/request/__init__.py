@@ -1,1 +1,0 @@
-"""`embedctl bench request`: requests through the whole product, or over HTTP."""
