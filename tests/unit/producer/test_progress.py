@@ -23,8 +23,7 @@ from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
 from embedctl.store.status import COUNTS, parse_status
 from embedctl.terminal.bottom_line import BottomLine
-from embedctl.terminal.progress import JobProgress
-from embedctl.terminal.progress_line import Activity, progress_line
+from embedctl.terminal.progress import Activity, JobProgress, progress_line
 
 JOB = "20261122-104638-04e2b4654b"
 NOW_MS = 1_795_000_000_000
