@@ -92,21 +92,22 @@ def _how_to_use(pulled: Pulled) -> str:
 @contextmanager
 def _progress() -> Iterator[Progress]:
     """Progress on standard error: a line that moves on a terminal, else lines."""
+    from rich.console import Console
+
     from embedctl_workers.models.pulling.progress import Progress
 
     def say(line: str) -> None:
         click.echo(printable(line), err=True)
 
-    if not sys.stderr.isatty():
+    console = Console(stderr=True)
+    if not sys.stderr.isatty() or console.is_dumb_terminal:
         yield Progress(say)
         return
-    from rich.console import Console
-
     from embedctl.terminal.bottom_line import BottomLine
     from embedctl.terminal.columns import cut, plain
 
     progress = Progress(say, in_log=False)
-    line = BottomLine(Console(stderr=True), lambda width: cut(plain(progress.line()), width))
+    line = BottomLine(console, lambda width: cut(plain(progress.line()), width))
     line.start()
     try:
         yield progress
