@@ -17,6 +17,8 @@ from embedctl_workers.commands.model import main as model
 from tests.support.alone import Commands, commands_of, make_environment
 from tests.support.workers import StartWorker
 
+pytestmark = pytest.mark.slow
+
 #: Command → the extra that it names, or none if it ends well. JOB is a job with all its vectors.
 COMMANDS = {
     "submit c.jsonl": "",

@@ -32,6 +32,8 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from tests.support.tiny_models import Tiny
 
+pytestmark = pytest.mark.slow
+
 MODEL = "all-MiniLM-L6-v2"
 #: What a service of workers logs when they are ready.
 READY = "ready after"
@@ -104,7 +106,6 @@ def fetched(stack: Stack, hardware: str = "auto") -> np.ndarray:
     return vectors
 
 
-@pytest.mark.slow
 def test_the_services_do_a_job_together_show_it_and_stop_when_told(stack: Stack) -> None:
     with_dummy(stack)
     start_redis(stack)
@@ -218,7 +219,6 @@ def test_a_class_whose_device_is_missing_is_refused_in_so_many_words(name: str, 
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_model_is_served_from_the_mounted_folder(with_model: Stack) -> None:
     """In int8; in fp32, the image's own environment serves it below."""
@@ -263,7 +263,6 @@ def in_image(build: Build, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_the_install_steps_of_the_command_line_s_image_make_what_runs_in_it(short_folder: Path) -> None:
     _, names = built(ROOT / "producer" / "Dockerfile", short_folder)
@@ -271,7 +270,6 @@ def test_the_install_steps_of_the_command_line_s_image_make_what_runs_in_it(shor
     assert "flower" in names
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_the_install_steps_of_the_cpu_s_image_make_workers_that_encode(with_model: Stack) -> None:
     stack = with_model

@@ -28,6 +28,8 @@ from tests.support.packages import need
 from tests.support.shim import embedctl_on_path
 from tests.support.workers import StartWorker
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
 TEXTS = ["one", "two words", "three words here"]
@@ -167,7 +169,6 @@ np.testing.assert_array_equal(np.array([made[70], made[90]], np.float32), expect
 """
 
 
-@pytest.mark.slow
 def test_recipes_run(environment: dict[str, str], start_worker: StartWorker, short_folder: Path) -> None:
     start_worker()
     found = recipes("docs/library.md")
@@ -202,7 +203,6 @@ def _without_figures(line: str) -> str:
     return re.sub(r"[\d.,]*\d", "N", re.sub(r"\(the worker's log: .*\)", "(the worker's log)", line))
 
 
-@pytest.mark.slow
 def test_the_first_command_of_the_readme_prints_what_stands_below_it(
     environment: dict[str, str], short_folder: Path
 ) -> None:

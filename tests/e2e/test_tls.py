@@ -33,6 +33,8 @@ from tests.support.tls import TlsRedis, need_tls_redis
 from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker
 
+pytestmark = pytest.mark.slow
+
 TEXTS = [f"text {i} " + "word " * (i % 30) for i in range(100)]
 
 

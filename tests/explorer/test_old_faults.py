@@ -11,6 +11,8 @@ from tests.explorer.faults import FAULTS
 from tests.explorer.machine import Found
 from tests.explorer.scenarios import SCENARIOS
 
+pytestmark = pytest.mark.slow
+
 
 def first_found(folder: Path, fault: str, scenario: str, invariant: str) -> Found:
     """The first violation of an invariant, with its trace as the states were gone through."""

@@ -20,7 +20,7 @@ from embedctl_workers.models.files import fingerprint_of
 torch = pytest.importorskip("torch")
 pytest.importorskip("sentence_transformers")
 #: Tracing a graph warns of each test in a model's Python; whether the graph is right is what is tested here.
-pytestmark = pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")]
 
 from tests.support.chunks import encode  # noqa: E402
 from tests.support.onnx_models import quick_artifact  # noqa: E402

@@ -30,7 +30,7 @@ from tests.support.families_table import CLASSES, FAILS, cells_in
 pytest.importorskip("torch")
 pytest.importorskip("sentence_transformers")
 #: Tracing a graph warns of each test in a model's Python; whether the graph is right is what is tested here.
-pytestmark = pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")]
 
 from tests.support.chunks import BUDGET, chunk_of  # noqa: E402
 from tests.support.model_families import FAMILIES, ModelFamily  # noqa: E402  (it needs torch)

@@ -40,6 +40,8 @@ from tests.support.tiny_models import Family, Tiny, make_model, write_json  # no
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+pytestmark = pytest.mark.slow
+
 Modules = Sequence[tuple[str, Mapping[str, Any]]]
 MODES = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 
@@ -208,7 +210,6 @@ def test_a_model_s_own_number_of_dimensions_is_kept(engine: str, folder: Path, l
     np.testing.assert_allclose(encode(backend, TEXTS, dimensions=5).vectors, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_a_graph_keeps_a_model_s_own_number_of_dimensions(folder: Path, host: Host) -> None:
     from tests.support import onnx_models
 

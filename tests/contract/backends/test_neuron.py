@@ -34,6 +34,7 @@ else:
 pytest.importorskip("sentence_transformers")
 #: Tracing warns of each test in a model's Python; whether the trace is right is what is tested here.
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
 ]
@@ -472,7 +473,6 @@ def test_a_trace_that_the_device_does_not_take_is_said_in_one_line(
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.slow
 def test_what_is_built_where_a_device_is_says_how_good_it_is(
     build_here: None, files_of: Callable[[Tiny], ModelFiles], host: Host
 ) -> None:
@@ -523,7 +523,6 @@ def environment(site: Path, files_of: Callable[[Tiny], ModelFiles], tmp_path: Pa
     return {**others, **mine, "FAKE_NEURON_DEVICES": "0"}
 
 
-@pytest.mark.slow
 def test_two_builders_without_a_device_build_once(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     builders = [start(environment, "build", "tiny", "--target", target) for target in ("neuron", "inf2")]
     answers = [builder.communicate(timeout=150) for builder in builders]

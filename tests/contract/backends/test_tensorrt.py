@@ -51,6 +51,8 @@ from tests.support.fakes.cuda import FakeDevice  # noqa: E402
 from tests.support.tensorrt_models import TEXTS, TINY, assert_close, by_torch, stand_in  # noqa: E402
 from tests.support.tiny_models import Tiny  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 OTHER_FAMILIES = (
     Tiny("roberta", max_seq_length=100),
     Tiny("distilbert", max_seq_length=100, pooling="cls"),

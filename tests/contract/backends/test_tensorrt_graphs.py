@@ -30,6 +30,8 @@ from tests.support.fakes.tensorrt import fusible  # noqa: E402
 from tests.support.tensorrt_models import TEXTS, assert_close, by_torch  # noqa: E402
 from tests.support.tiny_models import Tiny  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 Exported = Callable[[Tiny], Path]
 BERT, MPNET = Tiny(normalize=True), Tiny("mpnet", normalize=True)
 

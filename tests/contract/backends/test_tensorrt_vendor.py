@@ -21,6 +21,8 @@ import torch  # noqa: E402
 from embedctl_workers.backends.tensorrt import runtime  # noqa: E402
 from embedctl_workers.backends.tensorrt.device import CudaDevice  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 class Missing:
     """What `import tensorrt` does on machines where it is not right."""

@@ -23,6 +23,8 @@ from embedctl_bench.peers.registry import INFINITY_SERVER, PEERS
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.loading import load_settings
 
+pytestmark = pytest.mark.slow
+
 #: What runs where embedctl is not installed.
 GUESTS = {
     "__main__",

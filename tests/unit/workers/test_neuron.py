@@ -20,6 +20,8 @@ from embedctl_workers.backends.neuron.runs import positions_of, runs_of
 from embedctl_workers.commands.model import TARGETS as CLI_TARGETS
 from tests.support.neuron_site import fake_machine, installed, use_site
 
+pytestmark = pytest.mark.slow
+
 #: What `torch_neuronx/__init__.py` of the wheel 1.0 on PyPI does; it also names the repository, which is AWS's own.
 PLACEHOLDER = """
 raise ImportError("WRONG PACKAGE. Please install the package from Neuron Repository")
