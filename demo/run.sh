@@ -19,7 +19,7 @@ step() {
 
 step python ../corpus.py corpus.jsonl
 began=$SECONDS
-step embedctl run corpus.jsonl --keep text --to 'lancedb:lance?table=passages'
+step embedctl run corpus.jsonl --keep text -o 'lancedb:lance?table=passages'
 seconds=$((SECONDS - began))
 step embedctl run ../queries.txt -o queries.npy
 step python ../nearest.py lance passages queries.npy ../queries.txt

@@ -25,13 +25,13 @@ from embedctl_config.settings import Settings
 from embedctl_workers.machine.devices import SPIN_VARIABLE, SPINS
 from tests.support import clients, costs, families_table, forked, once_more
 from tests.support.buckets import s3_server
+from tests.support.databases import postgres_server
 from tests.support.hardware import pytest_runtest_setup, pytest_terminal_summary  # noqa: F401  (hooks of the whole suite)
 from tests.support.limits import limited
 from tests.support.ordering import pytest_collection_modifyitems  # noqa: F401
 from tests.support.packages import need
 from tests.support.qdrant_server import QdrantServer, qdrant_server
 from tests.support.redis_server import CLASSES, QUICK, QUICK_LIMITS, RedisServer, emptied
-from tests.support.sinks import postgres_server
 
 if TYPE_CHECKING:
     from tests.support.tiny_models import Tiny

@@ -8,9 +8,9 @@
     │   ├── BatchFileError        requests of a batch file
     │   └── CorpusChanged         the corpus is not the one that the job was begun with
     ├── OutputError               the file or the database to write
-    │   ├── MixedVectors          the database holds another model's vectors
-    │   ├── SinkRefused           the database refuses records, each time
-    │   └── SinkUnavailable       the database can't be reached, or has no room
+    │   ├── OtherContract         the destination is bound to another model's vectors
+    │   ├── DestinationRefused    it will never take what it is given
+    │   └── DestinationUnavailable it can't be reached, or has no room
     ├── MissingExtra              an optional dependency
     ├── BrokerUnavailable         Redis
     │   ├── BrokerFull            it has no memory left
@@ -79,7 +79,7 @@ class ExitStatus(IntEnum):
     )
     UNAVAILABLE = (
         69,
-        "Redis, or the database of --to, can't be reached, refuses the connection or a command, or is full; or no hub "
+        "Redis, or the database of -o, can't be reached, refuses the connection or a command, or is full; or no hub "
         "for `pull`",
     )
     HUNG = 70, "an encode hung, and the worker ended itself"
@@ -139,20 +139,20 @@ class OutputError(EmbedctlError):
     """Raised when vectors can't be written; no incomplete file is left under the final name."""
 
 
-class MixedVectors(OutputError):
-    """Raised when the table of a database holds vectors of another model, or made with other options, than the job's;
-    nothing is written."""
+class OtherContract(OutputError):
+    """Raised when a destination is bound to the vectors of another model, or to those made with other options, than the
+    job's; nothing is written."""
 
     exit_code = ExitStatus.INACCURATE
 
 
-class SinkRefused(OutputError):
-    """Raised when a database refused records at each of several tries; the message names their ids."""
+class DestinationRefused(OutputError):
+    """Raised by a destination for what it will never take. A delivery finds the records that it is about, and goes
+    on."""
 
 
-class SinkUnavailable(OutputError, ConnectionError):
-    """Raised when a database can't be reached, refuses the connection, or has no room. The same call resumes where
-    this one stopped."""
+class DestinationUnavailable(OutputError, ConnectionError):
+    """Raised when a destination can't be reached, refuses the connection, or has no room. The same call resumes."""
 
     exit_code = ExitStatus.UNAVAILABLE
 

@@ -38,11 +38,11 @@ _OTHERS = (CONFIG_VARIABLE, LEVEL_VARIABLE)
 #: Flags of the command line that are not settings but have a variable. A test compares them with the commands.
 FLAGS = frozenset(
     """
-    allow_mixed allow_pickle cache cache_precision cpus delete_missing digests dimensions drain dry_run duplicates
+    allow_pickle cache cache_precision cpus digests dimensions drain dry_run duplicates
     exporter force format fresh gateway gpu gpu_workers http id_field if_missing json keep lane limit log_level
     long max_errors neuron_core no_build no_clobber normalize one_file output output_type passwords peers
     precision price prompt pull quick quiet ranges ready redis_7 report resume since skip_bad_lines target
-    text_field threads timeout to wait watch
+    text_field threads timeout wait watch
     """.split()  # noqa: SIM905  (a list would fill a screen)
 )
 #: The names that Kubernetes gives to a service's variables, and the beginning of the value of one that ends in _PORT.

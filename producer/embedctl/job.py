@@ -17,6 +17,8 @@ from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
 
 if TYPE_CHECKING:
+    from embedctl.destinations.loop import Delivered
+    from embedctl.destinations.writing import RefusedRecord
     from embedctl.output.numbers import Numbers
 
 
@@ -232,46 +234,48 @@ class Job:
         progress: Callable[[JobStatus], None] | None = None,
         written: Callable[[ChunkVectors], None] | None = None,
         *,
+        refused: Callable[[RefusedRecord], None] | None = None,
         duplicates: str = "error",
-        allow_mixed: bool = False,
         output_type: str | None = None,
-    ) -> int:
+    ) -> Delivered:
         """Write the records into a table of a database as they arrive, each under its id, until the job has ended.
 
         A record whose id is in the table replaces the one there. Failed records are left out; :meth:`errors` has them.
-        If this call dies, another one resumes where it stopped; a second one changes nothing. The results stay in
-        Redis. Unless ids are made of positions, nothing is written before the job has ended and all ids are known.
+        If this call dies, another one resumes; a second one changes nothing, and writes what the table has lost
+        since. The results stay in Redis. Unless ids are made of positions, nothing is written before the job has ended
+        and all ids are known.
 
         Args:
-            to: the URL of the table, such as `postgresql://host/database?table=docs`; `embedctl sinks` lists the
-                forms. It must not hold a password.
+            to: the URL of the table, such as `postgresql://host/database?table=docs`; `embedctl destinations` lists
+                the forms. It must not hold a password.
             progress: as for :meth:`wait`.
             written: called with each chunk whose records are durable in the database.
+            refused: called with each record that the database does not take.
             duplicates: which record is written if several have the same id: error, first or last; or `position`, which
                 makes each id of the job and the record's position.
-            allow_mixed: write into a table that holds another model's vectors.
             output_type: how the table stores vectors: float32 or float16. None: float32.
 
         Returns:
-            How many records this call wrote.
+            What became of the records, in numbers.
 
         Raises:
             SettingsError: an argument is none of these, the URL is not one of a database or holds a password, or the
                 job was made of a batch file.
             InputError: ids are missing, or not unique. Nothing is written.
-            MixedVectors: the table holds another model's vectors. Nothing is written.
-            SinkRefused, SinkUnavailable: the database refused records, or was away, at each of several tries.
-            OutputError: the table has other columns or dimensions, or does not hold what it has acknowledged.
+            OtherContract: the table is bound to another model's vectors. Nothing is written.
+            DestinationUnavailable: the database was away at each of several tries.
+            OutputError: the table has other columns, refuses all records alike, or does not hold what it has
+                acknowledged.
             MissingExtra: the database's client is not installed.
             JobFailed: the job's error budget ended it before it was done; what is done is in the table.
             JobCancelled, JobLost, JobStalled: as for :meth:`iter_results`.
         """
-        from embedctl.sinks.deliver import deliver, options_of
-        from embedctl.sinks.registry import sink_of
+        from embedctl.destinations.loop import Options, deliver
+        from embedctl.destinations.registry import destination_of
 
-        options = options_of(duplicates, output_type, allow_mixed=allow_mixed)
-        sink = sink_of(to, self._broker.settings)
-        return deliver(self._waiter, sink, options, progress=progress, written=written).records
+        options = Options.of(duplicates, output_type)
+        table = destination_of(to, self._broker.settings)
+        return deliver(self._waiter, table, options, progress=progress, written=written, refused=refused)
 
     def stored_numbers(self) -> Numbers:
         """How the parts of a drained job store its vectors: a type and, of int8, the ranges. Float32 if there is none.

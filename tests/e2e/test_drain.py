@@ -431,7 +431,7 @@ def test_a_job_goes_through_a_bounded_redis_while_it_is_submitted(
     np.testing.assert_array_equal(np.load(short_folder / "v.npy"), reference(texts))
 
 
-@pytest.mark.parametrize("way", [("-o", "v.npy"), ("-o", "-"), ("--to", "lancedb:v?table=t")], ids=" ".join)
+@pytest.mark.parametrize("way", [("-o", "v.npy"), ("-o", "-"), ("-o", "lancedb:v?table=t")], ids=" ".join)
 def test_only_a_folder_drains(embedctl: RunEmbedctl, short_folder: Path, way: tuple[str, str]) -> None:
     corpus(short_folder, 3)
     done = embedctl("submit", "c.jsonl", "--drain", *way)

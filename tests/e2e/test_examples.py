@@ -51,7 +51,7 @@ def run(environment: dict[str, str], short_folder: Path) -> Run:
 
     def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         script = RunScript(str(EXAMPLES / f"{name}.py"), arguments)
-        return run_forked(["sinks"], environment, short_folder, prepare=script)
+        return run_forked(["destinations"], environment, short_folder, prepare=script)
 
     return run
 

@@ -184,9 +184,9 @@ def _tried(role: Role, folder: Path, wheel: Path, environment: Mapping[str, str]
     _expect(json.loads(run([embedctl, "status", job, "--json"]))["state"], "completed", "the job's state")
     yield "status"
     if role.name == "qdrant":
-        run([embedctl, "fetch", job, "--to", f"qdrant://{folder}/points?collection=texts"])
+        run([embedctl, "fetch", job, "-o", f"qdrant://{folder}/points?collection=texts"])
         _expect(int(run([python, "-c", _COUNT, str(folder / "points")])), len(TEXTS), "points")
-        yield "fetch --to"
+        yield "fetch into a database"
     if role.name == "gateway":
         with _process([embedctl, "gateway", "--port", "0"], folder / "gateway.log", environment) as process:
             _ask(process, folder / "gateway.log")

@@ -41,7 +41,7 @@ TESTS = (
     "tests/unit/producer",
     "tests/unit/config",
     "tests/contract/store",
-    "tests/contract/sinks",
+    "tests/contract/destinations",
     "tests/contract/chunk_files",
 )
 #: Of the tests that reach a mutant, as many as take this long together are tried (seconds, and tests).

@@ -1,4 +1,4 @@
-"""A stand-in for Qdrant's server: its REST interface, as far as the sink uses it, on the client's own local mode.
+"""A stand-in for Qdrant's server: its REST interface, as far as we use it, on the client's own local mode.
 
 It is stricter than local mode where the server is: an id is a number of 64 bits or a UUID, and a request has at most
 32 MiB. It is no proof of what the real server does.
@@ -28,7 +28,6 @@ class QdrantServer:
         requests: by method and kind, such as `PUT points`.
         faults: what happens to the next upserts: a status, or `lost` for an answer that does not come.
         key: the API key that requests must have; None for none.
-        keeps_metadata: whether it keeps the metadata of collections, as Qdrant 1.16 does.
     """
 
     def __init__(self) -> None:
@@ -40,7 +39,6 @@ class QdrantServer:
         self.faults: list[int | str] = []
         self.largest = 0
         self.key: str | None = None
-        self.keeps_metadata = True
         outer = self
 
         class Handler(_Handler):
@@ -92,6 +90,8 @@ class _Handler(BaseHTTPRequestHandler):
         path, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
         parts = path.strip("/").split("/")
         kind = "/".join(["collection", *parts[2:]]) if len(parts) > 1 else path
+        if path == "/collections/aliases":
+            kind = path
         with state.lock:
             state.requests[f"{self.command} {kind}"] += 1
             state.largest = max(state.largest, len(body))
@@ -99,7 +99,9 @@ class _Handler(BaseHTTPRequestHandler):
             fault = state.faults.pop(0) if state.faults and is_upsert else None
             try:
                 self._check(body, fault)
-                result = self._result(f"{self.command} {kind}", parts[1], query, json.loads(body or b"null"))
+                result = self._result(
+                    f"{self.command} {kind}", parts[-1 if len(parts) < 2 else 1], query, json.loads(body or b"null")
+                )
             except _Refused as error:
                 self._send(error.status, {"status": {"error": str(error)}, "time": 0.0})
                 return
@@ -135,13 +137,15 @@ class _Handler(BaseHTTPRequestHandler):
         from qdrant_client import models
 
         client = self.server_state.client
+        if what == "GET /aliases":
+            return client.get_aliases().model_dump(mode="json")
+        if what == "POST /collections/aliases":
+            actions = [models.CreateAliasOperation.model_validate(each) for each in body["actions"]]
+            return client.update_collection_aliases(actions)
         if what == "GET collection/exists":
             return {"exists": client.collection_exists(name)}
         if what == "GET collection":
-            info = client.get_collection(name).model_dump(mode="json")
-            if not self.server_state.keeps_metadata:
-                info["config"]["metadata"] = None
-            return info
+            return client.get_collection(name).model_dump(mode="json")
         if what == "PUT collection":
             vectors = models.VectorParams.model_validate(body["vectors"])
             return client.create_collection(name, vectors_config=vectors, metadata=body.get("metadata"))
@@ -150,24 +154,35 @@ class _Handler(BaseHTTPRequestHandler):
         if what == "DELETE collection":
             return client.delete_collection(name)
         if what == "POST collection/points/count":
-            return {"count": client.count(name, exact=True).count}
+            return {"count": client.count(name, count_filter=_filter(body.get("filter")), exact=True).count}
         if what == "POST collection/points":
-            found = client.retrieve(name, body["ids"], with_payload=True, with_vectors=True)
+            found = client.retrieve(name, body["ids"], with_payload=body["with_payload"], with_vectors=True)
             return [record.model_dump(mode="json") for record in found]
+        if what == "POST collection/points/scroll":
+            points, after = client.scroll(
+                name, limit=body["limit"], offset=body.get("offset"), with_payload=body["with_payload"]
+            )
+            return {"points": [record.model_dump(mode="json") for record in points], "next_page_offset": after}
         if what == "PUT collection/points":
-            if query.get("wait") != ["true"]:
-                raise _Refused(400, "the sink must wait until an upsert is applied")
+            if query.get("wait") != ["true"] or query.get("ordering") != ["strong"]:
+                raise _Refused(400, "an upsert must be waited for, and strongly ordered")
             batch = models.Batch.model_validate(body["batch"])
             for point in batch.ids:
                 _check_id(point)
             client.upsert(name, batch)
             return {"operation_id": 0, "status": "completed"}
         if what == "POST collection/points/delete":
-            if query.get("wait") != ["true"]:
-                raise _Refused(400, "the sink must wait until a deletion is applied")
-            client.delete(name, models.PointIdsList.model_validate(body))
+            if query.get("wait") != ["true"] or query.get("ordering") != ["strong"]:
+                raise _Refused(400, "a deletion must be waited for, and strongly ordered")
+            client.delete(name, models.FilterSelector.model_validate(body))
             return {"operation_id": 0, "status": "completed"}
         raise _Refused(404, f"the stand-in does not know {what}")
+
+
+def _filter(body: Any) -> Any:
+    from qdrant_client import models
+
+    return None if body is None else models.Filter.model_validate(body)
 
 
 def _check_id(point: int | str | uuid.UUID) -> None:

@@ -59,11 +59,10 @@ def digests_of(some: Entries) -> Digests:
     return np.ascontiguousarray(words).view(np.uint8).reshape(-1, DIGEST_BYTES)
 
 
-def places_in(old: Entries, new: Entries, *, same_ids: bool = False) -> npt.NDArray[np.int64]:
+def places_in(old: Entries, new: Entries) -> npt.NDArray[np.int64]:
     """For each new entry, the place of an old one with the same digest; -1 where there is none.
 
-    Among several, one with the same id is chosen: of n equal records, the nth. Else the first one, or none with
-    `same_ids`.
+    Among several, one with the same id is chosen: of n equal records, the nth. Else the first one.
     """
     every = np.concatenate([old, new])
     is_new = np.arange(len(every)) >= len(old)
@@ -80,8 +79,7 @@ def places_in(old: Entries, new: Entries, *, same_ids: bool = False) -> npt.NDAr
     places = every["at"].copy()
     group = np.flatnonzero(starts)
     least = np.minimum.reduceat(np.where(is_new, _NONE, places), group) if len(group) else np.empty(0, np.uint64)
-    others = np.full(len(every), _NONE) if same_ids else least[np.cumsum(starts) - 1]
-    found = np.where(old_in_pair[pair] > 0, places[same_id], others)
+    found = np.where(old_in_pair[pair] > 0, places[same_id], least[np.cumsum(starts) - 1])
     result = np.full(len(new), -1, np.int64)
     there = is_new & (found != _NONE)
     result[order[there] - len(old)] = found[there].astype(np.int64)

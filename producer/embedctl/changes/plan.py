@@ -138,7 +138,6 @@ def compare(
     hits: Hits,
     *,
     copies: bool,
-    same_ids: bool = False,
 ) -> Plan:
     """Compare a corpus with an earlier output and with a cache. What is many is on the disk meanwhile.
 
@@ -147,7 +146,6 @@ def compare(
         gone_before: what was gone before the earlier output, and is gone still unless the corpus has it again.
         find: the number of the cache's hit for each digest, -1 where there is none, which `hits` then holds.
         copies: whether the vectors of the earlier output may be copied.
-        same_ids: whether they may only be copied to the id that they had.
 
     Raises:
         InputError: a record can't be read, or there is no room for temporary files.
@@ -161,7 +159,7 @@ def compare(
         marks, count = _read(records, new if finds else None, new_names if earlier is not None else None)
         sources = np.full(count, ENCODE, np.int64)
         for there, wanted in parts_of(old, new):
-            places = places_in(there, wanted, same_ids=same_ids)
+            places = places_in(there, wanted)
             if find is not None:
                 missed = np.flatnonzero(places < 0)
                 found = find(digests_of(wanted[missed]))

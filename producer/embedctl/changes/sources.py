@@ -14,12 +14,9 @@ class Sources:
         cache: a path or a URL.
         at_least: whether the cache may answer with a better precision.
         force: encode everything, and read neither.
-        same_ids: an earlier vector is one of the same text under the same id. A text that moved to another id is then
-            encoded again.
     """
 
     since: str | None = None
     cache: str | None = None
     at_least: bool = False
     force: bool = False
-    same_ids: bool = False

@@ -43,8 +43,6 @@ class Outcome:
         status: of all records, in the form of a job's.
         job: the id of the job; None if there was none.
         written: the files.
-        delivered: records that were written into a database; None if none was named.
-        deleted: records that were deleted from it.
     """
 
     unchanged: int
@@ -54,8 +52,6 @@ class Outcome:
     status: JobStatus
     job: str | None
     written: Sequence[Path]
-    delivered: int | None = None
-    deleted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +233,6 @@ class Update:
             find,
             hits,
             copies=known.copies,
-            same_ids=self._sources.same_ids,
         )
 
     def _keyed(self, plan: Plan) -> SubmitOptions:
@@ -276,7 +271,7 @@ def texts_alone(
     since = None if sources.force else sources.since
     in_place = since is not None and Path(since).resolve() == output.resolve() and not output.exists()
     earlier = None if since is None or in_place else open_earlier(since, numbers)
-    return compare(records(), earlier, [], None, Hits(), copies=earlier is not None, same_ids=sources.same_ids)
+    return compare(records(), earlier, [], None, Hits(), copies=earlier is not None)
 
 
 def _about(spec: JobSpec, known: Expected) -> About | None:

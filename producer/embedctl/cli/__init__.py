@@ -52,7 +52,7 @@ for _command in (
     jobs.wait,
     jobs.fetch,
     jobs.errors,
-    delivery.sinks,
+    delivery.destinations,
     disposal.retry,
     disposal.stop,
     disposal.cancel,

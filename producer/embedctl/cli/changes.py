@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,7 +14,6 @@ import click
 
 from embedctl import output
 from embedctl.broker import Broker
-from embedctl.cli.bring import Brought, bring
 from embedctl.cli.corpora import CorpusChoice
 from embedctl.cli.job_command import JobCommand
 from embedctl.job import Job
@@ -43,8 +41,6 @@ def update(
 ) -> Outcome:
     """Write the vectors of a corpus into a file, and encode only those that are not known.
 
-    A database, if there is one, takes those that were encoded, before the file gets its name.
-
     Args:
         made: called with the job, if there is one.
 
@@ -55,7 +51,6 @@ def update(
 
     choice, destination = command.choice, command.destination
     jobs: list[Job] = []
-    brought: list[Brought] = []
     reads = iter((choice.records,))
 
     def records() -> Iterator[Record]:
@@ -72,10 +67,6 @@ def update(
     def write(results: Merged) -> list[Path]:
         if not jobs:
             progress.say("No text is new or changed: nothing is encoded")
-        if destination.sink is not None:
-            # Until the file is replaced, the same command finds the same difference, whatever happens.
-            job = jobs[-1] if jobs else None
-            brought.append(bring(destination.sink, results, job, path, broker, progress))
         tells = _Tells(progress.say, results.status().records)
         found = output.fetch(
             results,
@@ -103,7 +94,7 @@ def update(
         raise
     for job in jobs[-1:]:
         job.discard()  # its vectors are in the file, and the next command has another difference
-    return dataclasses.replace(outcome, **dataclasses.asdict(brought[-1])) if brought else outcome
+    return outcome
 
 
 class _Tells:

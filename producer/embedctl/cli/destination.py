@@ -14,9 +14,11 @@ import click
 
 from embedctl import output
 from embedctl.broker import Broker
-from embedctl.cli.delivery import SinkChoice
+from embedctl.cli.delivery import DatabaseChoice
 from embedctl.cli.options import option, together
 from embedctl.corpus import BatchCorpus, Corpus
+from embedctl.destinations.loop import Delivered
+from embedctl.destinations.registry import is_database
 from embedctl.drain.places import MANIFEST, Place, place_of
 from embedctl.job import Job
 from embedctl.terminal.progress import JobProgress
@@ -25,15 +27,25 @@ from embedctl_config.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_NAMES = ("output", "to", "duplicates", "allow_mixed", "one_file", "output_type", "ranges", "no_clobber")
+_NAMES = ("output", "duplicates", "one_file", "output_type", "ranges", "no_clobber")
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseUrl:
+    """The URL of a database's table, as it was given."""
+
+    text: str
 
 
 class _Output(click.Path):
-    """A path for vectors: a Place for parts if it ends in a slash or is a URL, else a Path."""
+    """Where vectors go: a DatabaseUrl, a Place for parts if it ends in a slash or names a bucket, else a Path."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and (value.endswith("/") or "://" in value):
-            return place_of(value)
+        if isinstance(value, str):
+            if is_database(value) or ("://" in value and not value.startswith("s3:")):
+                return DatabaseUrl(value)
+            if value.endswith("/") or "://" in value:
+                return place_of(value)
         return super().convert(value, param, ctx)
 
 
@@ -49,22 +61,13 @@ def destination_options(duplicates: Iterable[str], if_same: str) -> Callable[[F]
             "--output",
             "-o",
             type=_Output(path_type=Path, dir_okay=False, allow_dash=True),
+            metavar="FILE|DIR/|URL",
             help=f"The file for the vectors, in the format of its suffix: .{', .'.join(output.FORMATS)}; or - for "
             "standard output (jsonl); or DIR/ or s3://BUCKET/PREFIX/, for parts; the vectors are then no longer in "
-            "Redis.",
-        ),
-        option(
-            "--to",
-            metavar="URL",
-            help="In place of --output, the table of a database that takes each record under its id, such as "
-            "lancedb:///FOLDER?table=NAME. `embedctl sinks` lists the databases.",
+            "Redis; or the URL of a database's table, which takes each record under its id, such as "
+            "lancedb:///FOLDER?table=NAME. `embedctl destinations` lists the databases.",
         ),
         option("--duplicates", type=click.Choice([str(each) for each in duplicates]), help=if_same),
-        option(
-            "--allow-mixed",
-            is_flag=True,
-            help="For --to: write into a table that holds another model's vectors, or records of unknown origin.",
-        ),
         option(
             "--one-file",
             is_flag=True,
@@ -88,59 +91,64 @@ def destination_options(duplicates: Iterable[str], if_same: str) -> Callable[[F]
 
 
 @dataclass(frozen=True, slots=True)
+class Saved:
+    """What was written.
+
+    Attributes:
+        files: their names.
+        delivered: what became of the records that went into a database; None if there was none.
+    """
+
+    files: Sequence[Path | str] = ()
+    delivered: Delivered | None = None
+
+    @property
+    def refused(self) -> int:
+        """How many records a database has refused."""
+        return 0 if self.delivered is None else self.delivered.refused
+
+
+@dataclass(frozen=True, slots=True)
 class Destination:
     """Where vectors go and how, from the command line.
 
     Attributes:
-        path: a file, or a folder for parts; None if there is only a database, or nothing.
-        sink: a database; None if there is none.
+        path: a file, or a folder for parts; None if there is a database, or nothing.
+        database: None if there is none.
         numbers: how a file or parts store vectors; None if that is left open.
         clobber: whether files that exist may be replaced.
         one_file: whether failed requests of a batch file go to the file of the others.
     """
 
     path: Path | Place | None
-    sink: SinkChoice | None
+    database: DatabaseChoice | None
     numbers: output.Numbers | None
     clobber: bool
     one_file: bool
 
     @classmethod
-    def taken_from(
-        cls,
-        given: MutableMapping[str, Any],
-        settings: Settings,
-        *,
-        is_update: bool = False,
-        delete_missing: bool = False,
-    ) -> Destination:
+    def taken_from(cls, given: MutableMapping[str, Any], settings: Settings) -> Destination:
         """Take these options out of those of a command. A database can be reached.
-
-        Args:
-            is_update: whether both a file and a database are brought up to date.
-            delete_missing: whether records that are gone are then deleted from the database.
 
         Raises:
             click.UsageError: an option makes no sense without another, or two exclude each other.
             SettingsError, MissingExtra, OutputError: the ranges can't be read, or the database can't be used.
         """
-        path, to, duplicates, allow_mixed, one_file, output_type, ranges, no_clobber = map(given.pop, _NAMES)
-        numbers, sink = _numbers(output_type, ranges), None
-        if to is not None:
-            if path is not None and not is_update:
-                raise click.UsageError("--output and --to exclude each other without --since: omit one")
-            sink = SinkChoice.of(
-                settings, to, duplicates, output_type, allow_mixed, is_update=is_update, delete_missing=delete_missing
-            )
-        elif allow_mixed or duplicates is not None:
-            name = "--allow-mixed" if allow_mixed else f"--duplicates {duplicates}"
-            raise click.UsageError(f"{name} is for --to URL: omit it")
-        return cls(path, sink, numbers, not no_clobber, one_file)
+        path, duplicates, one_file, output_type, ranges, no_clobber = map(given.pop, _NAMES)
+        numbers = _numbers(output_type, ranges)
+        if isinstance(path, DatabaseUrl):
+            if one_file or no_clobber or ranges is not None:
+                raise click.UsageError("--one-file, --no-clobber and --ranges are for files: omit them.")
+            database = DatabaseChoice.of(settings, path.text, duplicates, output_type)
+            return cls(None, database, numbers, not no_clobber, one_file)
+        if duplicates is not None:
+            raise click.UsageError(f"--duplicates {duplicates} is for the URL of a database: omit it")
+        return cls(path, None, numbers, not no_clobber, one_file)
 
     @property
     def is_given(self) -> bool:
         """Whether there is any."""
-        return self.path is not None or self.sink is not None
+        return self.path is not None or self.database is not None
 
     @property
     def may_move(self) -> bool:
@@ -179,8 +187,8 @@ class Destination:
             raise OutputError(f"{folder.name} holds the parts of a job: choose another folder, or remove it")
 
     def checked(self, corpus: Corpus | BatchCorpus) -> Destination:
-        """The same destination, after a look at the ids of a corpus; see :meth:`SinkChoice.checked`."""
-        return self if self.sink is None else replace(self, sink=self.sink.checked(corpus))
+        """The same destination, after a look at the ids of a corpus; see :meth:`DatabaseChoice.checked`."""
+        return self if self.database is None else replace(self, database=self.database.checked(corpus))
 
     def save(
         self,
@@ -190,9 +198,9 @@ class Destination:
         *,
         file_format: str | None = None,
         requests: BatchCorpus | None = None,
-    ) -> Sequence[Path | str]:
+    ) -> Saved:
         """Write a job's vectors as they come, and show the progress of both. Vectors in the parts of a folder leave
-        Redis. Returns the files.
+        Redis.
 
         Args:
             file_format: as for :func:`output.fetch`.
@@ -201,13 +209,12 @@ class Destination:
         Raises:
             KeyboardInterrupt: says how to return to the job.
         """
-        if self.sink is not None:
-            self.sink.save(job, broker, progress)
-            return ()
+        if self.database is not None:
+            return Saved(delivered=self.database.save(job, broker, progress))
         progress.begin_writing()
         if isinstance(self.path, Place):
-            return self._save_parts(job, self.path, progress)
-        return () if self.path is None else self._save_file(job, self.path, progress, file_format, requests)
+            return Saved(self._save_parts(job, self.path, progress))
+        return Saved(() if self.path is None else self._save_file(job, self.path, progress, file_format, requests))
 
     def _save_file(
         self, job: Job, path: Path, progress: JobProgress, file_format: str | None, requests: BatchCorpus | None

@@ -14,9 +14,10 @@ from embedctl import corpus
 from embedctl.broker import Broker
 from embedctl.cli.completion import complete_class, complete_model
 from embedctl.cli.corpora import CorpusChoice
-from embedctl.cli.destination import Destination, destination_options
+from embedctl.cli.destination import DatabaseUrl, Destination, destination_options
 from embedctl.cli.options import json_option, option, quiet_option, section, together
 from embedctl.cli.since import Asked, since_options
+from embedctl.destinations.ids import Duplicates
 from embedctl.drain.alongside import Alongside
 from embedctl.drain.places import Place
 from embedctl.enqueue import submit
@@ -25,7 +26,6 @@ from embedctl.job import Job
 from embedctl.job_options import SubmitOptions
 from embedctl.kept import parse_keep
 from embedctl.records import Record
-from embedctl.sinks.ids import Duplicates
 from embedctl.store import JobStatus
 from embedctl.terminal.progress import JobProgress
 from embedctl_config import tenants
@@ -106,9 +106,9 @@ _destination_options = section(
     "Destination",
     destination_options(
         [*Duplicates, _ALL],
-        "What to do if records have the same id. error: queue nothing; all: take them. With --to, also first or last: "
-        "write that one; position: make each id of the job and the record's position, as JOB:POSITION. Default: all; "
-        "error for batch files and with --to.",
+        "What to do if records have the same id. error: queue nothing; all: take them. For databases, also first or "
+        "last: write that one; position: make each id of the job and the record's position, as JOB:POSITION. Default: "
+        "all; error for batch files and databases.",
     ),
     since_options,
 )
@@ -222,16 +222,14 @@ class JobCommand:
         """
         asked = Asked.taken_from(given)
         unique_ids = _unique_ids_taken_from(given)
-        destination = Destination.taken_from(
-            given, settings, is_update=asked.brings, delete_missing=asked.delete_missing
-        )
+        destination = Destination.taken_from(given, settings)
         named = {**given, **asked.named()}
         files = {name: given.pop(name) for name in _CORPUS}
         options = SubmitOptions.of(
             **_prompt(given.pop("prompt")),
             **_LONG[given.pop("long")],
             keep=parse_keep(given.pop("keep")),
-            digests=asked.digests,
+            digests=asked.digests or destination.database is not None,
             **given,
         )
         options = replace(options, resume=resume, drain=drain or isinstance(destination.path, Place))
@@ -345,7 +343,7 @@ _CORPUS = ("corpus_paths", "input_files", "format", "text_field", "id_field", "s
 def _unique_ids_taken_from(given: dict[str, Any]) -> bool | None:
     """Whether the corpus alone may have no id twice; None if its format decides. A database has rules of its own."""
     duplicates = given["duplicates"]
-    if given["to"] is not None or duplicates not in (Duplicates.ERROR, _ALL):
+    if isinstance(given["output"], DatabaseUrl) or duplicates not in (Duplicates.ERROR, _ALL):
         return None
     given["duplicates"] = None
     return bool(duplicates == Duplicates.ERROR)

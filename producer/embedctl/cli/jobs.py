@@ -10,15 +10,15 @@ import click
 
 from embedctl.broker import Broker
 from embedctl.cli.corpora import requests_in
-from embedctl.cli.destination import Destination, destination_options
+from embedctl.cli.destination import DatabaseUrl, Destination, destination_options
 from embedctl.cli.json_forms import printed_array, result_json
 from embedctl.cli.options import job_argument, json_option, option, quiet_option
 from embedctl.cli.results import exit_status, failed_line, report, summary, wait_for
 from embedctl.corpus import BATCH_FORMAT
+from embedctl.destinations.ids import Duplicates
 from embedctl.drain.places import Place
 from embedctl.job import Job
 from embedctl.output import FORMATS
-from embedctl.sinks.ids import Duplicates
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.loading import load_settings
 from embedctl_config.printable import printable
@@ -46,8 +46,8 @@ def wait(ctx: click.Context, /, job_id: str, timeout: float | None, quiet: bool,
 @job_argument
 @destination_options(
     Duplicates,
-    "For --to: which record is written if several have the same id; position makes each id of the job and the record's "
-    "position, as JOB:POSITION. Default: error, before anything is written.",
+    "For databases: which record is written if several have the same id; position makes each id of the job and the "
+    "record's position, as JOB:POSITION. Default: error, before anything is written.",
 )
 # Without a variable: EMBEDCTL_FORMAT is the format of a corpus.
 @click.option(
@@ -91,7 +91,7 @@ def fetch(
     the job pauses while Redis holds too many vectors. Later, they are fetched from the parts, where this machine has
     them.
 
-    With --to in place of --output, each record that has a vector goes into a table of a database, under its id.
+    Into a table of a database, each record that has a vector goes under its id.
     """
     settings = load_settings()
     _refuse_senseless(given, for_batch=file_format is not None or bool(input_files))
@@ -102,12 +102,12 @@ def fetch(
     with JobProgress(quiet=quiet, moving=destination.may_move) as progress:
         broker = Broker.shared(settings)
         progress.now_ms = broker.connection.about_now_ms
-        written = destination.save(job, broker, progress, file_format=file_format, requests=requests)
+        saved = destination.save(job, broker, progress, file_format=file_format, requests=requests)
     ended = job.status()
     report(ended, progress)
     if as_json:
-        click.echo(result_json(ended, summary(ended), written))
-    ctx.exit(exit_status(ended))
+        click.echo(result_json(ended, summary(ended), saved.files, saved.delivered))
+    ctx.exit(exit_status(ended, saved.refused))
 
 
 def _refuse_senseless(given: Mapping[str, Any], *, for_batch: bool) -> None:
@@ -117,15 +117,10 @@ def _refuse_senseless(given: Mapping[str, Any], *, for_batch: bool) -> None:
         given: those of the destination.
         for_batch: whether --format or --input-file is given.
     """
-    if given["output"] is None and given["to"] is None:
-        raise click.UsageError("Missing option '--output' / '-o', or '--to'.")
-    for_file = for_batch or given["one_file"]
-    if for_file and isinstance(given["output"], Place):
+    if given["output"] is None:
+        raise click.UsageError("Missing option '--output' / '-o'.")
+    if (for_batch or given["one_file"]) and isinstance(given["output"], Place | DatabaseUrl):
         raise click.UsageError("--format, --one-file and --input-file are for files: omit them, or name one with -o.")
-    if given["output"] is None and (for_file or given["no_clobber"] or given["ranges"] is not None):
-        raise click.UsageError(
-            "--format, --one-file, --input-file, --no-clobber and --ranges are for files: omit them."
-        )
 
 
 @click.command()

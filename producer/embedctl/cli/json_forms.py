@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from embedctl.cli.results import Summary
+from embedctl.destinations.loop import Delivered
 from embedctl.overview import Overview
 from embedctl.store import JobStatus, WorkerRow
 from embedctl.terminal.job_facts import JobView
@@ -59,9 +60,13 @@ def job_form(job: JobStatus) -> dict[str, Any]:
     return {**_facts(job), "stalled": job.stalled}
 
 
-def result_json(job: JobStatus, summed_up: Summary, files: Sequence[Path | str] = ()) -> str:
-    """What a command made of a job: its facts, their summary, and the files written."""
+def result_json(
+    job: JobStatus, summed_up: Summary, files: Sequence[Path | str] = (), delivered: Delivered | None = None
+) -> str:
+    """What a command made of a job: its facts, their summary, the files written, and what a database took."""
     facts = {**job_form(job), **asdict(summed_up), "files": [str(file) for file in files]}
+    if delivered is not None:
+        facts["delivered"] = asdict(delivered)
     return json.dumps(facts, default=plain)
 
 

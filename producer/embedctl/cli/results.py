@@ -119,8 +119,12 @@ def _sentence(facts: Summary, progress: JobProgress) -> str:
     )
 
 
-def exit_status(job: JobStatus) -> ExitStatus:
-    """The exit status of a command that has waited for this job."""
+def exit_status(job: JobStatus, refused: int = 0) -> ExitStatus:
+    """The exit status of a command that has waited for this job.
+
+    Args:
+        refused: records that a database did not take.
+    """
     if job.state in (JobState.FAILED, JobState.STOPPED, JobState.CANCELLED):
         return ExitStatus.FAILURE
-    return ExitStatus.SOME_FAILED if job.state is JobState.COMPLETED_WITH_ERRORS else ExitStatus.SUCCESS
+    return ExitStatus.SOME_FAILED if refused or job.state is JobState.COMPLETED_WITH_ERRORS else ExitStatus.SUCCESS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import click
 from embedctl.broker import Broker
 from embedctl.cli.changes import to_encode, update
 from embedctl.cli.delivery import list_failed
+from embedctl.cli.destination import Saved
 from embedctl.cli.job_command import JobCommand, job_options
 from embedctl.cli.json_forms import result_json
 from embedctl.cli.options import SectionedCommand, option, section
@@ -52,7 +53,7 @@ _worker_options = section(
 )
 @click.pass_context
 def run(ctx: click.Context, /, *, hardware: str | None, cpus: str | None, pull: bool, **given: Any) -> None:
-    """Embed CORPUS on this machine alone and write the vectors to --output, or into the database of --to.
+    """Embed CORPUS on this machine alone and write the vectors to --output.
 
     CORPUS is one or more of: a .jsonl, .json, .csv, .tsv, .txt or .parquet file, optionally compressed (.gz or .zst);
     a folder of such files; a pattern in quotes; - for standard input, which is read as jsonl unless --format says
@@ -65,7 +66,7 @@ def run(ctx: click.Context, /, *, hardware: str | None, cpus: str | None, pull: 
     settings = load_settings()
     command = JobCommand.of(settings, hardware=local_class(settings, hardware), **given)
     if not (command.dry_run or command.destination.is_given):
-        raise click.UsageError("Missing option '--output' / '-o', or '--to'.")
+        raise click.UsageError("Missing option '--output' / '-o'.")
     command.check()
     if command.dry_run:
         command = command.checked()
@@ -83,29 +84,29 @@ def run(ctx: click.Context, /, *, hardware: str | None, cpus: str | None, pull: 
         if path is not None:
             outcome = update(broker, command, path, progress)
         else:
-            status, written = _encoded(command, broker, progress)
+            status, saved = _encoded(command, broker, progress)
         broker.close()
         progress.stopping()
     if path is not None:
         ctx.exit(report_update(outcome, path, progress, as_json=command.as_json))
-    failed_in = "the lines above" if command.destination.sink is not None else failures_in(written)
+    failed_in = "the lines above" if saved.delivered is not None else failures_in(saved.files)
     report(status, progress, failed_in=failed_in)
     if command.as_json:
-        click.echo(result_json(status, summary(status, progress.resumed_at), written))
-    ctx.exit(exit_status(status))
+        click.echo(result_json(status, summary(status, progress.resumed_at), saved.files, saved.delivered))
+    ctx.exit(exit_status(status, saved.refused))
 
 
-def _encoded(command: JobCommand, broker: Broker, progress: JobProgress) -> tuple[JobStatus, Sequence[Path | str]]:
-    """Run the job and free it; returns how it ended, and the files that were written."""
+def _encoded(command: JobCommand, broker: Broker, progress: JobProgress) -> tuple[JobStatus, Saved]:
+    """Run the job and free it; returns how it ended, and what was written."""
     destination, choice = command.destination, command.choice
     job = command.submit(broker, progress)
     with _freed_unless_resumable(job, resumable=choice.options.idempotency_key is not None):
-        written = destination.save(job, broker, progress, requests=choice.requests(destination.path))
-        if destination.sink is not None:
+        saved = destination.save(job, broker, progress, requests=choice.requests(destination.path))
+        if saved.delivered is not None:
             list_failed(job, progress)
     status = job.status()
     job.discard()
-    return status, written
+    return status, saved
 
 
 @contextmanager
@@ -188,7 +189,7 @@ def _named(settings: Settings, command: JobCommand, cpus: str | None) -> str:
     """A name for this command with its options, whatever its corpus holds now."""
     decided = [settings.model, settings.chunk_size, settings.chunk_bytes, settings.max_text_bytes]
     destination = command.destination
-    to = None if destination.sink is None else destination.sink.url
+    to = None if destination.database is None else destination.database.url
     return _digest([_target(destination.path), to, decided, {**command.named, "cpus": cpus}])
 
 

@@ -18,15 +18,14 @@ from embedctl.corpus import BatchCorpus
 from embedctl.drain.places import Place
 from embedctl_config.errors import InputError, SettingsError
 
-_NAMES = ("since", "cache", "cache_precision", "digests", "force", "delete_missing")
+_NAMES = ("since", "cache", "cache_precision", "digests", "force")
 
 since_options = together(
     option(
         "--since",
         metavar="FILE|DIR",
         help="An earlier output (.parquet, .npy or a folder of parts). Vectors of its texts are copied; only new "
-        "and changed texts are encoded. It may be the .parquet of --output. With --to beside --output, the table gets "
-        "what is new and changed.",
+        "and changed texts are encoded. It may be the .parquet of --output.",
     ),
     option(
         "--cache",
@@ -47,11 +46,6 @@ since_options = together(
         "--cache.",
     ),
     option("--force", is_flag=True, help="Encode everything, whatever --since and --cache have."),
-    option(
-        "--delete-missing",
-        is_flag=True,
-        help="With --since and --to: delete the records from the table that are no longer in the corpus.",
-    ),
 )
 
 
@@ -61,14 +55,10 @@ class Asked:
 
     Attributes:
         digests: whether the output, and so the job, is to hold digests.
-        brings: whether a table takes what is new and changed, beside the output.
-        delete_missing: whether records that are gone are deleted from it.
     """
 
     sources: Sources
     digests: bool
-    brings: bool = False
-    delete_missing: bool = False
 
     @classmethod
     def taken_from(cls, given: MutableMapping[str, Any]) -> Asked:
@@ -78,23 +68,13 @@ class Asked:
             click.UsageError: one of them makes no sense without another.
             SettingsError: two of them exclude each other.
         """
-        since, cache, precision, digests, force, delete_missing = map(given.pop, _NAMES)
-        to = given["to"]
+        since, cache, precision, digests, force = map(given.pop, _NAMES)
         # A variable may be meant for other commands.
         if force and since is None and cache is None and _is_typed("force"):
             raise click.UsageError("--force goes with --since or --cache")
         if cache is None and _is_typed("cache_precision"):
             raise click.UsageError("--cache-precision goes with --cache")
-        if cache is not None and to is not None:
-            raise SettingsError(
-                "vectors from the cache would be in the file and not in the table of --to: omit --cache"
-            )
-        brings = since is not None and to is not None
-        if delete_missing and not brings and _is_typed("delete_missing"):
-            raise click.UsageError("--delete-missing goes with --since and --to")
-        # A record under another id is another row of a table, also if its text was there before.
-        sources = Sources(since, cache, precision == "at-least", force, same_ids=brings)
-        return cls(sources, digests or bool(since or cache), brings, brings and delete_missing)
+        return cls(Sources(since, cache, precision == "at-least", force), digests or bool(since or cache))
 
     @property
     def copies(self) -> bool:
@@ -107,7 +87,6 @@ class Asked:
             "since": self.sources.since,
             "cache": self.sources.cache,
             "force": self.sources.force,
-            "delete_missing": self.delete_missing,
         }
         return {name: value for name, value in given.items() if value}
 
@@ -137,12 +116,6 @@ class Asked:
             )
         if self.sources.since is not None and choice.corpus.limit is not None:
             raise SettingsError("with --limit, all other records would look deleted: omit --since or --limit")
-        if self.brings and output.is_stdout(path):
-            raise SettingsError(
-                "with --since and --to, name a file with -o: the next run tells by it what is in the table"
-            )
-        if self.delete_missing and self.sources.force:
-            raise SettingsError("--force compares nothing, so it finds nothing missing: omit it or --delete-missing")
 
     def applies(self, choice: CorpusChoice, path: Path | Place | None) -> bool:
         """Whether the command is an update of one file."""

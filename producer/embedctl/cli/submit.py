@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -11,6 +9,7 @@ import click
 from embedctl.broker import Broker
 from embedctl.cli.changes import to_encode, update
 from embedctl.cli.completion import complete_job
+from embedctl.cli.destination import Saved
 from embedctl.cli.job_command import JobCommand, job_options
 from embedctl.cli.json_forms import result_json
 from embedctl.cli.options import SectionedCommand, option, section
@@ -58,7 +57,7 @@ def submit(ctx: click.Context, /, *, ttl_s: float | None, resume: str | None, wa
 
     CORPUS is one or more of: a .jsonl, .json, .csv, .tsv, .txt or .parquet file, optionally compressed (.gz or .zst);
     a folder of such files; a pattern in quotes; - for standard input, which is read as jsonl unless --format says
-    otherwise. An OpenAI batch file is told by its first line. With --output or --to, the vectors are written while
+    otherwise. An OpenAI batch file is told by its first line. With --output, the vectors are written while
     workers encode. If that is interrupted, `embedctl fetch` resumes it.
     """
     settings = load_settings()
@@ -79,14 +78,12 @@ def submit(ctx: click.Context, /, *, ttl_s: float | None, resume: str | None, wa
         ctx.exit(report_update(outcome, path, progress, as_json=command.as_json))
     with command.progress() as progress:
         job = command.submit(broker, progress)
-        written = _followed(job, command, broker, progress, wait=wait)
-    _report(ctx, settings, job, command, progress, written)
+        saved = _followed(job, command, broker, progress, wait=wait)
+    _report(ctx, settings, job, command, progress, saved)
 
 
-def _followed(
-    job: Job, command: JobCommand, broker: Broker, progress: JobProgress, *, wait: bool
-) -> Sequence[Path | str]:
-    """Print the job's id, and wait for what the command waits for; returns the files that were written."""
+def _followed(job: Job, command: JobCommand, broker: Broker, progress: JobProgress, *, wait: bool) -> Saved:
+    """Print the job's id, and wait for what the command waits for; returns what was written."""
     destination = command.destination
     if command.as_json:
         progress.say(f"job {job.id}")
@@ -97,7 +94,7 @@ def _followed(
         return destination.save(job, broker, progress, requests=command.choice.requests(destination.path))
     if wait:
         wait_for(job, progress)
-    return ()
+    return Saved()
 
 
 def _report(
@@ -106,7 +103,7 @@ def _report(
     job: Job,
     command: JobCommand,
     progress: JobProgress,
-    written: Sequence[Path | str],
+    saved: Saved,
 ) -> None:
     status, options = job.status(), command.choice.options
     # The choice of a class by `auto` has said so already.
@@ -116,5 +113,5 @@ def _report(
     if status.state.ended:
         report(status, progress)
     if command.as_json:
-        click.echo(result_json(status, summary(status, progress.resumed_at), written))
-    ctx.exit(exit_status(status))
+        click.echo(result_json(status, summary(status, progress.resumed_at), saved.files, saved.delivered))
+    ctx.exit(exit_status(status, saved.refused))

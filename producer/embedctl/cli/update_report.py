@@ -61,5 +61,4 @@ def _form(outcome: Outcome) -> dict[str, Any]:
         "encoded": outcome.encoded,
         "gone": outcome.gone,
         "files": [str(file) for file in outcome.written],
-        **({} if outcome.delivered is None else {"delivered": outcome.delivered, "deleted": outcome.deleted}),
     }

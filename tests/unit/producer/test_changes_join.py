@@ -59,12 +59,6 @@ def test_a_record_has_the_vector_of_its_text_and_if_it_can_of_its_id(old: Rows, 
 
 
 @given(ROWS, ROWS)
-def test_a_record_has_the_vector_of_its_text_and_its_id_alone_if_that_is_asked_for(old: Rows, new: Rows) -> None:
-    expected = [place if row in old else -1 for place, row in zip(expected_places(old, new), new, strict=True)]
-    assert places_in(made(old), made(new), same_ids=True).tolist() == expected
-
-
-@given(ROWS, ROWS)
 def test_a_record_is_gone_if_its_id_is_or_without_an_id_its_text(old: Rows, new: Rows) -> None:
     names_of_new = {label or ("text", text) for text, label in new}
     gone: list[int] = []

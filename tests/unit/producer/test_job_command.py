@@ -12,11 +12,12 @@ from click.testing import CliRunner
 
 from embedctl import SettingsError, aenqueue_embeddings, enqueue_embeddings
 from embedctl.cli import main
+from embedctl.cli.destination import DatabaseUrl
 from embedctl.cli.job_command import _LONG, _prompt, _unique_ids_taken_from
 from embedctl.cli.run import run
 from embedctl.cli.submit import submit
 from embedctl.job_options import JobOptions, SubmitOptions
-from tests.support.memory_sink import Memory, memo_plugin
+from tests.support.memory_destination import memo_plugin
 from tests.support.packages import need
 
 OWN = {"run": {"cpus", "pull"}, "submit": {"ttl_s", "resume", "drain", "wait"}}
@@ -36,7 +37,7 @@ def test_run_and_submit_have_the_same_options_for_a_job() -> None:
     assert shared(run) == shared(submit)
 
 
-@pytest.mark.parametrize(("command", "most"), [(run, 37), (submit, 39)])
+@pytest.mark.parametrize(("command", "most"), [(run, 34), (submit, 36)])
 def test_options_do_not_become_more(command: click.Command, most: int) -> None:
     assert sum(isinstance(each, click.Option) for each in command.params) <= most
 
@@ -70,7 +71,7 @@ def test_every_way_with_long_texts_is_one_of_a_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("duplicates", "to", "unique"),
+    ("duplicates", "output", "unique"),
     [
         (None, None, None),
         ("error", None, True),
@@ -81,9 +82,10 @@ def test_every_way_with_long_texts_is_one_of_a_job() -> None:
     ],
 )
 def test_ids_of_a_corpus_are_checked_for_files_alone(
-    duplicates: str | None, to: str | None, unique: bool | None
+    duplicates: str | None, output: str | None, unique: bool | None
 ) -> None:
-    assert _unique_ids_taken_from({"duplicates": duplicates, "to": to}) is unique
+    url = None if output is None else DatabaseUrl(output)
+    assert _unique_ids_taken_from({"duplicates": duplicates, "output": url}) is unique
 
 
 def test_the_options_of_a_caller_are_those_of_a_submission() -> None:
@@ -125,18 +127,12 @@ def test_options_are_checked_before_anything_else(options: dict[str, Any], words
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("-o", "v.npy"), "exclude each other without --since"),
-        (("--digests", "-o", "v.npy"), "exclude each other without --since"),
-        (("--delete-missing",), "--delete-missing goes with --since and --to"),
-        (("--cache", "c.db", "-o", "v.npy"), "omit --cache"),
-        (("--cache", "c.db", "--since", "v.parquet", "-o", "v.parquet"), "omit --cache"),
         (("--since", "v.parquet"), "name it with -o"),
-        (("--since", "v.parquet", "-o", "parts/"), "name it with -o"),
-        (("--since", "v.parquet", "-o", "-"), "name a file with -o"),
-        (("--since", "v.parquet", "-o", "v.parquet", "--duplicates", "position"), "omit --duplicates position"),
-        (("--since", "v.parquet", "-o", "v.parquet", "--duplicates", "last"), "omit --duplicates last"),
-        (("--since", "v.parquet", "-o", "v.parquet", "--force", "--delete-missing"), "--force compares nothing"),
-        (("--since", "v.parquet", "-o", "v.parquet", "--output-type", "int8"), "takes float32 or float16"),
+        (("--cache", "c.db"), "name it with -o"),
+        (("--no-clobber",), "are for files"),
+        (("--output-type", "int8"), "takes float32 or float16"),
+        (("--duplicates", "all"), "duplicates is one of"),
+        (("--format", "openai-batch"), "is answered in a .jsonl"),
     ],
 )
 @pytest.mark.parametrize("command", ["submit", "run"])
@@ -146,10 +142,10 @@ def test_what_does_not_go_together_with_a_table_is_refused_before_anything_is_wr
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
-    (here / "corpus.jsonl").write_text('{"id": "a", "text": "one"}\n')
-    monkeypatch.setattr(Memory, "delete", lambda sink, ids: 0)  # so that it can
+    line = '{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", "input": "one"}}'
+    (here / "corpus.jsonl").write_text((line if "openai-batch" in options else '{"id": "a", "text": "one"}') + "\n")
     with memo_plugin(tmp_path, monkeypatch):
-        done = CliRunner().invoke(main, [command, "corpus.jsonl", "--to", "memo:x", *options])
+        done = CliRunner().invoke(main, [command, "corpus.jsonl", "-o", "memo:x", *options])
     assert done.exit_code == 2, done.output
     assert message in done.output
     assert [file.name for file in here.iterdir()] == ["corpus.jsonl"]
@@ -158,15 +154,14 @@ def test_what_does_not_go_together_with_a_table_is_refused_before_anything_is_wr
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ((), "Missing option '--output' / '-o', or '--to'"),
-        (("-o", "x.npy", "--to", "postgresql:///x?table=t"), "exclude each other"),
-        (("-o", "x.npy", "--duplicates", "position"), "is for --to URL"),
-        (("-o", "x.npy", "--duplicates", "error"), "is for --to URL"),
-        (("--to", "postgresql:///x?table=t", "--format", "npy"), "are for files"),
-        (("--to", "postgresql:///x?table=t", "--output-type", "int8"), "takes float32 or float16"),
+        ((), "Missing option '--output' / '-o'"),
+        (("-o", "x.npy", "--duplicates", "position"), "is for the URL of a database"),
+        (("-o", "x.npy", "--duplicates", "error"), "is for the URL of a database"),
+        (("-o", "postgresql:///x?table=t", "--format", "npy"), "are for files"),
+        (("-o", "postgresql:///x?table=t", "--output-type", "int8"), "takes float32 or float16"),
         (("-o", "x/", "--format", "npy"), "are for files"),
-        (("--to", "postgresql://me:hunter2@db/x?table=t"), "PGPASSWORD"),
-        (("--to", "parquet:x"), "embedctl sinks"),
+        (("-o", "postgresql://me:hunter2@db/x?table=t"), "PGPASSWORD"),
+        (("-o", "parquet://x"), "embedctl destinations"),
     ],
 )
 def test_options_of_fetch_that_do_not_go_together(flags: tuple[str, ...], message: str) -> None:

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embedctl.destinations.interface import Batch, Contract, Destination
+from embedctl.destinations.registry import destination_of
 from embedctl.results import Vectors
-from embedctl.sinks.base import Batch, Provenance, Sink, Target
-from embedctl.sinks.registry import sink_of
 from embedctl_config.settings import Settings
 from tests.support.packages import need
 from tests.support.qdrant_server import QdrantServer
 from tests.support.result_chunks import unit_vectors
 
 DIM = 16
-PROVENANCE = Provenance("aa" * 32, "fp32", "dummy", DIM)
+CONTRACT = Contract("aa" * 32, "dummy", "fp32", {"prompt": None}, DIM)
 #: The names of the kinds of databases here.
 KINDS = ("pgvector", "qdrant", "qdrant-http", "lancedb")
 
@@ -42,8 +42,8 @@ class Database(ABC):
     url: str
     scales = False
 
-    def sink(self) -> Sink:
-        return sink_of(self.url, Settings())
+    def destination(self) -> Destination:
+        return destination_of(self.url, Settings())
 
     @abstractmethod
     def rows(self) -> Rows: ...
@@ -100,10 +100,11 @@ class Postgres(Database):
     def make_foreign(self) -> None:
         self.connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
         self.connection.execute(
-            f"CREATE TABLE {self.table} (id text PRIMARY KEY, embedding vector({DIM}), metadata jsonb, own int)"
+            f"CREATE TABLE {self.table} "
+            f"(id text PRIMARY KEY, embedding vector({DIM}), metadata jsonb, source bytea, own int)"
         )
         self.connection.execute(
-            f"INSERT INTO {self.table} VALUES ('mine', %s, NULL, 7)", (json.dumps([1.0] + [0.0] * (DIM - 1)),)
+            f"INSERT INTO {self.table} VALUES ('mine', %s, NULL, NULL, 7)", (json.dumps([1.0] + [0.0] * (DIM - 1)),)
         )
 
 
@@ -127,7 +128,7 @@ class Qdrant(Database):
             points, _ = client.scroll(self.collection, limit=10**7, with_vectors=True)
         rows = {}
         for point in points:
-            kept = {name: value for name, value in point.payload.items() if name != "id"}
+            kept = {name: value for name, value in point.payload.items() if name not in ("id", "embedctl_source")}
             assert point.payload["id"] not in rows
             rows[point.payload["id"]] = (np.array(point.vector, np.float32), kept or None)
         return rows
@@ -138,7 +139,9 @@ class Qdrant(Database):
 
     def remove(self) -> None:
         with self.client() as client:
-            client.delete_collection(self.collection)
+            for alias in client.get_aliases().aliases:
+                if alias.alias_name == self.collection:
+                    client.delete_collection(alias.collection_name)
 
     def empty(self) -> None:
         from qdrant_client import models
@@ -210,9 +213,10 @@ class Lance(Database):
                 pa.field("id", pa.string(), nullable=False),
                 pa.field("embedding", pa.list_(pa.float32(), DIM)),
                 pa.field("metadata", pa.string()),
+                pa.field("source", pa.string()),
             ]
         )
-        rows = [{"id": "mine", "embedding": [1.0] + [0.0] * (DIM - 1), "metadata": None}]
+        rows = [{"id": "mine", "embedding": [1.0] + [0.0] * (DIM - 1), "metadata": None, "source": None}]
         lancedb.connect(self.folder).create_table(self.table, pa.Table.from_pylist(rows, schema))
 
 
@@ -244,15 +248,11 @@ def database(request: pytest.FixtureRequest, kind: str, folder: Path) -> Databas
     return Qdrant(folder / "qdrant") if kind == "qdrant" else Lance(folder / "lance")
 
 
-def target(**changes: Any) -> Target:
-    """What a delivery of the job `J` says."""
-    return Target(**{"job": "J", "variant": "v", "provenance": PROVENANCE, **changes})
-
-
 def batch(ids: Sequence[str], *, seed: int = 0, kept: Sequence[Mapping[str, Any]] | None = None) -> Batch:
-    """Records with random vectors of unit length."""
+    """Records with random vectors of unit length, each made from a text that is its id and the seed."""
     fields = None if kept is None else [json.dumps(each) for each in kept]
-    return Batch(list(ids), unit_vectors(len(ids), DIM, seed), fields)
+    sources = [CONTRACT.source(f"{label} {seed}".encode()) for label in ids]
+    return Batch(list(ids), unit_vectors(len(ids), DIM, seed), sources, fields, np.arange(len(ids)))
 
 
 def assert_holds(database: Database, *batches: Batch, tolerance: float = 1e-6) -> None:

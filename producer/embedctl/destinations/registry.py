@@ -9,28 +9,28 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import Protocol
 
-from embedctl.sinks.base import Sink
-from embedctl.sinks.urls import SinkUrl, parse_url
+from embedctl.destinations.interface import Destination
+from embedctl.destinations.urls import DestinationUrl, parse_url
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
 
-#: Entry points of this group are sinks of other distributions. Their name is the scheme of the URL, and their value is
-#: what makes the sink: a :class:`MakeSink`.
-GROUP = "embedctl.sinks"
+#: Entry points of this group are destinations of other distributions. Their name is the scheme of the URL, and their
+#: value is what makes the destination: a :class:`MakeDestination`.
+GROUP = "embedctl.destinations"
 
 
 #: Where the secrets of a plug-in belong.
 _ELSEWHERE = "set it where the database's client reads it from the environment"
 
 
-class MakeSink(Protocol):
-    """Makes a sink from its URL, which is free of passwords; opens nothing yet."""
+class MakeDestination(Protocol):
+    """Makes a destination from its URL, which is free of passwords; opens nothing yet."""
 
-    def __call__(self, url: SinkUrl, settings: Settings) -> Sink: ...
+    def __call__(self, url: DestinationUrl, settings: Settings) -> Destination: ...
 
 
 @dataclass(frozen=True, slots=True)
-class SinkKind:
+class DatabaseKind:
     """A kind of database.
 
     Attributes:
@@ -38,7 +38,7 @@ class SinkKind:
         schemes: of its URL.
         extra: the extra of embedctl that installs its client; empty for a plug-in.
         needs: the modules of that client.
-        maker: what makes the sink, as `module:name`.
+        maker: what makes the destination, as `module:name`.
         password_fix: where its password belongs, as the end of a sentence.
         user_is_allowed: whether its URL may name a user.
         plugin: the distribution that it comes from; empty if that is embedctl.
@@ -66,85 +66,102 @@ class SinkKind:
 
 
 BUILT_IN = (
-    SinkKind(
+    DatabaseKind(
         "pgvector",
         "postgresql://[USER@]HOST[:PORT]/DATABASE?table=TABLE",
         ("postgresql", "postgres"),
         "pgvector",
         ("psycopg", "pgvector"),
-        "embedctl.sinks.postgresql:PostgresSink",
+        "embedctl.destinations.postgresql:PostgresTable",
         "set PGPASSWORD, or write it into ~/.pgpass or into a service file",
         user_is_allowed=True,
     ),
-    SinkKind(
+    DatabaseKind(
         "Qdrant",
         "qdrant+http://HOST[:PORT]/COLLECTION",
         ("qdrant+http", "qdrant+https"),
         "qdrant",
         ("qdrant_client",),
-        "embedctl.sinks.qdrant:QdrantSink",
+        "embedctl.destinations.qdrant:QdrantCollection",
         "set QDRANT_API_KEY",
     ),
-    SinkKind(
+    DatabaseKind(
         "Qdrant, embedded",
         "qdrant:///FOLDER?collection=COLLECTION",
         ("qdrant",),
         "qdrant",
         ("qdrant_client",),
-        "embedctl.sinks.qdrant:QdrantSink",
+        "embedctl.destinations.qdrant:QdrantCollection",
         "omit it: a folder has none",
     ),
-    SinkKind(
+    DatabaseKind(
         "LanceDB",
         "lancedb:///FOLDER?table=TABLE",
         ("lancedb",),
         "lancedb",
         ("lancedb",),
-        "embedctl.sinks.lance:LanceSink",
+        "embedctl.destinations.lancedb:LanceTable",
         "omit it: a folder has none",
     ),
 )
 
 
-def kinds() -> Iterator[SinkKind]:
+def kinds() -> Iterator[DatabaseKind]:
     """All kinds of databases, those of plug-ins last. Nothing of a plug-in is loaded."""
     yield from BUILT_IN
     for entry in _plugins().values():
         made_by = "" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
-        yield SinkKind(entry.name, f"{entry.name}:…", (entry.name,), "", (), entry.value, plugin=made_by or "a plug-in")
+        yield DatabaseKind(
+            entry.name, f"{entry.name}:…", (entry.name,), "", (), entry.value, plugin=made_by or "a plug-in"
+        )
 
 
-def sink_of(text: str, settings: Settings) -> Sink:
-    """The sink of a URL. Its client is imported, and nothing is opened.
+def destination_of(text: str, settings: Settings) -> Destination:
+    """The database of a URL. Its client is imported, and nothing is opened.
 
     Raises:
-        SettingsError: no sink has such a URL, it is incomplete, or it holds a password.
+        SettingsError: no database has such a URL, it is incomplete, or it holds a password.
         MissingExtra: the client is not installed.
     """
-    scheme = text.partition(":")[0].lower()
-    known = {name: kind for kind in kinds() for name in reversed(kind.schemes)}
-    for kind in reversed(BUILT_IN):  # a plug-in never takes over a scheme of ours, and the passwords with it
-        known.update(dict.fromkeys(kind.schemes, kind))
+    scheme, known = _scheme_of(text), _by_scheme()
     if ":" not in text or scheme not in known:
         # Its scheme alone: the rest may hold a password.
         raise SettingsError(
-            f"--to: no database has a URL that begins with {scheme if ':' in text else 'that'!r}. Known: "
-            f"{', '.join(sorted(known))}. `embedctl sinks` shows their forms"
+            f"-o: no database has a URL that begins with {scheme if ':' in text else 'that'!r}. Known: "
+            f"{', '.join(sorted(known))}. `embedctl destinations` shows their forms"
         )
     kind = known[scheme]
     url = parse_url(text, password_fix=kind.password_fix, user_is_allowed=kind.user_is_allowed)
     return _maker(kind)(url, settings)
 
 
-def _maker(kind: SinkKind) -> MakeSink:
+def is_database(text: str) -> bool:
+    """Whether a text is the URL of a database."""
+    return ":" in text and _scheme_of(text) in _by_scheme()
+
+
+def _scheme_of(text: str) -> str:
+    return text.partition(":")[0].lower()
+
+
+def _by_scheme() -> Mapping[str, DatabaseKind]:
+    known = {name: kind for kind in kinds() for name in reversed(kind.schemes)}
+    for kind in reversed(BUILT_IN):  # a plug-in never takes over a scheme of ours, and the passwords with it
+        known.update(dict.fromkeys(kind.schemes, kind))
+    return known
+
+
+def _maker(kind: DatabaseKind) -> MakeDestination:
     if kind.plugin:
         found = _plugins()[kind.schemes[0]].load()
         if not callable(found):
-            raise SettingsError(f"the entry point {kind.name!r} of {kind.plugin} makes no sink: it is not callable")
-        make: MakeSink = found
+            raise SettingsError(
+                f"the entry point {kind.name!r} of {kind.plugin} makes no destination: it is not callable"
+            )
+        make: MakeDestination = found
         return make
     module, _, name = kind.maker.partition(":")
-    maker: MakeSink = getattr(import_module(module), name)
+    maker: MakeDestination = getattr(import_module(module), name)
     return maker
 
 

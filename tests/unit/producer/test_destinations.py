@@ -1,12 +1,16 @@
-"""Sinks without a database: their URLs, the ids of records, and what is done when a database refuses."""
+"""Destinations without a database: their URLs, the ids of records, the loop, and what is done when one refuses."""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,26 +18,28 @@ from click.testing import CliRunner
 
 from embedctl import unique
 from embedctl.cli import main
+from embedctl.destinations import loop
+from embedctl.destinations.ids import Duplicates, LeftOut, decided
+from embedctl.destinations.interface import Batch, Contract
+from embedctl.destinations.loop import Delivered, Options
+from embedctl.destinations.registry import BUILT_IN, destination_of, kinds
+from embedctl.destinations.urls import parse_url
+from embedctl.destinations.writing import RefusedRecord, write
+from embedctl.digests import as_rows
+from embedctl.output.numbers import OutputType
 from embedctl.results import ChunkVectors
-from embedctl.sinks import deliver as deliveries
-from embedctl.sinks.base import Batch, Provenance, Verified, check_provenance, compared
-from embedctl.sinks.deliver import Options, options_of, write_and_commit
-from embedctl.sinks.ids import Duplicates, LeftOut, decided
-from embedctl.sinks.notes import noted, resume_point
-from embedctl.sinks.registry import BUILT_IN, kinds, sink_of
-from embedctl.sinks.urls import parse_url
 from embedctl_config.errors import (
+    DestinationRefused,
+    DestinationUnavailable,
     InputError,
     MissingExtra,
-    MixedVectors,
+    OtherContract,
     OutputError,
     SettingsError,
-    SinkRefused,
-    SinkUnavailable,
 )
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
-from tests.support.memory_sink import TARGET, Memory, memo_plugin
+from tests.support.memory_destination import CONTRACT, Memory, memo_plugin
 from tests.support.packages import need
 from tests.support.result_chunks import result_chunk, unit_vectors
 
@@ -67,15 +73,15 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 )
 def test_secrets_in_a_url_are_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(SettingsError, match="leave it out, and") as refused:
-        sink_of(url, Settings())
+        destination_of(url, Settings())
     assert "hunter2" not in str(refused.value)
 
 
 def test_the_fix_for_a_secret_names_what_the_database_reads() -> None:
     with pytest.raises(SettingsError, match=r"PGPASSWORD.*pgpass.*service file"):
-        sink_of("postgresql://me:x@db/x?table=t", Settings())
+        destination_of("postgresql://me:x@db/x?table=t", Settings())
     with pytest.raises(SettingsError, match="QDRANT_API_KEY"):
-        sink_of("qdrant+http://x@db/c", Settings())
+        destination_of("qdrant+http://x@db/c", Settings())
 
 
 @pytest.mark.parametrize(
@@ -104,23 +110,23 @@ def test_urls_that_are_wrong_say_what_is_right(url: str, message: str) -> None:
     for module in ("psycopg", "qdrant_client", "lancedb"):
         need(module)
     with pytest.raises(SettingsError, match=message) as refused:
-        sink_of(url, Settings())
+        destination_of(url, Settings())
     assert "secret" not in str(refused.value)
 
 
 def test_a_relative_folder_is_one_of_the_working_directory() -> None:
     need("lancedb")
-    assert sink_of("lancedb:out/lance?table=t", Settings()).name == "lancedb:out/lance?table=t"
+    assert destination_of("lancedb:out/lance?table=t", Settings()).name == "lancedb:out/lance?table=t"
 
 
 def test_a_missing_client_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lancedb", None)
-    monkeypatch.delitem(sys.modules, "embedctl.sinks.lance", raising=False)
+    monkeypatch.delitem(sys.modules, "embedctl.destinations.lancedb", raising=False)
     with pytest.raises(MissingExtra, match=r"embedctl\[lancedb\]"):
-        sink_of("lancedb:///x?table=t", Settings())
+        destination_of("lancedb:///x?table=t", Settings())
 
 
-def test_every_extra_of_a_sink_exists() -> None:
+def test_every_extra_of_a_database_exists() -> None:
     import tomllib
 
     project = tomllib.loads(Path(__file__).parents[3].joinpath("pyproject.toml").read_text())["project"]
@@ -156,32 +162,32 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_a_plugin_is_listed_and_found_by_its_scheme(plugin: None) -> None:
     assert [(kind.name, kind.plugin) for kind in kinds() if kind.plugin] == [
-        ("memo", "memo-sink 1.2"),
-        ("postgresql", "memo-sink 1.2"),
+        ("memo", "memo-destination 1.2"),
+        ("postgresql", "memo-destination 1.2"),
     ]
-    sink = sink_of("memo://x/y?z=1", Settings())
-    assert str(sink.url) == "memo://x/y?z=1"  # type: ignore[attr-defined]  # the plug-in's own
+    table = destination_of("memo://x/y?z=1", Settings())
+    assert str(table.url) == "memo://x/y?z=1"  # type: ignore[attr-defined]  # the plug-in's own
     with pytest.raises(SettingsError, match="reads it from the environment"):
-        sink_of("memo://me:pw@x/y", Settings())
+        destination_of("memo://me:pw@x/y", Settings())
 
 
 def test_a_plugin_never_takes_over_a_scheme_of_ours(plugin: None) -> None:
     need("psycopg")
-    assert type(sink_of("postgresql://db/x?table=t", Settings())).__name__ == "PostgresSink"
+    assert type(destination_of("postgresql://db/x?table=t", Settings())).__name__ == "PostgresTable"
 
 
 def test_the_command_lists_databases(plugin: None) -> None:
-    shown = CliRunner().invoke(main, ["sinks"])
+    shown = CliRunner().invoke(main, ["destinations"])
     assert shown.exit_code == 0
     assert "postgresql://[USER@]HOST[:PORT]/DATABASE?table=TABLE" in shown.output
-    assert "yes, from memo-sink 1.2" in shown.output
-    listed = json.loads(CliRunner().invoke(main, ["sinks", "--json"]).output)
+    assert "yes, from memo-destination 1.2" in shown.output
+    listed = json.loads(CliRunner().invoke(main, ["destinations", "--json"]).output)
     assert [each["extra"] for each in listed] == ["pgvector", "qdrant", "qdrant", "lancedb", None, None]
 
 
 def test_a_database_whose_client_is_missing_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedctl.sinks.registry.find_spec", lambda name: None)
-    assert "no: pip install 'embedctl[qdrant]'" in CliRunner().invoke(main, ["sinks"]).output
+    monkeypatch.setattr("embedctl.destinations.registry.find_spec", lambda name: None)
+    assert "no: pip install 'embedctl[qdrant]'" in CliRunner().invoke(main, ["destinations"]).output
 
 
 # Ids
@@ -251,7 +257,7 @@ def test_positions_left_out_are_single_bits() -> None:
 
 def test_points_of_qdrant() -> None:
     need("qdrant_client")
-    from embedctl.sinks.qdrant import point_id
+    from embedctl.destinations.qdrant import point_id
 
     assert point_id("c", "0") == 0
     assert point_id("c", str(2**64 - 1)) == 2**64 - 1
@@ -263,108 +269,189 @@ def test_points_of_qdrant() -> None:
     assert point_id("c", "x") != point_id("d", "x")
 
 
-# Whose vectors a table holds
+# Whose vectors a destination holds
 
 
-def test_provenance_survives_and_other_text_is_none() -> None:
-    assert Provenance.from_json(TARGET.provenance.to_json()) == TARGET.provenance
-    for text in ("", "null", "[]", "{", '{"model": "m"}', '{"fingerprint": 1, "precision": 2, "model": 3, "dim": "x"}'):
-        assert Provenance.from_json(text) is None
+def test_a_contract_survives_and_other_text_is_none() -> None:
+    assert Contract.from_json(CONTRACT.text) == CONTRACT
+    for text in ("", "null", "[]", "{", '{"model": "m"}'):
+        assert Contract.from_json(text) is None
 
 
-def test_an_empty_table_may_become_any_models() -> None:
-    assert check_provenance(None, TARGET, "t", empty=True)
-    other = Provenance("bb" * 32, "fp32", "m", 4)
-    assert check_provenance(other, TARGET, "t", empty=True)
-    assert not check_provenance(TARGET.provenance, TARGET, "t", empty=True)
-    with pytest.raises(MixedVectors):
-        check_provenance(other, TARGET, "t", empty=False)
+@pytest.mark.parametrize(
+    ("change", "is_another"),
+    [
+        ({"fingerprint": "bb" * 32}, True),
+        ({"dtype": "float16"}, True),
+        ({"dim": 5}, True),
+        ({"dim": 0}, False),
+        ({"model": "another name"}, False),
+        ({"precision": "fp16"}, False),
+    ],
+)
+def test_what_makes_another_contract(change: dict[str, Any], is_another: bool) -> None:
+    other = dataclasses.replace(CONTRACT, **change)
+    with pytest.raises(OtherContract) if is_another else nullcontext():
+        other.refuse_other(CONTRACT, "t")
+    with pytest.raises(OtherContract, match="nothing there tells"):
+        other.refuse_other(None, "t")
 
 
-def test_comparing() -> None:
-    rows = batch(["a", "b"])
-    assert compared(rows, {"a": rows.vectors[0], "b": rows.vectors[1] + 2e-6}, half=False) == Verified([], ["b"])
-    assert compared(rows, {"a": rows.vectors[0] * 3, "b": rows.vectors[1]}, half=False, directions=True) == Verified(
-        [], []
-    )
-    assert compared(rows, {"a": rows.vectors[0][:2]}, half=False) == Verified(["b"], ["a"])
-
-
-def test_a_note_holds_the_latest_jobs() -> None:
-    note: dict[str, object] = {}
-    for number in range(100):
-        note = noted(note, f"J{number}", "v", number)
-    note = noted(note, "J90", "w", 5)
-    assert len(note) == 32
-    assert (resume_point(note, "J99", "v"), resume_point(note, "J90", "w"), resume_point(note, "J90", "v")) == (
-        99,
-        5,
-        0,
-    )
-    assert resume_point({"J": "damaged"}, "J", "v") == resume_point({}, "J", "v") == 0
+def test_a_source_tells_a_text_and_a_contract() -> None:
+    digests = [hashlib.sha256(text).digest() for text in (b"a", b"b")]
+    other = dataclasses.replace(CONTRACT, fingerprint="bb" * 32)
+    sources = [contract.source(digest) for contract in (CONTRACT, other) for digest in digests]
+    assert len({*sources}) == 4
+    assert {len(each) for each in sources} == {16}
 
 
 # Refusals, and a database that is away
 
 
-def test_the_commit_comes_after_the_write() -> None:
-    sink = Memory()
-    write_and_commit(sink, batch("abc"), 7)
-    assert sink.steps == ["write 3", "commit 7"]
-
-
 def test_a_database_that_comes_back_gets_the_batch_again(no_pauses: list[float]) -> None:
-    sink = Memory(away=4)
-    write_and_commit(sink, batch("abc"), 7)
-    assert sorted(sink.rows) == ["a", "b", "c"]
-    assert sink.resume == 7
+    table = Memory(away=4)
+    assert not list(write(table, batch("abc")))
+    assert sorted(table.rows) == ["a", "b", "c"]
     assert no_pauses == [1, 2, 4, 8]
 
 
 def test_a_database_that_stays_away_ends_the_delivery(no_pauses: list[float]) -> None:
-    sink = Memory(away=10**6)
-    with pytest.raises(SinkUnavailable, match=r"is away\. Tried 5 times; the same command continues"):
-        write_and_commit(sink, batch("abc"), 7)
-    assert sink.steps.count("write 3") == 5
-    assert sink.resume == 0
+    table = Memory(away=10**6)
+    with pytest.raises(DestinationUnavailable, match=r"is away\. Tried 5 times; the same command resumes"):
+        list(write(table, batch("abc")))
+    assert table.steps == ["write 3"] * 5
 
 
-@pytest.mark.parametrize("at", [0, 1, 57, 99])
-def test_a_record_that_is_refused_is_found_and_named_after_five_tries(no_pauses: list[float], at: int) -> None:
-    sink = Memory()
-    ids = [f"r{number}" for number in range(100)]
-    ids[at] = "bad one"
-    with pytest.raises(SinkRefused, match=r"refuses bad one\. Tried 5 times\. Records: 'bad one'\. What"):
-        write_and_commit(sink, batch(ids), 7)
-    assert sink.steps.count("write 100") == 5
-    assert sink.resume == 0
+@pytest.mark.parametrize("at", [[0], [1, 57], [99], [*range(16)], [*range(0, 100, 2)]])
+def test_records_that_are_refused_are_found_and_the_others_written(no_pauses: list[float], at: list[int]) -> None:
+    table = Memory()
+    ids = [f"bad {number}" if number in at else f"r{number}" for number in range(100)]
+    rows = dataclasses.replace(batch(ids), positions=np.arange(1000, 1100))
+    refused = list(write(table, rows))
+    assert [each.position for each in refused] == [1000 + number for number in at]
+    assert {each.id: each.reason for each in refused} == {ids[row]: f"memory: refuses {ids[row]}" for row in at}
+    assert sorted(table.rows) == sorted({*ids} - {ids[row] for row in at})
+    assert not no_pauses, "what will never pass is not tried again"
+
+
+def test_a_refusal_of_all_records_is_an_error_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Memory()
+
+    def refuse(rows: Batch) -> None:
+        table.steps.append(f"write {len(rows)}")
+        raise DestinationRefused("memory: no column")
+
+    monkeypatch.setattr(table, "write", refuse)
+    with pytest.raises(OutputError, match=r"no column.*refused alike"):
+        list(write(table, batch([f"r{number}" for number in range(5_000)])))
+    assert len(table.steps) < 20
+    assert len(list(write(table, batch("abc")))) == 3, "of so few, each may be at fault"
+
+
+# The loop
+
+
+class Results:
+    """Stands for a job with these chunks, and for its waiter and its reader."""
+
+    def __init__(self, *found: ChunkVectors, records: int | None = None) -> None:
+        self.found = found
+        self.records = sum(len(each.positions) for each in found) if records is None else records
+        self.id, self.options, self.model_fingerprint = "J", dict[str, Any](), "ff"
+        self.model, self.precision, self.stopped_by = "m", "fp32", None
+
+    def status(self) -> Results:
+        return self
+
+    def chunks(self, progress: object = None) -> Iterator[ChunkVectors]:
+        return iter(self.found)
+
+
+def delivered(table: Memory, results: Results, options: Options = Options()) -> tuple[Delivered, list[RefusedRecord]]:  # noqa: B008  (it is frozen)
+    refused: list[RefusedRecord] = []
+    delivery = loop._Delivery(cast("Any", results), table, options, None, None, refused.append)
+    delivery.run(cast("Any", results), None)
+    return delivery.done, refused
+
+
+def digested(chunk: ChunkVectors, seed: int = 0) -> ChunkVectors:
+    digests = [hashlib.sha256(f"{label} {seed}".encode()).digest() for label in chunk.ids]
+    return dataclasses.replace(chunk, digests=as_rows(b"".join(digests)))
+
+
+def test_every_record_counts_once() -> None:
+    table = Memory()
+    done, refused = delivered(table, Results(*chunks(["a", "b", "bad", "c"], ["d", "e"], ["f"], failed=[1, 6])))
+    assert done == Delivered(written=4, refused=1, failed=2)
+    assert sorted(table.rows) == ["a", "c", "d", "e"]
+    assert [(each.position, each.id) for each in refused] == [(2, "bad")]
+    with pytest.raises(OutputError, match="has 8 records, and 4 written"):
+        delivered(table, Results(*chunks(["a", "b", "c", "d"]), records=8))
+
+
+def test_what_is_there_from_the_same_text_is_not_written_again() -> None:
+    table = Memory()
+    first, second = chunks(["a", "b", "c", "d"], ["e", "f", "g", "h"])
+    delivered(table, Results(digested(first), digested(second)))
+    del table.rows["b"]
+    table.steps.clear()
+    done, _ = delivered(table, Results(digested(first), digested(second, seed=1)))
+    assert done == Delivered(written=5, unchanged=3)
+    assert table.steps == ["write 1", "write 4"]
+
+
+def test_without_digests_and_with_kept_fields_all_is_written() -> None:
+    """A source tells neither."""
+    table = Memory()
+    (plain,) = chunks(["a", "b", "c", "d"])
+    for _ in range(2):
+        assert delivered(table, Results(plain))[0].written == 4
+    kept = dataclasses.replace(digested(plain), kept=[{"n": 1}] * 4)
+    results = Results(kept)
+    results.options = {"keep": ("n",)}
+    for _ in range(2):
+        assert delivered(table, results)[0].written == 4
+
+
+def test_a_vector_that_overflows_its_type_is_refused_by_name() -> None:
+    (chunk,) = chunks(["a", "b", "c"])
+    chunk.vectors[1] = 70_000.0
+    chunk.vectors[2] = np.nan
+    done, refused = delivered(Memory(), Results(chunk), Options(output_type=OutputType.FLOAT16))
+    assert done == Delivered(written=1, refused=2)
+    assert [(each.id, each.reason) for each in refused] == [
+        ("b", "the vector overflows float16"),
+        ("c", "the vector is not finite"),
+    ]
 
 
 def test_an_id_that_occurs_twice_in_a_batch_is_refused_before_it_is_written() -> None:
     """Ids were unique when they were looked at; a corpus may change until it is read."""
-    sink = Memory()
-    with pytest.raises(SinkRefused, match="ids occur twice in the job: 'a'"):
-        write_and_commit(sink, batch(["a", "b", "a"]), 7)
-    assert sink.steps == []
+    table = Memory()
+    with pytest.raises(InputError, match="ids occur twice in the job: 'a'"):
+        delivered(table, Results(*chunks(["a", "b", "a"])))
+    assert table.steps == []
 
 
-def test_vectors_that_are_not_finite_are_refused_before_they_are_written() -> None:
-    rows = batch(["a", "b"])
-    rows.vectors[1, 2] = np.inf
-    sink = Memory()
-    with pytest.raises(SinkRefused, match=r"not finite\. Records: 'b'"):
-        write_and_commit(sink, rows, 7)
-    assert sink.steps == []
+def test_batches_have_about_the_bytes_that_a_destination_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Memory()
+    monkeypatch.setattr(table, "batch_records", 1000)
+    monkeypatch.setattr(table, "batch_bytes", 10 * 9)
+    ids = [f"{number}" for number in range(100)]
+    assert delivered(table, Results(*chunks(ids)))[0].written == 100
+    assert {int(step.split()[1]) for step in table.steps} <= {9, 10, 11, 1}
+
+
+def test_a_database_that_lost_what_it_acknowledged_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Memory()
+    monkeypatch.setattr(table, "write", lambda rows: None)
+    with pytest.raises(OutputError, match=r"does not hold what it has acknowledged.*'a'"):
+        delivered(table, Results(*chunks(["a"])))
 
 
 def test_options() -> None:
-    assert options_of("error", None, allow_mixed=False) == Options()
-    assert options_of("last", "float16", allow_mixed=True).duplicates is Duplicates.LAST
+    assert Options.of("error", None) == Options()
+    assert Options.of("last", "float16").duplicates is Duplicates.LAST
     for words in [("never", None), ("all", None), ("error", "int8")]:
         with pytest.raises(SettingsError):
-            options_of(*words, allow_mixed=False)
-
-
-def test_differences_at_the_end_are_an_error() -> None:
-    with pytest.raises(OutputError, match=r"does not hold what it has acknowledged.*'x'"):
-        deliveries._refuse_differences("t", Verified(["x"], []))
+            Options.of(*words)

@@ -1,10 +1,10 @@
 """Records per second into databases, beside the loader for bulk data of each database's own client.
 
-    python -m benchmarks.ours.sinks [--records 200000] [--dim 384] [--rounds 3] [--only pgvector] [--json FILE]
+    python -m benchmarks.ours.databases [--records 200000] [--dim 384] [--rounds 3] [--only pgvector] [--json FILE]
 
-The job lies in a private Redis, made by workers without a model. Ours is what `embedctl fetch JOB --to URL` does: it
-reads the job from Redis, looks at its ids, writes, and reads a sample back. The client's loader has all vectors in
-memory and writes them into an empty table, without a check of ids, a resume point or a note of their origin:
+The job lies in a private Redis, made by workers without a model. Ours is what `embedctl fetch JOB -o URL` does: it
+reads the job from Redis, looks at its ids, writes, and looks for a sample. The client's loader has all vectors in
+memory and writes them into an empty table, without a check of ids or a word on their origin:
 
 - pgvector: `COPY … FROM STDIN (FORMAT BINARY)` with `write_row`, as its README shows, into a table with a primary key
 - Qdrant, embedded: `upload_collection` with its defaults
@@ -155,7 +155,11 @@ class Lance:
         lancedb.connect(self._folder).drop_table(table)
 
 
-SINKS: dict[str, type[Postgres | Qdrant | Lance]] = {"pgvector": Postgres, "Qdrant, embedded": Qdrant, "LanceDB": Lance}
+DATABASES: dict[str, type[Postgres | Qdrant | Lance]] = {
+    "pgvector": Postgres,
+    "Qdrant, embedded": Qdrant,
+    "LanceDB": Lance,
+}
 
 
 def made_job(of: Service, records: int) -> Job:
@@ -167,16 +171,16 @@ def made_job(of: Service, records: int) -> Job:
     return job
 
 
-def measure(sink: Postgres | Qdrant | Lance, job: Job, rounds: int) -> list[dict[str, float]]:
+def measure(database: Postgres | Qdrant | Lance, job: Job, rounds: int) -> list[dict[str, float]]:
     """The seconds of both in each round."""
     vectors = job.vectors()
     ids = [f"record-{number}" for number in range(len(vectors))]
 
     def ours(table: str) -> None:
-        assert job.deliver(sink.url(table)) == len(ids)
+        assert job.deliver(database.url(table)).written == len(ids)
 
     def client(table: str) -> None:
-        sink.load(table, ids, vectors)
+        database.load(table, ids, vectors)
 
     taken = []
     for number in range(rounds):
@@ -187,8 +191,8 @@ def measure(sink: Postgres | Qdrant | Lance, job: Job, rounds: int) -> list[dict
             began = time.perf_counter()
             run(table)
             seconds[name] = time.perf_counter() - began
-            assert sink.count(table) == len(ids)
-            sink.remove(table)
+            assert database.count(table) == len(ids)
+            database.remove(table)
         taken.append(seconds)
         print(f"  round {number + 1}: ours {seconds['ours']:.1f} s, client {seconds['client']:.1f} s", flush=True)
     return taken
@@ -200,14 +204,14 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=200_000)
     parser.add_argument("--dim", type=int, default=384)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", choices=SINKS, action="append", help="a database; can be repeated")
+    parser.add_argument("--only", choices=DATABASES, action="append", help="a database; can be repeated")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results into FILE")
     options = parser.parse_args()
     results: dict[str, Any] = {"machine": machine_line(), "records": options.records, "dimensions": options.dim}
     print(f"{results['machine']}; {options.records:,} × {options.dim}", flush=True)
     with service(dim=options.dim) as of:
         job = made_job(of, options.records)
-        for label, kind in SINKS.items():
+        for label, kind in DATABASES.items():
             if options.only and label not in options.only:
                 continue
             packages = {package: version(package) for package in kind.packages}

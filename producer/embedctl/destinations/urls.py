@@ -1,4 +1,4 @@
-"""The URL of a sink. It never holds a password."""
+"""The URL of a database. It never holds a password."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _SECRETS = frozenset(("password", "passwd", "pwd", "sslpassword", "api_key", "ap
 
 
 @dataclass(frozen=True, slots=True)
-class SinkUrl:
-    """A sink's URL in parts, decoded.
+class DestinationUrl:
+    """A database's URL in parts, decoded.
 
     Attributes:
         address: host and port as they stand in the URL; empty if it names none.
@@ -64,8 +64,8 @@ class SinkUrl:
         return value
 
 
-def parse_url(text: str, *, password_fix: str, user_is_allowed: bool = False) -> SinkUrl:
-    """Read a sink's URL.
+def parse_url(text: str, *, password_fix: str, user_is_allowed: bool = False) -> DestinationUrl:
+    """Read a database's URL.
 
     Args:
         password_fix: where a password belongs, for the message.
@@ -77,17 +77,17 @@ def parse_url(text: str, *, password_fix: str, user_is_allowed: bool = False) ->
         parts = urlsplit(text)
         query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError:
-        raise SettingsError("--to can't be read as a URL; `embedctl sinks` shows the forms") from None
+        raise SettingsError("-o can't be read as a URL; `embedctl destinations` shows the forms") from None
     before, at, address = parts.netloc.rpartition("@")
     user, colon, _ = before.partition(":")
     if colon or (at and not user_is_allowed) or any(name.lower() in _SECRETS for name, _ in query):
         raise SettingsError(
-            f"the URL of --to holds a password or a key, which others can read in the list of processes: leave it out, "
+            f"the URL of -o holds a password or a key, which others can read in the list of processes: leave it out, "
             f"and {password_fix}"
         )
     if parts.fragment:
-        raise SettingsError("the URL of --to holds a '#': write it as %23")
+        raise SettingsError("the URL of -o holds a '#': write it as %23")
     names = [name for name, _ in query]
     if len(set(names)) < len(names):
-        raise SettingsError("the URL of --to has an option twice: leave one of them out")
-    return SinkUrl(text, parts.scheme.lower(), unquote(user), address, parts.path, dict(query))
+        raise SettingsError("the URL of -o has an option twice: leave one of them out")
+    return DestinationUrl(text, parts.scheme.lower(), unquote(user), address, parts.path, dict(query))

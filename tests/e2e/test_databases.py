@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import random
+import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 
-from embedctl import InputError, Job, JobFailed, MixedVectors, SettingsError, SinkRefused, enqueue_embeddings
+from embedctl import InputError, Job, JobFailed, OtherContract, SettingsError, enqueue_embeddings
 from embedctl.broker import Broker
-from embedctl.sinks import deliver as deliveries
-from embedctl_config.retry import Policy
+from embedctl.destinations.interface import Contract
+from embedctl.destinations.loop import Delivered
+from embedctl.destinations.writing import RefusedRecord
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
-from tests.support.forked import Forked
+from tests.support.databases import KINDS, Database, Lance, Postgres, QdrantByHttp, database
+from tests.support.forked import Forked, status_of_fork
 from tests.support.jobs import reference
 from tests.support.prepared import Put
 from tests.support.processes import RunEmbedctl
 from tests.support.rig import TEXTS_OF_13_CHUNKS as TEXTS
 from tests.support.rig import Encode, Rig
-from tests.support.sinks import KINDS, Database, Lance, Postgres, database
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
@@ -35,15 +42,15 @@ CHUNKS = 13
 
 @pytest.fixture
 def table(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
-    """The database that costs the least, unless a test is for others: tests/contract/sinks is for all of them."""
+    """The database that costs the least, unless a test is for others: tests/contract/destinations is for all."""
     return database(request, getattr(request, "param", "pgvector"), tmp_path)
 
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each chunk is a batch."""
-    for sink in ("postgresql.PostgresSink", "lance.LanceSink", "qdrant.QdrantSink"):
-        monkeypatch.setattr(f"embedctl.sinks.{sink}.rows_per_commit", 8, raising=False)
+    for each in ("postgresql.PostgresTable", "lancedb.LanceTable", "qdrant.QdrantCollection"):
+        monkeypatch.setattr(f"embedctl.destinations.{each}.batch_records", 8, raising=False)
 
 
 @pytest.fixture
@@ -69,20 +76,17 @@ def assert_records(table: Database, ids: Sequence[str], texts: Sequence[str]) ->
 def test_records_are_delivered_once_and_a_second_run_changes_nothing(encode: Encode, table: Database) -> None:
     texts = ["" if i in (7, 93) else f"text {i}" for i in range(100)]
     items = [{"id": f"r{i}", "text": text, "n": i, "tags": ["a", None]} for i, text in enumerate(texts)]
-    job = encode(items, keep=("n", "tags"))
-    assert job.deliver(table.url) == 98
+    job = encode(items, keep=("n", "tags"), digests=True)
+    assert job.deliver(table.url) == Delivered(written=98, failed=2)
     good = [i for i in range(100) if i not in (7, 93)]
     assert_records(table, [f"r{i}" for i in good], [texts[i] for i in good])
     rows = table.rows()
     assert rows["r50"][1] == {"n": 50, "tags": ["a", None]}
     stamps = table.stamps() if isinstance(table, Postgres) else None
-    versions = table.opened().version if isinstance(table, Lance) else None
-    assert job.deliver(table.url) == 0
+    assert job.deliver(table.url) == Delivered(written=98, failed=2), "kept fields may be others"
     assert_records(table, [f"r{i}" for i in good], [texts[i] for i in good])
     if isinstance(table, Postgres):
         assert table.stamps() == stamps
-    if isinstance(table, Lance):
-        assert table.opened().version == versions
     assert [error.id for error in job.errors()] == ["r7", "r93"]
 
 
@@ -116,55 +120,88 @@ def test_nothing_is_written_if_ids_are_missing_or_not_unique(encode: Encode, tab
 def test_one_of_several_records_with_an_id_is_written(encode: Encode, table: Database, which: str, left: int) -> None:
     items = named()
     items[99]["id"] = "r0"
-    assert encode(items).deliver(table.url, duplicates=which) == 99
+    assert encode(items).deliver(table.url, duplicates=which) == Delivered(written=99, left_out=1)
     kept = [i for i in range(100) if i != left]
     assert_records(table, [items[i]["id"] for i in kept], [TEXTS[i] for i in kept])
 
 
 def test_another_prompt_is_another_model(encode: Encode, table: Database) -> None:
     encode(named()).deliver(table.url)
-    with pytest.raises(MixedVectors):
+    with pytest.raises(OtherContract):
         encode(named(), prompt="query: ").deliver(table.url)
     assert_records(table, [f"r{i}" for i in range(100)], TEXTS)
-    assert encode(named(), prompt="query: ").deliver(table.url, allow_mixed=True) == 100
 
 
-@pytest.mark.usefixtures("small_batches")
-def test_a_delivery_goes_on_where_it_was_cut_off(
-    encode: Encode, table: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It dies after a batch was acknowledged, before or after the resume point was noted."""
-    job = encode(named())
-
-    class Killed(BaseException):
-        pass
-
-    real, left = deliveries.write_and_commit, [3, 1, 4]
-
-    def dies(sink: Any, batch: Any, chunks: int) -> None:
-        if left[0] == 0:
-            left.pop(0)
-            if len(left) == 1:
-                sink.write(batch)
-            raise Killed
-        left[0] -= 1
-        real(sink, batch, chunks)
-
-    monkeypatch.setattr(deliveries, "write_and_commit", dies)
-    for _ in range(3):
-        with pytest.raises(Killed):
-            job.deliver(table.url)
-    monkeypatch.setattr(deliveries, "write_and_commit", real)
-    assert job.deliver(table.url) == 100 - 8 * 8
+@pytest.mark.parametrize("table", ["pgvector", "qdrant-http", "lancedb"], indirect=True)
+def test_what_a_table_has_lost_is_written_again(encode: Encode, table: Database) -> None:
+    """Nothing but the table tells what it holds."""
+    job = encode(named(), digests=True)
+    assert job.deliver(table.url) == Delivered(written=100)
+    versions = table.opened().version if isinstance(table, Lance) else None
+    assert job.deliver(table.url) == Delivered(unchanged=100)
+    if isinstance(table, Lance):
+        assert table.opened().version == versions
+    destination = table.destination()
+    destination.open(Contract.of(job.status(), 16, "float32"))
+    destination.delete([row for row in destination.ids() if int(row[0][1:]) < 40])
+    destination.close()
+    assert job.deliver(table.url) == Delivered(written=40, unchanged=60)
+    assert_records(table, [f"r{i}" for i in range(100)], TEXTS)
+    table.remove()
+    assert job.deliver(table.url) == Delivered(written=100)
     assert_records(table, [f"r{i}" for i in range(100)], TEXTS)
 
 
-def test_a_table_that_was_emptied_is_filled_again(encode: Encode, table: Database) -> None:
-    job = encode(named())
-    job.deliver(table.url)
-    table.empty()
-    assert job.deliver(table.url) == 100
+def die_in(module: str, step: int, job_id: str, settings: Settings, url: str) -> None:
+    """Deliver a job, and kill this process at so many calls that a module makes, whatever they do."""
+    left = iter(range(step))
+
+    def count(frame: FrameType, event: str, called: object) -> None:
+        caller = frame.f_back if event == "call" else frame
+        is_ours = event in ("call", "c_call") and caller is not None and caller.f_globals.get("__name__") == module
+        if is_ours and next(left, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    job = Job.get(job_id, settings)
+    for each in ("postgresql.PostgresTable", "lancedb.LanceTable", "qdrant.QdrantCollection"):
+        found, _, name = each.partition(".")
+        getattr(import_module(f"embedctl.destinations.{found}"), name).batch_records = 40
+    sys.setprofile(count)
+    job.deliver(url)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("where", ["loop", "own"])
+@pytest.mark.parametrize("table", ["pgvector", "qdrant-http", "lancedb"], indirect=True)
+def test_a_walk_of_kills(encode: Encode, settings: Settings, table: Database, where: str) -> None:
+    """A process dies at some steps that are spread over all calls that the loop makes, or over those that the
+    destination makes of its client, its statements and its files. The next one goes on."""
+    job = encode(named(), digests=True)
+    own = {Postgres: "postgresql", QdrantByHttp: "qdrant", Lance: "lancedb"}[type(table)]
+    module = f"embedctl.destinations.{own if where == 'own' else where}"
+    calls, deaths = 100, 0
+    while status_of_fork(die_in, module, calls, job.id, settings, table.url) != 0:
+        calls *= 2  # until it is more than there are
+        if table.exists():
+            table.remove()
+    table.remove()
+    for step in np.linspace(0, calls, 16).astype(int).tolist():
+        deaths += status_of_fork(die_in, module, step, job.id, settings, table.url) == -signal.SIGKILL
+        if table.exists():
+            assert {*table.rows()} <= {f"r{i}" for i in range(100)}
+            if step % 3 == 0:
+                table.remove()
+    assert deaths >= 6
+    done = job.deliver(table.url)
+    assert done.written + done.unchanged == 100
     assert_records(table, [f"r{i}" for i in range(100)], TEXTS)
+    destination = table.destination()
+    contract = Contract.of(job.status(), 16, "float32")
+    destination.open(contract)
+    sources = dict(destination.ids())
+    destination.close()
+    assert sources == {f"r{i}": contract.source(hashlib.sha256(text.encode()).digest()) for i, text in enumerate(TEXTS)}
 
 
 def test_retried_records_are_delivered_by_the_next_call(
@@ -175,8 +212,9 @@ def test_retried_records_are_delivered_by_the_next_call(
     rig = Rig(worker_broker, settings, DummyBackend(dim=16))
     for chunk in range(CHUNKS):
         (failing if chunk == 5 else rig).run(job, chunk)
-    assert job.deliver(table.url) == 100 - job.status().failed
-    if job.status().failed:
+    failed = job.status().failed
+    assert job.deliver(table.url) == Delivered(written=100 - failed, failed=failed)
+    if failed:
         job.retry_failed()
         rig.run(job, CHUNKS)
     job.deliver(table.url)
@@ -192,7 +230,7 @@ def test_a_stopped_job_is_delivered_as_far_as_it_is_and_later_from_its_gap(
     for chunk in (0, 1, 3):
         rig.run(job, chunk)
     job.stop()
-    assert job.deliver(table.url) == 24
+    assert job.deliver(table.url) == Delivered(written=24, not_encoded=76)
     done = [i for chunk in (0, 1, 3) for i in range(chunk * 8, chunk * 8 + 8)]
     assert_records(table, [f"r{i}" for i in done], [TEXTS[i] for i in done])
     resumed = embedctl("submit", str(corpus), "--chunk-size", "8", "--resume", job.id)
@@ -200,7 +238,7 @@ def test_a_stopped_job_is_delivered_as_far_as_it_is_and_later_from_its_gap(
     for chunk in range(CHUNKS):
         if chunk not in (0, 1, 3):
             rig.run(job, chunk)
-    assert job.deliver(table.url) == 100 - 16
+    assert job.deliver(table.url).written == 100, "it was submitted without digests"
     assert_records(table, [f"r{i}" for i in range(100)], TEXTS)
 
 
@@ -218,14 +256,14 @@ def test_what_an_error_budget_ended_is_delivered_and_then_raised(
 
 
 def test_a_job_without_a_vector_makes_no_table(encode: Encode, table: Database) -> None:
-    assert encode(named([""] * 10)).deliver(table.url) == 0
+    assert encode(named([""] * 10)).deliver(table.url) == Delivered(failed=10)
     assert not table.exists()
 
 
 def test_the_parts_of_a_drained_job_are_delivered(encode: Encode, table: Database, tmp_path: Path) -> None:
     job = encode(named())
     job.drain(tmp_path / "parts")
-    assert job.deliver(table.url) == 100
+    assert job.deliver(table.url).written == 100
     assert_records(table, [f"r{i}" for i in range(100)], TEXTS)
     coarse = encode(named())
     coarse.drain(tmp_path / "bits", output_type="ubinary")
@@ -235,27 +273,32 @@ def test_the_parts_of_a_drained_job_are_delivered(encode: Encode, table: Databas
     whole.drain(tmp_path / "int8", output_type="int8")
     with pytest.raises(SettingsError, match="--output-type float32"):
         whole.deliver(table.url)
-    assert whole.deliver(table.url, output_type="float32") == 100
+    assert whole.deliver(table.url, output_type="float32").written == 100
 
 
-def test_a_record_that_postgres_refuses_is_named_and_those_before_it_are_there(
-    encode: Encode, table: Database, monkeypatch: pytest.MonkeyPatch
+def test_records_that_postgres_refuses_are_named_and_all_others_are_there(
+    encode: Encode, table: Database, embedctl: RunEmbedctl
 ) -> None:
-    monkeypatch.setattr(deliveries, "OUTSIDE", Policy(0.0, 0.0))
-    monkeypatch.setattr("embedctl.sinks.postgresql.PostgresSink.rows_per_commit", 8)
-    items = named()
+    items: list[dict[str, Any]] = [{**each, "title": "t"} for each in named()]
     items[42]["id"] = "nul\0here"
-    job = encode(items)
-    with pytest.raises(SinkRefused, match=r"Tried 5 times\. Records: 'nul\\x00here'\. "):
-        job.deliver(table.url)
-    assert sorted(table.rows()) == sorted(f"r{i}" for i in range(40))
+    items[77]["title"] = "nul\0there"
+    job = encode(items, keep=["title"])
+    refused: list[RefusedRecord] = []
+    assert job.deliver(table.url, refused=refused.append) == Delivered(written=98, refused=2)
+    assert [(each.position, each.id) for each in refused] == [(42, "nul\0here"), (77, "r77")]
+    assert sorted(table.rows()) == sorted(f"r{i}" for i in range(100) if i not in (42, 77))
+    done = embedctl("fetch", job.id, "-o", table.url, "--json")
+    assert done.returncode == 3, done.stderr
+    assert "record 77 (r77): refused: " in done.stderr
+    assert "; 2 were refused" in done.stderr
+    assert json.loads(done.stdout)["delivered"]["refused"] == 2
 
 
 @pytest.mark.parametrize("table", ["pgvector", "qdrant-http"], indirect=True)
 @pytest.mark.usefixtures("small_batches")
 def test_two_deliveries_of_a_job_at_once_double_nothing(encode: Encode, settings: Settings, table: Database) -> None:
-    job = encode(named())
-    wrote: list[int] = []
+    job = encode(named(), digests=True)
+    wrote: list[Delivered] = []
     threads = [
         threading.Thread(target=lambda: wrote.append(Job.get(job.id, settings).deliver(table.url))) for _ in range(3)
     ]
@@ -265,7 +308,7 @@ def test_two_deliveries_of_a_job_at_once_double_nothing(encode: Encode, settings
         thread.join(60)
     assert len(wrote) == 3
     assert_records(table, [f"r{i}" for i in range(100)], TEXTS)
-    assert job.deliver(table.url) == 0
+    assert job.deliver(table.url) == Delivered(unchanged=100)
 
 
 # The command line
@@ -275,25 +318,23 @@ def test_fetch_and_submit_deliver(
     embedctl: RunEmbedctl, start_worker: StartWorker, corpus: Path, table: Database
 ) -> None:
     start_worker()
-    done = embedctl("submit", str(corpus), "--to", table.url)
+    done = embedctl("submit", str(corpus), "-o", table.url)
     assert done.returncode == 0, done.stderr
     assert f"Wrote 100 records to {table.url}" in done.stderr
     assert_records(table, [f"r{i}" for i in range(100)], TEXTS)
-    again = embedctl("fetch", done.stdout.strip(), "--to", table.url)
+    again = embedctl("fetch", done.stdout.strip(), "-o", table.url)
     assert again.returncode == 0, again.stderr
-    assert "Wrote 0 records" in again.stderr
-    other = embedctl("submit", str(corpus), "--prompt", "query: ", "--to", table.url)
+    assert f"Wrote 0 records to {table.url}; 100 were there already" in again.stderr
+    other = embedctl("submit", str(corpus), "--prompt", "query: ", "-o", table.url)
     assert other.returncode == 65
-    assert "--allow-mixed" in other.stderr
-    job_id = other.stdout.strip()
-    assert embedctl("fetch", job_id, "--to", table.url, "--allow-mixed").returncode == 0
+    assert "choose another name" in other.stderr
 
 
 @pytest.mark.slow
 def test_run_delivers_and_lists_what_failed(embedctl: RunEmbedctl, short_folder: Path, table: Database) -> None:
     items = named(["" if i == 3 else text for i, text in enumerate(TEXTS)])
     (short_folder / "c.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
-    done = embedctl("run", "c.jsonl", "--class", "dummy", "--to", table.url, EMBEDCTL_REDIS_URL="")
+    done = embedctl("run", "c.jsonl", "--class", "dummy", "-o", table.url, EMBEDCTL_REDIS_URL="")
     assert done.returncode == 3, done.stderr
     assert "record 3 (r3): empty:" in done.stderr
     assert "Wrote 99 records" in done.stderr
@@ -305,16 +346,16 @@ def test_run_refuses_ids_before_it_starts_anything(embedctl: RunEmbedctl, short_
     items = named()
     items[5]["id"] = "r4"
     (short_folder / "c.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
-    done = embedctl("run", "c.jsonl", "--class", "dummy", "--to", table.url, EMBEDCTL_REDIS_URL="")
+    done = embedctl("run", "c.jsonl", "--class", "dummy", "-o", table.url, EMBEDCTL_REDIS_URL="")
     assert done.returncode == 2
     assert "record 5: its id is that of record 4" in done.stderr
     assert "Loading" not in done.stderr
     (short_folder / "c.txt").write_text("one\ntwo\n")
-    done = embedctl("run", "c.txt", "--class", "dummy", "--to", table.url, EMBEDCTL_REDIS_URL="")
+    done = embedctl("run", "c.txt", "--class", "dummy", "-o", table.url, EMBEDCTL_REDIS_URL="")
     assert done.returncode == 2
     assert "--duplicates position" in done.stderr
     done = embedctl(
-        "run", "c.txt", "--class", "dummy", "--to", table.url, "--duplicates", "position", EMBEDCTL_REDIS_URL=""
+        "run", "c.txt", "--class", "dummy", "-o", table.url, "--duplicates", "position", EMBEDCTL_REDIS_URL=""
     )
     assert done.returncode == 0, done.stderr
     assert sorted(label.partition(":")[2] for label in table.rows()) == ["0", "1"]
@@ -322,7 +363,7 @@ def test_run_refuses_ids_before_it_starts_anything(embedctl: RunEmbedctl, short_
 
 def test_a_database_that_is_away_has_its_own_status(embedctl: RunEmbedctl, free_port: int) -> None:
     for url in (f"postgresql://me@127.0.0.1:{free_port}/x?table=t", f"qdrant+http://127.0.0.1:{free_port}/c"):
-        done = embedctl("fetch", "20261121-000000-0000000000", "--to", url)
+        done = embedctl("fetch", "20261121-000000-0000000000", "-o", url)
         assert done.returncode == 69, done.stderr
 
 
@@ -350,10 +391,10 @@ def test_records_survive_kills_at_random_moments(
     texts = [f"t{i}" for i in range(records)]
     job = enqueue_embeddings([{"id": f"r{i}", "text": text} for i, text in enumerate(texts)], settings=settings)
     job.wait()
-    arguments = ["fetch", job.id, "--to", table.url, "-q"]
+    arguments = ["fetch", job.id, "-o", table.url, "-q"]
     log = short_folder / "fetch.log"
-    sinks = ("base:Sink", "lance:LanceSink")
-    small = Put({(f"embedctl.sinks.{sink}", "rows_per_commit"): 200 for sink in sinks})
+    classes = ("interface:Destination", "lancedb:LanceTable")
+    small = Put({(f"embedctl.destinations.{each}", "batch_records"): 200 for each in classes})
 
     def fetching() -> Forked:
         return Forked(arguments, environment, short_folder, log, log, prepare=small)
@@ -390,7 +431,7 @@ def test_records_survive_kills_at_random_moments(
     assert len(table.rows()) == records
     if isinstance(table, Postgres):
         assert table.stamps() == stamps
-    with pytest.raises(MixedVectors):
+    with pytest.raises(OtherContract):
         enqueue_one(settings).deliver(table.url)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.sinks import KINDS, Database, Lance, Postgres, database
+from tests.support.databases import KINDS, Database, Lance, Postgres, database
 
 
 @pytest.fixture(params=KINDS)

@@ -1,0 +1,201 @@
+"""The interface of a destination: where finished vectors come to rest, each under its record's id.
+
+The destination is the only witness of what it holds. No note of progress is kept anywhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from embedctl.output.about import deciding
+from embedctl.store import JobStatus
+from embedctl_config.errors import OtherContract
+from embedctl_config.fingerprint import job_fingerprint
+
+#: Vectors as they are stored: float32 or float16, records × dimensions.
+Stored = npt.NDArray[np.float32] | npt.NDArray[np.float16]
+#: An id and the source of its row; None if the row does not tell from what it was made.
+Row = tuple[str, bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What decides the vectors of a destination. Vectors of two contracts can't be compared.
+
+    Attributes:
+        fingerprint: the job's, over its model's files and the options that decide its vectors: sha256 in hexadecimal.
+        model: the name that the job was submitted with.
+        precision: what the vectors promise, such as `fp32`.
+        options: the options that decide them.
+        dim: dimensions of a vector; 0 while no worker has told them.
+        dtype: float32 or float16.
+    """
+
+    fingerprint: str
+    model: str
+    precision: str
+    options: Mapping[str, Any]
+    dim: int
+    dtype: str = "float32"
+
+    @classmethod
+    def of(cls, job: JobStatus, dim: int, dtype: str) -> Self:
+        """The contract of a job whose model is known, because a worker has claimed a chunk of it."""
+        fingerprint = job_fingerprint(job.model_fingerprint or "", job.options)
+        return cls(fingerprint, job.model, job.precision, deciding(job.options), dim, dtype)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self | None:
+        """What :attr:`text` wrote; None if it is something else."""
+        try:
+            facts = json.loads(text)
+            return cls(**{name: facts[name] for name in cls.__dataclass_fields__})
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    @property
+    def text(self) -> str:
+        """As JSON on one line."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @property
+    def digest(self) -> bytes:
+        """16 bytes of SHA-256 over what decides a stored vector. The name of a model and a promise decide none, and the
+        dimensions follow from the fingerprint."""
+        return hashlib.sha256(json.dumps([self.fingerprint, self.dtype]).encode()).digest()[:16]
+
+    def source(self, text_digest: bytes) -> bytes:
+        """From what a row is made: 16 bytes of SHA-256 over the contract and the SHA-256 of a text."""
+        return hashlib.sha256(self.digest + text_digest).digest()[:16]
+
+    def refuse_other(self, found: Contract | None, name: str) -> None:
+        """Refuse a destination that is bound otherwise.
+
+        Args:
+            found: its contract; None if it holds records, and nothing tells what made them.
+            name: of the destination.
+
+        Raises:
+            OtherContract: it is not bound to this one.
+        """
+        if found is None:
+            raise OtherContract(
+                f"{name} holds records, and nothing there tells what model made their vectors: choose another name, "
+                "which is made if it does not exist"
+            )
+        if found.digest != self.digest or (self.dim and found.dim != self.dim):
+            raise OtherContract(
+                f"{name} is bound to vectors of {found.in_words}, and these are of {self.in_words}. Vectors of two "
+                "models, or of two prompts, can't be compared: choose another name"
+            )
+
+    @property
+    def in_words(self) -> str:
+        """For people."""
+        options = ", ".join(f"{name} {value!r}" for name, value in sorted(self.options.items()) if value is not None)
+        dims = f"{self.dim} × {self.dtype}" if self.dim else self.dtype
+        return f"{self.model} ({options}; {dims}; fingerprint {self.fingerprint[:12]})"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Records that are written and made durable together. No id occurs twice.
+
+    Attributes:
+        vectors: in the type of the contract; all finite.
+        sources: from what each row is made; None if the job has no digests of its texts.
+        kept: each record's kept fields as a JSON object; None if the job keeps none.
+        positions: int64, of the records in the job.
+    """
+
+    ids: Sequence[str]
+    vectors: Stored
+    sources: Sequence[bytes] | None = None
+    kept: Sequence[str] | None = None
+    positions: npt.NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def part(self, rows: slice | npt.NDArray[np.int64]) -> Batch:
+        """Some of its records."""
+        at = np.arange(len(self))[rows].tolist()
+        return replace(
+            self,
+            ids=[self.ids[row] for row in at],
+            vectors=self.vectors[rows],
+            sources=None if self.sources is None else [self.sources[row] for row in at],
+            kept=None if self.kept is None else [self.kept[row] for row in at],
+            positions=None if self.positions is None else self.positions[rows],
+        )
+
+    @property
+    def rows(self) -> list[Row]:
+        """The ids and sources."""
+        sources: Sequence[bytes | None] = self.sources or [None] * len(self)
+        return list(zip(self.ids, sources, strict=True))
+
+
+class Destination(ABC):
+    """A place that takes records by their ids: a record whose id is there replaces the one there.
+
+    It is made from a URL and the settings, which opens nothing. :meth:`open` comes first, and :meth:`close` last in any
+    case. Every method but :meth:`close` may be called again after any failure, also by another process.
+
+    Every method raises DestinationUnavailable for what may pass: it can't be reached, has no room, or was disturbed by
+    another client. It raises DestinationRefused for what it will never take, and another OutputError for what is wrong
+    with all records, such as a missing column. None of them may contain a password.
+    """
+
+    #: What it is called for people: its URL, without secrets.
+    name: str
+    #: A batch has about so many records, and no more than about so many bytes of vectors, ids and kept fields.
+    batch_records: int = 5_000
+    batch_bytes: int = 128 * 1024 * 1024
+
+    @abstractmethod
+    def open(self, contract: Contract | None) -> bool:
+        """Create or open it. Afterwards it is bound to this contract, also against a second creator.
+
+        Args:
+            contract: with 0 dimensions, only what is there is opened, and nothing is created. None: see beforehand that
+                it can be reached, as far as that costs nothing.
+
+        Returns:
+            Whether it holds rows.
+
+        Raises:
+            OtherContract: it is bound to another contract, or holds records that are bound to none.
+            OutputError: it has other columns.
+        """
+
+    @abstractmethod
+    def sources(self, ids: Sequence[str]) -> Mapping[str, bytes | None]:
+        """The sources of those rows that are there, of not more ids than a batch has."""
+
+    @abstractmethod
+    def ids(self) -> Iterator[Row]:
+        """All rows, in any order, with bounded memory."""
+
+    @abstractmethod
+    def write(self, batch: Batch) -> None:
+        """Write a batch of at least one record. On return it is durable. The same batch twice changes nothing.
+
+        If it raises, any part of the batch may be written.
+        """
+
+    @abstractmethod
+    def delete(self, rows: Sequence[Row]) -> int:
+        """Delete, durably, those rows whose id and source are still these; returns how many."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish what only the end can, and free what :meth:`open` took. May be repeated."""

@@ -1,0 +1,230 @@
+"""`lancedb://`: a table of LanceDB in a folder. One process writes to it at a time."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from embedctl.destinations.interface import Batch, Contract, Destination, Row
+from embedctl.destinations.urls import DestinationUrl
+from embedctl.output.parts import locked
+from embedctl_config import durable
+from embedctl_config.errors import (
+    DestinationRefused,
+    DestinationUnavailable,
+    MissingExtra,
+    OtherContract,
+    OutputError,
+    SettingsError,
+)
+from embedctl_config.settings import Settings
+
+try:
+    import lancedb
+    import pyarrow as pa
+except ImportError as error:
+    raise MissingExtra("lancedb", "lancedb://") from error
+
+#: The contract in the table's metadata.
+_CONTRACT = "embedctl"
+#: In LanceDB's message if the file system failed, such as a full disk.
+_IO_ERROR = "LanceError(IO)"
+_SOURCE = re.compile(r", /\S+\.rs:\d+(:\d+)?$")
+#: Rows that are listed together.
+_LISTED = 10_000
+
+
+class LanceTable(Destination):
+    """A table with the columns id (text), embedding (float32 or float16), metadata (kept fields as JSON) and source
+    (hexadecimal text).
+
+    The lock is a file beside the table, `.TABLE.lock`.
+    """
+
+    #: Each write makes a version of the table, and reads all its ids.
+    batch_records = 25_000
+
+    def __init__(self, url: DestinationUrl, settings: Settings) -> None:
+        url.only("table")
+        self._table_name = url.needed("table")
+        if url.address:
+            raise SettingsError(f"{url}: LanceDB is in a folder here: write lancedb:///FOLDER, or lancedb:FOLDER")
+        self._folder = Path(unquote(url.path))
+        if not self._folder.name:
+            raise SettingsError(f"{url}: name the database's folder, as lancedb:///FOLDER?table=TABLE")
+        self.name = str(url)
+        self._stack = ExitStack()
+        self._table: Any = None
+        #: When each file was changed that is on the disk.
+        self._synced: dict[str, int] = {}
+        self._changed = False
+
+    def open(self, contract: Contract | None) -> bool:
+        if contract is None:
+            self._check_folder()
+            return False
+        with self._explained():
+            if not contract.dim and not (self._folder / f"{self._table_name}.lance").is_dir():
+                return False
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._stack.close()  # of a try that failed
+            self._stack.enter_context(locked(self._folder / self._table_name))
+            self._table = self._opened(contract)
+            if self._table is None:
+                return False
+            holds_rows: bool = self._table.count_rows() > 0
+            facts = {key.decode(): value.decode() for key, value in (self._table.schema.metadata or {}).items()}
+            found = Contract.from_json(facts.get(_CONTRACT, ""))
+            if found is None and not holds_rows:  # a table's metadata can't be changed here
+                raise OtherContract(
+                    f"{self.name} is empty, and was not made by embedctl: remove it, and it is made again"
+                )
+            contract.refuse_other(found, self.name)
+            if contract.dim:
+                self._check_columns(contract)
+            # Also what a process left that died before it had synced it.
+            self._sync()
+            return holds_rows
+
+    def sources(self, ids: Sequence[str]) -> Mapping[str, bytes | None]:
+        with self._explained():
+            query = self._table.search().where(_among(ids)).select(["id", "source"])
+            return dict(_rows_of(query.limit(len(ids)).to_arrow()))
+
+    def ids(self) -> Iterator[Row]:
+        with self._explained():
+            query = self._table.search().select(["id", "source"]).limit(self._table.count_rows())
+            for batch in query.to_batches(_LISTED):
+                yield from _rows_of(batch)
+
+    def write(self, batch: Batch) -> None:
+        with self._explained():
+            (
+                self._table.merge_insert("id")
+                .when_matched_update_all()
+                .when_not_matched_insert_all()
+                .execute(self._rows(batch))
+            )
+            self._sync()
+        self._changed = True
+
+    def delete(self, rows: Sequence[Row]) -> int:
+        # The lock keeps other writers away in between.
+        found = self.sources([label for label, _ in rows])
+        same = [label for label, source in rows if label in found and found[label] == source]
+        if same:
+            with self._explained():
+                self._table.delete(_among(same))
+                self._sync()
+            self._changed = True
+        return len(same)
+
+    def close(self) -> None:
+        try:
+            if self._changed:
+                with self._explained():
+                    # Once, at the end: it gathers the files of all batches into fewer ones.
+                    self._table.optimize()
+                    self._sync()
+        finally:
+            self._changed, self._table = False, None
+            self._stack.close()
+
+    def _check_folder(self) -> None:
+        there = next(each for each in (self._folder.absolute(), *self._folder.absolute().parents) if each.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            raise OutputError(f"{self.name} can't be written: {there} is no folder, or permission is denied")
+
+    def _opened(self, contract: Contract) -> Any:
+        database = lancedb.connect(self._folder)
+        try:
+            return database.open_table(self._table_name)
+        except ValueError as error:
+            if "was not found" not in str(error):
+                raise
+        # There may be a folder of the name: of a process that died while it made the table.
+        return database.create_table(self._table_name, schema=_schema(contract)) if contract.dim else None
+
+    def _check_columns(self, contract: Contract) -> None:
+        schema, expected = self._table.schema, _schema(contract)
+        if schema.remove_metadata() != expected.remove_metadata():
+            raise OutputError(
+                f"{self.name}: the table has the columns {_in_words(schema)}, and needs {_in_words(expected)}: choose "
+                "another table, which is made if it does not exist"
+            )
+
+    def _rows(self, batch: Batch) -> pa.Table:
+        schema = self._table.schema
+        kind = schema.field("embedding").type
+        vectors = pa.FixedSizeListArray.from_arrays(pa.array(batch.vectors.ravel()), kind.list_size)
+        kept: Sequence[str | None] = batch.kept or [None] * len(batch)
+        sources = [None if source is None else source.hex() for _, source in batch.rows]
+        columns = [
+            pa.array(batch.ids, pa.string()),
+            vectors,
+            pa.array(kept, pa.string()),
+            pa.array(sources, pa.string()),
+        ]
+        return pa.table(columns, schema=schema.remove_metadata())
+
+    def _sync(self) -> None:
+        """Sync the files of the newest version, its manifest and their folders: LanceDB leaves them to the kernel."""
+        for folder, _, names in os.walk(self._folder / f"{self._table_name}.lance"):
+            found = {path: os.stat(path).st_mtime_ns for path in (os.path.join(folder, name) for name in names)}  # noqa: PTH116, PTH118  (a table has many)
+            fresh = found.items() - self._synced.items()
+            for path, _ in fresh:
+                with open(path, "rb") as stream:  # noqa: PTH123  (as above)
+                    os.fsync(stream.fileno())
+            if fresh:
+                durable.sync_folder(Path(folder))
+                self._synced.update(fresh)
+        durable.sync_folder(self._folder)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (OutputError, MissingExtra):
+            raise
+        except OSError as error:
+            raise DestinationUnavailable(f"{self.name}: {error.strerror or _first_line(error)}") from error
+        except (ValueError, RuntimeError, pa.ArrowException) as error:  # what LanceDB raises
+            if _IO_ERROR in str(error):
+                raise DestinationUnavailable(f"{self.name}: {_first_line(error)}") from error
+            raise DestinationRefused(f"{self.name} refuses it: {_first_line(error)}") from error
+
+
+def _schema(contract: Contract) -> pa.Schema:
+    kind = pa.float16() if contract.dtype == "float16" else pa.float32()
+    fields = [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("embedding", pa.list_(kind, contract.dim)),
+        pa.field("metadata", pa.string()),
+        pa.field("source", pa.string()),
+    ]
+    return pa.schema(fields, {_CONTRACT: contract.text})
+
+
+def _in_words(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+def _rows_of(table: Any) -> Iterator[Row]:
+    for label, source in zip(table["id"].to_pylist(), table["source"].to_pylist(), strict=True):
+        yield label, None if source is None else bytes.fromhex(source)
+
+
+def _among(ids: Sequence[str]) -> str:
+    words = ", ".join("'" + label.replace("'", "''") + "'" for label in ids)
+    return f"id IN ({words})"
+
+
+def _first_line(error: Exception) -> str:
+    """What went wrong, without the line of LanceDB's source where it did."""
+    said = next(iter(str(error).splitlines()), "") or type(error).__name__
+    return _SOURCE.sub("", said)

@@ -1,0 +1,309 @@
+"""`postgresql://`: a table of PostgreSQL with pgvector. A batch is one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from embedctl.destinations.interface import Batch, Contract, Destination, Row
+from embedctl.destinations.urls import DestinationUrl
+from embedctl_config.errors import (
+    DestinationRefused,
+    DestinationUnavailable,
+    MissingExtra,
+    OutputError,
+    SettingsError,
+)
+from embedctl_config.settings import Settings
+
+try:
+    import psycopg
+    from pgvector import HalfVector, Vector
+    from pgvector.psycopg import register_vector
+    from psycopg import sql
+except ImportError as error:
+    raise MissingExtra("pgvector", "postgresql://") from error
+
+#: How long a connection may take unless the URL says otherwise (seconds).
+_CONNECT_S = 10
+#: The contracts of a schema's tables, in that schema: whatever a role's search path is, a table is bound once.
+_CONTRACTS = "embedctl_contracts"
+_BATCH, _COMMA = sql.Identifier("embedctl_batch"), sql.SQL(", ")
+#: Locks that last to the end of the transaction: of making tables, and, plus a table's number, of writing to it.
+_MAKING, _WRITING = 0x656D6264 << 32, 0x656D6265 << 32
+#: Classes of errors that are about what is written: data, a constraint, a limit such as an id too long for an index, a
+#: view's check, and what a trigger raises.
+_OF_DATA = ("22", "23", "54", "44", "P0")
+#: Rows that are fetched together.
+_FETCHED = 20_000
+#: The columns that are ours.
+_ID, _EMBEDDING, _METADATA, _SOURCE = "id", "embedding", "metadata", "source"
+
+
+class PostgresTable(Destination):
+    """A table with the columns id (text, unique), embedding (vector or halfvec), source (bytea) and metadata
+    (jsonb: kept fields). Columns that are not ours stay as they are."""
+
+    def __init__(self, url: DestinationUrl, settings: Settings) -> None:
+        table = url.needed("table").split(".")
+        if len(table) > 2 or not all(table):
+            raise SettingsError(f"{url}: table is a name, or schema.name")
+        self._table = sql.Identifier(*table)
+        self._quoted = ".".join('"' + part.replace('"', '""') + '"' for part in table)
+        self.name = str(url)
+        query = {name: value for name, value in url.query.items() if name != "table"}
+        query.setdefault("connect_timeout", str(_CONNECT_S))
+        query.setdefault("application_name", "embedctl")
+        self._conninfo = str(url).partition("?")[0] + f"?{urlencode(query, quote_via=quote)}"
+        self._connection: psycopg.Connection[Any] | None = None
+        self._contract = Contract("", "", "", {}, 0)
+        self._contracts = sql.Identifier(_CONTRACTS)
+        self._number = 0
+        self._columns: tuple[str, ...] = ()
+
+    def open(self, contract: Contract | None) -> bool:
+        with self._transaction() as cursor:
+            if contract is None:
+                return False
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_MAKING,))
+            self._contract = contract
+            return self._opened(cursor)
+
+    def sources(self, ids: Sequence[str]) -> Mapping[str, bytes | None]:
+        with self._transaction() as cursor:
+            # Text can't hold a NUL, so no row has such an id.
+            held = [label for label in ids if "\0" not in label]
+            found = cursor.execute(sql.SQL("SELECT id, source FROM {} WHERE id = ANY(%s)").format(self._table), (held,))
+            return dict(found.fetchall())
+
+    def ids(self) -> Iterator[Row]:
+        # In a connection of its own, so that rows may be deleted meanwhile.
+        with (
+            self._explained(),
+            psycopg.connect(self._conninfo, prepare_threshold=None) as connection,
+            connection.cursor("embedctl_rows", binary=True) as cursor,
+        ):
+            cursor.itersize = _FETCHED
+            yield from cursor.execute(sql.SQL("SELECT id, source FROM {}").format(self._table))
+
+    def write(self, batch: Batch) -> None:
+        if batch.kept is not None and _METADATA not in self._columns:
+            raise OutputError(
+                f"{self.name}: kept fields need a column {_METADATA} of the type jsonb: add it, or omit --keep"
+            )
+        with self._transaction() as cursor:
+            self._lock(cursor)
+            cursor.execute(
+                sql.SQL(
+                    "CREATE TEMP TABLE {} (id text, embedding {}, metadata text, source bytea) ON COMMIT DROP"
+                ).format(_BATCH, self._type())
+            )
+            with cursor.copy(
+                sql.SQL("COPY {} (id, embedding, metadata, source) FROM STDIN (FORMAT BINARY)").format(_BATCH)
+            ) as copy:
+                copy.set_types(["text", self._type_name, "text", "bytea"])
+                kept: Sequence[str | None] = batch.kept or [None] * len(batch)
+                for (label, source), vector, fields in zip(batch.rows, self._vectors(batch), kept, strict=True):
+                    copy.write_row((label, vector, fields, source))
+            cursor.execute(self._upsert())
+
+    def delete(self, rows: Sequence[Row]) -> int:
+        with self._transaction() as cursor:
+            self._lock(cursor)
+            cursor.execute(
+                sql.SQL(
+                    "DELETE FROM {} AS t USING unnest(%s::text[], %s::bytea[]) AS gone (id, source) "
+                    "WHERE t.id = gone.id AND t.source IS NOT DISTINCT FROM gone.source"
+                ).format(self._table),
+                ([label for label, _ in rows], [source for _, source in rows]),
+            )
+            return cursor.rowcount
+
+    def close(self) -> None:
+        if self._connection is not None:
+            with suppress(psycopg.Error):
+                self._connection.close()
+            self._connection = None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[psycopg.Cursor[Any]]:
+        """One that is durable when the block ends."""
+        with self._explained():
+            connection = self._connected()
+            with connection.transaction(), connection.cursor() as cursor:
+                # A role's default may be not to wait for the disk, or to wait for more than that.
+                cursor.execute(
+                    "SELECT set_config('synchronous_commit', 'on', true) "
+                    "WHERE current_setting('synchronous_commit') IN ('off', 'local')"
+                )
+                yield cursor
+
+    def _connected(self) -> psycopg.Connection[Any]:
+        if self._connection is None or self._connection.closed:
+            # No prepared statements, so that a pooler may hand each transaction to another server process.
+            self._connection = psycopg.connect(self._conninfo, prepare_threshold=None)
+            if self._number:
+                register_vector(self._connection)
+                self._connection.rollback()
+        return self._connection
+
+    @property
+    def _type_name(self) -> str:
+        return "halfvec" if self._contract.dtype == "float16" else "vector"
+
+    def _type(self) -> sql.Composed:
+        return sql.SQL("{}({})").format(sql.SQL(self._type_name), sql.Literal(self._contract.dim))
+
+    def _vectors(self, batch: Batch) -> Iterator[Vector | HalfVector]:
+        # All at once into the order of bytes that goes over the wire, which otherwise each vector is brought into.
+        if self._contract.dtype == "float16":
+            return map(HalfVector, batch.vectors.astype(">f2"))
+        return map(Vector, batch.vectors.astype(">f4"))
+
+    def _lock(self, cursor: psycopg.Cursor[Any]) -> None:
+        """Keep other deliveries to this table waiting until the transaction ends: two would lock rows crosswise.
+
+        Raises:
+            OutputError: the table was dropped, or made again, since it was opened.
+        """
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_WRITING + self._number,))
+        found = cursor.execute(
+            sql.SQL('SELECT FROM {} WHERE "table" = to_regclass(%s) AND "table" = %s::oid AND digest = %s').format(
+                self._contracts
+            ),
+            (self._quoted, self._number, self._contract.digest),
+        ).rowcount
+        if not found:
+            raise OutputError(f"{self.name}: the table was dropped or replaced meanwhile: run the command again")
+
+    def _upsert(self) -> sql.Composed:
+        others = self._columns[1:]
+        values = [sql.SQL("metadata::jsonb") if name == _METADATA else sql.Identifier(name) for name in self._columns]
+        return sql.SQL(
+            "INSERT INTO {table} AS t ({columns}) SELECT {values} FROM {batch} ORDER BY id "
+            "ON CONFLICT (id) DO UPDATE SET {changes} WHERE ({old}) IS DISTINCT FROM ({new})"
+        ).format(
+            table=self._table,
+            columns=_COMMA.join(map(sql.Identifier, self._columns)),
+            values=_COMMA.join(values),
+            batch=_BATCH,
+            changes=_COMMA.join(sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in others),
+            old=_COMMA.join(sql.Identifier("t", name) for name in others),
+            new=_COMMA.join(sql.Identifier("excluded", name) for name in others),
+        )
+
+    def _opened(self, cursor: psycopg.Cursor[Any]) -> bool:
+        """Make what is missing, and check what is there. It all becomes visible at once."""
+        if not self._find(cursor):
+            if not self._contract.dim:
+                return False
+            self._make_extension(cursor)
+            cursor.execute(
+                sql.SQL(
+                    "CREATE TABLE {} (id text, embedding {} NOT NULL, metadata jsonb, source bytea, "
+                    "PRIMARY KEY (id) INCLUDE (source))"
+                ).format(self._table, self._type())
+            )
+            self._find(cursor)
+        register_vector(self._connected())
+        holds_rows = cursor.execute(sql.SQL("SELECT FROM {} LIMIT 1").format(self._table)).rowcount > 0
+        found = self._found_contract(cursor)
+        if found is not None or holds_rows:
+            self._contract.refuse_other(found, self.name)
+        elif self._contract.dim:
+            cursor.execute(
+                sql.SQL('INSERT INTO {} ("table", contract, digest) VALUES (%s::oid, %s::jsonb, %s)').format(
+                    self._contracts
+                ),
+                (self._number, self._contract.text, self._contract.digest),
+            )
+        else:
+            return False
+        if self._contract.dim:
+            self._check_columns(cursor)
+        return holds_rows
+
+    def _make_extension(self, cursor: psycopg.Cursor[Any]) -> None:
+        if cursor.execute("SELECT FROM pg_extension WHERE extname = 'vector'").rowcount:
+            return
+        try:
+            cursor.execute("CREATE EXTENSION vector")
+        except psycopg.Error as error:
+            raise OutputError(
+                f"{self.name}: the database has no extension pgvector, and this user can't make it "
+                f"({_reason(error)}): let an administrator run CREATE EXTENSION vector"
+            ) from error
+
+    def _find(self, cursor: psycopg.Cursor[Any]) -> bool:
+        """Find the table and its schema; whether it exists."""
+        row = cursor.execute(
+            "SELECT c.oid, nspname FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace "
+            "WHERE c.oid = to_regclass(%s)",
+            (self._quoted,),
+        ).fetchone()
+        if row is not None:
+            self._number, self._contracts = row[0], sql.Identifier(row[1], _CONTRACTS)
+        return row is not None
+
+    def _found_contract(self, cursor: psycopg.Cursor[Any]) -> Contract | None:
+        # IF NOT EXISTS would ask for the right to make tables even if there is one.
+        name = self._contracts.as_string(cursor)
+        if cursor.execute("SELECT to_regclass(%s)", (name,)).fetchone() == (None,):
+            cursor.execute(
+                sql.SQL(
+                    'CREATE TABLE {} ("table" regclass PRIMARY KEY, contract jsonb NOT NULL, digest bytea NOT NULL)'
+                ).format(self._contracts)
+            )
+        row = cursor.execute(
+            sql.SQL('SELECT contract::text FROM {} WHERE "table" = %s::oid').format(self._contracts), (self._number,)
+        ).fetchone()
+        return None if row is None else Contract.from_json(row[0])
+
+    def _check_columns(self, cursor: psycopg.Cursor[Any]) -> None:
+        """Refuse a table that was made by someone else, if it lacks what is needed."""
+        rows = cursor.execute(
+            "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
+            "WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped",
+            (self._number,),
+        ).fetchall()
+        types: dict[str, str] = {name: kind.rpartition(".")[2] for name, kind in rows}
+        kind = self._type_name
+        expected = {_ID: ("text",), _SOURCE: ("bytea",), _EMBEDDING: (f"{kind}({self._contract.dim})", kind)}
+        for name, allowed in expected.items():
+            if types.get(name) not in allowed:
+                raise OutputError(
+                    f"{self.name}: the table needs a column {name} of the type {allowed[0]}, and it has "
+                    f"{types.get(name, 'none')}: add it with ALTER TABLE, or choose a table that does not exist yet"
+                )
+        ours = (_ID, _EMBEDDING, _SOURCE)
+        self._columns = (*ours, _METADATA) if types.get(_METADATA) == "jsonb" else ours
+        unique = cursor.execute(
+            "SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0] "
+            "WHERE i.indrelid = %s AND i.indisunique AND i.indnkeyatts = 1 AND i.indpred IS NULL AND a.attname = %s",
+            (self._number, _ID),
+        ).rowcount
+        if not unique:
+            raise OutputError(
+                f"{self.name}: the column id is not unique: make it so with ALTER TABLE … ADD UNIQUE (id)"
+            )
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            kind = (error.sqlstate or "")[:2]
+            # Without a state, the client refuses a value, such as a text with a NUL.
+            if kind in _OF_DATA or (isinstance(error, psycopg.DataError) and not kind):
+                raise DestinationRefused(f"{self.name} refuses it: {_reason(error)}") from error
+            if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+                raise DestinationUnavailable(f"{self.name}: {_reason(error)}") from error
+            raise OutputError(f"{self.name}: {_reason(error)}") from error
+
+
+def _reason(error: psycopg.Error) -> str:
+    """What PostgreSQL says, on one line; its DETAIL would repeat a record's content."""
+    said = error.diag.message_primary or str(error)
+    return " ".join(said.split()) or type(error).__name__

@@ -1,0 +1,257 @@
+"""`qdrant+http://` and `qdrant://`: a collection of Qdrant, on a server or in a folder."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import unquote
+
+from embedctl.destinations.interface import Batch, Contract, Destination, Row
+from embedctl.destinations.urls import DestinationUrl
+from embedctl_config.errors import (
+    DestinationRefused,
+    DestinationUnavailable,
+    MissingExtra,
+    OtherContract,
+    OutputError,
+    SettingsError,
+)
+from embedctl_config.settings import Settings
+
+try:
+    from qdrant_client import QdrantClient, models
+    from qdrant_client.common.client_exceptions import QdrantException
+    from qdrant_client.http.exceptions import ApiException, UnexpectedResponse
+except ImportError as error:
+    raise MissingExtra("qdrant", "Qdrant") from error
+
+#: The contract in a collection's metadata, and the source in a point's payload, as hexadecimal.
+_CONTRACT, _SOURCE = "embedctl", "embedctl_source"
+#: How long a server may take for an answer (seconds).
+_ANSWER_S = 60
+#: Points that are listed together.
+_LISTED = 1_000
+_DISTANCES = {
+    "cosine": models.Distance.COSINE,
+    "dot": models.Distance.DOT,
+    "euclid": models.Distance.EUCLID,
+    "manhattan": models.Distance.MANHATTAN,
+}
+#: Statuses that may pass: request timeout, too many requests, and what a server has to mend.
+_PASSING = (408, 429)
+
+
+class QdrantCollection(Destination):
+    """An alias of a collection whose points have one unnamed vector, and as payload `id`, the source and kept fields.
+
+    The collection is named after the alias and the contract, so no collection ever holds vectors of two contracts,
+    and the alias decides which of several is the destination. A point's number or UUID follows from the record's id, so
+    a batch that is written again replaces itself.
+    """
+
+    #: A server refuses requests of 32 MiB. JSON takes up to 24 bytes for each component of 4.
+    batch_bytes = 1_400_000
+
+    def __init__(self, url: DestinationUrl, settings: Settings) -> None:
+        self.name = str(url)
+        self._options: dict[str, Any]
+        if url.scheme == "qdrant":
+            url.only("collection", "distance")
+            if url.address or not url.path.strip("/"):
+                raise SettingsError(f"{url}: write qdrant:///FOLDER?collection=NAME, or qdrant+http:// for a server")
+            self._alias = url.needed("collection")
+            self._options = {"path": unquote(url.path)}
+        else:
+            url.only("distance")
+            self._alias = unquote(url.path.strip("/"))
+            if not url.address or not self._alias or "/" in self._alias:
+                raise SettingsError(f"{url}: write {url.scheme}://HOST[:PORT]/COLLECTION")
+            self._options = {
+                "url": f"{url.scheme.partition('+')[2]}://{url.address}",
+                "api_key": settings.qdrant_api_key or None,
+                "timeout": _ANSWER_S,
+                "check_compatibility": False,
+            }
+        self._distance = _DISTANCES[url.one_of("distance", tuple(_DISTANCES))]
+        self._client: QdrantClient | None = None
+        self._contract = Contract("", "", "", {}, 0)
+        self._collection = ""
+
+    def open(self, contract: Contract | None) -> bool:
+        with self._explained() as client:
+            found = self._aliased(client)
+            if contract is None:
+                return False
+            self._contract = contract
+            if not found and client.collection_exists(self._alias):
+                found = self._aliased(client)  # another process may have made it
+                if not found:
+                    raise OtherContract(
+                        f"{self.name}: a collection has this name, and nothing there tells the model of its vectors. "
+                        "Choose another name, which becomes an alias"
+                    )
+            if not found:
+                if not contract.dim:
+                    return False
+                self._make(client)
+                found = self._aliased(client)
+            self._collection = found
+            info = client.get_collection(found)
+            bound = Contract.from_json(json.dumps((info.config.metadata or {}).get(_CONTRACT)))
+            if bound is not None or found != self._own_name:  # servers before 1.16 keep no metadata
+                contract.refuse_other(bound, self.name)
+            self._check_vectors(info.config.params.vectors)
+            return client.count(found, exact=True).count > 0
+
+    def sources(self, ids: Sequence[str]) -> Mapping[str, bytes | None]:
+        with self._explained() as client:
+            points = client.retrieve(
+                self._collection,
+                [self._point(label) for label in ids],
+                with_payload=["id", _SOURCE],
+                with_vectors=False,
+            )
+            return dict(map(_row_of, points))
+
+    def ids(self) -> Iterator[Row]:
+        after: Any = None
+        while True:
+            with self._explained() as client:
+                points, after = client.scroll(
+                    self._collection, limit=_LISTED, offset=after, with_payload=["id", _SOURCE], with_vectors=False
+                )
+            yield from map(_row_of, points)
+            if after is None:
+                return
+
+    def write(self, batch: Batch) -> None:
+        with self._explained() as client:
+            points = models.Batch(
+                ids=[self._point(label) for label in batch.ids],
+                vectors=batch.vectors.tolist(),
+                payloads=list(_payloads(batch)),
+            )
+            client.upsert(self._collection, points, wait=True, ordering=models.WriteOrdering.STRONG)
+            # Of two creators, the last one has the alias.
+            if (now := self._aliased(client)) != self._collection:
+                raise OtherContract(f"{self.name}: the alias was moved to {now or 'nothing'} meanwhile")
+
+    def delete(self, rows: Sequence[Row]) -> int:
+        same = models.Filter(should=[self._is_still(*row) for row in rows])
+        with self._explained() as client:
+            found = client.count(self._collection, count_filter=same, exact=True).count
+            if found:
+                selected = models.FilterSelector(filter=same)
+                client.delete(self._collection, selected, wait=True, ordering=models.WriteOrdering.STRONG)
+            return found
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _aliased(self, client: QdrantClient) -> str:
+        """The collection that has the alias now; empty if none has."""
+        found = {each.alias_name: each.collection_name for each in client.get_aliases().aliases}
+        return found.get(self._alias, "")
+
+    @property
+    def _own_name(self) -> str:
+        return f"{self._alias}--{self._contract.digest.hex()[:8]}"
+
+    def _make(self, client: QdrantClient) -> None:
+        kind = models.Datatype.FLOAT16 if self._contract.dtype == "float16" else models.Datatype.FLOAT32
+        vectors = models.VectorParams(size=self._contract.dim, distance=self._distance, datatype=kind)
+        try:
+            metadata = {_CONTRACT: json.loads(self._contract.text)}
+            client.create_collection(self._own_name, vectors_config=vectors, metadata=metadata)
+        except (UnexpectedResponse, ValueError):
+            if not client.collection_exists(self._own_name):  # another process may have made it
+                raise
+        alias = models.CreateAlias(collection_name=self._own_name, alias_name=self._alias)
+        client.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
+
+    def _check_vectors(self, vectors: object) -> None:
+        """See that the collection has what :meth:`_make` makes."""
+        half = isinstance(vectors, models.VectorParams) and vectors.datatype is models.Datatype.FLOAT16
+        if (
+            not isinstance(vectors, models.VectorParams)
+            or self._contract.dim not in (0, vectors.size)
+            or half is not (self._contract.dtype == "float16")
+        ):
+            raise OutputError(f"{self.name}: the collection {self._collection} was changed: it has {vectors}")
+        self._distance = vectors.distance
+
+    def _point(self, label: str) -> int | str:
+        return point_id(self._alias, label)
+
+    def _is_still(self, label: str, source: bytes | None) -> models.Filter:
+        same: models.Condition = models.IsEmptyCondition(is_empty=models.PayloadField(key=_SOURCE))
+        if source is not None:
+            same = models.FieldCondition(key=_SOURCE, match=models.MatchValue(value=source.hex()))
+        return models.Filter(must=[models.HasIdCondition(has_id=[self._point(label)]), same])
+
+    @contextmanager
+    def _explained(self) -> Iterator[QdrantClient]:
+        try:
+            if self._client is None:
+                self._client = QdrantClient(**self._options)
+            yield self._client
+        except UnexpectedResponse as error:
+            status = error.status_code or 0
+            if status in (401, 403):
+                raise DestinationUnavailable(
+                    f"{self.name}: the server does not let this client in ({status}): set QDRANT_API_KEY"
+                ) from error
+            words = f"{status} {error.reason_phrase}: {_said(error.content)}"
+            if status in _PASSING or status >= 500:
+                raise DestinationUnavailable(f"{self.name}: {words}") from error
+            raise DestinationRefused(f"{self.name} refuses it: {words}") from error
+        except (ApiException, QdrantException) as error:  # also: it asks to come again later
+            raise DestinationUnavailable(f"{self.name} can't be reached: {_first_line(error)}") from error
+        except OSError as error:
+            raise DestinationUnavailable(f"{self.name}: {error.strerror or _first_line(error)}") from error
+        except RuntimeError as error:  # a folder that another process uses
+            raise DestinationUnavailable(f"{self.name}: {_first_line(error)}") from error
+        except ValueError as error:  # the client's own checks, and those of local mode
+            raise DestinationRefused(f"{self.name} refuses it: {_first_line(error)}") from error
+
+
+def point_id(collection: str, label: str) -> int | str:
+    """The id of a record's point: Qdrant takes whole numbers of 64 bits and UUIDs alone.
+
+    Two different labels never have the same point: only the usual spelling of a number or a UUID stands for itself.
+    """
+    if label.isascii() and label.isdecimal() and len(label) <= 20 and str(int(label)) == label and int(label) < 2**64:
+        return int(label)
+    try:
+        if str(uuid.UUID(label)) == label:
+            return label
+    except ValueError:
+        pass
+    space = uuid.uuid5(uuid.NAMESPACE_URL, f"embedctl:{collection}")
+    return str(uuid.uuid5(space, label))
+
+
+def _payloads(batch: Batch) -> Iterator[dict[str, Any]]:
+    kept: Sequence[str] = batch.kept or ["{}"] * len(batch)
+    for (label, source), fields in zip(batch.rows, kept, strict=True):
+        yield {**json.loads(fields), "id": label, **({} if source is None else {_SOURCE: source.hex()})}
+
+
+def _row_of(point: models.Record) -> Row:
+    payload = point.payload or {}
+    source = payload.get(_SOURCE)
+    return str(payload.get("id", point.id)), None if source is None else bytes.fromhex(source)
+
+
+def _said(content: bytes) -> str:
+    """What a server says, on one line and not at length."""
+    return " ".join(content.decode(errors="replace").split())[:300]
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -1,1 +1,0 @@
-"""Delivers vectors to databases, each record once, and continues where a delivery was cut off."""
