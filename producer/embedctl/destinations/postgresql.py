@@ -9,13 +9,7 @@ from urllib.parse import quote, urlencode
 
 from embedctl.destinations.interface import Batch, Contract, Destination, Row
 from embedctl.destinations.urls import DestinationUrl
-from embedctl_config.errors import (
-    DestinationRefused,
-    DestinationUnavailable,
-    MissingExtra,
-    OutputError,
-    SettingsError,
-)
+from embedctl_config.errors import DestinationRefused, DestinationUnavailable, MissingExtra, OutputError, SettingsError
 from embedctl_config.settings import Settings
 
 try:
@@ -158,9 +152,8 @@ class PostgresTable(Destination):
 
     def _vectors(self, batch: Batch) -> Iterator[Vector | HalfVector]:
         # All at once into the order of bytes that goes over the wire, which otherwise each vector is brought into.
-        if self._contract.dtype == "float16":
-            return map(HalfVector, batch.vectors.astype(">f2"))
-        return map(Vector, batch.vectors.astype(">f4"))
+        vectors = batch.vectors.astype(batch.vectors.dtype.newbyteorder(">"))
+        return map(HalfVector if self._contract.dtype == "float16" else Vector, vectors)
 
     def _lock(self, cursor: psycopg.Cursor[Any]) -> None:
         """Keep other deliveries to this table waiting until the transaction ends: two would lock rows crosswise.
@@ -169,13 +162,9 @@ class PostgresTable(Destination):
             OutputError: the table was dropped, or made again, since it was opened.
         """
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_WRITING + self._number,))
-        found = cursor.execute(
-            sql.SQL('SELECT FROM {} WHERE "table" = to_regclass(%s) AND "table" = %s::oid AND digest = %s').format(
-                self._contracts
-            ),
-            (self._quoted, self._number, self._contract.digest),
-        ).rowcount
-        if not found:
+        query = sql.SQL('SELECT FROM {} WHERE "table" = to_regclass(%s) AND "table" = %s::oid AND digest = %s')
+        facts = self._quoted, self._number, self._contract.digest
+        if not cursor.execute(query.format(self._contracts), facts).rowcount:
             raise OutputError(f"{self.name}: the table was dropped or replaced meanwhile: run the command again")
 
     def _upsert(self) -> sql.Composed:
@@ -213,12 +202,9 @@ class PostgresTable(Destination):
         if found is not None or holds_rows:
             self._contract.refuse_other(found, self.name)
         elif self._contract.dim:
-            cursor.execute(
-                sql.SQL('INSERT INTO {} ("table", contract, digest) VALUES (%s::oid, %s::jsonb, %s)').format(
-                    self._contracts
-                ),
-                (self._number, self._contract.text, self._contract.digest),
-            )
+            query = sql.SQL('INSERT INTO {} ("table", contract, digest) VALUES (%s::oid, %s::jsonb, %s)')
+            facts = self._number, self._contract.text, self._contract.digest
+            cursor.execute(query.format(self._contracts), facts)
         else:
             return False
         if self._contract.dim:
@@ -256,9 +242,8 @@ class PostgresTable(Destination):
                     'CREATE TABLE {} ("table" regclass PRIMARY KEY, contract jsonb NOT NULL, digest bytea NOT NULL)'
                 ).format(self._contracts)
             )
-        row = cursor.execute(
-            sql.SQL('SELECT contract::text FROM {} WHERE "table" = %s::oid').format(self._contracts), (self._number,)
-        ).fetchone()
+        query = sql.SQL('SELECT contract::text FROM {} WHERE "table" = %s::oid').format(self._contracts)
+        row = cursor.execute(query, (self._number,)).fetchone()
         return None if row is None else Contract.from_json(row[0])
 
     def _check_columns(self, cursor: psycopg.Cursor[Any]) -> None:
