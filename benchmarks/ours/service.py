@@ -7,11 +7,14 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import embedctl
 from embedctl.local import local_worker, private_redis
@@ -20,6 +23,8 @@ from embedctl_config.cpu import cpu_name
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
 
+#: What a probe has measured, by names that tell the unit.
+Figures = dict[str, float]
 ROOT = Path(__file__).parents[2]
 #: The class of the workers without a model, and the model's name.
 DUMMY = "dummy"
@@ -44,24 +49,23 @@ class Service:
 
 @contextmanager
 def service(
-    *, workers: int = 0, dim: int = 16, seconds_per_batch: float = 0.0, token_budget: int = 0, **more: object
+    *, workers: int = 0, dim: int = 16, seconds_per_batch: float = 0.0, token_budget: int = 0, config: str = ""
 ) -> Iterator[Service]:
     """A private Redis, and workers that take so long for a batch of at most so many tokens.
 
     Its configuration is this process's, and its children's.
 
     Args:
-        more: settings.
+        config: to put before that of the workers' class.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ec-")))
-        config = folder / "embedctl.toml"
-        lines = [f"{name} = {json.dumps(value)}" for name, value in more.items()]
-        lines += [f"[classes.{DUMMY}]", 'backend = "dummy"']
+        lines = [config, f"[classes.{DUMMY}]", 'backend = "dummy"']
         lines += [f"token_budget = {token_budget}"] if token_budget else []
         lines += [f"options = {{dim = {dim}, seconds_per_batch = {seconds_per_batch}}}"]
-        config.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        os.environ["EMBEDCTL_CONFIG"] = str(config)
+        file = folder / "embedctl.toml"
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        os.environ["EMBEDCTL_CONFIG"] = str(file)
         plain = load_settings(model=DUMMY, hardware=DUMMY)
         made = Service(stack.enter_context(private_redis(plain, folder))[0], folder)
         for number in range(workers):
@@ -115,3 +119,15 @@ def machine_line() -> str:
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
     cpus = len(os.sched_getaffinity(0))
     return f"{cpu_name()}, {cpus} of {os.cpu_count()} CPUs, Python {platform.python_version()}, load {load}"
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """How long some work takes."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """Interpolated linearly."""
+    return float(np.percentile(values, percent))

@@ -1,42 +1,25 @@
-"""The shares of tenants and lanes with real workers: parts of the records in a time, and how long an urgent job takes.
-
-    python -m benchmarks.ours.shares [--seconds 60] [--workers 4] [--kills] [--only NAME] [--json FILE]
-
-A private Redis, and workers of the backend `dummy`, which sleeps a fixed time for each chunk: so the CPUs are not what
-the shares depend on. Every chunk has 8 records of 32 words, the token budget of one batch, and 10 kB, so none counts
-as a small chunk, of which more are on their way at once. Rates are counted over the given time, while every tenant and
-lane that is compared has work waiting.
-
-With --kills, a random worker is killed every 5 s and replaced, and Redis is killed every 20 s and comes back with what
-it had stored, which may lack its last second. Then all jobs are run to their ends, and every record is counted.
-"""
+"""Probes of the shares of tenants and lanes with real workers."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import os
 import random
 import signal
 import statistics
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from functools import partial
 
-from benchmarks.ours.service import machine_line, service
+from benchmarks.ours.service import Figures, Service, service
 
 from embedctl import Job, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.local import private_redis
 from embedctl_config.errors import BrokerUnavailable
-from embedctl_config.settings import Settings
 from embedctl_config.tenants import TenantEntry
 
 #: Records of a chunk, and words of a record.
@@ -46,49 +29,81 @@ SHORT_S, LONG_S = 0.05, 0.25
 #: A text without its number.
 TEXT = " ".join(["w" * 40] * (WORDS - 1))
 _WARM_S, _KILL_WORKER_S, _KILL_REDIS_S = 5.0, 5.0, 20.0
-_INTERACTIVE_JOBS, _INTERACTIVE_RECORDS = 100, 8
+_INTERACTIVE_JOBS = 100
 _TENANTS, _LARGE = 1000, 200_000
+
+
+def shares(*, seconds: float = 60.0, workers: int = 4, only: str = "") -> Figures:
+    """Tenants' and lanes' parts of the records in a time, and how long an urgent job takes beside a large one.
+
+    Workers of the backend `dummy` sleep a fixed time for each chunk: so the CPUs are not what the shares depend on.
+    Every chunk has 8 records of 32 words, the token budget of one batch, and 10 kB, so none counts as a small chunk, of
+    which more are on their way at once. Rates are counted over the given time, while every tenant and lane that is
+    compared has work waiting.
+    """
+    return _measured(
+        {
+            "50 jobs and 1 job, equal weights": fifty_to_one,
+            "one tenant alone": alone,
+            "50 jobs and 1 job, weights 1 and 3": partial(fifty_to_one, weight=3.0),
+            "1,000 tenants": thousand,
+            "urgent jobs beside 200,000 records": urgent,
+            "normal under interactive overload": overload,
+        },
+        seconds,
+        workers,
+        only,
+    )
+
+
+def shares_under_kills(*, seconds: float = 60.0, workers: int = 4, only: str = "") -> Figures:
+    """The shares of two tenants, while a worker is killed every 5 s and replaced, and Redis every 20 s.
+
+    Redis comes back with what it had stored, which may lack its last second. Then all jobs are run to their ends, and
+    every record is counted.
+    """
+    measures = {f"weights 1 and {weight:g}": partial(fifty_to_one, weight=weight, kills=True) for weight in (1.0, 3.0)}
+    return _measured(measures, seconds, workers, only)
+
+
+def _measured(
+    measures: Mapping[str, Callable[[Loaded, float], Figures]], seconds: float, workers: int, only: str
+) -> Figures:
+    found: Figures = {}
+    for name, measure in measures.items():
+        if only in name:
+            with loaded(workers, LONG_S if measure is urgent else SHORT_S) as of:
+                found |= {f"{name}: {what}": value for what, value in measure(of, seconds).items()}
+    return found
 
 
 @dataclass
 class Loaded:
     """A Redis and its workers, which come back when they are killed. A worker takes `chunk_s` seconds for a chunk."""
 
+    of: Service
     chunk_s: float
-    settings: Settings
-    folder: Path
     workers: int
     stack: ExitStack
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     killed: Counter[str] = field(default_factory=Counter)
+    dead: list[int] = field(default_factory=list)
 
-    def start_worker(self) -> None:
-        with (self.folder / "workers.log").open("ab") as log:
-            command = [sys.executable, "-m", "embedctl_workers", "--class", "dummy", "--model", "dummy"]
-            variables = {**os.environ, "EMBEDCTL_REDIS_URL": self.settings.redis_url}
-            self.processes.append(subprocess.Popen(command, env=variables, stdout=log, stderr=log))
-
-    def start(self) -> None:
-        """Start all workers, and wait until they are ready."""
-        for _ in range(self.workers):
-            self.start_worker()
-        broker = Broker.connect(self.settings)
-        while len(list(broker.workers.alive())) < self.workers:
-            time.sleep(0.1)
+    def start(self, workers: int) -> None:
+        """Start workers, and wait until they are ready."""
+        for _ in range(workers):
+            self.stack.enter_context(self.of.worker(f"worker-{self.killed.total()}"))
 
     def kill_a_worker(self) -> None:
-        doomed = random.choice(self.processes)
-        doomed.kill()
-        doomed.wait()
-        self.processes.remove(doomed)
+        alive = [row.pid for row in Broker.connect(self.of.settings).workers.alive()]
+        self.dead.append(random.choice([pid for pid in alive if pid not in self.dead]))
+        os.kill(self.dead[-1], signal.SIGKILL)
         self.killed["worker"] += 1
-        self.start_worker()
+        self.start(1)
 
     def kill_redis(self) -> None:
-        with Broker.connect(self.settings).connection.client() as client:
-            pid = int(client.info("server")["process_id"])
-        os.kill(pid, signal.SIGKILL)
-        self.stack.enter_context(private_redis(self.settings, self.folder))
+        with Broker.connect(self.of.settings).connection.client() as client:
+            os.kill(int(client.info("server")["process_id"]), signal.SIGKILL)
+        self.stack.enter_context(private_redis(self.of.settings, self.of.folder))
         self.killed["Redis"] += 1
 
     def run(self, seconds: float, *, kills: bool = False) -> None:
@@ -104,26 +119,19 @@ class Loaded:
                 self.kill_redis()
             time.sleep(0.1)
 
-    def stop(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.wait()
-        self.processes.clear()
-
 
 @contextmanager
 def loaded(workers: int, chunk_s: float) -> Iterator[Loaded]:
     """A private Redis and workers for one measurement."""
-    with service(dim=16, seconds_per_batch=chunk_s, token_budget=ROWS * WORDS) as of, ExitStack() as stack:
-        made = Loaded(chunk_s, of.settings, of.folder, workers, stack)
-        stack.callback(made.stop)
-        made.start()
+    with service(seconds_per_batch=chunk_s, token_budget=ROWS * WORDS) as of, ExitStack() as stack:
+        made = Loaded(of, chunk_s, workers, stack)
+        made.start(workers)
         yield made
 
 
 def enqueue(of: Loaded, chunks: int, tenant: str, *, weight: float = 1.0, lane: str = "normal") -> Job:
     """A job of full chunks."""
-    settings = of.settings.replace(tenants={tenant: TenantEntry(weight=weight)})
+    settings = of.of.settings.replace(tenants={tenant: TenantEntry(weight=weight)})
     texts = (f"{number} {TEXT}" for number in range(chunks * ROWS))
     # From an iterator, so that the job is not divided evenly among the workers.
     return enqueue_embeddings(texts, chunk_size=ROWS, tenant=tenant, lane=lane, settings=settings)
@@ -156,122 +164,74 @@ def needed(of: Loaded, seconds: float, part: float = 1.0) -> int:
     return math.ceil(1.3 * part * of.workers / of.chunk_s * (seconds + 2 * _WARM_S))
 
 
-def fifty_to_one(of: Loaded, seconds: float, *, weight: float = 1.0, kills: bool = False) -> dict[str, Any]:
+def fifty_to_one(of: Loaded, seconds: float, *, weight: float = 1.0, kills: bool = False) -> Figures:
     """One tenant's 50 jobs and another's one job."""
     part = weight / (weight + 1)
     many = [enqueue(of, needed(of, seconds) // 50 + 1, "many") for _ in range(50)]
     one = [enqueue(of, needed(of, seconds, part), "one", weight=weight)]
     (of_many, of_one), took = progress(of, [many, one], seconds, kills=kills)
-    figures: dict[str, Any] = {
-        "share of one": of_one / (of_many + of_one),
-        "records/s": (of_many + of_one) / took,
-    }
-    if kills:
-        figures |= {"kills": dict(of.killed), **to_the_end([*many, *one])}
-    return figures
+    found = {"share of one": of_one / (of_many + of_one), "records/s": (of_many + of_one) / took}
+    if not kills:
+        return found
+    killed: Figures = {f"kills, {what}": count for what, count in of.killed.items()}
+    return {**found, **killed, "records lost or doubled": wrong([*many, *one])}
 
 
-def to_the_end(jobs: Sequence[Job]) -> dict[str, Any]:
-    """Wait for all jobs, and count their records."""
-    ended = [job.wait(timeout=600) for job in jobs]
-    wrong = 0
-    for job, status in zip(jobs, ended, strict=True):
+def wrong(jobs: Sequence[Job]) -> int:
+    """Wait for all jobs, and count the records that are not there exactly once."""
+    found = 0
+    for job in jobs:
+        records = job.wait(timeout=600).records
         times = Counter(int(position) for chunk in job.iter_results() for position in chunk.positions)
-        wrong += sum(times[position] != 1 for position in range(status.records)) + len(times) - status.records
-    return {"jobs": dict(Counter(str(status.state) for status in ended)), "records lost or doubled": wrong}
+        found += sum(times[position] != 1 for position in range(records)) + len(times) - records
+    return found
 
 
-def alone(of: Loaded, seconds: float) -> dict[str, Any]:
+def alone(of: Loaded, seconds: float) -> Figures:
     """One tenant's 50 jobs, and nobody else's."""
     jobs = [enqueue(of, needed(of, seconds) // 50 + 1, "many") for _ in range(50)]
     (records,), took = progress(of, [jobs], seconds)
     return {"records/s": records / took}
 
 
-def thousand(of: Loaded, seconds: float) -> dict[str, Any]:
+def thousand(of: Loaded, seconds: float) -> Figures:
     """A thousand tenants with one job each: Jain's index of their records. The first ones are alone at first."""
     each = math.ceil(needed(of, seconds) / _TENANTS) + 2
-    of.stop()  # so that nobody is ahead when the last job is made
+    of.stack.close()  # the workers end, so that nobody is ahead when the last job is made
     jobs = [enqueue(of, each, f"tenant-{number}") for number in range(_TENANTS)]
-    of.start()
+    of.start(of.workers)
     time.sleep(seconds)
     records = [job.status().done for job in jobs]
     assert sum(records) < 0.8 * each * ROWS * _TENANTS, "too few records"
     return {
         "Jain's index": sum(records) ** 2 / (len(records) * sum(each * each for each in records)),
-        "least and most chunks": (min(records) / ROWS, max(records) / ROWS),
+        "least chunks": min(records) / ROWS,
+        "most chunks": max(records) / ROWS,
     }
 
 
-def urgent(of: Loaded, seconds: float) -> dict[str, Any]:
+def urgent(of: Loaded, seconds: float) -> Figures:
     """Interactive jobs of one chunk, one after the other, beside a large job of another tenant."""
     large = enqueue(of, _LARGE // ROWS, "large")
     time.sleep(_WARM_S)
     times = []
     for _ in range(_INTERACTIVE_JOBS):
         began = time.monotonic()
-        texts = [f"{number} {TEXT}" for number in range(_INTERACTIVE_RECORDS)]
-        job = enqueue_embeddings(iter(texts), tenant="urgent", lane="interactive", settings=of.settings)
+        texts = [f"{number} {TEXT}" for number in range(ROWS)]
+        job = enqueue_embeddings(iter(texts), tenant="urgent", lane="interactive", settings=of.of.settings)
         job.wait(timeout=60)
         times.append((time.monotonic() - began) / of.chunk_s)
     large.cancel()
-    times.sort()
     return {
         "chunk times, p50": statistics.median(times),
-        "chunk times, p95": times[int(0.95 * len(times)) - 1],
+        "chunk times, p95": sorted(times)[int(0.95 * len(times)) - 1],
         "bound": 3 + of.workers,
     }
 
 
-def overload(of: Loaded, seconds: float) -> dict[str, Any]:
+def overload(of: Loaded, seconds: float) -> Figures:
     """One tenant's normal job beside interactive jobs of ten tenants that never end."""
     urgent = [enqueue(of, needed(of, seconds) // 5, f"urgent-{n}", lane="interactive") for n in range(10)]
     normal = [enqueue(of, needed(of, seconds), "normal")]
     (of_urgent, of_normal), took = progress(of, [urgent, normal], seconds)
     return {"share of normal": of_normal / (of_urgent + of_normal), "records/s": (of_urgent + of_normal) / took}
-
-
-MEASUREMENTS: dict[str, Callable[[Loaded, float], dict[str, Any]]] = {
-    "50 jobs and 1 job, equal weights": fifty_to_one,
-    "one tenant alone": alone,
-    "50 jobs and 1 job, weights 1 and 3": lambda of, seconds: fifty_to_one(of, seconds, weight=3.0),
-    "1,000 tenants": thousand,
-    "urgent jobs beside 200,000 records": urgent,
-    "normal under interactive overload": overload,
-}
-UNDER_KILLS = {
-    "50 jobs and 1 job, equal weights, under kills": lambda of, seconds: fifty_to_one(of, seconds, kills=True),
-    "50 jobs and 1 job, weights 1 and 3, under kills": lambda of, seconds: fifty_to_one(
-        of, seconds, weight=3.0, kills=True
-    ),
-}
-
-
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--kills", action="store_true", help="measure under kills")
-    parser.add_argument("--only", default="", help="measurements whose names contain this")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    print(machine_line(), flush=True)
-    figures = {}
-    for name, measure in (UNDER_KILLS if arguments.kills else MEASUREMENTS).items():
-        if arguments.only in name:
-            with loaded(arguments.workers, LONG_S if measure is urgent else SHORT_S) as of:
-                figures[name] = measure(of, arguments.seconds)
-            print(f"{name}: {_shown(figures[name])}", flush=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2))
-
-
-def _shown(figures: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{name} {value:.3f}" if isinstance(value, float) else f"{name} {value}" for name, value in figures.items()
-    )
-
-
-if __name__ == "__main__":
-    main()

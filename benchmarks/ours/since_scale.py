@@ -1,21 +1,19 @@
-"""What it takes to compare a corpus with an earlier output of as many records: time, and the most memory.
-
-python -m benchmarks.ours.since_scale --records 10000000 --changed 0.01
-"""
+"""The probe of `--since`: what it takes to compare a corpus with an earlier output of as many records."""
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import resource
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from benchmarks.ours.service import Figures
 
 from embedctl.changes.cache import Hits
 from embedctl.changes.opening import open_earlier
@@ -40,6 +38,18 @@ _SCHEMA = pa.schema(
 )
 
 
+def since_scale(*, records: int = 1_000_000, changed: float = 0.01) -> Figures:
+    """Comparing a corpus with an earlier output: time and memory. A share of the texts is new, the order the opposite.
+
+    Each step has a new process, so that the peak is that of comparing.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "earlier.parquet")
+        with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as processes:
+            processes.submit(write_earlier, path, records).result()
+            return processes.submit(measure, path, records, changed).result()
+
+
 def write_earlier(path: Path, records: int) -> None:
     """An earlier output, with vectors of one component: they are not looked at."""
     about = About(job_fingerprint("ab" * 32, _OPTIONS), "ab" * 32, "model", "fp32", _OPTIONS)
@@ -59,6 +69,21 @@ def write_earlier(path: Path, records: int) -> None:
         writer.add_key_value_metadata({ABOUT: about.text})
 
 
+def measure(path: Path, records: int, changed: float) -> Figures:
+    """Compare."""
+    before, began = _peak_mb(), time.monotonic()
+    plan = compare(corpus(records, changed), open_earlier(str(path), None), [], None, Hits(), copies=True)
+    seconds = time.monotonic() - began
+    return {
+        "unchanged": plan.unchanged,
+        "to encode": plan.to_encode,
+        "s": seconds,
+        "records/s": records / seconds,
+        "peak MB": _peak_mb(),
+        "peak MB of the imports": before,
+    }
+
+
 def corpus(records: int, changed: float) -> Iterator[Record]:
     """The same records, in the opposite order, with a share of new texts."""
     step = round(1 / changed) if changed else records + 1
@@ -67,42 +92,9 @@ def corpus(records: int, changed: float) -> Iterator[Record]:
         yield Record(RecordKind.TEXT, text, f"id-{at}")
 
 
-def measure(path: Path, records: int, changed: float) -> None:
-    """Compare, and print what that took; the process is new, so its peak is that of comparing."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    began = time.monotonic()
-    plan = compare(corpus(records, changed), open_earlier(str(path), None), [], None, Hits(), copies=True)
-    seconds = time.monotonic() - began
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"{records:,} records: {plan.unchanged:,} unchanged, {plan.to_encode:,} to encode, {len(plan.gone):,} gone")
-    print(
-        f"{seconds:,.1f} s, {records / seconds:,.0f} records/s; {peak:,.0f} MB at most, of which {before:,.0f} imports"
-    )
-
-
-def main() -> None:
-    """Write the earlier output, and compare in another process."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, default=1_000_000)
-    parser.add_argument("--changed", type=float, default=0.01, help="the share of new texts")
-    chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "earlier.parquet")
-        context = get_context("spawn")
-        for target, arguments in (
-            (write_earlier, (path, chosen.records)),
-            (measure, (path, chosen.records, chosen.changed)),
-        ):
-            process = context.Process(target=target, args=arguments)
-            process.start()
-            process.join()
-            if process.exitcode:
-                raise SystemExit(process.exitcode)
+def _peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def _text(at: int) -> bytes:
     return b"text %d" % at
-
-
-if __name__ == "__main__":
-    main()

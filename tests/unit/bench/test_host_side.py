@@ -1,21 +1,17 @@
-"""The stand-in for a GPU, and the report about the host side."""
+"""The stand-in for a GPU."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import numpy as np
 import torch
-from benchmarks.ours.host_side import Cell, Run, render
 
 from embedctl_workers.backends.gpu.transfer import Transfer
 from tests.support.host_stand_in import StandInDevice
 from tests.support.host_stand_in_vectors import Tables, TorchTables
 
 _TEXTS = ([101, 7, 8, 102], [101, 8, 7, 102], [101, 102], [5] * 300)
-_CPU = dict.fromkeys(("worker", "redis", "wait", "submit", "read"), 0.4)
-_JOB = Run(2.0, 4096, 160_000, 8, _CPU)
 
 
 def _vectors(texts: list[list[int]], tables: Tables) -> np.ndarray:
@@ -53,13 +49,3 @@ def test_the_stand_in_takes_its_time_for_one_batch_after_the_other() -> None:
         output.wait()
         ended.append(time.monotonic() - began)
     assert 1.2 <= ended[0] < 2 <= ended[1]
-
-
-def test_ratios_are_of_the_same_turn() -> None:
-    cell = Cell("cached", 384, 4, 512, 94.0)
-    for ours, others in ((1.0, 2.0), (2.0, 8.0), (1.0, 3.0)):
-        cell.jobs.setdefault("this", []).append(replace(_JOB, seconds=ours))
-        cell.jobs.setdefault("other", []).append(replace(_JOB, seconds=others))
-    report = render([cell], ["this", "other"])
-    assert "| 3.00 (2.00–4.00) |" in report
-    assert "| cached | 384 | 4 | 512 | 4,096 (2,048–4,096) | 0.16 | 2% | 97.7 |" in report

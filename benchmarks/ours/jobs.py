@@ -1,0 +1,235 @@
+"""Probes of jobs: what they cost Redis, and how fast they are queued, encoded and recovered."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import statistics
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import psutil
+from benchmarks.ours.service import Figures, percentile, seconds_of, service
+
+from embedctl import Job, enqueue_embeddings
+from embedctl.broker import Broker
+from embedctl.corpus import open_corpus
+from embedctl.enqueue import submit
+from embedctl.job_options import SubmitOptions
+from embedctl.local import local_worker
+from embedctl_bench.measuring.machine import cpu_seconds
+from embedctl_bench.peers.models import measured_model, peers_folder
+from embedctl_bench.peers.registry import engine_of
+from embedctl_bench.peers.tuned import TunedProcess
+from embedctl_bench.peers.workload import Workload, kept
+from embedctl_bench.texts.passages import passages
+from embedctl_bench.texts.words import draw_words
+from embedctl_config import keys
+from embedctl_config.settings import Settings
+from embedctl_workers.models.cache import private_folder
+
+_MODEL = "all-MiniLM-L6-v2"
+_IDLE_S = 12.0
+
+
+def redis_calls(*, chunks: int = 1000, rows: int = 16) -> Figures:
+    """The cost of a chunk for Redis when nothing fails: commands, those of scripts included, and bytes.
+
+    The producer looks once a second. What an idle stack costs in the same time is subtracted. With
+    EMBEDCTL_CHUNK_FILES, the bytes of chunks are outside of Redis.
+    """
+    with service(workers=1, dim=384) as of, Broker.connect(of.settings).connection.client() as client:
+        settings = of.settings.replace(chunk_files=os.environ.get("EMBEDCTL_CHUNK_FILES", ""))
+
+        def counts() -> Figures:
+            commands, stats = client.info("commandstats"), client.info("stats")
+            found = {name.removeprefix("cmdstat_"): float(facts["calls"]) for name, facts in commands.items()}
+            return {
+                **found,
+                "bytes in": stats["total_net_input_bytes"],
+                "bytes out": stats["total_net_output_bytes"],
+            }
+
+        texts = [f"passage {number} " + "word " * 40 for number in range(chunks * rows)]
+        enqueue_embeddings(texts[:rows], settings=settings, chunk_size=rows).wait()
+        before = counts()
+        time.sleep(_IDLE_S)
+        idle, started = counts(), time.monotonic()
+        job = enqueue_embeddings(texts, settings=settings, chunk_size=rows)
+        while not job.status().state.ended:
+            time.sleep(1.0)
+        share = (time.monotonic() - started) / _IDLE_S
+        after = counts()
+        assert job.status().done == len(texts)
+        spent = {
+            name: (count - idle.get(name, 0) - share * (idle.get(name, 0) - before.get(name, 0))) / chunks
+            for name, count in sorted(after.items())
+        }
+        return {f"{name} a chunk": each for name, each in spent.items() if each >= 0.05}
+
+
+def recovery(*, kills: int = 5, alone: bool = False) -> Figures:
+    """Seconds from SIGKILL of a worker to the next claim of its chunk, with a second worker idle.
+
+    With alone, the neighbour can't see the death, as if it were on another machine.
+    """
+    texts = [f"passage {number} " + "word " * 200 for number in range(400)]
+    waited = []
+    with service(seconds_per_batch=1.0, token_budget=256) as of, ExitStack() as stack:
+        broker = Broker.connect(of.settings)
+        client = stack.enter_context(broker.connection.client())
+
+        def owner(job: Job) -> str:
+            """The worker that owns the job's first chunk, or an empty string."""
+            found = client.hget(keys.owners(job.id), 0)
+            return found.decode().split(" ")[1] if found else ""
+
+        while broker.connection.uptime_s() < 2 * of.settings.lease_s:  # no reaper acts so soon after Redis started
+            time.sleep(1)
+        for trial in range(kills):
+            with of.worker(f"{trial}-0"), of.worker(f"{trial}-1"):
+                job = enqueue_embeddings(iter(texts), settings=of.settings)  # a list would be divided among both
+                while not (first := owner(job)):
+                    time.sleep(0.01)
+                time.sleep(random.uniform(0, 10))  # two heartbeats
+                doomed = next(row for row in broker.workers.alive() if row.instance == first)
+                if alone:
+                    client.unlink(keys.machine(doomed.machine))
+                os.kill(doomed.pid, signal.SIGKILL)
+                killed = time.monotonic()
+                while owner(job) in (first, ""):
+                    time.sleep(0.01)
+                waited.append(time.monotonic() - killed)
+                job.cancel()
+    return {"p50 s": statistics.median(waited), "p95 s": percentile(waited, 95), "most s": max(waited)}
+
+
+def submit_rate(*, records: int = 200_000) -> Figures:
+    """How fast a corpus is queued with no worker running, against a bare parse loop of the same file."""
+    draw = random.Random(0)
+    with service() as of:
+        path = of.folder / "corpus.jsonl"
+        with path.open("w") as stream:
+            for number in range(records):
+                stream.write(json.dumps({"id": number, "text": draw_words(draw, 20)[: draw.randint(50, 100)]}) + "\n")
+
+        def parse() -> None:
+            with path.open("rb") as stream:
+                for line in stream:
+                    json.loads(line)
+
+        def queue() -> None:
+            broker = Broker.connect(of.settings)
+            corpus = open_corpus(str(path), max_bytes=of.settings.max_text_bytes)
+            corpus.check()  # as the command line does
+            submit(broker, corpus.records(), SubmitOptions(model="none", hardware="cpu"))
+            broker.close()
+
+        parse_s, queue_s = seconds_of(parse), seconds_of(queue)
+    return {"records/s": records / queue_s, "share of the parse loop's rate": parse_s / queue_s}
+
+
+def submit_latency(*, calls: int = 40) -> Figures:
+    """How long one text takes to be queued, warm, with no worker running."""
+    with service() as of:
+
+        def queue() -> None:
+            enqueue_embeddings(["The weather was fine until noon."], settings=of.settings, hardware="cpu")
+
+        taken = [1000 * seconds_of(queue) for _ in range(10 + calls)][10:]
+    return {"p50 ms": statistics.median(taken), "p90 ms": percentile(taken, 90)}
+
+
+def small_jobs(*, jobs: int = 512, singles: int = 200, model: str = _MODEL, hardware: str = "cpu") -> Figures:
+    """Many small jobs against one job with the same texts, and one text from its submission to its vector.
+
+    A caller submits a job, waits for its vectors, and goes on with its next job.
+    """
+    draw = random.Random(7)
+    mixed = [draw.randint(1, 8) for _ in range(jobs)]
+    loads = {"64 callers of 4": (64, [4] * jobs), "100 callers of 1 to 8": (100, mixed)}
+    with _real_worker(model, hardware) as settings:
+
+        def texts(count: int) -> list[str]:
+            return [draw_words(draw, draw.randint(10, 30)) for _ in range(count)]
+
+        def encode(given: list[str]) -> float:
+            began = time.perf_counter()
+            job = enqueue_embeddings(given, model=model, hardware=hardware, settings=settings)
+            job.wait()
+            assert len(job.vectors()) == len(given)
+            return time.perf_counter() - began
+
+        for _ in range(10):
+            encode(texts(8))
+        alone = [1000 * encode(texts(1)) for _ in range(singles)]
+        found = {"one text, p50 ms": statistics.median(alone), "one text, p99 ms": percentile(alone, 99)}
+        for name, (callers, sizes) in loads.items():
+            many = [texts(size) for size in sizes]
+            together = [text for job in many for text in job]
+            with ThreadPoolExecutor(callers) as pool:
+                before, began = _cpu_by_part(), time.perf_counter()
+                waits = list(pool.map(encode, many))
+                many_s = time.perf_counter() - began
+            after = _cpu_by_part()
+            one_s = encode(together)
+            found |= {
+                f"{name}: texts/s": len(together) / many_s,
+                f"{name}: rate, of one job's": one_s / many_s,
+                f"{name}: a job's p50 ms": 1000 * statistics.median(waits),
+                f"{name}: a job's p99 ms": 1000 * percentile(waits, 99),
+            }
+            for part, spent in after.items():
+                found[f"{name}: CPU ms a text, {part}"] = 1000 * (spent - before[part]) / len(together)
+    return found
+
+
+def queue_overhead(*, records: int = 4096, model: str = _MODEL, hardware: str = "cpu") -> Figures:
+    """A job through Redis and a warm worker, against the same engine called in a process beside it."""
+    settings = Settings()
+    place = private_folder(peers_folder(settings))
+    measured = measured_model(model, settings, place)
+    texts = [text for _, text in islice(passages(), records)]
+    workload = Workload("passages", kept(texts, place, "passages"), measured.lengths(texts), settings.chunk_size)
+    engine = engine_of(hardware, settings)
+    alone = replace(engine, settings=engine.settings[:1])
+    direct = TunedProcess(alone, measured, workload, sorted(os.sched_getaffinity(0)), place)
+    try:
+        with _real_worker(str(measured.folder), hardware) as queued:
+            ratios, difference = [], 0.0
+            for turn in range(3):  # the first warms up
+                done = direct.encode()
+                job = enqueue_embeddings(texts, model=str(measured.folder), hardware=hardware, settings=queued)
+                status, vectors = job.wait(), job.vectors()
+                assert status.started_at
+                assert status.ended_at
+                if turn:
+                    ratios.append((status.ended_at - status.started_at).total_seconds() / done.seconds)
+                    difference = max(difference, float(np.abs(vectors - done.vectors).max()))
+    finally:
+        direct.close()
+    return {"time, × the engine's": statistics.median(ratios), "largest difference": difference}
+
+
+@contextmanager
+def _real_worker(model: str, hardware: str) -> Iterator[Settings]:
+    """A private Redis and a worker with a model; the settings that lead there."""
+    with service() as of:
+        log = of.folder / "worker.log"
+        with local_worker(of.settings, hardware=hardware, model=model, cpus=None, log_file=log):
+            yield of.settings
+
+
+def _cpu_by_part() -> Figures:
+    """CPU seconds so far of the callers in this process, and of the worker and the Redis that it started."""
+    used = {"callers": time.process_time(), "worker": 0.0, "Redis": 0.0}
+    for child in psutil.Process().children():
+        used["Redis" if "redis" in child.name() else "worker"] += cpu_seconds(child.pid)
+    return used
