@@ -72,6 +72,9 @@ belongs to the `redis_url` in that file, and is ignored if a variable names anot
 `sentinel_password_file`. The reverse is allowed:
 `redis_url` may be in a file that everyone can read, and `EMBEDCTL_REDIS_PASSWORD_FILE` in the environment.
 
+`HOST:PORT` has an IPv6 address in brackets, as in `[::1]:8080`. A port alone is one of 127.0.0.1. Port 0 is any free
+port.
+
 {scalars}
 All producers and workers on one Redis should have the same `lease_s`.
 

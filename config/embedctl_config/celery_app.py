@@ -174,8 +174,8 @@ def _of_sentinels(url: str, sentinels: Sentinels) -> str:
     """Kombu's form: one URL for each sentinel, all with the user, the password and the database of the master."""
     parts = urlsplit(url)
     user, at, _ = parts.netloc.rpartition("@")
-    hosts = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in sentinels.addresses)
-    return ";".join(urlunsplit(parts._replace(scheme="sentinel", netloc=f"{user}{at}{host}")) for host in hosts)
+    urls = (parts._replace(scheme="sentinel", netloc=f"{user}{at}{each}") for each in sentinels.addresses)
+    return ";".join(map(urlunsplit, urls))
 
 
 def _kombu_url(redis_url: str) -> str:

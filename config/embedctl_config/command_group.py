@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import click
 
 from embedctl_config.errors import EmbedctlError, ExitStatus
-from embedctl_config.loading import is_foreign
 from embedctl_config.printable import printable
 from embedctl_config.settings import ENV_PREFIX, SETTINGS
 
@@ -27,15 +26,7 @@ def option(*names: str, **attributes: Any) -> Callable[[F], F]:
     """A click option with its variable: the setting's if its parameter has a setting's name, else the flag's own."""
     flag = names[0].partition("/")[0].removeprefix("--").replace("-", "_")
     name = names[-1] if names[-1] in SETTINGS else flag
-    return click.option(*names, cls=_Option, envvar=ENV_PREFIX + name.upper(), show_envvar=True, **attributes)
-
-
-class _Option(click.Option):
-    """Ignores a variable that has the same name by chance, such as a variable that Kubernetes sets for a service."""
-
-    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        value = super().resolve_envvar_value(ctx)
-        return None if value is not None and is_foreign(str(self.envvar), value) else value
+    return click.option(*names, envvar=ENV_PREFIX + name.upper(), show_envvar=True, **attributes)
 
 
 @contextmanager

@@ -299,7 +299,7 @@ def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[s
         name = variable.removeprefix(ENV_PREFIX).lower()
         if not variable.startswith(ENV_PREFIX) or variable in _OTHERS or name in FLAGS:
             continue
-        if is_foreign(variable, value):
+        if _is_foreign(variable, value):
             foreign.append(variable)
         elif name in _GUARDED:
             _take(values, name, value, variable, problems)
@@ -310,12 +310,12 @@ def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[s
     return values
 
 
-def is_foreign(variable: str, value: str) -> bool:
+def _is_foreign(variable: str, value: str) -> bool:
     """Whether a variable with our prefix was not meant for us.
 
     Kubernetes sets variables for each service of a namespace in all its containers: for a service called
-    `embedctl-metrics`, EMBEDCTL_METRICS_PORT is `tcp://10.0.0.1:9105`. A variable that is not a setting counts as a
-    misspelt one only if it resembles a setting's name.
+    `embedctl-metrics`, EMBEDCTL_METRICS_PORT is `tcp://10.0.0.1:9105`. Any other variable that is not a setting counts
+    as a misspelt one only if it resembles a setting's name.
     """
     service = _SERVICE.fullmatch(variable)
     if service and (service["what"] != "PORT" or _ADDRESS.match(value)):

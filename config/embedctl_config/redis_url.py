@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
+from embedctl_config.address import Address
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import NO_REDIS, Settings, expanded
 from embedctl_config.tenants import tenant_of_user
@@ -39,7 +40,7 @@ class Sentinels:
         options: how to connect to them, as redis-py's arguments.
     """
 
-    addresses: tuple[tuple[str, int], ...]
+    addresses: tuple[Address, ...]
     master: str
     options: Mapping[str, Any]
 
@@ -84,21 +85,14 @@ def sentinels_of(settings: Settings) -> Sentinels | None:
         password.get_credentials()  # what is wrong with the file is said now
         options["credential_provider"] = password
     hosts = parts.netloc.rpartition("@")[2].split(",")
-    return Sentinels(tuple(_address(host) for host in hosts), master, options)
+    try:
+        return Sentinels(tuple(Address.parse(host, _SENTINEL_PORT) for host in hosts), master, options)
+    except ValueError:
+        raise SettingsError(f"redis_url: the address of a sentinel can't be read: write {_SENTINEL_FORM}") from None
 
 
 def _is_of_sentinels(parts: SplitResult) -> bool:
     return parts.scheme in ("redis+sentinel", "rediss+sentinel")
-
-
-def _address(host: str) -> tuple[str, int]:
-    try:
-        found = urlsplit(f"//{host}")
-        if found.hostname:
-            return found.hostname, found.port or _SENTINEL_PORT
-    except ValueError:
-        pass
-    raise SettingsError(f"redis_url: the address of a sentinel can't be read: write {_SENTINEL_FORM}")
 
 
 def secret_url(settings: Settings) -> str:

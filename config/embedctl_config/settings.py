@@ -9,12 +9,13 @@ import dataclasses
 import difflib
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from embedctl_config.address import address_of
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import DEVICES, MOST_WORKERS, PRECISIONS, SHIPPED_CLASSES, HardwareClass, ModelEntry
 from embedctl_config.limits import Limits
@@ -33,7 +34,6 @@ MAX_CHUNK_BYTES = 64 * 1024 * 1024
 NO_REDIS = "no Redis is configured: set EMBEDCTL_REDIS_URL, or use `embedctl run`, which starts one"
 _SCHEMES = ("redis", "rediss", "unix")
 _OF_SENTINELS = ("redis+sentinel:", "rediss+sentinel:")
-LAST_PORT = 65535
 _LOG_FORMATS = ("auto", "text", "json")
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/@")
 
@@ -138,21 +138,17 @@ class Settings:
     log_format: str = _setting(
         "auto", "the format of workers' logs: text, json, or auto (text on a terminal, json elsewhere)"
     )
-    metrics_host: str = _setting("127.0.0.1", "the address for a worker's metrics and health", guarded=True)
-    metrics_port: int = _setting(
-        0,
-        "the port for metrics and health; each further worker of `embedctl up` uses the next port. 0: neither",
-        unit="port",
-        minimum=0,
-        maximum=LAST_PORT,
-    )
-    flower_address: str = _setting(
-        "127.0.0.1",
-        "the address of the dashboard; any except a loopback address needs `flower_auth_file`",
+    metrics_address: str = _setting(
+        "",
+        "where a worker serves metrics and health; each further one of `embedctl up` has the next port. Empty: nowhere",
+        unit="HOST:PORT",
         guarded=True,
     )
-    flower_port: int = _setting(
-        5555, "the port of the dashboard. 0: any free port", unit="port", minimum=0, maximum=LAST_PORT
+    flower_address: str = _setting(
+        "127.0.0.1:5555",
+        "where the dashboard listens; any except a loopback address needs `flower_auth_file`",
+        unit="HOST:PORT",
+        guarded=True,
     )
     flower_auth_file: str = _setting(
         "",
@@ -161,12 +157,10 @@ class Settings:
     )
     flower_url_prefix: str = _setting("", "the dashboard's path behind a reverse proxy")
     gateway_address: str = _setting(
-        "127.0.0.1",
-        "the address of the gateway; any except a loopback address needs `gateway_keys_file`",
+        "127.0.0.1:8080",
+        "where the gateway listens; any except a loopback address needs `gateway_keys_file`",
+        unit="HOST:PORT",
         guarded=True,
-    )
-    gateway_port: int = _setting(
-        8080, "the port of the gateway. 0: any free port", unit="port", minimum=0, maximum=LAST_PORT
     )
     gateway_keys_file: str = _setting(
         "",
@@ -244,6 +238,7 @@ class Settings:
                 "chunk_files: a user, a password or a query would be shown in messages. Give SCHEME://BUCKET/PREFIX "
                 "alone, and the credentials as the package for that scheme finds them, such as in AWS_ACCESS_KEY_ID"
             )
+        problems += _wrong_addresses(self)
         if self.log_format not in _LOG_FORMATS:
             problems.append(f"log_format: {self.log_format!r} is none of {', '.join(_LOG_FORMATS)}")
         if not _NAME_CHARACTERS.issuperset(self.flower_url_prefix):
@@ -303,6 +298,15 @@ def _out_of_bounds(settings: Settings) -> list[str]:
         elif (maximum := each.metadata.get("maximum")) is not None and value > maximum:
             problems.append(f"{each.name}: {value!r} is above its maximum of {maximum:.0f} {each.metadata['unit']}")
     return problems
+
+
+def _wrong_addresses(settings: Settings) -> Iterator[str]:
+    for name in ("metrics_address", "flower_address", "gateway_address"):
+        if settings.metrics_address or name != "metrics_address":
+            try:
+                address_of(getattr(settings, name), name)
+            except SettingsError as error:
+                yield str(error)
 
 
 def _may_hold_a_secret(url: str) -> bool:

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from embedctl.cli.options import json_option, option
+from embedctl.cli.options import address_option, json_option, option
 from embedctl_config.command_group import CommandGroup
 from embedctl_config.errors import SettingsError
 from embedctl_config.loading import load_settings
-from embedctl_config.settings import LAST_PORT, Settings, expanded
+from embedctl_config.settings import Settings, expanded
 
 _keys_option = option(
     "--keys",
@@ -28,17 +28,7 @@ _keys_option = option(
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@option(
-    "--address",
-    "gateway_address",
-    help="The address to listen on; any except a loopback address needs --keys. Default: the setting, 127.0.0.1.",
-)
-@option(
-    "--port",
-    "gateway_port",
-    type=click.IntRange(0, LAST_PORT),
-    help="The port to listen on; 0: any free port. Default: the setting, 8080.",
-)
+@address_option("gateway_address", "any except a loopback address needs --keys")
 @_keys_option
 @click.pass_context
 def main(context: click.Context, /, **given: Any) -> None:

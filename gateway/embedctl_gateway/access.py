@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 
 from embedctl.dashboard.access import is_loopback
+from embedctl_config.address import address_of
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings, expanded
 from embedctl_gateway.key_file import hash_of, read_keys
@@ -34,7 +35,7 @@ class Access:
         self._keys = (
             Keys(expanded(settings.gateway_keys_file, "gateway_keys_file")) if settings.gateway_keys_file else None
         )
-        if self._keys is None and not is_loopback(settings.gateway_address):
+        if self._keys is None and not is_loopback(address_of(settings.gateway_address, "gateway_address").host):
             raise SettingsError(
                 f"gateway_address: {settings.gateway_address!r} can be reached from other machines, and the gateway "
                 "would ask nobody for a key. Make one with `embedctl gateway key add NAME --keys FILE`, and name the "

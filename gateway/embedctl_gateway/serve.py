@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Callable
 
 from embedctl.broker import Broker
+from embedctl.monitoring.endpoint import listen_at
 from embedctl_config.errors import MissingExtra, SettingsError
 from embedctl_config.settings import Settings, expanded
 
@@ -48,9 +49,10 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     gateway = Gateway.of(settings)
     server = make_server(settings, gateway)
     _raise_limit_of_files()
-    with listening(settings) as listener:
+    listener, url = listening(settings)
+    with listener:
         whom = "the holders of its keys" if gateway.access.has_keys else "everyone on this machine"
-        say(f"the gateway is at {url_of(settings, listener)}/v1 for {whom}; stop with Ctrl-C")
+        say(f"the gateway is at {url}/v1 for {whom}; stop with Ctrl-C")
         # uvicorn raises the signal again after a clean end; SIGTERM is no error.
         signal.signal(signal.SIGTERM, lambda *_: None)
         server.run([listener])
@@ -86,33 +88,17 @@ def make_server(settings: Settings, gateway: Gateway) -> Server:
     return Server(config)
 
 
-def listening(settings: Settings) -> socket.socket:
-    """The socket of the gateway.
+def listening(settings: Settings) -> tuple[socket.socket, str]:
+    """The socket of the gateway, and the URL where callers find it.
 
     Raises:
         SettingsError: the address is none of this machine, or the port is taken.
     """
-    host, port = settings.gateway_address, settings.gateway_port
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.create_server(address[:2], family=family, backlog=1024)
-    except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no address"
-        raise SettingsError(
-            f"gateway_address, gateway_port: can't listen at {host!r}, port {port}: {reason}. Give others with "
-            "--address and --port, or EMBEDCTL_GATEWAY_ADDRESS and EMBEDCTL_GATEWAY_PORT"
-        ) from error
+    listener, address = listen_at(settings.gateway_address, "gateway_address")
     # Connections inherit it. asyncio sets it only for sockets that name their protocol; without it, the body of an
     # answer waits until the client has acknowledged the headers, which takes 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
-
-
-def url_of(settings: Settings, listener: socket.socket) -> str:
-    """Where callers find the gateway."""
-    scheme = "https" if settings.gateway_tls_cert_file else "http"
-    host = f"[{settings.gateway_address}]" if ":" in settings.gateway_address else settings.gateway_address
-    return f"{scheme}://{host}:{listener.getsockname()[1]}"
+    return listener, f"{'https' if settings.gateway_tls_cert_file else 'http'}://{address}"
 
 
 def _file(path: str, setting: str) -> str | None:

@@ -150,7 +150,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
         yield commands
 
 
-@pytest.mark.parametrize("service", ["gateway --port 0", "flower --port 0", "worker --class dummy"])
+@pytest.mark.parametrize("service", ["gateway --address 0", "flower --address 0", "worker --class dummy"])
 def test_a_service_that_could_send_no_ticket_ends_before_it_says_where_it_is(
     broken: Commands, environment: dict[str, str], broker: Broker, service: str
 ) -> None:

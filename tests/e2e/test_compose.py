@@ -62,8 +62,9 @@ def stack(short_folder: Path) -> Iterator[Stack]:
     variables = {"MODELS_DIR": str(folder / "models"), "DATA_DIR": str(folder / "data")}
     stack = Stack(folder, variables, {"./config/containers.toml": config})
     text = (ROOT / "config" / "containers.toml").read_text()
-    text = re.sub(r"(?m)^metrics_host = .+$", 'metrics_host = "127.0.0.1"', text)
-    config.write_text(re.sub(r"(?m)^metrics_port = \d+$", f"metrics_port = {stack.metrics_port}", text))
+    config.write_text(
+        re.sub(r"(?m)^metrics_address = .+$", f'metrics_address = "127.0.0.1:{stack.metrics_port}"', text)
+    )
     with stack:
         yield stack
 
@@ -110,7 +111,7 @@ def test_the_services_do_a_job_together_show_it_and_stop_when_told(stack: Stack)
     with_dummy(stack)
     start_redis(stack)
     stack.start("cpu")
-    stack.start("flower", "--port", str(stack.flower_port))
+    stack.start("flower")
     stack.wait_healthy("cpu", logged=READY)
     stack.wait_healthy("flower")
 
@@ -129,7 +130,7 @@ def test_the_services_do_a_job_together_show_it_and_stop_when_told(stack: Stack)
 
 
 def assert_the_gateway_answers_those_who_have_a_key(stack: Stack) -> None:
-    stack.start("gateway", "--port", str(stack.gateway_port))
+    stack.start("gateway")
     stack.wait_healthy("gateway")
     key = add_key(stack.folder / "secrets" / "gateway" / "keys", "alice", "search")
     request = urllib.request.Request(

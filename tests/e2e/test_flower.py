@@ -103,7 +103,7 @@ def test_with_users_nothing_is_shown_to_others_and_no_password_to_anybody(
     eventually(lambda: list(broker.workers.alive()))
     (worker,) = broker.workers.alive()
     broker.close()
-    with dashboard(environment, short_folder, "--address", "0.0.0.0", "--auth-file", str(users)) as flower:
+    with dashboard(environment, short_folder, "--address", "0.0.0.0:0", "--auth-file", str(users)) as flower:
         flower.url = flower.url.replace("0.0.0.0", "127.0.0.1")
 
         def look(path: str, user: str) -> tuple[int, str]:
@@ -150,11 +150,11 @@ def test_it_changes_nothing_and_answers_no_other_site(
             status, said = flower.send("POST", "/flower" + path.replace("(.+)", "x"), {"Content-Length": "0"})
             assert (status, said) == (403, "Read only mode is enabled")
 
-        again = embedctl("flower", "--port", "0")
+        again = embedctl("flower", "--address", "0")
         assert (again.returncode, "running already" in again.stderr) == (1, True)
         port = str(urlsplit(flower.url).port)
-        taken = embedctl("flower", "--port", port, EMBEDCTL_STATE_DIR=str(short_folder / "other"))
-        assert (taken.returncode, "Give others with --address and --port" in taken.stderr) == (2, True)
+        taken = embedctl("flower", "--address", port, EMBEDCTL_STATE_DIR=str(short_folder / "other"))
+        assert (taken.returncode, "Set EMBEDCTL_FLOWER_ADDRESS to another" in taken.stderr) == (2, True)
         assert flower.stop(signal.SIGINT) == 130
 
 
@@ -162,10 +162,10 @@ def test_it_changes_nothing_and_answers_no_other_site(
 def test_it_refuses_to_start_where_others_could_look_and_without_redis(
     short_folder: Path, embedctl: RunEmbedctl
 ) -> None:
-    refused = embedctl("flower", "--port", "0", EMBEDCTL_FLOWER_ADDRESS="0.0.0.0")
+    refused = embedctl("flower", EMBEDCTL_FLOWER_ADDRESS="0.0.0.0:0")
     assert refused.returncode == 2
-    assert "flower_address: '0.0.0.0' can be reached from other machines" in refused.stderr
+    assert "flower_address: '0.0.0.0:0' can be reached from other machines" in refused.stderr
     assert "--auth-file" in refused.stderr
-    away = embedctl("flower", "--port", "0", EMBEDCTL_REDIS_URL=f"unix://{short_folder}/absent.sock")
+    away = embedctl("flower", "--address", "0", EMBEDCTL_REDIS_URL=f"unix://{short_folder}/absent.sock")
     assert away.returncode == 69
     assert "can't be reached" in away.stderr

@@ -37,7 +37,7 @@ checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "404", "429"]
 @contextmanager
 def gateway_process(environment: dict[str, str], keys: Path, log: Path) -> Iterator[tuple[str, int]]:
     """A gateway in a process of its own; gives its URL and its pid."""
-    command = [sys.executable, "-m", "embedctl_gateway", "--port", "0", "--keys", str(keys)]
+    command = [sys.executable, "-m", "embedctl_gateway", "--address", "0", "--keys", str(keys)]
     with log.open("w") as stream, subprocess.Popen(command, env=environment, stderr=stream) as process:
         try:
             eventually(lambda: "http://" in log.read_text(), what="the gateway's start")

@@ -587,7 +587,7 @@ def test_keys_tenants_and_tls(
 def test_the_command_answers_and_ends(
     number: int, status: int, environment: dict[str, str], short_folder: Path
 ) -> None:
-    with Forked(["gateway", "--port", "0"], environment, short_folder, DEVNULL) as process:
+    with Forked(["gateway", "--address", "0"], environment, short_folder, DEVNULL) as process:
         assert process.stderr is not None
         said = process.stderr.readline()
         url = re.search(r"the gateway is at (http://127\.0\.0\.1:\d+)/v1 for everyone on this machine", said)

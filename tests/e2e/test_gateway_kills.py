@@ -147,7 +147,7 @@ def stack(environment: dict[str, str], folder: Path) -> Iterator[tuple[list[str]
     ports = free_ports(2)
     own = {**environment, "EMBEDCTL_HARDWARE": "auto", "EMBEDCTL_CHUNK_SIZE": "10"}
     children = {
-        f"gateway-{at}": Child(["gateway", "--port", str(port)], own, folder / f"gateway-{at}.log")
+        f"gateway-{at}": Child(["gateway", "--address", str(port)], own, folder / f"gateway-{at}.log")
         for at, port in enumerate(ports)
     }
     worker = ["worker", "--class", "dummy", "--model", "dummy"]

@@ -74,7 +74,7 @@ class Page:
 @pytest.fixture
 def page(environment: dict[str, str], free_port: int) -> Page:
     """Where the workers of this test serve; one at a time."""
-    environment["EMBEDCTL_METRICS_PORT"] = str(free_port)
+    environment["EMBEDCTL_METRICS_ADDRESS"] = str(free_port)
     return Page(free_port)
 
 
@@ -206,7 +206,7 @@ def test_a_port_that_is_taken_ends_a_worker_before_it_loads_a_model(page: Page, 
         other.listen()
         worker = start_worker("late", wait=False)
         assert worker.process.wait(60) == 2
-    assert f"metrics_port: {page.port} of '127.0.0.1' is taken by another process" in worker.log()
-    assert "EMBEDCTL_METRICS_PORT" in worker.log()
+    assert f"metrics_address: can't listen at 127.0.0.1:{page.port}: Address already in use" in worker.log()
+    assert "EMBEDCTL_METRICS_ADDRESS" in worker.log()
     assert "fingerprint" not in worker.log()
     assert "Traceback" not in worker.log()

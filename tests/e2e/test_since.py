@@ -319,7 +319,7 @@ def test_ten_thousand_records_are_encoded_once(
     start_worker: StartWorker,
 ) -> None:
     """Counted by the worker itself."""
-    environment["EMBEDCTL_METRICS_PORT"] = str(free_port)
+    environment["EMBEDCTL_METRICS_ADDRESS"] = str(free_port)
     start_worker(forked=False)
 
     def encoded() -> int:

@@ -168,10 +168,10 @@ def test_the_plan_is_printed_and_nothing_is_started(environment: dict[str, str],
     environment["EMBEDCTL_REDIS_URL"] = "redis://127.0.0.1:1"  # nobody is asked
     first, second = CPUS
     classes = ("--class", "slow", "--class", "dummy")
-    done = embedctl("up", "--dry-run", *classes, "--cpus", f"{first},{second}", EMBEDCTL_METRICS_PORT="9100")
+    done = embedctl("up", "--dry-run", *classes, "--cpus", f"{first},{second}", EMBEDCTL_METRICS_ADDRESS="9100")
     assert done.returncode == 0, done.stderr
     rows = [re.split(r" {2,}", line) for line in done.stdout.splitlines()[1:]]
-    command = "EMBEDCTL_METRICS_PORT={} embedctl worker --class {} --cpus {} --model dummy"
+    command = "EMBEDCTL_METRICS_ADDRESS=127.0.0.1:{} embedctl worker --class {} --cpus {} --model dummy"
     assert rows == [
         ["slow", f"cpu {first}", str(first), "1", "dummy", command.format(9100, "slow", first)],
         ["dummy", f"cpu {second}", str(second), "1", "dummy", command.format(9101, "dummy", second)],
@@ -279,7 +279,7 @@ def test_ctrl_c_twice_kills_and_blames_nobody(
 
 @pytest.mark.slow
 def test_the_end_of_the_supervisor_is_the_end_of_its_children(environment: dict[str, str], start_up: StartUp) -> None:
-    environment.update(EMBEDCTL_REDIS_URL="", EMBEDCTL_GATEWAY_PORT="0")
+    environment.update(EMBEDCTL_REDIS_URL="", EMBEDCTL_GATEWAY_ADDRESS="0")
     up = start_up("--class", "dummy", "--gateway")
     assert up.process.stdout
     assert up.process.stdout.readline().startswith("export EMBEDCTL_REDIS_URL=unix://")
@@ -417,7 +417,7 @@ def test_a_gpu_has_two_workers_with_names_of_their_own_and_a_new_one_for_each_th
 def test_a_gateway_beside_the_workers_answers_is_started_again_and_ends_with_them(
     environment: dict[str, str], start_up: StartUp, free_port: int
 ) -> None:
-    environment.update(EMBEDCTL_GATEWAY_PORT=str(free_port), EMBEDCTL_HARDWARE="auto", EMBEDCTL_CHUNK_SIZE="5")
+    environment.update(EMBEDCTL_GATEWAY_ADDRESS=str(free_port), EMBEDCTL_HARDWARE="auto", EMBEDCTL_CHUNK_SIZE="5")
     url = f"http://127.0.0.1:{free_port}/v1"
     up = start_up("--class", "slow", "--gateway")
     [worker] = up.wait_ready("slow").values()
@@ -470,11 +470,11 @@ def test_a_gateway_that_can_not_start_is_told_before_any_worker_does(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        environment["EMBEDCTL_GATEWAY_PORT"] = str(port)
+        environment["EMBEDCTL_GATEWAY_ADDRESS"] = str(port)
         up = start_up("--class", "dummy", "--gateway")
         assert up.ended() == 2
-    said = "embedctl up: the gateway can't start: embedctl gateway: gateway_address, gateway_port: can't listen at "
-    assert up.said().startswith(f"{said}'127.0.0.1', port {port}: Address already in use")
+    said = "embedctl up: the gateway can't start: embedctl gateway: gateway_address: can't listen at "
+    assert up.said().startswith(f"{said}127.0.0.1:{port}: Address already in use")
     environment.update(before_all_else(short_folder, "bare", "import sys; sys.modules['starlette'] = None"))
     without = start_up("--class", "dummy", "--gateway")
     assert without.ended() == 1
@@ -485,7 +485,7 @@ def test_the_plan_of_a_gateway_and_a_user_of_redis_who_may_not_run_one(
     environment: dict[str, str], embedctl: RunEmbedctl
 ) -> None:
     environment["EMBEDCTL_REDIS_URL"] = "redis://127.0.0.1:1"  # nobody is asked
-    done = embedctl("up", "--dry-run", "--class", "dummy", "--gateway", EMBEDCTL_GATEWAY_PORT="9000")
+    done = embedctl("up", "--dry-run", "--class", "dummy", "--gateway", EMBEDCTL_GATEWAY_ADDRESS="9000")
     assert done.returncode == 0, done.stderr
     row = [
         "gateway",

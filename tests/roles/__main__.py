@@ -188,7 +188,7 @@ def _tried(role: Role, folder: Path, wheel: Path, environment: Mapping[str, str]
         _expect(int(run([python, "-c", _COUNT, str(folder / "points")])), len(TEXTS), "points")
         yield "fetch into a database"
     if role.name == "gateway":
-        with _process([embedctl, "gateway", "--port", "0"], folder / "gateway.log", environment) as process:
+        with _process([embedctl, "gateway", "--address", "0"], folder / "gateway.log", environment) as process:
             _ask(process, folder / "gateway.log")
         yield "gateway"
 

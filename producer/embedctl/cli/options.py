@@ -9,9 +9,11 @@ import click
 
 from embedctl.cli.completion import complete_job
 from embedctl_config.command_group import option
+from embedctl_config.settings import SETTINGS
 
 __all__ = [
     "SectionedCommand",
+    "address_option",
     "job_argument",
     "json_option",
     "option",
@@ -62,6 +64,13 @@ class SectionedCommand(click.Command):
         for heading, records in sections.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
+
+
+def address_option(setting: str, note: str) -> Callable[[F], F]:
+    """The option for a setting that says where a process listens, with a note on who can reach it."""
+    default = SETTINGS[setting].default or "127.0.0.1:0"
+    text = f"Where to listen; {note}. A port alone is one of 127.0.0.1, and port 0 any free one."
+    return option("--address", setting, metavar="HOST:PORT", help=f"{text} Default: the setting, {default}.")
 
 
 job_argument = click.argument("job_id", metavar="JOB", shell_complete=complete_job)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from pathlib import Path
 
+from embedctl_config.address import address_of
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings, expanded
 
@@ -17,7 +18,7 @@ def allowed_users(settings: Settings) -> list[str]:
     """
     if settings.flower_auth_file:
         return _read_users(expanded(settings.flower_auth_file, "flower_auth_file"))
-    if not is_loopback(settings.flower_address):
+    if not is_loopback(address_of(settings.flower_address, "flower_address").host):
         raise SettingsError(
             f"flower_address: {settings.flower_address!r} can be reached from other machines, and the dashboard would "
             "ask nobody for a password. Write a line `user:password` into a file that only you can read, and name it "

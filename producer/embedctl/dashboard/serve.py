@@ -16,6 +16,7 @@ from embedctl.broker import Broker
 from embedctl.dashboard.access import allowed_users
 from embedctl.dashboard.application import Dashboard, name_task
 from embedctl.local import state_folder
+from embedctl.monitoring.endpoint import listen_at
 from embedctl.store.connection import without_password
 from embedctl_config.errors import MissingExtra, SettingsError, WorkerError
 from embedctl_config.locks import locked
@@ -25,6 +26,7 @@ try:
     from flower.command import extract_settings
     from flower.options import options
     from flower.urls import settings as page_settings
+    from tornado.httpserver import HTTPServer
 except ImportError as error:
     raise MissingExtra("flower", "the dashboard") from error
 
@@ -73,8 +75,6 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
 
 def _configure(settings: Settings, users: Sequence[str], history: Path) -> Mapping[str, Any]:
     """Set Flower's options, which are global to the process. Returns the settings of its pages."""
-    options.address = settings.flower_address
-    options.port = settings.flower_port
     options.url_prefix = settings.flower_url_prefix.strip("/")
     options.basic_auth = list(users)
     options.cookie_secret = secrets.token_urlsafe(64)
@@ -96,15 +96,10 @@ def _configure(settings: Settings, users: Sequence[str], history: Path) -> Mappi
 
 
 def _listen(dashboard: Dashboard, settings: Settings) -> str:
-    try:
-        port = dashboard.start_http_server()
-    except OSError as error:
-        raise SettingsError(
-            f"flower_address, flower_port: can't listen at {settings.flower_address!r}, port {settings.flower_port}: "
-            f"{error.strerror}. Give others with --address and --port"
-        ) from error
-    host = f"[{settings.flower_address}]" if ":" in settings.flower_address else settings.flower_address
-    return f"http://{host}:{port}/{options.url_prefix}"
+    listener, address = listen_at(settings.flower_address, "flower_address")
+    listener.setblocking(False)
+    HTTPServer(dashboard).add_socket(listener)
+    return f"http://{address}/{options.url_prefix}"
 
 
 def _run(dashboard: Dashboard) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import socket
 import threading
@@ -13,7 +12,9 @@ from socketserver import ThreadingTCPServer
 from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
 
+from embedctl_config.address import Address, address_of
 from embedctl_config.errors import SettingsError
+from embedctl_config.settings import ENV_PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -43,19 +44,18 @@ class Endpoint:
     """Serves `/metrics`, `/healthz` and `/readyz` while the context lasts.
 
     Args:
-        port: 0 for any free port; `url` then names it.
+        metrics_address: as the setting; with port 0, `url` names the port that was free.
 
     Raises:
-        SettingsError: it can't listen on this host and port.
+        SettingsError: it can't listen there.
     """
 
-    def __init__(self, host: str, port: int, metrics: MetricsPage, health: Health) -> None:
-        self._server = _listen(host, port)
-        self._server.metrics, self._server.health = metrics, health
+    def __init__(self, metrics_address: str, metrics: MetricsPage, health: Health) -> None:
+        listener, (host, port) = listen_at(metrics_address, "metrics_address")
+        self._server = _Server(listener, metrics, health)
         # Other machines need a name in place of "every address".
-        shown = socket.gethostname() if host in ("0.0.0.0", "::", "") else host  # noqa: S104  (compared, not listened on)
-        port = self._server.server_address[1]
-        self.url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+        shown = socket.gethostname() if host in ("0.0.0.0", "::") else host  # noqa: S104  (compared, not listened on)
+        self.url = f"http://{Address(shown, port)}"
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_S,), name="endpoint", daemon=True
         )
@@ -70,36 +70,34 @@ class Endpoint:
         self._thread.join()
 
 
-def _listen(host: str, port: int) -> _Server:
+def listen_at(text: str, setting: str) -> tuple[socket.socket, Address]:
+    """A socket that listens where a setting says, and its address, which names the port that was free if it said 0.
+
+    Raises:
+        SettingsError: it is no address, or none of this machine, or the port is taken.
+    """
+    address = address_of(text, setting)
     try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        return _Server(family, address)
-    except (socket.gaierror, UnicodeError) as error:
-        raise SettingsError(f"metrics_host: {host!r} is no address: {error}") from error
-    except OSError as error:
-        if error.errno == errno.EADDRNOTAVAIL:
-            raise SettingsError(f"metrics_host: {host!r} is no address of this machine") from error
-        if error.errno == errno.EADDRINUSE:
-            raise SettingsError(
-                f"metrics_port: {port} of {host!r} is taken by another process; set EMBEDCTL_METRICS_PORT to a port of "
-                "this process's own, or to 0"
-            ) from error
-        raise SettingsError(f"metrics_port: can't listen on {port} of {host!r}: {error.strerror}") from error
+        family, _, _, _, where = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.create_server(where, family=family, backlog=1024, dualstack_ipv6=family == socket.AF_INET6)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is no address"
+        raise SettingsError(
+            f"{setting}: can't listen at {address}: {reason}. Set {ENV_PREFIX}{setting.upper()} to another"
+        ) from error
+    return listener, address._replace(port=listener.getsockname()[1])
 
 
 class _Server(ThreadingTCPServer):
     """A thread for each request. Not HTTPServer, which looks up its own name in the DNS before it begins."""
 
     daemon_threads = True
-    allow_reuse_address = True
-    metrics: MetricsPage
-    health: Health
 
-    def __init__(self, family: int, address: Any) -> None:
-        self.address_family = family
-        super().__init__(address, _Handler)
+    def __init__(self, listener: socket.socket, metrics: MetricsPage, health: Health) -> None:
+        self.metrics, self.health = metrics, health
+        super().__init__(listener.getsockname(), _Handler, bind_and_activate=False)
+        self.socket.close()  # it made one of its own, which listens nowhere
+        self.socket = listener
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Clients may go away at any time: that is logged at level debug only."""

@@ -34,7 +34,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     watch = Watch(broker)
     signal.signal(signal.SIGTERM, lambda *_: watch.stop())
     watch.start()  # before anybody can ask whether it runs
-    with Endpoint(settings.metrics_host, settings.metrics_port, BacklogMetrics(watch).page, watch) as endpoint:
+    with Endpoint(settings.metrics_address or "0", BacklogMetrics(watch).page, watch) as endpoint:
         say(f"metrics and health: {endpoint.url}/metrics, /healthz, /readyz; stop with Ctrl-C")
         try:
             watch.wait()

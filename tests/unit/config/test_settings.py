@@ -15,6 +15,7 @@ import pytest
 
 from embedctl.cli import main
 from embedctl.local import state_folder
+from embedctl_config.address import Address, address_of
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass, ModelEntry
 from embedctl_config.loading import _GUARDED, _tell_foreign, load_settings, survey_settings
@@ -70,13 +71,13 @@ def test_every_setting_has_help_and_every_number_a_unit_and_a_minimum() -> None:
 
 
 def test_the_stronger_source_wins(sources: Sources) -> None:
-    sources.user("chunk_size = 1\nmetrics_port = 1\nlease_s = 1\nttl_s = 10\n")
+    sources.user("chunk_size = 1\nmax_text_bytes = 1\nlease_s = 1\nttl_s = 10\n")
     assert sources.load().chunk_size == 1
-    sources.here("chunk_size = 2\nmetrics_port = 2\nlease_s = 2\n")
+    sources.here("chunk_size = 2\nmax_text_bytes = 2\nlease_s = 2\n")
     assert sources.load().chunk_size == 2
-    environ = {"EMBEDCTL_CHUNK_SIZE": "3", "EMBEDCTL_METRICS_PORT": "3"}
+    environ = {"EMBEDCTL_CHUNK_SIZE": "3", "EMBEDCTL_MAX_TEXT_BYTES": "3"}
     found = sources.load(environ, chunk_size=4)
-    assert (found.chunk_size, found.metrics_port, found.lease_s, found.ttl_s) == (4, 3, 2.0, 10.0)
+    assert (found.chunk_size, found.max_text_bytes, found.lease_s, found.ttl_s) == (4, 3, 2.0, 10.0)
 
 
 def test_none_as_an_argument_means_not_given(sources: Sources) -> None:
@@ -91,21 +92,21 @@ def test_numbers_keep_their_types(sources: Sources) -> None:
 
 
 def test_the_xdg_folder_holds_the_users_file(sources: Sources, tmp_path: Path) -> None:
-    sources.user("metrics_port = 5\n")
+    sources.user("max_text_bytes = 5\n")
     path = tmp_path / "xdg" / "embedctl" / "config.toml"
     path.parent.mkdir(parents=True)
-    path.write_text("metrics_port = 6\n")
-    assert sources.load().metrics_port == 5
-    assert sources.load({"XDG_CONFIG_HOME": str(tmp_path / "xdg")}).metrics_port == 6
+    path.write_text("max_text_bytes = 6\n")
+    assert sources.load().max_text_bytes == 5
+    assert sources.load({"XDG_CONFIG_HOME": str(tmp_path / "xdg")}).max_text_bytes == 6
 
 
 def test_a_named_file_stands_for_the_projects(sources: Sources, tmp_path: Path) -> None:
-    sources.user("metrics_port = 4\nchunk_size = 4\n")
-    sources.here("metrics_port = 5\nlease_s = 5\n")
+    sources.user("max_text_bytes = 4\nchunk_size = 4\n")
+    sources.here("max_text_bytes = 5\nlease_s = 5\n")
     named = tmp_path / "other.toml"
-    named.write_text("metrics_port = 6\n")
+    named.write_text("max_text_bytes = 6\n")
     found = sources.load({"EMBEDCTL_CONFIG": str(named)})
-    assert (found.metrics_port, found.chunk_size, found.lease_s) == (6, 4, 15.0)
+    assert (found.max_text_bytes, found.chunk_size, found.lease_s) == (6, 4, 15.0)
 
 
 def test_a_named_file_that_is_missing_is_a_problem(sources: Sources, tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_a_named_file_that_is_missing_is_a_problem(sources: Sources, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "content", [b"metrics_port = ", b"\xff\xfe", b"[classes\n", b"metrics_port = 1\nmetrics_port = 2\n"]
+    "content", [b"max_text_bytes = ", b"\xff\xfe", b"[classes\n", b"max_text_bytes = 1\nmax_text_bytes = 2\n"]
 )
 def test_a_file_that_cannot_be_read_is_named(sources: Sources, content: bytes) -> None:
     path = sources.here("")
@@ -125,12 +126,12 @@ def test_a_file_that_cannot_be_read_is_named(sources: Sources, content: bytes) -
 
 
 def test_every_problem_is_listed_with_its_source(sources: Sources) -> None:
-    path = sources.here('chunk_siz = 5\nmetrics_port = "many"\nmodel = 3\n[classes.cpu]\nbackand = "torch"\n')
+    path = sources.here('chunk_siz = 5\nmax_text_bytes = "many"\nmodel = 3\n[classes.cpu]\nbackand = "torch"\n')
     problems = sources.problems({"EMBEDCTL_TTL": "5", "EMBEDCTL_LEASE_S": "soon"})
     assert len(problems) == 6
     text = "\n".join(problems)
     assert f"{path}: chunk_siz: no such setting. Did you mean 'chunk_size'?" in text
-    assert f"{path}: metrics_port: 'many' is not a whole number" in text
+    assert f"{path}: max_text_bytes: 'many' is not a whole number" in text
     assert f"{path}: model: text is expected, not int" in text
     assert f"{path}: classes.cpu.backand: no such key. Did you mean 'backend'?" in text
     assert "EMBEDCTL_TTL: no such setting. Did you mean 'ttl_s'?" in text
@@ -138,8 +139,8 @@ def test_every_problem_is_listed_with_its_source(sources: Sources) -> None:
 
 
 def test_every_value_out_of_bounds_is_listed(sources: Sources) -> None:
-    problems = sources.problems({"EMBEDCTL_CHUNK_SIZE": "0", "EMBEDCTL_LEASE_S": "0.1"}, ttl_s=0.0, metrics_port=-1)
-    assert [problem.split(":")[0] for problem in problems] == ["chunk_size", "ttl_s", "lease_s", "metrics_port"]
+    problems = sources.problems({"EMBEDCTL_CHUNK_SIZE": "0", "EMBEDCTL_LEASE_S": "0.1"}, ttl_s=0.0, max_text_bytes=-1)
+    assert [problem.split(":")[0] for problem in problems] == ["chunk_size", "max_text_bytes", "ttl_s", "lease_s"]
     assert "0 is below its minimum of 1 records" in problems[0]
 
 
@@ -149,7 +150,7 @@ def test_durations_are_finite(sources: Sources, value: str) -> None:
     assert "lease_s" in problem.lower()
 
 
-@pytest.mark.parametrize("line", ["chunk_size = 1.5", "chunk_size = true", "lease_s = true", "metrics_port = [8]"])
+@pytest.mark.parametrize("line", ["chunk_size = 1.5", "chunk_size = true", "lease_s = true", "max_text_bytes = [8]"])
 def test_numbers_in_files_are_numbers_of_the_right_kind(sources: Sources, line: str) -> None:
     sources.here(line)
     (problem,) = sources.problems()
@@ -197,17 +198,80 @@ def test_the_variables_of_kubernetes_stop_nothing(sources: Sources, told: pytest
     assert all(variable in told.text for variable in KUBERNETES)
 
 
-def test_a_port_that_is_a_number_is_the_setting(sources: Sources) -> None:
-    assert sources.load({"EMBEDCTL_METRICS_PORT": "9105"}).metrics_port == 9105
+def test_a_port_that_is_a_number_is_a_misspelt_setting(sources: Sources) -> None:
+    problems = sources.problems({"EMBEDCTL_METRICS_PORT": "9105", "EMBEDCTL_GATEWAY_PORT": "8081"})
+    assert problems[0] == "EMBEDCTL_METRICS_PORT: no such setting. Did you mean 'metrics_address'?"
+    assert problems[1].startswith("EMBEDCTL_GATEWAY_PORT: no such setting. Did you mean ")
 
 
-def test_a_command_with_an_option_of_that_name_runs_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+ADDRESSES = pytest.mark.parametrize("name", ["metrics_address", "flower_address", "gateway_address"])
+
+
+@ADDRESSES
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("127.0.0.1:8080", "127.0.0.1", 8080),
+        ("gateway_1.example:0", "gateway_1.example", 0),
+        ("[::1]:65535", "::1", 65535),
+        ("[fe80::1%eth0]:1", "fe80::1%eth0", 1),
+        ("9105", "127.0.0.1", 9105),
+        ("0", "127.0.0.1", 0),
+    ],
+)
+def test_an_address_is_a_host_and_a_port(sources: Sources, name: str, text: str, host: str, port: int) -> None:
+    found = getattr(sources.load({f"EMBEDCTL_{name.upper()}": text}), name)
+    address = address_of(found, name)
+    assert address == (host, port)
+    assert Address.parse(str(address)) == address
+
+
+@ADDRESSES
+@pytest.mark.parametrize(
+    "text",
+    [
+        "127.0.0.1",
+        "localhost",
+        "localhost:",
+        ":8080",
+        "::1",
+        "::1:8080",
+        "[::1]",
+        "[::1]8080",
+        "[127.0.0.1]:8080",
+        "127.0.0.1:65536",
+        "127.0.0.1:-1",
+        "127.0.0.1:http",
+        "127.0.0.1:٨٠",
+        "٨٠",
+        "-1",
+        "70000",
+        "http://127.0.0.1:8080",
+        "127.0.0.1:8080/",
+        "me@127.0.0.1:8080",
+        "127.0.0.1: 8080",
+        "127.0.0.1:8080\n",
+    ],
+)
+def test_a_wrong_address_is_told_with_the_right_form(sources: Sources, name: str, text: str) -> None:
+    said = f"{name}: {text!r} is no address to listen at: use HOST:PORT, such as 0.0.0.0:8080 or [::1]:8080"
+    explicit: dict[str, Any] = {name: text}
+    for problems in (sources.problems({f"EMBEDCTL_{name.upper()}": text}), sources.problems(None, **explicit)):
+        assert problems[0].startswith(said)
+
+
+def test_only_metrics_may_be_served_nowhere(sources: Sources) -> None:
+    problems = sources.problems(metrics_address="", flower_address="", gateway_address="")
+    assert [problem.split(":")[0] for problem in problems] == ["flower_address", "gateway_address"]
+
+
+def test_the_variables_of_kubernetes_stop_no_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for variable, value in {**KUBERNETES, "HOME": str(tmp_path)}.items():
         monkeypatch.setenv(variable, value)
     served: list[Settings] = []
     monkeypatch.setattr("embedctl.dashboard.serve.serve", lambda settings, _: served.append(settings))
     main(["flower"], standalone_mode=False)
-    assert served[0].flower_port == 5555
+    assert served[0].flower_address == "127.0.0.1:5555"
 
 
 # What a file that was merely found may not decide
@@ -221,10 +285,10 @@ GUARDED = {
     "chunk_files": '"s3://attackers"',
     "state_dir": '"state"',
     "cache_dir": '"cache"',
-    "metrics_host": '"0.0.0.0"',
-    "flower_address": '"0.0.0.0"',
+    "metrics_address": '"0.0.0.0:1"',
+    "flower_address": '"0.0.0.0:1"',
     "flower_auth_file": '"theirs"',
-    "gateway_address": '"0.0.0.0"',
+    "gateway_address": '"0.0.0.0:1"',
     "gateway_keys_file": '"theirs"',
     "gateway_webhook_url": '"https://attacker.example"',
     "gateway_webhook_secret_file": '"theirs"',
@@ -237,7 +301,7 @@ GUARDED = {
 def test_every_setting_was_judged_and_nothing_that_names_a_place_is_left_open() -> None:
     assert {name for name, guarded in _GUARDED.items() if guarded} == set(GUARDED)
     for name in set(_GUARDED) - set(GUARDED):
-        assert not name.endswith(("_file", "_dir", "_url", "_host", "_address")), name
+        assert not name.endswith(("_file", "_dir", "_url", "_address")), name
 
 
 @pytest.mark.parametrize("name", GUARDED)
@@ -350,8 +414,8 @@ def test_a_found_files_url_takes_no_password_and_no_password_away(sources: Sourc
             'redis_url = "redis://attacker.example"\n',
             "redis_url: not allowed in a file that was found in the working directory",
         ),
-        ("metrics_port = -1\n", "metrics_port: -1 is below its minimum"),
-        ("metrics_por = 3\n", "metrics_por: no such setting"),
+        ("max_text_bytes = -1\n", "max_text_bytes: -1 is below its minimum"),
+        ("max_text_byte = 3\n", "max_text_byte: no such setting"),
         ("= 3", "can't be read"),
     ],
 )
@@ -374,7 +438,7 @@ def test_what_is_wrong_is_shown_beside_the_settings(
     assert problem in told
     assert "attacker" not in shown
     names = json.loads(shown) if options else {line.split()[0] for line in shown.splitlines()}
-    assert {"redis_url", "metrics_port", "ttl_s"} <= set(names)
+    assert {"redis_url", "max_text_bytes", "ttl_s"} <= set(names)
 
 
 @pytest.mark.parametrize(
@@ -527,9 +591,9 @@ def test_a_url_of_the_wrong_type_is_refused_without_its_password(sources: Source
 
 
 def test_replace_validates_again() -> None:
-    assert Settings().replace(metrics_port=3).metrics_port == 3
-    with pytest.raises(SettingsError, match="metrics_port"):
-        Settings().replace(metrics_port=-1)
+    assert Settings().replace(max_text_bytes=3).max_text_bytes == 3
+    with pytest.raises(SettingsError, match="max_text_bytes"):
+        Settings().replace(max_text_bytes=-1)
 
 
 @pytest.mark.parametrize("name", ["all-MiniLM-L6-v2", "a/b.c_d@e", "x" * 200])
@@ -560,14 +624,14 @@ assert read == [], read
 try:
     embedctl.load_settings()
 except embedctl.SettingsError as error:
-    assert "EMBEDCTL_METRICS_PORT" in str(error)
+    assert "EMBEDCTL_MAX_TEXT_BYTES" in str(error)
 else:
     raise AssertionError("the environment of this test does not reach the process")
 """
 
 
 def test_importing_reads_nothing_from_the_environment(tmp_path: Path) -> None:
-    environ = {"EMBEDCTL_REDIS_URL": "nonsense", "EMBEDCTL_CONFIG": "/nonexistent", "EMBEDCTL_METRICS_PORT": "x"}
+    environ = {"EMBEDCTL_REDIS_URL": "nonsense", "EMBEDCTL_CONFIG": "/nonexistent", "EMBEDCTL_MAX_TEXT_BYTES": "x"}
     done = subprocess.run(
         [sys.executable, "-c", READS],
         env={**environ, "HOME": str(tmp_path)},

@@ -27,9 +27,8 @@ from embedctl_gateway.refusals import Refusal, refusal_of
 
 
 def test_a_missing_extra_is_named() -> None:
-    code = (
-        "import sys; sys.modules['starlette'] = None; from embedctl_gateway.__main__ import main; main(['--port', '0'])"
-    )
+    start = "from embedctl_gateway.__main__ import main; main(['--address', '0'])"
+    code = f"import sys; sys.modules['starlette'] = None; {start}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     told = "`embedctl gateway` needs an optional dependency: pip install 'embedctl[gateway]'"
     assert (done.returncode, done.stderr.strip()) == (1, f"embedctl gateway: {told}")

@@ -114,7 +114,7 @@ def test_a_gateway_notices_changes_and_trusts_no_key_of_a_broken_file(
 
 def test_every_request_needs_a_key_of_the_file(path: Path) -> None:
     key = add_key(path, "alice", "search")
-    access = Access(Settings(gateway_address="0.0.0.0", gateway_keys_file=str(path)))
+    access = Access(Settings(gateway_address="0.0.0.0:8080", gateway_keys_file=str(path)))
     assert access.tenant_of(asking(authorization=f"Bearer {key}")) == "search"
     assert access.tenant_of(asking(authorization=f"bearer  {key} ")) == "search"
     for headers in ({}, {"authorization": key}, {"authorization": f"Bearer {key}x"}, {"authorization": "Bearer "}):
@@ -125,6 +125,6 @@ def test_every_request_needs_a_key_of_the_file(path: Path) -> None:
 
 def test_without_keys_only_this_machine_may_call() -> None:
     assert Access(Settings(tenant="search")).tenant_of(asking(host="localhost:8080")) == "search"
-    for address in ("0.0.0.0", "::", "10.0.0.1", "gateway.example"):
+    for address in ("0.0.0.0:8080", "[::]:8080", "10.0.0.1:8080", "gateway.example:8080"):
         with pytest.raises(SettingsError, match="can be reached from other machines"):
             Access(Settings(gateway_address=address))

@@ -8,24 +8,32 @@ import pytest
 
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
-from embedctl_gateway.serve import listening, url_of
+from embedctl_gateway.serve import listening
 
 
 @pytest.mark.parametrize(
     ("address", "host"), [("127.0.0.1", "127.0.0.1"), ("localhost", "localhost"), ("::1", "[::1]")]
 )
 def test_the_url_is_one_that_can_be_opened(address: str, host: str) -> None:
-    settings = Settings(gateway_address=address, gateway_port=0)
-    with listening(settings) as listener:
+    listener, url = listening(Settings(gateway_address=f"{host}:0"))
+    with listener:
         port = listener.getsockname()[1]
-        assert url_of(settings, listener) == f"http://{host}:{port}"
+        assert url == f"http://{host}:{port}"
         with socket.create_connection((address, port), timeout=30):
             pass
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_every_address_means_both_families(address: str) -> None:
+    listener, _ = listening(Settings(gateway_address="[::]:0"))
+    with listener, socket.create_connection((address, listener.getsockname()[1]), timeout=30):
+        pass
+
+
 def test_connections_send_at_once() -> None:
     """An answer's body must not wait for the acknowledgement of its headers."""
-    with listening(Settings(gateway_port=0)) as listener, socket.create_connection(listener.getsockname(), timeout=30):
+    listener, _ = listening(Settings(gateway_address="0"))
+    with listener, socket.create_connection(listener.getsockname(), timeout=30):
         accepted, _ = listener.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -33,12 +41,12 @@ def test_connections_send_at_once() -> None:
 
 @pytest.mark.parametrize("address", ["203.0.113.1", "a" * 300])
 def test_an_address_of_another_machine_is_refused(address: str) -> None:
-    with pytest.raises(SettingsError, match="gateway_address, gateway_port: can't listen at"):
-        listening(Settings(gateway_address=address, gateway_port=0))
+    with pytest.raises(SettingsError, match=r"^gateway_address: can't listen at .*\. Set EMBEDCTL_GATEWAY_ADDRESS"):
+        listening(Settings(gateway_address=f"{address}:0"))
 
 
 def test_a_port_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(SettingsError, match=f"port {port}: Address already in use"):
-            listening(Settings(gateway_port=port))
+        with pytest.raises(SettingsError, match=f"127.0.0.1:{port}: Address already in use"):
+            listening(Settings(gateway_address=str(port)))

@@ -13,6 +13,7 @@ from tornado.ioloop import IOLoop
 
 from embedctl.dashboard.access import allowed_users, is_loopback
 from embedctl_config import keys
+from embedctl_config.address import Address
 from embedctl_config.celery_app import TASK
 from embedctl_config.errors import MissingExtra, SettingsError
 from embedctl_config.settings import Settings
@@ -21,20 +22,24 @@ from embedctl_config.settings import Settings
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.1", "::1", "[::1]", "localhost"])
 def test_names_of_this_machine_alone(host: str) -> None:
     assert is_loopback(host)
-    assert allowed_users(Settings(flower_address=host)) == []
+    assert allowed_users(Settings(flower_address=str(Address(host.strip("[]"), 5555)))) == []
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.1", "localhost.example", "127.0.0.1.example"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "localhost.example", "127.0.0.1.example"])
 def test_any_other_address_needs_users(host: str) -> None:
     assert not is_loopback(host)
     with pytest.raises(SettingsError, match=r"^flower_address: .*EMBEDCTL_FLOWER_AUTH_FILE; or listen at 127\.0\.0\.1"):
-        allowed_users(Settings(flower_address=host))
+        allowed_users(Settings(flower_address=str(Address(host, 5555))))
+
+
+def test_no_name_is_none_of_this_machine() -> None:
+    assert not is_loopback("")
 
 
 def test_a_file_names_users(tmp_path: Path) -> None:
     file = tmp_path / "users"
     file.write_text("kim:pass word\n\nlee:with:colon\r\n")
-    settings = Settings(flower_address="0.0.0.0", flower_auth_file=str(file))
+    settings = Settings(flower_address="0.0.0.0:5555", flower_auth_file=str(file))
     assert allowed_users(settings) == ["kim:pass word", "lee:with:colon"]
 
 
@@ -124,7 +129,7 @@ def test_after_an_outage_however_long_events_are_received_again_soon(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"flower_port": 70000}, "flower_port: 70000 is above its maximum of 65535"),
+        ({"flower_address": "localhost:70000"}, "flower_address: 'localhost:70000' is no address to listen at"),
         ({"flower_url_prefix": "/a?b"}, "flower_url_prefix: '/a?b': use letters"),
     ],
 )

@@ -127,7 +127,7 @@ def test_the_settings_in_the_containers_are_settings() -> None:
         if "EMBEDCTL_CONFIG" in own:
             own["EMBEDCTL_CONFIG"] = str(file)
         load_settings(own, directory=ROOT / "tests")
-    assert tomllib.loads(file.read_text())["metrics_port"]
+    assert tomllib.loads(file.read_text())["metrics_address"]
 
 
 def test_what_is_commented_out_in_the_containers_settings_is_right_too(tmp_path: Path) -> None:

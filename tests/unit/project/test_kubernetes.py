@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from embedctl_config.address import address_of
 from embedctl_config.hardware import SHIPPED_CLASSES
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
@@ -110,8 +111,8 @@ def test_a_worker_has_time_to_finish_and_to_report_that_it_hangs(name: str, tmp_
 def test_probes_and_prometheus_ask_where_it_listens(name: str, tmp_path: Path) -> None:
     settings = settings_of(name, tmp_path)
     args = container(name)["args"]
-    port = int(args[args.index("--port") + 1]) if "--port" in args else settings.metrics_port
-    host = args[args.index("--host") + 1] if "--host" in args else settings.metrics_host
+    text = args[args.index("--address") + 1] if "--address" in args else settings.metrics_address
+    host, port = address_of(text, "metrics_address")
     assert host == "0.0.0.0"
     assert container(name)["ports"] == [{"name": "metrics", "containerPort": port}]
     for probe, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):

@@ -143,7 +143,7 @@ def endpoint(worker: Worker, free_port: int) -> Iterator[Endpoint]:
     def metrics(accept: str) -> tuple[str, bytes]:
         return "text/x", f"metrics for {accept}".encode()
 
-    with Endpoint("127.0.0.1", free_port, metrics, worker.health) as endpoint:
+    with Endpoint(str(free_port), metrics, worker.health) as endpoint:
         yield endpoint
 
 
@@ -195,7 +195,7 @@ def test_a_page_that_fails_ends_its_request_alone(worker: Worker, free_port: int
     def broken(accept: str) -> tuple[str, bytes]:
         raise RuntimeError("no metrics")
 
-    with Endpoint("127.0.0.1", free_port, broken, worker.health) as endpoint:
+    with Endpoint(str(free_port), broken, worker.health) as endpoint:
         with pytest.raises(http.client.HTTPException):
             ask(endpoint, "/metrics")
         assert ask(endpoint, "/readyz") == (200, "ok\n")
@@ -203,7 +203,7 @@ def test_a_page_that_fails_ends_its_request_alone(worker: Worker, free_port: int
 
 def test_it_listens_until_it_is_left_and_may_listen_again(worker: Worker, free_port: int) -> None:
     for _ in range(2):
-        with Endpoint("127.0.0.1", free_port, lambda accept: ("", b""), worker.health) as endpoint:
+        with Endpoint(str(free_port), lambda accept: ("", b""), worker.health) as endpoint:
             assert ask(endpoint, "/readyz")[0] == 200
         with pytest.raises(ConnectionRefusedError):
             ask(endpoint, "/readyz")
@@ -213,7 +213,7 @@ def test_it_listens_until_it_is_left_and_may_listen_again(worker: Worker, free_p
     ("host", "shown"), [("localhost", "localhost"), ("0.0.0.0", socket.gethostname()), ("127.0.0.1", "127.0.0.1")]
 )
 def test_the_url_leads_there(worker: Worker, free_port: int, host: str, shown: str) -> None:
-    with Endpoint(host, free_port, lambda accept: ("", b""), worker.health) as endpoint:
+    with Endpoint(f"{host}:{free_port}", lambda accept: ("", b""), worker.health) as endpoint:
         assert endpoint.url == f"http://{shown}:{free_port}"
 
 
@@ -222,11 +222,13 @@ def test_a_port_that_is_taken_is_named(worker: Worker) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(SettingsError, match=rf"metrics_port: {port} of .* is taken.*EMBEDCTL_METRICS_PORT"):
-            Endpoint("127.0.0.1", port, lambda accept: ("", b""), worker.health)
+        with pytest.raises(
+            SettingsError, match=rf"metrics_address: .*:{port}: Address already in use.*EMBEDCTL_METRICS_ADDRESS"
+        ):
+            Endpoint(str(port), lambda accept: ("", b""), worker.health)
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid", "a..b", "x" * 300])
 def test_an_address_of_somebody_else_is_named(worker: Worker, free_port: int, host: str) -> None:
-    with pytest.raises(SettingsError, match="metrics_host: "):
-        Endpoint(host, free_port, lambda accept: ("", b""), worker.health)
+    with pytest.raises(SettingsError, match="metrics_address: can't listen at "):
+        Endpoint(f"{host}:{free_port}", lambda accept: ("", b""), worker.health)

@@ -238,20 +238,20 @@ def served(settings: Settings) -> tuple[Telemetry, str]:
         return lifecycle._telemetry(settings, "tiny", ENTRY, [MODEL], Health(), stack)
 
 
-def test_there_are_none_unless_a_port_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_are_none_unless_an_address_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     telemetry, url = served(Settings())
     assert (type(telemetry), url) == (Telemetry, "")
 
 
-def test_a_port_without_the_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
+def test_an_address_without_the_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     monkeypatch.delitem(sys.modules, "embedctl_workers.serving.metrics")
-    with pytest.raises(MissingExtra, match=r"metrics_port needs .* pip install 'embedctl\[metrics\]'"):
-        served(Settings(metrics_port=free_port))
+    with pytest.raises(MissingExtra, match=r"metrics_address needs .* pip install 'embedctl\[metrics\]'"):
+        served(Settings(metrics_address=str(free_port)))
 
 
 def test_with_both_there_are(free_port: int) -> None:
-    telemetry, url = served(Settings(metrics_port=free_port))
+    telemetry, url = served(Settings(metrics_address=str(free_port)))
     assert type(telemetry).__name__ == "Metrics"
     assert url == f"http://127.0.0.1:{free_port}"

@@ -199,8 +199,11 @@ def test_the_parts_of_a_gpu_are_gpus_here_too() -> None:
 
 def test_every_worker_of_a_gpu_has_a_port_of_its_own() -> None:
     machine = Machine([cpus(0, 3)], gpus=gpus(None))
-    plan = make_plan(SETTINGS.replace(metrics_port=9100), machine, advice=of_gpus)
-    assert [(each.sharing, each.metrics_port) for each in plan.workers] == [(2, 9100), (2, 9101)]
+    plan = make_plan(SETTINGS.replace(metrics_address="9100"), machine, advice=of_gpus)
+    assert [(each.sharing, each.metrics_address) for each in plan.workers] == [
+        (2, "127.0.0.1:9100"),
+        (2, "127.0.0.1:9101"),
+    ]
 
 
 def test_what_the_class_sets_goes_before_what_was_tuned() -> None:
@@ -230,15 +233,17 @@ def test_a_quota_shows_in_the_threads() -> None:
 
 
 def test_every_worker_has_a_port_of_its_own_for_its_metrics() -> None:
-    plan = make_plan(SETTINGS.replace(metrics_port=9100), Machine(TWO_NODES))
+    plan = make_plan(SETTINGS.replace(metrics_address="[::1]:9100"), Machine(TWO_NODES))
     assert [dict(each.environment) for each in plan.workers] == [
-        {"EMBEDCTL_METRICS_PORT": "9100"},
-        {"EMBEDCTL_METRICS_PORT": "9101"},
+        {"EMBEDCTL_METRICS_ADDRESS": "[::1]:9100"},
+        {"EMBEDCTL_METRICS_ADDRESS": "[::1]:9101"},
     ]
-    assert plan.workers[1].command.startswith("EMBEDCTL_METRICS_PORT=9101 embedctl worker ")
+    assert plan.workers[1].command.startswith("EMBEDCTL_METRICS_ADDRESS='[::1]:9101' embedctl worker ")
+    free = make_plan(SETTINGS.replace(metrics_address="0"), Machine(TWO_NODES))
+    assert [each.metrics_address for each in free.workers] == ["127.0.0.1:0", "127.0.0.1:0"]
     assert dict(make_plan(SETTINGS, LAPTOP).workers[0].environment) == {}
-    with pytest.raises(SettingsError, match="metrics_port: 2 workers from 65535 on go beyond 65535"):
-        make_plan(SETTINGS.replace(metrics_port=65535), Machine(TWO_NODES))
+    with pytest.raises(SettingsError, match="metrics_address: 2 workers from port 65535 on go beyond 65535"):
+        make_plan(SETTINGS.replace(metrics_address="65535"), Machine(TWO_NODES))
 
 
 def test_a_plan_is_a_table_with_a_line_for_each_worker() -> None:

@@ -155,16 +155,16 @@ def _telemetry(
 
     Raises:
         MissingExtra: the extra `metrics` is not installed.
-        SettingsError: the port can't be used.
+        SettingsError: it can't listen there.
     """
-    if not settings.metrics_port:
+    if not settings.metrics_address:
         return Telemetry(), ""
     try:
         from embedctl_workers.serving.metrics import Metrics
     except ModuleNotFoundError as error:
-        raise MissingExtra("metrics", "the setting metrics_port") from error
+        raise MissingExtra("metrics", "the setting metrics_address") from error
     metrics = Metrics(hardware, entry, models)
-    endpoint = stack.enter_context(Endpoint(settings.metrics_host, settings.metrics_port, metrics.page, health))
+    endpoint = stack.enter_context(Endpoint(settings.metrics_address, metrics.page, health))
     log.info("metrics and health: %s/metrics, /healthz, /readyz", endpoint.url)
     return metrics, endpoint.url
 

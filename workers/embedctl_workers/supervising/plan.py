@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from embedctl.routing import FALLBACK_CLASS
+from embedctl_config.address import LAST_PORT, Address, address_of
 from embedctl_config.cpu import no_bf16
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import Device
-from embedctl_config.settings import ENV_PREFIX, LAST_PORT, Settings
+from embedctl_config.settings import ENV_PREFIX, Settings
 from embedctl_workers.machine.devices import Accelerator, Pinned
 from embedctl_workers.machine.discovery import DEVICE_NAMES, DEVICE_OPTIONS, CpuSet, Machine, nothing_found
 
-_METRICS_PORT = f"{ENV_PREFIX}METRICS_PORT"
 #: The best number of workers for a hardware class, its models, a set of CPUs, and the accelerator that they share.
 Advice = Callable[[str, Sequence[str], frozenset[int], Accelerator | None], int]
 
@@ -27,7 +27,7 @@ class PlannedWorker:
     Attributes:
         cpus: its CPUs, and how many compute threads it has.
         accelerator: its GPU or Neuron core; None for a worker on CPUs.
-        metrics_port: the port of its metrics; 0: it serves none.
+        metrics_address: where it serves its metrics; empty: nowhere.
         sharing: how many workers share its accelerator, itself included.
     """
 
@@ -35,7 +35,7 @@ class PlannedWorker:
     cpus: CpuSet
     models: tuple[str, ...]
     accelerator: Accelerator | None = None
-    metrics_port: int = 0
+    metrics_address: str = ""
     sharing: int = 1
 
     @property
@@ -64,13 +64,12 @@ class PlannedWorker:
     @property
     def environment(self) -> Mapping[str, str]:
         """The environment variables that only this worker gets."""
-        return {_METRICS_PORT: str(self.metrics_port)} if self.metrics_port else {}
+        return {f"{ENV_PREFIX}METRICS_ADDRESS": self.metrics_address} if self.metrics_address else {}
 
     @property
     def command(self) -> str:
         """The command that starts it by hand."""
-        variables = [f"{name}={value}" for name, value in self.environment.items()]
-        return shlex.join([*variables, "embedctl", "worker", *self.arguments])
+        return _by_hand(self.environment, "worker", *self.arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ class PlannedGateway:
     @property
     def command(self) -> str:
         """The command that starts it by hand."""
-        return shlex.join([*(f"{name}={value}" for name, value in self.environment.items()), "embedctl", "gateway"])
+        return _by_hand(self.environment, "gateway")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +170,7 @@ def make_plan(
             notes.append(f"{len(here)} workers share {len(cpus.cores)} physical cores, and slow each other down")
         planned += here
     planned.sort(key=lambda worker: worker.accelerator is None)
-    return Plan(_with_ports(planned, settings.metrics_port), notes)
+    return Plan(_with_metrics(planned, settings.metrics_address), notes)
 
 
 def with_gateway(plan: Plan, settings: Settings) -> Plan:
@@ -179,7 +178,7 @@ def with_gateway(plan: Plan, settings: Settings) -> Plan:
     classes = {worker.hardware for worker in plan.workers}
     models = [model for worker in plan.workers for model in worker.models]
     gateway = PlannedGateway(
-        address=f"{settings.gateway_address}:{settings.gateway_port}",
+        address=str(address_of(settings.gateway_address, "gateway_address")),
         model=settings.model if settings.model in models else models[0],
         hardware=settings.hardware if settings.hardware in classes else "auto",
     )
@@ -252,8 +251,17 @@ def _placed(
     return placed
 
 
-def _with_ports(workers: Sequence[PlannedWorker], first: int) -> list[PlannedWorker]:
-    """The same workers, each with a separate port for its metrics if there is a first port."""
-    if first and first + len(workers) - 1 > LAST_PORT:
-        raise SettingsError(f"metrics_port: {len(workers)} workers from {first} on go beyond {LAST_PORT}")
-    return [replace(each, metrics_port=first + at if first else 0) for at, each in enumerate(workers)]
+def _with_metrics(workers: Sequence[PlannedWorker], first: str) -> Sequence[PlannedWorker]:
+    """The same workers, each with a separate port for its metrics if there is a first address."""
+    if not first:
+        return workers
+    host, port = address_of(first, "metrics_address")
+    if port and port + len(workers) - 1 > LAST_PORT:
+        raise SettingsError(f"metrics_address: {len(workers)} workers from port {port} on go beyond {LAST_PORT}")
+    return [replace(each, metrics_address=str(Address(host, port and port + at))) for at, each in enumerate(workers)]
+
+
+def _by_hand(environment: Mapping[str, str], *words: str) -> str:
+    """A command for a shell, which takes no quoted word for a variable."""
+    variables = (f"{name}={shlex.quote(value)} " for name, value in environment.items())
+    return "".join(variables) + shlex.join(["embedctl", *words])

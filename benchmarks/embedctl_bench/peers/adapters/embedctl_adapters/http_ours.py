@@ -26,7 +26,7 @@ class GatewayAdapter(HttpAdapter):
         settings, folder = product(self._stack, model, 1, cache, chunk, hardware, entry)
         variables = {"EMBEDCTL_REDIS_URL": settings.redis_url, "EMBEDCTL_HARDWARE": hardware}
         variables["EMBEDCTL_GATEWAY_TIMEOUT_S"] = "600"  # on few CPUs, large requests take longer than a minute
-        command = [sys.executable, "-m", "embedctl_gateway", "--port", "0"]
+        command = [sys.executable, "-m", "embedctl_gateway", "--address", "0"]
         try:
             super().__init__(model, command, folder / "gateway.log", variables)
         except BaseException:
