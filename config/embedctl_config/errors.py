@@ -147,8 +147,8 @@ class OtherContract(OutputError):
 
 
 class DestinationRefused(OutputError):
-    """Raised by a destination for what it will never take. A delivery finds the records that it is about, and goes
-    on."""
+    """Raised when a destination will never take what it is given. A delivery finds the records that this is about, and
+    goes on with the others."""
 
 
 class DestinationUnavailable(OutputError, ConnectionError):

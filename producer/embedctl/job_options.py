@@ -186,8 +186,11 @@ class SubmitOptions:
             raise SettingsError(f"ttl {ttl!r} is not between 1 and {MAX_TTL_S:.0f} seconds")
 
 
-def parse_budget(max_errors: int | str | None) -> tuple[int | None, float | None]:
-    """An error budget as a number of records and as a share of them; None for the one that is not given.
+def parse_budget(max_errors: int | str | None, name: str = "max_errors") -> tuple[int | None, float | None]:
+    """A budget of records as their number and as a share of them; None for the one that is not given.
+
+    Args:
+        name: of the option, for the message.
 
     Raises:
         SettingsError: it is neither.
@@ -204,4 +207,4 @@ def parse_budget(max_errors: int | str | None) -> tuple[int | None, float | None
             return int(text), None
     except ValueError:
         pass
-    raise SettingsError(f"max_errors {max_errors!r} is neither a number of records such as 100 nor a share such as 1%")
+    raise SettingsError(f"{name} {max_errors!r} is neither a number of records such as 100 nor a share such as 1%")

@@ -16,10 +16,10 @@ import numpy.typing as npt
 from embedctl.changes.cache import Hits
 from embedctl.changes.earlier import Earlier
 from embedctl.changes.gone import Gone
-from embedctl.changes.join import COST, ENTRY, digests_of, entries, missing_in, names, places_in, spilled
+from embedctl.changes.join import COST, ENTRY, digests_of, entries, names, places_in, spilled
 from embedctl.digests import DIGEST_BYTES, as_rows, digest_of
 from embedctl.records import Record
-from embedctl.runs import NAME, Runs, explained, parts_of
+from embedctl.runs import NAME, Runs, explained, missing_in, parts_of
 from embedctl_config.errors import InputError
 
 #: In a plan, a record that is to be encoded. A number from 0 on is a row of the earlier output, and from FIRST_HIT down

@@ -14,7 +14,8 @@ import click
 
 from embedctl import output
 from embedctl.broker import Broker
-from embedctl.cli.corpora import CorpusChoice
+from embedctl.cli.corpora import records_again
+from embedctl.cli.delivery import DatabaseChoice
 from embedctl.cli.job_command import JobCommand
 from embedctl.job import Job
 from embedctl.job_options import SubmitOptions
@@ -55,7 +56,7 @@ def update(
 
     def records() -> Iterator[Record]:
         """The first time, lines that are skipped are listed."""
-        return next(reads, partial(_again, choice))()
+        return next(reads, partial(records_again, choice))()
 
     def submitted(some: Iterator[Record], options: SubmitOptions) -> Job:
         first = next(some)  # there is one, and a corpus that changed is noticed before a job is made
@@ -117,6 +118,8 @@ def to_encode(command: JobCommand, broker: Broker | None) -> Iterator[Record]:
         broker: None if there is no Redis; then only texts are compared, with the earlier output.
     """
     choice, sources, path = command.choice, command.asked.sources, command.destination.path
+    if command.sync.is_asked and command.destination.database is not None:
+        return _lacking(command, command.destination.database, broker)
     numbers = command.destination.numbers
     if not command.asked.copies or not isinstance(path, Path):
         return choice.records()
@@ -131,10 +134,18 @@ def to_encode(command: JobCommand, broker: Broker | None) -> Iterator[Record]:
     else:
         plan = Update(broker, choice.options, choice.records, path, sources, numbers, say).plan()
     say(f"{plan.unchanged:,} records are unchanged, {plan.cached:,} are in the cache, {plan.to_encode:,} are to encode")
-    return plan.difference(_again(choice))
+    return plan.difference(records_again(choice))
 
 
-def _again(choice: CorpusChoice) -> Iterator[Record]:
-    """The records once more; lines that were skipped are not listed again."""
-    skipped = (lambda *_: None) if choice.skip_bad_lines else None
-    return choice.corpus.records(skipped)
+def _lacking(command: JobCommand, database: DatabaseChoice, broker: Broker | None) -> Iterator[Record]:
+    """Of a corpus, the records that a database lacks; all of them if nothing tells what a job would make."""
+    from embedctl.cli.sync import contract_of  # here, because most commands compare nothing
+    from embedctl.destinations.sync import compare
+
+    if broker is None:
+        click.echo("Nothing tells which files the model has, so nothing is compared", err=True)
+        return command.choice.records()
+    with compare(database.table, contract_of(broker, command, database), command.choice.records()) as difference:
+        database.table.close()
+        click.echo(f"{difference.unchanged:,} records are unchanged, {difference.to_encode:,} are to encode", err=True)
+        return difference.taken_from(records_again(command.choice))

@@ -137,13 +137,16 @@ class CorpusChoice:
             self.corpus.check_unique()
         return self
 
-    def records(self) -> Iterator[Record]:
+    def records(self, skipped: Skipped | None = None) -> Iterator[Record]:
         """The records. Lines that are skipped are listed on stderr.
+
+        Args:
+            skipped: counts them.
 
         Raises:
             InputError: a line is not a record, there is no record, or an id of standard input is not unique.
         """
-        skipped = _Skipped()
+        skipped = Skipped() if skipped is None else skipped
         empty = True
         records = self.corpus.records(skipped if self.skip_bad_lines else None)
         if self.unique_ids and not self.corpus.rereadable:
@@ -154,6 +157,12 @@ class CorpusChoice:
         skipped.sum_up()
         if empty:
             raise self.corpus.empty()
+
+
+def records_again(choice: CorpusChoice) -> Iterator[Record]:
+    """The records once more; lines that were skipped are not listed again."""
+    skipped = (lambda *_: None) if choice.skip_bad_lines else None
+    return choice.corpus.records(skipped)
 
 
 def requests_in(settings: Settings, paths: Sequence[str]) -> BatchCorpus:
@@ -175,17 +184,21 @@ def _refuse_corpus_in(folder: Place, corpus: Corpus) -> None:
             raise InputError(f"{file.name} is in {folder.name}, which is to hold the parts: choose another folder")
 
 
-class _Skipped:
-    """Lists lines that are skipped, each with the position of the record after it, by which positions become lines."""
+class Skipped:
+    """Lists lines that are skipped, each with the position of the record after it, by which positions become lines.
+
+    Attributes:
+        lines: how many there were.
+    """
 
     def __init__(self) -> None:
-        self._lines = 0
+        self.lines = 0
 
     def __call__(self, error: InputError, position: int) -> None:
-        self._lines += 1
+        self.lines += 1
         click.echo(f"skipped before record {position}: {error}", err=True)
 
     def sum_up(self) -> None:
-        if self._lines:
-            lines = "1 bad line" if self._lines == 1 else f"{self._lines:,} bad lines"
+        if self.lines:
+            lines = "1 bad line" if self.lines == 1 else f"{self.lines:,} bad lines"
             click.echo(f"skipped {lines}; positions count the records that are left", err=True)

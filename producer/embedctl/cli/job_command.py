@@ -14,9 +14,11 @@ from embedctl import corpus
 from embedctl.broker import Broker
 from embedctl.cli.completion import complete_class, complete_model
 from embedctl.cli.corpora import CorpusChoice
+from embedctl.cli.delivery import DatabaseChoice
 from embedctl.cli.destination import DatabaseUrl, Destination, destination_options
 from embedctl.cli.options import json_option, option, quiet_option, section, together
 from embedctl.cli.since import Asked, since_options
+from embedctl.cli.sync_options import SyncChoice, sync_options
 from embedctl.destinations.ids import Duplicates
 from embedctl.drain.alongside import Alongside
 from embedctl.drain.places import Place
@@ -110,6 +112,7 @@ _destination_options = section(
         "last: write that one; position: make each id of the job and the record's position, as JOB:POSITION. Default: "
         "all; error for batch files and databases.",
     ),
+    sync_options,
     since_options,
 )
 
@@ -186,12 +189,14 @@ class JobCommand:
         choice: the corpus, and the options of its job.
         asked: what need not be encoded.
         destination: where the vectors go.
+        sync: whether that is to become what the corpus says.
         named: what decides the job, in JSON values, whatever the corpus holds now.
     """
 
     choice: CorpusChoice
     asked: Asked
     destination: Destination
+    sync: SyncChoice
     named: dict[str, Any]
     quiet: bool
     dry_run: bool
@@ -220,10 +225,10 @@ class JobCommand:
             click.UsageError, SettingsError, InputError: an option is wrong, or some exclude each other.
             MissingExtra, OutputError: the database can't be used.
         """
-        asked = Asked.taken_from(given)
+        asked, sync = Asked.taken_from(given), SyncChoice.taken_from(given)
         unique_ids = _unique_ids_taken_from(given)
         destination = Destination.taken_from(given, settings)
-        named = {**given, **asked.named()}
+        named = {**given, **asked.named(), **({"sync": True} if sync.is_asked else {})}
         files = {name: given.pop(name) for name in _CORPUS}
         options = SubmitOptions.of(
             **_prompt(given.pop("prompt")),
@@ -234,13 +239,18 @@ class JobCommand:
         )
         options = replace(options, resume=resume, drain=drain or isinstance(destination.path, Place))
         choice = CorpusChoice.of(settings, options, destination.path, unique_ids=unique_ids, **files)
-        return cls(choice, asked, destination, named, quiet, dry_run, as_json)
+        return cls(choice, asked, destination, sync, named, quiet, dry_run, as_json)
 
     @property
     def updated(self) -> Path | None:
         """The file that this command brings up to date; None if it writes the vectors of a whole job."""
         path = self.destination.path
         return path if isinstance(path, Path) and self.asked.applies(self.choice, path) else None
+
+    @property
+    def synced(self) -> DatabaseChoice | None:
+        """The database that this command makes what the corpus says; None if it writes the vectors of a whole job."""
+        return self.destination.database if self.sync.is_asked else None
 
     def keyed(self, key: str | None) -> JobCommand:
         """The same command with this idempotency key."""
@@ -260,6 +270,7 @@ class JobCommand:
             # Only a folder takes vectors out of Redis, so the job would pause for ever.
             raise click.UsageError("--drain is for vectors that go into a folder: omit it, or name one with -o DIR/")
         self.asked.check(choice, destination.path)
+        self.sync.check(choice, destination)
         destination.check(choice.keep, as_json=self.as_json, is_batch=choice.is_batch)
 
     def checked(self) -> JobCommand:
@@ -281,6 +292,7 @@ class JobCommand:
         progress: JobProgress,
         options: SubmitOptions | None = None,
         records: Iterator[Record] | None = None,
+        on_job: Callable[[JobStatus], object] = lambda _: None,
     ) -> Job:
         """Queue the corpus. If its vectors go into parts, the job is drained meanwhile.
 
@@ -289,6 +301,7 @@ class JobCommand:
         Args:
             options: in place of this command's.
             records: those to queue; all of the corpus if None.
+            on_job: called with the job, which may hold some records already.
 
         Raises:
             KeyboardInterrupt: says how to resume.
@@ -300,8 +313,9 @@ class JobCommand:
         try:
             with Alongside(broker, output if isinstance(output, Place) else None, self.destination.numbers) as drained:
 
-                def on_job(job: JobStatus) -> None:
+                def job_begun(job: JobStatus) -> None:
                     begun.append(job.id)
+                    on_job(job)
                     progress.begun(job)
                     drained.begin(job.id)
 
@@ -315,11 +329,11 @@ class JobCommand:
                         choice.records() if records is None else records,
                         options,
                         submitting,
-                        on_job=on_job,
+                        on_job=job_begun,
                         at_hand=choice.corpus.rereadable,
                     )
                 except (JobFailed, JobStopped, JobCancelled):
-                    if output is None or not begun:
+                    if not (self.destination.is_given and begun):
                         raise
                     job = Job(begun[0], broker)
         except KeyboardInterrupt:

@@ -14,6 +14,7 @@ from embedctl.cli.job_command import JobCommand, job_options
 from embedctl.cli.json_forms import result_json
 from embedctl.cli.options import SectionedCommand, option, section
 from embedctl.cli.results import exit_status, report, summary, wait_for
+from embedctl.cli.sync import report_synced, synchronise
 from embedctl.cli.update_report import report_update
 from embedctl.estimate import estimate
 from embedctl.job import Job
@@ -76,6 +77,10 @@ def submit(ctx: click.Context, /, *, ttl_s: float | None, resume: str | None, wa
         with command.progress() as progress:
             outcome = update(broker, command, path, progress, made=lambda job: progress.say(f"job {job.id}"))
         ctx.exit(report_update(outcome, path, progress, as_json=command.as_json))
+    if (database := command.synced) is not None:
+        with command.progress() as progress:
+            synced = synchronise(broker, command, database, progress, made=lambda job: progress.say(f"job {job.id}"))
+        ctx.exit(report_synced(synced, database.url, progress, as_json=command.as_json))
     with command.progress() as progress:
         job = command.submit(broker, progress)
         saved = _followed(job, command, broker, progress, wait=wait)

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedctl.changes import join
-from embedctl.changes.join import ENTRY, entries, missing_in, names, places_in
+from embedctl.changes.join import ENTRY, entries, names, places_in
 from embedctl.digests import Digests, as_rows
-from embedctl.runs import NAME, Entries, Runs, parts_of
+from embedctl.runs import NAME, Entries, Runs, missing_in, parts_of
 from embedctl_config.errors import InputError
 
 #: Records: a text, and an id or none.

@@ -37,7 +37,7 @@ def test_run_and_submit_have_the_same_options_for_a_job() -> None:
     assert shared(run) == shared(submit)
 
 
-@pytest.mark.parametrize(("command", "most"), [(run, 34), (submit, 36)])
+@pytest.mark.parametrize(("command", "most"), [(run, 37), (submit, 39)])
 def test_options_do_not_become_more(command: click.Command, most: int) -> None:
     assert sum(isinstance(each, click.Option) for each in command.params) <= most
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 import re
 import subprocess
 import sys
@@ -41,6 +42,8 @@ WITHOUT_VARIABLE = {
     ("embedctl up", "--model"),
     ("embedctl run", "--limit"),  # a variable that is set for `embedctl list` must not cut a corpus
     ("embedctl submit", "--limit"),
+    # Nothing must be deleted because of a variable.
+    *itertools.product(("embedctl run", "embedctl submit"), ("--delete", "--delete-at-most")),
     ("embedctl fetch", "--format"),  # EMBEDCTL_FORMAT is that of a corpus
     ("embedctl run", "--input-file"),  # another form of an argument
     ("embedctl fetch", "--input-file"),

@@ -1,0 +1,342 @@
+"""`--sync`: each night, a database becomes what the corpus says. Nothing else is asked what it holds."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedctl.broker import Broker
+from tests.support.changes import Documents, Kill, Write, killer, many, told
+from tests.support.databases import KINDS, Database, Postgres, QdrantByHttp, database
+from tests.support.forked import Forked
+from tests.support.jobs import reference
+from tests.support.processes import RunEmbedctl
+from tests.support.workers import CONFIG, StartWorker
+
+#: Steps of a night: a module and a class, a function, and which of its calls. A destination's own steps are walked
+#: through in tests/e2e/test_databases.py.
+STEPS = [
+    ("embedctl.cli.sync", "compare", 1),
+    ("embedctl.cli.job_command", "submit", 1),
+    ("embedctl.destinations.postgresql:PostgresTable", "write", 1),
+    ("embedctl.destinations.postgresql:PostgresTable", "close", 3),
+    ("embedctl.job:Job", "discard", 1),
+    ("embedctl.cli.sync", "delete_missing", 1),
+    ("embedctl.destinations.postgresql:PostgresTable", "delete", 1),
+]
+DELETE = ("--delete", "--delete-at-most", "50%")
+
+
+@pytest.fixture
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
+    """The database whose commands cost the least, unless a test is for all of them."""
+    return database(request, getattr(request, "param", "pgvector"), tmp_path)
+
+
+def night(table: Database, *options: str) -> tuple[str, ...]:
+    return "submit", "corpus.jsonl", "-o", table.url, "--sync", "--json", *options
+
+
+def did(facts: dict[str, Any]) -> tuple[int, int, int | None]:
+    return facts["delivered"]["unchanged"], facts["delivered"]["written"], facts["deleted"]
+
+
+def assert_table(table: Database, documents: Documents) -> None:
+    """The table has exactly the vectors of these documents."""
+    rows = table.rows()
+    assert sorted(rows) == sorted(documents)
+    found = np.array([rows[label][0] for label in documents])
+    np.testing.assert_allclose(found, reference(list(documents.values())), rtol=0, atol=1e-6)
+
+
+def next_day(documents: Documents) -> Documents:
+    """One is changed, one is new and one is gone."""
+    after = {label: text for label, text in documents.items() if label != "id-7"}
+    return {**after, "id-3": "changed", "new": "a new text"}
+
+
+@pytest.mark.parametrize("table", KINDS, indirect=True)
+def test_each_night_a_table_becomes_what_the_corpus_says(
+    table: Database, write: Write, embedctl: RunEmbedctl, broker: Broker, start_worker: StartWorker
+) -> None:
+    start_worker()
+    documents = many(40)
+    write(documents)
+    assert did(told(embedctl(*night(table)))) == (0, 40, None)
+    assert_table(table, documents)
+    stamps = dict(table.stamps()) if isinstance(table, Postgres) else {}
+
+    after = next_day(documents)
+    write(after)
+    assert did(told(embedctl(*night(table)))) == (38, 2, None)
+    assert_table(table, {**after, "id-7": documents["id-7"]})
+    if isinstance(table, Postgres):
+        later = dict(table.stamps())
+        assert {label for label in documents if later[label] != stamps[label]} == {"id-3"}
+
+    assert did(told(embedctl(*night(table, "--delete")))) == (40, 0, 1)
+    assert_table(table, after)
+    assert did(told(embedctl(*night(table, "--delete")))) == (40, 0, 0)
+    assert not list(broker.jobs.newest())
+
+
+def test_what_happened_to_the_table_is_seen(
+    table: Database, write: Write, embedctl: RunEmbedctl, start_worker: StartWorker
+) -> None:
+    """It was dropped, restored from an older state, or lost, got or changed rows by hand; and a night was skipped."""
+    assert isinstance(table, Postgres)
+    start_worker()
+    documents = many(40)
+    write(documents)
+    told(embedctl(*night(table)))
+    table.remove()
+    assert did(told(embedctl(*night(table, "--delete")))) == (0, 40, 0)
+    assert_table(table, documents)
+    table.connection.execute(f"DELETE FROM {table.table} WHERE id IN ('id-1', 'id-2')")
+    table.connection.execute(f"UPDATE {table.table} SET source = NULL WHERE id = 'id-4'")
+    table.connection.execute(
+        f"INSERT INTO {table.table} SELECT 'by hand', embedding, metadata, source FROM {table.table} WHERE id = 'id-5'"
+    )
+    documents = next_day(documents)
+    documents = {**next_day(documents), "later": "another night"}
+    write(documents)
+    assert did(told(embedctl(*night(table, "--delete")))) == (35, 6, 2)
+    assert_table(table, documents)
+
+
+def test_more_than_allowed_are_not_deleted(
+    table: Database, write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
+) -> None:
+    start_worker()
+    documents = many(20)
+    write(documents)
+    told(embedctl(*night(table)))
+    few = dict(itertools.islice(documents.items(), 17))
+    write({**few, "new": "a new text"})
+    done = embedctl(*night(table, "--delete"))
+    assert done.returncode == 1
+    assert "lacks 3 of the 21 rows" in done.stderr
+    assert "at most 2 may be deleted: nothing is deleted" in done.stderr
+    assert_table(table, {**documents, "new": "a new text"})
+    assert embedctl(*night(table, "--delete", "--delete-at-most", "2")).returncode == 1
+    assert did(told(embedctl(*night(table, "--delete", "--delete-at-most", "3")))) == (18, 0, 3)
+    assert_table(table, {**few, "new": "a new text"})
+    (short_folder / "corpus.jsonl").write_text('{"id": "id-0", "text": "text 0"}\nnonsense\n')
+    done = embedctl(*night(table, "--skip-bad-lines", "--delete", "--delete-at-most", "100%"))
+    assert done.returncode == 1
+    assert "nothing is deleted" in done.stderr
+    assert "1 bad lines of the corpus were skipped" in done.stderr
+    assert_table(table, {**few, "new": "a new text"})
+
+
+def test_another_model_is_refused_before_anything_is_encoded(
+    table: Database, write: Write, embedctl: RunEmbedctl, broker: Broker, short_folder: Path, start_worker: StartWorker
+) -> None:
+    worker = start_worker()
+    documents = many(10)
+    write(documents)
+    told(embedctl(*night(table)))
+    del documents["id-1"]
+    write(documents)
+    for other in (("--prompt", "query: "), ("--output-type", "float16")):
+        done = embedctl(*night(table, *DELETE, *other))
+        assert done.returncode == 65, done.stderr
+    worker.stop()
+    done = embedctl(*night(table, *DELETE))
+    assert done.returncode == 1
+    assert "start a worker, or set [models.dummy] fingerprint" in done.stderr
+    (short_folder / "embedctl.toml").write_text(
+        CONFIG.replace("options = {dim = 16}", "options = {dim = 16, seed = 1}", 1)
+    )
+    start_worker()
+    done = embedctl(*night(table, *DELETE))
+    assert done.returncode == 65, done.stderr
+    assert len(table.rows()) == 10
+    assert not list(broker.jobs.newest())
+
+
+def test_what_fails_keeps_its_row_and_is_tried_each_night(
+    table: Database, write: Write, embedctl: RunEmbedctl, start_worker: StartWorker
+) -> None:
+    start_worker()
+    write({"a": "one", "b": "two"})
+    told(embedctl(*night(table)))
+    write({"a": ""})
+    done = embedctl(*night(table, *DELETE))
+    assert done.returncode == 1, "not one record of its job has a vector"
+    assert "record 0 (a): empty:" in done.stderr
+    assert did(json.loads(done.stdout)) == (0, 0, 1)
+    assert json.loads(done.stdout)["delivered"]["failed"] == 1
+    assert_table(table, {"a": "one"})
+
+
+def test_an_estimate_is_of_what_is_lacking(
+    table: Database, write: Write, embedctl: RunEmbedctl, start_worker: StartWorker
+) -> None:
+    start_worker()
+    documents = many(40)
+    write(documents)
+    told(embedctl(*night(table)))
+    write(next_day(documents))
+    assert told(embedctl(*night(table, "--dry-run")))["records"] == 2
+    assert_table(table, documents)
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_job_that_an_earlier_run_has_left_is_found_again(
+    table: Database,
+    write: Write,
+    embedctl: RunEmbedctl,
+    environment: dict[str, str],
+    broker: Broker,
+    short_folder: Path,
+    start_worker: StartWorker,
+    changes: bool,
+) -> None:
+    """It is delivered first, also if the destination lacks less by now; and if it had not all of its records yet, it is
+    begun again."""
+    start_worker()
+    documents = many(40)
+    write(documents)
+    kill = killer(environment, short_folder)
+    kill(("embedctl.destinations.loop:_Delivery", "_write", 1), "before", *night(table))
+    (left,) = broker.jobs.newest()
+    if changes:
+        assert isinstance(table, Postgres)
+        told(
+            embedctl(
+                "submit", write(dict(itertools.islice(documents.items(), 10)), "part.jsonl"), "-o", table.url, "--json"
+            )
+        )
+        write(documents)
+    done = embedctl(*night(table))
+    assert did(told(done))[1] == (30 if changes else 40)
+    assert (f"Resuming job {left.id}" in done.stderr) is changes
+    assert_table(table, documents)
+    assert left.id not in {job.id for job in broker.jobs.newest()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", ["qdrant-http"], indirect=True)
+def test_a_database_that_is_away_is_healed_by_the_same_command(
+    table: Database, write: Write, embedctl: RunEmbedctl, broker: Broker, start_worker: StartWorker
+) -> None:
+    assert isinstance(table, QdrantByHttp)
+    start_worker()
+    documents = many(10)
+    write(documents)
+    told(embedctl(*night(table)))
+    after = next_day(documents)
+    write(after)
+    table.server.faults.extend([503] * 5)
+    done = embedctl(*night(table, *DELETE))
+    assert done.returncode == 69, done.stderr
+    assert_table(table, documents)
+    assert did(told(embedctl(*night(table, *DELETE)))) == (8, 2, 1)
+    assert_table(table, after)
+    assert not list(broker.jobs.newest())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_night_that_is_killed_at_any_step_is_repeated(
+    table: Database,
+    write: Write,
+    embedctl: RunEmbedctl,
+    environment: dict[str, str],
+    broker: Broker,
+    short_folder: Path,
+    start_worker: StartWorker,
+) -> None:
+    kill: Kill = killer(environment, short_folder)
+    start_worker()
+    documents = many(30)
+    write(documents)
+    told(embedctl(*night(table)))
+    for number, (step, when) in enumerate(itertools.product(STEPS, ("before", "after"))):
+        del documents[next(iter(documents))]
+        changed = {f"changed {number}": f"changed {number}", next(iter(documents)): f"changed {number}"}
+        documents = {**documents, **changed, f"new-{number}": "a new text"}
+        write(documents)
+        kill(step, when, *night(table, *DELETE))
+        done = embedctl(*night(table, *DELETE))
+        assert done.returncode == 0, (step, when, done.stderr)
+        assert_table(table, documents)
+        left = list(broker.jobs.newest())
+        assert not left or step[1] in ("write", "close", "discard"), (step, when)
+        for job in left:  # all that it had was written already, so nobody looks for it
+            embedctl("discard", job.id)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rounds", [6])
+def test_two_at_once_do_no_harm(
+    table: Database,
+    write: Write,
+    embedctl: RunEmbedctl,
+    environment: dict[str, str],
+    short_folder: Path,
+    start_worker: StartWorker,
+    rounds: int,
+) -> None:
+    start_worker()
+    documents = many(300)
+    write(documents)
+    told(embedctl(*night(table)))
+    for number in range(rounds):
+        documents = {**next_day(documents), f"more-{number}": f"more {number}", "id-3": f"changed {number}"}
+        del documents[f"id-{number + 20}"]
+        write(documents)
+        both = [Forked(night(table, *DELETE), environment, short_folder) for _ in range(2)]
+        said = [process.communicate(timeout=120)[1] for process in both]
+        assert [process.returncode for process in both] == [0, 0], said
+        assert_table(table, documents)
+        assert did(told(embedctl(*night(table, *DELETE)))) == (len(documents), 0, 0)
+
+
+@pytest.mark.slow
+def test_run_syncs_too_also_if_it_was_killed(
+    table: Database, write: Write, embedctl: RunEmbedctl, environment: dict[str, str], short_folder: Path
+) -> None:
+    documents = many(10)
+    write(documents)
+    command = ("run", *night(table, "--class", "dummy", *DELETE)[1:])
+    assert did(told(embedctl(*command, EMBEDCTL_REDIS_URL=""))) == (0, 10, 0)
+    after = next_day(documents)
+    write(after)
+    kill = killer({**environment, "EMBEDCTL_REDIS_URL": ""}, short_folder)
+    kill(("embedctl.cli.sync", "delete_missing", 1), "before", *command)
+    assert_table(table, {**after, "id-7": documents["id-7"]})
+    assert did(told(embedctl(*command, EMBEDCTL_REDIS_URL=""))) == (10, 0, 1)
+    assert_table(table, after)
+
+
+def test_ids_are_needed(table: Database, embedctl: RunEmbedctl, short_folder: Path) -> None:
+    for line, message in (({"text": "b"}, "has no id"), ({"id": "a", "text": "b"}, "is not unique")):
+        lines = [{"id": "a", "text": "a"}, line]
+        (short_folder / "corpus.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+        done = embedctl(*night(table))
+        assert done.returncode == 2
+        assert message in done.stderr
+
+
+def test_rows_tell_the_text_that_they_are_made_from(
+    table: Database, write: Write, embedctl: RunEmbedctl, start_worker: StartWorker
+) -> None:
+    """By 16 bytes of SHA-256 over the contract's digest and the text's."""
+    assert isinstance(table, Postgres)
+    start_worker()
+    write({"a": "one"})
+    told(embedctl(*night(table)))
+    (source,) = table.connection.execute(f"SELECT source FROM {table.table}").fetchone() or ()
+    (contract,) = table.connection.execute("SELECT digest FROM embedctl_contracts ORDER BY 1").fetchall()[-1]
+    contracts = [row[0] for row in table.connection.execute("SELECT digest FROM embedctl_contracts").fetchall()]
+    text = hashlib.sha256(b"one").digest()
+    assert source in [hashlib.sha256(each + text).digest()[:16] for each in (*contracts, contract)]
