@@ -160,8 +160,8 @@ def progress(
 
 
 def needed(of: Loaded, seconds: float, part: float = 1.0) -> int:
-    """Chunks that keep the workers busy for longer than the measurement."""
-    return math.ceil(1.3 * part * of.workers / of.chunk_s * (seconds + 2 * _WARM_S))
+    """Chunks that keep the workers busy for longer than the measurement, and while the last jobs are submitted."""
+    return math.ceil(3 * part * of.workers / of.chunk_s * (seconds + 2 * _WARM_S))
 
 
 def fifty_to_one(of: Loaded, seconds: float, *, weight: float = 1.0, kills: bool = False) -> Figures:
