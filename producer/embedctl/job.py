@@ -270,7 +270,7 @@ class Job:
             JobFailed: the job's error budget ended it before it was done; what is done is in the table.
             JobCancelled, JobLost, JobStalled: as for :meth:`iter_results`.
         """
-        from embedctl.destinations.loop import Options, deliver
+        from embedctl.destinations.keyed import Options, deliver
         from embedctl.destinations.registry import destination_of
 
         options = Options.of(duplicates, output_type)

@@ -16,6 +16,7 @@ import pytest
 from embedctl import OutputError, enqueue_embeddings
 from embedctl.output import fetch
 from embedctl_config.settings import Settings
+from tests.support.failpoints import Killed, dies_at
 from tests.support.forked import Forked
 from tests.support.jobs import reference
 from tests.support.prepared import small_disk
@@ -113,8 +114,7 @@ def test_a_reader_that_was_killed_is_resumed(
     job = enqueue_embeddings(texts, hardware="slow", chunk_size=5, settings=settings)
     log = short_folder / "reader.log"
     reader = Forked(["fetch", job.id, "-o", name], environment, short_folder, log, log)
-    begun = "lock" if name == "out.parquet" else "progress"  # a row group takes longer than this job
-    eventually(lambda: (short_folder / f".{name}.{begun}").exists())
+    eventually(lambda: (short_folder / f".{name}.part").exists())
     reader.kill()
     reader.wait()
     assert not (short_folder / name).exists()
@@ -153,18 +153,8 @@ def test_two_jobs_fetched_to_one_file_in_turn_never_mix(
     jobs = [enqueue_embeddings([f"{name} {i}" for i in range(20)], chunk_size=5, settings=settings) for name in "ab"]
     for job in jobs:
         job.wait(timeout=60)
-    note = {"of": {"job": jobs[0].id, "format": "jsonl", "retried": 0}, "facts": {"chunks": 1, "size": 10}}
-    (short_folder / ".out.jsonl.progress").write_text(json.dumps(note))
-
-    class Stop(Exception):
-        pass
-
-    def stop(_: object) -> None:
-        raise Stop
-
-    with pytest.raises(Stop):
-        fetch(jobs[1], short_folder / "out.jsonl", progress=stop)
-    assert not (short_folder / ".out.jsonl.progress").exists()
+    with pytest.raises(Killed):
+        fetch(jobs[1], short_folder / "out.jsonl", written=dies_at(10))
     fetch(jobs[0], short_folder / "out.jsonl")
     rows = [json.loads(line)["embedding"] for line in (short_folder / "out.jsonl").read_text().splitlines()]
     np.testing.assert_array_equal(np.array(rows, np.float32), reference([f"a {i}" for i in range(20)]))
@@ -184,25 +174,3 @@ def test_a_full_disk_leaves_nothing_under_the_final_name(
     assert "Traceback" not in full.stderr
     assert (short_folder / name).read_text() == "what stood here before"
     assert not list(short_folder.glob(".out*.part"))
-
-
-def test_a_fetch_begins_again_where_its_parts_are_gone_or_records_were_retried(
-    settings: Settings, start_worker: StartWorker, short_folder: Path
-) -> None:
-    start_worker()
-    texts = [*TEXTS[:10], "", *TEXTS[10:]]
-    job = enqueue_embeddings(texts, chunk_size=5, settings=settings)
-    job.wait(timeout=60)
-    expected = reference([text or "x" for text in texts])
-    for name in ("out.npy", "out.jsonl"):
-        progress = short_folder / f".{name}.progress"
-        for retried in (0, 7):  # notes about another state of the job are ignored
-            facts = {"chunks": 3, "size": 10_000, "ids": 9, "errors": 10_000, "truncated": 0}
-            of = {"job": job.id, "format": name[4:], "retried": retried}
-            progress.write_text(json.dumps({"of": of, "facts": facts}))
-            fetch(job, short_folder / name)
-            assert not list(short_folder.glob(".out*"))
-    found = np.load(short_folder / "out.npy")
-    np.testing.assert_array_equal(np.delete(found, 10, 0), np.delete(expected, 10, 0))
-    rows = [json.loads(line) for line in (short_folder / "out.jsonl").read_text().splitlines()]
-    assert [row["position"] for row in rows] == list(range(51))

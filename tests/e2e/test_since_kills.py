@@ -32,31 +32,24 @@ STEPS = [
     ("embedctl.submission:Submission", "seal", 1),
     ("embedctl.output.parquet:ParquetWriter", "write", 3),
     ("embedctl.output.parquet", "publish", 1),
-    ("embedctl.output.parts:Progress", "clear", 2),
     ("embedctl.changes.cache:Cache", "put", 1),
     ("embedctl.changes.cache:Cache", "_make_room", 1),
     ("embedctl.job:Job", "discard", 1),
 ]
 #: Of an array: the files are published one after the other.
 STEPS_OF_ARRAYS = [
-    ("embedctl.output.npy:NpyWriter", "checkpoint", 1),
-    ("embedctl.output.parts:Progress", "save", 2),
     ("embedctl.output.npy:NpyWriter", "write", 3),
     ("embedctl.output.npy", "no_longer", 1),
     *(("embedctl.output.npy", "publish", count) for count in (1, 2, 3)),
     ("embedctl.output.npy", "vouch", 1),
     ("embedctl.output.digest_rows", "publish", 1),
 ]
-#: Of lines: an interrupted file goes on after its last note.
 STEPS_OF_LINES = [
     ("embedctl.output.jsonl:JsonlWriter", "write", 2),
-    ("embedctl.output.jsonl:JsonlWriter", "checkpoint", 2),
-    ("embedctl.output.parts:Progress", "save", 1),
-    ("embedctl.output.parts:Progress", "save", 2),
     ("embedctl.output.jsonl", "publish", 1),
 ]
 #: After these, the output is complete, and nothing leads to the job any more.
-LEAVE_A_JOB = ("publish", "clear", "put", "_make_room", "vouch", "discard")
+LEAVE_A_JOB = ("publish", "put", "_make_room", "vouch", "discard")
 OPTIONS = ("--chunk-size", "4", "--cache", "c.db", "--json")
 
 
@@ -70,7 +63,7 @@ class Nights:
 
     def __init__(self, folder: Path, write: Write, embedctl: RunEmbedctl, output: str, size: int = 250) -> None:
         self.folder, self.output, self._embedctl = folder, output, embedctl
-        #: Larger than a block, so that an interrupted file has something to go on with.
+        #: Larger than a block.
         self.documents = many(size)
         self.old = "old.npy" if output.endswith(".npy") else "v.parquet" if output == "v.parquet" else "old.parquet"
         first = ("--since", output) if self.old == output else ("--digests",)

@@ -205,7 +205,7 @@ def test_a_job_that_an_earlier_run_has_left_is_found_again(
     documents = many(40)
     write(documents)
     kill = killer(environment, short_folder)
-    kill(("embedctl.destinations.loop:_Delivery", "_write", 1), "before", *night(table))
+    kill(("embedctl.destinations.keyed:_Delivery", "_write", 1), "before", *night(table))
     (left,) = broker.jobs.newest()
     if changes:
         assert isinstance(table, Postgres)

@@ -37,8 +37,7 @@ class Put:
 
 @dataclass(frozen=True)
 class DieAt:
-    """Kills the command before or after a step. It notes how far a file is after each chunk, rather than every two
-    seconds."""
+    """Kills the command before or after a step."""
 
     step: Step
     when: str
@@ -59,8 +58,6 @@ class DieAt:
             return answer
 
         setattr(owner, name, dies)
-        import_module("embedctl.output.fetch")
-        sys.modules["embedctl.output.fetch"]._NOTE_EVERY_S = 0.0  # type: ignore[attr-defined]
 
 
 def write_slowly() -> None:

@@ -14,7 +14,8 @@ from embedctl.cli.results import failed_line
 from embedctl.corpus import BatchCorpus, Corpus
 from embedctl.destinations.ids import Duplicates, no_id, repeated
 from embedctl.destinations.interface import Destination
-from embedctl.destinations.loop import Delivered, Options, deliver
+from embedctl.destinations.keyed import Options, deliver
+from embedctl.destinations.loop import Delivered
 from embedctl.destinations.registry import DatabaseKind, destination_of, kinds
 from embedctl.job import Job
 from embedctl.terminal.columns import Column, arrange, plain

@@ -85,7 +85,7 @@ def fetch(
     """Write a job's vectors, and wait for any that are not ready yet.
 
     In .npy, a failed record is a row of NaN; ids and errors go to separate files next to the .npy file. A .jsonl or
-    .parquet file holds everything. To resume an interrupted fetch, run it again with the same file.
+    .parquet file holds everything. After an interrupted fetch, run it again.
 
     Into a folder DIR/, vectors move, also while the job runs: a part that is durable there is removed from Redis, and
     the job pauses while Redis holds too many vectors. Later, they are fetched from the parts, where this machine has

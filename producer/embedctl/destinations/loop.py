@@ -1,78 +1,24 @@
-"""The one loop that brings a job's vectors to a destination, chunk after chunk, while the job runs or after its end.
+"""The one loop that takes a job's results to where they go, chunk after chunk, while the job runs or after its end.
 
 Nothing is noted. Whatever dies, the results are still in Redis, and the next call asks the destination what it has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
-from embedctl.destinations.gathering import Gathered
-from embedctl.destinations.ids import Duplicates, LeftOut, decided
-from embedctl.destinations.interface import Batch, Contract, Destination, Row
-from embedctl.destinations.writing import RefusedRecord, tried, write
-from embedctl.output.batch import is_of_batch
-from embedctl.output.numbers import OutputType, numbers_of
-from embedctl.reader import ResultReader
 from embedctl.results import ChunkVectors
-from embedctl.retrying import TimeLimit
 from embedctl.store import JobStatus
-from embedctl.waiting import Waiter
-from embedctl_config.errors import JobError, OutputError, SettingsError
-
-#: Records that are looked for at the end, and of each batch.
-_SAMPLE, _OF_EACH = 100, 10
-#: Ids that a message names.
-_NAMED = 10
+from embedctl_config.errors import JobError, OutputError
 
 Progress = Callable[[JobStatus], None]
 Written = Callable[[ChunkVectors], None]
-Refused = Callable[[RefusedRecord], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How a job is delivered.
-
-    Attributes:
-        duplicates: which record is written if several have the same id.
-        ids_are_unique: the caller has found the ids to be there and unique, so they are not read beforehand.
-        output_type: float32 or float16; None: float32, but not restored from what is coarser.
-    """
-
-    duplicates: Duplicates = Duplicates.ERROR
-    ids_are_unique: bool = False
-    output_type: OutputType | None = None
-
-    def __post_init__(self) -> None:
-        if self.output_type not in (None, OutputType.FLOAT32, OutputType.FLOAT16):
-            raise SettingsError(f"a database takes float32 or float16, not {self.output_type}")
-
-    @classmethod
-    def of(cls, duplicates: str, output_type: str | None) -> Options:
-        """Options from the words that users give.
-
-        Raises:
-            SettingsError: a word is unknown.
-        """
-        if duplicates not in list(Duplicates):
-            raise SettingsError(f"for a database, duplicates is one of {', '.join(Duplicates)}, not {duplicates!r}")
-        numbers = numbers_of(output_type, None)
-        return cls(Duplicates(duplicates), output_type=None if numbers is None else numbers.kind)
-
-    @property
-    def dtype(self) -> str:
-        """The type in which vectors are stored."""
-        return str(self.output_type or OutputType.FLOAT32)
-
-    @property
-    def positions(self) -> bool:
-        """Whether ids are made of the job and the position, in place of the records' own."""
-        return self.duplicates is Duplicates.POSITION
+class BeginAgain(Exception):
+    """Raised by what has to be given all chunks once more, the first one included."""
 
 
 @dataclass(slots=True)
@@ -107,186 +53,61 @@ class Delivered:
             raise OutputError(f"the job has {records:,} records, and {words} makes {total:,}: run the command again")
 
 
-def deliver(
-    waiter: Waiter,
-    destination: Destination,
-    options: Options,
-    *,
-    progress: Progress | None = None,
-    written: Written | None = None,
-    refused: Refused | None = None,
-) -> Delivered:
-    """Bring a job's records to a destination, and wait for those that are not there yet. Failed records are left out.
-
-    If this dies, the same call resumes. Memory holds a batch.
-
-    Args:
-        progress: called with the job's status while a chunk is waited for.
-        written: called with each chunk whose records are durable at the destination.
-        refused: called with each record that the destination does not take.
-
-    Raises:
-        SettingsError: the job was made of a batch file, or was drained as something coarser than is asked for.
-        InputError: ids are missing or not unique; nothing was written.
-        OtherContract, DestinationUnavailable, OutputError: as the destination says; the records do not add up.
-        JobFailed: the job's error budget ended it; what is done was delivered.
-        JobCancelled, JobLost, JobStalled: as by :meth:`Job.iter_results`.
-    """
-    reader = ResultReader(waiter)
-    status = waiter.status()
-    if is_of_batch(status):
-        raise SettingsError(f"job {status.id} was made of a batch file: it is answered in a .jsonl, which -o names")
-    left_out = None
-    if not (options.positions or options.ids_are_unique):
-        # Only at the job's end, all ids are known.
-        records = waiter.until_ended(TimeLimit.from_now(None), progress).records
-        left_out = decided(reader.heads(progress), records, options.duplicates)
-    delivery = _Delivery(waiter, destination, options, left_out, written, refused)
-    try:
-        delivery.run(reader, progress)
-    finally:
-        with suppress(OutputError):  # the delivery has closed it, if it came to its end
-            destination.close()
-    return delivery.done
-
-
-class _Delivery:
-    """One delivery.
+class Taker(ABC):
+    """What takes a job's chunks, in order, to one destination.
 
     Attributes:
         done: what became of the records so far.
     """
 
-    def __init__(
-        self,
-        waiter: Waiter,
-        destination: Destination,
-        options: Options,
-        left_out: LeftOut | None,
-        written: Written | None,
-        refused: Refused | None,
-    ) -> None:
-        self._waiter, self._destination, self._options, self._left_out = waiter, destination, options, left_out
-        self._written, self._refused = written, refused
-        #: None until the first record with a vector, which tells the model and the dimensions.
-        self._batch: Gathered | None = None
-        self._holds_rows = False
-        self._sample = _Sample()
-        self.done = Delivered(left_out=0 if left_out is None else left_out.count)
+    done: Delivered
 
-    def run(self, reader: ResultReader, progress: Progress | None) -> None:
+    @abstractmethod
+    def take(self, chunk: ChunkVectors) -> None:
+        """Take a chunk, with its failed records; BeginAgain if it has to be given all chunks once more."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Write what is left after the last chunk."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish what only the end can, when each record is accounted for."""
+
+    @abstractmethod
+    def cut_short(self, error: JobError) -> None:
+        """Keep what there is of a job that can't be read to its end. May raise the same error in better words."""
+
+
+def run(results: Callable[[], Iterator[ChunkVectors]], taker: Taker, status: Callable[[], JobStatus]) -> None:
+    """Take all results of a job to where they go.
+
+    Args:
+        results: begins to read them.
+        status: of the job.
+
+    Raises:
+        OutputError: the records do not add up; or as the taker says.
+        JobError: the results can't be read to their end.
+    """
+    try:
+        _take_all(results, taker)
+    except JobError as error:
+        taker.cut_short(error)
+        raise
+    taker.end()
+    ended = status()
+    if ended.stopped_by is not None:
+        taker.done.not_encoded = ended.records - ended.done - ended.failed
+    taker.done.check(ended.records)
+    taker.close()
+
+
+def _take_all(results: Callable[[], Iterator[ChunkVectors]], taker: Taker) -> None:
+    while True:
         try:
-            for chunk in reader.chunks(progress=progress):
-                self._take(chunk)
-        except JobError:  # what is done is delivered, also if nothing more comes
-            self._finish()
-            raise
-        self._finish()
-        status = self._waiter.status()
-        if status.stopped_by is not None:
-            self.done.not_encoded = status.records - status.done - status.failed
-        self.done.check(status.records)
-
-    def _take(self, chunk: ChunkVectors) -> None:
-        _refuse_coarse(chunk, self._options)
-        self.done.failed += len(chunk.errors)
-        if self._batch is None:
-            if len(chunk.errors) == len(chunk.positions):
-                return  # its model and its dimensions are not known yet
-            self._batch = self._opened(chunk.vectors.shape[1])
-        self._batch.add(chunk)
-        most = self._destination
-        if self._batch.rows >= most.batch_records or self._batch.size >= most.batch_bytes:
-            self._flush(self._batch)
-
-    def _opened(self, dim: int) -> Gathered:
-        status = self._waiter.status()
-        contract = Contract.of(status, dim, self._options.dtype)
-        self._holds_rows = tried(self._destination, lambda: self._destination.open(contract))
-        positions_for = status.id if self._options.positions else ""
-        return Gathered(contract, self._left_out, positions_for, bool(status.options.get("keep")), self._refuse)
-
-    def _flush(self, gathered: Gathered) -> None:
-        chunks = list(gathered.chunks)
-        for batch in gathered.taken(self._destination.batch_bytes):
-            if len(fresh := self._without_what_is_there(batch)):
-                self._write(fresh)
-        if self._written is not None:
-            for chunk in chunks:
-                self._written(chunk)
-
-    def _without_what_is_there(self, batch: Batch) -> Batch:
-        """The rows that the destination lacks. Kept fields are no part of a source, so with them all are written."""
-        if batch.sources is None or batch.kept is not None or not self._holds_rows:
-            return batch
-        found = tried(self._destination, lambda: self._destination.sources(batch.ids))
-        lacking = [row for row, (label, source) in enumerate(batch.rows) if found.get(label) != source]
-        self.done.unchanged += len(batch) - len(lacking)
-        return batch if len(lacking) == len(batch) else batch.part(np.array(lacking, np.int64))
-
-    def _write(self, batch: Batch) -> None:
-        refused = set()
-        for each in write(self._destination, batch):
-            self._refuse(each)
-            refused.add(each.id)
-        self.done.written += len(batch) - len(refused)
-        self._sample.add([row for row in batch.rows if row[0] not in refused])
-
-    def _refuse(self, record: RefusedRecord) -> None:
-        self.done.refused += 1
-        if self._refused is not None:
-            self._refused(record)
-
-    def _finish(self) -> None:
-        if self._batch is None:
-            return
-        self._flush(self._batch)
-        self._refuse_missing()
-        tried(self._destination, self._destination.close)
-
-    def _refuse_missing(self) -> None:
-        """Look for some of the records that were written.
-
-        Raises:
-            OutputError: the destination does not hold what it has acknowledged.
-        """
-        if not self._sample.rows:
-            return
-        names = [label for label, _ in self._sample.rows]
-        found = tried(self._destination, lambda: self._destination.sources(names))
-        wrong = [label for label, source in self._sample.rows if label not in found or found[label] != source]
-        if wrong:
-            raise OutputError(
-                f"{self._destination.name} does not hold what it has acknowledged: of {len(names)} sampled records, "
-                f"{len(wrong)} are missing or others: {', '.join(map(repr, wrong[:_NAMED]))}. If nothing else writes "
-                "there, look at the database's log"
-            )
-
-
-class _Sample:
-    """Some of the rows that were written, at random."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self._random = np.random.default_rng()
-
-    def add(self, rows: list[Row]) -> None:
-        self.rows += self._some(rows, _OF_EACH)
-        self.rows = self._some(self.rows, _SAMPLE)
-
-    def _some(self, rows: list[Row], most: int) -> list[Row]:
-        if len(rows) <= most:
-            return rows
-        return [rows[at] for at in self._random.choice(len(rows), most, replace=False).tolist()]
-
-
-def _refuse_coarse(chunk: ChunkVectors, options: Options) -> None:
-    """Refuse vectors that a part has stored as something else, unless that is near, or was asked for."""
-    stored = chunk.stored_as
-    if stored == OutputType.UBINARY:
-        raise SettingsError("the job was drained as ubinary, and vectors can't be restored from that")
-    if stored == OutputType.INT8 and options.output_type is None:
-        raise SettingsError(
-            "the job was drained as int8: deliver vectors that are restored from that with --output-type float32 "
-            "(output_type= in Python)"
-        )
+            for chunk in results():
+                taker.take(chunk)
+        except BeginAgain:
+            continue
+        return

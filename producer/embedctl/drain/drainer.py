@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
+from embedctl.destinations.loop import BeginAgain
 from embedctl.drain.part import OpenPart, Taken, footer_of
 from embedctl.drain.places import MANIFEST, Place
 from embedctl.kept import tells_tokens
@@ -21,7 +22,6 @@ from embedctl.output.about import About
 from embedctl.output.columns import KeptColumns
 from embedctl.output.digest_rows import digest_of
 from embedctl.output.numbers import CALIBRATED_ON, FLOAT32, Numbers, OutputType, ranges_of
-from embedctl.output.parts import BeginAgain
 from embedctl.reader import check_fingerprint
 from embedctl.results import ChunkVectors, Vectors, chunk_vectors, overlaid
 from embedctl.retrying import TimeLimit

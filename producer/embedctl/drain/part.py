@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from embedctl.destinations.loop import BeginAgain
 from embedctl.output.about import ABOUT, About
 from embedctl.output.numbers import FLOAT32, Numbers
-from embedctl.output.parts import BeginAgain
 from embedctl.results import ChunkVectors
 from embedctl_config.errors import MissingExtra
 
@@ -19,8 +19,7 @@ try:
     import pyarrow.parquet as pq
 
     from embedctl.output.columns import KeptColumns
-    from embedctl.output.growing import GrowingFile
-    from embedctl.output.row_groups import FACTS, Layout
+    from embedctl.output.row_groups import FACTS, Layout, RowGroupFile
 except ImportError as error:
     raise MissingExtra("parquet", "parquet") from error
 
@@ -82,7 +81,7 @@ class OpenPart:
         self._numbers = numbers
         self._tokens = tokens
         self._digested = digests
-        self._file: GrowingFile | None = None
+        self._file: RowGroupFile | None = None
         self.chunks: list[int] = []
         self._rows: list[tuple[int, int]] = []
         self.more: list[int] = []
@@ -116,11 +115,10 @@ class OpenPart:
         if self._kept.widened_by(chunk.kept or [{}] * rows) and self._file is not None:
             raise BeginAgain
         if self._file is None:
-            self.path.unlink(missing_ok=True)  # it might be a link to another file
             layout = Layout(
                 chunk.vectors.shape[1], self._kept, self._numbers, tokens=self._tokens, digests=self._digested
             )
-            self._file = GrowingFile(self.path, layout)
+            self._file = RowGroupFile(self.path, layout)
         self._file.add(chunk)
         self._rows.append((taken.chunk, rows))
         self._ends += (int(chunk.positions[0]), int(chunk.positions[-1]))

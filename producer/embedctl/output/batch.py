@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from embedctl.output.not_run import ReadRequests, Reason, Requests, reason_of, reason_of_error
 from embedctl.output.npy import beside
 from embedctl.output.parts import LineFile, json_line, part_of, publish
-from embedctl.output.writer import Content
+from embedctl.output.writer import Content, Writer
 from embedctl.results import ChunkVectors, FailedRecord, Vectors
 from embedctl.store import JobStatus
 from embedctl_config.errors import JobError
@@ -97,11 +97,6 @@ class Answers:
         self._reason = reason
         self._given_up = False
         self.left_out = False
-
-    @property
-    def knows_requests(self) -> bool:
-        """Whether requests that were not run have a line."""
-        return self._requests is not None
 
     @property
     def known(self) -> int | None:
@@ -239,51 +234,30 @@ def _head(name: str, custom_id: str | None) -> bytes:
     return json_line({"id": f"batch_req_{name}", "custom_id": custom_id})[:-1]
 
 
-class BatchWriter:
+class BatchWriter(Writer):
     """Writes the lines of :class:`Answers`: those of failed requests to the file beside, unless there is only one file.
 
     The file beside exists only if a request failed.
     """
 
-    def __init__(self, content: Content, make_answers: Callable[..., Answers], *, one_file: bool) -> None:
-        path, noted = content.path, content.noted or {}
-        known = 0 if content.noted is None else noted.get("known")
-        self._answers = make_answers(begin=noted.get("position", 0), known=known)
-        self._answers.left_out = bool(noted.get("left_out"))
-        if self._answers.left_out and self._answers.knows_requests:
-            raise ValueError("an earlier fetch has left out requests that this one knows")
-        self._results = LineFile(path, noted.get("size", 0))
-        self._errors = None if one_file else LineFile(errors_beside(path), noted.get("errors_size", 0))
-        self._failed = noted.get("failed", 0)
-        self._chunks = self._chunks_before_open = noted.get("chunks", 0)
+    def __init__(self, content: Content, make_answers: Callable[[], Answers], *, one_file: bool) -> None:
+        self._answers = make_answers()
+        self._results = LineFile(content.path)
+        self._errors = None if one_file else LineFile(errors_beside(content.path))
+        self._failed = 0
+
+    @property
+    def paths(self) -> Sequence[Path]:
+        return [file.path for file in self._files()]
 
     def write(self, chunk: ChunkVectors) -> None:
-        before = self._answers.open
         self._write(self._answers.of(chunk))
-        if self._answers.open is not before:
-            self._chunks_before_open = self._chunks
-        self._chunks += 1
 
-    def checkpoint(self) -> Mapping[str, int]:
-        facts = {"size": self._results.flush(), "failed": self._failed}
-        facts["left_out"] = int(self._answers.left_out)
-        if (known := self._answers.known) is not None:
-            facts["known"] = known
-        if self._errors is not None:
-            facts["errors_size"] = self._errors.flush()
-        request = self._answers.open
-        if request is None:
-            return {**facts, "chunks": self._chunks, "position": 0}
-        # The next fetch reads the chunks once more in which this request is.
-        return {**facts, "chunks": self._chunks_before_open, "position": request.first}
-
-    def give_up(self, error: JobError) -> bool:
-        """As :meth:`Answers.give_up`; :meth:`finish` then answers the requests that are left."""
+    def gives_up(self, error: JobError) -> bool:
         return self._answers.give_up(error)
 
     def finish(self) -> list[Path]:
         self._write(self._answers.end())
-        self.checkpoint()
         self.close()
         written = [self._results.path]
         if self._errors is not None and self._failed:
@@ -298,10 +272,6 @@ class BatchWriter:
     def close(self) -> None:
         for file in self._files():
             file.close()
-
-    def discard(self) -> None:
-        for file in self._files():
-            part_of(file.path).unlink(missing_ok=True)
 
     def _write(self, answers: Iterable[Answer]) -> None:
         for answer in answers:

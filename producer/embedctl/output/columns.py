@@ -20,16 +20,11 @@ class KeptColumns:
 
     Args:
         names: the fields.
-        seen: what :meth:`seen` returned of the values so far.
     """
 
-    def __init__(self, names: Sequence[str], seen: Mapping[str, Iterable[str]] | None = None) -> None:
-        self._seen: dict[str, set[str]] = {name: set((seen or {}).get(name, ())) for name in names}
+    def __init__(self, names: Sequence[str]) -> None:
+        self._seen: dict[str, set[str]] = {name: set() for name in names}
         self._types = self._types_of_all()
-
-    def seen(self) -> dict[str, list[str]]:
-        """The kinds of values seen, by name, as JSON values."""
-        return {name: sorted(kinds) for name, kinds in self._seen.items()}
 
     def widened_by(self, rows: Iterable[Mapping[str, Any]]) -> bool:
         """Take note of these records' values; whether a column has another type now."""

@@ -26,23 +26,18 @@ class DigestRows:
     Args:
         path: its final name.
         rows: of the array.
-        fresh: whether to begin it; else it goes on with the file that an earlier process left.
 
     Raises:
         OSError: it can't be written.
-        ValueError: the file that is there has another size, or is a link.
     """
 
-    def __init__(self, path: Path, rows: int, *, fresh: bool) -> None:
+    def __init__(self, path: Path, rows: int) -> None:
         self.path = path
         part, size = part_of(path), rows * DIGEST_BYTES
-        if fresh:
-            part.unlink(missing_ok=True)  # it might be a link to another file
-            with part.open("xb") as stream:
-                if size:  # writing to a mapped page on a full disk would kill the process
-                    os.posix_fallocate(stream.fileno(), 0, size)
-        if part.is_symlink() or part.stat().st_size != size:
-            raise ValueError(f"{part} is not what its progress note says")
+        part.unlink(missing_ok=True)  # it might be a link to another file
+        with part.open("xb") as stream:
+            if size:  # writing to a mapped page on a full disk would kill the process
+                os.posix_fallocate(stream.fileno(), 0, size)
         shape = rows, DIGEST_BYTES
         self._rows: npt.NDArray[np.uint8] = (
             np.memmap(part, np.uint8, "r+", shape=shape) if size else np.empty(shape, np.uint8)

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
 from embedctl.corpus.batch import BATCH_FORMAT
+from embedctl.destinations.loop import BeginAgain, Delivered, Taker, run
 from embedctl.kept import tells_tokens
 from embedctl.output.about import About
 from embedctl.output.batch import Answers, BatchWriter, errors_beside, is_of_batch
-from embedctl.output.jsonl import lines_of
 from embedctl.output.not_run import ReadRequests
 from embedctl.output.npy import all_beside, deleted_beside
 from embedctl.output.numbers import FLOAT32, Numbers, OutputType, ranges_of
-from embedctl.output.parts import BeginAgain, Progress, locked, part_of
-from embedctl.output.standard import check_stdout, is_stdout, print_lines, print_results
+from embedctl.output.parts import locked
+from embedctl.output.standard import StandardOutput, check_stdout, is_stdout
 from embedctl.output.writer import Content, Writer
 from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
 from embedctl_config.errors import (
     BrokerUnavailable,
-    JobCancelled,
     JobError,
     JobFailed,
     JobNotFound,
@@ -37,8 +33,6 @@ from embedctl_config.errors import (
     SettingsError,
 )
 
-log = logging.getLogger(__name__)
-
 _WRITERS = {
     "npy": "embedctl.output.npy:NpyWriter",
     "jsonl": "embedctl.output.jsonl:JsonlWriter",
@@ -46,12 +40,8 @@ _WRITERS = {
 }
 FORMATS = tuple(_WRITERS)
 _MakeWriter = Callable[[Content], Writer]
-#: A job's results, without so many chunks.
-_Results = Callable[[int], Iterator[ChunkVectors]]
-#: After a fetch died, the next one repeats at most this much of its work (seconds).
-_NOTE_EVERY_S = 2.0
-#: Of which stop of its job an unfinished file leaves out chunks, in a note of progress; _NO_STOP is none of them.
-_STOP, _NO_STOP = "stop", -1
+#: Begins to read a job's results.
+_Results = Callable[[], Iterator[ChunkVectors]]
 
 
 class Readable(Protocol):
@@ -62,9 +52,7 @@ class Readable(Protocol):
 
     def status(self) -> JobStatus: ...
 
-    def iter_results(
-        self, *, start: int = 0, progress: Callable[[JobStatus], None] | None = None
-    ) -> Iterator[ChunkVectors]: ...
+    def iter_results(self, *, progress: Callable[[JobStatus], None] | None = None) -> Iterator[ChunkVectors]: ...
 
     def wait_until_sealed(self, progress: Callable[[JobStatus], None] | None = None) -> JobStatus: ...
 
@@ -86,8 +74,7 @@ def fetch(
     """Write a job's results to a file, or to standard output, as they arrive, in input order. Memory holds one chunk at
     a time (parquet: a row group, some 64 MB).
 
-    Waits for unfinished chunks. If a fetch dies, the next one to the same file continues where it stopped (parquet:
-    with the last row group that was written).
+    Waits for unfinished chunks. If a fetch dies, the next one begins again: all results are still in Redis.
 
     Args:
         path: `-` and `/dev/stdout` are standard output, which is written from the job's first chunk on.
@@ -96,7 +83,7 @@ def fetch(
         one_file: of openai-batch, write failed requests among the others, as on standard output.
         progress: as for :meth:`Job.wait`.
         written: called with each chunk once it is in the file.
-        clobber: whether to replace a file that exists, and the unfinished file of another job.
+        clobber: whether to replace a file that exists.
         numbers: how vectors are stored. None: as the job's parts store them, else as float32. Int8 without ranges takes
             those of the parts, else of the first 100,000 records. From parts, float32 is restored, but not from those
             of ubinary; any other type must be that of the parts.
@@ -115,39 +102,33 @@ def fetch(
         JobFailed: the job's error budget ended it; what is done is in the file.
         JobCancelled, BrokerUnavailable: as for :meth:`Job.iter_results`.
         JobNotFound, JobLost, JobStalled: the job is gone, or its producer is. What was fetched stays where the message
-            says.
+            says, and no other fetch writes there.
     """
     chosen = file_format or guess_format(path)
     answers = _answers(job, chosen, guessed=file_format is None, one_file=one_file, requests=requests)
     if answers is not None:
         chosen = BATCH_FORMAT
     stored = job.stored_numbers() if job.status().drained_to is not None else FLOAT32
-    results = partial(_results, job, progress, written, _taken_from_parts(numbers, stored))
+    results = partial(_results, job, progress, _taken_from_parts(numbers, stored))
     numbers = _agreed(job, numbers, stored)
     _refuse_numbers(path, chosen, numbers, stored)
     if is_stdout(path):
         if chosen not in ("jsonl", BATCH_FORMAT):
             raise SettingsError(f"standard output takes jsonl, not {chosen}: name a file with the suffix .{chosen}")
-        if answers is None:
-            print_results(results(0), lines_of)
-        else:
-            _print_answers(results(0), answers())
-        return []
+        return _fetch(job, path, StandardOutput(None if answers is None else answers()), results, written)
     try:
         with locked(path):
             if not clobber:
-                # Again, because another process may have written the file, or a part of it, since the command began.
+                # Again, because another process may have written the file since the command began.
                 _refuse_to_clobber(path, "jsonl" if one_file else chosen)
-                _refuse_part_of_another(path, job)
             if numbers.kind is OutputType.INT8 and numbers.ranges is None:
                 ranges, _ = ranges_of(_up_to_its_end(job, progress), f"job {job.id}")
                 numbers = Numbers(numbers.kind, ranges)
             if chosen == "npy":  # its array has a row for each record
                 job.wait_until_sealed(progress)
-            make_writer: _MakeWriter = (
-                _writer(chosen) if answers is None else partial(BatchWriter, make_answers=answers, one_file=one_file)
-            )
-            return _fetch(job, path, f"{chosen}, one file" if one_file else chosen, make_writer, results, numbers)
+            content = _content(job, path, numbers)
+            writer = _writer(chosen)(content) if answers is None else BatchWriter(content, answers, one_file=one_file)
+            return _fetch(job, path, writer, results, written)
     except BrokerUnavailable:  # also an OSError, but one of Redis
         raise
     except OSError as error:
@@ -218,7 +199,7 @@ def guess_format(path: Path) -> str:
 
 def _answers(
     job: Readable, chosen: str, *, guessed: bool, one_file: bool, requests: ReadRequests | None
-) -> Callable[..., Answers] | None:
+) -> Callable[[], Answers] | None:
     """Makes the answers to a batch file, if they are asked for; they are where jsonl is only guessed.
 
     Raises:
@@ -276,26 +257,20 @@ def _taken_from_parts(numbers: Numbers | None, stored: Numbers) -> Collection[st
 
 
 def _results(
-    job: Readable,
-    progress: Callable[[JobStatus], None] | None,
-    written: Callable[[ChunkVectors], None] | None,
-    from_parts: Collection[str],
-    start: int,
+    job: Readable, progress: Callable[[JobStatus], None] | None, from_parts: Collection[str]
 ) -> Iterator[ChunkVectors]:
-    """The results from a chunk on. `written` is called with each when the next one is asked for.
+    """The results.
 
     Raises:
         OutputError: vectors are not what the file is to hold, because the job was drained since the fetch began.
     """
-    for chunk in job.iter_results(start=start, progress=progress):
+    for chunk in job.iter_results(progress=progress):
         if chunk.stored_as and chunk.stored_as not in from_parts:
             raise OutputError(
                 f"job {job.id} was drained as {chunk.stored_as} since this fetch began: fetch it once more, without an "
                 "output type"
             )
         yield chunk
-        if written is not None:
-            written(chunk)
 
 
 def _refuse_numbers(path: Path, file_format: str, numbers: Numbers, stored: Numbers = FLOAT32) -> None:
@@ -317,28 +292,9 @@ def _refuse_to_clobber(path: Path, file_format: str) -> None:
             raise OutputError(f"{file} exists: remove it, choose another file, or omit --no-clobber to replace it")
 
 
-def _refuse_part_of_another(path: Path, job: Readable) -> None:
-    """Refuse to begin again over what an earlier fetch of another job has written."""
-    if other := Progress(path, {"job": job.id}).other("job"):
-        raise OutputError(
-            f"{part_of(path)} holds vectors of job {other}, which is not fetched in full: choose another file, or "
-            "omit --no-clobber to replace them"
-        )
-
-
-def _fetch(
-    job: Readable,
-    path: Path,
-    file_format: str,
-    make_writer: _MakeWriter,
-    results: _Results,
-    numbers: Numbers,
-) -> list[Path]:
+def _content(job: Readable, path: Path, numbers: Numbers) -> Content:
     status = job.status()
-    # A retry of failed records may change rows that an earlier fetch has written.
-    retried = status.chunks - (status.original_chunks or status.chunks)
-    note = Progress(path, {"job": job.id, "format": file_format, "retried": retried, **numbers.mark()})
-    content = Content(
+    return Content(
         path,
         status.records,
         keep=status.options.get("keep", ()),
@@ -346,119 +302,68 @@ def _fetch(
         tokens=tells_tokens(status.options),
         about=(lambda: About.of(job.status())) if status.options.get("digests") else None,
     )
-    writer, taken_up_at = _taken_up(make_writer, content, status, note)
-    chunks, stopped = taken_up_at, _stop_noted(note)
-    failed: JobError | None = None
-    next_note = time.monotonic() + _NOTE_EVERY_S
+
+
+def _fetch(
+    job: Readable, path: Path, writer: Writer, results: _Results, written: Callable[[ChunkVectors], None] | None
+) -> list[Path]:
+    """Write the results; what is unfinished is removed if that fails."""
+    file = _File(job, path, writer, written)
     try:
-        try:
-            for chunks, records in _written(results, writer, taken_up_at, note):
-                if not records and not stopped:
-                    stopped = _stop_of(job.status()) or _NO_STOP
-                if time.monotonic() >= next_note:
-                    facts = writer.checkpoint()
-                    if facts is not None:
-                        note.save({"chunks": chunks, _STOP: stopped, **facts})
-                    next_note = time.monotonic() + _NOTE_EVERY_S
-        except JobFailed as error:  # its error budget ended it, and what was paid for is kept
-            failed = JobFailed(f"{error}. What is done is in {path}")
-        except (JobCancelled, JobNotFound) as error:
-            if not (isinstance(writer, BatchWriter) and writer.give_up(error)):
-                raise
-            failed = type(error)(f"{str(error).rstrip('.')}. Each request has a line, in {path} or beside it")
-        files = writer.finish()
-    except BrokerUnavailable:  # the written part stays for the next fetch
-        writer.close()
-        raise
-    except OSError:
-        # The disk may be full: free the space. The file can't be trusted any more. Closing flushes, and fails again.
-        with suppress(OSError):
-            writer.close()
-        writer.discard()
-        note.clear()
-        raise
-    except (JobNotFound, JobStalled) as error:  # the fetched part may be the only copy; a lost or stalled job may go on
-        if not chunks:
-            writer.close()
-            writer.discard()
-            raise
-        facts = writer.checkpoint()
-        if facts is not None:
-            note.save({"chunks": chunks, _STOP: stopped, **facts})
-        writer.close()
-        raise type(error)(f"{error} The {chunks} chunks fetched so far stay in {part_of(path)}.") from error
-    except JobError:
-        writer.close()
-        writer.discard()
-        note.clear()
-        raise
+        run(results, file, job.status)
     except BaseException:
-        writer.close()
+        writer.discard()
         raise
-    note.clear()
-    if failed is not None:
-        raise failed
-    return files
+    return file.files
 
 
-def _print_answers(chunks: Iterator[ChunkVectors], answers: Answers) -> None:
-    try:
-        print_results(chunks, answers.lines)
-    except JobFailed:
-        print_lines(answers.last_lines())
-        raise
-    except JobError as error:
-        if answers.give_up(error):
-            print_lines(answers.last_lines())
-        raise
-    print_lines(answers.last_lines())
+class _File(Taker):
+    """A file, or standard output.
 
+    Attributes:
+        files: those that have their final names.
+    """
 
-def _stop_noted(note: Progress) -> int:
-    """Of which stop of its job an unfinished file leaves out chunks; 0 if it leaves out none."""
-    return (note.load() or {}).get(_STOP, 0)
+    def __init__(
+        self, job: Readable, path: Path, writer: Writer, written: Callable[[ChunkVectors], None] | None
+    ) -> None:
+        self._job, self._path, self._writer, self._written = job, path, writer, written
+        self._chunks = 0
+        self.files: list[Path] = []
+        self.done = Delivered()
 
+    def take(self, chunk: ChunkVectors) -> None:
+        try:
+            self._writer.write(chunk)
+        except BeginAgain:
+            self._chunks, self.done = 0, Delivered()
+            raise
+        self._chunks += 1
+        self.done.written += len(chunk.positions) - len(chunk.errors)
+        self.done.failed += len(chunk.errors)
+        if self._written is not None:
+            self._written(chunk)
 
-def _stop_of(status: JobStatus) -> int:
-    """When a job was ended before its last record, in milliseconds; 0 if it was not. A stopped job may go on."""
-    if status.stopped_by is None or status.ended_at is None:
-        return 0
-    return round(status.ended_at.timestamp() * 1000)
+    def end(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        self.files = self._writer.finish()
+
+    def cut_short(self, error: JobError) -> None:
+        gives_up = self._writer.gives_up(error)
+        if gives_up or isinstance(error, JobFailed):  # its error budget ended it, and what was paid for is kept
+            self.close()
+            if self.files:
+                there = "Each request has a line, in {} or beside it" if gives_up else "What is done is in {}"
+                raise type(error)(f"{str(error).rstrip('.')}. {there.format(self._path)}") from error
+        elif isinstance(error, JobNotFound | JobStalled) and self._chunks:  # what was fetched may be the only copy
+            kept = self._writer.keep(self._job.id)
+            if kept is not None:
+                raise type(error)(f"{error} The {self._chunks} chunks fetched so far stay in {kept}.") from error
 
 
 def _up_to_its_end(job: Readable, progress: Callable[[JobStatus], None] | None) -> Iterator[ChunkVectors]:
     """A job's results, also if its error budget ends it."""
     with suppress(JobFailed):
         yield from job.iter_results(progress=progress)
-
-
-def _written(results: _Results, writer: Writer, chunks: int, note: Progress) -> Iterator[tuple[int, int]]:
-    """Write the chunks after the first `chunks`; after each, yield how many the writer holds, and its records."""
-    while True:
-        try:
-            for chunk in results(chunks):
-                writer.write(chunk)
-                chunks += 1
-                yield chunks, len(chunk.positions)
-        except BeginAgain:
-            note.clear()
-            chunks = 0
-        else:
-            return
-
-
-def _taken_up(make_writer: _MakeWriter, content: Content, status: JobStatus, note: Progress) -> tuple[Writer, int]:
-    """A writer, and the number of chunks that it holds already; 0 if the files do not match their progress note."""
-    path, noted = content.path, note.load()
-    if noted is not None and _stop_noted(note) not in (0, _stop_of(status)):
-        log.warning("%s: the job went on since an earlier fetch left out what was missing; beginning again", path)
-    elif noted is not None:
-        try:
-            return make_writer(replace(content, noted=noted)), noted["chunks"]
-        except (OSError, ValueError):
-            log.warning("%s: can't continue an earlier fetch; beginning again", path)
-    elif note.is_of_other_numbers():
-        log.warning("%s was begun with another --output-type or other ranges; beginning again", path)
-    # From here on, the part files belong to this fetch, so no later fetch may trust an older progress note.
-    note.clear()
-    return make_writer(content), 0

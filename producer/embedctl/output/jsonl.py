@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from embedctl.kept import TOKENS
 from embedctl.output.numbers import OutputType
-from embedctl.output.parts import LineFile, json_line, part_of, publish
-from embedctl.output.writer import Content
+from embedctl.output.parts import LineFile, json_line, publish
+from embedctl.output.writer import Content, Writer
 from embedctl.results import ChunkVectors
 
 
@@ -44,28 +44,25 @@ def lines_of(chunk: ChunkVectors) -> Iterator[bytes]:
             yield json_line(head)[:-1] + b',"embedding":' + numbers + b"}"
 
 
-class JsonlWriter:
+class JsonlWriter(Writer):
     """Writes the lines of :func:`lines_of`. It has no room for digests."""
 
     def __init__(self, content: Content) -> None:
         assert content.numbers.kind is OutputType.FLOAT32
-        self._file = LineFile(content.path, (content.noted or {}).get("size", 0))
+        self._file = LineFile(content.path)
+
+    @property
+    def paths(self) -> Sequence[Path]:
+        return [self._file.path]
 
     def write(self, chunk: ChunkVectors) -> None:
         for line in lines_of(chunk):
             self._file.write(line)
 
-    def checkpoint(self) -> Mapping[str, int]:
-        return {"size": self._file.flush()}
-
     def finish(self) -> list[Path]:
-        self.checkpoint()
         self.close()
         publish(self._file.path)
         return [self._file.path]
 
     def close(self) -> None:
         self._file.close()
-
-    def discard(self) -> None:
-        part_of(self._file.path).unlink(missing_ok=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from embedctl.output.digest_rows import DigestRows, no_longer, vouch
 from embedctl.output.parts import LineFile, json_line, part_of, publish
-from embedctl.output.writer import Content
+from embedctl.output.writer import Content, Writer
 from embedctl.results import ChunkVectors
 
 #: The files next to `NAME.npy`: `NAME.ids.jsonl`, `NAME.errors.jsonl`, `NAME.truncated.jsonl`.
@@ -54,7 +54,7 @@ def _stem(path: Path) -> Path:
     return path.with_suffix("") if path.suffix == ".npy" else path
 
 
-class NpyWriter:
+class NpyWriter(Writer):
     """Writes vectors into a preallocated array. The row of a record that failed, or that was not encoded, is NaN; in
     int8 and ubinary it is 0, and `errors` names both.
 
@@ -64,22 +64,19 @@ class NpyWriter:
     """
 
     def __init__(self, content: Content) -> None:
-        path, noted = content.path, content.noted or {}
-        self._path = path
+        self._path = content.path
         self._numbers = content.numbers
         self._records = content.records
         self._array: npt.NDArray[Any] | None = None
-        self._rows = noted.get("rows", 0)
-        self._said = {kind: noted.get(f"said_{kind}", 0) for kind in BESIDE}
-        self._files = {kind: LineFile(file, noted.get(kind, 0)) for kind, file in beside(path).items()}
-        if noted:
-            if part_of(path).is_symlink():
-                raise ValueError(f"{part_of(path)} is a link")
-            self._array = np.lib.format.open_memmap(part_of(path), mode="r+")
+        self._rows = 0
+        self._said = dict.fromkeys(BESIDE, 0)
+        self._files = {kind: LineFile(file) for kind, file in beside(content.path).items()}
         self._about = content.about
-        self._digests = (
-            None if self._about is None else DigestRows(digests_beside(path), content.records, fresh=not noted)
-        )
+        self._digests = None if self._about is None else DigestRows(digests_beside(content.path), content.records)
+
+    @property
+    def paths(self) -> Sequence[Path]:
+        return [self._path, *all_beside(self._path)]
 
     def write(self, chunk: ChunkVectors) -> None:
         if self._array is None:
@@ -98,19 +95,11 @@ class NpyWriter:
         for cut in chunk.truncations:
             self._say("truncated", position=cut.position, id=cut.id, used=cut.used, lost=cut.lost)
 
-    def checkpoint(self) -> Mapping[str, int]:
-        if isinstance(self._array, np.memmap):
-            self._array.flush()
-        if self._digests is not None:
-            self._digests.flush()
-        sizes = {kind: file.flush() for kind, file in self._files.items()}
-        return {"rows": self._rows, **sizes, **{f"said_{kind}": count for kind, count in self._said.items()}}
-
     def finish(self) -> list[Path]:
         if self._array is None:
             self._array = self._preallocated(0)
         self._skip_to(self._records)
-        self.checkpoint()
+        self._flush()
         self.close()
         about = None if self._about is None else self._about()
         no_longer(about_beside(self._path))
@@ -139,9 +128,11 @@ class NpyWriter:
         for file in self._files.values():
             file.close()
 
-    def discard(self) -> None:
-        for path in (self._path, *all_beside(self._path)):
-            part_of(path).unlink(missing_ok=True)
+    def _flush(self) -> None:
+        if isinstance(self._array, np.memmap):
+            self._array.flush()
+        if self._digests is not None:
+            self._digests.flush()
 
     def _skip_to(self, row: int) -> None:
         """Fill the rows of the records before this one that were not encoded, because the job was ended."""

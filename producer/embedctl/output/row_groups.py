@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,8 @@ from embedctl.output.columns import KeptColumns
 from embedctl.output.numbers import FLOAT32, Numbers, OutputType, as_text
 from embedctl.results import ChunkVectors, Vectors
 
+#: A row group ends with the chunk that fills one of these; until then, its rows are in memory.
+ROWS, BYTES = 50_000, 64 * 1024 * 1024
 #: The footer's entry about the numbers.
 FACTS = "embedctl.vectors"
 #: The path of the vectors' numbers in the file's schema.
@@ -75,13 +79,8 @@ class Layout:
             ]
         )
 
-    def facts(self) -> dict[str, Any]:
-        """What another process has to know to make the same layout and go on, as JSON values."""
-        columns = self.schema.to_string(show_field_metadata=False, show_schema_metadata=False)
-        return {"dim": self._dim, "kept": self._kept.seen(), "columns": columns}
-
     def writer(self, where: Any) -> pq.ParquetWriter:
-        """A writer for a path, or for a stream of pyarrow. It writes a page index."""
+        """A writer for a stream of pyarrow. It writes a page index."""
         repeated = [*_REPEATED, *(name for name, dtype in self._fields if pa.types.is_string(dtype))]
         # The bytes of the same place of all numbers stand together: the signs and exponents then compress. Of int8,
         # which parquet stores in four bytes, only a dictionary stores one.
@@ -118,6 +117,52 @@ class Layout:
             *self._kept.arrays(chunk.kept or [{}] * len(at)),
         ]
         return pa.Table.from_arrays(columns, schema=self.schema)
+
+
+class RowGroupFile:
+    """A parquet file to whose end row groups of several chunks are added.
+
+    Args:
+        path: the file; one that exists is replaced.
+    """
+
+    def __init__(self, path: Path, layout: Layout) -> None:
+        self._layout = layout
+        self._tables: list[Any] = []
+        self._rows = self._bytes = 0
+        path.unlink(missing_ok=True)  # it might be a link to another file
+        self._sink = pa.OSFile(os.fsencode(path), "wb")
+        self._writer = layout.writer(self._sink)
+        self._writer.add_key_value_metadata(layout.metadata)
+
+    def add(self, chunk: ChunkVectors) -> None:
+        """Add a chunk. It is in the file once its row group is full, or the file is closed."""
+        table = self._layout.table(chunk)
+        self._tables.append(table)
+        self._rows += table.num_rows
+        self._bytes += table.nbytes
+        if self._rows >= ROWS or self._bytes >= BYTES:
+            self._flush()
+
+    def describe(self, name: str, text: str) -> None:
+        """Add an entry to the footer."""
+        self._writer.add_key_value_metadata({name: text})
+
+    def close(self) -> None:
+        """Write what is left, and the footer; it is not synced. A second call does nothing."""
+        if self._sink.closed:
+            return
+        try:
+            self._flush()
+            self._writer.close()
+        finally:
+            self._writer.is_open = False  # otherwise it tries to write once more when it is freed
+            self._sink.close()
+
+    def _flush(self) -> None:
+        if self._tables:
+            self._writer.write_table(pa.concat_tables(self._tables), row_group_size=self._rows)
+        self._tables, self._rows, self._bytes = [], 0, 0
 
 
 def vectors_in(table: Any, numbers: Numbers, dim: int) -> Vectors:

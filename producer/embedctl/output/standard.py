@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from pathlib import Path
 
+from embedctl.output.batch import Answers
+from embedctl.output.jsonl import lines_of
+from embedctl.output.writer import Writer
 from embedctl.results import ChunkVectors
-from embedctl_config.errors import OutputError
+from embedctl_config.errors import JobError, OutputError
 
 
 def is_stdout(path: object) -> bool:
@@ -26,24 +30,37 @@ def check_stdout() -> None:
         raise OutputError("standard output is closed: name a file, or open it")
 
 
-def print_results(chunks: Iterable[ChunkVectors], lines: Callable[[ChunkVectors], Iterable[bytes]]) -> None:
-    """Write results to standard output as they arrive.
-
-    Args:
-        lines: makes a chunk's lines.
+class StandardOutput(Writer):
+    """Prints lines as chunks come: those of :func:`lines_of`, or the answers to a batch file.
 
     Raises:
-        BrokenPipeError: nobody reads it any more.
-        OutputError: it is closed, or can't be written.
+        OutputError: it is closed; in :meth:`write` and :meth:`finish`, it can't be written.
     """
-    check_stdout()
-    sys.stdout.flush()
-    for chunk in chunks:
-        print_lines(lines(chunk))
+
+    paths = ()
+
+    def __init__(self, answers: Answers | None = None) -> None:
+        check_stdout()
+        sys.stdout.flush()
+        self._answers = answers
+
+    def write(self, chunk: ChunkVectors) -> None:
+        """Print a chunk. BrokenPipeError: nobody reads any more."""
+        _print(lines_of(chunk) if self._answers is None else self._answers.lines(chunk))
+
+    def finish(self) -> list[Path]:
+        if self._answers is not None:
+            _print(self._answers.last_lines())
+        return []
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def gives_up(self, error: JobError) -> bool:
+        return self._answers is not None and self._answers.give_up(error)
 
 
-def print_lines(lines: Iterable[bytes]) -> None:
-    """Write lines to standard output. Raises as :func:`print_results`."""
+def _print(lines: Iterable[bytes]) -> None:
     try:
         _write(sys.stdout.fileno(), b"".join(line + b"\n" for line in lines))
     except BrokenPipeError:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from embedctl.output.about import About
 from embedctl.output.numbers import FLOAT32, Numbers
+from embedctl.output.parts import part_of
 from embedctl.results import ChunkVectors
+from embedctl_config.errors import JobError
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,6 @@ class Content:
     Attributes:
         path: its final name.
         records: of the job.
-        noted: the last checkpoint of a writer that died; None to begin.
         keep: the names of the job's kept fields.
         numbers: how vectors are stored.
         tokens: whether columns tell the tokens of each record.
@@ -28,35 +30,48 @@ class Content:
 
     path: Path
     records: int
-    noted: Mapping[str, int] | None = None
     keep: Sequence[str] = ()
     numbers: Numbers = FLOAT32
     tokens: bool = False
     about: Callable[[], About] | None = None
 
 
-class Writer(Protocol):
-    """Writes chunks under a temporary name."""
+class Writer(ABC):
+    """Writes chunks under temporary names. Every method raises OSError if the disk refuses."""
 
+    @property
+    @abstractmethod
+    def paths(self) -> Sequence[Path]:
+        """The final names of all files that it may write."""
+
+    @abstractmethod
     def write(self, chunk: ChunkVectors) -> None:
         """Add a chunk; BeginAgain if the writer needs all chunks once more, from the first one."""
-        ...
 
-    def checkpoint(self) -> Mapping[str, int] | None:
-        """Flush. Returns what a new writer needs to go on from here, or None if it can't.
-
-        If that writer needs more than the chunks after these, `chunks` is the number of those that it does not need.
-        """
-        ...
-
+    @abstractmethod
     def finish(self) -> list[Path]:
         """Give the files their final names, and return these."""
-        ...
 
+    @abstractmethod
     def close(self) -> None:
-        """Close the files, and keep them."""
-        ...
+        """Close the files, and keep them. May be repeated."""
+
+    def gives_up(self, _: JobError) -> bool:
+        """Whether :meth:`finish` makes a whole file of a job that can't be read to its end, for this reason."""
+        return False
 
     def discard(self) -> None:
-        """Remove the files."""
-        ...
+        """Close the files, and remove those that have no final name."""
+        with suppress(OSError, ValueError):  # closing flushes; a full disk refuses once more
+            self.close()
+        for path in self.paths:
+            part_of(path).unlink(missing_ok=True)
+
+    def keep(self, job_id: str) -> Path | None:
+        """Close the files of a job that nobody can read once more, under names that no other job takes; returns the
+        first one's."""
+        self.close()
+        kept = {path: path.with_name(f".{path.name}.{job_id}.part") for path in self.paths if part_of(path).exists()}
+        for path, name in kept.items():
+            part_of(path).replace(name)
+        return next(iter(kept.values()), None)

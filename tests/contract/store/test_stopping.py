@@ -95,33 +95,6 @@ def test_what_is_done_can_be_fetched_and_the_rest_is_freed(
     assert positions == [2, 3, 6, 7]
 
 
-def test_a_fetch_that_died_resumes_in_a_stopped_job(broker: Broker, tmp_path: Path) -> None:
-    job_id = stopped_job(broker)
-    whole, taken = tmp_path / "whole.npy", tmp_path / "v.npy"
-    output.fetch(Job(job_id, broker), whole)
-
-    class Killed(BaseException):
-        pass
-
-    seen = []
-
-    def dies(chunk: object) -> None:
-        seen.append(chunk)
-        if len(seen) == 3:
-            raise Killed
-
-    monkey = pytest.MonkeyPatch()
-    monkey.setattr(output.fetch.__globals__["time"], "monotonic", iter(range(0, 10_000, 5)).__next__)
-    try:
-        with pytest.raises(Killed):
-            output.fetch(Job(job_id, broker), taken, written=dies)
-    finally:
-        monkey.undo()
-    assert (tmp_path / ".v.npy.progress").exists()
-    output.fetch(Job(job_id, broker), taken)
-    np.testing.assert_array_equal(np.load(taken), np.load(whole))
-
-
 def test_a_spent_error_budget_keeps_what_is_done_too(broker: Broker, tmp_path: Path) -> None:
     job_id = new_job(broker, 4, max_errors=0)
     work(broker, job_id, 0)
@@ -272,19 +245,6 @@ def test_int8_takes_its_ranges_from_what_is_done(broker: Broker, tmp_path: Path)
     with pytest.raises(JobFailed, match="What is done"):
         output.fetch(Job(failed, broker), tmp_path / "f.parquet", numbers=numbers)
     assert (tmp_path / "f.parquet").exists()
-
-
-def test_a_part_of_other_numbers_is_not_continued(
-    broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    job_id = new_job(broker, 3)
-    work(broker, job_id, 0, 1, 2)
-    path = tmp_path / "v.npy"
-    note = {"of": {"job": job_id, "format": "npy", "retried": 0}, "facts": {"chunks": 2, "rows": 4, "ids": 10}}
-    (tmp_path / ".v.npy.progress").write_text(json.dumps(note))
-    output.fetch(Job(job_id, broker), path, numbers=output.Numbers(output.OutputType.FLOAT16))
-    assert "begun with another --output-type or other ranges; beginning again" in caplog.text
-    assert np.load(path).dtype == np.float16
 
 
 @pytest.mark.parametrize("name", ["v.npy", "v.parquet", "v.jsonl"])

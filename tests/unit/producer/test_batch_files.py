@@ -441,27 +441,8 @@ def test_characters_that_terminals_obey_are_escaped() -> None:
 REQUESTS = {"a": 1, "b": 1, "c": 5, "d": 2, "e": 1, "n": 3, "o": 1, "p": 2, "q": 2, "z": 12}
 
 
-def written(path: Path, chunks: list[ChunkVectors], *, interrupted: bool, one_file: bool = False) -> list[str]:
-    """Write the chunks; if interrupted, with another writer after each chunk."""
-    make = partial(Answers, job_of(records=30), job_of, REQUESTS.items)
-    writer, at, noted = BatchWriter(Content(path, 30), make, one_file=one_file), 0, None
-    while at < len(chunks):
-        writer.write(chunks[at])
-        at += 1
-        if interrupted:
-            noted = {"chunks": at, **writer.checkpoint()}
-            writer.write(chunks[min(at, len(chunks) - 1)])  # which no note knows of
-            writer.close()
-            writer = BatchWriter(Content(path, 30, noted), make, one_file=one_file)
-            done, at = at, noted["chunks"]
-            for again in range(at, done):
-                writer.write(chunks[again])
-            at = done
-    return [file.name for file in writer.finish()]
-
-
 @pytest.mark.parametrize("one_file", [False, True])
-def test_a_fetch_that_died_resumes_with_each_line_once(one_file: bool, tmp_path: Path) -> None:
+def test_each_request_has_one_line_after_a_fetch_that_died_too(one_file: bool, tmp_path: Path) -> None:
     chunks = [
         chunk(0, ("a", 0, 1), ("b", 0, 1), ("c", 0, 5), failed={1: ErrorCode.EMPTY}),
         chunk(3, ("c", 1, 5), ("c", 2, 5), ("c", 3, 5)),
@@ -473,26 +454,16 @@ def test_a_fetch_that_died_resumes_with_each_line_once(one_file: bool, tmp_path:
         chunk(16, ("q", 0, 2)),
         chunk(17, ("q", 1, 2)),
     ]
-    for name, interrupted in (("whole.jsonl", False), ("again.jsonl", True)):
-        names = written(tmp_path / name, chunks, interrupted=interrupted, one_file=one_file)
-        assert names == ([name] if one_file else [name, f"{name[:5]}.errors.jsonl"])
-    for kind in [".jsonl"] if one_file else [".jsonl", ".errors.jsonl"]:
-        whole, again = ((tmp_path / f"{name}{kind}").read_text() for name in ("whole", "again"))
-        assert again == whole
-    order = [json.loads(line)["custom_id"] for line in (tmp_path / "again.jsonl").read_text().splitlines()]
+    make = partial(Answers, job_of(records=30), job_of, REQUESTS.items)
+    BatchWriter(Content(tmp_path / "r.jsonl", 30), make, one_file=one_file).write(chunks[0])
+    writer = BatchWriter(Content(tmp_path / "r.jsonl", 30), make, one_file=one_file)
+    for each in chunks:
+        writer.write(each)
+    names = [file.name for file in writer.finish()]
+    assert names == (["r.jsonl"] if one_file else ["r.jsonl", "r.errors.jsonl"])
+    order = [json.loads(line)["custom_id"] for line in (tmp_path / "r.jsonl").read_text().splitlines()]
     assert order == (list(REQUESTS) if one_file else ["a", "c", "e", "o", "q"])
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
-
-
-def test_a_fetch_that_left_out_requests_is_not_continued_by_one_that_knows_them(tmp_path: Path) -> None:
-    make = partial(Answers, job_of(records=30), job_of)
-    writer = BatchWriter(Content(tmp_path / "r.jsonl", 30), make, one_file=True)
-    writer.write(chunk(9, ("e", 0, 1)))
-    noted = {"chunks": 1, **writer.checkpoint()}
-    writer.close()
-    BatchWriter(Content(tmp_path / "r.jsonl", 30, noted), make, one_file=True).close()
-    with pytest.raises(ValueError, match="left out requests that this one knows"):
-        BatchWriter(Content(tmp_path / "r.jsonl", 30, noted), partial(make, REQUESTS.items), one_file=True)
 
 
 def test_no_file_of_errors_is_left_where_none_failed(tmp_path: Path) -> None:

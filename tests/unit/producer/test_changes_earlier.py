@@ -14,7 +14,7 @@ from embedctl.changes.earlier import Earlier
 from embedctl.changes.gone import Gone, gone_of, read_gone, write_gone
 from embedctl.changes.opening import open_earlier
 from embedctl.digests import DIGEST_BYTES, as_rows
-from embedctl.output import Numbers, OutputType, growing
+from embedctl.output import Numbers, OutputType, row_groups
 from embedctl.output.about import About
 from embedctl.output.npy import NpyWriter
 from embedctl.output.parquet import ParquetWriter
@@ -53,7 +53,7 @@ def chunk(first: int, count: int) -> ChunkVectors:
 @pytest.fixture(params=["parquet", "npy"])
 def path(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An output of ten row groups, or of one array."""
-    monkeypatch.setattr(growing, "ROWS", 10)
+    monkeypatch.setattr(row_groups, "ROWS", 10)
     return written(tmp_path / f"old.{request.param}", Numbers())
 
 

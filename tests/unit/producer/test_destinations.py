@@ -18,10 +18,11 @@ from click.testing import CliRunner
 
 from embedctl import unique
 from embedctl.cli import main
-from embedctl.destinations import loop
+from embedctl.destinations import keyed
 from embedctl.destinations.ids import Duplicates, LeftOut, decided
 from embedctl.destinations.interface import Batch, Contract
-from embedctl.destinations.loop import Delivered, Options
+from embedctl.destinations.keyed import Options
+from embedctl.destinations.loop import Delivered, run
 from embedctl.destinations.registry import BUILT_IN, destination_of, kinds
 from embedctl.destinations.urls import parse_url
 from embedctl.destinations.writing import RefusedRecord, write
@@ -369,8 +370,8 @@ class Results:
 
 def delivered(table: Memory, results: Results, options: Options = Options()) -> tuple[Delivered, list[RefusedRecord]]:  # noqa: B008  (it is frozen)
     refused: list[RefusedRecord] = []
-    delivery = loop._Delivery(cast("Any", results), table, options, None, None, refused.append)
-    delivery.run(cast("Any", results), None)
+    delivery = keyed._Delivery(cast("Any", results), table, options, None, None, refused.append)
+    run(results.chunks, delivery, cast("Any", results.status))
     return delivery.done, refused
 
 

@@ -12,7 +12,6 @@ from embedctl import local
 from embedctl.output.jsonl import JsonlWriter
 from embedctl.output.npy import NpyWriter
 from embedctl.output.parquet import ParquetWriter
-from embedctl.output.parts import Progress
 from embedctl.output.writer import Content
 from embedctl_config import durable
 from tests.support.result_chunks import result_chunk, unit_vectors
@@ -61,18 +60,6 @@ def test_each_written_file_is_synced_and_then_its_folder(
             ("rename", path.name),
             ("sync", tmp_path.name),
         ]
-
-
-def test_a_note_of_progress_lasts_and_so_does_its_removal(disk: Disk, tmp_path: Path) -> None:
-    note = Progress(tmp_path / "v.npy", {"job": "a"})
-    note.save({"chunks": 1})
-    name = ".v.npy.progress"
-    assert disk.seen[-3:] == [("sync", ".v.npy.new"), ("rename", name), ("sync", tmp_path.name)]
-    note.clear()
-    assert disk.seen[-2:] == [("remove", name), ("sync", tmp_path.name)]
-    before = len(disk.seen)
-    note.clear()
-    assert len(disk.seen) == before
 
 
 def test_the_word_that_tells_two_machines_apart_lasts(disk: Disk, tmp_path: Path) -> None:

@@ -11,11 +11,10 @@ import polars
 import pyarrow.parquet as pq
 import pytest
 
-from embedctl.output import check_output, growing
+from embedctl.output import check_output, row_groups
 from embedctl.output.columns import KeptColumns
-from embedctl.output.growing import GrowingFile
 from embedctl.output.parquet import ParquetWriter
-from embedctl.output.row_groups import Layout
+from embedctl.output.row_groups import Layout, RowGroupFile
 from embedctl.output.writer import Content
 from embedctl.results import Vectors
 from embedctl_config.errors import MissingExtra
@@ -62,8 +61,8 @@ def test_other_readers_read_it(tmp_path: Path) -> None:
 def test_a_row_group_holds_many_chunks_up_to_a_limit(
     rows: int, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(growing, "ROWS", rows)
-    monkeypatch.setattr(growing, "BYTES", limit)
+    monkeypatch.setattr(row_groups, "ROWS", rows)
+    monkeypatch.setattr(row_groups, "BYTES", limit)
     vectors = written(tmp_path / "v.parquet", chunks=11, rows=5)
     file = pq.ParquetFile(tmp_path / "v.parquet")
     assert [file.metadata.row_group(at).num_rows for at in range(file.metadata.num_row_groups)] == [20, 20, 15]
@@ -74,7 +73,7 @@ def test_a_row_group_holds_many_chunks_up_to_a_limit(
 
 
 def test_facts_known_at_the_end_go_into_the_footer(tmp_path: Path) -> None:
-    file = GrowingFile(tmp_path / "part", Layout(4, KeptColumns([])))
+    file = RowGroupFile(tmp_path / "part", Layout(4, KeptColumns([])))
     file.add(result_chunk(unit_vectors(3, 4)))
     file.describe("embedctl", '{"last": 0}')
     file.close()
@@ -102,7 +101,7 @@ def test_the_tokens_of_a_job_that_counts_them_have_a_column(tmp_path: Path) -> N
 
 def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    for name in ("parquet", "row_groups", "columns", "growing"):
+    for name in ("parquet", "row_groups", "columns"):
         monkeypatch.delitem(sys.modules, f"embedctl.output.{name}", raising=False)
     with pytest.raises(MissingExtra, match=r"embedctl\[parquet\]"):
         check_output(tmp_path / "v.parquet")

@@ -34,7 +34,6 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "embedctl.dashboard": ("flower",),
     "embedctl.monitoring.metrics": ("metrics",),
     "embedctl.output.columns": ("parquet",),
-    "embedctl.output.growing": ("parquet",),
     "embedctl.output.row_groups": ("parquet",),
     "embedctl_gateway": ("gateway",),
     "embedctl_workers.arrays": ("torch", "onnx", "neuron"),

@@ -1,0 +1,135 @@
+"""Files of every format: whatever happens, the next fetch makes the one that it would have been."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars
+import pyarrow.parquet as pq
+import pytest
+
+from embedctl import Job, OutputError, enqueue_embeddings
+from embedctl.broker import Broker
+from embedctl.output import fetch, row_groups
+from embedctl.output.writer import Writer
+from embedctl_config.settings import Settings
+from embedctl_workers.backends.dummy import DummyBackend
+from tests.support.failpoints import Killed, dies_at, full_disk, kill_at
+from tests.support.jobs import reference
+from tests.support.rig import Rig, encoded_job
+
+#: A kept field becomes wider in the middle of the file.
+ITEMS = [{"id": f"r{i}", "text": f"text {i}" if i != 7 else "", "n": i if i < 50 else i + 0.5} for i in range(100)]
+FORMATS = ("npy", "jsonl", "parquet")
+
+
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row group of three chunks."""
+    monkeypatch.setattr(row_groups, "ROWS", 20)
+
+
+@pytest.fixture
+def job(broker: Broker, settings: Settings) -> Job:
+    return encoded_job(broker, settings, ITEMS, keep=("n",), count_tokens=True)
+
+
+def found(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_fetch_that_dies_at_any_step_is_repeated(kind: str, job: Job, tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    fetch(job, tmp_path / "whole" / f"v.{kind}")
+    module = import_module(f"embedctl.output.{kind}")
+    writer = getattr(module, f"{kind.capitalize()}Writer")
+    files = len(found(tmp_path / "whole"))
+    steps = [(writer, "write", 1), (writer, "write", 8), (writer, "finish", 1)]
+    steps += [(module, "publish", count) for count in range(1, files + 1)]
+    for at, ((owner, name, count), after) in enumerate(product(steps, (False, True))):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        with pytest.MonkeyPatch.context() as patched:
+            kill_at(patched, owner, name, count, after=after)
+            patched.setattr(Writer, "discard", lambda self: None)  # nobody tidies after a kill
+            with pytest.raises(Killed):
+                fetch(job, folder / f"v.{kind}")
+        assert (folder / f"v.{kind}").exists() is (after and (name == "finish" or (name, count) == ("publish", files)))
+        fetch(job, folder / f"v.{kind}")
+        assert found(folder) == found(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_fetch_that_is_interrupted_leaves_nothing(kind: str, job: Job, tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        fetch(job, tmp_path / f"v.{kind}", written=dies_at(72))
+    assert found(tmp_path) == {}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_full_disk_leaves_nothing(kind: str, job: Job, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with full_disk(4000), pytest.raises(OutputError, match=r"can't be written: .*File too large"):
+        fetch(job, tmp_path / f"v.{kind}")
+    assert found(tmp_path) == {}
+    assert capfd.readouterr().err == "", "no footer is written once more as the writer is freed"
+    fetch(job, tmp_path / f"v.{kind}")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_records_that_do_not_add_up_are_no_file(
+    kind: str, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Job.iter_results
+
+    def lossy(self: Job, **options: Any) -> Any:
+        return (chunk for chunk in real(self, **options) if chunk.positions[0] != 80)
+
+    monkeypatch.setattr(Job, "iter_results", lossy)
+    with pytest.raises(OutputError, match=r"the job has 100 records, and 91 written .* 1 failed .* makes 92"):
+        fetch(job, tmp_path / f"v.{kind}")
+    assert found(tmp_path) == {}
+
+
+def test_a_column_that_becomes_wider_is_written_again_from_the_first_record(job: Job, tmp_path: Path) -> None:
+    fetch(job, tmp_path / "v.parquet")
+    file = pq.ParquetFile(tmp_path / "v.parquet")
+    rows = [file.metadata.row_group(at).num_rows for at in range(file.num_row_groups)]
+    assert rows == [24, 24, 24, 24, 4]
+    assert file.metadata.row_group(3).column(0).statistics.min == 72
+    assert file.metadata.row_group(3).column(0).has_offset_index
+    assert set(file.metadata.metadata) == {b"ARROW:schema"}
+    frame = polars.read_parquet(tmp_path / "v.parquet")
+    assert frame["n"].to_list() == [item["n"] for item in ITEMS]
+    expected = reference([str(item["text"]) or "x" for item in ITEMS])
+    np.testing.assert_array_equal(frame["embedding"].drop_nulls().to_numpy(), np.delete(expected, 7, 0))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_holes_of_a_stopped_job_are_filled_by_the_next_fetch(
+    kind: str, broker: Broker, settings: Settings, tmp_path: Path
+) -> None:
+    """Between two fetches, of which the first one died, the job went on that had been stopped."""
+    texts = [f"text {i}" for i in range(100)]
+    job = enqueue_embeddings(texts, settings=settings, chunk_size=8, idempotency_key="k")
+    rig = Rig(broker, settings, DummyBackend(dim=16))
+    for chunk in (0, 1, 2, 3, 6, 7, 8, 9, 10):
+        rig.run(job, chunk)
+    job.stop()
+
+    with pytest.raises(Killed):
+        fetch(job, tmp_path / f"v.{kind}", written=dies_at(80))
+    enqueue_embeddings(texts, settings=settings, chunk_size=8, idempotency_key="k")
+    for chunk in (4, 5, 11, 12):
+        rig.run(job, chunk)
+    fetch(job, tmp_path / f"v.{kind}")
+    if kind == "npy":
+        vectors = np.load(tmp_path / "v.npy")
+    else:
+        read = polars.read_ndjson if kind == "jsonl" else polars.read_parquet
+        vectors = np.array(read(tmp_path / f"v.{kind}")["embedding"].to_list(), np.float32)
+    np.testing.assert_array_equal(vectors, reference(texts))
