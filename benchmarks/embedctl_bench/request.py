@@ -23,9 +23,8 @@ from embedctl_bench.peers.registry import (
     System,
     baselines_for,
     choose_peers,
-    direct_of,
-    gateway_of,
     product_of,
+    servers_of,
 )
 from embedctl_bench.peers.tuned import reference_of
 from embedctl_bench.peers.workload import Workload, kept
@@ -286,7 +285,7 @@ def _over_http(asked: Asked) -> None:
             reference = reference_of(model, workload, cpus, asked.place)
             key = f"{name}/{hardware}"
             ground = Ground(key, model, workload, reference, cpus, asked.place, session, asked.quick, warm_up=warm_up)
-            systems = [gateway_of(hardware, asked.settings), direct_of(hardware, asked.settings), *others]
+            systems = [*servers_of(hardware, asked.settings), *others]
             _compete(scenes[-1], systems, ground, requests)
     conclude(
         asked,

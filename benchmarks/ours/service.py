@@ -76,8 +76,8 @@ def service(
 class Side(ChildProcess):
     """A script of ours in a process, with the packages of a checkout; it answers requests by :func:`serve`."""
 
-    def __init__(self, script: str, checkout: Path) -> None:
-        """Start it.
+    def __init__(self, script: str, checkout: Path, name: str) -> None:
+        """Start it; its log is in `build/probes` by this name.
 
         Raises:
             SystemExit: it is no checkout of embedctl.
@@ -86,7 +86,8 @@ class Side(ChildProcess):
         if not (parts[0] / "embedctl").is_dir():
             sys.exit(f"{checkout} is no checkout of embedctl")
         command = [sys.executable, "-m", script, "--serve"]
-        super().__init__(command, {"PYTHONPATH": os.pathsep.join(map(str, parts))}, idle_s=60.0, busy_s=60.0)
+        log = ROOT / "build" / "probes" / f"{name}.log"
+        super().__init__(command, {"PYTHONPATH": os.pathsep.join(map(str, parts))}, log)
         package = self.answer()["package"]
         if not Path(package).is_relative_to(parts[0]):
             self.close()
@@ -100,7 +101,7 @@ def sides(script: str, other: Path | None) -> Iterator[dict[str, Side]]:
     with ExitStack() as stack:
         found = {}
         for name, checkout in checkouts.items():
-            found[name] = Side(script, checkout)
+            found[name] = Side(script, checkout, name)
             stack.callback(found[name].close)
         yield found
 

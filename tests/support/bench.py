@@ -10,11 +10,10 @@ import numpy as np
 
 from embedctl_bench.asking import Asked
 from embedctl_bench.measuring.comparison import Run, SystemRuns
-from embedctl_bench.peers.adapters.embedctl_adapters.serving import Setting
+from embedctl_bench.peers.adapters.embedctl_adapters.serving import Setting, Timed
 from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.models import Model
 from embedctl_bench.peers.registry import System
-from embedctl_bench.peers.tuned import EncodedWorkload
 from embedctl_bench.peers.workload import Workload
 from embedctl_config.settings import Settings
 
@@ -67,18 +66,18 @@ class Process:
         self.events.append(f"{system.name} loaded")
         self.offered.append(len(system.settings))
         self._name, self._calls = system.name, 0
-        self.chosen, self.setting = Setting(1, {}, {"batch": 8}), "1×1"
-        self.tried: list[dict[str, Any]] = [{"setting": system.settings[0].label(len(cpus)), "seconds": 1.0}]
+        self.chosen = Setting(1, {}, {"batch": 8})
+        self.tried = [(system.settings[0], {"seconds": 1.0})]
         self.versions = {"torch": "2"}
         self.computes = ""
 
-    def encode(self, repeat: int = 1) -> EncodedWorkload:
+    def encode(self, repeat: int = 1) -> Timed:
         self.events.append(self._name)
         self._calls += 1
         if self._name == "infinity" and self._calls == 3:
             raise Unavailable("out of memory")
         shape = (2, 0) if self._name.startswith("floor") else (2, 3)
-        return EncodedWorkload(2.0, 20, np.ones(shape, np.float32), 0.0, 0.0)
+        return Timed(np.ones(shape, np.float32), 2.0, 20)
 
     def close(self) -> None:
         self.events.append(f"{self._name} closed")

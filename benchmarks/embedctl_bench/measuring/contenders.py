@@ -89,13 +89,12 @@ class Contender:
         """
         # A quick run tries none and takes the first.
         settings = self._system.settings[:1] if self._ground.quick else self._system.settings
-        names = {each.label(len(self._ground.cpus)): self._words(each) for each in settings}
 
         def facts() -> dict[str, Any]:
             process = self._start(settings)
             return {
                 "chosen": asdict(process.chosen),
-                "tried": [{**each, "setting": names[each["setting"]]} for each in process.tried],
+                "tried": [{**each, "setting": self._words(setting)} for setting, each in process.tried],
                 "versions": process.versions,
                 "computes": process.computes,
                 "accuracy": self._accuracy,
@@ -131,7 +130,7 @@ class Contender:
         if ground.warm_up:
             process.requests(ground.warm_up)
         self._accuracy = ground.accuracy(process.encode().vectors)
-        if whole and system != GPU_FLOOR:  # its seconds are computed, so repeating them changes nothing
+        if whole and system.name != GPU_FLOOR.name:  # its seconds are computed, so repeating them changes nothing
             self.repeat = max(1, math.ceil(ground.least_s / process.encode().seconds))
         return process
 

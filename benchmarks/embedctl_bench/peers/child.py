@@ -7,17 +7,18 @@ import os
 import select
 import signal
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from embedctl.child import guarded
+from embedctl.processes import start
 from embedctl_config.errors import WorkerError
 
 #: The longest that one answer may take (seconds): an artefact may have to be built first.
 _ANSWER_S = 3600
+#: The longest that a process may take to end: it may have a Redis and workers to stop (seconds).
+_END_S = 60
 
 
 class Unavailable(WorkerError):
@@ -33,37 +34,25 @@ class ChildProcess:
         closed: whether it was ended; it is also ended when it dies or does not answer.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        variables: Mapping[str, str],
-        *,
-        idle_s: float,
-        busy_s: float = 0.0,
-        log: Path | None = None,
-    ) -> None:
+    def __init__(self, command: Sequence[str], variables: Mapping[str, str], log: Path) -> None:
         """Start it.
 
         Args:
             variables: of its environment, besides our own.
-            idle_s: how long an idle process may take to end (seconds).
-            busy_s: how long one at work may take to end after SIGINT; 0 kills it at once.
-            log: gets everything that it writes to standard error; None for a file that nobody sees.
+            log: gets everything that it writes to standard error.
         """
         self.closed = False
-        self._idle_s, self._busy_s = idle_s, busy_s
-        if log is not None:
-            log.parent.mkdir(parents=True, exist_ok=True)
-        self._log = tempfile.TemporaryFile() if log is None else log.open("w+b")  # noqa: SIM115  (closed by close())
-        self._process = subprocess.Popen(
-            guarded(command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env={**os.environ, **variables},
-            text=True,
-            start_new_session=True,  # Ctrl-C is for the parent, which stops children in its own time
-        )
+        self._log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as stream:
+            self._process = start(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stream,
+                env={**os.environ, **variables},
+                text=True,
+            )
         self._busy = True
 
     def call(self, **request: Any) -> dict[str, Any]:
@@ -72,16 +61,12 @@ class ChildProcess:
         Raises:
             Unavailable: as :meth:`answer`.
         """
-        self.ask(**request)
-        return self.answer()
-
-    def ask(self, **request: Any) -> None:
-        """Send a request; :meth:`answer` waits for the answer."""
         assert self._process.stdin
         self._busy = True
         with suppress(BrokenPipeError):  # answer() will say that it died
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
+        return self.answer()
 
     def answer(self) -> dict[str, Any]:
         """Wait for the answer to the last request, or for what the process says first.
@@ -95,37 +80,25 @@ class ChildProcess:
             raise Unavailable(f"no answer within {_ANSWER_S} s")
         line = self._process.stdout.readline()
         if not line:
-            self._log.seek(0)
-            said = last_line(self._log.read())
             self.close()
-            raise Unavailable(f"its process ended: {said}")
+            raise Unavailable(f"its process ended: {last_line(self._log.read_bytes())}")
         self._busy = False
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise Unavailable(answer["error"])
         return answer
 
-    def dismiss(self) -> None:
-        """Tell the process that no request will come, without waiting for its end."""
-        assert self._process.stdin
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
-
     def close(self) -> None:
         """End the process: in its own time if that is not too long, then by force, with all that it started."""
         if self.closed:
             return
         self.closed = True
-        assert self._process.stdout
-        if self._busy and self._busy_s:
+        if self._busy:
             self._signal(signal.SIGINT)
-        self.dismiss()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(self._busy_s if self._busy else self._idle_s)
+        with suppress(BrokenPipeError, subprocess.TimeoutExpired):
+            self._process.communicate(timeout=_END_S)
         self._signal(signal.SIGKILL)
         self._process.wait()
-        self._process.stdout.close()
-        self._log.close()
 
     def _signal(self, number: int) -> None:
         """Signal the whole session."""

@@ -242,10 +242,9 @@ def write_shape(shape: ModelShape, folder: Path, vocabulary: Path) -> None:
         vocabulary: the folder of a model that gives the tokenizer and the modules; it needs no weights.
     """
     import torch
-    from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel
+    from transformers import AutoConfig, AutoModel
 
     shutil.copytree(vocabulary, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.bin", *_LEFT_OUT))
-    words = read_json(folder / "config.json")["vocab_size"]
     edit_json(folder / _LIMITS, max_seq_length=MAX_TOKENS)
     edit_json(
         folder / "1_Pooling" / "config.json",
@@ -253,31 +252,20 @@ def write_shape(shape: ModelShape, folder: Path, vocabulary: Path) -> None:
         pooling_mode_cls_token=shape.pooling == "cls",
         pooling_mode_mean_tokens=shape.pooling == "mean",
     )
-    common: dict[str, Any] = {"max_position_embeddings": MAX_TOKENS, "initializer_range": _INITIALIZER_RANGE}
+    sizes = {
+        "vocab_size": read_json(folder / "config.json")["vocab_size"],
+        "num_hidden_layers": shape.layers,
+        "hidden_size": shape.hidden,
+        "num_attention_heads": shape.heads,
+        "intermediate_size" if shape.family == "bert" else "hidden_dim": 4 * shape.hidden,
+        "max_position_embeddings": MAX_TOKENS,
+        "initializer_range": _INITIALIZER_RANGE,
+    }
     # The same weights on every machine, without changing the process's other random numbers.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        if shape.family == "bert":
-            config = BertConfig(
-                vocab_size=words,
-                hidden_size=shape.hidden,
-                num_hidden_layers=shape.layers,
-                num_attention_heads=shape.heads,
-                intermediate_size=4 * shape.hidden,
-                **common,
-            )
-            BertModel(config).save_pretrained(folder)
-            return
-        distilled = DistilBertConfig(
-            vocab_size=words,
-            dim=shape.hidden,
-            n_layers=shape.layers,
-            n_heads=shape.heads,
-            hidden_dim=4 * shape.hidden,
-            **common,
-        )
-        DistilBertModel(distilled).save_pretrained(folder)
-        # DistilBERT has no token types, so its tokenizer must make none.
+        AutoModel.from_config(AutoConfig.for_model(shape.family, **sizes)).save_pretrained(folder)
+    if shape.family == "distilbert":  # it has no token types, so its tokenizer must make none
         edit_json(folder / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask"])
 
 

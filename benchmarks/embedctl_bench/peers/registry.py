@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,21 @@ AT_ITS_DEFAULT = "default"
 #: Numbers of workers that may share the CPUs.
 _WORKERS = (1, 2, 4, 8)
 _GPU_BATCHES = (32, 64, 128, 256, 512, 1024)
+_OURS = ("embedctl", "torch", "sentence-transformers", "tokenizers", "numpy", "celery", "kombu", "redis", "uvicorn")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class System:
-    """A system: a hardware class of ours, another library, or a limit to compare with. Its name identifies it.
+    """A system: a hardware class of ours, another library, or a limit to compare with.
 
     Attributes:
+        name: identifies it.
         label: the name for people.
         adapter: module and class in the package of adapters, as `module:Class`.
         settings: the settings to choose from; those that load alike stand together, so that it loads once for them.
         packages: packages whose versions matter.
-        environment: the name of its requirements file in this folder; empty for our own environment.
         precision: what it promises: a precision of hardware classes, or :data:`AT_ITS_DEFAULT`.
+        environment: the name of its requirements file in this folder; empty for our own environment.
         form: the format that its model is converted to; empty for the model's own.
         floor: whether it is a floor: products alone, which make no vectors.
         ours: whether it is embedctl: it takes texts in chunks of a given size, and has a cache.
@@ -40,64 +43,62 @@ class System:
     """
 
     name: str
-    label: str = field(default="", compare=False)
-    adapter: str = field(default="", compare=False)
-    settings: tuple[Setting, ...] = field(default=(), compare=False)
-    packages: tuple[str, ...] = field(default=(), compare=False)
-    environment: str = field(default="", compare=False)
-    form: str = field(default="", compare=False)
-    precision: str = field(default="fp32", compare=False)
-    ours: bool = field(default=False, compare=False)
-    floor: bool = field(default=False, compare=False)
-    fixed: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    label: str
+    adapter: str
+    settings: tuple[Setting, ...]
+    packages: tuple[str, ...]
+    precision: str = "fp32"
+    environment: str = ""
+    form: str = ""
+    floor: bool = False
+    ours: bool = False
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _settings(name: str, values: tuple[int, ...], split: tuple[int, ...], **load: object) -> tuple[Setting, ...]:
     """One process with each value of an option, then two processes with values that need less memory each."""
-    return (
-        *(Setting(1, load, {name: value}) for value in values),
-        *(Setting(2, load, {name: value}) for value in split),
+    choices = [(1, value) for value in values] + [(2, value) for value in split]
+    return tuple(Setting(processes, load, {name: value}) for processes, value in choices)
+
+
+def _sentence_transformers(
+    name: str, label: str, packages: tuple[str, ...] = (), precision: str = "fp32", form: str = "", **load: object
+) -> System:
+    """sentence-transformers on a backend; its environment is named as the system without its precision."""
+    return System(
+        name,
+        f"sentence-transformers, {label}",
+        "sentence_transformers:SentenceTransformersAdapter",
+        _settings("batch", (8, 16, 32, 64), (16, 32), **load),
+        ("sentence-transformers", "transformers", "torch", *packages),
+        precision,
+        "-".join(name.split("-")[:2]),
+        form,
     )
 
 
-def _sentence_transformers(backend: str, **load: object) -> tuple[Setting, ...]:
-    return _settings("batch", (8, 16, 32, 64), (16, 32), backend=backend, **load)
-
-
-def _ctranslate2(compute: str) -> tuple[Setting, ...]:
-    one, two = Setting(1, {"compute": compute, "workers": 1}), Setting(1, {"compute": compute, "workers": 2})
-    return tuple(
-        Setting(each.processes, each.load, {"budget": budget})
-        for each, budgets in [
-            (one, (1024, 2048, 4096)),
-            (two, (512, 1024, 2048)),
-            (Setting(2, one.load), (512, 1024, 2048)),
-        ]
-        for budget in budgets
+def _ctranslate2(compute: str, precision: str, suffix: str = "") -> System:
+    ways = [(1, 1, (1024, 2048, 4096)), (1, 2, (512, 1024, 2048)), (2, 1, (512, 1024, 2048))]
+    return System(
+        f"ctranslate2{suffix.replace(' ', '-')}",
+        f"CTranslate2{suffix}, our wrapper",
+        "ctranslate2:CTranslate2Adapter",
+        tuple(
+            Setting(processes, {"compute": compute, "workers": workers}, {"budget": budget})
+            for processes, workers, budgets in ways
+            for budget in budgets
+        ),
+        ("ctranslate2", "tokenizers"),
+        precision,
+        environment="ctranslate2",
+        form="ctranslate2",
     )
-
-
-_ST = ("sentence-transformers", "transformers", "torch")
-_ST_ADAPTER = "sentence_transformers:SentenceTransformersAdapter"
-_OURS = ("embedctl", "torch", "sentence-transformers", "tokenizers", "numpy", "celery", "kombu", "redis", "uvicorn")
 
 
 def _floor(name: str, label: str, precision: str, kind: str) -> System:
-    return System(
-        name,
-        label,
-        "floor:FloorAdapter",
-        tuple(
-            Setting(processes, {"product": product, "budget": budget})
-            for processes in (1, 2)
-            for product in ("prepacked", "mm")
-            for budget in (1024, 4096)
-        ),
-        ("torch",),
-        precision=precision,
-        floor=True,
-        fixed={"kind": kind},
-    )
+    ways = product((1, 2), ("prepacked", "mm"), (1024, 4096))
+    settings = tuple(Setting(processes, {"product": way, "budget": budget}) for processes, way, budget in ways)
+    return System(name, label, "floor:FloorAdapter", settings, ("torch",), precision, floor=True, fixed={"kind": kind})
 
 
 #: In our own environment: a model's matrix products alone, and other libraries that embedctl installs.
@@ -115,133 +116,80 @@ GPU_FLOOR = System(
     "floor:MatrixAdapter",
     (Setting(),),
     ("torch",),
-    precision="fp16",
+    "fp16",
     floor=True,
     fixed={"hardware": "gpu"},
 )
 TRANSFORMERS = System(
     "transformers", "transformers", "transformers:TransformersAdapter", (Setting(),), ("transformers", "torch")
 )
-SENTENCE_TRANSFORMERS = System(
-    "sentence-transformers", "sentence-transformers, torch", _ST_ADAPTER, _sentence_transformers("torch"), _ST
+_ST_TORCH = _sentence_transformers(BASELINE, "torch", backend="torch")
+_ST_TORCH_BF16 = _sentence_transformers(
+    f"{BASELINE}-bf16", "torch bf16", precision="fp16", backend="torch", dtype="bfloat16"
 )
-SENTENCE_TRANSFORMERS_BF16 = System(
-    "sentence-transformers-bf16",
-    "sentence-transformers, torch bf16",
-    _ST_ADAPTER,
-    _sentence_transformers("torch", dtype="bfloat16"),
-    _ST,
-    precision="fp16",
-)
+SENTENCE_TRANSFORMERS = replace(_ST_TORCH, name="sentence-transformers", environment="")
+SENTENCE_TRANSFORMERS_BF16 = replace(_ST_TORCH_BF16, name="sentence-transformers-bf16", environment="")
 
-
-def _peer(
-    name: str,
-    label: str,
-    settings: tuple[Setting, ...],
-    packages: tuple[str, ...] = (),
-    form: str = "",
-    precision: str = "fp32",
-    *,
-    adapter: str = _ST_ADAPTER,
-    environment: str = "",
-) -> System:
-    return System(name, label, adapter, settings, packages, environment or name, form, precision)
-
-
-_ST_ONNX, _ST_OPENVINO = (*_ST, "optimum-onnx", "onnxruntime"), (*_ST, "optimum-intel", "openvino")
-_FASTEMBED = (
-    Setting(1, {}, {"batch": 256, "sort": False}),  # its defaults
-    *_settings("batch", (8, 16, 32, 64), (16, 32)),
-)
-
-
-def _of_ctranslate2(suffix: str, compute: str, precision: str) -> System:
-    return _peer(
-        f"ctranslate2{suffix.replace(' ', '-')}",
-        f"CTranslate2{suffix}, our wrapper",
-        _ctranslate2(compute),
-        ("ctranslate2", "tokenizers"),
-        "ctranslate2",
-        precision,
-        adapter="ctranslate2:CTranslate2Adapter",
-        environment="ctranslate2",
-    )
-
-
+_ONNX, _OPENVINO = ("optimum-onnx", "onnxruntime"), ("optimum-intel", "openvino")
+_ST_ONNX = _sentence_transformers("st-onnx", "onnxruntime", _ONNX, form="onnx", backend="onnx", file="model.onnx")
+_ST_ONNX_O2 = _settings("batch", (16, 32), (16,), backend="onnx", file="model_O2.onnx")
+_INFINITY = ("infinity_emb", *_ST_TORCH.packages)
 #: Other systems, each in an environment of its own, by name.
 PEERS = {
     system.name: system
     for system in (
-        _peer(BASELINE, "sentence-transformers, torch", _sentence_transformers("torch"), _ST),
-        _peer(
-            "st-onnx",
-            "sentence-transformers, onnxruntime",
-            _sentence_transformers("onnx", file="model.onnx")
-            + _settings("batch", (16, 32), (16,), backend="onnx", file="model_O2.onnx"),
-            _ST_ONNX,
-            "onnx",
-        ),
-        _peer(
-            "st-openvino",
-            "sentence-transformers, OpenVINO",
-            _sentence_transformers("openvino"),
-            _ST_OPENVINO,
-            "openvino",
-        ),
-        _peer(
+        _ST_TORCH,
+        replace(_ST_ONNX, settings=_ST_ONNX.settings + _ST_ONNX_O2),
+        _sentence_transformers("st-openvino", "OpenVINO", _OPENVINO, form="openvino", backend="openvino"),
+        System(
             "fastembed",
             "fastembed",
-            tuple(replace(each, encode={"sort": True, **each.encode}) for each in _FASTEMBED),
+            "fastembed:FastembedAdapter",
+            (
+                Setting(1, {}, {"sort": False, "batch": 256}),  # its defaults
+                *(
+                    replace(each, encode={"sort": True, **each.encode})
+                    for each in _settings("batch", (8, 16, 32, 64), (16, 32))
+                ),
+            ),
             ("fastembed", "onnxruntime"),
-            "onnx",
-            adapter="fastembed:FastembedAdapter",
+            environment="fastembed",
+            form="onnx",
         ),
-        _peer(
+        System(
             "infinity",
             "infinity, torch",
+            "infinity:InfinityAdapter",
             tuple(Setting(processes, {"batch": batch}) for processes, batch in ((1, 16), (1, 32), (1, 64), (2, 32))),
-            ("infinity_emb", *_ST),
-            adapter="infinity:InfinityAdapter",
+            _INFINITY,
+            environment="infinity",
         ),
-        _of_ctranslate2("", "float32", "fp32"),
-        _peer(
-            "st-torch-bf16",
-            SENTENCE_TRANSFORMERS_BF16.label,
-            SENTENCE_TRANSFORMERS_BF16.settings,
-            _ST,
-            precision="fp16",
-            environment=BASELINE,
-        ),
-        _peer(
+        _ctranslate2("float32", "fp32"),
+        _ST_TORCH_BF16,
+        _sentence_transformers(
             "st-openvino-default",
-            "sentence-transformers, OpenVINO at its default",
-            _sentence_transformers("openvino", hint=""),
-            _ST_OPENVINO,
-            "openvino",
+            "OpenVINO at its default",
+            _OPENVINO,
             AT_ITS_DEFAULT,
-            environment="st-openvino",
+            form="openvino",
+            backend="openvino",
+            hint="",
         ),
-        _of_ctranslate2(" bf16", "bfloat16", "fp16"),
-        _peer(
-            "st-onnx-int8",
-            "sentence-transformers, onnxruntime int8",
-            _sentence_transformers("onnx", file="model_qint8.onnx"),
-            _ST_ONNX,
-            "onnx",
-            "int8",
-            environment="st-onnx",
+        _ctranslate2("bfloat16", "fp16", " bf16"),
+        _sentence_transformers(
+            "st-onnx-int8", "onnxruntime int8", _ONNX, "int8", form="onnx", backend="onnx", file="model_qint8.onnx"
         ),
-        _of_ctranslate2(" int8", "int8", "int8"),
+        _ctranslate2("int8", "int8", " int8"),
     )
 }
 #: infinity's server, at its defaults.
-INFINITY_SERVER = _peer(
+INFINITY_SERVER = System(
     "infinity-server",
     "infinity's server, torch",
+    "http_client:InfinityServerAdapter",
     (Setting(),),
-    ("infinity_emb", *_ST, "fastapi", "uvicorn"),
-    adapter="http_infinity:InfinityServerAdapter",
+    (*_INFINITY, "fastapi", "uvicorn"),
+    environment="infinity-server",
 )
 
 
@@ -287,9 +235,8 @@ def engine_of(hardware: str, settings: Settings) -> System:
     Raises:
         SettingsError: there is no such class.
     """
-    label = f"embedctl's engine, class {hardware}"
     ways = (Setting(1), Setting(2)) if settings.hardware_class(hardware).device == "cpu" else (Setting(1),)
-    return _ours("embedctl-engine", label, "embedctl:EngineAdapter", hardware, settings, ways)
+    return _ours("embedctl-engine", "embedctl's engine", "embedctl:EngineAdapter", hardware, settings, ways)
 
 
 def product_of(hardware: str, settings: Settings, cpus: int, workers: Sequence[int] = _WORKERS) -> System:
@@ -304,39 +251,29 @@ def product_of(hardware: str, settings: Settings, cpus: int, workers: Sequence[i
     shares = [count for count in workers if cpus % count == 0]
     counts = shares if settings.hardware_class(hardware).device == "cpu" else [1]
     ways = tuple(Setting(1, {"workers": count}) for count in counts)
-    label = f"embedctl, class {hardware}"
-    return _ours("embedctl", label, "embedctl_pipeline:ProductAdapter", hardware, settings, ways)
+    return _ours("embedctl", "embedctl", "embedctl_pipeline:ProductAdapter", hardware, settings, ways)
 
 
-def gateway_of(hardware: str, settings: Settings) -> System:
-    """`embedctl gateway` beside a worker of a hardware class.
-
-    Raises:
-        SettingsError: there is no such class.
-    """
-    label = f"embedctl gateway, class {hardware}"
-    return _ours("gateway", label, "http_ours:GatewayAdapter", hardware, settings, (Setting(),))
-
-
-def direct_of(hardware: str, settings: Settings) -> System:
-    """A worker's engine in the process of a server.
+def servers_of(hardware: str, settings: Settings) -> list[System]:
+    """`embedctl gateway` beside a worker of a hardware class; and the worker's engine in the process of a server.
 
     Raises:
         SettingsError: there is no such class.
     """
-    label = f"the same engine in the server's process, class {hardware}"
-    return _ours("direct", label, "http_ours:DirectAdapter", hardware, settings, (Setting(),))
+    gateway = ("gateway", "embedctl gateway", "http_ours:GatewayAdapter")
+    direct = ("direct", "the same engine in the server's process", "http_ours:DirectAdapter")
+    return [_ours(*each, hardware, settings, (Setting(),)) for each in (gateway, direct)]
 
 
 def _ours(name: str, label: str, adapter: str, hardware: str, settings: Settings, ways: tuple[Setting, ...]) -> System:
     entry = settings.hardware_class(hardware)
     return System(
         f"{name}-{hardware}",
-        label,
+        f"{label}, class {hardware}",
         adapter,
         ways,
         (*_OURS, "onnxruntime") if entry.backend.startswith("onnx") else _OURS,
-        precision=entry.precision,
+        entry.precision,
         ours=True,
         fixed={"cache": str(cache_folder(settings)), "hardware": hardware, "entry": asdict(entry)},
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from embedctl_bench.peers.adapters.embedctl_adapters.serving import Setting, Vectors
+from embedctl_bench.peers.adapters.embedctl_adapters.serving import Setting, Timed, Vectors
 from embedctl_bench.peers.child import ChildProcess
 from embedctl_bench.peers.environments import environment_for, python_of
 from embedctl_bench.peers.models import Model, converted
@@ -23,24 +23,6 @@ from embedctl_bench.peers.workload import Workload
 #: A tuning run encodes this much of the workload: seconds, not minutes, whatever the model.
 _SAMPLE_FLOPS = 5e11
 _FEWEST_SAMPLES = 32
-#: A system may have a Redis and workers to stop (seconds).
-_END_S = 60
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedWorkload:
-    """One pass over the workload, or several in one call.
-
-    Attributes:
-        vectors: of the first pass, float32, texts × dimensions.
-        began, ended: seconds since 1970.
-    """
-
-    seconds: float
-    tokens: int
-    vectors: Vectors
-    began: float
-    ended: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +59,6 @@ class TunedProcess(ChildProcess):
 
     Attributes:
         chosen: the setting.
-        setting: the setting for people.
         tried: each setting tried on the sample, with its `seconds` or its `error`.
         versions: of the system's packages.
         computes: the precision of its products, read back from the loaded system; empty if that is not known.
@@ -108,13 +89,8 @@ class TunedProcess(ChildProcess):
         package, variables = environment_for(system.environment)
         self._scratch = tempfile.TemporaryDirectory(prefix="embedctl-bench-")
         self._vectors = Path(self._scratch.name) / "vectors.npy"
-        super().__init__(
-            [str(python), "-P", "-m", package],  # -P: nothing in the working directory is taken for a module
-            variables,
-            idle_s=_END_S,
-            busy_s=_END_S,
-            log=place / f"{system.name}.log",
-        )
+        # -P: nothing in the working directory is taken for a module.
+        super().__init__([str(python), "-P", "-m", package], variables, place / f"{system.name}.log")
         fixed = dict(system.fixed)
         if system.ours:
             fixed = {"chunk": workload.chunk, "cache": str(place / "cache"), **fixed}
@@ -139,20 +115,19 @@ class TunedProcess(ChildProcess):
         except BaseException:
             self.close()
             raise
-        self.chosen = Setting(**loaded["chosen"])
+        self.chosen = fits[loaded["chosen"]]
+        self.tried: list[tuple[Setting, dict[str, Any]]] = list(zip(fits, loaded["tried"], strict=True))
         self.computes: str = loaded["computes"]
-        self.setting: str = loaded["setting"]
-        self.tried: list[dict[str, Any]] = loaded["tried"]
         self.versions: dict[str, str] = loaded["versions"]
 
-    def encode(self, repeat: int = 1) -> EncodedWorkload:
-        """Encode the workload `repeat` times, in one call.
+    def encode(self, repeat: int = 1) -> Timed:
+        """Encode the workload `repeat` times, in one call; the vectors are those of the first time.
 
         Raises:
             Unavailable: it failed.
         """
         done = self.call(do="encode", vectors=str(self._vectors), repeat=repeat)
-        return EncodedWorkload(**done, vectors=np.load(self._vectors))
+        return Timed(**done, vectors=np.load(self._vectors))
 
     def requests(self, path: Path, callers: int = 0) -> EncodedRequests:
         """Make the requests in a file, a JSON list of lists of texts: all at once, or by so many callers.

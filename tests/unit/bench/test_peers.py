@@ -77,7 +77,7 @@ REQUESTS = [["a"], ["bb", "b"], ["ccc"], ["dddd"], ["eeeee"]]
 
 @pytest.mark.parametrize("pool", [("OneByOne", 1), ("OneByOne", 2)], indirect=True)
 def test_an_engine_without_a_queue_gets_requests_one_after_the_other(pool: Pool) -> None:
-    done = pool.requests(REQUESTS, {})
+    done = pool.requests(REQUESTS)
     assert [each.vectors[:, 0].tolist() for each in done.answers] == [[1], [2, 1], [3], [4], [5]]
     latencies = [each.at - done.started for each in done.answers]
     assert all(0.02 <= latency < 5 for latency in latencies)
@@ -93,17 +93,17 @@ def test_an_engine_without_a_queue_gets_requests_one_after_the_other(pool: Pool)
 @pytest.mark.parametrize("pool", [("OneByOne", 1), ("OneByOne", 2)], indirect=True)
 def test_texts_that_are_encoded_several_times_count_as_often(pool: Pool) -> None:
     before, texts = time.time(), ["a", "bb", "ccc"]
-    done = pool.encode(texts, 2, {}, repeat=3)
+    done = pool.encode(texts, 2, repeat=3)
     assert done.vectors[:, 0].tolist() == [1, 2, 3] * 3
     assert done.tokens == 3 * 6
     assert before <= done.began < done.ended <= time.time() + 0.1
     assert done.ended - done.began == pytest.approx(done.seconds, abs=1e-3)
-    assert pool.encode([*texts, "dddd"], 2, {}).tokens == 10
+    assert pool.encode([*texts, "dddd"], 2).tokens == 10
 
 
 @pytest.mark.parametrize("pool", [("Queueing", 2)], indirect=True)
 def test_an_engine_with_a_queue_gets_its_share_at_once_and_answers_in_order(pool: Pool) -> None:
-    done = pool.requests(REQUESTS, {})
+    done = pool.requests(REQUESTS)
     assert [each.vectors[:, 0].tolist() for each in done.answers] == [[1], [2, 1], [3], [4], [5]]
     assert len({each.vectors[0, 1] for each in done.answers}) == 2
 
@@ -111,16 +111,16 @@ def test_an_engine_with_a_queue_gets_its_share_at_once_and_answers_in_order(pool
 @pytest.mark.parametrize("pool", [("OneByOne", 1)], indirect=True)
 def test_an_engine_that_fails_is_told_in_its_words_and_goes_on(pool: Pool) -> None:
     with pytest.raises(RuntimeError, match="ValueError: a bad text"):
-        pool.requests([["bad"]], {})
-    assert len(pool.requests([["good"]], {}).answers) == 1
+        pool.requests([["bad"]])
+    assert len(pool.requests([["good"]]).answers) == 1
     with pytest.raises(RuntimeError, match="the system's process died"):
-        pool.requests([["deadly"]], {})
+        pool.requests([["deadly"]])
 
 
 @pytest.mark.parametrize("pool", [("OneByOne", 2)], indirect=True)
 def test_each_process_is_sampled_for_a_time_or_a_number_of_requests(pool: Pool) -> None:
     for effort, least, most in (((0.0, 4, 9), 4, 4), ((60.0, 1, 3), 3, 3), ((0.05, 1, 100), 1, 3)):
-        done = pool.sample(REQUESTS, {}, dict(zip(("seconds", "least", "most"), effort, strict=True)))
+        done = pool.sample(REQUESTS, dict(zip(("seconds", "least", "most"), effort, strict=True)))
         assert len(done) == 2
         for seconds, latencies in done:
             assert least <= len(latencies) <= most

@@ -35,19 +35,13 @@ class ProductAdapter:
     """A job, or several at once. The workers, the Redis and the clients share this process's CPUs."""
 
     def __init__(
-        self,
-        model: Path,
-        threads: int,
-        workers: int,
-        cache: str,
-        chunk: int | None = None,
-        hardware: str = "cpu",
-        entry: Mapping[str, Any] | None = None,
+        self, model: Path, threads: int, workers: int, cache: str, chunk: int, hardware: str, entry: Mapping[str, Any]
     ) -> None:
-        self._stack = ExitStack()
-        self._settings, _ = product(self._stack, model, workers, cache, chunk, hardware, entry or {})
-        self._broker = Broker.connect(self._settings)
-        self._stack.callback(self._broker.close)
+        with ExitStack() as stack:
+            self._settings = product(stack, model, workers, cache, chunk, hardware, entry)
+            self._broker = Broker.connect(self._settings)
+            stack.callback(self._broker.close)
+            self._stack = stack.pop_all()
         self._options = SubmitOptions(model=model.name, hardware=hardware)
         self._clients: ProcessPoolExecutor | None = None
 
@@ -79,21 +73,15 @@ class ProductAdapter:
 
 
 def product(
-    stack: ExitStack,
-    model: Path,
-    workers: int,
-    cache: str,
-    chunk: int | None,
-    hardware: str,
-    entry: Mapping[str, Any],
-) -> tuple[Settings, Path]:
+    stack: ExitStack, model: Path, workers: int, cache: str, chunk: int, hardware: str, entry: Mapping[str, Any]
+) -> Settings:
     """Start a private Redis, and workers that share this process's CPUs; everything ends with the stack.
 
     Returns:
-        Settings with one model and one hardware class, and none of the user's own; and a folder for logs.
+        Settings with one model and one hardware class, and none of the user's own.
 
     Raises:
-        EmbedctlError: a part does not start; then everything has ended.
+        EmbedctlError: a part does not start.
     """
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="embedctl-bench-")))
     config = folder / "embedctl.toml"
@@ -102,29 +90,18 @@ def product(
     for variable in [name for name in os.environ if name.startswith("EMBEDCTL_")]:
         del os.environ[variable]
     os.environ |= {"EMBEDCTL_CONFIG": str(config), "XDG_CONFIG_HOME": str(folder)}
-    try:
-        settings, _ = stack.enter_context(private_redis(load_settings(chunk_size=chunk), folder))
-        cpus = sorted(os.sched_getaffinity(0))
-        share = len(cpus) // workers
-        for at in range(workers):
-            worker = local_worker(
-                settings,
-                hardware=hardware,
-                model=model.name,
-                cpus=",".join(map(str, cpus[at * share : (at + 1) * share])),
-                log_file=folder / f"worker-{at}.log",
-            )
-            stack.enter_context(worker)
-    except BaseException:
-        stack.close()
-        raise
-    return settings, folder
+    settings, _ = stack.enter_context(private_redis(load_settings(chunk_size=chunk), folder))
+    cpus = sorted(os.sched_getaffinity(0))
+    share = len(cpus) // workers
+    for at in range(workers):
+        own, log = ",".join(map(str, cpus[at * share : (at + 1) * share])), folder / f"worker-{at}.log"
+        stack.enter_context(local_worker(settings, hardware=hardware, model=model.name, cpus=own, log_file=log))
+    return settings
 
 
 def _config_text(model: Path, cache: str, hardware: str, entry: Mapping[str, Any]) -> str:
     lines = [f"cache_dir = {_toml(cache)}", f"[models.{_toml(model.name)}]", f"source = {_toml(str(model))}"]
-    if entry:
-        lines += [f"[classes.{hardware}]", *(f"{name} = {_toml(value)}" for name, value in entry.items())]
+    lines += [f"[classes.{hardware}]", *(f"{name} = {_toml(value)}" for name, value in entry.items())]
     return "\n".join(lines) + "\n"
 
 

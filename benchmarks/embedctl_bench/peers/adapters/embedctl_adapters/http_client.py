@@ -10,7 +10,10 @@ import http.client
 import json
 import os
 import re
+import socket
 import subprocess
+import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -34,9 +37,7 @@ _URL = re.compile(r"http://127\.0\.0\.1:\d+")
 class HttpAdapter:
     """A server that answers OpenAI's calls, in a process that ends with this one's session."""
 
-    def __init__(
-        self, model: Path, command: Sequence[str], log: Path, variables: Mapping[str, str], url: str = ""
-    ) -> None:
+    def __init__(self, model: Path, command: Sequence[str], variables: Mapping[str, str], url: str = "") -> None:
         """Start it, and wait until it answers.
 
         Args:
@@ -46,15 +47,17 @@ class HttpAdapter:
             RuntimeError: it ends, or does not answer in time.
         """
         self._name, self._counter = model.name, TokenCounter(model)
-        with log.open("wb") as stream:
-            self._process = subprocess.Popen(command, env={**os.environ, **variables}, stdout=stream, stderr=stream)
-        deadline = time.monotonic() + _START_S
-        while not (url := url or _url_in(log)) or not _answers(url):
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self.close()
-                last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:]
-                raise RuntimeError(f"the server does not answer: {' / '.join(last)}")
-            time.sleep(0.1)
+        with tempfile.TemporaryFile("w+") as log:
+            self._process = subprocess.Popen(command, env={**os.environ, **variables}, stdout=log, stderr=log)
+            deadline = time.monotonic() + _START_S
+            while not (url and _answers(url)):
+                log.seek(0)
+                said = log.read()
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    self.close()
+                    raise RuntimeError(f"the server does not answer: {' / '.join(said.splitlines()[-3:])}")
+                url = url or next(iter(_URL.findall(said)), "")
+                time.sleep(0.1)
         self._url = url
 
     def encode(self, texts: Sequence[str]) -> Vectors:
@@ -70,12 +73,8 @@ class HttpAdapter:
         started, times, answers = ask(self._url, bodies, callers or len(requests))
         # They are read when the time is taken.
         vectors = [_vectors_of(body) for body in answers]
-        for texts, found in zip(requests, vectors, strict=True):
-            if len(found) != len(texts):
-                raise RuntimeError(f"{len(found)} vectors for {len(texts)} texts")
-        return Requested(
-            started, [Answered(each, at, began=began) for each, (began, at) in zip(vectors, times, strict=True)]
-        )
+        found = [Answered(each, at, began=began) for each, (began, at) in zip(vectors, times, strict=True)]
+        return Requested(started, found)
 
     def count(self, texts: Sequence[str]) -> int:
         """Without truncation."""
@@ -89,6 +88,19 @@ class HttpAdapter:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+class InfinityServerAdapter(HttpAdapter):
+    """infinity's own server at its defaults, on torch; without BetterTransformer, which its transformers lack."""
+
+    def __init__(self, model: Path, threads: int) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        command = [str(Path(sys.executable).with_name("infinity_emb")), "v2", "--model-id", str(model)]
+        command += ["--served-model-name", model.name, "--engine", "torch", "--device", "cpu", "--host", "127.0.0.1"]
+        command += ["--port", str(port), "--no-bettertransformer", "--url-prefix", "/v1"]
+        variables = {"INFINITY_ANONYMOUS_USAGE_STATS": "0", "HF_HUB_OFFLINE": "1"}
+        super().__init__(model, command, variables, f"http://127.0.0.1:{port}")
 
 
 def ask(url: str, bodies: Sequence[bytes], callers: int) -> tuple[float, list[tuple[float, float]], list[bytes]]:
@@ -132,11 +144,6 @@ def ask(url: str, bodies: Sequence[bytes], callers: int) -> tuple[float, list[tu
 def _vectors_of(body: bytes) -> Vectors:
     data = sorted(json.loads(body)["data"], key=lambda each: int(each["index"]))
     return np.stack([np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in data])
-
-
-def _url_in(log: Path) -> str:
-    found = _URL.search(log.read_text(encoding="utf-8", errors="replace"))
-    return found[0] if found else ""
 
 
 def _answers(url: str) -> bool:

@@ -2,7 +2,7 @@
 
     {"do": "load", "adapter": ".module:Class", "model": …, "texts": …, "sample": 512, "at_once": 0, "chunk": 48,
      "cpus": [0, 1], "settings": […], "packages": […]}
-                                            →  {"chosen": {…}, "setting": …, "tried": […], "versions": {…}}
+                                            →  {"chosen": 0, "tried": […], "versions": {…}, "computes": …}
     {"do": "encode", "vectors": "x.npy", "repeat": 1}
                                             →  {"seconds": …, "tokens": …, "began": …, "ended": …}
     {"do": "requests", "requests": "y.json", "vectors": "x.npy", "callers": 0}
@@ -17,14 +17,15 @@ before it loads anything, and texts go to the next process that is free. Needs t
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -97,6 +98,11 @@ class Requested:
     started: float
     answers: list[Answered]
 
+    @property
+    def seconds(self) -> float:
+        """Until the last one was answered."""
+        return max(answer.at for answer in self.answers) - self.started
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -146,45 +152,43 @@ class Pool:
         self._takes_requests = all(takes for takes, _ in told)
         self.computes: str = told[0][1]
 
-    def encode(self, texts: Sequence[str], chunk: int, options: Mapping[str, Any], repeat: int = 1) -> Timed:
+    def encode(self, texts: Sequence[str], chunk: int, repeat: int = 1) -> Timed:
         """Encode the texts `repeat` times; several processes get chunks of them in turn, at least two each."""
         processes = len(self._workers)
         every = [*texts] * repeat
         size = len(every) if processes == 1 else min(chunk, -(-len(every) // (2 * processes)))
         began, started = time.time(), time.monotonic()
-        parts = [part for part, _ in self._deal([every[at : at + size] for at in range(0, len(every), size)], options)]
+        parts = [part for part, _ in self._deal([every[at : at + size] for at in range(0, len(every), size)])]
         if isinstance(parts[0], Timed):
             return parts[0]
         vectors = np.concatenate(parts) if processes > 1 else parts[0]
         seconds = time.monotonic() - started
         return Timed(vectors, seconds, repeat * self.count(texts), began, began + seconds)
 
-    def requests(self, requests: Sequence[Sequence[str]], options: Mapping[str, Any], callers: int = 0) -> Requested:
+    def requests(self, requests: Sequence[Sequence[str]], callers: int = 0) -> Requested:
         """Answer requests that are all made now, or by callers; one after the other if the system has no queue."""
-        if self._takes_requests:
-            return self._share(requests, {**options, "callers": callers})
-        started = time.monotonic()
-        answers = [Answered(part, at) for part, at in self._deal(requests, options)]
-        return Requested(started, answers)
-
-    def sample(
-        self, requests: Sequence[Sequence[str]], options: Mapping[str, Any], effort: Mapping[str, Any]
-    ) -> list[tuple[float, list[float]]]:
-        """Each process answers the requests in turn, all processes at once: its seconds, and its latencies."""
-        for connection, _ in self._workers:
-            connection.send(("sample", requests, {**effort, "options": dict(options)}))
-        return [_answer(connection) for connection, _ in self._workers]
-
-    def _share(self, requests: Sequence[Sequence[str]], options: Mapping[str, Any]) -> Requested:
-        """Every process gets its part of the requests at once."""
-        processes = len(self._workers)
-        for number, (connection, _) in enumerate(self._workers):
-            connection.send(("requests", requests[number::processes], dict(options)))
-        parts: list[Requested] = [_answer(connection) for connection, _ in self._workers]
+        started, processes = time.monotonic(), len(self._workers)
+        if not self._takes_requests:
+            return Requested(started, [Answered(part, at) for part, at in self._deal(requests)])
+        parts: list[Requested] = self._ask(
+            ("requests", requests[number::processes], {**self.setting.encode, "callers": callers})
+            for number in range(processes)
+        )
         answers = [parts[at % processes].answers[at // processes] for at in range(len(requests))]
         return Requested(min(part.started for part in parts), answers)
 
-    def _deal(self, chunks: Sequence[Sequence[str]], options: Mapping[str, Any]) -> list[tuple[Any, float]]:
+    def sample(self, requests: Sequence[Sequence[str]], effort: Mapping[str, Any]) -> list[tuple[float, list[float]]]:
+        """Each process answers the requests in turn, all processes at once: its seconds, and its latencies."""
+        asked = ("sample", requests, {**effort, "options": dict(self.setting.encode)})
+        return self._ask(asked for _ in self._workers)
+
+    def _ask(self, asked: Iterable[tuple[str, Any, Mapping[str, Any]]]) -> list[Any]:
+        """What each process answers to what it is asked, all of them at once."""
+        for (connection, _), each in zip(self._workers, asked, strict=True):
+            connection.send(each)
+        return [_answer(connection) for connection, _ in self._workers]
+
+    def _deal(self, chunks: Sequence[Sequence[str]]) -> list[tuple[Any, float]]:
         """The answer to each chunk, and when it came."""
         parts: list[tuple[Any, float]] = [(None, 0.0)] * len(chunks)
         waiting = iter(range(len(chunks)))
@@ -193,7 +197,7 @@ class Pool:
         while True:
             for connection in free:
                 if (at := next(waiting, None)) is not None:
-                    connection.send(("encode", chunks[at], dict(options)))
+                    connection.send(("encode", chunks[at], dict(self.setting.encode)))
                     busy[connection] = at
             if not busy:
                 return parts
@@ -288,7 +292,6 @@ class Server:
 
     def __init__(self) -> None:
         self._pool: Pool | None = None
-        self._setting = Setting()
         self._texts: list[str] = []
         self._chunk = 0
         self._counts: dict[str, int] = {}
@@ -299,47 +302,34 @@ class Server:
         self._chunk = request["chunk"]
         sample = self._texts[:: max(1, len(self._texts) // request["sample"])][: request["sample"]]
         settings = [Setting(**each) for each in request["settings"]]
-        cpus = request["cpus"]
-        tried: list[tuple[float, Setting]] = []
-        report: list[dict[str, Any]] = []
+        tried: list[dict[str, Any]] = []
         for setting in settings:
             try:
-                seconds = self._try(request, setting, sample, alone=len(settings) == 1)
+                pool = self._load(request, setting)
+                tried.append({"seconds": 0.0 if len(settings) == 1 else self._try(pool, sample, request["at_once"])})
             except RuntimeError as error:
-                report.append({"setting": setting.label(len(cpus)), "error": str(error)})
-                continue
-            tried.append((seconds, setting))
-            report.append({"setting": setting.label(len(cpus)), "seconds": seconds})
-        if not tried:
-            raise RuntimeError(report[0]["error"])
-        self._setting = min(tried, key=lambda each: each[0])[1]
-        pool = self._load(request, self._setting)
-        return {
-            "computes": pool.computes,
-            "chosen": asdict(self._setting),
-            "setting": self._setting.label(len(cpus)),
-            "tried": report,
-            "versions": _versions(request["packages"]),
-        }
+                tried.append({"error": str(error)})
+        if all("error" in each for each in tried):
+            raise RuntimeError(tried[0]["error"])
+        chosen = min(range(len(tried)), key=lambda at: tried[at].get("seconds", math.inf))
+        pool = self._load(request, settings[chosen])
+        versions = {package: _version(package) for package in request["packages"]}
+        return {"computes": pool.computes, "chosen": chosen, "tried": tried, "versions": versions}
 
-    def _try(self, request: Mapping[str, Any], setting: Setting, sample: Sequence[str], *, alone: bool) -> float:
-        """Seconds for the sample at a setting, the better of two; the first run is for warming up."""
-        pool = self._load(request, setting)
-        if alone:
-            return 0.0
-        at_once = request["at_once"]
+    def _try(self, pool: Pool, sample: Sequence[str], at_once: int) -> float:
+        """Seconds for the sample, the better of two; the first run is for warming up."""
 
         def seconds() -> float:
             if not at_once:
-                return pool.encode(sample, self._chunk, setting.encode).seconds
-            done = pool.requests([sample[at::at_once] for at in range(at_once)], setting.encode)
-            return max(answer.at for answer in done.answers) - done.started
+                return pool.encode(sample, self._chunk).seconds
+            return pool.requests([sample[at::at_once] for at in range(at_once)]).seconds
 
         return min([seconds() for _ in range(3)][1:])
 
     def _load(self, request: Mapping[str, Any], setting: Setting) -> Pool:
         loaded = self._pool
         if loaded and (loaded.setting.processes, loaded.setting.load) == (setting.processes, setting.load):
+            loaded.setting = setting
             return loaded
         self.close()
         self._pool = Pool(request["adapter"], request["model"], request["cpus"], setting)
@@ -348,7 +338,7 @@ class Server:
     def encode(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Encode every text `repeat` times, and leave the vectors of the first time in a file."""
         assert self._pool
-        done = self._pool.encode(self._texts, self._chunk, self._setting.encode, request["repeat"])
+        done = self._pool.encode(self._texts, self._chunk, request["repeat"])
         np.save(request["vectors"], done.vectors[: len(self._texts)])
         return {"seconds": done.seconds, "tokens": done.tokens, "began": done.began, "ended": done.ended}
 
@@ -357,25 +347,19 @@ class Server:
         assert self._pool
         file = request["requests"]
         requests: list[list[str]] = json.loads(Path(file).read_text(encoding="utf-8"))
-        done = self._pool.requests(requests, self._setting.encode, request["callers"])
-        tokens = sum(answer.tokens for answer in done.answers)
-        if not tokens:
-            if file not in self._counts:
-                self._counts[file] = self._pool.count([text for texts in requests for text in texts])
-            tokens = self._counts[file]
+        done = self._pool.requests(requests, request["callers"])
+        if file not in self._counts:
+            told = sum(answer.tokens for answer in done.answers)
+            self._counts[file] = told or self._pool.count([text for texts in requests for text in texts])
         np.save(request["vectors"], np.concatenate([answer.vectors for answer in done.answers]))
-        return {
-            "seconds": max(answer.at for answer in done.answers) - done.started,
-            "tokens": tokens,
-            "latencies": [answer.at - (answer.began or done.started) for answer in done.answers],
-        }
+        latencies = [answer.at - (answer.began or done.started) for answer in done.answers]
+        return {"seconds": done.seconds, "tokens": self._counts[file], "latencies": latencies}
 
     def sample(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a file's requests again and again: the seconds of a request, by all processes together."""
         assert self._pool
         requests = json.loads(Path(request["requests"]).read_text(encoding="utf-8"))
-        effort = {name: request[name] for name in ("seconds", "least", "most")}
-        done = self._pool.sample(requests, self._setting.encode, effort)
+        done = self._pool.sample(requests, {name: request[name] for name in ("seconds", "least", "most")})
         return {
             "seconds": 1 / sum(len(latencies) / seconds for seconds, latencies in done),
             "latencies": [each for _, latencies in done for each in latencies],
@@ -388,14 +372,11 @@ class Server:
             self._pool = None
 
 
-def _versions(packages: Sequence[str]) -> dict[str, str]:
-    found = {}
-    for package in packages:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "none"
-    return found
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
 
 
 def main() -> None:
