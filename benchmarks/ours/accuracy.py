@@ -1,30 +1,19 @@
-"""How far the vectors of classes of CPUs are from torch's in fp32 on real passages, and what that does to similarity.
-
-    python -m benchmarks.ours.accuracy [--class cpu ...] [--model all-MiniLM-L6-v2] [--passages N]
-
-The passages are those from which the demo takes its own. The similarity benchmark is made of them: Spearman's
-correlation between the cosines of pairs and how near the two of a pair stand in the source: in one docstring, in one
-package, or neither.
-"""
+"""The probe of accuracy: how far the vectors of classes of CPUs are from torch's in fp32 on real passages."""
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import os
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
+from benchmarks.ours.service import Figures
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 
-from embedctl_bench.measuring.machine import facts
 from embedctl_bench.peers.models import model_files
-from embedctl_bench.report import facts_list
 from embedctl_bench.texts.passages import passages
 from embedctl_config.cpu import cpu_flags
 from embedctl_config.errors import EmbedctlError, ModelError
@@ -66,62 +55,58 @@ _CLASSES: Mapping[str, HardwareClass] = {
 _CHUNK = 512
 
 
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--class", dest="classes", action="append", choices=[*_CLASSES], help="repeatable")
-    parser.add_argument("--model", default="all-MiniLM-L6-v2", help="or a shape, such as bge-base-shape")
-    parser.add_argument("--passages", type=int, help="default: all of them")
-    asked = parser.parse_args()
-    settings, cpus = Settings(), os.sched_getaffinity(0)
-    host = Host(len(cpus), cache_folder(settings))
-    try:
-        files = model_files(asked.model, settings)
-        truth = Truth.of(files, asked.passages)
-        print(f"{facts_list(facts(cpus))}\n\n{files.name}, {truth}:\n")
-        print("| class | engine | texts | max abs | min cosine | mean cosine | similarity |")
-        print("| --- | --- | --- | --- | --- | --- | --- |")
-        print(f"| – | torch, fp32 | passages | 0 | 1 | 1 | {truth.similarity(truth.vectors):.5f} |")
-        for name in dict.fromkeys(asked.classes or _CLASSES):
-            print(_rows(name, settings, files, host, truth), flush=True)
-    except EmbedctlError as error:
-        parser.exit(1, f"{error}\n")
+def accuracy(*, model: str = "all-MiniLM-L6-v2", count: int = 0, only: str = "") -> Figures:
+    """How far the vectors of each class of CPUs are from torch's in fp32, and what that does to similarity.
 
-
-@dataclass(frozen=True, slots=True)
-class Truth:
-    """Passages, and what is known of them.
-
-    Attributes:
-        vectors: of unit length, by the model's own modules in fp32: float32, passages × dimensions.
-        pairs, nearness: as :func:`graded_pairs` returns them.
+    The texts are the gate's, and so many of the passages from which the demo takes its own; all of them for 0. The
+    similarity benchmark is made of the passages: Spearman's correlation between the cosines of pairs and how near the
+    two of a pair stand in the source: in one docstring, in one package, or neither. A class that does not run here is
+    left out.
     """
+    host = Host(len(os.sched_getaffinity(0)), cache_folder(Settings()))
+    files = model_files(model, Settings())
+    ids, texts = spread_passages(count)
+    loaded: Any = load_sentence_transformer(files)
+    truth: Vectors = loaded.encode(texts, batch_size=16, normalize_embeddings=True, show_progress_bar=False)
+    pairs, nearness = graded_pairs(ids)
+    found: Figures = {"passages": len(texts), "pairs": len(pairs)}
+    found["torch, fp32: similarity"] = similarity(truth, pairs, nearness)
+    for name, hardware in _CLASSES.items():
+        try:
+            encoder = _encoder(name, files, host) if name == only or not only else None
+        except (EmbedctlError, *NOT_COMPILED):
+            encoder = None
+        if encoder is None:
+            continue
+        vectors = encoded(encoder, texts)
+        if hardware.stores_float16:
+            vectors = rounded(vectors)
+        report = measure_backend(encoder, hardware, host)
+        assert report  # every class here has references
+        found |= _figures(f"{name}, passages", measure(vectors, truth))
+        found |= _figures(f"{name}, the gate's texts", report.checks[0].measured)
+        found[f"{name}: similarity"] = similarity(vectors, pairs, nearness)
+    return found
 
-    texts: Sequence[str]
-    vectors: Vectors
-    pairs: Rows
-    nearness: Rows
 
-    def __str__(self) -> str:
-        """What tells this corpus from others: the passages depend on Python's version and the packages installed."""
-        digest = hashlib.sha256("\n".join(self.texts).encode()).hexdigest()
-        return f"{len(self.texts):,} passages (SHA-256 {digest[:16]}…), {len(self.nearness):,} pairs"
-
-    @classmethod
-    def of(cls, files: ModelFiles, count: int | None) -> Self:
-        ids, texts = spread_passages(count)
-        model: Any = load_sentence_transformer(files)
-        vectors = model.encode(texts, batch_size=16, normalize_embeddings=True, show_progress_bar=False)
-        return cls(texts, vectors, *graded_pairs(ids))
-
-    def similarity(self, vectors: Vectors) -> float:
-        """Spearman's correlation between the cosines of pairs and their nearness; `vectors` as the attribute."""
-        first, second = vectors[self.pairs[:, 0]], vectors[self.pairs[:, 1]]
-        return float(spearmanr(np.einsum("pd,pd->p", first, second, dtype=np.float64), self.nearness).statistic)
+def _figures(what: str, found: Measured) -> Figures:
+    return {f"{what}: {name}": getattr(found, name) for name in ("max_abs_error", "min_cosine", "mean_cosine")}
 
 
-def spread_passages(count: int | None) -> tuple[list[str], list[str]]:
-    """Ids and texts of so many passages, spread evenly over all of them, as in the demo; None: of all."""
+def _encoder(name: str, files: ModelFiles, host: Host) -> ChunkEncoder:
+    if name in _WAYS:
+        return ChunkEncoder(_OnAvx512(files, host, _WAYS[name][1]), DEFAULT_TOKEN_BUDGET)
+    return load_encoder(Settings(), _CLASSES[name], str(files.folder), host)
+
+
+def similarity(vectors: Vectors, pairs: Rows, nearness: Rows) -> float:
+    """Spearman's correlation between the cosines of pairs and their nearness; `vectors` float32, of unit length."""
+    first, second = vectors[pairs[:, 0]], vectors[pairs[:, 1]]
+    return float(spearmanr(np.einsum("pd,pd->p", first, second, dtype=np.float64), nearness).statistic)
+
+
+def spread_passages(count: int) -> tuple[list[str], list[str]]:
+    """Ids and texts of so many passages, spread evenly over all of them, as in the demo; 0: of all."""
     found = list(passages())
     count = min(count or len(found), len(found))
     chosen = [found[number * len(found) // count] for number in range(count)]
@@ -153,34 +138,6 @@ def graded_pairs(ids: Sequence[str]) -> tuple[Rows, Rows]:
     return found[:, :2], found[:, 2]
 
 
-def _rows(name: str, settings: Settings, files: ModelFiles, host: Host, truth: Truth) -> str:
-    """A class's rows of the table; or in their place, why it does not run here."""
-    hardware = _CLASSES[name]
-    try:
-        if name in _WAYS:
-            encoder = ChunkEncoder(_OnAvx512(files, host, _WAYS[name][1]), DEFAULT_TOKEN_BUDGET)
-        else:
-            encoder = load_encoder(settings, hardware, str(files.folder), host)
-    except (EmbedctlError, *NOT_COMPILED) as error:
-        return f"| {name} | {error} | | | | | |"
-    vectors = encoded(encoder, truth.texts)
-    if hardware.stores_float16:
-        vectors = rounded(vectors)
-    report = measure_backend(encoder, hardware, host)
-    assert report  # every class here has references
-    about = f"| {name} | {encoder.backend.engine} |"
-    return "\n".join(
-        (
-            f"{about} passages | {_figures(measure(vectors, truth.vectors))} | {truth.similarity(vectors):.5f} |",
-            f"{about} the gate's | {_figures(report.checks[0].measured)} | |",
-        )
-    )
-
-
-def _figures(found: Measured) -> str:
-    return f"{found.max_abs_error:.1e} | {found.min_cosine:.6f} | {found.mean_cosine:.6f}"
-
-
 def encoded(encoder: ChunkEncoder, texts: Sequence[str]) -> Vectors:
     """The vectors as a worker computes them, in chunks: float32, texts × dimensions."""
     found = []
@@ -208,7 +165,3 @@ class _OnAvx512(TorchBackend):
 
     def _packed(self, model: SentenceTransformer, host: Host) -> PackedEngine | None:
         return packed_engine(model, host, lambda _weights, kernels, host: self._layers(Tiles(AVX512, host), kernels))
-
-
-if __name__ == "__main__":
-    main()

@@ -2,56 +2,57 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import torch
+from benchmarks.ours.service import Figures, seconds_of
 from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import BertConfig, BertModel
 
 from embedctl_bench.peers.models import MAX_TOKENS, SHAPES
+from embedctl_bench.texts.workloads import mixed_lengths
+from embedctl_config.hardware import SHIPPED_CLASSES
 from embedctl_workers.arrays.tokens import Ragged, Tokens
 from embedctl_workers.backends.gpu.device import Gpu, open_gpu
 from embedctl_workers.backends.gpu.packed import PackedGpuEngine
 from embedctl_workers.backends.gpu.precision import full_precision
 from embedctl_workers.backends.torch.packed.weights import weights_of
 from embedctl_workers.measuring.flops import EncoderShape
+from embedctl_workers.measuring.matrix_products import matrix_products
 
 _WARM_UPS, _ROUNDS, _REPEATS = 3, 10, 20
 #: Of the device's clock: some 20 ms.
 _HEAD_START_CYCLES = 40_000_000
-#: Lengths of W1's texts.
-_MEDIAN, _SIGMA, _SHORTEST, _LONGEST = 26, 0.914, 8, 256
+#: Mean length of W1's texts (tokens).
+_MEAN = 39
 
 
-def gpu_batch(shape: str, tokens: int, length: int, *, cpu: bool) -> dict[str, float]:
-    """A batch of a model's shape: ms of the device, and of the host to pack it and to begin it; and the device's rate.
+def gpu_batch(*, shape: str = "bge-base-shape", tokens: int = 32_768, length: int = 0, cpu: bool = False) -> Figures:
+    """What a GPU makes of a batch of the engine for packed tokens: of W1's lengths, or of texts of one length.
 
-    Texts have W1's lengths, or all the same. That the host waits for the device nowhere in a batch is checked, and that
-    vectors stay the same. With cpu, the CPU stands in for a GPU, to see that the code works.
+    That is ms of the device, and of the host to pack it and to begin it; and the device's rate. That the host waits for
+    the device nowhere in a batch is checked, and that vectors stay the same. With cpu, the CPU stands in for a GPU, to
+    see that the code works.
     """
     # All that the engine asks of a device, apart from tensors on it.
     stand_in = SimpleNamespace(device=torch.device("cpu"), name="CPU", varlen=False, synchronize=lambda: None)
     gpu = cast(Gpu, stand_in) if cpu else open_gpu()
     full_precision()
     size = SHAPES[shape]
-    lengths = np.full(-(-tokens // length), length) if length else _mixed(tokens)
+    lengths = np.array([length] * -(-tokens // length) if length else mixed_lengths(-(-tokens // _MEAN)))
     with torch.inference_mode():
         engine = _engine(shape, gpu, torch.float32 if cpu else torch.bfloat16)
         ids = [np.arange(1000 + at, 1000 + at + each).tolist() for at, each in enumerate(lengths)]
-        texts = Tokens(lengths, np.zeros_like(lengths), {"input_ids": Ragged.of(ids)})
-        rows = np.arange(len(lengths))
+        texts, rows = Tokens(lengths, np.zeros_like(lengths), {"input_ids": Ragged.of(ids)}), np.arange(len(lengths))
         batch = engine.batch(texts, rows)
         arrays = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in batch.arrays.items()}
         inputs = {name: array.to(gpu.device, torch.int32) for name, array in arrays.items()}
-
-        def run() -> torch.Tensor:
-            return engine.run(inputs, batch.facts)
-
+        run = partial(engine.run, inputs, batch.facts)
         first = run().clone()
         worst = max(float((run() - first).abs().max()) for _ in range(_REPEATS))
         if not cpu:
@@ -61,26 +62,19 @@ def gpu_batch(shape: str, tokens: int, length: int, *, cpu: bool) -> dict[str, f
                 run()
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-        side = 256 if cpu else 8192
-        square = torch.randn(side, side, device=gpu.device, dtype=torch.bfloat16)
-        ceiling = 2 * side**3 / _device_ms(lambda: square @ square, gpu, cpu) / 1e9
-        device_ms = _device_ms(run, gpu, cpu)
+        device_s = _device_s(run, gpu, cpu)
         flop = EncoderShape(size.hidden, 4 * size.hidden, size.layers).flop(lengths)
+        products = matrix_products(SHIPPED_CLASSES["cpu" if cpu else "gpu"], torch.get_num_threads())
+        assert not isinstance(products, str), products
         return {
-            "device ms": device_ms,
-            "host ms to pack": _host_ms(lambda: engine.batch(texts, rows), gpu),
-            "host ms to begin": _host_ms(run, gpu),
-            "Mtok/s": int(lengths.sum()) / device_ms / 1e3,
-            "TFLOP/s": flop / device_ms / 1e9,
-            "TFLOP/s of a large product in bf16": ceiling,
+            "device ms": 1e3 * device_s,
+            "host ms to pack": 1e3 * _host_s(lambda: engine.batch(texts, rows), gpu),
+            "host ms to begin": 1e3 * _host_s(run, gpu),
+            "Mtok/s": int(lengths.sum()) / device_s / 1e6,
+            "TFLOP/s": flop / device_s / 1e12,
+            "TFLOP/s of a large product": products.rate(1.0) / 1e12,
             "off by, when repeated": worst,
         }
-
-
-def _mixed(tokens: int) -> np.ndarray[Any, Any]:
-    drawn = np.exp(np.random.default_rng(0).normal(np.log(_MEDIAN), _SIGMA, -(-tokens // _SHORTEST)))
-    lengths = drawn.astype(np.int64).clip(_SHORTEST, _LONGEST)
-    return lengths[: int(np.searchsorted(lengths.cumsum(), tokens)) + 1]
 
 
 def _engine(shape: str, gpu: Gpu, dtype: torch.dtype) -> PackedGpuEngine:
@@ -98,15 +92,15 @@ def _engine(shape: str, gpu: Gpu, dtype: torch.dtype) -> PackedGpuEngine:
     return PackedGpuEngine(weights, [Pooling(size.hidden, "mean")], gpu, dtype, MAX_TOKENS)
 
 
-def _device_ms(work: Callable[[], object], gpu: Gpu, cpu: bool) -> float:
-    """The median time that the device takes for some work, in ms. The host must queue it within 20 ms."""
+def _device_s(work: Callable[[], object], gpu: Gpu, cpu: bool) -> float:
+    """The median time that the device takes for some work (seconds). The host must queue it within 20 ms."""
     for _ in range(_WARM_UPS):
         work()
     gpu.synchronize()
-    return median(_wall_ms(work) if cpu else _once_ms(work) for _ in range(_ROUNDS))
+    return median(seconds_of(work) if cpu else _once_s(work) for _ in range(_ROUNDS))
 
 
-def _once_ms(work: Callable[[], object]) -> float:
+def _once_s(work: Callable[[], object]) -> float:
     cuda: Any = torch.cuda  # torch has no types for its events
     began, ended = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
     # While the device is busy with this, the host queues all of the work: its own time is not part of the device's.
@@ -115,20 +109,14 @@ def _once_ms(work: Callable[[], object]) -> float:
     work()
     ended.record()
     ended.synchronize()
-    return float(began.elapsed_time(ended))
+    return float(began.elapsed_time(ended)) / 1e3
 
 
-def _host_ms(work: Callable[[], object], gpu: Gpu) -> float:
-    """The median time until some work is queued on an idle device, in ms. On the CPU, until it is done."""
+def _host_s(work: Callable[[], object], gpu: Gpu) -> float:
+    """The median time until some work is queued on an idle device (seconds). On the CPU, until it is done."""
     taken = []
     for _ in range(_ROUNDS):
         gpu.synchronize()
-        taken.append(_wall_ms(work))
+        taken.append(seconds_of(work))
     gpu.synchronize()
     return median(taken)
-
-
-def _wall_ms(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return (time.perf_counter() - began) * 1e3

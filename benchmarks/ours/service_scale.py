@@ -18,7 +18,6 @@ from typing import Any
 from benchmarks.ours.service import DUMMY, Figures, seconds_of, service
 
 from embedctl.broker import Broker
-from embedctl.cli.json_forms import overview_json
 from embedctl.doctor import examine
 from embedctl.job import Job
 from embedctl.overview import Gatherer
@@ -27,7 +26,6 @@ from embedctl.routing import resolve, with_workers
 from embedctl.store import Added, ClaimAnswer, Completed, JobSpec, ServedModel, WorkerRow
 from embedctl.store.connection import script_source
 from embedctl.store.queues import job_of
-from embedctl.terminal.drawing import overview_lines
 from embedctl_config import keys, wire
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.settings import Settings
@@ -251,7 +249,7 @@ def _timed_calls(broker: Broker, trips: list[float], count: int, kept: str) -> F
     """
     with broker.connection.client() as client:
         active = client.zrange(keys.ACTIVE, 0, 0)[0].decode()
-    settings, seen, workers = broker.settings, Gatherer(broker).look(), type(broker.workers)
+    settings, workers = broker.settings, type(broker.workers)
 
     def round_of_the_reaper() -> None:
         with broker.connection.client() as client:
@@ -268,11 +266,8 @@ def _timed_calls(broker: Broker, trips: list[float], count: int, kept: str) -> F
     calls: dict[str, Callable[[], object]] = {
         "a round of the reaper": round_of_the_reaper,
         "status of an active job": lambda: with_workers(workers(broker.connection), broker.jobs.status(active)),
-        "status of a kept job": lambda: broker.jobs.status(kept),
         "status JOB, with its workers": lambda: status_of(active),
         "status": lambda: Gatherer(broker).look(),
-        "drawing it, 120 x 40": lambda: overview_lines(seen, 120, 40),
-        "writing it as JSON": lambda: overview_json(seen),
         "list": lambda: list(islice(broker.jobs.newest(21), 20)),
         "submission's first look at offers": fresh_look_at_offers,
         "workers of this machine": lambda: list(broker.workers.here()),

@@ -53,15 +53,15 @@ def make_workload(name: str, count: int, model: Model, place: Path) -> Workload:
     path = place / "workloads" / f"{name}-{count}-{sha256(tokenizer.to_str().encode()).hexdigest()[:8]}.json"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        wanted = _mixed(count) if name == "W1" else [_LONG] * count
+        wanted = mixed_lengths(count) if name == "W1" else [_LONG] * count
         replaced(path, json.dumps(_texts(wanted, tokenizer), ensure_ascii=False))
     texts = json.loads(path.read_text(encoding="utf-8"))
     lengths = tuple(len(each.ids) for each in tokenizer.encode_batch(texts))
     return Workload(name, path, lengths, chunk=512 if name == "W1" else 48)
 
 
-def _mixed(count: int) -> list[int]:
-    """A length at each quantile of the distribution, shuffled."""
+def mixed_lengths(count: int) -> list[int]:
+    """W1's lengths in tokens: one at each quantile of the distribution, shuffled."""
     normal = NormalDist(math.log(_MEDIAN), _SIGMA)
     lengths = [round(math.exp(normal.inv_cdf((at + 0.5) / count))) for at in range(count)]
     random.Random(0).shuffle(lengths)
