@@ -221,8 +221,8 @@ class Job:
             JobLost, JobStalled: as for :meth:`iter_results`.
             MissingExtra: pyarrow, or for S3 s3fs, is not installed.
         """
-        from embedctl.drain.drainer import drain
-        from embedctl.drain.places import place_of
+        from embedctl.destinations.parts import drain
+        from embedctl.destinations.registry import place_of
         from embedctl.output.numbers import numbers_of
 
         numbers = numbers_of(output_type, ranges)
@@ -284,7 +284,7 @@ class Job:
             JobDrained: the parts can't be read here.
             MissingExtra: pyarrow is not installed.
         """
-        from embedctl.drain.reading import numbers_of_parts
+        from embedctl.destinations.part_reader import numbers_of_parts
 
         return numbers_of_parts(self._broker.drains, self._id)
 

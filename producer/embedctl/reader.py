@@ -23,7 +23,7 @@ from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.wire import ChunkResult
 
 if TYPE_CHECKING:
-    from embedctl.drain.reading import DrainedChunks
+    from embedctl.destinations.part_reader import DrainedChunks
 
 #: Chunks whose heads are asked for together.
 _SLICE = 500
@@ -262,7 +262,7 @@ class ResultReader:
     def _drained_chunks(self, place: str) -> DrainedChunks:
         """The reader of the job's parts. pyarrow is imported when this is first used."""
         if self._drained is None:
-            from embedctl.drain.reading import DrainedChunks
+            from embedctl.destinations.part_reader import DrainedChunks
 
             self._drained = DrainedChunks(self._broker.drains, self._job_id, place)
         return self._drained

@@ -14,7 +14,7 @@ import numpy as np
 
 from embedctl import Job, JobState, JobStatus
 from embedctl.broker import Broker
-from embedctl.drain.reading import DrainedChunks
+from embedctl.destinations.part_reader import DrainedChunks
 from embedctl_config import keys, wire
 from embedctl_config.wire import ErrorCode
 from tests.chaos.jobs import Expected, Plan

@@ -14,7 +14,7 @@ import redis as redis_py
 
 from embedctl import ChunkVectors, Job, JobDrained, OutputError
 from embedctl.changes.opening import open_earlier
-from embedctl.drain.bucket import PartsBucket
+from embedctl.destinations.s3 import PartsBucket
 from embedctl.store import Drains
 from embedctl_config import keys
 from embedctl_config.errors import SettingsError

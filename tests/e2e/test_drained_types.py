@@ -15,7 +15,7 @@ import redis as redis_py
 
 from embedctl import Job, JobHeld, OutputError, SettingsError, enqueue_embeddings
 from embedctl.broker import Broker
-from embedctl.drain.folder import PartsFolder
+from embedctl.destinations.folder import PartsFolder
 from embedctl.output import Numbers, OutputType, fetch
 from embedctl.results import ChunkVectors, Vectors
 from embedctl.store import Drains

@@ -56,7 +56,7 @@ def fetches(broker: Broker, job_id: str) -> Any:
 def drains(broker: Broker, job_id: str) -> str:
     """A drainer of what is there. Its parts hold one chunk each, and are in Redis' list of parts instead of files.
 
-    The order of its steps is that of embedctl.drain.drainer.
+    The order of its steps is that of embedctl.destinations.parts.
     """
     token = secrets.token_hex(8)
     state = broker.drains.take(job_id, Holder(token, "m", token, "h"), high_water=10**9, place="/parts")

@@ -6,7 +6,8 @@ from functools import partial
 from pathlib import Path
 
 from embedctl.changes.earlier import Earlier
-from embedctl.drain.places import MANIFEST, place_of
+from embedctl.destinations.place import MANIFEST
+from embedctl.destinations.registry import place_of
 from embedctl.output.numbers import Numbers
 from embedctl_config.errors import OutputError, SettingsError
 

@@ -18,8 +18,8 @@ from embedctl.cli.delivery import DatabaseChoice
 from embedctl.cli.options import option, together
 from embedctl.corpus import BatchCorpus, Corpus
 from embedctl.destinations.loop import Delivered
-from embedctl.destinations.registry import is_database
-from embedctl.drain.places import MANIFEST, Place, place_of
+from embedctl.destinations.place import MANIFEST, Place
+from embedctl.destinations.registry import is_database, place_of
 from embedctl.job import Job
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import OutputError
@@ -182,7 +182,7 @@ class Destination:
 
     def _check_folder(self, folder: Place) -> None:
         folder.check()  # first, because the extra s3 has all that its parts need
-        import_module("embedctl.drain.part")  # raises MissingExtra without pyarrow
+        import_module("embedctl.destinations.part")  # raises MissingExtra without pyarrow
         if not self.clobber and MANIFEST in folder.names():
             raise OutputError(f"{folder.name} holds the parts of a job: choose another folder, or remove it")
 

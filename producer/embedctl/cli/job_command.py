@@ -19,9 +19,9 @@ from embedctl.cli.destination import DatabaseUrl, Destination, destination_optio
 from embedctl.cli.options import json_option, option, quiet_option, section, together
 from embedctl.cli.since import Asked, since_options
 from embedctl.cli.sync_options import SyncChoice, sync_options
+from embedctl.destinations.alongside import Alongside
 from embedctl.destinations.ids import Duplicates
-from embedctl.drain.alongside import Alongside
-from embedctl.drain.places import Place
+from embedctl.destinations.place import Place
 from embedctl.enqueue import submit
 from embedctl.estimate import Estimate
 from embedctl.job import Job

@@ -16,7 +16,7 @@ from embedctl.cli.options import job_argument, json_option, option, quiet_option
 from embedctl.cli.results import exit_status, failed_line, report, summary, wait_for
 from embedctl.corpus import BATCH_FORMAT
 from embedctl.destinations.ids import Duplicates
-from embedctl.drain.places import Place
+from embedctl.destinations.place import Place
 from embedctl.job import Job
 from embedctl.output import FORMATS
 from embedctl.terminal.progress import JobProgress

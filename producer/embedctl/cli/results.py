@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedctl.drain.places import MANIFEST
+from embedctl.destinations.place import MANIFEST
 from embedctl.job import Job
 from embedctl.overview import average
 from embedctl.results import FailedRecord

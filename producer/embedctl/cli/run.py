@@ -23,7 +23,7 @@ from embedctl.cli.results import exit_status, failures_in, report, summary
 from embedctl.cli.sync import report_synced, synchronise
 from embedctl.cli.update_report import report_update
 from embedctl.corpus import BatchCorpus, Corpus
-from embedctl.drain.places import Place
+from embedctl.destinations.place import Place
 from embedctl.estimate import local_estimate
 from embedctl.job import Job
 from embedctl.output import is_stdout

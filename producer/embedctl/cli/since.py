@@ -15,7 +15,7 @@ from embedctl.changes.sources import Sources
 from embedctl.cli.corpora import CorpusChoice
 from embedctl.cli.options import option, together
 from embedctl.corpus import BatchCorpus
-from embedctl.drain.places import Place
+from embedctl.destinations.place import Place
 from embedctl_config.errors import InputError, SettingsError
 
 _NAMES = ("since", "cache", "cache_precision", "digests", "force")

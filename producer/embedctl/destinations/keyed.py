@@ -113,7 +113,7 @@ def deliver(
     return delivery.done
 
 
-class _Delivery(Taker):
+class _Delivery(Taker[ChunkVectors]):
     """One delivery."""
 
     def __init__(

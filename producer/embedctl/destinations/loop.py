@@ -8,10 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
 from embedctl_config.errors import JobError, OutputError
+
+T = TypeVar("T")
 
 Progress = Callable[[JobStatus], None]
 Written = Callable[[ChunkVectors], None]
@@ -53,7 +56,7 @@ class Delivered:
             raise OutputError(f"the job has {records:,} records, and {words} makes {total:,}: run the command again")
 
 
-class Taker(ABC):
+class Taker(ABC, Generic[T]):
     """What takes a job's chunks, in order, to one destination.
 
     Attributes:
@@ -63,7 +66,7 @@ class Taker(ABC):
     done: Delivered
 
     @abstractmethod
-    def take(self, chunk: ChunkVectors) -> None:
+    def take(self, chunk: T) -> None:
         """Take a chunk, with its failed records; BeginAgain if it has to be given all chunks once more."""
 
     @abstractmethod
@@ -79,7 +82,7 @@ class Taker(ABC):
         """Keep what there is of a job that can't be read to its end. May raise the same error in better words."""
 
 
-def run(results: Callable[[], Iterator[ChunkVectors]], taker: Taker, status: Callable[[], JobStatus]) -> None:
+def run(results: Callable[[], Iterator[T]], taker: Taker[T], status: Callable[[], JobStatus]) -> None:
     """Take all results of a job to where they go.
 
     Args:
@@ -103,7 +106,7 @@ def run(results: Callable[[], Iterator[ChunkVectors]], taker: Taker, status: Cal
     taker.close()
 
 
-def _take_all(results: Callable[[], Iterator[ChunkVectors]], taker: Taker) -> None:
+def _take_all(results: Callable[[], Iterator[T]], taker: Taker[T]) -> None:
     while True:
         try:
             for chunk in results():

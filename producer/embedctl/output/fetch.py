@@ -317,7 +317,7 @@ def _fetch(
     return file.files
 
 
-class _File(Taker):
+class _File(Taker[ChunkVectors]):
     """A file, or standard output.
 
     Attributes:

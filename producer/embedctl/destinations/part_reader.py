@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from embedctl.destinations.registry import place_of
 from embedctl.digests import NO_DIGEST, Digests, as_rows
-from embedctl.drain.places import place_of
 from embedctl.kept import TEXT_SHA256, TOKENS
 from embedctl.output.numbers import FLOAT32, Numbers, OutputType
 from embedctl.results import ChunkVectors, FailedRecord, TruncatedRecord
@@ -22,7 +22,7 @@ from embedctl_config.wire import ErrorCode
 try:
     import pyarrow.parquet as pq
 
-    from embedctl.drain.part import footer_of, rows_of_chunks
+    from embedctl.destinations.part import footer_of, rows_of_chunks
     from embedctl.output.row_groups import vectors_in
 except ImportError as error:
     raise MissingExtra("parquet", "a drained job") from error

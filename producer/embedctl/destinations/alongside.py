@@ -9,7 +9,7 @@ from functools import partial
 from typing import Self
 
 from embedctl.broker import Broker
-from embedctl.drain.places import Place
+from embedctl.destinations.place import Place
 from embedctl.listening import in_own_thread
 from embedctl.output.numbers import Numbers
 from embedctl.waiting import Waiter
@@ -51,7 +51,7 @@ class Alongside:
             self._drained.result()
 
     def _drain(self, job_id: str, place: Place) -> None:
-        from embedctl.drain.drainer import Interrupted, drain
+        from embedctl.destinations.parts import Interrupted, drain
 
         with suppress(Interrupted):
             drain(Waiter(job_id, self._broker), place, stopped=self._over.is_set, numbers=self._numbers)

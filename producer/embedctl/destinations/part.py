@@ -37,6 +37,7 @@ class Taken:
 
     Attributes:
         chunk: its number.
+        of_corpus: whether the chunks of the corpus came in order up to this one.
         more: the chunks of retried records that are laid over it.
         size: what all these results take in Redis (bytes).
         digest: of the chunk's input.
@@ -44,6 +45,7 @@ class Taken:
     """
 
     chunk: int
+    of_corpus: bool
     vectors: ChunkVectors
     more: tuple[int, ...]
     size: int
@@ -65,6 +67,7 @@ class OpenPart:
         numbers: how vectors are stored.
         tokens: whether the job counts the tokens of each record.
         digests: whether it has digests.
+        of_corpus: whether it holds consecutive chunks of the corpus; otherwise any others.
     """
 
     def __init__(
@@ -75,8 +78,9 @@ class OpenPart:
         *,
         tokens: bool = False,
         digests: bool = False,
+        of_corpus: bool = True,
     ) -> None:
-        self.path = path
+        self.path, self.of_corpus = path, of_corpus
         self._kept = kept
         self._numbers = numbers
         self._tokens = tokens
@@ -91,13 +95,16 @@ class OpenPart:
         self._made: Mapping[str, str] = {}
 
     def has_room_for(self, taken: Taken, *, most_bytes: int) -> bool:
-        """Whether it stays within its bounds with one more chunk. The first chunk always fits.
+        """Whether a chunk belongs into it, and it stays within its bounds. The first chunk always does.
 
         Args:
             most_bytes: what its results may take in Redis.
         """
+        if not self.chunks:
+            return taken.of_corpus is self.of_corpus
         fits = self.bytes + taken.size <= most_bytes and self._weight + taken.weight <= MOST_BYTES
-        return not self.chunks or (fits and len(self.chunks) < MOST_CHUNKS)
+        follows = taken.chunk == self.chunks[-1] + 1 or not self.of_corpus
+        return taken.of_corpus is self.of_corpus and follows and fits and len(self.chunks) < MOST_CHUNKS
 
     @property
     def digests(self) -> bytes:

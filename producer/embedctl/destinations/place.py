@@ -83,18 +83,3 @@ class Place(ABC):
     def path_of(self, name: str) -> str:
         """A file's full name, for people and programs."""
         return f"{self.name.rstrip('/')}/{name}"
-
-
-def place_of(where: str) -> Place:
-    """The place with this path or URL.
-
-    Raises:
-        SettingsError: the scheme is unknown.
-    """
-    if "://" in where:
-        from embedctl.drain.bucket import PartsBucket
-
-        return PartsBucket(where)
-    from embedctl.drain.folder import PartsFolder
-
-    return PartsFolder(Path(where))

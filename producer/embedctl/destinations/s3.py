@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from embedctl.chunk_files.place import plain_errors
-from embedctl.drain.places import Place
+from embedctl.destinations.place import Place
 from embedctl.output.digest_rows import digest_of
 from embedctl_config.errors import MissingExtra, OutputError, SettingsError
 

@@ -1,0 +1,151 @@
+"""The parts of one job: what Redis knows of them, and what is at their place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from embedctl.destinations.part import footer_of, rows_of_chunks
+from embedctl.destinations.place import MANIFEST, Place
+from embedctl.destinations.right import overtaken
+from embedctl.output.numbers import Numbers
+from embedctl.store import DrainState, JobStatus, PartFacts
+from embedctl.store.drains import Drains, first_part, part_name, part_names, retry_part_name
+from embedctl_config.errors import OutputError
+
+
+class PartList:
+    """The durable parts of a job.
+
+    Attributes:
+        state: how far Redis knows the job to be drained.
+    """
+
+    def __init__(self, place: Place, drains: Drains, job_id: str, state: DrainState) -> None:
+        self._place, self._drains, self._job_id = place, drains, job_id
+        self.state = state
+
+    def check(self) -> None:
+        """See that the place holds the parts as they were written, and nothing of another job.
+
+        Raises:
+            OutputError: it does not.
+        """
+        there = self._place.names()
+        for name, facts in self._facts():
+            self._check_part(name, facts, there)
+        for name in self._unknown(there):
+            self.check_own(name)
+
+    def check_own(self, name: str) -> None:
+        """See that a file at the place is of this job.
+
+        Raises:
+            OutputError: it is not.
+        """
+        owner = self._owner_of(name)
+        if owner != self._job_id:
+            raise OutputError(
+                f"{self._place.name} holds {name} of {f'job {owner}' if owner else 'something else'}: choose another "
+                "folder"
+            )
+
+    def numbers(self) -> Numbers | None:
+        """How the parts store vectors; None if there is none."""
+        if (first := first_part(self.state)) is None:
+            return None
+        self.check_own(first)  # a store may keep the digest of an object that it damaged
+        return Numbers.of_facts(footer_of(self._place.source(first))["vectors"])
+
+    def next_name(self, *, of_corpus: bool) -> str:
+        """The name of the part that is written next."""
+        return part_name(self.state.parts) if of_corpus else retry_part_name(self.state.retry_parts + 1)
+
+    def publish_over(self, name: str, *, of_corpus: bool) -> None:
+        """Publish a part in the place of one that Redis does not know: a drainer has died before it could note it.
+
+        Raises:
+            JobHeld: another drainer has noted it.
+            OutputError: it is of another job.
+        """
+        if name != self.next_name(of_corpus=of_corpus):
+            raise overtaken(self._job_id)
+        self.check_own(name)
+        self._place.remove(name)
+        self._place.publish(name)
+
+    def records(self, status: JobStatus) -> int:
+        """How many records of the corpus are in the parts; those that were retried count once."""
+        count = 0
+        for name, facts in self._facts():
+            if facts.last >= facts.first:
+                count += facts.records
+            else:
+                chunks = rows_of_chunks(footer_of(self._place.source(name)))
+                count += sum(rows for chunk, _, rows in chunks if chunk < (status.original_chunks or status.chunks))
+        return count
+
+    def sum_up(self, status: JobStatus, numbers: Numbers, fingerprint: str) -> list[str]:
+        """Write the manifest, when everything else is there; returns the full names of all files, this one last.
+
+        Raises:
+            OutputError: a part was removed or changed meanwhile.
+        """
+        parts = []
+        for name, facts in self._facts():
+            if self._place.size(name) != facts.bytes:
+                self._check_part(name, facts, self._place.names())
+            parts.append({"name": name, "sha256": facts.sha256, "bytes": facts.bytes, "records": facts.records})
+        for name in self._unknown(self._place.names()):
+            self.check_own(name)
+            if name != MANIFEST:  # Redis came back without its last parts, once
+                self._place.remove(name)
+        manifest = {
+            "job": self._job_id,
+            "model": status.model,
+            "fingerprint": fingerprint,
+            "precision": status.precision,
+            "dim": status.dim,
+            "output_type": numbers.kind.value,
+            **({} if numbers.ranges is None else {"ranges": numbers.ranges.tolist()}),
+            "records": status.records,
+            "failed": status.failed,
+            "parts": parts,
+        }
+        scratch = self._place.scratch(MANIFEST)
+        scratch.unlink(missing_ok=True)
+        scratch.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        self._place.publish(MANIFEST, replace=True)
+        return [self._place.path_of(name) for name in (*part_names(self.state), MANIFEST)]
+
+    def _facts(self) -> Iterator[tuple[str, PartFacts]]:
+        return self._drains.parts(self._job_id, part_names(self.state))
+
+    def _unknown(self, there: Sequence[str]) -> list[str]:
+        listed = set(part_names(self.state))
+        return [name for name in there if name not in listed]
+
+    def _check_part(self, name: str, facts: PartFacts, there: Sequence[str]) -> None:
+        if name not in there:
+            was = "" if self.state.place == self._place.name else f", which was drained to {self.state.place},"
+            raise OutputError(
+                f"{self._place.name} does not hold {name} of job {self._job_id}{was}: bring it back, and the same "
+                "command goes on. Nothing more was removed from Redis"
+            )
+        if self._place.digest(name) != (facts.sha256, facts.bytes):
+            raise OutputError(
+                f"{name} in {self._place.name} was changed after it was written (its sha256 is not "
+                f"{facts.sha256[:12]}…): restore it from a copy, and the same command goes on. Nothing more was "
+                "removed from Redis"
+            )
+
+    def _owner_of(self, name: str) -> str:
+        """The id of the job of a file at the place; empty if it does not say."""
+        try:
+            found: Mapping[str, Any] = (
+                json.loads(self._place.read(name)) if name == MANIFEST else footer_of(self._place.source(name))
+            )
+            return str(found.get("job", ""))
+        except (ValueError, TypeError, AttributeError):
+            return ""

@@ -1,0 +1,269 @@
+"""Takes a job's results to numbered parts of a folder or a bucket. Only then do they leave Redis."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+from embedctl.destinations.loop import BeginAgain, Delivered, Taker, Written, run
+from embedctl.destinations.part import OpenPart, Taken
+from embedctl.destinations.part_list import PartList
+from embedctl.destinations.place import Place
+from embedctl.destinations.right import DrainRight, overtaken
+from embedctl.destinations.unreleased import Unreleased
+from embedctl.kept import tells_tokens
+from embedctl.output.about import About
+from embedctl.output.columns import KeptColumns
+from embedctl.output.digest_rows import digest_of
+from embedctl.output.numbers import CALIBRATED_ON, FLOAT32, Numbers, OutputType, ranges_of
+from embedctl.results import Vectors
+from embedctl.store import JobState, JobStatus, PartFacts
+from embedctl.waiting import Progress, Waiter, ended_by_budget, refuse_cancelled
+from embedctl_config.errors import BrokerUnavailable, JobCancelled, JobError, JobFailed, OutputError
+
+log = logging.getLogger(__name__)
+
+#: Fewest vectors that ranges are taken from if Redis holds no more. sentence-transformers warns below that.
+_FEWEST = 100
+
+
+def drain(
+    waiter: Waiter,
+    place: Place,
+    *,
+    progress: Progress | None = None,
+    written: Written | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+    numbers: Numbers | None = None,
+) -> list[str]:
+    """Move a job's results to parts as they arrive, until the job has ended and Redis holds none.
+
+    Args:
+        progress: as for :meth:`Job.wait`.
+        written: called with each chunk once it is in a part, which may not be durable yet.
+        stopped: whether the caller does not want any more. Asked while the drain waits, and after each part.
+        numbers: how the parts store vectors; None: as those that are there do, else float32. Int8 without ranges takes
+            those of the parts that are there, else of the first 100,000 records, or of as many as Redis holds.
+
+    Returns:
+        The full names of all parts, and the manifest's.
+
+    Raises:
+        JobHeld: another process drains the job.
+        OutputError: the folder or the disk refuses, the folder holds something else, or a part was changed or removed;
+            the parts that are there store vectors otherwise; too few records have a vector for the ranges; the records
+            do not add up.
+        JobCancelled, JobFailed, JobLost, JobStalled, BrokerUnavailable: as for :meth:`Job.iter_results`. The parts that
+            are durable stay.
+    """
+    try:
+        return _Parts(waiter, place, progress, written, stopped).drained(numbers)
+    except BrokerUnavailable:  # also an OSError, but one of Redis
+        raise
+    except OSError as error:
+        raise OutputError(
+            f"{place.name} can't be written: {error.strerror or error}. What is not in a part is still in Redis; the "
+            "same command goes on"
+        ) from error
+
+
+class Interrupted(Exception):
+    """Raised when the caller of a drain wants no more."""
+
+
+class _Parts(Taker[Taken]):
+    def __init__(
+        self,
+        waiter: Waiter,
+        place: Place,
+        progress: Progress | None,
+        written: Written | None,
+        stopped: Callable[[], bool],
+    ) -> None:
+        self._waiter, self._place, self._written, self._stopped = waiter, place, written, stopped
+        self._job_id, self._broker = waiter.job_id, waiter.broker
+        self._drains = waiter.broker.drains
+        self._high_water = waiter.ask(waiter.broker.results_high_water)
+        self._right = DrainRight(waiter, self._high_water)
+        self._source = Unreleased(waiter, progress, self._check_wanted, self._finish_part)
+        self._part: OpenPart | None = None
+        self._told = 0  # chunks of the corpus that the caller knows to be in a part
+        self._files: list[str] = []
+        self.done = Delivered()
+
+    def drained(self, wanted: Numbers | None) -> list[str]:
+        """Drain the job; see :func:`drain`."""
+        refuse_cancelled(self._source.status)
+        state = self._right.take()
+        with self._right.kept(), self._place.locked():
+            self._list = PartList(self._place, self._drains, self._job_id, state)
+            self._list.check()
+            self._list.state = self._right.renew(self._place.name)
+            status = self._source.look()
+            if left := list(self._drains.chunks(self._job_id, status.chunks, drained=True)):
+                self._drains.unlink(self._job_id, left)  # an earlier drainer may have died before it did
+            self._numbers = self._agreed(wanted)
+            self._kept = KeptColumns(status.options.get("keep", ()))
+            try:
+                run(self._results, self, lambda: self._source.status)
+            finally:
+                self._abandon()
+        ended = self._source.status
+        if ended.stopped_by is not None and ended.state is JobState.FAILED:
+            raise JobFailed(f"{ended_by_budget(ended)}. What is done is in {self._place.name}")
+        return self._files
+
+    def take(self, chunk: Taken) -> None:
+        self._check_wanted()
+        most = max(1, self._high_water // 2)  # the other half is for workers, while this one is made durable
+        if self._part is not None and not self._part.has_room_for(chunk, most_bytes=most):
+            self._finish_part()
+        self._part = self._part or self._begun(of_corpus=chunk.of_corpus)
+        try:
+            self._part.add(chunk)
+        except BeginAgain:  # its chunks are still in Redis
+            self._abandon()
+            raise
+        if self._written is not None and not (chunk.of_corpus and chunk.chunk < self._told):
+            self._written(chunk.vectors)
+        self._told = max(self._told, chunk.chunk + 1)
+        if self._part.records >= self._broker.settings.limits.part_records:
+            self._finish_part()
+
+    def end(self) -> None:
+        self._finish_part()
+        status = self._source.status
+        self.done = Delivered(written=self._list.records(status) - status.failed, failed=status.failed)
+
+    def close(self) -> None:
+        status = self._source.status
+        self._files = self._list.sum_up(status, self._numbers, self._about(status).fingerprint)
+
+    def cut_short(self, error: JobError) -> None:
+        """Redis has no results of a cancelled job; of any other, the same command goes on with what it has."""
+        if isinstance(error, JobCancelled):
+            with suppress(JobError):
+                self._source.status = self._broker.jobs.status(self._job_id)
+                self._finish_part()
+
+    def _results(self) -> Iterator[Taken]:
+        return self._source.all(self._list.state.next_chunk)
+
+    def _check_wanted(self) -> None:
+        if self._stopped():
+            raise Interrupted
+
+    # ----------------------------------------------------------------------------------------------------- the numbers
+
+    def _agreed(self, wanted: Numbers | None) -> Numbers:
+        """How all parts store vectors: as the first one does, or, before there is one, as the caller wants it.
+
+        Raises:
+            OutputError: the caller wants something else, or there are too few vectors for ranges.
+        """
+        stored = self._list.numbers()
+        if stored is None:
+            wanted = wanted or FLOAT32
+            needs_ranges = wanted.kind is OutputType.INT8 and wanted.ranges is None
+            return Numbers(wanted.kind, self._ranges()) if needs_ranges else wanted
+        there = f"{self._place.name} holds parts of job {self._job_id}"
+        if wanted is not None and wanted.kind is not stored.kind:
+            raise OutputError(
+                f"{there} in {stored.kind}, and all its parts have one type: omit the output type {wanted.kind}"
+            )
+        if wanted is not None and wanted.ranges is not None and wanted.mark() != stored.mark():
+            raise OutputError(f"{there} with other ranges, and all its parts have the same ones: omit the ranges")
+        return stored
+
+    def _ranges(self) -> Vectors:
+        """The ranges of the first records. The first part fixes them for all drains to come."""
+        ranges, seen = ranges_of(self._source.first(), f"job {self._job_id}")
+        self._source.look()
+        if seen < CALIBRATED_ON and self._source.is_held_back():
+            if seen < _FEWEST:
+                raise OutputError(
+                    f"job {self._job_id}: int8 needs the range of each component, and Redis holds only {seen} records "
+                    f"with a vector at once ({self._high_water} bytes): give a file with --ranges, or raise "
+                    "Redis' maxmemory"
+                )
+            log.warning(
+                "job %s: the ranges of int8 are those of %d records, because Redis holds no more", self._job_id, seen
+            )
+        return ranges
+
+    # ------------------------------------------------------------------------------------------------------- the parts
+
+    def _begun(self, *, of_corpus: bool) -> OpenPart:
+        options = self._source.status.options
+        return OpenPart(
+            self._place.scratch(self._list.next_name(of_corpus=of_corpus)),
+            self._kept,
+            self._numbers,
+            of_corpus=of_corpus,
+            tokens=tells_tokens(options),
+            digests=bool(options.get("digests")),
+        )
+
+    def _finish_part(self) -> None:
+        """Make the open part durable, note it, and free its results, in this order."""
+        part, self._part = self._part, None
+        if part is None or not part.chunks:
+            return
+        name, status = self._list.next_name(of_corpus=part.of_corpus), self._source.status
+        try:
+            part.finish(self._job_id, self._about(status))
+            sha256, size = digest_of(part.path)
+            self._publish(name, part)
+        except FileNotFoundError:  # another drainer has started the part again
+            raise overtaken(self._job_id) from None
+        except BaseException:
+            part.abandon()
+            raise
+        first, last = (part.chunks[0], part.chunks[-1]) if part.of_corpus else (0, -1)
+        self._note(name, PartFacts(sha256, size, first, last, part.records), part)
+        self._waiter.ask(partial(self._drains.unlink, self._job_id, [*part.chunks, *part.more]))
+        state = self._list.state
+        self._list.state = (
+            replace(state, next_chunk=last + 1, parts=state.parts + 1)
+            if part.of_corpus
+            else replace(state, retry_parts=state.retry_parts + 1)
+        )
+        if not status.state.ended:
+            self._waiter.ask(partial(self._broker.send_issued, status))
+        self._check_wanted()
+
+    def _publish(self, name: str, part: OpenPart) -> None:
+        try:
+            self._place.publish(name)
+        except FileExistsError:
+            self._list.state = self._right.renew()
+            self._list.publish_over(name, of_corpus=part.of_corpus)
+
+    def _note(self, name: str, facts: PartFacts, part: OpenPart) -> None:
+        note = partial(
+            self._drains.note,
+            self._job_id,
+            self._right.token,
+            name,
+            facts,
+            result_bytes=part.bytes,
+            digests=part.digests,
+            more=part.more if part.of_corpus else [*part.chunks, *part.more],
+        )
+        answer = self._waiter.ask(note)
+        if answer == "not_owner":  # this process stood still, or Redis lost the lease
+            self._right.renew()
+            answer = self._waiter.ask(note)
+        if answer != "ok":
+            raise overtaken(self._job_id)
+
+    def _about(self, status: JobStatus) -> About:
+        return About.of(status, status.model_fingerprint or self._broker.jobs.status(self._job_id).model_fingerprint)
+
+    def _abandon(self) -> None:
+        if self._part is not None:
+            self._part.abandon()
+            self._part = None
