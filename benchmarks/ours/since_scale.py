@@ -1,4 +1,4 @@
-"""The probe of `--since`: what it takes to compare a corpus with an earlier output of as many records."""
+"""The probe of `--sync` of a file: what it takes to compare a corpus with an earlier output of as many records."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def write_earlier(path: Path, records: int) -> None:
 def measure(path: Path, records: int, changed: float) -> Figures:
     """Compare."""
     before, began = _peak_mb(), time.monotonic()
-    plan = compare(corpus(records, changed), open_earlier(str(path), None), [], None, Hits(), copies=True)
+    plan = compare(corpus(records, changed), open_earlier(path, None), None, Hits(), copies=True)
     seconds = time.monotonic() - began
     return {
         "unchanged": plan.unchanged,

@@ -56,7 +56,7 @@ class JobOptions(TypedDict, total=False):
         lane: "interactive" if somebody waits for the vectors, "background" if the job has time: it is done while
             nothing else waits.
         digests: give the SHA-256 of each text with its vector (:attr:`ChunkVectors.digests`), and write it into .npy
-            and .parquet files, so that `--since` can tell what has changed.
+            and .parquet files, so that `--sync` can tell what has changed.
     """
 
     model: str | None

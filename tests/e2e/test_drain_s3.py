@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 import redis as redis_py
 
 from embedctl import ChunkVectors, Job, JobDrained, OutputError
-from embedctl.changes.opening import open_earlier
 from embedctl.destinations.s3 import PartsBucket
 from embedctl.store import Drains
 from embedctl_config import keys
@@ -78,17 +76,6 @@ def test_results_go_to_a_bucket_and_are_read_from_there(
     np.testing.assert_array_equal(np.delete(job.vectors(), 7, 0), np.delete(reference(TEXTS), 7, 0))
     assert [each.position for each in job.errors()] == [7]
     assert job.drain(PLACE) == names
-
-
-def test_parts_in_a_bucket_are_an_earlier_output(encode: Encode, bucket: Any) -> None:
-    with pytest.raises(OutputError, match=r"manifest\.json"):
-        open_earlier(PLACE, None)
-    encode(digests=True).drain(PLACE)
-    earlier = open_earlier(PLACE, None)
-    digests = np.concatenate([rows.digests for rows in earlier.read()])
-    assert [row.tobytes() for row in digests] == [hashlib.sha256(text.encode()).digest() for text in TEXTS]
-    rows = np.array([99, 0, 50])
-    np.testing.assert_array_equal(earlier.take(rows).vectors, reference([TEXTS[row] for row in rows]))
 
 
 def test_parts_in_a_bucket_keep_the_type_of_the_first_one(encode: Encode, bucket: Any) -> None:

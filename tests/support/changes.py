@@ -1,4 +1,4 @@
-"""Corpora that change, and what commands with `--since` and `--cache` make of them."""
+"""Corpora that change, and what commands with `--sync` and `--cache` make of them."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def told(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return facts
 
 
-def counts(facts: dict[str, Any]) -> tuple[int, int, int, int]:
-    return facts["unchanged"], facts["cached"], facts["encoded"], facts["gone"]
+def counts(facts: dict[str, Any]) -> tuple[int, int, int]:
+    return facts["unchanged"], facts["cached"], facts["encoded"]
 
 
 @contextmanager

@@ -38,7 +38,7 @@ class Memory(Destination):
         return {label: self.rows[label][1] for label in ids if label in self.rows}
 
     def ids(self) -> Iterator[Row]:
-        for label, (_, source) in self.rows.items():
+        for label, (_, source) in list(self.rows.items()):
             yield label, source
 
     def write(self, batch: Batch) -> None:

@@ -91,7 +91,7 @@ def check_numbers(name: str, stored: Numbers, numbers: Numbers | None) -> None:
     wanted = numbers.kind.value if numbers is not None else "float32"
     if stored.kind.value not in ("float32", "float16"):
         raise SettingsError(
-            f"{name} stores {stored.kind.value}, from which vectors can't be copied exactly: --since takes float32 and "
+            f"{name} stores {stored.kind.value}, from which vectors can't be copied exactly: --sync takes float32 and "
             "float16"
         )
     if stored.kind.value != wanted:

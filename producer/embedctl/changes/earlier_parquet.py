@@ -1,9 +1,9 @@
-"""An earlier output in parquet files."""
+"""An earlier output in a parquet file."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,57 +39,42 @@ _VECTORS = ("embedding", "tokens_used", "tokens_lost", TEXT_SHA256)
 
 
 class ParquetEarlier(Earlier):
-    """Parquet files that :mod:`embedctl.output` or a drain wrote, one after the other.
+    """A parquet file that :mod:`embedctl.output` wrote. It stays open, because its name is that of the new output."""
 
-    Args:
-        files: the name of each, and what opens its source for pyarrow.
-    """
-
-    def __init__(self, name: str, files: Sequence[tuple[str, Callable[[], Any]]], numbers: Numbers | None) -> None:
-        self.name = name
-        self._files = files
-        # The only file stays open, because its name may be that of the new output.
-        self._only = _opened(*files[0]) if len(files) == 1 else None
-        self._current: tuple[int, Any] = (-1, None)
-        self._groups: list[tuple[int, int]] = []  # file and row group
-        sizes = [0]
-        found: About | None = None
-        for at, (file_name, _) in enumerate(files):
-            file = self._file(at)
-            entries = file.metadata.metadata or {}
-            column = file.schema_arrow.field(TEXT_SHA256) if TEXT_SHA256 in file.schema_arrow.names else None
-            if ABOUT.encode() not in entries or column is None or column.type != pa.binary(32):
-                raise no_digests(file_name)
-            about = About.parse(entries[ABOUT.encode()], file_name)
-            if found is not None and about.fingerprint != found.fingerprint:
-                raise OutputError(f"{name} mixes parts of jobs with other models or options: give --force")
-            found = about
-            facts = entries.get(FACTS.encode())
-            self._numbers = Numbers.of_facts(json.loads(facts)) if facts else FLOAT32
-            check_numbers(file_name, self._numbers, numbers)
-            self.dim = file.schema_arrow.field("embedding").type.list_size
-            for group in range(file.num_row_groups):
-                self._groups.append((at, group))
-                sizes.append(file.metadata.row_group(group).num_rows)
-        assert found is not None
-        self.about = found
-        self._starts = np.cumsum(sizes)
+    def __init__(self, path: Path, numbers: Numbers | None) -> None:
+        self.name = str(path)
+        try:
+            self._file = pq.ParquetFile(pa.OSFile(self.name), page_checksum_verification=True)
+        except (pa.ArrowException, OSError) as error:
+            raise self._damaged(error) from error
+        entries = self._file.metadata.metadata or {}
+        schema = self._file.schema_arrow
+        column = schema.field(TEXT_SHA256) if TEXT_SHA256 in schema.names else None
+        if ABOUT.encode() not in entries or column is None or column.type != pa.binary(32):
+            raise no_digests(self.name)
+        self.about = About.parse(entries[ABOUT.encode()], self.name)
+        facts = entries.get(FACTS.encode())
+        self._numbers = Numbers.of_facts(json.loads(facts)) if facts else FLOAT32
+        check_numbers(self.name, self._numbers, numbers)
+        self.dim = schema.field("embedding").type.list_size
+        sizes = [self._file.metadata.row_group(group).num_rows for group in range(self._file.num_row_groups)]
+        self._starts = np.cumsum([0, *sizes])
         self.rows = int(self._starts[-1])
         self._held: dict[int, Copied] = {}
         self._spool: Spool | None = None
 
     def read(self) -> Iterator[EarlierRows]:
-        for at, group in self._groups:
+        for group in range(len(self._starts) - 1):
             try:
                 # One row group at a time: a reader of all of them keeps what it has read.
-                for batch in self._file(at).iter_batches(_ROWS, [group], columns=_DIGESTS, use_threads=False):
+                for batch in self._file.iter_batches(_ROWS, [group], columns=_DIGESTS, use_threads=False):
                     # As lists: what computes with columns is imported with 50 MB of memory.
                     ids, codes, digests = (batch.column(name).to_pylist() for name in _DIGESTS)
                     usable = [code is None and digest is not None for code, digest in zip(codes, digests, strict=True)]
                     each = b"".join(digest or NO_DIGEST for digest in digests)
                     yield EarlierRows(as_rows(each), ids, np.array(usable, bool))
             except (pa.ArrowException, OSError) as error:
-                raise _damaged(self._files[at][0], error) from error
+                raise self._damaged(error) from error
 
     def take(self, rows: Rows) -> Copied:
         if self._spool is not None:
@@ -108,13 +93,13 @@ class ParquetEarlier(Earlier):
         return Copied(vectors, cuts, digests)
 
     def prepare(self, rows: Rows, scratch: Path) -> None:
-        jumps, wanted = 0, np.zeros(len(self._groups), bool)
+        jumps, wanted = 0, np.zeros(len(self._starts) - 1, bool)
         for first in range(0, len(rows), _SLICE):
             some = rows[first : first + _SLICE]
             groups = self._group_of(some[some >= 0])
             jumps += int(np.count_nonzero(np.diff(groups)))
             wanted[groups] = True
-        if jumps <= _JUMPS * len(self._groups):
+        if jumps <= _JUMPS * len(wanted):
             return
         try:
             spool = Spool(self.dim, scratch)
@@ -135,36 +120,18 @@ class ParquetEarlier(Earlier):
         if number not in self._held:
             while len(self._held) >= _HELD:
                 del self._held[next(iter(self._held))]
-            at, group = self._groups[number]
             try:
-                table = self._file(at).read_row_group(group, columns=list(_VECTORS))
+                table = self._file.read_row_group(number, columns=list(_VECTORS))
             except (pa.ArrowException, OSError) as error:
-                raise _damaged(self._files[at][0], error) from error
+                raise self._damaged(error) from error
             each = b"".join(digest or NO_DIGEST for digest in table.column(TEXT_SHA256).to_pylist())
             self._held[number] = Copied(vectors_in(table, self._numbers, self.dim), _cuts(table), as_rows(each))
         found = self._held.pop(number)  # the one that was used last is the last one
         self._held[number] = found
         return found
 
-    def _file(self, at: int) -> Any:
-        if self._only is not None:
-            return self._only
-        if self._current[0] != at:
-            self._current = at, _opened(*self._files[at])
-        return self._current[1]
-
-
-def _opened(name: str, open_source: Callable[[], Any]) -> Any:
-    try:
-        source = open_source()
-        opened = pa.OSFile(str(source)) if isinstance(source, Path) else source
-        return pq.ParquetFile(opened, page_checksum_verification=True)
-    except (pa.ArrowException, OSError) as error:
-        raise _damaged(name, error) from error
-
-
-def _damaged(name: str, error: Exception) -> OutputError:
-    return OutputError(f"{name} can't be read: {error}. Restore it, or give --force to encode everything")
+    def _damaged(self, error: Exception) -> OutputError:
+        return OutputError(f"{self.name} can't be read: {error}. Restore it, or give --force to encode everything")
 
 
 def _cuts(table: Any) -> list[Cut]:

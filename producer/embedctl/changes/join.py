@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedctl.digests import DIGEST_BYTES, Digests
-from embedctl.runs import NAME, Entries, Runs, starts_of
+from embedctl.runs import Entries, Runs, starts_of
 
 #: A record: the whole digest of its text, a part of the digest of its id, and its place. The id only decides between
 #: records with equal texts, so a part of its digest will do.
@@ -25,7 +25,7 @@ _NONE = np.iinfo(np.uint64).max
 
 
 def spilled(dtype: np.dtype[np.void]) -> Runs:
-    """Room for many entries; `dtype` is ENTRY or NAME."""
+    """Room for many entries."""
     return Runs(dtype, _HELD, COST)
 
 
@@ -36,19 +36,6 @@ def entries(digests: Digests, ids: Sequence[str | None], first: int) -> Entries:
     for column, name in enumerate(_DIGEST):
         made[name] = words[:, column]
     made["id"] = np.frombuffer(b"".join(map(_short, ids)), "<u8")
-    made["at"] = np.arange(first, first + len(digests), dtype=np.uint64)
-    return made
-
-
-def names(digests: Digests, ids: Sequence[str | None], first: int) -> Entries:
-    """The names of records: their ids, or of a record without an id, its text."""
-    made = np.empty(len(digests), NAME)
-    each = b"".join(
-        digest.tobytes()[:16] if label is None else hashlib.blake2b(label.encode(), digest_size=16).digest()
-        for digest, label in zip(digests, ids, strict=True)
-    )
-    words = np.frombuffer(each, "<u8").reshape(-1, 2)
-    made["d0"], made["d1"] = words[:, 0], words[:, 1]
     made["at"] = np.arange(first, first + len(digests), dtype=np.uint64)
     return made
 

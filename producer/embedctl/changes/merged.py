@@ -70,11 +70,6 @@ class Merged:
         """Records whose vectors are copied from the earlier output."""
         return self._plan.unchanged
 
-    @property
-    def gone(self) -> int:
-        """Records of the earlier output that the corpus no longer has."""
-        return len(self._plan.gone)
-
     def status(self) -> JobStatus:
         """The job's status, but with all records, and with blocks in place of chunks."""
         status = _done(self._spec) if self._job is None else self._job.status()

@@ -2,51 +2,34 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from embedctl.changes.earlier import Earlier
-from embedctl.destinations.place import MANIFEST
-from embedctl.destinations.registry import place_of
+from embedctl.output.npy import about_beside
 from embedctl.output.numbers import Numbers
-from embedctl_config.errors import OutputError, SettingsError
+from embedctl.output.parts import is_begun
+from embedctl_config.errors import SettingsError
 
 
-def open_earlier(path: str, numbers: Numbers | None) -> Earlier:
-    """An earlier output: a .parquet, a .npy, or a folder of parts.
+def open_earlier(path: Path, numbers: Numbers | None) -> Earlier | None:
+    """An earlier output, a .parquet or a .npy; None if there is none yet, or only a part of it.
 
     Args:
         numbers: how the new output stores vectors.
 
     Raises:
-        OutputError: it is not there, is damaged, has no digests, or is not complete.
+        OutputError: it is damaged, or has no digests.
         SettingsError: its format is another one, or it stores its vectors in another way.
         MissingExtra: a package for it is not installed.
     """
-    where = Path(path)
-    if path.endswith("/") or "://" in path or where.is_dir():
+    if path.suffix == ".parquet":
         from embedctl.changes.earlier_parquet import ParquetEarlier
 
-        place = place_of(path)
-        try:
-            names = place.names()
-        except OSError as error:
-            raise OutputError(f"{path} can't be read: {error.strerror or error}") from error
-        parts = [name for name in names if name != MANIFEST]
-        if MANIFEST not in names or not parts:
-            raise OutputError(
-                f"{path} holds no complete output, because it has no {MANIFEST}: wait for the drain that fills it, or "
-                "fetch its job there once more"
-            )
-        return ParquetEarlier(path, [(place.path_of(name), partial(place.source, name)) for name in parts], numbers)
-    if not where.exists():
-        raise OutputError(f"{path} is not there: name an earlier output, or omit --since")
-    if where.suffix == ".parquet":
-        from embedctl.changes.earlier_parquet import ParquetEarlier
-
-        return ParquetEarlier(path, [(path, lambda: where)], numbers)
-    if where.suffix == ".npy":
+        return ParquetEarlier(path, numbers) if path.exists() else None
+    if path.suffix == ".npy":
         from embedctl.changes.earlier_npy import NpyEarlier
 
-        return NpyEarlier(where, numbers)
-    raise SettingsError(f"--since takes a .parquet, a .npy or a folder of parts, and {path} is none")
+        # Its files have their names one after the other, so a writer that died in between leaves a mixture.
+        is_whole = path.exists() and (about_beside(path).exists() or not is_begun(path))
+        return NpyEarlier(path, numbers) if is_whole else None
+    raise SettingsError(f"--sync takes a .parquet, a .npy or the URL of a database, and {path} is none")

@@ -6,7 +6,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import IO
 
@@ -15,11 +15,10 @@ import numpy.typing as npt
 
 from embedctl.changes.cache import Hits
 from embedctl.changes.earlier import Earlier
-from embedctl.changes.gone import Gone
-from embedctl.changes.join import COST, ENTRY, digests_of, entries, names, places_in, spilled
+from embedctl.changes.join import COST, ENTRY, digests_of, entries, places_in, spilled
 from embedctl.digests import DIGEST_BYTES, as_rows, digest_of
 from embedctl.records import Record
-from embedctl.runs import NAME, Runs, explained, missing_in, parts_of
+from embedctl.runs import Runs, explained, parts_of
 from embedctl_config.errors import InputError
 
 #: In a plan, a record that is to be encoded. A number from 0 on is a row of the earlier output, and from FIRST_HIT down
@@ -37,15 +36,12 @@ class Plan:
         marks: a file with 32 bytes for each record, which identify its text, its id and its kept fields.
         compared: the earlier output, if there is one.
         hits: what the cache had.
-        gone: rows of the earlier output whose records are not in the corpus, ascending; of records with equal ids, the
-            first row. A number beyond the last row is a place in what was gone before.
     """
 
     sources: npt.NDArray[np.int64]
     marks: IO[bytes]
     compared: Earlier | None
     hits: Hits
-    gone: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def earlier(self) -> Earlier | None:
@@ -133,7 +129,6 @@ def changed(position: int) -> InputError:
 def compare(
     records: Iterable[Record],
     earlier: Earlier | None,
-    gone_before: Iterable[Gone],
     find: Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.int64]] | None,
     hits: Hits,
     *,
@@ -143,7 +138,6 @@ def compare(
 
     Args:
         earlier: None if there is none.
-        gone_before: what was gone before the earlier output, and is gone still unless the corpus has it again.
         find: the number of the cache's hit for each digest, -1 where there is none, which `hits` then holds.
         copies: whether the vectors of the earlier output may be copied.
 
@@ -152,11 +146,10 @@ def compare(
         OutputError: the earlier output is damaged.
     """
     finds = copies or find is not None
-    with spilled(ENTRY) as old, spilled(NAME) as old_names, spilled(ENTRY) as new, spilled(NAME) as new_names:
-        if earlier is not None:
-            _take_in(earlier, old, old_names, copies=copies)
-            _take_in_gone(gone_before, old_names, earlier.rows)
-        marks, count = _read(records, new if finds else None, new_names if earlier is not None else None)
+    with spilled(ENTRY) as old, spilled(ENTRY) as new:
+        if earlier is not None and copies:
+            _take_in(earlier, old)
+        marks, count = _read(records, new if finds else None)
         sources = np.full(count, ENCODE, np.int64)
         for there, wanted in parts_of(old, new):
             places = places_in(there, wanted)
@@ -165,41 +158,25 @@ def compare(
                 found = find(digests_of(wanted[missed]))
                 places[missed] = np.where(found < 0, ENCODE, FIRST_HIT - found)
             sources[wanted["at"].astype(np.int64)] = places
-        gone = [missing_in(there, kept) for there, kept in parts_of(old_names, new_names)]
-    return Plan(sources, marks, earlier, hits, np.sort(np.concatenate(gone)))
+    return Plan(sources, marks, earlier, hits)
 
 
-def _take_in(earlier: Earlier, old: Runs, old_names: Runs, *, copies: bool) -> None:
+def _take_in(earlier: Earlier, old: Runs) -> None:
     first = 0
     for rows in earlier.read():
-        if copies:
-            old.add(entries(rows.digests, rows.ids, first)[rows.usable])
-        old_names.add(names(rows.digests, rows.ids, first))
+        old.add(entries(rows.digests, rows.ids, first)[rows.usable])
         first += len(rows.ids)
 
 
-def _take_in_gone(gone: Iterable[Gone], old_names: Runs, first: int) -> None:
-    source = iter(gone)
-    while held := list(islice(source, _SLICE)):
-        digests = as_rows(b"".join(bytes.fromhex(each.text_sha256) for each in held))
-        old_names.add(names(digests, [each.id for each in held], first))
-        first += len(held)
-
-
-def _read(records: Iterable[Record], new: Runs | None, new_names: Runs | None) -> tuple[IO[bytes], int]:
+def _read(records: Iterable[Record], new: Runs | None) -> tuple[IO[bytes], int]:
     """Read the corpus; returns the marks of its records, and how many they are."""
     with explained(COST):
         marks = tempfile.TemporaryFile()  # noqa: SIM115  (the plan keeps it)
     source = iter(records)
     count = 0
     while held := list(islice(source, _SLICE)):
-        if new is not None or new_names is not None:
-            digests = as_rows(b"".join(map(digest_of, held)))
-            ids = [record.id for record in held]
-            if new is not None:
-                new.add(entries(digests, ids, count))
-            if new_names is not None:
-                new_names.add(names(digests, ids, count))
+        if new is not None:
+            new.add(entries(as_rows(b"".join(map(digest_of, held))), [record.id for record in held], count))
         with explained(COST):
             marks.write(b"".join(map(mark_of, held)))
         count += len(held)

@@ -10,13 +10,13 @@ class Sources:
     """Where to look for vectors before they are encoded.
 
     Attributes:
-        since: the path of an earlier output.
+        earlier: whether in the output that is to be replaced.
         cache: a path or a URL.
         at_least: whether the cache may answer with a better precision.
         force: encode everything, and read neither.
     """
 
-    since: str | None = None
+    earlier: bool = False
     cache: str | None = None
     at_least: bool = False
     force: bool = False

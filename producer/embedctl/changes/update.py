@@ -15,19 +15,17 @@ from embedctl.broker import Broker
 from embedctl.changes.cache import Cache, Cached, Finder, Hits, answering, key_of
 from embedctl.changes.earlier import Earlier
 from embedctl.changes.expected import Expected, expected, has_same_name
-from embedctl.changes.gone import Gone, gone_of, read_gone, write_gone
 from embedctl.changes.merged import Merged, OtherVectors
 from embedctl.changes.opening import open_earlier
 from embedctl.changes.plan import Plan, compare
 from embedctl.changes.sources import Sources
 from embedctl.job import Job
 from embedctl.job_options import SubmitOptions
-from embedctl.output import Numbers, is_stdout
+from embedctl.output import Numbers
 from embedctl.output.about import About, deciding
-from embedctl.output.npy import deleted_beside
 from embedctl.records import Record
 from embedctl.store import JobSpec, JobStatus
-from embedctl_config.errors import OutputError, SettingsError
+from embedctl_config.errors import OutputError
 from embedctl_config.fingerprint import job_fingerprint
 
 
@@ -39,7 +37,6 @@ class Outcome:
         unchanged: records whose vectors were copied from the earlier output.
         cached: those whose vectors were in the cache.
         encoded: those that a job was made for.
-        gone: records of the earlier output that the corpus no longer has.
         status: of all records, in the form of a job's.
         job: the id of the job; None if there was none.
         written: the files.
@@ -48,7 +45,6 @@ class Outcome:
     unchanged: int
     cached: int
     encoded: int
-    gone: int
     status: JobStatus
     job: str | None
     written: Sequence[Path]
@@ -78,7 +74,7 @@ class Update:
     Args:
         options: of the job. They ask for digests.
         records: reads the corpus from its beginning, each time it is called.
-        output: the file to write; it may be the earlier output, if that is a single file.
+        output: the file to write, which is also the earlier output.
         numbers: how it stores vectors.
         say: takes a sentence for people.
     """
@@ -143,9 +139,6 @@ class Update:
         write: Callable[[Merged], Sequence[Path]],
     ) -> Outcome:
         plan = self._compare(known)
-        if not is_stdout(self._output) and known.earlier is not None:
-            # Before the output: its name may be that of the earlier one, and then nothing else tells what is gone.
-            write_gone(deleted_beside(self._output), gone_of(known.earlier, plan.gone, self._gone_before()))
         if plan.earlier is not None:
             plan.earlier.prepare(plan.sources, self._output.absolute().parent)
         job = None
@@ -165,7 +158,6 @@ class Update:
             plan.unchanged,
             plan.cached,
             plan.to_encode,
-            len(plan.gone),
             merged.status(),
             None if job is None else job.id,
             written,
@@ -191,28 +183,12 @@ class Update:
         return _Known(earlier, earlier is not None and not why_not, cache, reads_cache, about)
 
     def _opened(self) -> Earlier | None:
-        since = self._sources.since
-        if since is None or self._sources.force:
+        if not self._sources.earlier or self._sources.force:
             return None
-        if self._is_in_place():
-            if not Path(since).exists():
-                self._say(f"{since} is not there yet: all records are new")
-                return None
-            if self._output.suffix == ".npy":
-                raise SettingsError(
-                    f"{since} is also the output, and its several files can't be replaced at once: name another "
-                    "output, or use .parquet"
-                )
-        return open_earlier(since, self._numbers)
-
-    def _is_in_place(self) -> bool:
-        """Whether the earlier output is the one to write."""
-        since = self._sources.since
-        return since is not None and "://" not in since and Path(since).resolve() == self._output.resolve()
-
-    def _gone_before(self) -> Iterator[Gone]:
-        """What is gone since before the earlier output: what the list beside it says."""
-        return read_gone(deleted_beside(self._output)) if self._is_in_place() else iter(())
+        found = open_earlier(self._output, self._numbers)
+        if found is None:
+            self._say(f"{self._output} is not there yet, or not whole: all records are new")
+        return found
 
     def _compare(self, known: _Known) -> Plan:
         hits = Hits()
@@ -229,7 +205,6 @@ class Update:
         return compare(
             self._records(),
             known.earlier,
-            self._gone_before(),
             find,
             hits,
             copies=known.copies,
@@ -268,10 +243,8 @@ def texts_alone(
 ) -> Plan:
     """Compare a corpus with an earlier output where nothing tells what a job would compute. Raises as
     :meth:`Update.run`."""
-    since = None if sources.force else sources.since
-    in_place = since is not None and Path(since).resolve() == output.resolve() and not output.exists()
-    earlier = None if since is None or in_place else open_earlier(since, numbers)
-    return compare(records(), earlier, [], None, Hits(), copies=earlier is not None)
+    earlier = open_earlier(output, numbers) if sources.earlier and not sources.force else None
+    return compare(records(), earlier, None, Hits(), copies=earlier is not None)
 
 
 def _about(spec: JobSpec, known: Expected) -> About | None:

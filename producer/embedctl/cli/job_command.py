@@ -13,11 +13,11 @@ import click
 from embedctl import corpus
 from embedctl.broker import Broker
 from embedctl.cli.completion import complete_class, complete_model
+from embedctl.cli.copies import Asked, copy_options
 from embedctl.cli.corpora import CorpusChoice
 from embedctl.cli.delivery import DatabaseChoice
 from embedctl.cli.destination import DatabaseUrl, Destination, destination_options
 from embedctl.cli.options import json_option, option, quiet_option, section, together
-from embedctl.cli.since import Asked, since_options
 from embedctl.cli.sync_options import SyncChoice, sync_options
 from embedctl.destinations.alongside import Alongside
 from embedctl.destinations.ids import Duplicates
@@ -113,7 +113,7 @@ _destination_options = section(
         "all; error for batch files and databases.",
     ),
     sync_options,
-    since_options,
+    copy_options,
 )
 
 
@@ -225,7 +225,8 @@ class JobCommand:
             click.UsageError, SettingsError, InputError: an option is wrong, or some exclude each other.
             MissingExtra, OutputError: the database can't be used.
         """
-        asked, sync = Asked.taken_from(given), SyncChoice.taken_from(given)
+        sync = SyncChoice.taken_from(given)
+        asked = Asked.taken_from(given, syncs_file=sync.is_asked and not isinstance(given["output"], DatabaseUrl))
         unique_ids = _unique_ids_taken_from(given)
         destination = Destination.taken_from(given, settings)
         named = {**given, **asked.named(), **({"sync": True} if sync.is_asked else {})}

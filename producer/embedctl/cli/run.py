@@ -91,7 +91,7 @@ def run(ctx: click.Context, /, *, hardware: str | None, cpus: str | None, pull: 
         broker.close()
         progress.stopping()
     if path is not None:
-        ctx.exit(report_update(outcome, path, progress, as_json=command.as_json))
+        ctx.exit(report_update(outcome, progress, as_json=command.as_json))
     if database is not None:
         ctx.exit(report_synced(synced, database.url, progress, as_json=command.as_json))
     failed_in = "the lines above" if saved.delivered is not None else failures_in(saved.files)

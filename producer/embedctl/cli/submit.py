@@ -76,7 +76,7 @@ def submit(ctx: click.Context, /, *, ttl_s: float | None, resume: str | None, wa
     if (path := command.updated) is not None:
         with command.progress() as progress:
             outcome = update(broker, command, path, progress, made=lambda job: progress.say(f"job {job.id}"))
-        ctx.exit(report_update(outcome, path, progress, as_json=command.as_json))
+        ctx.exit(report_update(outcome, progress, as_json=command.as_json))
     if (database := command.synced) is not None:
         with command.progress() as progress:
             synced = synchronise(broker, command, database, progress, made=lambda job: progress.say(f"job {job.id}"))

@@ -27,12 +27,12 @@ sync_options = together(
     option(
         "--sync",
         is_flag=True,
-        help="For databases: make the table what the corpus says. The table is asked what it holds, and only what it "
-        "lacks, or holds from another text, is encoded.",
+        help="Make the .parquet, the .npy or the table of --output what the corpus says. It is asked what it holds, "
+        "and only what it lacks is encoded.",
     ),
     # Without variables, so that nothing is deleted because of one.
     click.option(
-        "--delete", is_flag=True, help="With --sync: delete the rows of the table whose ids the corpus does not have."
+        "--delete", is_flag=True, help="With --sync of a table: delete its rows whose ids the corpus does not have."
     ),
     click.option(
         "--delete-at-most",
@@ -82,7 +82,9 @@ class SyncChoice:
         if not self.is_asked:
             return
         if destination.database is None:
-            raise SettingsError("--sync compares with a database: name one with -o URL")
+            if self.deletes is not None:
+                raise SettingsError("a file has the records of the corpus and no others: omit --delete")
+            return
         if isinstance(choice.corpus, BatchCorpus):
             raise SettingsError("a batch file is answered request by request: omit --sync")
         if destination.database.options.duplicates is not Duplicates.ERROR:

@@ -1,14 +1,12 @@
-"""What `--since` and `--cache` say at the end."""
+"""What `--sync` of a file and `--cache` say at the end."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedctl import output
 from embedctl.cli.json_forms import job_form, plain
 from embedctl.cli.results import exit_status
 from embedctl.store import JobState
@@ -19,17 +17,17 @@ if TYPE_CHECKING:
     from embedctl.changes.update import Outcome
 
 
-def report_update(outcome: Outcome, path: Path, progress: JobProgress, *, as_json: bool) -> ExitStatus:
+def report_update(outcome: Outcome, progress: JobProgress, *, as_json: bool) -> ExitStatus:
     """Say what an update did; returns the exit status of the command."""
     if outcome.written:
         progress.say("Wrote " + ", ".join(map(str, outcome.written)))
-    progress.say(_sentence(outcome, path), prose=True)
+    progress.say(_sentence(outcome), prose=True)
     if as_json:
         click.echo(json.dumps(_form(outcome), default=plain))
     return exit_status(outcome.status)
 
 
-def _sentence(outcome: Outcome, path: Path) -> str:
+def _sentence(outcome: Outcome) -> str:
     status = outcome.status
     line = f"{status.done:,} vectors"
     if status.dim:
@@ -43,9 +41,6 @@ def _sentence(outcome: Outcome, path: Path) -> str:
             else "the error budget (--max-errors) ended the job"
         )
         line += f"; {status.records - status.done - status.failed:,} were not encoded, because {why}"
-    if outcome.gone:
-        where = "" if output.is_stdout(path) else f" ({output.deleted_beside(path)})"
-        line += f"; {outcome.gone:,} gone{where}"
     return line
 
 
@@ -59,6 +54,5 @@ def _form(outcome: Outcome) -> dict[str, Any]:
         "unchanged": outcome.unchanged,
         "cached": outcome.cached,
         "encoded": outcome.encoded,
-        "gone": outcome.gone,
         "files": [str(file) for file in outcome.written],
     }

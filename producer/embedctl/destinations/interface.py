@@ -183,7 +183,7 @@ class Destination(ABC):
 
     @abstractmethod
     def ids(self) -> Iterator[Row]:
-        """All rows, in any order, with bounded memory."""
+        """All rows, in any order, with bounded memory. Some of them may be deleted meanwhile."""
 
     @abstractmethod
     def write(self, batch: Batch) -> None:

@@ -2,7 +2,6 @@
 
 from embedctl.output.batch import errors_beside, is_of_batch
 from embedctl.output.fetch import FORMATS, check_output, fetch, files_of, guess_format, holds_kept_fields
-from embedctl.output.npy import deleted_beside
 from embedctl.output.numbers import FLOAT32, Numbers, OutputType, load_ranges
 from embedctl.output.standard import is_stdout
 
@@ -12,7 +11,6 @@ __all__ = [
     "Numbers",
     "OutputType",
     "check_output",
-    "deleted_beside",
     "errors_beside",
     "fetch",
     "files_of",

@@ -16,7 +16,7 @@ from embedctl.kept import tells_tokens
 from embedctl.output.about import About
 from embedctl.output.batch import Answers, BatchWriter, errors_beside, is_of_batch
 from embedctl.output.not_run import ReadRequests
-from embedctl.output.npy import all_beside, deleted_beside
+from embedctl.output.npy import all_beside
 from embedctl.output.numbers import FLOAT32, Numbers, OutputType, ranges_of
 from embedctl.output.parts import locked
 from embedctl.output.standard import StandardOutput, check_stdout, is_stdout
@@ -180,7 +180,7 @@ def files_of(path: Path) -> list[Path]:
     """The files that :func:`fetch` may write for a path, `path` first; none for standard output."""
     if is_stdout(path):
         return []
-    return [path, deleted_beside(path), *(all_beside(path) if path.suffix == ".npy" else ())]
+    return [path, *(all_beside(path) if path.suffix == ".npy" else ())]
 
 
 def guess_format(path: Path) -> str:

@@ -40,11 +40,6 @@ def about_beside(path: Path) -> Path:
     return _stem(path).with_name(f"{_stem(path).name}.about.json")
 
 
-def deleted_beside(path: Path) -> Path:
-    """The file next to an output of any format that lists which records of an earlier output are gone."""
-    return path.with_name(f"{path.stem}.deleted.jsonl")
-
-
 def all_beside(path: Path) -> list[Path]:
     """The files that may be written next to an array."""
     return [*beside(path).values(), ranges_beside(path), digests_beside(path), about_beside(path)]

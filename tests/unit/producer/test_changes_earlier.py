@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 
 from embedctl.changes import earlier_parquet
 from embedctl.changes.earlier import Earlier
-from embedctl.changes.gone import Gone, gone_of, read_gone, write_gone
 from embedctl.changes.opening import open_earlier
 from embedctl.digests import DIGEST_BYTES, as_rows
 from embedctl.output import Numbers, OutputType, row_groups
@@ -67,7 +65,13 @@ def written(path: Path, numbers: Numbers) -> Path:
 
 
 def opened(path: Path) -> Earlier:
-    return open_earlier(str(path), None)
+    return open_as(path, None)
+
+
+def open_as(path: Path, numbers: Numbers | None) -> Earlier:
+    found = open_earlier(path, numbers)
+    assert found is not None
+    return found
 
 
 def test_rows_are_told_in_their_order(path: Path) -> None:
@@ -120,11 +124,11 @@ def test_vectors_are_copied_only_as_they_are_stored(kind: OutputType, path: Path
     written(path, numbers)
     for wanted in (None, Numbers(OutputType.FLOAT16)):
         if kind.value == ("float32" if wanted is None else "float16"):
-            vectors = open_earlier(str(path), wanted).take(np.array([5, 6])).vectors
+            vectors = open_as(path, wanted).take(np.array([5, 6])).vectors
             np.testing.assert_array_equal(vectors, VECTORS[[5, 6]])
         else:
             with pytest.raises(SettingsError, match=f"stores {kind.value}"):
-                open_earlier(str(path), wanted)
+                open_as(path, wanted)
 
 
 @pytest.mark.parametrize("name", ["old.digests.bin", "old.ids.jsonl", "old.errors.jsonl", "old.npy", "old.about.json"])
@@ -138,6 +142,9 @@ def test_an_array_and_the_files_next_to_it_must_belong_together(damage: str, nam
         data = bytearray(file.read_bytes())
         data[len(data) // 2] ^= 1
         file.write_bytes(data)
+    if not path.exists():
+        assert open_earlier(path, None) is None
+        return
     with pytest.raises(OutputError):
         opened(path)
 
@@ -170,40 +177,18 @@ def test_an_array_that_is_replaced_by_one_without_digests_is_no_longer_vouched_f
         opened(path)
 
 
-def test_what_is_gone_is_listed(path: Path, tmp_path: Path) -> None:
-    earlier, listed = opened(path), tmp_path / "new.deleted.jsonl"
-    before = [Gone("x", "00" * 32), Gone(None, "11" * 32), Gone("z\u2028", "22" * 32)]
-    rows = np.array([0, 7, 99, 101, 102])
-    assert write_gone(listed, gone_of(earlier, rows, before))
-    found = list(read_gone(listed))
-    assert [each.id for each in found] == [None, "id-7", "id-99", None, "z\u2028"]
-    assert found[1].text_sha256 == hashlib.sha256(b"7").hexdigest()
-    assert not write_gone(listed, gone_of(earlier, np.array([], np.int64), before))
-    assert not listed.exists()
-    assert list(read_gone(listed)) == []
+@pytest.mark.parametrize("suffix", ["parquet", "npy"])
+def test_an_output_that_is_not_there_is_none(suffix: str, tmp_path: Path) -> None:
+    assert open_earlier(tmp_path / f"v.{suffix}", None) is None
+    with pytest.raises(SettingsError, match="or the URL of a database"):
+        open_earlier(tmp_path / "v.jsonl", None)
 
 
-@pytest.mark.parametrize(
-    "line", ["x", "[]", '{"id": 7, "text_sha256": ""}', '{"id": "a", "text_sha256": "ab"}', "\xff"]
-)
-def test_another_file_is_no_list_of_what_is_gone(line: str, tmp_path: Path) -> None:
-    path = tmp_path / "new.deleted.jsonl"
-    path.write_bytes(line.encode("latin-1"))
-    with pytest.raises(OutputError, match="line 1"):
-        list(read_gone(path))
-
-
-def test_of_two_that_write_a_list_at_once_the_later_is_refused(tmp_path: Path) -> None:
-    """Otherwise one would give the other's unfinished list its name."""
-    listed, ids = tmp_path / "v.deleted.jsonl", ["a", "b", "c"]
-
-    def slow() -> Iterator[Gone]:
-        for each in ids:
-            yield Gone(each, "0" * 64)
-            with pytest.raises(OutputError, match="another fetch is writing"):
-                write_gone(listed, [Gone("other", "1" * 64)])
-
-    assert write_gone(listed, slow())
-    assert [each.id for each in read_gone(listed)] == ids
-    assert write_gone(listed, [Gone("other", "1" * 64)])
-    assert [path.name for path in tmp_path.iterdir()] == [listed.name]
+def test_an_array_whose_writer_died_while_it_replaced_it_counts_as_not_there(tmp_path: Path) -> None:
+    """Its files have their names one after the other."""
+    path = written(tmp_path / "v.npy", Numbers())
+    (tmp_path / "v.about.json").unlink()
+    with pytest.raises(OutputError, match="--digests"):
+        opened(path)
+    (tmp_path / ".v.npy.lock").touch()
+    assert open_earlier(path, None) is None

@@ -1,4 +1,4 @@
-"""Which records of two sets have equal texts, and which are gone."""
+"""Which records of two sets have equal texts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedctl.changes import join
-from embedctl.changes.join import ENTRY, entries, names, places_in
+from embedctl.changes.join import ENTRY, entries, places_in
 from embedctl.digests import Digests, as_rows
-from embedctl.runs import NAME, Entries, Runs, missing_in, parts_of
+from embedctl.runs import Entries, Runs, parts_of
 from embedctl_config.errors import InputError
 
 #: Records: a text, and an id or none.
@@ -29,10 +29,6 @@ def digests(rows: Rows) -> Digests:
 
 def made(rows: Rows, first: int = 0) -> Entries:
     return entries(digests(rows), [label for _, label in rows], first)
-
-
-def named(rows: Rows, first: int = 0) -> Entries:
-    return names(digests(rows), [label for _, label in rows], first)
 
 
 def expected_places(old: Rows, new: Rows) -> list[int]:
@@ -58,19 +54,6 @@ def test_a_record_has_the_vector_of_its_text_and_if_it_can_of_its_id(old: Rows, 
     assert places_in(made(old), made(new)).tolist() == expected_places(old, new)
 
 
-@given(ROWS, ROWS)
-def test_a_record_is_gone_if_its_id_is_or_without_an_id_its_text(old: Rows, new: Rows) -> None:
-    names_of_new = {label or ("text", text) for text, label in new}
-    gone: list[int] = []
-    seen = set()
-    for place, (text, label) in enumerate(old):
-        name = label or ("text", text)
-        if name not in names_of_new and name not in seen:
-            gone.append(place)
-        seen.add(name)
-    assert sorted(missing_in(named(old), named(new)).tolist()) == gone
-
-
 @pytest.mark.parametrize("many", [(True, True), (True, False), (False, True)])
 def test_many_records_are_compared_on_the_disk_as_in_memory(
     many: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
@@ -92,7 +75,7 @@ def test_many_records_are_compared_on_the_disk_as_in_memory(
 def test_what_was_on_the_disk_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(join, "_HELD", 4)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with spilled(NAME, [named([(f"{at}", None) for at in range(20)])]) as held:
+    with spilled(ENTRY, [made([(f"{at}", None) for at in range(20)])]) as held:
         assert held.on_disk
         assert list(tmp_path.iterdir())
     assert not list(tmp_path.iterdir())
@@ -102,4 +85,4 @@ def test_a_full_disk_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(join, "_HELD", 4)
     monkeypatch.setattr(tempfile, "tempdir", "/dev/null")
     with pytest.raises(InputError, match="TMPDIR"):
-        spilled(NAME, [named([(f"{at}", None) for at in range(20)])])
+        spilled(ENTRY, [made([(f"{at}", None) for at in range(20)])])

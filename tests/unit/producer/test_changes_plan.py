@@ -37,7 +37,7 @@ def _digests() -> Iterator[npt.NDArray[np.uint8]]:
 
 
 def plan_of(corpus: list[Record]) -> Plan:
-    return compare(corpus, None, [], known, Hits(), copies=False)
+    return compare(corpus, None, known, Hits(), copies=False)
 
 
 def test_the_records_to_encode_are_those_that_nothing_has() -> None:

@@ -37,7 +37,7 @@ def test_run_and_submit_have_the_same_options_for_a_job() -> None:
     assert shared(run) == shared(submit)
 
 
-@pytest.mark.parametrize(("command", "most"), [(run, 37), (submit, 39)])
+@pytest.mark.parametrize(("command", "most"), [(run, 36), (submit, 38)])
 def test_options_do_not_become_more(command: click.Command, most: int) -> None:
     assert sum(isinstance(each, click.Option) for each in command.params) <= most
 
@@ -127,7 +127,12 @@ def test_options_are_checked_before_anything_else(options: dict[str, Any], words
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--since", "v.parquet"), "name it with -o"),
+        (("--delete",), "--delete goes with --sync"),
+        (("--sync", "--delete-at-most", "5"), "--delete-at-most goes with --delete"),
+        (("--sync", "--delete", "--delete-at-most", "many"), "--delete-at-most 'many' is neither"),
+        (("--sync", "--delete", "--limit", "3"), "omit --delete or --limit"),
+        (("--sync", "--duplicates", "last"), "omit --duplicates"),
+        (("--sync", "--force"), "--force goes with"),
         (("--cache", "c.db"), "name it with -o"),
         (("--no-clobber",), "are for files"),
         (("--output-type", "int8"), "takes float32 or float16"),

@@ -1,4 +1,4 @@
-"""`--since`, `--cache` and `--digests`: vectors that need not be encoded."""
+"""`--cache`, `--digests`, and `--sync` of a file: vectors that need not be encoded."""
 
 from __future__ import annotations
 
@@ -18,15 +18,9 @@ from embedctl.corpus import BatchCorpus
 from embedctl.destinations.place import Place
 from embedctl_config.errors import InputError, SettingsError
 
-_NAMES = ("since", "cache", "cache_precision", "digests", "force")
+_NAMES = ("cache", "cache_precision", "digests", "force")
 
-since_options = together(
-    option(
-        "--since",
-        metavar="FILE|DIR",
-        help="An earlier output (.parquet, .npy or a folder of parts). Vectors of its texts are copied; only new "
-        "and changed texts are encoded. It may be the .parquet of --output.",
-    ),
+copy_options = together(
     option(
         "--cache",
         metavar="FILE",
@@ -42,10 +36,10 @@ since_options = together(
     option(
         "--digests",
         is_flag=True,
-        help="Write the SHA-256 of each text beside its vector, which --since needs next time. Implied by --since and "
+        help="Write the SHA-256 of each text beside its vector, which --sync needs next time. Implied by --sync and "
         "--cache.",
     ),
-    option("--force", is_flag=True, help="Encode everything, whatever --since and --cache have."),
+    option("--force", is_flag=True, help="Encode everything, whatever --sync and --cache have."),
 )
 
 
@@ -61,30 +55,32 @@ class Asked:
     digests: bool
 
     @classmethod
-    def taken_from(cls, given: MutableMapping[str, Any]) -> Asked:
+    def taken_from(cls, given: MutableMapping[str, Any], *, syncs_file: bool) -> Asked:
         """Take these options out of those of a command.
+
+        Args:
+            syncs_file: whether a file is to become what the corpus says.
 
         Raises:
             click.UsageError: one of them makes no sense without another.
             SettingsError: two of them exclude each other.
         """
-        since, cache, precision, digests, force = map(given.pop, _NAMES)
+        cache, precision, digests, force = map(given.pop, _NAMES)
         # A variable may be meant for other commands.
-        if force and since is None and cache is None and _is_typed("force"):
-            raise click.UsageError("--force goes with --since or --cache")
+        if force and not syncs_file and cache is None and _is_typed("force"):
+            raise click.UsageError("--force goes with --cache, or with --sync of a file")
         if cache is None and _is_typed("cache_precision"):
             raise click.UsageError("--cache-precision goes with --cache")
-        return cls(Sources(since, cache, precision == "at-least", force), digests or bool(since or cache))
+        return cls(Sources(syncs_file, cache, precision == "at-least", force), digests or syncs_file or bool(cache))
 
     @property
     def copies(self) -> bool:
         """Whether vectors may come from elsewhere than from a job."""
-        return self.sources.since is not None or self.sources.cache is not None
+        return self.sources.earlier or self.sources.cache is not None
 
     def named(self) -> dict[str, Any]:
         """The options that name a command, if they are given."""
         given = {
-            "since": self.sources.since,
             "cache": self.sources.cache,
             "force": self.sources.force,
         }
@@ -99,23 +95,25 @@ class Asked:
         if not self.digests:
             return
         if isinstance(choice.corpus, BatchCorpus):
-            raise SettingsError("a batch file is answered request by request: omit --since, --cache and --digests")
-        if isinstance(path, Path) and not self.copies and output.guess_format(path) == "jsonl":
-            raise SettingsError(f"{path} has no room for digests: name the output .parquet or .npy, or omit --digests")
+            raise SettingsError("a batch file is answered request by request: omit --sync, --cache and --digests")
+        if isinstance(path, Path) and self.sources.cache is None and output.guess_format(path) == "jsonl":
+            raise SettingsError(
+                f"{path} has no room for digests: name the output .parquet or .npy, or omit --digests and --sync"
+            )
         if not self.copies:
             return
         if path is None or isinstance(path, Place):
-            raise SettingsError("--since and --cache copy vectors into a file: name it with -o, such as -o new.parquet")
+            raise SettingsError("--sync and --cache copy vectors into a file: name it with -o, such as -o new.parquet")
         if not choice.corpus.rereadable:
             raise InputError(
-                "--since and --cache read the corpus more than once, and standard input can't be: save it to a file"
+                "--sync and --cache read the corpus more than once, and standard input can't be: save it to a file"
             )
+        if self.sources.earlier and choice.corpus.limit is not None:
+            raise SettingsError("with --limit, the vectors of all other records would go: omit --sync or --limit")
         if choice.options.drain or choice.options.resume is not None:
             raise SettingsError(
-                "--since and --cache make their own job, and the same command continues it: omit --drain and --resume"
+                "--sync and --cache make their own job, and the same command resumes it: omit --drain and --resume"
             )
-        if self.sources.since is not None and choice.corpus.limit is not None:
-            raise SettingsError("with --limit, all other records would look deleted: omit --since or --limit")
 
     def applies(self, choice: CorpusChoice, path: Path | Place | None) -> bool:
         """Whether the command is an update of one file."""

@@ -1,4 +1,4 @@
-"""`--since` encodes what is new or changed and copies the rest: the output is that of a full run, byte for byte."""
+"""`--sync` of a file encodes what is new or changed, and copies the rest: the bytes are those of a full run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from embedctl import OutputError
 from embedctl.broker import Broker
-from embedctl.changes.cache import Hits
-from embedctl.changes.merged import Merged
-from embedctl.changes.opening import open_earlier
-from embedctl.changes.plan import compare
-from embedctl.records import make_record
-from embedctl.store import JobSpec
 from tests.support.changes import (
     OTHER_VECTORS,
     RESEEDED,
@@ -38,8 +31,11 @@ from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl
 from tests.support.workers import CONFIG, StartWorker
 
-#: Several parts of a small job.
-SMALL_PARTS = {"LIMIT_PART_RECORDS": "20"}
+
+def synced(folder: Path) -> tuple[str, ...]:
+    """Options with which the earlier output `old.parquet`, under another name, becomes what the corpus says."""
+    shutil.copy(folder / "old.parquet", folder / "new.parquet")
+    return "--sync", "-o", "new.parquet"
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "npy"])
@@ -48,74 +44,56 @@ def test_an_unchanged_corpus_makes_no_job_and_the_same_bytes(
 ) -> None:
     start_worker()
     corpus = write(many(300))
-    assert counts(told(embedctl("submit", corpus, "--digests", "-o", f"old.{suffix}", "--json"))) == (0, 0, 300, 0)
-    since = ("--since", f"old.{suffix}", "-o", f"new.{suffix}", "--json")
-    facts = told(embedctl("submit", corpus, *since, prepare=SMALL_BLOCKS))
-    assert counts(facts) == (300, 0, 0, 0)
+    assert counts(told(embedctl("submit", corpus, "--digests", "-o", f"v.{suffix}", "--json"))) == (0, 0, 300)
+    before = {file.name: file.read_bytes() for file in short_folder.glob("v.*")}
+    facts = told(embedctl("submit", corpus, "--sync", "-o", f"v.{suffix}", "--json", prepare=SMALL_BLOCKS))
+    assert counts(facts) == (300, 0, 0)
     assert facts["id"] is None
     assert not list(broker.jobs.newest())
-    for old in short_folder.glob("old.*"):
-        new = short_folder / old.name.replace("old", "new")
-        if old.suffix != ".json":
-            assert new.read_bytes() == old.read_bytes(), old.name
-    assert not (short_folder / "new.deleted.jsonl").exists()
+    assert {file.name: file.read_bytes() for file in short_folder.glob("v.*")} == before
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "npy", "jsonl"])
+@pytest.mark.parametrize("suffix", ["parquet", "npy"])
 def test_what_changed_is_encoded_and_the_output_is_that_of_a_full_run(
     suffix: str, write: Write, embedctl: RunEmbedctl, broker: Broker, short_folder: Path, start_worker: StartWorker
 ) -> None:
     start_worker()
-    old = "old.npy" if suffix == "npy" else "old.parquet"
     before = many(300)
-    told(embedctl("submit", write(before), "--digests", "-o", old, "--json"))
+    told(embedctl("submit", write(before), "--digests", "-o", f"v.{suffix}", "--json"))
     after = changed(before)
     corpus = write(after)
-    since = ("--since", old, "-o", f"new.{suffix}", "--json")
-    facts = told(embedctl("submit", corpus, *since, prepare=SMALL_BLOCKS))
-    assert counts(facts) == (296, 0, 4, 1)
-    told(embedctl("submit", corpus, "--since", old, "--force", "-o", f"full.{suffix}", "--json"))
-    assert (short_folder / f"new.{suffix}").read_bytes() == (short_folder / f"full.{suffix}").read_bytes()
-    gone = [json.loads(line) for line in (short_folder / "new.deleted.jsonl").read_text().splitlines()]
-    assert gone == [{"id": "id-7", "text_sha256": hashlib.sha256(b"text 7").hexdigest()}]
+    facts = told(embedctl("submit", corpus, "--sync", "-o", f"v.{suffix}", "--json", prepare=SMALL_BLOCKS))
+    assert counts(facts) == (296, 0, 4)
+    told(embedctl("submit", corpus, "--digests", "-o", f"full.{suffix}", "--json"))
+    assert (short_folder / f"v.{suffix}").read_bytes() == (short_folder / f"full.{suffix}").read_bytes()
     if suffix == "parquet":
-        assert_holds(short_folder / "new.parquet", after)
-    if suffix == "npy":
-        np.testing.assert_array_equal(np.load(short_folder / "new.npy"), reference(list(after.values())))
+        assert_holds(short_folder / "v.parquet", after)
+    else:
+        np.testing.assert_array_equal(np.load(short_folder / "v.npy"), reference(list(after.values())))
+    assert counts(told(embedctl("submit", corpus, "--sync", "--force", "-o", f"v.{suffix}", "--json"))) == (0, 0, 300)
+    assert (short_folder / f"v.{suffix}").read_bytes() == (short_folder / f"full.{suffix}").read_bytes()
     assert not list(broker.jobs.newest())
 
 
 def test_every_night_the_same_command(
     write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
 ) -> None:
-    """The earlier output is the one to write: the first night there is none yet."""
+    """The first night, there is no file yet."""
     start_worker()
     documents = many(30)
 
     def night() -> dict[str, Any]:
-        command = ("submit", write(documents), "--since", "vectors.parquet", "-o", "vectors.parquet", "--json")
-        done = embedctl(*command)
+        done = embedctl("submit", write(documents), "--sync", "-o", "vectors.parquet", "--json")
         assert_holds(short_folder / "vectors.parquet", documents)
         return told(done)
 
-    assert counts(night()) == (0, 0, 30, 0)
-    assert counts(night()) == (30, 0, 0, 0)
+    assert counts(night()) == (0, 0, 30)
+    assert counts(night()) == (30, 0, 0)
     del documents["id-3"]
     documents |= {"id-4": "another text", "id-30": "new"}
-    assert counts(night()) == (28, 0, 2, 1)
-    listed = short_folder / "vectors.deleted.jsonl"
-    assert [json.loads(line)["id"] for line in listed.read_text().splitlines()] == ["id-3"]
-
-    # The list stays until it is removed: a run that was killed in the end must not lose it.
-    assert counts(night())[3] == 1
-    del documents["id-9"]
-    assert counts(night()) == (29, 0, 0, 2)
-    assert [json.loads(line)["id"] for line in listed.read_text().splitlines()] == ["id-9", "id-3"]
-    documents["id-3"] = "it is back"
-    assert counts(night()) == (29, 0, 1, 1)
-    listed.unlink()
-    assert counts(night()) == (30, 0, 0, 0)
-    assert not listed.exists()
+    assert counts(night()) == (28, 0, 2)
+    (short_folder / "vectors.parquet").unlink()
+    assert counts(night()) == (0, 0, 30)
 
 
 def test_other_vectors_are_not_copied(
@@ -128,8 +106,8 @@ def test_other_vectors_are_not_copied(
     corpus = write(many(20))
     told(embedctl("submit", corpus, "--digests", "-o", "old.parquet", "--json"))
     for options, why in OTHER_VECTORS.items():
-        done = embedctl("submit", corpus, "--since", "old.parquet", "-o", "new.parquet", "--json", *options)
-        assert counts(told(done)) == (0, 0, 20, 0), options
+        done = embedctl("submit", corpus, *synced(short_folder), "--json", *options)
+        assert counts(told(done)) == (0, 0, 20), options
         assert why in done.stderr
         told(embedctl("submit", corpus, "--digests", "-o", "full.parquet", "--json", *options))
         assert (short_folder / "new.parquet").read_bytes() == (short_folder / "full.parquet").read_bytes(), options
@@ -150,8 +128,8 @@ def test_a_worker_with_other_weights_that_comes_later_makes_everything_be_encode
     documents["id-5"] = "changed"
 
     with worker_later(start_worker):
-        done = embedctl("submit", write(documents), "--since", "old.parquet", "-o", "new.parquet", "--json")
-    assert counts(told(done)) == (0, 0, 20, 0)
+        done = embedctl("submit", write(documents), *synced(short_folder), "--json")
+    assert counts(told(done)) == (0, 0, 20)
     assert "other model files" in done.stderr
     assert_holds(short_folder / "new.parquet", documents, seed=1)
 
@@ -163,8 +141,8 @@ def test_without_a_worker_an_unchanged_corpus_is_copied_on_trust(
     corpus = write(many(20))
     told(embedctl("submit", corpus, "--digests", "-o", "old.parquet", "--json"))
     worker.stop()
-    done = embedctl("submit", corpus, "--since", "old.parquet", "-o", "new.parquet", "--json")
-    assert counts(told(done)) == (20, 0, 0, 0)
+    done = embedctl("submit", corpus, *synced(short_folder), "--json")
+    assert counts(told(done)) == (20, 0, 0)
     assert "on trust" in done.stderr
     assert (short_folder / "new.parquet").read_bytes() == (short_folder / "old.parquet").read_bytes()
 
@@ -177,9 +155,9 @@ def test_a_failed_text_is_encoded_again_and_other_fields_are_new(
     options = ("--class", "small", "--keep", "title", "--json")
     first = embedctl("submit", write(documents, title="old"), "--digests", "-o", "old.parquet", *options)
     assert first.returncode == 3, first.stderr
-    again = embedctl("submit", write(documents, title="new"), "--since", "old.parquet", "-o", "new.parquet", *options)
+    again = embedctl("submit", write(documents, title="new"), *synced(short_folder), *options)
     assert again.returncode == 3
-    assert counts(json.loads(again.stdout)) == (2, 0, 2, 0)
+    assert counts(json.loads(again.stdout)) == (2, 0, 2)
     table = pq.read_table(short_folder / "new.parquet")
     assert table["title"].to_pylist() == ["new"] * 4
     before = pq.read_table(short_folder / "old.parquet")
@@ -194,32 +172,12 @@ def test_records_without_ids_and_equal_ids_are_compared_by_their_texts(
     (short_folder / "c.txt").write_text("text 0\ntext 1\ntext 2\ntext 0\n")
     for corpus, texts in (("c.jsonl", 6), ("c.txt", 4)):
         told(embedctl("submit", corpus, "--digests", "-o", "old.parquet", "--json"))
-        facts = told(embedctl("submit", corpus, "--since", "old.parquet", "-o", "new.parquet", "--json"))
-        assert counts(facts) == (texts, 0, 0, 0)
+        facts = told(embedctl("submit", corpus, *synced(short_folder), "--json"))
+        assert counts(facts) == (texts, 0, 0)
         assert (short_folder / "new.parquet").read_bytes() == (short_folder / "old.parquet").read_bytes()
     (short_folder / "c.txt").write_text("text 0\ntext 5\n")
-    facts = told(embedctl("submit", "c.txt", "--since", "old.parquet", "-o", "new.parquet", "--json"))
-    assert counts(facts) == (1, 0, 1, 2)
-
-
-def test_parts_are_an_earlier_output_too(
-    write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
-) -> None:
-    start_worker()
-    before = many(300)
-    done = embedctl(
-        "submit", write(before), "--chunk-size", "50", "--digests", "-o", "parts/", LIMIT_PART_RECORDS="100"
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(list((short_folder / "parts").glob("*.parquet"))) > 1
-    after = changed(before)
-    facts = told(embedctl("submit", write(after), "--since", "parts", "-o", "new.parquet", "--json"))
-    assert counts(facts) == (296, 0, 4, 1)
-    assert_holds(short_folder / "new.parquet", after)
-    (short_folder / "parts" / "manifest.json").unlink()
-    refused = embedctl("submit", "corpus.jsonl", "--since", "parts/", "-o", "new.parquet")
-    assert refused.returncode == 1
-    assert "manifest.json" in refused.stderr
+    facts = told(embedctl("submit", "c.txt", *synced(short_folder), "--json"))
+    assert counts(facts) == (1, 0, 1)
 
 
 def test_what_can_not_be_done_is_refused_before_anything_is_queued(
@@ -237,20 +195,19 @@ def test_what_can_not_be_done_is_refused_before_anything_is_queued(
         assert "Traceback" not in done.stderr
         return done.stderr
 
-    assert "--digests" in refused(corpus, "--since", "plain.parquet", "-o", "new.parquet")
-    assert "not there" in refused(corpus, "--since", "nowhere.parquet", "-o", "new.parquet")
-    assert "can't be replaced at once" in refused(corpus, "--since", "old.npy", "-o", "old.npy")
-    assert "name it with -o" in refused(corpus, "--since", "old.npy")
-    assert "name it with -o" in refused(corpus, "--since", "old.npy", "-o", "parts/")
-    assert "--output-type" not in refused(corpus, "--since", "corpus.jsonl", "-o", "new.parquet")
-    assert "save it to a file" in refused("-", "--since", "old.npy", "-o", "new.parquet", stdin='{"text": "a"}\n')
-    assert "--limit" in refused(corpus, "--since", "old.npy", "--limit", "2", "-o", "new.parquet")
+    assert "--digests" in refused(corpus, "--sync", "-o", "plain.parquet")
+    assert "name it with -o" in refused(corpus, "--sync")
+    assert "name it with -o" in refused(corpus, "--sync", "-o", "parts/")
+    assert "no room for digests" in refused(corpus, "--sync", "-o", "new.jsonl")
     assert "no room for digests" in refused(corpus, "--digests", "-o", "new.jsonl")
+    assert "save it to a file" in refused("-", "--sync", "-o", "old.npy", stdin='{"text": "a"}\n')
+    assert "--limit" in refused(corpus, "--sync", "--limit", "2", "-o", "old.npy")
+    assert "omit --delete" in refused(corpus, "--sync", "--delete", "-o", "old.npy")
+    assert "--delete goes with --sync" in refused(corpus, "--delete", "-o", "old.npy")
     assert "--cache-precision" in refused(corpus, "--cache-precision", "at-least", "-o", "new.parquet")
-    stored = refused(corpus, "--since", "old.npy", "--output-type", "float16", "-o", "new.npy")
-    assert "stores float32" in stored
+    assert "stores float32" in refused(corpus, "--sync", "--output-type", "float16", "-o", "old.npy")
     (short_folder / "old.digests.bin").write_bytes(bytes(5 * 32))
-    assert "not the file that was written" in refused(corpus, "--since", "old.npy", "-o", "new.npy")
+    assert "not the file that was written" in refused(corpus, "--sync", "-o", "old.npy")
     assert len(list(broker.jobs.newest())) == before
 
 
@@ -267,8 +224,8 @@ def test_a_job_with_digests_is_fetched_with_them(
     digests = b"".join(hashlib.sha256(text.encode()).digest() for text in documents.values())
     assert (short_folder / "a.digests.bin").read_bytes() == digests
     assert set(json.loads((short_folder / "a.jsonl").read_text().splitlines()[0])) == {"position", "id", "embedding"}
-    facts = told(embedctl("submit", "corpus.jsonl", "--since", "a.npy", "-o", "new.parquet", "--json"))
-    assert counts(facts) == (20, 0, 0, 0)
+    facts = told(embedctl("submit", "corpus.jsonl", "--sync", "-o", "a.npy", "--json"))
+    assert counts(facts) == (20, 0, 0)
 
 
 def test_a_damaged_vector_is_not_copied(
@@ -283,26 +240,26 @@ def test_a_damaged_vector_is_not_copied(
     data = bytearray(file.read_bytes())
     data[column.data_page_offset + column.total_compressed_size - 10] ^= 1
     file.write_bytes(data)
-    done = embedctl("submit", corpus, "--since", "old.parquet", "-o", "new.parquet")
+    done = embedctl("submit", corpus, *synced(short_folder))
     assert done.returncode == 1
     assert "can't be read" in done.stderr
-    assert not (short_folder / "new.parquet").exists()
+    assert (short_folder / "new.parquet").read_bytes() == bytes(data)
 
 
 @pytest.mark.slow
 def test_a_dry_run_counts_what_is_to_be_encoded(
-    write: Write, embedctl: RunEmbedctl, broker: Broker, start_worker: StartWorker
+    write: Write, embedctl: RunEmbedctl, broker: Broker, short_folder: Path, start_worker: StartWorker
 ) -> None:
     start_worker()
     documents = many(300)
     told(embedctl("submit", write(documents), "--digests", "-o", "old.parquet", "--json"))
-    since = ("corpus.jsonl", "--since", "old.parquet", "-o", "new.parquet", "--dry-run", "--json")
-    facts = embedctl("submit", *since)
+    sync = ("corpus.jsonl", *synced(short_folder), "--dry-run", "--json")
+    facts = embedctl("submit", *sync)
     assert told(facts)["records"] == 0
     assert "300 records are unchanged" in facts.stderr
     write(changed(documents))
-    assert told(embedctl("run", *since))["records"] == 4
-    facts = embedctl("submit", *since, "--prompt", "query: ")
+    assert told(embedctl("run", *sync))["records"] == 4
+    facts = embedctl("submit", *sync, "--prompt", "query: ")
     assert told(facts)["records"] == 300
     assert not list(broker.jobs.newest())
 
@@ -331,14 +288,14 @@ def test_ten_thousand_records_are_encoded_once(
     documents = many(10_000)
     told(embedctl("submit", write(documents), "--digests", "-o", "old.parquet", "--json"))
     assert encoded() == 10_000
-    facts = told(embedctl("submit", "corpus.jsonl", "--since", "old.parquet", "-o", "new.parquet", "--json"))
-    assert counts(facts) == (10_000, 0, 0, 0)
+    facts = told(embedctl("submit", "corpus.jsonl", *synced(short_folder), "--json"))
+    assert counts(facts) == (10_000, 0, 0)
     assert encoded() == 10_000
     assert not list(broker.jobs.newest())
     assert (short_folder / "old.parquet").read_bytes() == (short_folder / "new.parquet").read_bytes()
 
     after = {label: text if at % 100 else f"{text} changed" for at, (label, text) in enumerate(documents.items())}
-    told(embedctl("submit", write(after), "--since", "old.parquet", "-o", "new.parquet", "--json"))
+    told(embedctl("submit", write(after), *synced(short_folder), "--json"))
     assert encoded() == 10_100
     told(embedctl("submit", "corpus.jsonl", "--digests", "-o", "full.parquet", "--json"))
     assert encoded() == 20_100
@@ -349,12 +306,12 @@ def test_ten_thousand_records_are_encoded_once(
 def test_run_copies_too(write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker) -> None:
     start_worker()
     documents = many(30)
-    command = ("run", write(documents), "--since", "v.parquet", "-o", "v.parquet", "--json")
-    assert counts(told(embedctl(*command))) == (0, 0, 30, 0)
+    command = ("run", write(documents), "--sync", "-o", "v.parquet", "--json")
+    assert counts(told(embedctl(*command))) == (0, 0, 30)
     documents["id-3"] = "changed"
     write(documents)
-    assert counts(told(embedctl(*command))) == (29, 0, 1, 0)
-    assert counts(told(embedctl(*command))) == (30, 0, 0, 0)
+    assert counts(told(embedctl(*command))) == (29, 0, 1)
+    assert counts(told(embedctl(*command))) == (30, 0, 0)
     assert_holds(short_folder / "v.parquet", documents)
 
 
@@ -362,12 +319,12 @@ def test_run_copies_too(write: Write, embedctl: RunEmbedctl, short_folder: Path,
 def test_run_alone_copies_too(write: Write, embedctl: RunEmbedctl, short_folder: Path) -> None:
     """With a private Redis and a worker of its own, which tells the model's fingerprint."""
     documents = many(30)
-    command = ("run", write(documents), "--since", "v.parquet", "-o", "v.parquet", "--cache", "c.db", "--json")
-    assert counts(told(embedctl(*command, EMBEDCTL_REDIS_URL=""))) == (0, 0, 30, 0)
+    command = ("run", write(documents), "--sync", "-o", "v.parquet", "--cache", "c.db", "--json")
+    assert counts(told(embedctl(*command, EMBEDCTL_REDIS_URL=""))) == (0, 0, 30)
     documents["id-3"] = "changed"
     write(documents)
     again = embedctl(*command, EMBEDCTL_REDIS_URL="")
-    assert counts(told(again)) == (29, 0, 1, 0)
+    assert counts(told(again)) == (29, 0, 1)
     assert "trust" not in again.stderr
     assert_holds(short_folder / "v.parquet", documents)
     state = [file for file in (short_folder / "state").rglob("*") if file.is_file()]
@@ -382,21 +339,21 @@ def test_of_a_job_that_its_error_budget_ends_what_is_done_is_written_beside_all_
     start_worker("poison")
     documents = many(40)
     options = ("--class", "poison", "--chunk-size", "2", "--json")
-    told(embedctl("submit", write(documents), "--digests", "-o", f"old.{suffix}", *options))
+    told(embedctl("submit", write(documents), "--digests", "-o", f"v.{suffix}", *options))
     changes = {f"id-{at}": f"changed {at}" for at in range(10, 30)} | {"id-10": "fail-encoder", "id-11": "fail-encoder"}
     after = documents | changes
-    since = ("--since", f"old.{suffix}", "-o", f"new.{suffix}", "--max-errors", "1")
-    failed = embedctl("submit", write(after), *since, *options)
+    sync = ("--sync", "-o", f"v.{suffix}")
+    failed = embedctl("submit", write(after), *sync, "--max-errors", "1", *options)
     assert failed.returncode == 1
     assert "error budget" in failed.stderr
     assert not list(broker.jobs.newest())
     copied = [label for label in documents if label not in changes]
     if suffix == "parquet":
-        rows = pq.read_table(short_folder / "new.parquet").to_pylist()
+        rows = pq.read_table(short_folder / "v.parquet").to_pylist()
         found = {row["id"]: row["embedding"] for row in rows}
         assert [row["position"] for row in rows] == [list(after).index(row["id"]) for row in rows]
     else:
-        array = np.load(short_folder / "new.npy")
+        array = np.load(short_folder / "v.npy")
         found = {label: array[at] for at, label in enumerate(after) if not np.isnan(array[at]).any()}
     assert set(copied) <= found.keys()
     expected = reference([after[label] for label in copied])
@@ -404,29 +361,8 @@ def test_of_a_job_that_its_error_budget_ends_what_is_done_is_written_beside_all_
 
     # What is missing counts as new the next time.
     documents = {label: text for label, text in after.items() if text != "fail-encoder"}
-    last = ("--since", f"new.{suffix}", "-o", f"last.{suffix}")
-    facts = told(embedctl("submit", write(documents), *last, *options))
+    facts = told(embedctl("submit", write(documents), *sync, *options))
     assert facts["unchanged"] + facts["encoded"] == len(documents)
     assert facts["unchanged"] >= len(copied)
     told(embedctl("submit", "corpus.jsonl", "--digests", "-o", f"full.{suffix}", *options))
-    assert (short_folder / f"last.{suffix}").read_bytes() == (short_folder / f"full.{suffix}").read_bytes()
-
-
-def test_parts_that_change_while_they_are_copied_are_noticed(
-    write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
-) -> None:
-    """Only a single file is held open. So each vector's digest is read with it once more."""
-    start_worker()
-    for corpus, place in ((many(60), "one/"), ({f"id-{at}": f"other {at}" for at in range(60)}, "two/")):
-        done = embedctl("submit", write(corpus), "--chunk-size", "10", "--digests", "-o", place, **SMALL_PARTS)
-        assert done.returncode == 0, done.stderr
-    earlier = open_earlier(str(short_folder / "one"), None)
-    records = [make_record(f"text {at}", f"id-{at}", 100) for at in range(60)]
-    plan = compare(records, earlier, [], None, Hits(), copies=True)
-    assert plan.unchanged == 60
-    shutil.rmtree(short_folder / "one")
-    (short_folder / "two").rename(short_folder / "one")
-    spec = JobSpec("dummy", "dummy", "fp32", {**earlier.about.options, "digests": True}, 3600.0)
-    merged = Merged(plan, lambda: iter(records), spec, None, earlier.about)
-    with pytest.raises(OutputError, match="changed meanwhile"):
-        list(merged.iter_results())
+    assert (short_folder / f"v.{suffix}").read_bytes() == (short_folder / f"full.{suffix}").read_bytes()
