@@ -17,9 +17,12 @@ import click
 
 from embedctl_bench.measuring import machine
 from embedctl_bench.measuring.comparison import Scene, each_scene
+from embedctl_bench.measuring.contenders import Ground
 from embedctl_bench.measuring.session import Session
 from embedctl_bench.peers.environments import requirements_digest
-from embedctl_bench.peers.models import peers_folder, slug
+from embedctl_bench.peers.models import Model, peers_folder, slug
+from embedctl_bench.peers.tuned import reference_of
+from embedctl_bench.peers.workload import Workload
 from embedctl_bench.report import Claim, Report, Table, write_report
 from embedctl_config.command_group import option
 from embedctl_config.cpu import no_bf16
@@ -96,6 +99,20 @@ class Asked:
             "peers": requirements_digest(),
         }
         return Session(self.output, name, fresh=self.fresh, plan=plan, conditions=conditions)
+
+    def ground(self, key: str, model: Model, workload: Workload, session: Session, **more: Any) -> Ground:
+        """What all systems have in common on one model; computes the reference unless it is kept.
+
+        Args:
+            more: other attributes.
+
+        Raises:
+            Unavailable: the reference can't be computed.
+        """
+        cpus, device = sorted(self.cpus), "cuda" if self.device == "gpu" else "cpu"
+        session.say(f"{key}: {len(workload.lengths)} references by torch in fp32, unless they are kept")
+        reference = reference_of(model, workload, cpus, self.place, device)
+        return Ground(key, model, workload, reference, cpus, self.place, session, self.quick, **more)
 
 
 def common(command: Callable[..., None]) -> Callable[..., None]:

@@ -15,8 +15,8 @@ from statistics import fmean, median
 import click
 
 from embedctl_bench.asking import Asked, common, conclude
-from embedctl_bench.measuring.comparison import Comparison, Load, Run, Scene, each_scene, in_words
-from embedctl_bench.measuring.contenders import Contender, Ground, compete
+from embedctl_bench.measuring.comparison import Load, Run, Scene, each_scene, in_words
+from embedctl_bench.measuring.contenders import Contender, compete
 from embedctl_bench.peers.models import Model, describe, measured_model
 from embedctl_bench.peers.registry import (
     AT_ITS_DEFAULT,
@@ -29,7 +29,6 @@ from embedctl_bench.peers.registry import (
     on_gpu,
     product_of,
 )
-from embedctl_bench.peers.tuned import reference_of
 from embedctl_bench.report import Claim
 from embedctl_bench.texts.workloads import describe_workload, make_workload
 from embedctl_config.errors import SettingsError
@@ -92,19 +91,9 @@ def command(asked: Asked, workloads: tuple[str, ...]) -> None:
                         [Load(workload_name, rounds, len(workload.lengths))],
                     )
                 )
-                cpus, device = sorted(asked.cpus), "cuda" if asked.device == "gpu" else "cpu"
                 least_s = 0.0 if asked.device == "cpu" else _QUICK_DEVICE_S if asked.quick else _DEVICE_S
-                ground = Ground(
-                    f"{model.name}/{workload.name} {workload.digest}",
-                    model,
-                    workload,
-                    reference_of(model, workload, cpus, asked.place, device),
-                    cpus,
-                    asked.place,
-                    session,
-                    asked.quick,
-                    least_s=least_s,
-                )
+                key = f"{model.name}/{workload.name} {workload.digest}"
+                ground = asked.ground(key, model, workload, session, least_s=least_s)
                 compete(scenes[-1], systems, ground, run_on(asked, least_s))
     conclude(
         asked,
@@ -231,14 +220,10 @@ def claims_of(scene: Scene) -> Iterator[Claim]:
 def notes_of(scene: Scene) -> Iterator[str]:
     """For each class, the whole product's rate as a multiple of its engine's."""
     for comparison in scene.measured():
-        for product, shares in _shares(comparison):
-            yield f"{comparison.where}: {product} has {in_words(shares)} × the rate of its engine called directly."
-            if median(shares) > _MOST_SHARE:
+        for product in comparison.systems:
+            engine = comparison.find(product.name.replace("embedctl-", "embedctl-engine-", 1))
+            shares = product.ratios(engine) if engine and product.ours else []
+            if shares:
+                yield f"{comparison.where}: {product.label} has {in_words(shares)} × the rate of its engine alone."
+            if shares and median(shares) > _MOST_SHARE:
                 yield f"**Not to be trusted: {comparison.where}**, because it can't be faster than its own engine."
-
-
-def _shares(comparison: Comparison) -> Iterator[tuple[str, list[float]]]:
-    for product in comparison.systems:
-        engine = comparison.find(product.name.replace("embedctl-", "embedctl-engine-", 1))
-        if product.ours and engine and (shares := product.ratios(engine)):
-            yield product.label, shares

@@ -18,7 +18,7 @@ from embedctl_bench.measuring.comparison import Load, Run, Scene, SystemRuns, ea
 from embedctl_bench.measuring.contenders import Contender, Ground, compete
 from embedctl_bench.peers.models import describe, measured_model
 from embedctl_bench.peers.registry import FLOOR, TRANSFORMERS, System, choose_peers, engine_of
-from embedctl_bench.peers.tuned import Effort, reference_of
+from embedctl_bench.peers.tuned import Effort
 from embedctl_bench.peers.workload import kept
 from embedctl_bench.report import Claim, Column, Table
 from embedctl_bench.texts.words import ExactTexts
@@ -98,9 +98,9 @@ def command(
     with suppress(KeyboardInterrupt), session:
         for name in asked.models:
             model = measured_model(name, asked.settings, asked.place)
-            texts, cpus = ExactTexts(model), sorted(asked.cpus)
+            texts = ExactTexts(model)
             workload = make_workload("W1", _CHECKED, model, asked.place)
-            reference = reference_of(model, workload, cpus, asked.place)
+            ground = asked.ground(model.name, model, workload, session)
             lengths = [each for each in length_axis if each <= model.max_tokens]
             for length in {*length_axis} - {*lengths}:
                 why = f"{name} takes {model.max_tokens}"
@@ -114,9 +114,8 @@ def command(
                 scenes.append(Scene(where, model, describe(name), loads, _BASE))
                 there = sorted(frozenset[int]().union(*cores_of(asked.cpus)[:cores]))
                 key = f"{model.name}/{cores} cores/{copies} copies"
-                ground = Ground(key, model, workload, reference, there, asked.place, session, asked.quick)
                 own = [in_copies(system, copies) for system in systems]
-                compete(scenes[-1], own, ground, run_with(texts, effort, ground))
+                compete(scenes[-1], own, replace(ground, key=key, cpus=there), run_with(texts, effort, ground))
     conclude(
         asked,
         session,
@@ -202,7 +201,7 @@ def claims_of(scene: Scene) -> Iterator[Claim]:
             CLAIMED_IN_WORDS,
             f"{least:.2f}–{max(lead.values()):.2f} ×, median {median(lead.values()):.2f}",
             met=least >= CLAIMED,
-            why="" if least >= CLAIMED else _why(scene, system, min(lead, key=lambda each: lead[each])),
+            why=_why(scene, system, min(lead, key=lambda each: lead[each])),
         )
         behind = [length for length, times in lead.items() if times < times_published(length)]
         yield Claim(
@@ -210,7 +209,7 @@ def claims_of(scene: Scene) -> Iterator[Claim]:
             f"{times_published(512):.2f}–{times_published(8):.2f} ×",
             f"as much or more at {len(lead) - len(behind)} of {len(lead)} lengths",
             met=not behind,
-            why=f"Less at {', '.join(map(str, behind))} tokens." if behind else "",
+            why=f"Less at {', '.join(map(str, behind))} tokens.",
         )
 
 

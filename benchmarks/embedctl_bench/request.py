@@ -13,9 +13,8 @@ import click
 import numpy as np
 
 from embedctl_bench.asking import Asked, common, conclude
-from embedctl_bench.measuring.comparison import COLUMNS, UNKNOWN, Load, Run, Scene, SystemRuns, each_scene
+from embedctl_bench.measuring.comparison import COLUMNS, Load, Run, Scene, SystemRuns, each_scene
 from embedctl_bench.measuring.contenders import Contender, Ground, compete
-from embedctl_bench.peers.adapters.embedctl_adapters.embedctl_pipeline import CLIENTS
 from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.models import Model, describe, measured_model, model_files, slug
 from embedctl_bench.peers.registry import (
@@ -26,7 +25,6 @@ from embedctl_bench.peers.registry import (
     product_of,
     servers_of,
 )
-from embedctl_bench.peers.tuned import reference_of
 from embedctl_bench.peers.workload import Workload, kept
 from embedctl_bench.report import Claim, Table
 from embedctl_bench.texts.words import LONGEST, REQUESTS, SHORTEST, TEXTS, draw_words, request_texts
@@ -155,15 +153,15 @@ def command(asked: Asked, http: bool) -> None:
     """Ten concurrent requests of 255 long texts: infinity's benchmark.
 
     Times each run from submit until the last vector is stored. Each class runs embedctl end to end: a private Redis,
-    workers, and several processes that submit. Other systems are called as their users call them. All systems encode
-    the same texts on the same CPUs, in turn. On fewer than 16 CPUs, every system encodes a tenth of the texts three
+    workers, and a client with ten threads. Other systems are called as their users call them. All systems encode the
+    same texts on the same CPUs, in turn. On fewer than 16 CPUs, every system encodes a tenth of the texts three
     times; embedctl and the fastest other systems also encode all texts once.
     """
     (_over_http if http else _through_the_product)(asked)
 
 
 def _through_the_product(asked: Asked) -> None:
-    requests, cpus = long_requests(len(asked.cpus), quick=asked.quick), sorted(asked.cpus)
+    requests = long_requests(len(asked.cpus), quick=asked.quick)
     peers, lacking = choose_peers(asked.peers, asked.place)
     products = [_product(name, asked) for name in asked.classes]
     # Unless no other system is wanted.
@@ -180,20 +178,8 @@ def _through_the_product(asked: Asked) -> None:
             workload = Workload("requests", kept(texts, asked.place, "texts"), model.lengths(texts), chunk=TEXTS)
             shown = f"{describe(name)}; {describe_workload(workload, model.max_tokens)}"
             scenes.append(Scene(name, model, shown, [each.load for each in requests]))
-            session.say(f"{name}: {len(texts)} references, one text at a time by torch in fp32, unless they are kept")
-            reference = reference_of(model, workload, cpus, asked.place)
-            ground = Ground(
-                model.name,
-                model,
-                workload,
-                reference,
-                cpus,
-                asked.place,
-                session,
-                asked.quick,
-                request=len(texts) // REQUESTS,
-                warm_up=warm_up,
-            )
+            request = len(texts) // REQUESTS
+            ground = asked.ground(model.name, model, workload, session, request=request, warm_up=warm_up)
             _compete(scenes[-1], systems, ground, requests)
     published = [
         {"system": f"{system}; {model}, {hardware}", "requests_per_s": rate, "texts_per_s": TEXTS * rate}
@@ -207,11 +193,11 @@ def _through_the_product(asked: Asked) -> None:
             f"{REQUESTS} requests in flight at once, each of {TEXTS} texts of {SHORTEST:,}–{LONGEST:,} characters: the "
             "shape of infinity's own benchmark, with other texts. The texts are generated, the same on every machine, "
             "and different in each request. A model that truncates before 512 tokens is set to 512 if it has the "
-            f"positions. Ours is the whole product: a private Redis, workers, and {CLIENTS} processes that submit "
-            f"{REQUESTS // CLIENTS} jobs each at once, all on the same CPUs; timed from before the first submit to the "
-            "last vector stored in Redis. Other systems are called in their own process without a server: infinity "
-            "gets all requests in its queue at once; the others have no queue and get one after the other. A load that "
-            "is run once has no spread: differences below 10 % say nothing."
+            "positions. Ours is the whole product: a private Redis, workers, and a client that submits all jobs at "
+            "once, on the same CPUs; timed from before the first submit to the last vector stored in Redis. Other "
+            "systems are called in their own process without a server: infinity gets all requests in its queue at "
+            "once; the others have no queue and get one after the other. A load that is run once has no spread: "
+            "differences below 10 % say nothing."
         ],
         scenes,
         claims=each_scene(scenes, claims_of),
@@ -262,13 +248,13 @@ def claims_of(scene: Scene) -> Iterator[Claim]:
                     published=f"{published:.1f} × (the fastest in {each.precision} on a CPU)",
                     ours=f"{ratio:.2f} ×",
                     met=ratio >= published,
-                    why="" if ratio >= published else _OTHER_CONDITIONS,
+                    why=_OTHER_CONDITIONS,
                 )
         yield from comparison.lead_claims()
 
 
 def _over_http(asked: Asked) -> None:
-    requests, cpus = http_requests(len(asked.cpus), quick=asked.quick), sorted(asked.cpus)
+    requests = http_requests(len(asked.cpus), quick=asked.quick)
     # infinity's server only if it is asked for, since it is installed first.
     others = [INFINITY_SERVER] if asked.peers and {"all", "infinity", INFINITY_SERVER.name} & {*asked.peers} else []
     cells = [(name, hardware) for name in asked.models for hardware in asked.classes]
@@ -282,9 +268,7 @@ def _over_http(asked: Asked) -> None:
             workload = make_workload("W1", _CHECKED, model, asked.place)
             loads, base = [each.load for each in requests], ((INFINITY_SERVER.name,), "infinity's server")
             scenes.append(Scene(f"{name}, class {hardware}", model, describe(name), loads, base))
-            reference = reference_of(model, workload, cpus, asked.place)
-            key = f"{name}/{hardware}"
-            ground = Ground(key, model, workload, reference, cpus, asked.place, session, asked.quick, warm_up=warm_up)
+            ground = asked.ground(f"{name}/{hardware}", model, workload, session, warm_up=warm_up)
             systems = [*servers_of(hardware, asked.settings), *others]
             _compete(scenes[-1], systems, ground, requests)
     conclude(
@@ -315,7 +299,6 @@ def http_claims_of(scene: Scene) -> Iterator[Claim]:
                 published="–",
                 ours=f"{lead:.2f} × its rate",
                 met=lead >= 1,
-                why="" if lead >= 1 else UNKNOWN,
             )
         single = comparison.load.texts == comparison.load.requests
         if single and ours and direct and (rounds := behind_ms(ours, direct)):
@@ -325,7 +308,6 @@ def http_claims_of(scene: Scene) -> Iterator[Claim]:
                 published="–",
                 ours=f"p50 {behind:.1f} ms behind ({min(rounds):.1f} to {max(rounds):.1f} in {len(rounds)} rounds)",
                 met=behind <= _BEHIND_MS,
-                why="" if behind <= _BEHIND_MS else UNKNOWN,
             )
 
 

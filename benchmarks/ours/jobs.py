@@ -11,11 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from itertools import islice
 
-import numpy as np
-import psutil
 from benchmarks.ours.service import Figures, percentile, seconds_of, service
 
 from embedctl import Job, enqueue_embeddings
@@ -24,16 +20,9 @@ from embedctl.corpus import open_corpus
 from embedctl.enqueue import submit
 from embedctl.job_options import SubmitOptions
 from embedctl.local import local_worker
-from embedctl_bench.measuring.machine import cpu_seconds
-from embedctl_bench.peers.models import measured_model, peers_folder
-from embedctl_bench.peers.registry import engine_of
-from embedctl_bench.peers.tuned import TunedProcess
-from embedctl_bench.peers.workload import Workload, kept
-from embedctl_bench.texts.passages import passages
 from embedctl_bench.texts.words import draw_words
 from embedctl_config import keys
 from embedctl_config.settings import Settings
-from embedctl_workers.models.cache import private_folder
 
 _MODEL = "all-MiniLM-L6-v2"
 _IDLE_S = 12.0
@@ -175,10 +164,9 @@ def small_jobs(*, jobs: int = 512, singles: int = 200, model: str = _MODEL, hard
             many = [texts(size) for size in sizes]
             together = [text for job in many for text in job]
             with ThreadPoolExecutor(callers) as pool:
-                before, began = _cpu_by_part(), time.perf_counter()
+                began = time.perf_counter()
                 waits = list(pool.map(encode, many))
                 many_s = time.perf_counter() - began
-            after = _cpu_by_part()
             one_s = encode(together)
             found |= {
                 f"{name}: texts/s": len(together) / many_s,
@@ -186,36 +174,7 @@ def small_jobs(*, jobs: int = 512, singles: int = 200, model: str = _MODEL, hard
                 f"{name}: a job's p50 ms": 1000 * statistics.median(waits),
                 f"{name}: a job's p99 ms": 1000 * percentile(waits, 99),
             }
-            for part, spent in after.items():
-                found[f"{name}: CPU ms a text, {part}"] = 1000 * (spent - before[part]) / len(together)
     return found
-
-
-def queue_overhead(*, records: int = 4096, model: str = _MODEL, hardware: str = "cpu") -> Figures:
-    """A job through Redis and a warm worker, against the same engine called in a process beside it."""
-    settings = Settings()
-    place = private_folder(peers_folder(settings))
-    measured = measured_model(model, settings, place)
-    texts = [text for _, text in islice(passages(), records)]
-    workload = Workload("passages", kept(texts, place, "passages"), measured.lengths(texts), settings.chunk_size)
-    engine = engine_of(hardware, settings)
-    alone = replace(engine, settings=engine.settings[:1])
-    direct = TunedProcess(alone, measured, workload, sorted(os.sched_getaffinity(0)), place)
-    try:
-        with _real_worker(str(measured.folder), hardware) as queued:
-            ratios, difference = [], 0.0
-            for turn in range(3):  # the first warms up
-                done = direct.encode()
-                job = enqueue_embeddings(texts, model=str(measured.folder), hardware=hardware, settings=queued)
-                status, vectors = job.wait(), job.vectors()
-                assert status.started_at
-                assert status.ended_at
-                if turn:
-                    ratios.append((status.ended_at - status.started_at).total_seconds() / done.seconds)
-                    difference = max(difference, float(np.abs(vectors - done.vectors).max()))
-    finally:
-        direct.close()
-    return {"time, × the engine's": statistics.median(ratios), "largest difference": difference}
 
 
 @contextmanager
@@ -225,11 +184,3 @@ def _real_worker(model: str, hardware: str) -> Iterator[Settings]:
         log = of.folder / "worker.log"
         with local_worker(of.settings, hardware=hardware, model=model, cpus=None, log_file=log):
             yield of.settings
-
-
-def _cpu_by_part() -> Figures:
-    """CPU seconds so far of the callers in this process, and of the worker and the Redis that it started."""
-    used = {"callers": time.process_time(), "worker": 0.0, "Redis": 0.0}
-    for child in psutil.Process().children():
-        used["Redis" if "redis" in child.name() else "worker"] += cpu_seconds(child.pid)
-    return used

@@ -25,7 +25,7 @@ from embedctl_bench.report import grid
 
 #: Module → its probes. Only that of the probe is imported, because others need torch.
 PROBES: Mapping[str, Sequence[str]] = {
-    "jobs": ("redis_calls", "recovery", "submit_rate", "submit_latency", "small_jobs", "queue_overhead"),
+    "jobs": ("redis_calls", "recovery", "submit_rate", "submit_latency", "small_jobs"),
     "outputs": ("formats", "drain"),
     "databases": ("databases",),
     "since_scale": ("since_scale",),

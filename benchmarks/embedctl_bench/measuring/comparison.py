@@ -21,8 +21,6 @@ _MOST_TOKENS_LOST = 0.005
 PROMISES = {"fp32": "fp32", "fp16": "16 bits (bf16 or fp16)", "int8": "int8"}
 #: What a system computes in → the precision that it promises.
 _PROMISED = {"fp32": "fp32", "bf16": "fp16", "fp16": "fp16", "int8": "int8"}
-#: Why a system is not met or ahead, if that is unknown.
-UNKNOWN = "the run does not tell why"
 
 #: Of a row of :meth:`Comparison.rows`.
 COLUMNS = (
@@ -296,7 +294,6 @@ class Comparison:
                 published="–",
                 ours=f"{ours.label} has {lead:.2f} × the rate of {other.label}, the fastest of them",
                 met=lead >= 1,
-                why="" if lead >= 1 else UNKNOWN,
             )
 
 

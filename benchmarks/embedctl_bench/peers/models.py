@@ -157,10 +157,10 @@ def uncut(name: str, source: Path, place: Path) -> Model:
     Args:
         name: of the copy; different for other weights.
     """
-    limit = read_json(source / _LIMITS).get("max_seq_length") if (source / _LIMITS).is_file() else None
+    model = Model.in_folder(name, source)
     positions = read_json(source / "config.json").get("max_position_embeddings", 0)
-    if limit is None or limit >= MAX_TOKENS or positions < MAX_TOKENS:
-        return Model.in_folder(name, source)
+    if model.max_tokens >= MAX_TOKENS or positions < MAX_TOKENS:
+        return model
 
     def copy(into: Path) -> None:
         shutil.copytree(source, into, ignore=shutil.ignore_patterns(*_LEFT_OUT))

@@ -45,7 +45,6 @@ _WORDS = """
     voice water weather weight west whether which while whole winter within without woman wonder world write year
     young
 """.split()  # noqa: SIM905  (as a list it would be pages long)
-_WORDS_IN_SENTENCE = (6, 17)
 
 
 def request_texts(number: int, texts: int = TEXTS) -> list[str]:
@@ -96,15 +95,9 @@ class ExactTexts:
 
 
 def _text(draw: random.Random) -> str:
-    """Sentences; the last one ends as soon as the text is long enough."""
+    """Words that are as long together as a text of infinity's."""
     length = _between(draw, SHORTEST + max(map(len, _WORDS)) + 1, LONGEST)
-    sentences: list[str] = []
-    size = 0
-    while size <= length:
-        words = [_WORDS[_between(draw, 0, len(_WORDS) - 1)] for _ in range(_between(draw, *_WORDS_IN_SENTENCE))]
-        sentences.append(" ".join(words).capitalize() + ".")
-        size += len(sentences[-1]) + 1
-    return " ".join(sentences)[:length].rpartition(" ")[0].rstrip(".") + "."
+    return draw_words(draw, LONGEST // 2)[:length].rpartition(" ")[0]
 
 
 def _between(draw: random.Random, least: int, most: int) -> int:

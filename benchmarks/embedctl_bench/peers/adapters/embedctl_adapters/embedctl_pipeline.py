@@ -1,23 +1,19 @@
-"""Our whole product on one machine: a private Redis, pinned workers, and jobs of several clients."""
+"""Our whole product on one machine: a private Redis, pinned workers, and jobs of a client."""
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import signal
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from embedctl.broker import Broker
 from embedctl.enqueue import submit
-from embedctl.job import Job
 from embedctl.job_options import SubmitOptions
 from embedctl.local import local_worker, private_redis
 from embedctl.records import records_of
@@ -25,51 +21,55 @@ from embedctl.store import JobStatus
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
 
-from .serving import Answered, Requested, Timed, error_of
-
-#: Processes that submit requests; each submits its share at once.
-CLIENTS = 5
+from .serving import Answered, Requested, Timed, Vectors
 
 
 class ProductAdapter:
-    """A job, or several at once. The workers, the Redis and the clients share this process's CPUs."""
+    """A job, or several at once. The workers, the Redis and the client share this process's CPUs."""
 
     def __init__(
         self, model: Path, threads: int, workers: int, cache: str, chunk: int, hardware: str, entry: Mapping[str, Any]
     ) -> None:
         with ExitStack() as stack:
-            self._settings = product(stack, model, workers, cache, chunk, hardware, entry)
-            self._broker = Broker.connect(self._settings)
+            self._broker = Broker.connect(product(stack, model, workers, cache, chunk, hardware, entry))
             stack.callback(self._broker.close)
             self._stack = stack.pop_all()
         self._options = SubmitOptions(model=model.name, hardware=hardware)
-        self._clients: ProcessPoolExecutor | None = None
 
     def encode(self, texts: Sequence[str]) -> Timed:
         """A job, timed from its first claim to its last vector stored."""
-        job, status = _ask(self._broker, self._options, texts)
-        vectors = job.vectors()
-        job.discard()
+        vectors, status = self._job(texts)
         assert status.started_at
         assert status.ended_at
         began, ended = status.started_at.timestamp(), status.ended_at.timestamp()
         return Timed(vectors, ended - began, status.tokens, began, ended)
 
     def requests(self, requests: Sequence[Sequence[str]], callers: int = 0) -> Requested:
-        """Each request as a job, from several processes at once, timed from before they submit."""
-        if not self._clients:
-            self._clients = ProcessPoolExecutor(
-                CLIENTS, multiprocessing.get_context("spawn"), _connect, (self._settings, self._options)
-            )
-            self._stack.callback(self._clients.shutdown)
-            list(self._clients.map(_answers, [[]] * CLIENTS))  # they have started
-        parts = list(self._clients.map(_answers, [requests[number::CLIENTS] for number in range(CLIENTS)]))
-        started = min(part.started for part in parts)
-        return Requested(started, [parts[at % CLIENTS].answers[at // CLIENTS] for at in range(len(requests))])
+        """Each request as a job, each in a thread, timed from before they submit."""
+        started = time.monotonic()
+        with ThreadPoolExecutor(len(requests)) as threads:
+            return Requested(started, list(threads.map(self._answer, requests)))
 
     def close(self) -> None:
         """Stop the workers, then the Redis."""
         self._stack.close()
+
+    def _answer(self, texts: Sequence[str]) -> Answered:
+        vectors, status = self._job(texts)
+        assert status.ended_at
+        # The end is given by Redis' clock, which is this machine's.
+        return Answered(vectors, status.ended_at.timestamp() - time.time() + time.monotonic(), status.tokens)
+
+    def _job(self, texts: Sequence[str]) -> tuple[Vectors, JobStatus]:
+        """Submit, wait, fetch."""
+        records = records_of(texts, max_bytes=self._broker.settings.max_text_bytes)
+        job = submit(self._broker, records, self._options, at_hand=True)
+        status = job.wait()
+        if status.done != len(texts):
+            raise RuntimeError(f"{status.done} of {len(texts)} records were done")
+        vectors = job.vectors()
+        job.discard()
+        return vectors, status
 
 
 def product(
@@ -110,41 +110,3 @@ def _toml(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_toml(name)} = {_toml(each)}" for name, each in value.items()) + "}"
     return json.dumps(value, ensure_ascii=False)
-
-
-#: Of a client's process.
-_client: list[tuple[Broker, SubmitOptions]] = []
-
-
-def _connect(settings: Settings, options: SubmitOptions) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the adapter ends it
-    _client.append((Broker.connect(settings), options))
-
-
-def _answers(requests: Sequence[Sequence[str]]) -> Requested:
-    """A client's requests, all at once."""
-    started = time.monotonic()
-    try:
-        with ThreadPoolExecutor(max(1, len(requests))) as threads:
-            return Requested(started, list(threads.map(partial(_request, *_client[0]), requests)))
-    except Exception as error:  # noqa: BLE001  (it must be one that can be pickled)
-        raise error_of(error) from None
-
-
-def _request(broker: Broker, options: SubmitOptions, texts: Sequence[str]) -> Answered:
-    """Submit, wait, fetch."""
-    job, status = _ask(broker, options, texts)
-    assert status.ended_at
-    # The end is given by Redis' clock, which is this machine's.
-    stored = status.ended_at.timestamp() - time.time() + time.monotonic()
-    vectors = job.vectors()
-    job.discard()
-    return Answered(vectors, at=stored, tokens=status.tokens)
-
-
-def _ask(broker: Broker, options: SubmitOptions, texts: Sequence[str]) -> tuple[Job, JobStatus]:
-    job = submit(broker, records_of(texts, max_bytes=broker.settings.max_text_bytes), options, at_hand=True)
-    status = job.wait()
-    if status.done != len(texts):
-        raise RuntimeError(f"{status.done} of {len(texts)} records were done")
-    return job, status

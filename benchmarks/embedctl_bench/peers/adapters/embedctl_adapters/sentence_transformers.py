@@ -48,11 +48,19 @@ class SentenceTransformersAdapter:
         if dtype == "bfloat16" and device == "cpu" and not _BF16 & _cpu_flags():
             raise RuntimeError("this CPU has no instructions for bf16")
         torch.set_num_threads(threads)
-        options = _options(backend, threads, file, hint)
-        if dtype:
-            options["dtype"] = getattr(torch, dtype)
+        options: dict[str, Any] = {}
+        if backend == "onnx":
+            options = _onnx(threads, file)
+        elif backend == "openvino":
+            precision = {"INFERENCE_PRECISION_HINT": hint} if hint else {}
+            options = {"ov_config": {**precision, "INFERENCE_NUM_THREADS": str(threads)}}
+        elif dtype:
+            options = {"dtype": getattr(torch, dtype)}
         self._model: Any = SentenceTransformer(str(model), device=device, backend=backend, model_kwargs=options)
-        self.computes = _computes(self._model[0].auto_model, backend)
+        inner: Any = self._model[0].auto_model
+        self.computes = _openvino_computes(inner) if backend == "openvino" else ""
+        if backend == "torch":
+            self.computes = _KINDS[str(next(inner.parameters()).dtype).removeprefix("torch.")]
 
     def encode(self, texts: Sequence[str], batch: int) -> Vectors:
         """As its users call it."""
@@ -62,18 +70,6 @@ class SentenceTransformersAdapter:
     def count(self, texts: Sequence[str]) -> int:
         """By its own tokenizer."""
         return int(self._model.tokenize(list(texts))["attention_mask"].sum())
-
-
-def _options(backend: str, threads: int, file: str, hint: str) -> dict[str, Any]:
-    if backend == "onnx":
-        return _onnx(threads, file)
-    return _openvino(threads, hint) if backend == "openvino" else {}
-
-
-def _computes(model: Any, backend: str) -> str:
-    if backend == "torch":
-        return _KINDS[str(next(model.parameters()).dtype).removeprefix("torch.")]
-    return _openvino_computes(model) if backend == "openvino" else ""
 
 
 def _cpu_flags() -> set[str]:
@@ -87,11 +83,6 @@ def _onnx(threads: int, file: str) -> dict[str, Any]:
     session = onnxruntime.SessionOptions()
     session.intra_op_num_threads = threads
     return {"provider": "CPUExecutionProvider", "session_options": session, "file_name": f"onnx/{file}"}
-
-
-def _openvino(threads: int, hint: str) -> dict[str, Any]:
-    precision = {"INFERENCE_PRECISION_HINT": hint} if hint else {}
-    return {"ov_config": {**precision, "INFERENCE_NUM_THREADS": str(threads)}}
 
 
 def _openvino_computes(model: Any) -> str:
