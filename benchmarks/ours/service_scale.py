@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any
 
 from benchmarks.ours.service import DUMMY, Figures, seconds_of, service
+from tests.support.store import MINE, claim, encoded, new_job, row
 
 from embedctl.broker import Broker
 from embedctl.doctor import examine
@@ -23,18 +24,14 @@ from embedctl.job import Job
 from embedctl.overview import Gatherer
 from embedctl.reaper import Reaper
 from embedctl.routing import resolve, with_workers
-from embedctl.store import Added, ClaimAnswer, Completed, JobSpec, ServedModel, WorkerRow
+from embedctl.store import ClaimAnswer, WorkerRow
 from embedctl.store.connection import script_source
 from embedctl.store.queues import job_of
-from embedctl_config import keys, wire
-from embedctl_config.fingerprint import job_fingerprint
+from embedctl_config import keys
 from embedctl_config.settings import Settings
-from embedctl_config.wire import ChunkInput, ChunkResult
 
-OPTIONS = {"prompt": None, "truncation": "truncate", "normalize": True, "chunk_size": 2, "chunk_bytes": 1024}
-FINGERPRINT, DIM, ROWS = "aa" * 32, 16, 2
-#: Chunks of each active job.
-CHUNKS = 10
+#: Chunks of each active job, and dimensions of its vectors.
+CHUNKS, DIM = 10, 16
 #: Workers of one machine, and the time between two of a worker's heartbeats (seconds).
 _PER_MACHINE, INTERVAL_S = 8, 5.0
 _TOGETHER = 1000
@@ -95,17 +92,8 @@ def service_scale(
 
 
 def submit(broker: Broker, hardware: str = DUMMY, chunks: int = CHUNKS) -> str:
-    """Submit a job of small chunks, step by step as producers do."""
-    spec = JobSpec(DUMMY, hardware, "fp32", OPTIONS, 7 * 24 * 3600.0)
-    job_id, _ = broker.jobs.create(spec)
-    for chunk in range(chunks):
-        texts = [f"text {chunk} {row}".encode() for row in range(ROWS)]
-        data = wire.encode_input(ChunkInput(chunk * ROWS, bytes(ROWS), texts))
-        answer, _ = broker.jobs.add(job_id, chunk, data, digest=wire.digest_of(data), rows=ROWS, token="p")  # noqa: S106
-        assert answer is Added.OK
-        if chunk == 0:
-            broker.send_issued(broker.jobs.status(job_id))
-    broker.jobs.seal(job_id, chunks)
+    """Submit a job of small chunks, in the steps of a producer."""
+    job_id = new_job(broker, chunks, hardware=hardware, ttl_s=7 * 24 * 3600.0)
     broker.send_issued(broker.jobs.status(job_id))
     return job_id
 
@@ -113,22 +101,11 @@ def submit(broker: Broker, hardware: str = DUMMY, chunks: int = CHUNKS) -> str:
 def work(broker: Broker, job_id: str, chunk: int, instance: str) -> bool:
     """Claim and complete a chunk, as a worker does; returns whether its job has ended."""
     token = secrets.token_hex(8)
-    claim = broker.jobs.claim(job_id, chunk, token=token, instance=instance, fingerprint=FINGERPRINT)
-    if claim.answer is not ClaimAnswer.OK:
+    claimed = claim(broker, job_id, chunk, token, instance=instance)
+    if claimed.answer is not ClaimAnswer.OK:
         return False
-    result = ChunkResult(
-        first=chunk * ROWS,
-        rows=ROWS,
-        dim=DIM,
-        digest=wire.digest_of(claim.input),
-        fingerprint=job_fingerprint(FINGERPRINT, OPTIONS),
-        precision="fp32",
-        backend="dummy",
-        vectors=bytes(ROWS * DIM * 4),
-        checksums=wire.decode_input(claim.input).row_checksums(),
-    )
-    report = Completed(done=ROWS, failed=0, truncated=0, tokens=8 * ROWS, dim=DIM)
-    broker.jobs.complete(job_id, chunk, token, wire.encode_result(result), report, fingerprint=FINGERPRINT)
+    value, report = encoded(claimed.input, dim=DIM)
+    broker.jobs.complete(job_id, chunk, token, value, report, fingerprint=MINE)
     status = broker.jobs.status(job_id)
     broker.send_issued(status)
     return status.state.ended
@@ -175,9 +152,9 @@ def _beat(settings: Settings, workers: float) -> None:
     reapers = [Reaper(broker) for _ in rows]
     began = time.monotonic()
     for turn in range(1 << 62):
-        for number, (row, reaper) in enumerate(zip(rows, reapers, strict=True)):
-            broker.workers.beat(row)
-            broker.upkeep.agenda.wake(row.queues)
+        for number, (each, reaper) in enumerate(zip(rows, reapers, strict=True)):
+            broker.workers.beat(each)
+            broker.upkeep.agenda.wake(each.queues)
             reaper.round()
             if turn:  # at first, all of them at once
                 _sleep_until(began + turn * INTERVAL_S + number * INTERVAL_S / len(rows))
@@ -187,19 +164,14 @@ def _beat(settings: Settings, workers: float) -> None:
 
 def row_of(number: int, hardware: str = DUMMY) -> WorkerRow:
     """What a worker's heartbeat says."""
-    served = ServedModel(FINGERPRINT, DIM, 1000.0, engine="an engine in words", rows_per_s=100.0)
     host = number // _PER_MACHINE
-    return WorkerRow(
-        instance=f"{number:032x}",
+    return row(
+        f"{number:032x}",
+        *(DUMMY, "another-dummy"),
+        hardware=hardware,
         name=f"embedctl-{hardware}-{number % _PER_MACHINE}@host-{host}",
         pid=number,
         host=f"host-{host}",
-        hardware=hardware,
-        backend="dummy",
-        precision="fp32",
-        cpus="0-3",
-        threads=4,
-        models={DUMMY: served, "another-dummy": served},
         machine=f"machine-{host}",
         process=f"{number} 1",
         device="cpu 0-3",

@@ -96,6 +96,9 @@ def test_a_request_that_was_interrupted_resumes_and_then_measures_nothing_again(
     again = tables_of(bench(environment, short_folder, "request", "dummy"), short_folder, "request")
     assert (short_folder / "report" / "measurements.jsonl").read_text() == kept
     assert again["tiny-figures"] == [row]
+    page = (short_folder / "report" / "request.md").read_text()
+    assert "**A quick run** (`--quick`)" in page
+    assert "- taken from earlier runs: 3 steps in " in page
 
 
 def test_requests_over_http(environment: dict[str, str], short_folder: Path) -> None:

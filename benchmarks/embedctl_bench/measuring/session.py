@@ -9,6 +9,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -62,10 +63,8 @@ class Session:
         self._load = os.getloadavg()[0]
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lines = self._read()
-            if fresh:
-                lines = [line for line in lines if line.get("benchmark") != name]
-                replaced(self._path, "".join(json.dumps(line) + "\n" for line in lines))
+            lines = [line for line in self._read() if not fresh or line.get("benchmark") != name]
+            replaced(self._path, "".join(json.dumps(line) + "\n" for line in lines))
             self._stream = self._path.open("a", encoding="utf-8")
         except OSError as error:
             raise OutputError(f"measurements can't be kept in {folder}: {error}") from error
@@ -105,13 +104,16 @@ class Session:
             self.say(f"{self.name} {len(self._done)}/{self._plan}: {key}: measured before; {self.left()}")
             return cast(T, kept["value"])
         before, started = Usage.read(), time.monotonic()
-        try:
-            value = measure()
-        except KeyboardInterrupt:
-            self.stopped = True
-            raise
+        value = measure()
         seconds, usage = time.monotonic() - started, Usage.read().since(before)
-        self._append({"key": key, "at": _now(), "seconds": round(seconds, 3), **usage.as_json(), "value": value})
+        line: dict[str, Any] = {"benchmark": self.name, "identity": self._identity, "key": key, "at": _now()}
+        line |= {"seconds": round(seconds, 3), **usage.as_json(), "value": value}
+        try:
+            self._stream.write(json.dumps(line) + "\n")
+            self._stream.flush()
+        except OSError as error:
+            raise OutputError(f"{self._path} can't be written to: {error}") from error
+        self._new.append(line)
         self.say(f"{self.name} {len(self._done)}/{self._plan}: {key}: {seconds:.1f} s; {self.left()}")
         return value
 
@@ -148,31 +150,13 @@ class Session:
             facts["taken from earlier runs"] = f"{_count(self._reused)}, of {when}, with the same versions and CPUs"
         return facts
 
-    def _append(self, facts: dict[str, Any]) -> None:
-        line = self._kept[facts["key"]] = {"benchmark": self.name, "identity": self._identity, **facts}
-        try:
-            self._stream.write(json.dumps(line) + "\n")
-            self._stream.flush()
-        except OSError as error:
-            raise OutputError(f"{self._path} can't be written to: {error}") from error
-        self._new.append(line)
-
     def _read(self) -> list[dict[str, Any]]:
-        """The file's lines. A line that was cut short is left out, and gets its line end."""
-        if not self._path.exists():
-            return []
-        text = self._path.read_text(encoding="utf-8")
+        """The file's lines. One that was cut short is left out."""
+        text = self._path.read_text(encoding="utf-8") if self._path.exists() else ""
         lines = []
         for line in text.splitlines():
-            try:
-                found = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(found, dict):
-                lines.append(found)
-        if text and not text.endswith("\n"):
-            with self._path.open("a", encoding="utf-8") as stream:
-                stream.write("\n")
+            with suppress(ValueError):
+                lines.append(json.loads(line))
         return lines
 
 

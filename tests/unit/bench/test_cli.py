@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -122,69 +118,3 @@ def test_a_session_is_of_the_classes_as_they_are_configured(tmp_path: Path) -> N
         assert session.step("one", lambda: 3) == 3
     with ask("--quick").session("engines", 1) as session:
         assert session.step("one", lambda: 4) == 4
-
-
-PROGRAM = """\
-import sys, time
-import click
-from embedctl_bench.asking import Asked, common, conclude
-from embedctl_bench.report import Column, Table
-
-def measure(number: int) -> int:
-    print("begun", number, file=sys.stderr, flush=True)
-    if number == 2 and "--price" not in sys.argv:
-        time.sleep(30)
-    return number * 2
-
-
-@click.command()
-@common
-def command(asked: Asked) -> None:
-    rows = []
-    with_session = asked.session("slow", 3)
-    try:
-        with with_session as session:
-            for number in range(3):
-                rows.append({"n": number, "x": session.step(f"step {number}", lambda: measure(number))})
-    except KeyboardInterrupt:
-        pass
-    table = Table("all", "All", [Column("n", "n"), Column("x", "x")], rows)
-    conclude(asked, with_session, "Slow", ["Sleep."], [], tables=[table])
-
-command()
-"""
-
-
-@pytest.mark.slow
-def test_ctrl_c_leaves_a_report_of_what_was_measured_and_the_same_command_resumes(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(PROGRAM)
-    command = [sys.executable, "program.py", "-o", "out"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        assert child.stderr
-        while "begun 2" not in (line := child.stderr.readline()):
-            assert line, "it ended too early"
-        child.send_signal(signal.SIGINT)
-        out, err = child.communicate(timeout=60)
-    assert child.returncode == 130
-    assert out == "out/slow.md\n"
-    assert "goes on from there" in err
-    found = json.loads((tmp_path / "out" / "slow.json").read_text())
-    assert found["tables"][0]["rows"] == [{"n": 0, "x": 0}, {"n": 1, "x": 2}]
-    assert found["notes"][0].startswith("**Stopped with Ctrl-C")
-    assert found["command"] == "embedctl bench -o out"
-
-    quick = subprocess.run(
-        [*command, "--price", "1", "--quick"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert "measured before" not in quick.stderr
-    assert json.loads((tmp_path / "out" / "slow.json").read_text())["notes"][0].startswith("**A quick run**")
-
-    # --price lets the program's last step end at once; it is no condition of a measurement.
-    done = subprocess.run(
-        [*command, "--price", "1"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert "1/3: step 0: measured before" in done.stderr
-    found = json.loads((tmp_path / "out" / "slow.json").read_text())
-    assert [row["x"] for row in found["tables"][0]["rows"]] == [0, 2, 4]
-    assert not any("Stopped" in note for note in found["notes"])
-    assert found["machine"]["taken from earlier runs"].startswith("2 steps in ")
