@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from statistics import median
 
 import click
@@ -69,74 +68,54 @@ PUBLISHED = (
 )
 #: The fastest CPU rate of each precision there, as a multiple of sentence-transformers' on torch.
 OVER_SENTENCE_TRANSFORMERS = {"int8": 0.10 / 0.04, "fp32": 0.08 / 0.04}
+_SERVER_BASE = ((INFINITY_SERVER.name,), "infinity's server")
 _OTHER_CONDITIONS = (
     "published of bge-small on 16 virtual CPUs of Cascade Lake, with an HTTP server in between; which of that makes "
     "the difference was not measured"
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Requests:
-    """What is asked for in a load.
+def load_of(name: str, asked: Sequence[Sequence[str]], rounds: int, callers: int = 0, *, finals: bool = False) -> Load:
+    """A load of these requests."""
+    texts = sum(map(len, asked))
+    return Load(name, rounds, texts, len(asked), finals=finals, facts={"load": name}, asked=asked, callers=callers)
 
-    Attributes:
-        callers: how many send a request when their last one is answered; 0: all requests are made at once.
+
+def long_requests(cpus: int, *, quick: bool, finals: bool = True) -> list[Load]:
+    """infinity's benchmark for a number of CPUs: what is run in rounds, and perhaps what is run once in the end.
+
+    Args:
+        finals: whether the latter is for ours and the fastest other systems alone.
     """
 
-    load: Load
-    texts: tuple[tuple[str, ...], ...]
-    callers: int = 0
-
-    @classmethod
-    def of(
-        cls, name: str, texts: Sequence[Sequence[str]], rounds: int, callers: int = 0, *, finals: bool = False
-    ) -> Requests:
-        """Requests of these texts."""
-        count = sum(map(len, texts))
-        load = Load(name, rounds, count, len(texts), finals=finals, facts={"load": name})
-        return cls(load, tuple(map(tuple, texts)), callers)
-
-    def file(self, place: Path) -> Path:
-        """A file with them."""
-        return kept(self.texts, place, f"requests-{slug(self.load.name)}")
-
-
-def long_requests(cpus: int, *, quick: bool) -> list[Requests]:
-    """infinity's benchmark for a number of CPUs: what is run in rounds, and perhaps what is run once in the end."""
-
-    def large(name: str, sizes: Sequence[int], rounds: int, *, finals: bool = False) -> Requests:
-        texts = [request_texts(number, size) for number, size in enumerate(sizes)]
-        return Requests.of(name, texts, rounds, finals=finals)
+    def asked(*sizes: int) -> list[list[str]]:
+        return [request_texts(number, sizes[number % len(sizes)]) for number in range(REQUESTS)]
 
     if quick:
-        return [large("requests of 3 texts", (3,) * REQUESTS, _QUICK_ROUNDS)]
-    whole = (TEXTS,) * REQUESTS
+        return [load_of("requests of 3 texts", asked(3), _QUICK_ROUNDS)]
     if cpus >= _LARGE_MACHINE:
-        return [large("the whole shape", whole, _ROUNDS)]
+        return [load_of("the whole shape", asked(TEXTS), _ROUNDS)]
     # 255 texts in all: 25 and 26 in alternation.
-    tenth = large("a tenth of the shape", (25, 26) * (REQUESTS // 2), _ROUNDS)
-    return [tenth, large("the whole shape", whole, 1, finals=True)]
+    tenth = load_of("a tenth of the shape", asked(25, 26), _ROUNDS)
+    return [tenth, load_of("the whole shape", asked(TEXTS), 1, finals=finals)]
 
 
-def http_requests(cpus: int, *, quick: bool) -> list[Requests]:
+def http_requests(cpus: int, *, quick: bool) -> list[Load]:
     """The loads over HTTP: single texts, many callers of a few texts, and the requests above."""
     rounds, singles = (_QUICK_ROUNDS, _QUICK_SINGLES) if quick else (_ROUNDS * _TIMES_ROUNDS, _SINGLES)
     found = []
     for tokens in LENGTHS:
         draw = random.Random(tokens)
         texts = [[draw_words(draw, tokens - _SPECIAL)] for _ in range(singles)]
-        found.append(Requests.of(f"one text of {tokens} tokens", texts, rounds, callers=1))
+        found.append(load_of(f"one text of {tokens} tokens", texts, rounds, callers=1))
     draw = random.Random(0)
     several = [
         [draw_words(draw, draw.randint(*_WORDS_OF_CALLERS)) for _ in range(draw.randint(1, _MOST_TEXTS))]
         for _ in range(_QUICK_ASKED if quick else _ASKED)
     ]
     name = f"{_CALLERS} callers of 1 to {_MOST_TEXTS} texts"
-    found.append(Requests.of(name, several, _QUICK_ROUNDS if quick else _ROUNDS, _CALLERS))
-    return [
-        *found,
-        *(replace(each, load=replace(each.load, finals=False)) for each in long_requests(cpus, quick=quick)),
-    ]
+    found.append(load_of(name, several, _QUICK_ROUNDS if quick else _ROUNDS, _CALLERS))
+    return [*found, *long_requests(cpus, quick=quick, finals=False)]
 
 
 @click.command("request")
@@ -161,14 +140,14 @@ def command(asked: Asked, http: bool) -> None:
 
 
 def _through_the_product(asked: Asked) -> None:
-    requests = long_requests(len(asked.cpus), quick=asked.quick)
+    loads = long_requests(len(asked.cpus), quick=asked.quick)
     peers, lacking = choose_peers(asked.peers, asked.place)
     products = [_product(name, asked) for name in asked.classes]
     # Unless no other system is wanted.
     systems = [*products, *([] if asked.peers == () else baselines_for(products, peers)), *peers]
-    session = asked.session("request", len(asked.models) * (len(systems) + sum(each.load.rounds for each in requests)))
+    session = asked.session("request", len(asked.models) * (len(systems) + sum(each.rounds for each in loads)))
     # Requests of 25 and of 26 texts take turns in a tenth of the shape.
-    firsts = [each[: _MOST_CHECKED - (at % 2 == 0)] for at, each in enumerate(requests[0].texts)]
+    firsts = [each[: _MOST_CHECKED - (at % 2 == 0)] for at, each in enumerate(loads[0].asked)]
     texts = [text for each in firsts for text in each]
     warm_up = kept([each[:3] for each in firsts], asked.place, "requests-few")
     scenes: list[Scene] = []
@@ -177,10 +156,10 @@ def _through_the_product(asked: Asked) -> None:
             model = measured_model(name, asked.settings, asked.place)
             workload = Workload("requests", kept(texts, asked.place, "texts"), model.lengths(texts), chunk=TEXTS)
             shown = f"{describe(name)}; {describe_workload(workload, model.max_tokens)}"
-            scenes.append(Scene(name, model, shown, [each.load for each in requests]))
+            scenes.append(Scene(name, model, shown, loads))
             request = len(texts) // REQUESTS
             ground = asked.ground(model.name, model, workload, session, request=request, warm_up=warm_up)
-            _compete(scenes[-1], systems, ground, requests)
+            _compete(scenes[-1], systems, ground)
     published = [
         {"system": f"{system}; {model}, {hardware}", "requests_per_s": rate, "texts_per_s": TEXTS * rate}
         for system, model, hardware, rate in PUBLISHED
@@ -220,13 +199,12 @@ def _product(hardware: str, asked: Asked) -> System:
     return replace(system, fixed={**system.fixed, "chunk": asked.settings.chunk_size})
 
 
-def _compete(scene: Scene, systems: Sequence[System], ground: Ground, requests: Sequence[Requests]) -> None:
+def _compete(scene: Scene, systems: Sequence[System], ground: Ground) -> None:
     """Every system answers all requests of a load in a round."""
-    by_load = {each.load.name: each for each in requests}
 
     def run(load: Load, contender: Contender) -> Run:
-        asked = by_load[load.name]
-        done = contender.process().requests(asked.file(ground.place), asked.callers)
+        file = kept(load.asked, ground.place, f"requests-{slug(load.name)}")
+        done = contender.process().requests(file, load.callers)
         if len(done.vectors) != load.texts:
             raise Unavailable(f"vectors of shape {done.vectors.shape} for {load.texts} texts")
         if not np.isfinite(done.vectors).all():
@@ -254,23 +232,22 @@ def claims_of(scene: Scene) -> Iterator[Claim]:
 
 
 def _over_http(asked: Asked) -> None:
-    requests = http_requests(len(asked.cpus), quick=asked.quick)
+    loads = http_requests(len(asked.cpus), quick=asked.quick)
     # infinity's server only if it is asked for, since it is installed first.
     others = [INFINITY_SERVER] if asked.peers and {"all", "infinity", INFINITY_SERVER.name} & {*asked.peers} else []
     cells = [(name, hardware) for name in asked.models for hardware in asked.classes]
-    session = asked.session("request-http", len(cells) * (2 + len(others) + sum(each.load.rounds for each in requests)))
+    session = asked.session("request-http", len(cells) * (2 + len(others) + sum(each.rounds for each in loads)))
     # The first requests of a process take longer, and few would decide a percentile.
-    warm_up = kept([each for some in requests[: len(LENGTHS)] for each in some.texts], asked.place, "requests-single")
+    warm_up = kept([each for load in loads[: len(LENGTHS)] for each in load.asked], asked.place, "requests-single")
     scenes: list[Scene] = []
     with suppress(KeyboardInterrupt), session:
         for name, hardware in cells:
             model = Model.in_folder(slug(name), model_files(name, asked.settings).folder)
             workload = make_workload("W1", _CHECKED, model, asked.place)
-            loads, base = [each.load for each in requests], ((INFINITY_SERVER.name,), "infinity's server")
-            scenes.append(Scene(f"{name}, class {hardware}", model, describe(name), loads, base))
+            scenes.append(Scene(f"{name}, class {hardware}", model, describe(name), loads, _SERVER_BASE))
             ground = asked.ground(f"{name}/{hardware}", model, workload, session, warm_up=warm_up)
             systems = [*servers_of(hardware, asked.settings), *others]
-            _compete(scenes[-1], systems, ground, requests)
+            _compete(scenes[-1], systems, ground)
     conclude(
         asked,
         session,

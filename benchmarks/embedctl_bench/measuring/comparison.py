@@ -91,6 +91,8 @@ class Load:
         requests: in flight at once.
         finals: whether ours and the fastest other system of each precision alone get it.
         facts: its values in a table's columns.
+        asked: the requests, if they are not those of the scene's texts.
+        callers: how many send a request when their last one is answered; 0: all requests are made at once.
     """
 
     name: str
@@ -99,6 +101,8 @@ class Load:
     requests: int = 1
     finals: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
+    asked: Sequence[Sequence[str]] = ()
+    callers: int = 0
 
 
 @dataclass(slots=True)

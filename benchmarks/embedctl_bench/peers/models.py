@@ -32,6 +32,8 @@ FORMATS = {"onnx": "st-onnx", "openvino": "st-openvino", "ctranslate2": "ctransl
 _LEFT_OUT = ("onnx", "openvino", "*.onnx", "*.h5", "*.msgpack", "*.ot", ".git*", ".cache")
 _LIMITS = "sentence_bert_config.json"
 
+#: Layers, hidden size and inner size of a feed-forward block: BERT's names, and DistilBERT's.
+_SIZES = (("num_hidden_layers", "n_layers"), ("hidden_size", "dim"), ("intermediate_size", "hidden_dim"))
 #: The model that gives shapes their vocabulary.
 _VOCABULARY = "all-MiniLM-L6-v2"
 #: Larger than BERT's 0.02, because random layers with 0.02 give almost the same vector for every text.
@@ -83,14 +85,7 @@ class Model:
             Unavailable: it uses neither.
         """
         config = read_json(folder / "config.json")
-        found: list[Any] = [
-            config.get(bert, config.get(distilbert))
-            for bert, distilbert in (
-                ("num_hidden_layers", "n_layers"),
-                ("hidden_size", "dim"),
-                ("intermediate_size", "hidden_dim"),
-            )
-        ]
+        found: list[Any] = [config.get(bert, config.get(distilbert)) for bert, distilbert in _SIZES]
         if not all(isinstance(each, int) for each in found):
             raise Unavailable(f"{folder / 'config.json'} does not say how large the model's layers are")
         return cls(name, folder, *found)

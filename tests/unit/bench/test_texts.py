@@ -93,13 +93,17 @@ def test_a_request_has_infinitys_shape_and_a_smaller_one_its_first_texts() -> No
 
 
 def test_the_shape_is_whole_on_a_large_machine_and_a_tenth_on_a_small_one() -> None:
-    tenth, once = (each.load for each in long_requests(2, quick=False))
+    tenth, once = long_requests(2, quick=False)
     assert (tenth.texts, tenth.rounds, tenth.finals) == (255, 3, False)
     assert (once.texts, once.rounds, once.finals) == (10 * TEXTS, 1, True)
-    assert [each.load.texts for each in long_requests(16, quick=False)] == [10 * TEXTS]
-    assert [each.load.texts for each in long_requests(2, quick=True)] == [30]
-    assert [(each.callers, len(each.texts)) for each in http_requests(2, quick=True)] == [(1, 5)] * 4 + [
+    assert [each.texts for each in long_requests(16, quick=False)] == [10 * TEXTS]
+    assert [each.texts for each in long_requests(2, quick=True)] == [30]
+    assert [(each.callers, each.requests) for each in http_requests(2, quick=True)] == [(1, 5)] * 4 + [
         (64, 64),
         (0, 10),
     ]
-    assert [each.load.rounds for each in http_requests(2, quick=False)] == [15] * 4 + [3, 3, 1]
+    assert [(each.rounds, each.finals) for each in http_requests(2, quick=False)] == [
+        *[(15, False)] * 4,
+        *[(3, False)] * 2,
+        (1, False),
+    ]
