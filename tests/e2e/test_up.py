@@ -191,7 +191,8 @@ def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(
     }
     assert all(os.sched_getaffinity(row.pid) == {int(row.cpus)} for row in before.values())
 
-    job = submit(settings_of(environment), records=30)
+    # The others keep the worker busy until it has told of its progress, which it does every two seconds.
+    *_, job = [submit(settings_of(environment), records=30) for _ in range(4)]
     eventually(lambda: owners(raw, job) and up.workers()["slow"].progressed_ms)
     os.kill(before["slow"].pid, signal.SIGSTOP)  # it claims and renews no more
     lapse = {int(chunk): at for chunk, at in raw.zscan_iter(keys.due(job.id))}
