@@ -118,7 +118,12 @@ class _Sync:
         self._progress.say(f"Comparing the corpus with {self._database.url}")
         self._skipped = Skipped()
         try:
-            difference = compare(self._database.table, self._contract, self._command.choice.records(self._skipped))
+            difference = compare(
+                self._database.table,
+                self._contract,
+                self._command.choice.records(self._skipped),
+                deletes=self._command.sync.deletes is not None,
+            )
         finally:
             self._database.table.close()
         self._result.records = len(difference.lacking)

@@ -15,6 +15,8 @@ import pytest
 from embedctl.destinations import writing
 from embedctl.destinations.interface import Batch, Contract
 from embedctl.destinations.registry import destination_of
+from embedctl.destinations.sync import Difference, Limit, compare, delete_missing
+from embedctl.records import make_record
 from embedctl_config.errors import DestinationRefused, DestinationUnavailable, OtherContract, OutputError
 from embedctl_config.retry import Policy
 from embedctl_config.settings import Settings
@@ -272,6 +274,58 @@ def test_many_rows_are_listed_and_deleted(table: Database, monkeypatch: pytest.M
     assert rows_of(table) == dict(rows.rows)
     assert deleted(table, rows.rows[:45]) == 45
     assert_holds(table, rows.part(slice(45, None)))
+
+
+def compared(table: Database, texts: dict[str, str]) -> Difference:
+    destination = table.destination()
+    try:
+        return compare(destination, CONTRACT, (make_record(text, label, 1000) for label, text in texts.items()))
+    finally:
+        destination.close()
+
+
+def missing_deleted(table: Database, difference: Difference, limit: Limit) -> int:
+    destination = table.destination()
+    destination.open(CONTRACT)
+    try:
+        return delete_missing(destination, difference, limit)
+    finally:
+        destination.close()
+
+
+def test_what_another_run_has_written_since_the_corpus_was_read_stays(table: Database) -> None:
+    """Its corpus may be a newer one. It wrote a row that was gone, and one that was not there yet."""
+    written(table, batch(["gone", "back", "kept"]))
+    with compared(table, {"kept": "kept"}) as difference:
+        later = batch(["back", "new"], seed=1)
+        written(table, later)
+        assert missing_deleted(table, difference, Limit(share=1.0)) == 1
+    assert sorted(table.rows()) == ["back", "kept", "new"]
+
+
+def test_rows_that_a_run_has_written_do_not_raise_its_limit(table: Database) -> None:
+    """Another corpus altogether must not replace all rows because it is large."""
+    written(table, batch(["a", "b"]))
+    with compared(table, {f"r{i}": "text" for i in range(50)}) as difference:
+        written(table, batch([f"r{i}" for i in range(50)]))
+        with pytest.raises(OutputError, match=r"lacks 2 of the 2 rows of .*, and at most 0 may be deleted"):
+            missing_deleted(table, difference, Limit(share=0.1))
+    assert len(table.rows()) == 52
+
+
+def test_a_row_that_postgres_does_not_delete_keeps_no_other_one(in_postgres: Postgres) -> None:
+    """Another table refers to it."""
+    written(in_postgres, batch([f"r{i}" for i in range(20)]))
+    in_postgres.connection.execute(
+        f"CREATE TABLE of_{in_postgres.table} (id text REFERENCES {in_postgres.table}); "
+        f"INSERT INTO of_{in_postgres.table} VALUES ('r7'), ('r11')"
+    )
+    with compared(in_postgres, {"r0": "r0"}) as difference, pytest.raises(OutputError) as refused:
+        missing_deleted(in_postgres, difference, Limit(share=1.0))
+    assert "17 rows that the corpus lacks were deleted, and 2 were not: " in str(refused.value)
+    assert "'r7': " in str(refused.value)
+    assert "violates foreign key constraint" in str(refused.value)
+    assert sorted(in_postgres.rows()) == ["r0", "r11", "r7"]
 
 
 # Refusals
