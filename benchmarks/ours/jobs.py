@@ -8,9 +8,8 @@ import random
 import signal
 import statistics
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 from benchmarks.ours.service import Figures, percentile, seconds_of, service
 
@@ -19,10 +18,8 @@ from embedctl.broker import Broker
 from embedctl.corpus import open_corpus
 from embedctl.enqueue import submit
 from embedctl.job_options import SubmitOptions
-from embedctl.local import local_worker
 from embedctl_bench.texts.words import draw_words
 from embedctl_config import keys
-from embedctl_config.settings import Settings
 
 _MODEL = "all-MiniLM-L6-v2"
 _IDLE_S = 12.0
@@ -144,14 +141,14 @@ def small_jobs(*, jobs: int = 512, singles: int = 200, model: str = _MODEL, hard
     draw = random.Random(7)
     mixed = [draw.randint(1, 8) for _ in range(jobs)]
     loads = {"64 callers of 4": (64, [4] * jobs), "100 callers of 1 to 8": (100, mixed)}
-    with _real_worker(model, hardware) as settings:
+    with service() as of, of.worker(hardware=hardware, model=model):
 
         def texts(count: int) -> list[str]:
             return [draw_words(draw, draw.randint(10, 30)) for _ in range(count)]
 
         def encode(given: list[str]) -> float:
             began = time.perf_counter()
-            job = enqueue_embeddings(given, model=model, hardware=hardware, settings=settings)
+            job = enqueue_embeddings(given, model=model, hardware=hardware, settings=of.settings)
             job.wait()
             assert len(job.vectors()) == len(given)
             return time.perf_counter() - began
@@ -175,12 +172,3 @@ def small_jobs(*, jobs: int = 512, singles: int = 200, model: str = _MODEL, hard
                 f"{name}: a job's p99 ms": 1000 * percentile(waits, 99),
             }
     return found
-
-
-@contextmanager
-def _real_worker(model: str, hardware: str) -> Iterator[Settings]:
-    """A private Redis and a worker with a model; the settings that lead there."""
-    with service() as of:
-        log = of.folder / "worker.log"
-        with local_worker(of.settings, hardware=hardware, model=model, cpus=None, log_file=log):
-            yield of.settings

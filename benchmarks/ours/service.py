@@ -41,10 +41,12 @@ class Service:
     settings: Settings
     folder: Path
 
-    def worker(self, name: str = "worker") -> AbstractContextManager[object]:
+    def worker(
+        self, name: str = "worker", *, hardware: str = DUMMY, model: str = DUMMY
+    ) -> AbstractContextManager[object]:
         """A worker that runs until the block ends."""
         log = self.folder / f"{name}.log"
-        return local_worker(self.settings, hardware=DUMMY, model=DUMMY, cpus=None, log_file=log)
+        return local_worker(self.settings, hardware=hardware, model=model, cpus=None, log_file=log)
 
 
 @contextmanager
