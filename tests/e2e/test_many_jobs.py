@@ -280,20 +280,3 @@ def test_no_clobber_refuses_before_any_work(
     assert list(states(broker)) == [job_id]
     assert (short_folder / file).read_text() == "precious"
     assert embedctl("fetch", job_id, "-o", "new.npy", "--no-clobber").returncode == 0
-
-
-def test_no_clobber_continues_its_own_part_and_no_other_s(
-    ended: EndedJob, settings: Settings, embedctl: RunEmbedctl, broker: Broker, raw: redis_py.Redis, short_folder: Path
-) -> None:
-    mine, other = ended(), ended()
-    part, note = short_folder / ".v.jsonl.part", short_folder / ".v.jsonl.progress"
-    part.write_text("half")
-    note.write_text(
-        json.dumps({"of": {"job": mine, "format": "jsonl", "retried": 0}, "facts": {"size": 0, "chunks": 0}})
-    )
-    refused = embedctl("fetch", other, "-o", "v.jsonl", "--no-clobber")
-    assert refused.returncode == 1
-    assert f"holds vectors of job {mine}" in refused.stderr
-    assert part.read_text() == "half"
-    assert embedctl("fetch", mine, "-o", "v.jsonl", "--no-clobber").returncode == 0
-    assert len((short_folder / "v.jsonl").read_text().splitlines()) == 2
