@@ -12,7 +12,7 @@ from embedctl.destinations.gathering import Gathered
 from embedctl.destinations.ids import Duplicates, LeftOut, decided
 from embedctl.destinations.interface import Batch, Contract, Destination, Row
 from embedctl.destinations.loop import Delivered, Progress, Taker, Written, run
-from embedctl.destinations.writing import RefusedRecord, tried, write
+from embedctl.destinations.writing import RefusedRecord, sources_of, tried, write
 from embedctl.output.batch import is_of_batch
 from embedctl.output.numbers import OutputType, numbers_of
 from embedctl.reader import ResultReader
@@ -165,7 +165,7 @@ class _Delivery(Taker[ChunkVectors]):
         """The rows that the destination lacks. Kept fields are no part of a source, so with them all are written."""
         if batch.sources is None or batch.kept is not None or not self._holds_rows:
             return batch
-        found = tried(self._destination, lambda: self._destination.sources(batch.ids))
+        found = sources_of(self._destination, batch.ids)
         lacking = [row for row, (label, source) in enumerate(batch.rows) if found.get(label) != source]
         self.done.unchanged += len(batch) - len(lacking)
         return batch if len(lacking) == len(batch) else batch.part(np.array(lacking, np.int64))

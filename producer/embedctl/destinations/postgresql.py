@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 
 from embedctl.destinations.interface import Batch, Contract, Destination, Row
 from embedctl.destinations.urls import DestinationUrl
-from embedctl_config.errors import DestinationRefused, DestinationUnavailable, MissingExtra, OutputError, SettingsError
+from embedctl_config.errors import MissingExtra, OutputError, SettingsError
 from embedctl_config.settings import Settings
 
 try:
@@ -17,6 +17,8 @@ try:
     from pgvector import HalfVector, Vector
     from pgvector.psycopg import register_vector
     from psycopg import sql
+
+    from embedctl.destinations.postgresql_errors import explained, reason
 except ImportError as error:
     raise MissingExtra("pgvector", "postgresql://") from error
 
@@ -27,9 +29,6 @@ _CONTRACTS = "embedctl_contracts"
 _BATCH, _COMMA = sql.Identifier("embedctl_batch"), sql.SQL(", ")
 #: Locks that last to the end of the transaction: of making tables, and, plus a table's number, of writing to it.
 _MAKING, _WRITING = 0x656D6264 << 32, 0x656D6265 << 32
-#: Classes of errors that are about what is written: data, a constraint, a limit such as an id too long for an index, a
-#: view's check, and what a trigger raises.
-_OF_DATA = ("22", "23", "54", "44", "P0")
 #: Rows that are fetched together.
 _FETCHED = 20_000
 #: The columns that are ours.
@@ -50,6 +49,8 @@ class PostgresTable(Destination):
         query = {name: value for name, value in url.query.items() if name != "table"}
         query.setdefault("connect_timeout", str(_CONNECT_S))
         query.setdefault("application_name", "embedctl")
+        # Not the database's: what its encoding lacks is then refused by the server, record by record.
+        query.setdefault("client_encoding", "UTF8")
         self._conninfo = str(url).partition("?")[0] + f"?{urlencode(query, quote_via=quote)}"
         self._connection: psycopg.Connection[Any] | None = None
         self._contract = Contract("", "", "", {}, 0)
@@ -75,12 +76,12 @@ class PostgresTable(Destination):
     def ids(self) -> Iterator[Row]:
         # In a connection of its own, so that rows may be deleted meanwhile.
         with (
-            self._explained(),
+            explained(self.name),
             psycopg.connect(self._conninfo, prepare_threshold=None) as connection,
             connection.cursor("embedctl_rows", binary=True) as cursor,
         ):
             cursor.itersize = _FETCHED
-            yield from cursor.execute(sql.SQL("SELECT id, source FROM {}").format(self._table))
+            yield from cursor.execute(sql.SQL("SELECT id, source FROM {} WHERE id IS NOT NULL").format(self._table))
 
     def write(self, batch: Batch) -> None:
         if batch.kept is not None and _METADATA not in self._columns:
@@ -124,7 +125,7 @@ class PostgresTable(Destination):
     @contextmanager
     def _transaction(self) -> Iterator[psycopg.Cursor[Any]]:
         """One that is durable when the block ends."""
-        with self._explained():
+        with explained(self.name):
             connection = self._connected()
             with connection.transaction(), connection.cursor() as cursor:
                 # A role's default may be not to wait for the disk, or to wait for more than that.
@@ -138,6 +139,8 @@ class PostgresTable(Destination):
         if self._connection is None or self._connection.closed:
             # No prepared statements, so that a pooler may hand each transaction to another server process.
             self._connection = psycopg.connect(self._conninfo, prepare_threshold=None)
+            # Whatever a role's default is: what another process did before it gave back a lock has to be seen.
+            self._connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             if self._number:
                 register_vector(self._connection)
                 self._connection.rollback()
@@ -219,7 +222,7 @@ class PostgresTable(Destination):
         except psycopg.Error as error:
             raise OutputError(
                 f"{self.name}: the database has no extension pgvector, and this user can't make it "
-                f"({_reason(error)}): let an administrator run CREATE EXTENSION vector"
+                f"({reason(error)}): let an administrator run CREATE EXTENSION vector"
             ) from error
 
     def _find(self, cursor: psycopg.Cursor[Any]) -> bool:
@@ -264,31 +267,16 @@ class PostgresTable(Destination):
                 )
         ours = (_ID, _EMBEDDING, _SOURCE)
         self._columns = (*ours, _METADATA) if types.get(_METADATA) == "jsonb" else ours
-        unique = cursor.execute(
-            "SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0] "
-            "WHERE i.indrelid = %s AND i.indisunique AND i.indnkeyatts = 1 AND i.indpred IS NULL AND a.attname = %s",
+        exact = cursor.execute(
+            "SELECT bool_and(c.collisdeterministic) FROM pg_index i "
+            "JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0] "
+            "JOIN pg_collation c ON c.oid IN (a.attcollation, i.indcollation[0]) "
+            "WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indimmediate AND i.indnkeyatts = 1 "
+            "AND i.indpred IS NULL AND a.attname = %s",
             (self._number, _ID),
-        ).rowcount
-        if not unique:
+        ).fetchone()
+        if exact != (True,):
             raise OutputError(
-                f"{self.name}: the column id is not unique: make it so with ALTER TABLE … ADD UNIQUE (id)"
+                f"{self.name}: the column id is not unique by its very characters: make it so with ALTER TABLE … ADD "
+                "UNIQUE (id), not deferrable, and with a deterministic collation"
             )
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except psycopg.Error as error:
-            kind = (error.sqlstate or "")[:2]
-            # Without a state, the client refuses a value, such as a text with a NUL.
-            if kind in _OF_DATA or (isinstance(error, psycopg.DataError) and not kind):
-                raise DestinationRefused(f"{self.name} refuses it: {_reason(error)}") from error
-            if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-                raise DestinationUnavailable(f"{self.name}: {_reason(error)}") from error
-            raise OutputError(f"{self.name}: {_reason(error)}") from error
-
-
-def _reason(error: psycopg.Error) -> str:
-    """What PostgreSQL says, on one line; its DETAIL would repeat a record's content."""
-    said = error.diag.message_primary or str(error)
-    return " ".join(said.split()) or type(error).__name__

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedctl.destinations.interface import Contract, Destination, Row
-from embedctl.destinations.writing import tried
+from embedctl.destinations.writing import sources_of, tried
 from embedctl.digests import digest_of
 from embedctl.records import Record
 from embedctl.runs import NAME, Entries, Runs, missing_in, parts_of
@@ -119,7 +119,7 @@ def compare(
     count = 0
     while block := list(islice(records, min(_BLOCK, destination.batch_records))):
         ids = [str(record.id) for record in block]
-        found = tried(destination, lambda ids=ids: destination.sources(ids)) if holds_rows else {}  # type: ignore[misc]  # bound in each round
+        found = sources_of(destination, ids) if holds_rows else {}
         wanted = (contract.source(digest_of(record)) for record in block)
         lacking.append(np.array([found.get(label) != source for label, source in zip(ids, wanted, strict=True)], bool))
         for record in block:

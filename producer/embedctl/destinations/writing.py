@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -44,6 +44,17 @@ def tried(destination: Destination, step: Callable[[], T]) -> T:
         )
     except DestinationUnavailable as error:
         raise DestinationUnavailable(f"{error}. Tried {TRIES} times; the same command resumes") from error
+
+
+def sources_of(destination: Destination, ids: Sequence[str]) -> Mapping[str, bytes | None]:
+    """The sources of those rows that are there. An id that a destination refuses to look for has none."""
+    try:
+        return tried(destination, lambda: destination.sources(ids))
+    except DestinationRefused:
+        if len(ids) == 1:
+            return {}
+    half = len(ids) // 2
+    return {**sources_of(destination, ids[:half]), **sources_of(destination, ids[half:])}
 
 
 def write(destination: Destination, batch: Batch) -> Iterator[RefusedRecord]:

@@ -371,6 +371,63 @@ def test_postgres_names_what_a_check_and_a_trigger_refuse(in_postgres: Postgres)
 
 
 @pytest.mark.usefixtures("no_pauses")
+def test_what_a_trigger_with_a_code_of_its_own_and_a_policy_refuse_is_one_record(in_postgres: Postgres) -> None:
+    in_postgres.destination().open(CONTRACT)
+    name, user = in_postgres.table, f"of_{in_postgres.table}"
+    in_postgres.connection.execute(
+        f"CREATE FUNCTION of_{name}() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$BEGIN IF NEW.id = 'withdrawn' THEN RAISE 'no' USING ERRCODE = 'MY001'; END IF; RETURN NEW; END$$; "
+        f"CREATE TRIGGER t BEFORE INSERT ON {name} FOR EACH ROW EXECUTE FUNCTION of_{name}(); "
+        f"CREATE ROLE {user} LOGIN; GRANT ALL ON {name}, embedctl_contracts TO {user}; "
+        f"ALTER TABLE {name} ENABLE ROW LEVEL SECURITY; "
+        f"CREATE POLICY p ON {name} USING (true) WITH CHECK (id != 'of others')"
+    )
+    try:
+        destination = destination_of(in_postgres.url.replace("user=postgres", f"user={user}"), Settings())
+        destination.open(CONTRACT)
+        refused = list(writing.write(destination, batch(["a", "withdrawn", "b", "of others"])))
+        assert [each.id for each in refused] == ["withdrawn", "of others"]
+        in_postgres.connection.execute(f"REVOKE INSERT ON {name} FROM {user}")
+        with pytest.raises(OutputError, match="permission denied") as denied:
+            list(writing.write(destination, batch(["c"])))
+        assert not isinstance(denied.value, DestinationRefused)
+        destination.close()
+    finally:
+        in_postgres.connection.execute(f"DROP OWNED BY {user}; DROP ROLE {user}")
+    assert sorted(in_postgres.rows()) == ["a", "b"]
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_a_postgres_that_became_a_standby_may_pass(in_postgres: Postgres) -> None:
+    """It is no record that it refuses."""
+    written(in_postgres, batch(["a"]))
+    destination = destination_of(f"{in_postgres.url}&options=-c%20default_transaction_read_only%3Don", Settings())
+    destination.open(CONTRACT)
+    with pytest.raises(DestinationUnavailable, match="read-only"):
+        list(writing.write(destination, batch(["b"])))
+    destination.close()
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+@pytest.mark.usefixtures("no_pauses")
+def test_a_database_of_another_encoding_refuses_what_it_lacks(in_postgres: Postgres, encoding: str) -> None:
+    name = encoding.lower()
+    in_postgres.connection.execute(
+        f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
+    )
+    destination = destination_of(in_postgres.url.replace("/postgres?", f"/{name}?"), Settings())
+    destination.open(CONTRACT)
+    rows = batch(["a", "ü", "日本", "b"])
+    lacks = ["日本"] if encoding == "LATIN1" else []
+    assert [each.id for each in writing.write(destination, rows)] == lacks
+    there = {label: source for label, source in rows.rows if label not in lacks}
+    assert dict(destination.ids()) == there
+    assert writing.sources_of(destination, rows.ids) == there
+    destination.close()
+    in_postgres.connection.execute(f"DROP DATABASE {name}")
+
+
+@pytest.mark.usefixtures("no_pauses")
 def test_postgres_that_refuses_all_records_ends_the_delivery(in_postgres: Postgres) -> None:
     destination = in_postgres.destination()
     destination.open(CONTRACT)
@@ -528,3 +585,61 @@ def test_an_alias_that_was_moved_is_noticed(table: Database) -> None:
         destination.write(batch(["b"]))
     destination.close()
     table.remove()
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        "id text UNIQUE DEFERRABLE",
+        "id text COLLATE like_c UNIQUE",
+        "id text, UNIQUE (id, own)",
+    ],
+)
+def test_ids_of_postgres_are_told_apart_by_their_characters(in_postgres: Postgres, column: str) -> None:
+    """With a collation that does not, the row of one id would be changed for another one."""
+    in_postgres.connection.execute(
+        'CREATE EXTENSION IF NOT EXISTS vector; CREATE COLLATION IF NOT EXISTS like_c FROM "C"; '
+        "UPDATE pg_collation SET collisdeterministic = false WHERE collname = 'like_c'"  # made without ICU
+    )
+    in_postgres.connection.execute(
+        f"CREATE TABLE {in_postgres.table} (own int, embedding vector({DIM}), source bytea, {column})"
+    )
+    with pytest.raises(OutputError, match="not unique by its very characters"):
+        holds_rows(in_postgres)
+
+
+def test_a_row_of_others_without_an_id_is_none_of_ours(in_postgres: Postgres) -> None:
+    in_postgres.connection.execute(
+        "CREATE EXTENSION IF NOT EXISTS vector; "
+        f"CREATE TABLE {in_postgres.table} (id text UNIQUE, embedding vector({DIM}), source bytea)"
+    )
+    written(in_postgres, batch(["a"]))
+    in_postgres.connection.execute(f"INSERT INTO {in_postgres.table} (id) VALUES (NULL)")
+    assert list(rows_of(in_postgres)) == ["a"]
+
+
+def test_two_creators_may_have_a_default_isolation(in_postgres: Postgres) -> None:
+    """The one that waits for the other one's lock sees what that has made."""
+    ready, failed = threading.Barrier(2), list[OutputError]()
+
+    def create(name: str) -> None:
+        url = f"{in_postgres.url}&options=-c%20default_transaction_isolation%3Dserializable"
+        destination = destination_of(url, Settings())
+        ready.wait()
+        try:
+            destination.open(CONTRACT)
+            destination.write(batch([name]))
+        except OutputError as error:
+            failed.append(error)
+        finally:
+            destination.close()
+
+    for _ in range(5):
+        threads = [threading.Thread(target=create, args=(name,)) for name in ("a", "b")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not failed
+        assert sorted(in_postgres.rows()) == ["a", "b"]
+        in_postgres.remove()
