@@ -97,15 +97,16 @@ class Vectors(Handler):
     async def get(self, job_id: str) -> None:
         """Send vectors as workers make them."""
         with told_to_the_client():
-            job = await AsyncJob.get(job_id)
-            self.set_header("Content-Type", "application/x-ndjson")
-            self._answering = asyncio.create_task(self._answer(job))
+            # Before anything is waited for: a client may hang up at once.
+            self._answering = asyncio.create_task(self._answer(job_id))
             await asyncio.wait([self._answering])
             if not self._answering.cancelled():
                 self._answering.result()
 
-    async def _answer(self, job: AsyncJob) -> None:
+    async def _answer(self, job_id: str) -> None:
         """Send chunk by chunk: memory stays small, whatever the job's size."""
+        job = await AsyncJob.get(job_id)
+        self.set_header("Content-Type", "application/x-ndjson")
         async for chunk in job.iter_results():
             failed = {error.position: error.code for error in chunk.errors}
             for position, vector in zip(chunk.positions.tolist(), chunk.vectors, strict=True):
