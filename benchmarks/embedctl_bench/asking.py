@@ -233,7 +233,7 @@ def conclude(
         machine={**machine.facts(asked.cpus), **session.meanwhile()},
         tables=[
             *each_scene(scenes, lambda scene: scene.tables(slug(scene.name), asked.price, published(scene))),
-            *tables,
+            *(table for table in tables if table.rows),
         ],
         claims=claims,
         notes=found,
