@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -32,8 +33,9 @@ except ImportError as error:
 
 #: The contract in the table's metadata.
 _CONTRACT = "embedctl"
-#: In LanceDB's message if the file system failed, such as a full disk.
-_IO_ERROR = "LanceError(IO)"
+#: In LanceDB's message if the file system failed, such as a full disk, or another program was in the way, such as one
+#: that compacts the table.
+_PASSING = re.compile(r"LanceError\(IO\)|commit conflict|concurrent", re.IGNORECASE)
 _SOURCE = re.compile(r", /\S+\.rs:\d+(:\d+)?$")
 #: Rows that are listed together.
 _LISTED = 10_000
@@ -141,7 +143,8 @@ class LanceTable(Destination):
             raise OutputError(f"{self.name} can't be written: {there} is no folder, or permission is denied")
 
     def _opened(self, contract: Contract) -> Any:
-        database = lancedb.connect(self._folder)
+        # Another program may have written since: what it added would be doubled.
+        database = lancedb.connect(self._folder, read_consistency_interval=timedelta(0))
         try:
             return database.open_table(self._table_name)
         except ValueError as error:
@@ -175,15 +178,23 @@ class LanceTable(Destination):
     def _sync(self) -> None:
         """Sync the files of the newest version, its manifest and their folders: LanceDB leaves them to the kernel."""
         for folder, _, names in os.walk(self._folder / f"{self._table_name}.lance"):
-            found = {path: os.stat(path).st_mtime_ns for path in (os.path.join(folder, name) for name in names)}  # noqa: PTH116, PTH118  (a table has many)
-            fresh = found.items() - self._synced.items()
-            for path, _ in fresh:
-                with open(path, "rb") as stream:  # noqa: PTH123  (as above)
-                    os.fsync(stream.fileno())
+            fresh = False
+            for path in (os.path.join(folder, name) for name in names):  # noqa: PTH118  (a table has many)
+                with suppress(FileNotFoundError):  # another program's, which compacts the table
+                    fresh |= self._sync_file(path)
             if fresh:
                 durable.sync_folder(Path(folder))
-                self._synced.update(fresh)
         durable.sync_folder(self._folder)
+
+    def _sync_file(self, path: str) -> bool:
+        """Sync a file; whether that was needed."""
+        changed = os.stat(path).st_mtime_ns  # noqa: PTH116  (a table has many)
+        if self._synced.get(path) == changed:
+            return False
+        with open(path, "rb") as stream:  # noqa: PTH123  (as above)
+            os.fsync(stream.fileno())
+        self._synced[path] = changed
+        return True
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -194,7 +205,7 @@ class LanceTable(Destination):
         except OSError as error:
             raise DestinationUnavailable(f"{self.name}: {error.strerror or _first_line(error)}") from error
         except (ValueError, RuntimeError, pa.ArrowException) as error:  # what LanceDB raises
-            if _IO_ERROR in str(error):
+            if _PASSING.search(str(error)):
                 raise DestinationUnavailable(f"{self.name}: {_first_line(error)}") from error
             raise DestinationRefused(f"{self.name} refuses it: {_first_line(error)}") from error
 

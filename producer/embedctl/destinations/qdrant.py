@@ -42,6 +42,8 @@ _DISTANCES = {
 }
 #: Statuses that may pass: request timeout, too many requests, and what a server has to mend.
 _PASSING = (408, 429)
+#: No record is to blame for it.
+_GONE = 404
 
 
 class QdrantCollection(Destination):
@@ -171,6 +173,8 @@ class QdrantCollection(Destination):
         except (UnexpectedResponse, ValueError):
             if not client.collection_exists(self._own_name):  # another process may have made it
                 raise
+        if self._aliased(client):  # of another creator: it would be moved
+            return
         alias = models.CreateAlias(collection_name=self._own_name, alias_name=self._alias)
         client.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
 
@@ -186,7 +190,8 @@ class QdrantCollection(Destination):
         self._distance = vectors.distance
 
     def _point(self, label: str) -> int | str:
-        return point_id(self._alias, label)
+        # By the name with which it was made, which stays the same if an alias is moved to it.
+        return point_id(self._collection.rpartition("--")[0], label)
 
     def _is_still(self, label: str, source: bytes | None) -> models.Filter:
         same: models.Condition = models.IsEmptyCondition(is_empty=models.PayloadField(key=_SOURCE))
@@ -209,6 +214,8 @@ class QdrantCollection(Destination):
             words = f"{status} {error.reason_phrase}: {_said(error.content)}"
             if status in _PASSING or status >= 500:
                 raise DestinationUnavailable(f"{self.name}: {words}") from error
+            if status == _GONE:
+                raise OutputError(f"{self.name}: it is not there, or was deleted meanwhile: {words}") from error
             raise DestinationRefused(f"{self.name} refuses it: {words}") from error
         except (ApiException, QdrantException) as error:  # also: it asks to come again later
             raise DestinationUnavailable(f"{self.name} can't be reached: {_first_line(error)}") from error

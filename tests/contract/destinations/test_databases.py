@@ -6,8 +6,10 @@ import dataclasses
 import os
 import resource
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -566,6 +568,75 @@ def test_two_processes_do_not_write_to_one_lance_table(in_lance: Lance) -> None:
     first.close()
     assert not second.open(CONTRACT)
     second.close()
+
+
+def test_what_another_program_has_added_to_a_lance_table_is_not_doubled(in_lance: Lance) -> None:
+    """It does not ask for the lock."""
+    import pyarrow as pa
+
+    destination = in_lance.destination()
+    destination.open(CONTRACT)
+    table = in_lance.opened()
+    row = {"id": "a", "embedding": [0.0] * DIM, "metadata": None, "source": None}
+    table.add(pa.Table.from_pylist([row], schema=table.schema.remove_metadata()))
+    assert destination.sources(["a"]) == {"a": None}
+    rows = batch(["a", "b"])
+    destination.write(rows)
+    destination.close()
+    assert_holds(in_lance, rows)
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_a_program_that_compacts_a_lance_table_is_no_refusal(in_lance: Lance, monkeypatch: pytest.MonkeyPatch) -> None:
+    destination = in_lance.destination()
+    destination.open(CONTRACT)
+    destination.write(batch(["a"]))
+
+    def walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
+        """Find a file that is gone just then."""
+        for each, folders, names in real(folder):
+            yield each, folders, [*names, "compacted"]
+
+    real = os.walk
+    monkeypatch.setattr(os, "walk", walk)
+    destination.write(batch(["b"]))
+    optimize = Mock(side_effect=RuntimeError("lance error: Retryable commit conflict for version 3: This Rewrite …"))
+    monkeypatch.setattr("lancedb.table.LanceTable.optimize", optimize)
+    writing.tried(destination, destination.close)
+    assert sorted(in_lance.rows()) == ["a", "b"]
+
+
+@pytest.mark.parametrize("table", ["qdrant-http", "qdrant"], indirect=True)
+def test_points_stay_the_same_behind_another_alias(table: Database) -> None:
+    """Users build a collection under a name, and move the alias that they search to it."""
+    from qdrant_client import models
+
+    assert isinstance(table, Qdrant)
+    rows = batch(["a", "7", "b"])
+    written(table, rows)
+    with table.client() as client:
+        (made,) = (each.collection_name for each in client.get_aliases().aliases if each.alias_name == table.collection)
+        alias = models.CreateAlias(collection_name=made, alias_name=f"{table.collection}-live")
+        client.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
+    destination = destination_of(table.url.replace(table.collection, f"{table.collection}-live"), Settings())
+    assert destination.open(CONTRACT)
+    assert destination.sources(rows.ids) == dict(rows.rows)
+    destination.write(rows)
+    assert destination.delete(rows.rows[:1]) == 1
+    destination.close()
+    assert_holds(table, rows.part(slice(1, None)))
+
+
+@pytest.mark.parametrize("table", ["qdrant-http"], indirect=True)
+@pytest.mark.usefixtures("no_pauses")
+def test_a_collection_that_was_deleted_meanwhile_is_the_fault_of_no_record(table: Database) -> None:
+    destination = table.destination()
+    destination.open(CONTRACT)
+    table.remove()
+    with pytest.raises(OutputError, match="was deleted meanwhile") as gone:
+        list(writing.write(destination, batch(["a"])))
+    assert not isinstance(gone.value, DestinationRefused)
+    destination.close()
 
 
 @pytest.mark.parametrize("table", ["qdrant-http"], indirect=True)
