@@ -319,7 +319,7 @@ def test_a_reader_that_was_killed_is_resumed(
     fetch = ["fetch", submitted.stdout.strip(), "-o", "r.jsonl"]
     log = short_folder / "reader.log"
     reader = Forked(fetch, environment, short_folder, log, log)
-    eventually(lambda: (short_folder / ".r.jsonl.progress").exists())
+    eventually(lambda: (short_folder / ".r.jsonl.part").exists())
     reader.kill()
     reader.wait()
     assert not (short_folder / "r.jsonl").exists()
@@ -338,7 +338,7 @@ def test_a_run_that_was_killed_resumes_where_it_stopped(environment: dict[str, s
     config = short_folder / "embedctl.toml"
     config.write_text(config.read_text().replace('model = "dummy"\n', ""))  # so only the requests name it
     run = Forked(command, own, short_folder, DEVNULL, DEVNULL)
-    eventually(lambda: (short_folder / ".results.jsonl.progress").exists())
+    eventually(lambda: (short_folder / ".results.jsonl.part").exists())
     started = children(run.pid)
     assert len(started) == 2
     run.kill()

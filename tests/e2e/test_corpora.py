@@ -141,7 +141,7 @@ def test_a_run_whose_folder_has_changed_says_so_and_begins_anew(
     command = ["run", "d", "-o", "out.npy", "--class", "slow", "--model", "dummy"]
     own = {**environment, "EMBEDCTL_REDIS_URL": "", "EMBEDCTL_CHUNK_SIZE": "5"}
     first = Forked(command, own, short_folder)
-    eventually(lambda: (short_folder / ".out.npy.progress").exists())
+    eventually(lambda: (short_folder / ".out.npy.part").exists())
     first.send_signal(signal.SIGINT)
     _, told = first.communicate(timeout=PATIENCE_S)
     assert "the same command resumes" in told

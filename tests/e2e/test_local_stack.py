@@ -58,7 +58,7 @@ def test_a_run_whose_worker_dies_says_so_and_resumes_when_run_again(
     command = [*RUN, "--class", "slow"]
     own = {**environment, "EMBEDCTL_REDIS_URL": "", "EMBEDCTL_CHUNK_SIZE": "5"}
     run = Forked(command, own, short_folder)
-    eventually(lambda: (short_folder / ".out.npy.progress").exists())
+    eventually(lambda: (short_folder / ".out.npy.part").exists())
     started = children(run.pid)
     [worker] = [pid for pid in started if b"embedctl_workers" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     os.kill(worker, signal.SIGKILL)
@@ -162,8 +162,8 @@ def test_a_run_whose_borrowed_worker_is_killed_starts_its_own(
     command = [*RUN, "--class", "slow"]
     run = Forked(command, own, short_folder)
     try:
-        progress = short_folder / ".out.npy.progress"
-        eventually(lambda: worker.row().holding and (high_water == "1024" or progress.exists()))
+        part = short_folder / ".out.npy.part"
+        eventually(lambda: worker.row().holding and (high_water == "1024" or part.exists()))
         assert len(children(run.pid)) == 0
         worker.kill()
         _, told = run.communicate(timeout=PATIENCE_S)
