@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from embedctl.destinations.loop import BeginAgain
-from embedctl.output.about import ABOUT, About
-from embedctl.output.numbers import FLOAT32, Numbers
+from embedctl.output.writer import Content
 from embedctl.results import ChunkVectors
 from embedctl_config.errors import MissingExtra
 
@@ -19,7 +15,7 @@ try:
     import pyarrow.parquet as pq
 
     from embedctl.output.columns import KeptColumns
-    from embedctl.output.row_groups import FACTS, Layout, RowGroupFile
+    from embedctl.output.row_groups import FACTS, RowGroupFile
 except ImportError as error:
     raise MissingExtra("parquet", "parquet") from error
 
@@ -62,30 +58,14 @@ class OpenPart:
     """A part that is being written.
 
     Args:
-        path: the file; one that exists is overwritten.
+        content: what a file of all its chunks is to hold, at the path where it is written; one that exists is replaced.
         kept: the columns of the kept fields, of all parts of this drain: types only become wider.
-        numbers: how vectors are stored.
-        tokens: whether the job counts the tokens of each record.
-        digests: whether it has digests.
         of_corpus: whether it holds consecutive chunks of the corpus; otherwise any others.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        kept: KeptColumns,
-        numbers: Numbers = FLOAT32,
-        *,
-        tokens: bool = False,
-        digests: bool = False,
-        of_corpus: bool = True,
-    ) -> None:
-        self.path, self.of_corpus = path, of_corpus
-        self._kept = kept
-        self._numbers = numbers
-        self._tokens = tokens
-        self._digested = digests
-        self._file: RowGroupFile | None = None
+    def __init__(self, content: Content, kept: KeptColumns, *, of_corpus: bool) -> None:
+        self.path, self.of_corpus = content.path, of_corpus
+        self._file = RowGroupFile(content.path, content, kept)
         self.chunks: list[int] = []
         self._rows: list[tuple[int, int]] = []
         self.more: list[int] = []
@@ -115,17 +95,10 @@ class OpenPart:
         """Add a chunk.
 
         Raises:
-            BeginAgain: a column of a kept field needs a wider type, so the part must be written again.
+            BeginAgain: as by :meth:`RowGroupFile.add`.
         """
         chunk = taken.vectors
         rows = len(chunk.positions)
-        if self._kept.widened_by(chunk.kept or [{}] * rows) and self._file is not None:
-            raise BeginAgain
-        if self._file is None:
-            layout = Layout(
-                chunk.vectors.shape[1], self._kept, self._numbers, tokens=self._tokens, digests=self._digested
-            )
-            self._file = RowGroupFile(self.path, layout)
         self._file.add(chunk)
         self._rows.append((taken.chunk, rows))
         self._ends += (int(chunk.positions[0]), int(chunk.positions[-1]))
@@ -137,29 +110,22 @@ class OpenPart:
         self._weight += taken.weight
         self._digests.append(taken.digest)
 
-    def finish(self, job_id: str, about: About) -> None:
+    def finish(self, job_id: str, fingerprint: str) -> None:
         """Write the footer; the file is not synced. The part must hold a chunk."""
-        assert self._file is not None
         footer = {
             "job": job_id,
-            "fingerprint": about.fingerprint,
+            "fingerprint": fingerprint,
             **self._made,
             "first": min(self._ends),
             "last": max(self._ends),
             "records": self.records,
             "chunks": self._rows,
         }
-        self._file.describe(FOOTER, json.dumps(footer))
-        if self._digested:
-            self._file.describe(ABOUT, about.text)
-        self._file.close()
+        self._file.finish(**{FOOTER: json.dumps(footer)})
 
     def abandon(self) -> None:
         """Close and remove the file. What it held is still in Redis."""
-        if self._file is not None:
-            with suppress(OSError, ValueError):  # closing flushes; a full disk refuses once more, a closed file too
-                self._file.close()
-            self.path.unlink(missing_ok=True)
+        self._file.discard()
 
 
 def footer_of(source: Any) -> Mapping[str, Any]:

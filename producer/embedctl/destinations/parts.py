@@ -14,13 +14,13 @@ from embedctl.destinations.part_list import PartList
 from embedctl.destinations.place import Place
 from embedctl.destinations.right import DrainRight, overtaken
 from embedctl.destinations.unreleased import Unreleased
-from embedctl.kept import tells_tokens
 from embedctl.output.about import About
 from embedctl.output.columns import KeptColumns
 from embedctl.output.digest_rows import digest_of
 from embedctl.output.numbers import CALIBRATED_ON, FLOAT32, Numbers, OutputType, ranges_of
+from embedctl.output.writer import Content
 from embedctl.results import Vectors
-from embedctl.store import JobState, JobStatus, PartFacts
+from embedctl.store import JobState, PartFacts
 from embedctl.waiting import Progress, Waiter, ended_by_budget, refuse_cancelled
 from embedctl_config.errors import BrokerUnavailable, JobCancelled, JobError, JobFailed, OutputError
 
@@ -125,7 +125,7 @@ class _Parts(Taker[Taken]):
         try:
             self._part.add(chunk)
         except BeginAgain:  # its chunks are still in Redis
-            self._abandon()
+            self._part = None
             raise
         if self._written is not None and not (chunk.of_corpus and chunk.chunk < self._told):
             self._written(chunk.vectors)
@@ -139,8 +139,7 @@ class _Parts(Taker[Taken]):
         self.done = Delivered(written=self._list.records(status) - status.failed, failed=status.failed)
 
     def close(self) -> None:
-        status = self._source.status
-        self._files = self._list.sum_up(status, self._numbers, self._about(status).fingerprint)
+        self._files = self._list.sum_up(self._source.status, self._numbers, self._about().fingerprint)
 
     def cut_short(self, error: JobError) -> None:
         """Redis has no results of a cancelled job; of any other, the same command goes on with what it has."""
@@ -197,15 +196,9 @@ class _Parts(Taker[Taken]):
     # ------------------------------------------------------------------------------------------------------- the parts
 
     def _begun(self, *, of_corpus: bool) -> OpenPart:
-        options = self._source.status.options
-        return OpenPart(
-            self._place.scratch(self._list.next_name(of_corpus=of_corpus)),
-            self._kept,
-            self._numbers,
-            of_corpus=of_corpus,
-            tokens=tells_tokens(options),
-            digests=bool(options.get("digests")),
-        )
+        path = self._place.scratch(self._list.next_name(of_corpus=of_corpus))
+        content = Content.of(self._source.status, path, self._numbers, self._about)
+        return OpenPart(content, self._kept, of_corpus=of_corpus)
 
     def _finish_part(self) -> None:
         """Make the open part durable, note it, and free its results, in this order."""
@@ -214,7 +207,7 @@ class _Parts(Taker[Taken]):
             return
         name, status = self._list.next_name(of_corpus=part.of_corpus), self._source.status
         try:
-            part.finish(self._job_id, self._about(status))
+            part.finish(self._job_id, self._about().fingerprint)
             sha256, size = digest_of(part.path)
             self._publish(name, part)
         except FileNotFoundError:  # another drainer has started the part again
@@ -260,7 +253,8 @@ class _Parts(Taker[Taken]):
         if answer != "ok":
             raise overtaken(self._job_id)
 
-    def _about(self, status: JobStatus) -> About:
+    def _about(self) -> About:
+        status = self._source.status
         return About.of(status, status.model_fingerprint or self._broker.jobs.status(self._job_id).model_fingerprint)
 
     def _abandon(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -245,10 +245,7 @@ class BatchWriter(Writer):
         self._results = LineFile(content.path)
         self._errors = None if one_file else LineFile(errors_beside(content.path))
         self._failed = 0
-
-    @property
-    def paths(self) -> Sequence[Path]:
-        return [file.path for file in self._files()]
+        self.paths = [file.path for file in self._files()]
 
     def write(self, chunk: ChunkVectors) -> None:
         self._write(self._answers.of(chunk))

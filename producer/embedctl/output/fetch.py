@@ -12,7 +12,6 @@ from typing import Protocol
 
 from embedctl.corpus.batch import BATCH_FORMAT
 from embedctl.destinations.loop import BeginAgain, Delivered, Taker, run
-from embedctl.kept import tells_tokens
 from embedctl.output.about import About
 from embedctl.output.batch import Answers, BatchWriter, errors_beside, is_of_batch
 from embedctl.output.not_run import ReadRequests
@@ -126,7 +125,7 @@ def fetch(
                 numbers = Numbers(numbers.kind, ranges)
             if chosen == "npy":  # its array has a row for each record
                 job.wait_until_sealed(progress)
-            content = _content(job, path, numbers)
+            content = Content.of(job.status(), path, numbers, lambda: About.of(job.status()))
             writer = _writer(chosen)(content) if answers is None else BatchWriter(content, answers, one_file=one_file)
             return _fetch(job, path, writer, results, written)
     except BrokerUnavailable:  # also an OSError, but one of Redis
@@ -290,18 +289,6 @@ def _refuse_to_clobber(path: Path, file_format: str) -> None:
     for file in (path, *others.get(file_format, ())):
         if os.path.lexists(file):
             raise OutputError(f"{file} exists: remove it, choose another file, or omit --no-clobber to replace it")
-
-
-def _content(job: Readable, path: Path, numbers: Numbers) -> Content:
-    status = job.status()
-    return Content(
-        path,
-        status.records,
-        keep=status.options.get("keep", ()),
-        numbers=numbers,
-        tokens=tells_tokens(status.options),
-        about=(lambda: About.of(job.status())) if status.options.get("digests") else None,
-    )
 
 
 def _fetch(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -49,11 +49,8 @@ class JsonlWriter(Writer):
 
     def __init__(self, content: Content) -> None:
         assert content.numbers.kind is OutputType.FLOAT32
+        self.paths = [content.path]
         self._file = LineFile(content.path)
-
-    @property
-    def paths(self) -> Sequence[Path]:
-        return [self._file.path]
 
     def write(self, chunk: ChunkVectors) -> None:
         for line in lines_of(chunk):
@@ -61,8 +58,8 @@ class JsonlWriter(Writer):
 
     def finish(self) -> list[Path]:
         self.close()
-        publish(self._file.path)
-        return [self._file.path]
+        publish(self.paths[0])
+        return self.paths
 
     def close(self) -> None:
         self._file.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +59,7 @@ class NpyWriter(Writer):
 
     def __init__(self, content: Content) -> None:
         self._path = content.path
+        self.paths = [content.path, *all_beside(content.path)]
         self._numbers = content.numbers
         self._records = content.records
         self._array: npt.NDArray[Any] | None = None
@@ -68,10 +68,6 @@ class NpyWriter(Writer):
         self._files = {kind: LineFile(file) for kind, file in beside(content.path).items()}
         self._about = content.about
         self._digests = None if self._about is None else DigestRows(digests_beside(content.path), content.records)
-
-    @property
-    def paths(self) -> Sequence[Path]:
-        return [self._path, *all_beside(self._path)]
 
     def write(self, chunk: ChunkVectors) -> None:
         if self._array is None:

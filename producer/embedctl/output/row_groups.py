@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embedctl.destinations.loop import BeginAgain
 from embedctl.digests import NO_DIGEST
 from embedctl.kept import TEXT_SHA256, TOKENS
+from embedctl.output.about import ABOUT
 from embedctl.output.columns import KeptColumns
 from embedctl.output.numbers import FLOAT32, Numbers, OutputType, as_text
+from embedctl.output.writer import Content
 from embedctl.results import ChunkVectors, Vectors
 
 #: A row group ends with the chunk that fills one of these; until then, its rows are in memory.
@@ -124,19 +128,29 @@ class RowGroupFile:
 
     Args:
         path: the file; one that exists is replaced.
+        content: what it is to hold.
+        kept: the columns of the kept fields. Their types only become wider, also from one file to the next.
     """
 
-    def __init__(self, path: Path, layout: Layout) -> None:
-        self._layout = layout
+    def __init__(self, path: Path, content: Content, kept: KeptColumns) -> None:
+        self._path, self._content, self._kept = path, content, kept
         self._tables: list[Any] = []
         self._rows = self._bytes = 0
-        path.unlink(missing_ok=True)  # it might be a link to another file
-        self._sink = pa.OSFile(os.fsencode(path), "wb")
-        self._writer = layout.writer(self._sink)
-        self._writer.add_key_value_metadata(layout.metadata)
+        self._sink: Any = None
 
     def add(self, chunk: ChunkVectors) -> None:
-        """Add a chunk. It is in the file once its row group is full, or the file is closed."""
+        """Add a chunk. It is in the file once its row group is full, or the file is closed.
+
+        Raises:
+            BeginAgain: a column of a kept field needs a wider type; the file is gone.
+        """
+        if not len(chunk.positions):
+            return  # the dimensions may not be known yet
+        if self._kept.widened_by(chunk.kept or [{}] * len(chunk.positions)) and self._sink is not None:
+            self.discard()
+            raise BeginAgain
+        if self._sink is None:
+            self._begin(chunk.vectors.shape[1])
         table = self._layout.table(chunk)
         self._tables.append(table)
         self._rows += table.num_rows
@@ -144,13 +158,18 @@ class RowGroupFile:
         if self._rows >= ROWS or self._bytes >= BYTES:
             self._flush()
 
-    def describe(self, name: str, text: str) -> None:
-        """Add an entry to the footer."""
-        self._writer.add_key_value_metadata({name: text})
+    def finish(self, **entries: str) -> None:
+        """Write what is left, and the footer, with these entries too; it is not synced."""
+        if self._sink is None:
+            self._begin(0)
+        if self._content.about is not None:
+            entries[ABOUT] = self._content.about().text
+        self._writer.add_key_value_metadata({**self._layout.metadata, **entries})
+        self.close()
 
     def close(self) -> None:
-        """Write what is left, and the footer; it is not synced. A second call does nothing."""
-        if self._sink.closed:
+        """Write all chunks given, so that the file can be read as it is. May be repeated."""
+        if self._sink is None or self._sink.closed:
             return
         try:
             self._flush()
@@ -158,6 +177,21 @@ class RowGroupFile:
         finally:
             self._writer.is_open = False  # otherwise it tries to write once more when it is freed
             self._sink.close()
+
+    def discard(self) -> None:
+        """Close and remove the file."""
+        with suppress(OSError, ValueError):  # closing flushes; a full disk refuses once more
+            self.close()
+        if self._sink is not None:
+            self._path.unlink(missing_ok=True)
+        self._sink = None
+
+    def _begin(self, dim: int) -> None:
+        of = self._content
+        self._layout = Layout(dim, self._kept, of.numbers, tokens=of.tokens, digests=of.about is not None)
+        self._path.unlink(missing_ok=True)  # it might be a link to another file
+        self._sink = pa.OSFile(os.fsencode(self._path), "wb")
+        self._writer = self._layout.writer(self._sink)
 
     def _flush(self) -> None:
         if self._tables:

@@ -37,11 +37,10 @@ class StandardOutput(Writer):
         OutputError: it is closed; in :meth:`write` and :meth:`finish`, it can't be written.
     """
 
-    paths = ()
-
     def __init__(self, answers: Answers | None = None) -> None:
         check_stdout()
         sys.stdout.flush()
+        self.paths = []
         self._answers = answers
 
     def write(self, chunk: ChunkVectors) -> None:

@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
+from embedctl.kept import tells_tokens
 from embedctl.output.about import About
 from embedctl.output.numbers import FLOAT32, Numbers
 from embedctl.output.parts import part_of
 from embedctl.results import ChunkVectors
+from embedctl.store import JobStatus
 from embedctl_config.errors import JobError
 
 
@@ -35,14 +38,22 @@ class Content:
     tokens: bool = False
     about: Callable[[], About] | None = None
 
+    @classmethod
+    def of(cls, job: JobStatus, path: Path, numbers: Numbers, about: Callable[[], About]) -> Self:
+        """All of a job's results."""
+        options = job.options
+        digests = about if options.get("digests") else None
+        return cls(path, job.records, options.get("keep", ()), numbers, tells_tokens(options), digests)
+
 
 class Writer(ABC):
-    """Writes chunks under temporary names. Every method raises OSError if the disk refuses."""
+    """Writes chunks under temporary names. Every method raises OSError if the disk refuses.
 
-    @property
-    @abstractmethod
-    def paths(self) -> Sequence[Path]:
-        """The final names of all files that it may write."""
+    Attributes:
+        paths: the final names of all files that it may write.
+    """
+
+    paths: list[Path]
 
     @abstractmethod
     def write(self, chunk: ChunkVectors) -> None:

@@ -14,7 +14,7 @@ import pytest
 from embedctl.output import check_output, row_groups
 from embedctl.output.columns import KeptColumns
 from embedctl.output.parquet import ParquetWriter
-from embedctl.output.row_groups import Layout, RowGroupFile
+from embedctl.output.row_groups import RowGroupFile
 from embedctl.output.writer import Content
 from embedctl.results import Vectors
 from embedctl_config.errors import MissingExtra
@@ -73,12 +73,12 @@ def test_a_row_group_holds_many_chunks_up_to_a_limit(
 
 
 def test_facts_known_at_the_end_go_into_the_footer(tmp_path: Path) -> None:
-    file = RowGroupFile(tmp_path / "part", Layout(4, KeptColumns([])))
+    path = tmp_path / "part"
+    file = RowGroupFile(path, Content(path, 3), KeptColumns([]))
     file.add(result_chunk(unit_vectors(3, 4)))
-    file.describe("embedctl", '{"last": 0}')
+    file.finish(embedctl='{"last": 0}')
     file.close()
-    file.close()
-    assert pq.read_metadata(tmp_path / "part").metadata[b"embedctl"] == b'{"last": 0}'
+    assert pq.read_metadata(path).metadata[b"embedctl"] == b'{"last": 0}'
 
 
 def test_a_file_that_is_closed_early_holds_every_chunk_given(tmp_path: Path) -> None:
