@@ -18,14 +18,14 @@ import numpy as np
 from benchmarks.ours.service import DUMMY, Figures, seconds_of, service
 
 from embedctl.broker import Broker
-from embedctl.output.writer import Content
+from embedctl.destinations.writer import Content
 from embedctl.results import ChunkVectors
 from embedctl_config import keys
 
 
 def formats(*, records: int = 100_000, dim: int = 384, form: str = "parquet") -> Figures:
     """How fast vectors are written as `fetch` writes them, and how large their file is."""
-    module = import_module(f"embedctl.output.{form}")
+    module = import_module(f"embedctl.destinations.{form}")
     generator, seconds, cpu = np.random.default_rng(0), 0.0, 0.0
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"vectors.{form}"

@@ -18,7 +18,7 @@ from benchmarks.ours.service import Figures
 from embedctl.changes.cache import Hits
 from embedctl.changes.opening import open_earlier
 from embedctl.changes.plan import compare
-from embedctl.output.about import ABOUT, About
+from embedctl.destinations.about import ABOUT, About
 from embedctl.records import Record
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.wire import RecordKind

@@ -9,8 +9,8 @@ from typing import Any, get_args
 import orjson
 from starlette.responses import JSONResponse, Response
 
+from embedctl.destinations.answers import as_base64, as_floats
 from embedctl.job_options import Truncation
-from embedctl.output.batch import as_base64, as_floats
 from embedctl.results import Vectors
 from embedctl_gateway.answers import ROWS, answered
 from embedctl_gateway.calls import Call

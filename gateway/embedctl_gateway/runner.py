@@ -21,10 +21,10 @@ from typing import Self
 from embedctl import enqueue
 from embedctl.broker import Broker
 from embedctl.corpus import KEPT_OF_REQUEST, BatchCorpus, open_corpus
+from embedctl.destinations.not_run import EXPIRED, STOPPED, Reason
 from embedctl.job import Job
 from embedctl.job_options import SubmitOptions
 from embedctl.notices import Reminder
-from embedctl.output.not_run import EXPIRED, STOPPED, Reason
 from embedctl.store import JobStatus
 from embedctl.store.batches import BatchStore, Step, StoredBatch
 from embedctl.store.lease import Lease

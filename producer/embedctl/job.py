@@ -18,8 +18,8 @@ from embedctl_config.settings import Settings
 
 if TYPE_CHECKING:
     from embedctl.destinations.loop import Delivered
+    from embedctl.destinations.numbers import Numbers
     from embedctl.destinations.writing import RefusedRecord
-    from embedctl.output.numbers import Numbers
 
 
 class Job:
@@ -221,9 +221,9 @@ class Job:
             JobLost, JobStalled: as for :meth:`iter_results`.
             MissingExtra: pyarrow, or for S3 s3fs, is not installed.
         """
+        from embedctl.destinations.numbers import numbers_of
         from embedctl.destinations.parts import drain
         from embedctl.destinations.registry import place_of
-        from embedctl.output.numbers import numbers_of
 
         numbers = numbers_of(output_type, ranges)
         return drain(self._waiter, place_of(os.fspath(place)), progress=progress, written=written, numbers=numbers)

@@ -15,8 +15,9 @@ import redis as redis_py
 
 from embedctl import Job, JobHeld, OutputError, SettingsError, enqueue_embeddings
 from embedctl.broker import Broker
+from embedctl.destinations.files import fetch
 from embedctl.destinations.folder import PartsFolder
-from embedctl.output import Numbers, OutputType, fetch
+from embedctl.destinations.numbers import Numbers, OutputType
 from embedctl.results import ChunkVectors, Vectors
 from embedctl.store import Drains
 from embedctl.store.connection import Connection

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedctl import OutputError, enqueue_embeddings
-from embedctl.output import fetch
+from embedctl.destinations.files import fetch
 from embedctl_config.settings import Settings
 from tests.support.failpoints import Killed, dies_at
 from tests.support.forked import Forked

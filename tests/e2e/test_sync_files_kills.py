@@ -28,19 +28,19 @@ STEPS = [
     ("embedctl.changes.update", "compare", 1),
     ("embedctl.submission:Submission", "add", 2),
     ("embedctl.submission:Submission", "seal", 1),
-    ("embedctl.output.parquet:ParquetWriter", "write", 3),
-    ("embedctl.output.parquet", "publish", 1),
+    ("embedctl.destinations.parquet:ParquetWriter", "write", 3),
+    ("embedctl.destinations.parquet", "publish", 1),
     ("embedctl.changes.cache:Cache", "put", 1),
     ("embedctl.changes.cache:Cache", "_make_room", 1),
     ("embedctl.job:Job", "discard", 1),
 ]
 #: Of an array: the files are published one after the other.
 STEPS_OF_ARRAYS = [
-    ("embedctl.output.npy:NpyWriter", "write", 3),
-    ("embedctl.output.npy", "no_longer", 1),
-    *(("embedctl.output.npy", "publish", count) for count in (1, 2, 3)),
-    ("embedctl.output.npy", "vouch", 1),
-    ("embedctl.output.digest_rows", "publish", 1),
+    ("embedctl.destinations.npy:NpyWriter", "write", 3),
+    ("embedctl.destinations.npy", "no_longer", 1),
+    *(("embedctl.destinations.npy", "publish", count) for count in (1, 2, 3)),
+    ("embedctl.destinations.npy", "vouch", 1),
+    ("embedctl.destinations.digest_rows", "publish", 1),
 ]
 #: After these, the output is complete, or an array is no more whole, and nothing leads to the job any more.
 LEAVE_A_JOB = ("no_longer", "publish", "put", "_make_room", "vouch", "discard")

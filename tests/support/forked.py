@@ -66,7 +66,7 @@ _PRELOADED = [
     "embedctl.changes.update",
     "embedctl.destinations.parts",
     "embedctl.destinations.folder",
-    "embedctl.output.parquet",
+    "embedctl.destinations.parquet",
     "embedctl.destinations.postgresql",
     "embedctl.destinations.qdrant",
     "lance_namespace",

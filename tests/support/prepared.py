@@ -62,7 +62,7 @@ class DieAt:
 
 def write_slowly() -> None:
     """Makes the writing of each chunk of a .jsonl file take a while."""
-    writer = found("embedctl.output.jsonl:JsonlWriter")
+    writer = found("embedctl.destinations.jsonl:JsonlWriter")
     write = writer.write
 
     def slowly(self: Any, chunk: Any) -> None:

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from embedctl.changes.spool import Copied
+from embedctl.destinations.about import About
+from embedctl.destinations.numbers import Numbers
 from embedctl.digests import Digests
-from embedctl.output.about import About
-from embedctl.output.numbers import Numbers
 from embedctl_config.errors import OutputError, SettingsError
 
 #: Rows of an earlier output.

@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from embedctl.changes.earlier import Earlier, EarlierRows, Rows, check_numbers, no_digests
 from embedctl.changes.spool import Copied
+from embedctl.destinations.about import ABOUT, About
+from embedctl.destinations.digest_rows import FILES, digest_of
+from embedctl.destinations.npy import about_beside, beside, digests_beside
+from embedctl.destinations.numbers import Numbers, OutputType
 from embedctl.digests import DIGEST_BYTES, Digests
-from embedctl.output.about import ABOUT, About
-from embedctl.output.digest_rows import FILES, digest_of
-from embedctl.output.npy import about_beside, beside, digests_beside
-from embedctl.output.numbers import Numbers, OutputType
 from embedctl_config.errors import OutputError
 
 _ROWS = 8192

@@ -11,17 +11,17 @@ import numpy as np
 
 from embedctl.changes.earlier import Earlier, EarlierRows, Rows, check_numbers, no_digests
 from embedctl.changes.spool import Copied, Cut, Spool
+from embedctl.destinations.about import ABOUT, About
+from embedctl.destinations.numbers import FLOAT32, Numbers
 from embedctl.digests import DIGEST_BYTES, NO_DIGEST, as_rows
 from embedctl.kept import TEXT_SHA256
-from embedctl.output.about import ABOUT, About
-from embedctl.output.numbers import FLOAT32, Numbers
 from embedctl_config.errors import MissingExtra, OutputError
 
 try:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from embedctl.output.row_groups import FACTS, vectors_in
+    from embedctl.destinations.row_groups import FACTS, vectors_in
 except ImportError as error:
     raise MissingExtra("parquet", "parquet") from error
 
@@ -39,7 +39,7 @@ _VECTORS = ("embedding", "tokens_used", "tokens_lost", TEXT_SHA256)
 
 
 class ParquetEarlier(Earlier):
-    """A parquet file that :mod:`embedctl.output` wrote. It stays open, because its name is that of the new output."""
+    """A parquet file that :class:`ParquetWriter` wrote. It stays open, because its name is that of the new output."""
 
     def __init__(self, path: Path, numbers: Numbers | None) -> None:
         self.name = str(path)

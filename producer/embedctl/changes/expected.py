@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from embedctl.broker import Broker
-from embedctl.output.about import About, deciding
+from embedctl.destinations.about import About, deciding
 from embedctl.routing import same_model
 from embedctl.store import JobSpec
 from embedctl_config import keys

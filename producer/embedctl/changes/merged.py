@@ -13,9 +13,9 @@ import numpy.typing as npt
 from embedctl.changes.block import Block
 from embedctl.changes.encoded import Encoded
 from embedctl.changes.plan import ENCODE, FIRST_HIT, Plan, changed, mark_of
+from embedctl.destinations.about import About
+from embedctl.destinations.numbers import FLOAT32, Numbers
 from embedctl.job import Job
-from embedctl.output.about import About
-from embedctl.output.numbers import FLOAT32, Numbers
 from embedctl.records import Record
 from embedctl.results import ChunkVectors
 from embedctl.store import JobSpec, JobState, JobStatus
@@ -37,7 +37,7 @@ class OtherVectors(EmbedctlError):
 
 
 class Merged:
-    """The results of a corpus in the form of a job's, for :func:`embedctl.output.fetch`: in blocks of equal size.
+    """The results of a corpus in the form of a job's, for :func:`embedctl.destinations.files`: in blocks of equal size.
 
     Args:
         plan: where each vector comes from.

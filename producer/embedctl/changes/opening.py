@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from embedctl.changes.earlier import Earlier
-from embedctl.output.npy import about_beside
-from embedctl.output.numbers import Numbers
-from embedctl.output.parts import is_begun
+from embedctl.destinations.npy import about_beside
+from embedctl.destinations.numbers import Numbers
+from embedctl.destinations.unfinished import is_begun
 from embedctl_config.errors import SettingsError
 
 

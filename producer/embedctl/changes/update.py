@@ -19,10 +19,10 @@ from embedctl.changes.merged import Merged, OtherVectors
 from embedctl.changes.opening import open_earlier
 from embedctl.changes.plan import Plan, compare
 from embedctl.changes.sources import Sources
+from embedctl.destinations.about import About, deciding
+from embedctl.destinations.numbers import Numbers
 from embedctl.job import Job
 from embedctl.job_options import SubmitOptions
-from embedctl.output import Numbers
-from embedctl.output.about import About, deciding
 from embedctl.records import Record
 from embedctl.store import JobSpec, JobStatus
 from embedctl_config.errors import OutputError

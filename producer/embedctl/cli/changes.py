@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from embedctl import output
 from embedctl.broker import Broker
 from embedctl.cli.corpora import records_again
 from embedctl.cli.delivery import DatabaseChoice
 from embedctl.cli.job_command import JobCommand
+from embedctl.destinations.files import fetch
 from embedctl.job import Job
 from embedctl.job_options import SubmitOptions
 from embedctl.records import Record
@@ -69,7 +69,7 @@ def update(
         if not jobs:
             progress.say("No text is new or changed: nothing is encoded")
         tells = _Tells(progress.say, results.status().records)
-        found = output.fetch(
+        found = fetch(
             results,
             path,
             progress=progress.running,

@@ -10,11 +10,11 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from embedctl import output
 from embedctl.changes.sources import Sources
 from embedctl.cli.corpora import CorpusChoice
 from embedctl.cli.options import option, together
 from embedctl.corpus import BatchCorpus
+from embedctl.destinations.formats import guess_format
 from embedctl.destinations.place import Place
 from embedctl_config.errors import InputError, SettingsError
 
@@ -96,7 +96,7 @@ class Asked:
             return
         if isinstance(choice.corpus, BatchCorpus):
             raise SettingsError("a batch file is answered request by request: omit --sync, --cache and --digests")
-        if isinstance(path, Path) and self.sources.cache is None and output.guess_format(path) == "jsonl":
+        if isinstance(path, Path) and self.sources.cache is None and guess_format(path) == "jsonl":
             raise SettingsError(
                 f"{path} has no room for digests: name the output .parquet or .npy, or omit --digests and --sync"
             )

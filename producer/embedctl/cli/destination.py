@@ -12,14 +12,18 @@ from typing import Any, TypeVar
 
 import click
 
-from embedctl import output
 from embedctl.broker import Broker
 from embedctl.cli.delivery import DatabaseChoice
 from embedctl.cli.options import option, together
 from embedctl.corpus import BatchCorpus, Corpus
+from embedctl.destinations.answers import is_of_batch
+from embedctl.destinations.files import fetch
+from embedctl.destinations.formats import FORMATS, check_output, holds_kept_fields
 from embedctl.destinations.loop import Delivered
+from embedctl.destinations.numbers import Numbers, OutputType, load_ranges
 from embedctl.destinations.place import MANIFEST, Place
 from embedctl.destinations.registry import is_database, place_of
+from embedctl.destinations.stdout import is_stdout
 from embedctl.job import Job
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import OutputError
@@ -62,7 +66,7 @@ def destination_options(duplicates: Iterable[str], if_same: str) -> Callable[[F]
             "-o",
             type=_Output(path_type=Path, dir_okay=False, allow_dash=True),
             metavar="FILE|DIR/|URL",
-            help=f"The file for the vectors, in the format of its suffix: .{', .'.join(output.FORMATS)}; or - for "
+            help=f"The file for the vectors, in the format of its suffix: .{', .'.join(FORMATS)}; or - for "
             "standard output (jsonl); or DIR/ or s3://BUCKET/PREFIX/, for parts; the vectors are then no longer in "
             "Redis; or the URL of a database's table, which takes each record under its id, such as "
             "lancedb:///FOLDER?table=NAME. `embedctl destinations` lists the databases.",
@@ -75,7 +79,7 @@ def destination_options(duplicates: Iterable[str], if_same: str) -> Callable[[F]
         ),
         option(
             "--output-type",
-            type=click.Choice([str(kind) for kind in output.OutputType]),
+            type=click.Choice([str(kind) for kind in OutputType]),
             help="The type of the numbers in .npy, .parquet and parts. ubinary: a bit for each component, whether it "
             "is above 0. Default: float32, or that of the job's parts.",
         ),
@@ -122,7 +126,7 @@ class Destination:
 
     path: Path | Place | None
     database: DatabaseChoice | None
-    numbers: output.Numbers | None
+    numbers: Numbers | None
     clobber: bool
     one_file: bool
 
@@ -153,7 +157,7 @@ class Destination:
     @property
     def may_move(self) -> bool:
         """Whether a line of progress may move meanwhile: not below records on the same terminal."""
-        if not isinstance(self.path, Path) or not output.is_stdout(self.path):
+        if not isinstance(self.path, Path) or not is_stdout(self.path):
             return True
         if sys.stdout is None or not sys.stdout.isatty() or not sys.stderr.isatty():
             return True
@@ -168,17 +172,17 @@ class Destination:
 
         Raises:
             click.UsageError: both would be printed.
-            SettingsError, OutputError, MissingExtra: as for :func:`output.check_output`.
+            SettingsError, OutputError, MissingExtra: as for :func:`check_output`.
         """
         if isinstance(self.path, Place):
             self._check_folder(self.path)
         elif self.path is not None:
-            if as_json and output.is_stdout(self.path):
+            if as_json and is_stdout(self.path):
                 raise click.UsageError(
                     "--json and --output - both print to standard output: name a file, or omit --json"
                 )
             batch = is_batch and not self.one_file
-            output.check_output(self.path, keep, clobber=self.clobber, numbers=self.numbers, batch=batch)
+            check_output(self.path, keep, clobber=self.clobber, numbers=self.numbers, batch=batch)
 
     def _check_folder(self, folder: Place) -> None:
         folder.check()  # first, because the extra s3 has all that its parts need
@@ -203,7 +207,7 @@ class Destination:
         Redis.
 
         Args:
-            file_format: as for :func:`output.fetch`.
+            file_format: as for :func:`fetch`.
             requests: the batch file that the job was made of, if the file answers it.
 
         Raises:
@@ -220,7 +224,7 @@ class Destination:
         self, job: Job, path: Path, progress: JobProgress, file_format: str | None, requests: BatchCorpus | None
     ) -> list[Path]:
         try:
-            written = output.fetch(
+            written = fetch(
                 job,
                 path,
                 file_format=file_format,
@@ -237,7 +241,7 @@ class Destination:
         if written:
             progress.say("Wrote " + ", ".join(map(str, written)))
         kept = status.options.get("keep")
-        if kept and not output.holds_kept_fields(path) and not output.is_of_batch(status):
+        if kept and not holds_kept_fields(path) and not is_of_batch(status):
             progress.say(
                 f"Not in {path}: the kept fields ({', '.join(kept)}). Fetch into a .jsonl or .parquet to get them"
             )
@@ -258,9 +262,9 @@ class Destination:
         return written
 
 
-def _numbers(output_type: str | None, ranges: Path | None) -> output.Numbers | None:
-    if ranges is not None and output_type != output.OutputType.INT8:
+def _numbers(output_type: str | None, ranges: Path | None) -> Numbers | None:
+    if ranges is not None and output_type != OutputType.INT8:
         raise click.UsageError("--ranges is for --output-type int8")
     if output_type is None:
         return None
-    return output.Numbers(output.OutputType(output_type), None if ranges is None else output.load_ranges(ranges))
+    return Numbers(OutputType(output_type), None if ranges is None else load_ranges(ranges))

@@ -24,9 +24,9 @@ from embedctl.cli.sync import report_synced, synchronise
 from embedctl.cli.update_report import report_update
 from embedctl.corpus import BatchCorpus, Corpus
 from embedctl.destinations.place import Place
+from embedctl.destinations.stdout import is_stdout
 from embedctl.estimate import local_estimate
 from embedctl.job import Job
-from embedctl.output import is_stdout
 from embedctl.routing import local_class
 from embedctl.store import JobStatus
 from embedctl.terminal.progress import JobProgress

@@ -16,9 +16,9 @@ from embedctl.cli.options import SectionedCommand, option, section
 from embedctl.cli.results import exit_status, report, summary, wait_for
 from embedctl.cli.sync import report_synced, synchronise
 from embedctl.cli.update_report import report_update
+from embedctl.destinations.stdout import is_stdout
 from embedctl.estimate import estimate
 from embedctl.job import Job
-from embedctl.output import is_stdout
 from embedctl.routing import no_worker_for
 from embedctl.terminal.progress import JobProgress
 from embedctl_config import keys

@@ -18,12 +18,12 @@ from embedctl.cli.delivery import DatabaseChoice, list_failed
 from embedctl.cli.job_command import JobCommand
 from embedctl.cli.json_forms import job_form, plain
 from embedctl.cli.results import exit_status
+from embedctl.destinations.about import deciding
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.loop import Delivered
 from embedctl.destinations.sync import Difference, compare, delete_missing
 from embedctl.enqueue import job_spec
 from embedctl.job import Job
-from embedctl.output.about import deciding
 from embedctl.store import JobStatus
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import (

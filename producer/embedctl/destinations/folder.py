@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from embedctl.destinations.digest_rows import digest_of
 from embedctl.destinations.place import MANIFEST, Place
-from embedctl.output.digest_rows import digest_of
-from embedctl.output.parts import locked, part_of
+from embedctl.destinations.unfinished import locked, part_of
 from embedctl_config import durable
 from embedctl_config.errors import OutputError
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from embedctl.output.about import deciding
+from embedctl.destinations.about import deciding
 from embedctl.store import JobStatus
 from embedctl_config.errors import OtherContract
 from embedctl_config.fingerprint import job_fingerprint

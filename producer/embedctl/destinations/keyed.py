@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from embedctl.destinations.answers import is_of_batch
 from embedctl.destinations.gathering import Gathered
 from embedctl.destinations.ids import Duplicates, LeftOut, decided
 from embedctl.destinations.interface import Batch, Contract, Destination, Row
 from embedctl.destinations.loop import Delivered, Progress, Taker, Written, run
+from embedctl.destinations.numbers import OutputType, numbers_of
 from embedctl.destinations.writing import RefusedRecord, sources_of, tried, write
-from embedctl.output.batch import is_of_batch
-from embedctl.output.numbers import OutputType, numbers_of
 from embedctl.reader import ResultReader
 from embedctl.results import ChunkVectors
 from embedctl.retrying import TimeLimit

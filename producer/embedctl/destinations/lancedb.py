@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from embedctl.destinations.interface import Batch, Contract, Destination, Row
+from embedctl.destinations.unfinished import locked
 from embedctl.destinations.urls import DestinationUrl
-from embedctl.output.parts import locked
 from embedctl_config import durable
 from embedctl_config.errors import (
     DestinationRefused,

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from embedctl.output.writer import Content
+from embedctl.destinations.writer import Content
 from embedctl.results import ChunkVectors
 from embedctl_config.errors import MissingExtra
 
 try:
     import pyarrow.parquet as pq
 
-    from embedctl.output.columns import KeptColumns
-    from embedctl.output.row_groups import FACTS, RowGroupFile
+    from embedctl.destinations.columns import KeptColumns
+    from embedctl.destinations.row_groups import FACTS, RowGroupFile
 except ImportError as error:
     raise MissingExtra("parquet", "parquet") from error
 

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from embedctl.destinations.numbers import Numbers
 from embedctl.destinations.part import footer_of, rows_of_chunks
 from embedctl.destinations.place import MANIFEST, Place
 from embedctl.destinations.right import overtaken
-from embedctl.output.numbers import Numbers
 from embedctl.store import DrainState, JobStatus, PartFacts
 from embedctl.store.drains import Drains, first_part, part_name, part_names, retry_part_name
 from embedctl_config.errors import OutputError

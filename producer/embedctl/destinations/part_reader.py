@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from embedctl.destinations.numbers import FLOAT32, Numbers, OutputType
 from embedctl.destinations.registry import place_of
 from embedctl.digests import NO_DIGEST, Digests, as_rows
 from embedctl.kept import TEXT_SHA256, TOKENS
-from embedctl.output.numbers import FLOAT32, Numbers, OutputType
 from embedctl.results import ChunkVectors, FailedRecord, TruncatedRecord
 from embedctl.store import Drains, DrainState
 from embedctl.store.drains import first_part, part_name, part_names
@@ -23,7 +23,7 @@ try:
     import pyarrow.parquet as pq
 
     from embedctl.destinations.part import footer_of, rows_of_chunks
-    from embedctl.output.row_groups import vectors_in
+    from embedctl.destinations.row_groups import vectors_in
 except ImportError as error:
     raise MissingExtra("parquet", "a drained job") from error
 

@@ -8,17 +8,17 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+from embedctl.destinations.about import About
+from embedctl.destinations.columns import KeptColumns
+from embedctl.destinations.digest_rows import digest_of
 from embedctl.destinations.loop import BeginAgain, Delivered, Taker, Written, run
+from embedctl.destinations.numbers import CALIBRATED_ON, FLOAT32, Numbers, OutputType, ranges_of
 from embedctl.destinations.part import OpenPart, Taken
 from embedctl.destinations.part_list import PartList
 from embedctl.destinations.place import Place
 from embedctl.destinations.right import DrainRight, overtaken
 from embedctl.destinations.unreleased import Unreleased
-from embedctl.output.about import About
-from embedctl.output.columns import KeptColumns
-from embedctl.output.digest_rows import digest_of
-from embedctl.output.numbers import CALIBRATED_ON, FLOAT32, Numbers, OutputType, ranges_of
-from embedctl.output.writer import Content
+from embedctl.destinations.writer import Content
 from embedctl.results import Vectors
 from embedctl.store import JobState, PartFacts
 from embedctl.waiting import Progress, Waiter, ended_by_budget, refuse_cancelled

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from embedctl.chunk_files.place import plain_errors
+from embedctl.destinations.digest_rows import digest_of
 from embedctl.destinations.place import Place
-from embedctl.output.digest_rows import digest_of
 from embedctl_config.errors import MissingExtra, OutputError, SettingsError
 
 #: The name of the sha256 in an object's metadata.

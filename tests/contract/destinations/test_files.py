@@ -14,8 +14,9 @@ import pytest
 
 from embedctl import Job, OutputError, enqueue_embeddings
 from embedctl.broker import Broker
-from embedctl.output import fetch, row_groups
-from embedctl.output.writer import Writer
+from embedctl.destinations import row_groups
+from embedctl.destinations.files import fetch
+from embedctl.destinations.writer import Writer
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.failpoints import Killed, dies_at, full_disk, kill_at
@@ -46,7 +47,7 @@ def found(folder: Path) -> dict[str, bytes]:
 def test_a_fetch_that_dies_at_any_step_is_repeated(kind: str, job: Job, tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     fetch(job, tmp_path / "whole" / f"v.{kind}")
-    module = import_module(f"embedctl.output.{kind}")
+    module = import_module(f"embedctl.destinations.{kind}")
     writer = getattr(module, f"{kind.capitalize()}Writer")
     files = len(found(tmp_path / "whole"))
     steps = [(writer, "write", 1), (writer, "write", 8), (writer, "finish", 1)]

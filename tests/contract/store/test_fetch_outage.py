@@ -17,9 +17,9 @@ from embedctl.broker import Broker
 from embedctl.cli import main
 from embedctl.cli import run as run_module
 from embedctl.cli.destination import Destination
+from embedctl.destinations.files import fetch
+from embedctl.destinations.unfinished import json_line
 from embedctl.job import Job
-from embedctl.output.fetch import fetch
-from embedctl.output.parts import json_line
 from embedctl.results import ChunkVectors
 from embedctl.store import Added
 from embedctl_config import keys

@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 import redis as redis_py
 
-from embedctl import output
 from embedctl.broker import Broker
+from embedctl.destinations.files import fetch
+from embedctl.destinations.numbers import Numbers, OutputType
 from embedctl.job import Job
 from embedctl.reaper import Reaper
 from embedctl.store import Added, ClaimAnswer, JobState
@@ -87,10 +88,10 @@ def test_what_is_done_can_be_fetched_and_the_rest_is_freed(
     assert complete(broker, job_id, 0, "running") == "refused"
     assert broker.jobs.renew(job_id, 0, "running") == "done"
 
-    output.fetch(job, tmp_path / "v.npy")
+    fetch(job, tmp_path / "v.npy")
     np.testing.assert_array_equal(np.load(tmp_path / "v.npy"), job.vectors())
     assert len(json.loads("[" + ",".join((tmp_path / "v.errors.jsonl").read_text().splitlines()) + "]")) == 1
-    output.fetch(job, tmp_path / "v.jsonl")
+    fetch(job, tmp_path / "v.jsonl")
     positions = [json.loads(line)["position"] for line in (tmp_path / "v.jsonl").read_text().splitlines()]
     assert positions == [2, 3, 6, 7]
 
@@ -104,7 +105,7 @@ def test_a_spent_error_budget_keeps_what_is_done_too(broker: Broker, tmp_path: P
     with pytest.raises(JobFailed, match="error budget"):
         list(job.iter_results())
     with pytest.raises(JobFailed, match=r"What is done is in .*v\.jsonl"):
-        output.fetch(job, tmp_path / "v.jsonl")
+        fetch(job, tmp_path / "v.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "v.jsonl").read_text().splitlines()]
     assert [(line["position"], "embedding" in line) for line in lines] == [(0, True), (1, True), (4, False), (5, True)]
 
@@ -233,9 +234,9 @@ def test_stopped_in_a_retry_it_keeps_the_first_errors_and_does_not_go_on(broker:
 
 
 def test_int8_takes_its_ranges_from_what_is_done(broker: Broker, tmp_path: Path) -> None:
-    numbers = output.Numbers(output.OutputType.INT8)
+    numbers = Numbers(OutputType.INT8)
     job_id = stopped_job(broker)
-    output.fetch(Job(job_id, broker), tmp_path / "v.npy", numbers=numbers)
+    fetch(Job(job_id, broker), tmp_path / "v.npy", numbers=numbers)
     assert np.load(tmp_path / "v.npy").dtype == np.int8
     errors = [json.loads(line) for line in (tmp_path / "v.errors.jsonl").read_text().splitlines()]
     assert [error["position"] for error in errors if error["code"] == "stopped"] == [0, 1, 4, 5, 8, 9, 10, 11]
@@ -243,7 +244,7 @@ def test_int8_takes_its_ranges_from_what_is_done(broker: Broker, tmp_path: Path)
     work(broker, failed, 0)
     work(broker, failed, 2, failed=1)
     with pytest.raises(JobFailed, match="What is done"):
-        output.fetch(Job(failed, broker), tmp_path / "f.parquet", numbers=numbers)
+        fetch(Job(failed, broker), tmp_path / "f.parquet", numbers=numbers)
     assert (tmp_path / "f.parquet").exists()
 
 
@@ -253,7 +254,7 @@ def test_every_format_takes_a_job_that_was_hardly_begun(name: str, done: int, br
     job_id = new_job(broker, 3)
     work(broker, job_id, *range(2, 2 + done))
     Job(job_id, broker).stop()
-    output.fetch(Job(job_id, broker), tmp_path / name)
+    fetch(Job(job_id, broker), tmp_path / name)
     if name == "v.npy":
         assert np.load(tmp_path / name).shape == (6, DIM * done)
     elif name == "v.parquet":

@@ -17,9 +17,10 @@ import pytest
 
 from embedctl.corpus import BatchCorpus, is_batch, open_corpus
 from embedctl.corpus import batch as batch_module
-from embedctl.output.batch import Answers, BatchWriter
-from embedctl.output.not_run import ReadRequests
-from embedctl.output.writer import Content
+from embedctl.destinations.answers import Answers
+from embedctl.destinations.batch import BatchWriter
+from embedctl.destinations.not_run import ReadRequests
+from embedctl.destinations.writer import Content
 from embedctl.results import ChunkVectors, FailedRecord, no_records
 from embedctl.store import JobState, JobStatus
 from embedctl_config.errors import BatchFileError, InputError, JobLost, JobNotFound

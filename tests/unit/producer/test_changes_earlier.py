@@ -11,12 +11,13 @@ import pytest
 from embedctl.changes import earlier_parquet
 from embedctl.changes.earlier import Earlier
 from embedctl.changes.opening import open_earlier
+from embedctl.destinations import row_groups
+from embedctl.destinations.about import About
+from embedctl.destinations.npy import NpyWriter
+from embedctl.destinations.numbers import Numbers, OutputType
+from embedctl.destinations.parquet import ParquetWriter
+from embedctl.destinations.writer import Content
 from embedctl.digests import DIGEST_BYTES, as_rows
-from embedctl.output import Numbers, OutputType, row_groups
-from embedctl.output.about import About
-from embedctl.output.npy import NpyWriter
-from embedctl.output.parquet import ParquetWriter
-from embedctl.output.writer import Content
 from embedctl.results import ChunkVectors, FailedRecord, TruncatedRecord
 from embedctl_config.errors import OutputError, SettingsError
 from embedctl_config.fingerprint import job_fingerprint

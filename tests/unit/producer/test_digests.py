@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from embedctl import SettingsError
+from embedctl.destinations.about import About
 from embedctl.digests import DIGEST_BYTES, digest_of, taken_out, with_digests
 from embedctl.kept import DIGEST_FIELD, check_keep
-from embedctl.output.about import About
 from embedctl.records import make_record
 from embedctl.results import chunk_vectors
 from embedctl_config.errors import OutputError, WireForeign

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from embedctl import local
-from embedctl.output.jsonl import JsonlWriter
-from embedctl.output.npy import NpyWriter
-from embedctl.output.parquet import ParquetWriter
-from embedctl.output.writer import Content
+from embedctl.destinations.jsonl import JsonlWriter
+from embedctl.destinations.npy import NpyWriter
+from embedctl.destinations.parquet import ParquetWriter
+from embedctl.destinations.writer import Content
 from embedctl_config import durable
 from tests.support.result_chunks import result_chunk, unit_vectors
 

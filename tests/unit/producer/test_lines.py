@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from embedctl.output.jsonl import lines_of
-from embedctl.output.parts import json_line
+from embedctl.destinations.jsonl import lines_of
+from embedctl.destinations.unfinished import json_line
 from embedctl.results import ChunkVectors
 from tests.support.result_chunks import result_chunk, unit_vectors
 

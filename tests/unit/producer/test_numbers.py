@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from embedctl.output.fetch import check_output
-from embedctl.output.npy import NpyWriter
-from embedctl.output.numbers import Numbers, OutputType, load_ranges, ranges_of
-from embedctl.output.parquet import ParquetWriter
-from embedctl.output.writer import Content
+from embedctl.destinations.formats import check_output
+from embedctl.destinations.npy import NpyWriter
+from embedctl.destinations.numbers import Numbers, OutputType, load_ranges, ranges_of
+from embedctl.destinations.parquet import ParquetWriter
+from embedctl.destinations.writer import Content
 from embedctl.results import no_records
 from embedctl_config.errors import OutputError, SettingsError
 from tests.support.result_chunks import result_chunk, unit_vectors
@@ -109,7 +109,7 @@ def test_a_parquet_file_says_how_to_restore_them(numbers: Numbers, tmp_path: Pat
 
 
 def test_ranges_are_those_of_the_first_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedctl.output.numbers.CALIBRATED_ON", 20)
+    monkeypatch.setattr("embedctl.destinations.numbers.CALIBRATED_ON", 20)
     chunks = [result_chunk(VECTORS[at : at + 10], first=at, failed=[0]) for at in range(0, 60, 10)]
     first = np.delete(VECTORS[:20], [0, 10], 0)
     ranges, seen = ranges_of(iter(chunks), "job x")

@@ -11,11 +11,12 @@ import polars
 import pyarrow.parquet as pq
 import pytest
 
-from embedctl.output import check_output, row_groups
-from embedctl.output.columns import KeptColumns
-from embedctl.output.parquet import ParquetWriter
-from embedctl.output.row_groups import RowGroupFile
-from embedctl.output.writer import Content
+from embedctl.destinations import row_groups
+from embedctl.destinations.columns import KeptColumns
+from embedctl.destinations.formats import check_output
+from embedctl.destinations.parquet import ParquetWriter
+from embedctl.destinations.row_groups import RowGroupFile
+from embedctl.destinations.writer import Content
 from embedctl.results import Vectors
 from embedctl_config.errors import MissingExtra
 from tests.support.result_chunks import result_chunk, unit_vectors
@@ -102,6 +103,6 @@ def test_the_tokens_of_a_job_that_counts_them_have_a_column(tmp_path: Path) -> N
 def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for name in ("parquet", "row_groups", "columns"):
-        monkeypatch.delitem(sys.modules, f"embedctl.output.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"embedctl.destinations.{name}", raising=False)
     with pytest.raises(MissingExtra, match=r"embedctl\[parquet\]"):
         check_output(tmp_path / "v.parquet")

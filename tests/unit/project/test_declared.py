@@ -33,8 +33,8 @@ _BUILD = "torch,onnx"
 ROLES: Mapping[str, tuple[str, ...]] = {
     "embedctl.dashboard": ("flower",),
     "embedctl.monitoring.metrics": ("metrics",),
-    "embedctl.output.columns": ("parquet",),
-    "embedctl.output.row_groups": ("parquet",),
+    "embedctl.destinations.columns": ("parquet",),
+    "embedctl.destinations.row_groups": ("parquet",),
     "embedctl_gateway": ("gateway",),
     "embedctl_workers.arrays": ("torch", "onnx", "neuron"),
     "embedctl_workers.backends.gpu": ("gpu",),

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
 from embedctl.corpus.batch import BATCH_FORMAT
+from embedctl.destinations.about import About
+from embedctl.destinations.answers import Answers, is_of_batch
+from embedctl.destinations.batch import BatchWriter
+from embedctl.destinations.formats import guess_format, refuse_numbers, refuse_to_clobber, writer_of
 from embedctl.destinations.loop import BeginAgain, Delivered, Taker, run
-from embedctl.output.about import About
-from embedctl.output.batch import Answers, BatchWriter, errors_beside, is_of_batch
-from embedctl.output.not_run import ReadRequests
-from embedctl.output.npy import all_beside
-from embedctl.output.numbers import FLOAT32, Numbers, OutputType, ranges_of
-from embedctl.output.parts import locked
-from embedctl.output.standard import StandardOutput, check_stdout, is_stdout
-from embedctl.output.writer import Content, Writer
+from embedctl.destinations.not_run import ReadRequests
+from embedctl.destinations.numbers import FLOAT32, Numbers, OutputType, ranges_of
+from embedctl.destinations.stdout import StandardOutput, is_stdout
+from embedctl.destinations.unfinished import locked
+from embedctl.destinations.writer import Content, Writer
 from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
 from embedctl_config.errors import (
@@ -32,13 +31,6 @@ from embedctl_config.errors import (
     SettingsError,
 )
 
-_WRITERS = {
-    "npy": "embedctl.output.npy:NpyWriter",
-    "jsonl": "embedctl.output.jsonl:JsonlWriter",
-    "parquet": "embedctl.output.parquet:ParquetWriter",
-}
-FORMATS = tuple(_WRITERS)
-_MakeWriter = Callable[[Content], Writer]
 #: Begins to read a job's results.
 _Results = Callable[[], Iterator[ChunkVectors]]
 
@@ -110,7 +102,7 @@ def fetch(
     stored = job.stored_numbers() if job.status().drained_to is not None else FLOAT32
     results = partial(_results, job, progress, _taken_from_parts(numbers, stored))
     numbers = _agreed(job, numbers, stored)
-    _refuse_numbers(path, chosen, numbers, stored)
+    refuse_numbers(path, chosen, numbers, stored)
     if is_stdout(path):
         if chosen not in ("jsonl", BATCH_FORMAT):
             raise SettingsError(f"standard output takes jsonl, not {chosen}: name a file with the suffix .{chosen}")
@@ -119,81 +111,19 @@ def fetch(
         with locked(path):
             if not clobber:
                 # Again, because another process may have written the file since the command began.
-                _refuse_to_clobber(path, "jsonl" if one_file else chosen)
+                refuse_to_clobber(path, "jsonl" if one_file else chosen)
             if numbers.kind is OutputType.INT8 and numbers.ranges is None:
                 ranges, _ = ranges_of(_up_to_its_end(job, progress), f"job {job.id}")
                 numbers = Numbers(numbers.kind, ranges)
             if chosen == "npy":  # its array has a row for each record
                 job.wait_until_sealed(progress)
             content = Content.of(job.status(), path, numbers, lambda: About.of(job.status()))
-            writer = _writer(chosen)(content) if answers is None else BatchWriter(content, answers, one_file=one_file)
+            writer = writer_of(chosen)(content) if answers is None else BatchWriter(content, answers, one_file=one_file)
             return _fetch(job, path, writer, results, written)
     except BrokerUnavailable:  # also an OSError, but one of Redis
         raise
     except OSError as error:
         raise OutputError(f"{path} can't be written: {error.strerror or error}") from error
-
-
-def holds_kept_fields(path: Path) -> bool:
-    """Whether the format of this path has room for kept fields."""
-    return guess_format(path) != "npy"
-
-
-def check_output(
-    path: Path, keep: Sequence[str] = (), *, clobber: bool = True, numbers: Numbers | None = None, batch: bool = False
-) -> None:
-    """Check beforehand that vectors, and these kept fields, can be written to a path.
-
-    Args:
-        batch: whether a .jsonl file will be one of requests, with another one beside it.
-        clobber: whether files that exist may be replaced.
-
-    Raises:
-        SettingsError: the path has no suffix of a known format, or the format has no room for kept fields or no such
-            numbers.
-        OutputError: the folder is missing, or not writable; a file exists that must not be replaced; standard output is
-            closed.
-        MissingExtra: parquet without pyarrow.
-    """
-    file_format = guess_format(path)
-    _writer(file_format)
-    _refuse_numbers(path, file_format, numbers or FLOAT32)
-    if keep and not holds_kept_fields(path):
-        raise SettingsError(
-            f"{path} can't hold the kept fields ({', '.join(keep)}): name the output .jsonl or .parquet, or leave out "
-            "--keep"
-        )
-    if is_stdout(path):
-        check_stdout()
-        return
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise OutputError(f"{path} can't be written: there is no folder {folder}")
-    if not os.access(folder, os.W_OK) or path.is_dir():
-        raise OutputError(f"{path} can't be written: permission denied, or it is a folder")
-    if not clobber:
-        _refuse_to_clobber(path, BATCH_FORMAT if batch and file_format == "jsonl" else file_format)
-
-
-def files_of(path: Path) -> list[Path]:
-    """The files that :func:`fetch` may write for a path, `path` first; none for standard output."""
-    if is_stdout(path):
-        return []
-    return [path, *(all_beside(path) if path.suffix == ".npy" else ())]
-
-
-def guess_format(path: Path) -> str:
-    """The format by a file's suffix; jsonl for standard output.
-
-    Raises:
-        SettingsError: the suffix is unknown.
-    """
-    if is_stdout(path):
-        return "jsonl"
-    suffix = path.suffix.lower().removeprefix(".")
-    if suffix not in FORMATS:
-        raise SettingsError(f"{path}: name it .{', .'.join(FORMATS)}, or - for standard output (jsonl)")
-    return suffix
 
 
 def _answers(
@@ -218,12 +148,6 @@ def _answers(
     if one_file:
         raise SettingsError("one file is for the answers to a batch file: omit --one-file (one_file= in Python)")
     return None
-
-
-def _writer(file_format: str) -> _MakeWriter:
-    module, _, name = _WRITERS[file_format].partition(":")
-    writer: _MakeWriter = getattr(import_module(module), name)
-    return writer
 
 
 def _agreed(job: Readable, numbers: Numbers | None, stored: Numbers) -> Numbers:
@@ -270,25 +194,6 @@ def _results(
                 "output type"
             )
         yield chunk
-
-
-def _refuse_numbers(path: Path, file_format: str, numbers: Numbers, stored: Numbers = FLOAT32) -> None:
-    if file_format in ("jsonl", BATCH_FORMAT) and numbers.kind is not OutputType.FLOAT32:
-        where = "standard output" if is_stdout(path) else path
-        if stored.kind is not OutputType.FLOAT32:
-            more = "" if stored.kind is OutputType.UBINARY else ", or have them restored with the output type float32"
-            raise SettingsError(
-                f"the vectors were drained as {stored.kind}, and {where} takes float32 alone: name the output .npy or "
-                f".parquet{more}"
-            )
-        raise SettingsError(f"{where} takes float32 alone: name the output .npy or .parquet for {numbers.kind}")
-
-
-def _refuse_to_clobber(path: Path, file_format: str) -> None:
-    others = {"npy": [*all_beside(path)], BATCH_FORMAT: [errors_beside(path)]}
-    for file in (path, *others.get(file_format, ())):
-        if os.path.lexists(file):
-            raise OutputError(f"{file} exists: remove it, choose another file, or omit --no-clobber to replace it")
 
 
 def _fetch(

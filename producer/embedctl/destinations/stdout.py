@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from embedctl.output.batch import Answers
-from embedctl.output.jsonl import lines_of
-from embedctl.output.writer import Writer
+from embedctl.destinations.answers import Answers
+from embedctl.destinations.jsonl import lines_of
+from embedctl.destinations.writer import Writer
 from embedctl.results import ChunkVectors
 from embedctl_config.errors import JobError, OutputError
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embedctl.output.digest_rows import DigestRows, no_longer, vouch
-from embedctl.output.parts import LineFile, json_line, part_of, publish
-from embedctl.output.writer import Content, Writer
+from embedctl.destinations.digest_rows import DigestRows, no_longer, vouch
+from embedctl.destinations.unfinished import LineFile, json_line, part_of, publish
+from embedctl.destinations.writer import Content, Writer
 from embedctl.results import ChunkVectors
 
 #: The files next to `NAME.npy`: `NAME.ids.jsonl`, `NAME.errors.jsonl`, `NAME.truncated.jsonl`.

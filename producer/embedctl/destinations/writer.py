@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from embedctl.destinations.about import About
+from embedctl.destinations.numbers import FLOAT32, Numbers
+from embedctl.destinations.unfinished import part_of
 from embedctl.kept import tells_tokens
-from embedctl.output.about import About
-from embedctl.output.numbers import FLOAT32, Numbers
-from embedctl.output.parts import part_of
 from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
 from embedctl_config.errors import JobError

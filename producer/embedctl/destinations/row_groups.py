@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embedctl.destinations.about import ABOUT
+from embedctl.destinations.columns import KeptColumns
 from embedctl.destinations.loop import BeginAgain
+from embedctl.destinations.numbers import FLOAT32, Numbers, OutputType, as_text
+from embedctl.destinations.writer import Content
 from embedctl.digests import NO_DIGEST
 from embedctl.kept import TEXT_SHA256, TOKENS
-from embedctl.output.about import ABOUT
-from embedctl.output.columns import KeptColumns
-from embedctl.output.numbers import FLOAT32, Numbers, OutputType, as_text
-from embedctl.output.writer import Content
 from embedctl.results import ChunkVectors, Vectors
 
 #: A row group ends with the chunk that fills one of these; until then, its rows are in memory.

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from embedctl.destinations.about import ABOUT, About
+from embedctl.destinations.unfinished import part_of, publish
 from embedctl.digests import DIGEST_BYTES, Digests
-from embedctl.output.about import ABOUT, About
-from embedctl.output.parts import part_of, publish
 from embedctl_config import durable
 
 #: The entry of the file that says what an array holds: the sha256 of each file, by name.

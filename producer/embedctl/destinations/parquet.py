@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from embedctl.output.parts import part_of, publish
-from embedctl.output.writer import Content, Writer
+from embedctl.destinations.unfinished import part_of, publish
+from embedctl.destinations.writer import Content, Writer
 from embedctl.results import ChunkVectors
 from embedctl_config.errors import MissingExtra
 
 try:
-    from embedctl.output.columns import KeptColumns
-    from embedctl.output.row_groups import RowGroupFile
+    from embedctl.destinations.columns import KeptColumns
+    from embedctl.destinations.row_groups import RowGroupFile
 except ImportError as error:
     raise MissingExtra("parquet", "parquet") from error
 

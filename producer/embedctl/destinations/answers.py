@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from embedctl.output.not_run import ReadRequests, Reason, Requests, reason_of, reason_of_error
-from embedctl.output.npy import beside
-from embedctl.output.parts import LineFile, json_line, part_of, publish
-from embedctl.output.writer import Content, Writer
+from embedctl.destinations.not_run import ReadRequests, Reason, Requests, reason_of, reason_of_error
+from embedctl.destinations.unfinished import json_line
 from embedctl.results import ChunkVectors, FailedRecord, Vectors
 from embedctl.store import JobStatus
 from embedctl_config.errors import JobError
@@ -28,11 +25,6 @@ CODES_OF_REQUESTS = {
 def is_of_batch(status: JobStatus) -> bool:
     """Whether a job was made of a batch file."""
     return bool(status.options.get("batch_file"))
-
-
-def errors_beside(path: Path) -> Path:
-    """The file of the failed requests: `results.errors.jsonl` for `results.jsonl`."""
-    return beside(path.with_suffix(".npy"))["errors"]
 
 
 class Answer(NamedTuple):
@@ -232,54 +224,6 @@ def _unanswered(name: str, custom_id: str | None, reason: Reason) -> Answer:
 
 def _head(name: str, custom_id: str | None) -> bytes:
     return json_line({"id": f"batch_req_{name}", "custom_id": custom_id})[:-1]
-
-
-class BatchWriter(Writer):
-    """Writes the lines of :class:`Answers`: those of failed requests to the file beside, unless there is only one file.
-
-    The file beside exists only if a request failed.
-    """
-
-    def __init__(self, content: Content, make_answers: Callable[[], Answers], *, one_file: bool) -> None:
-        self._answers = make_answers()
-        self._results = LineFile(content.path)
-        self._errors = None if one_file else LineFile(errors_beside(content.path))
-        self._failed = 0
-        self.paths = [file.path for file in self._files()]
-
-    def write(self, chunk: ChunkVectors) -> None:
-        self._write(self._answers.of(chunk))
-
-    def gives_up(self, error: JobError) -> bool:
-        return self._answers.give_up(error)
-
-    def finish(self) -> list[Path]:
-        self._write(self._answers.end())
-        self.close()
-        written = [self._results.path]
-        if self._errors is not None and self._failed:
-            publish(self._errors.path)
-            written.append(self._errors.path)
-        elif self._errors is not None:
-            part_of(self._errors.path).unlink()
-            self._errors.path.unlink(missing_ok=True)
-        publish(self._results.path)
-        return written
-
-    def close(self) -> None:
-        for file in self._files():
-            file.close()
-
-    def _write(self, answers: Iterable[Answer]) -> None:
-        for answer in answers:
-            if answer.failed and self._errors is not None:
-                self._failed += 1
-                self._errors.write(answer.line)
-            else:
-                self._results.write(answer.line)
-
-    def _files(self) -> list[LineFile]:
-        return [self._results] if self._errors is None else [self._results, self._errors]
 
 
 def _whole(value: object, otherwise: int) -> int:

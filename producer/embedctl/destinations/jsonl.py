@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from embedctl.destinations.numbers import OutputType
+from embedctl.destinations.unfinished import LineFile, json_line, publish
+from embedctl.destinations.writer import Content, Writer
 from embedctl.kept import TOKENS
-from embedctl.output.numbers import OutputType
-from embedctl.output.parts import LineFile, json_line, publish
-from embedctl.output.writer import Content, Writer
 from embedctl.results import ChunkVectors
 
 

@@ -1,0 +1,110 @@
+"""The formats of files: which there are, what each has room for, and whether a file can be written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+
+from embedctl.corpus.batch import BATCH_FORMAT
+from embedctl.destinations.batch import errors_beside
+from embedctl.destinations.npy import all_beside
+from embedctl.destinations.numbers import FLOAT32, Numbers, OutputType
+from embedctl.destinations.stdout import check_stdout, is_stdout
+from embedctl.destinations.writer import Content, Writer
+from embedctl_config.errors import OutputError, SettingsError
+
+_WRITERS = {
+    "npy": "embedctl.destinations.npy:NpyWriter",
+    "jsonl": "embedctl.destinations.jsonl:JsonlWriter",
+    "parquet": "embedctl.destinations.parquet:ParquetWriter",
+}
+FORMATS = tuple(_WRITERS)
+
+
+def holds_kept_fields(path: Path) -> bool:
+    """Whether the format of this path has room for kept fields."""
+    return guess_format(path) != "npy"
+
+
+def check_output(
+    path: Path, keep: Sequence[str] = (), *, clobber: bool = True, numbers: Numbers | None = None, batch: bool = False
+) -> None:
+    """Check beforehand that vectors, and these kept fields, can be written to a path.
+
+    Args:
+        batch: whether a .jsonl file will be one of requests, with another one beside it.
+        clobber: whether files that exist may be replaced.
+
+    Raises:
+        SettingsError: the path has no suffix of a known format, or the format has no room for kept fields or no such
+            numbers.
+        OutputError: the folder is missing, or not writable; a file exists that must not be replaced; standard output is
+            closed.
+        MissingExtra: parquet without pyarrow.
+    """
+    file_format = guess_format(path)
+    writer_of(file_format)
+    refuse_numbers(path, file_format, numbers or FLOAT32)
+    if keep and not holds_kept_fields(path):
+        raise SettingsError(
+            f"{path} can't hold the kept fields ({', '.join(keep)}): name the output .jsonl or .parquet, or leave out "
+            "--keep"
+        )
+    if is_stdout(path):
+        check_stdout()
+        return
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise OutputError(f"{path} can't be written: there is no folder {folder}")
+    if not os.access(folder, os.W_OK) or path.is_dir():
+        raise OutputError(f"{path} can't be written: permission denied, or it is a folder")
+    if not clobber:
+        refuse_to_clobber(path, BATCH_FORMAT if batch and file_format == "jsonl" else file_format)
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files that :func:`fetch` may write for a path, `path` first; none for standard output."""
+    if is_stdout(path):
+        return []
+    return [path, *(all_beside(path) if path.suffix == ".npy" else ())]
+
+
+def guess_format(path: Path) -> str:
+    """The format by a file's suffix; jsonl for standard output.
+
+    Raises:
+        SettingsError: the suffix is unknown.
+    """
+    if is_stdout(path):
+        return "jsonl"
+    suffix = path.suffix.lower().removeprefix(".")
+    if suffix not in FORMATS:
+        raise SettingsError(f"{path}: name it .{', .'.join(FORMATS)}, or - for standard output (jsonl)")
+    return suffix
+
+
+def writer_of(file_format: str) -> Callable[[Content], Writer]:
+    module, _, name = _WRITERS[file_format].partition(":")
+    writer: Callable[[Content], Writer] = getattr(import_module(module), name)
+    return writer
+
+
+def refuse_numbers(path: Path, file_format: str, numbers: Numbers, stored: Numbers = FLOAT32) -> None:
+    if file_format in ("jsonl", BATCH_FORMAT) and numbers.kind is not OutputType.FLOAT32:
+        where = "standard output" if is_stdout(path) else path
+        if stored.kind is not OutputType.FLOAT32:
+            more = "" if stored.kind is OutputType.UBINARY else ", or have them restored with the output type float32"
+            raise SettingsError(
+                f"the vectors were drained as {stored.kind}, and {where} takes float32 alone: name the output .npy or "
+                f".parquet{more}"
+            )
+        raise SettingsError(f"{where} takes float32 alone: name the output .npy or .parquet for {numbers.kind}")
+
+
+def refuse_to_clobber(path: Path, file_format: str) -> None:
+    others = {"npy": [*all_beside(path)], BATCH_FORMAT: [errors_beside(path)]}
+    for file in (path, *others.get(file_format, ())):
+        if os.path.lexists(file):
+            raise OutputError(f"{file} exists: remove it, choose another file, or omit --no-clobber to replace it")
