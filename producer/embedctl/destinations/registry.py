@@ -73,7 +73,7 @@ BUILT_IN = (
         "postgresql://[USER@]HOST[:PORT]/DATABASE?table=TABLE",
         ("postgresql", "postgres"),
         "pgvector",
-        ("psycopg", "pgvector"),
+        ("psycopg",),
         "embedctl.destinations.postgresql:PostgresTable",
         "set PGPASSWORD, or write it into ~/.pgpass or into a service file",
         user_is_allowed=True,
