@@ -57,8 +57,7 @@ class Merged:
     ) -> None:
         self._plan, self._records, self._spec, self._job, self._about = plan, records, spec, job, about
         self._copies = bool(plan.unchanged or plan.cached)
-        origin = None if about is None else about.text
-        self.id = plan.whole_key(origin, None if job is None else job.id)[:32]
+        self.id = "" if job is None else job.id
 
     @property
     def blocks(self) -> int:
@@ -100,9 +99,7 @@ class Merged:
         """Nothing of it is in parts."""
         return FLOAT32
 
-    def iter_results(
-        self, *, start: int = 0, progress: Callable[[JobStatus], None] | None = None
-    ) -> Iterator[ChunkVectors]:
+    def iter_results(self, *, progress: Callable[[JobStatus], None] | None = None) -> Iterator[ChunkVectors]:
         """The blocks in order, as :meth:`Job.iter_results` gives chunks.
 
         Raises:
@@ -112,14 +109,10 @@ class Merged:
         """
         sources = self._plan.sources
         encoded = None if self._job is None else Encoded(self._job.iter_results(progress=progress))
-        first = start * BLOCK
-        taken = int(np.count_nonzero(sources[:first] == ENCODE))
-        if encoded is not None:
-            encoded.up_to(taken)  # what an earlier fetch has written
-        records = islice(self._records(), first, None) if self._copies else None
-        marks = self._plan.marks_from(first)
-        checked = False
-        while first < len(sources):
+        records = self._records() if self._copies else None
+        marks = self._plan.all_marks()
+        taken, checked = 0, False
+        for first in range(0, len(sources), BLOCK):
             block = sources[first : first + BLOCK]
             held = None if records is None else list(islice(records, len(block)))
             if held is not None:
@@ -131,9 +124,8 @@ class Merged:
                 checked = True
             yield self._block(first, block, held, wanted, parts, taken)
             taken += len(wanted)
-            first += len(block)
         if records is not None and next(records, None) is not None:
-            raise changed(first)
+            raise changed(len(sources))
         if encoded is not None:
             encoded.finish()
             self.check_model()

@@ -69,7 +69,7 @@ class Plan:
         Raises:
             InputError: it is not the same corpus any more.
         """
-        marks = self.marks_from(0)
+        marks = self.all_marks()
         for position, record in enumerate(records):
             if position >= len(self.sources):
                 raise changed(position)
@@ -81,14 +81,13 @@ class Plan:
         if next(marks, None) is not None:
             raise changed(len(self.sources))
 
-    def marks_from(self, position: int) -> Iterator[bytes]:
-        """The marks of the records from a position on."""
-        while position < len(self.sources):
-            self.marks.seek(position * DIGEST_BYTES)
+    def all_marks(self) -> Iterator[bytes]:
+        """The marks of all records."""
+        for first in range(0, len(self.sources), _SLICE):
+            self.marks.seek(first * DIGEST_BYTES)
             held = self.marks.read(_SLICE * DIGEST_BYTES)
             for at in range(0, len(held), DIGEST_BYTES):
                 yield held[at : at + DIGEST_BYTES]
-            position += len(held) // DIGEST_BYTES
 
     def key(self, *deciding: object) -> str:
         """A name for the records to encode and for what decides about their vectors, in hexadecimal."""
@@ -97,16 +96,6 @@ class Plan:
             self.marks.seek(first * DIGEST_BYTES)
             marks = as_rows(self.marks.read(_SLICE * DIGEST_BYTES))
             found.update(marks[self.sources[first : first + _SLICE] == ENCODE].tobytes())
-        return found.hexdigest()
-
-    def whole_key(self, *deciding: object) -> str:
-        """A name for all records, and for where each vector comes from."""
-        found = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode())
-        self.marks.seek(0)
-        while held := self.marks.read(_SLICE * DIGEST_BYTES):
-            found.update(held)
-        for first in range(0, len(self.sources), _SLICE):
-            found.update(self.sources[first : first + _SLICE].tobytes())
         return found.hexdigest()
 
 
