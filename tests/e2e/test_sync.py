@@ -222,6 +222,24 @@ def test_a_job_that_an_earlier_run_has_left_is_found_again(
     assert left.id not in {job.id for job in broker.jobs.newest()}
 
 
+def test_a_job_that_was_left_with_other_options_stops_no_later_night(
+    table: Database,
+    write: Write,
+    embedctl: RunEmbedctl,
+    environment: dict[str, str],
+    short_folder: Path,
+    start_worker: StartWorker,
+) -> None:
+    """Nobody knows its key, and it stays until it expires."""
+    start_worker()
+    documents = many(10)
+    write(documents)
+    kill = killer(environment, short_folder)
+    kill(("embedctl.destinations.keyed:_Delivery", "_write", 1), "before", *night(table, "--chunk-size", "5"))
+    assert did(told(embedctl(*night(table)))) == (0, 10, None)
+    assert_table(table, documents)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("table", ["qdrant-http"], indirect=True)
 def test_a_database_that_is_away_is_healed_by_the_same_command(

@@ -156,11 +156,13 @@ class _Sync:
     def _submitted(self, difference: Difference, jobs: list[str]) -> tuple[Job | None, bool]:
         """A job of what is lacking, and whether it is all of that.
 
-        Its key is one of the whole corpus, so it is found again after a crash. It is written from its end on, so it
-        lacks nothing that the destination has only since.
+        Its key is one of the whole corpus and the options, so it is found again after a crash. It is written from its
+        end on, so it lacks nothing that the destination has only since.
         """
-        facts = [self._database.url, self._contract.digest.hex(), difference.digest.hex()]
         given = self._command.choice.options.idempotency_key
+        # With other options, such as those of another version's settings, it would be refused until it expires.
+        spec = {**job_spec(self._broker, self._command.choice.options).options, "chunk_bytes": None}
+        facts = [self._database.url, self._contract.text, difference.digest.hex(), spec]
         key = f"sync-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()}"
         options = replace(self._command.choice.options, idempotency_key=key if given is None else f"{given}-{key}")
         lacking = difference.taken_from(records_again(self._command.choice))
