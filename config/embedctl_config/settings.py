@@ -189,7 +189,7 @@ class Settings:
     )
     qdrant_api_key: str = _setting(
         "",
-        "the API key of the Qdrant server that --to names; the variable QDRANT_API_KEY is read too. Empty: none",
+        "the API key of the Qdrant server that -o names; the variable QDRANT_API_KEY is read too. Empty: none",
         secret=True,
         guarded=True,
     )

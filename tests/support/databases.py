@@ -61,7 +61,7 @@ class Database(ABC):
 
     @abstractmethod
     def make_foreign(self) -> None:
-        """Make a table with the right columns and one record, without a note."""
+        """Make a table with the right columns and one record, bound to no contract."""
 
 
 class Postgres(Database):

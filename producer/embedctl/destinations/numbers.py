@@ -117,7 +117,7 @@ class Numbers:
         return cls(kind, None if ranges is None else np.array(ranges, np.float32))
 
     def mark(self) -> dict[str, str]:
-        """What tells a file of these numbers from others, for a note of progress; empty for float32."""
+        """What tells these numbers from others; empty for float32."""
         if self.kind is OutputType.FLOAT32:
             return {}
         ranges = b"" if self.ranges is None else self.ranges.tobytes()
