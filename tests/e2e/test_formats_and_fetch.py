@@ -16,10 +16,8 @@ import pytest
 from embedctl import OutputError, enqueue_embeddings
 from embedctl.destinations.files import fetch
 from embedctl_config.settings import Settings
-from tests.support.failpoints import Killed, dies_at
 from tests.support.forked import Forked
 from tests.support.jobs import reference
-from tests.support.prepared import small_disk
 from tests.support.processes import RunEmbedctl
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
@@ -144,33 +142,3 @@ def test_two_fetches_to_one_file_do_not_mix(
     start_worker("slow")
     assert first.wait(60) == 0
     np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(SLOW))
-
-
-def test_two_jobs_fetched_to_one_file_in_turn_never_mix(
-    settings: Settings, start_worker: StartWorker, short_folder: Path
-) -> None:
-    start_worker()
-    jobs = [enqueue_embeddings([f"{name} {i}" for i in range(20)], chunk_size=5, settings=settings) for name in "ab"]
-    for job in jobs:
-        job.wait(timeout=60)
-    with pytest.raises(Killed):
-        fetch(jobs[1], short_folder / "out.jsonl", written=dies_at(10))
-    fetch(jobs[0], short_folder / "out.jsonl")
-    rows = [json.loads(line)["embedding"] for line in (short_folder / "out.jsonl").read_text().splitlines()]
-    np.testing.assert_array_equal(np.array(rows, np.float32), reference([f"a {i}" for i in range(20)]))
-
-
-@pytest.mark.parametrize("name", ["out.npy", "out.jsonl"])
-def test_a_full_disk_leaves_nothing_under_the_final_name(
-    name: str, settings: Settings, embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path
-) -> None:
-    start_worker()
-    job = enqueue_embeddings(TEXTS, settings=settings)
-    job.wait(timeout=60)
-    (short_folder / name).write_text("what stood here before")
-    full = embedctl("fetch", job.id, "-o", name, prepare=small_disk)
-    assert full.returncode == 1
-    assert "can't be written: File too large" in full.stderr
-    assert "Traceback" not in full.stderr
-    assert (short_folder / name).read_text() == "what stood here before"
-    assert not list(short_folder.glob(".out*.part"))

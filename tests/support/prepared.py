@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import sys
 import threading
@@ -130,11 +129,6 @@ class RunScript:
         sys.argv = [self.path, *self.arguments]
         run_path(self.path, run_name="__main__")
         sys.exit()
-
-
-def small_disk() -> None:
-    """Let no file grow beyond a kilobyte, as on a full disk."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
 
 
 def found(where: str) -> Any:

@@ -73,12 +73,31 @@ def test_a_fetch_that_is_interrupted_leaves_nothing(kind: str, job: Job, tmp_pat
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_full_disk_leaves_nothing(kind: str, job: Job, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_leaves_what_stood_there_before(
+    kind: str, job: Job, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / f"v.{kind}").write_text("before")
     with full_disk(4000), pytest.raises(OutputError, match=r"can't be written: .*File too large"):
         fetch(job, tmp_path / f"v.{kind}")
-    assert found(tmp_path) == {}
+    assert found(tmp_path) == {f"v.{kind}": b"before"}
     assert capfd.readouterr().err == "", "no footer is written once more as the writer is freed"
     fetch(job, tmp_path / f"v.{kind}")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_what_another_job_has_left_is_in_no_file(
+    kind: str, job: Job, broker: Broker, settings: Settings, tmp_path: Path
+) -> None:
+    other = encoded_job(broker, settings, [f"other {i}" for i in range(30)])
+    (tmp_path / "whole").mkdir()
+    fetch(job, tmp_path / "whole" / f"v.{kind}")
+    (tmp_path / "mixed").mkdir()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Writer, "discard", lambda self: None)  # nobody tidies after a kill
+        with pytest.raises(Killed):
+            fetch(other, tmp_path / "mixed" / f"v.{kind}", written=dies_at(16))
+    fetch(job, tmp_path / "mixed" / f"v.{kind}")
+    assert found(tmp_path / "mixed") == found(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("kind", FORMATS)
