@@ -17,6 +17,7 @@ from tests.support.databases import KINDS, Database, Postgres, QdrantByHttp, dat
 from tests.support.forked import Forked
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl
+from tests.support.waiting import eventually
 from tests.support.workers import CONFIG, StartWorker
 
 #: Steps of a night: a module and a class, a function, and which of its calls. A destination's own steps are walked
@@ -237,6 +238,39 @@ def test_a_job_that_was_left_with_other_options_stops_no_later_night(
     kill = killer(environment, short_folder)
     kill(("embedctl.destinations.keyed:_Delivery", "_write", 1), "before", *night(table, "--chunk-size", "5"))
     assert did(told(embedctl(*night(table)))) == (0, 10, None)
+    assert_table(table, documents)
+
+
+def test_a_job_that_another_model_took_is_not_found_again(
+    table: Database,
+    write: Write,
+    embedctl: RunEmbedctl,
+    environment: dict[str, str],
+    broker: Broker,
+    short_folder: Path,
+    start_worker: StartWorker,
+) -> None:
+    """The worker that told its model was replaced before it took the job, and is back the next night."""
+    first = start_worker()
+    documents = many(10)
+    write(documents)
+    told(embedctl(*night(table)))
+    documents["new"] = "a new text"
+    write(documents)
+    first.kill()  # it counts as alive for some seconds
+    run = Forked(night(table), environment, short_folder)
+    eventually(lambda: list(broker.jobs.newest()))
+    (short_folder / "embedctl.toml").write_text(
+        CONFIG.replace("options = {dim = 16}", "options = {dim = 16, seed = 1}", 1)
+    )
+    second = start_worker()
+    _, said = run.communicate(timeout=120)
+    assert run.returncode == 65, said
+    assert not list(broker.jobs.newest())
+    second.stop()
+    (short_folder / "embedctl.toml").write_text(CONFIG)
+    start_worker()
+    assert did(told(embedctl(*night(table)))) == (10, 1, None)
     assert_table(table, documents)
 
 

@@ -33,6 +33,7 @@ from embedctl_config.errors import (
     JobNotFound,
     JobStalled,
     JobUnfinished,
+    OtherContract,
     OutputError,
 )
 
@@ -144,7 +145,7 @@ class _Sync:
             job.discard()
         except (JobNotFound, JobStalled):  # another run of the same corpus was faster, and has discarded it
             return False
-        except JobError:
+        except (JobError, OtherContract):  # also if another model's worker took it: the next run would find it again
             for each in jobs:
                 with suppress(JobNotFound):
                     Job(each, self._broker).discard()

