@@ -64,11 +64,6 @@ class Merged:
         """How many blocks there are."""
         return -(-len(self._plan.sources) // BLOCK)
 
-    @property
-    def unchanged(self) -> int:
-        """Records whose vectors are copied from the earlier output."""
-        return self._plan.unchanged
-
     def status(self) -> JobStatus:
         """The job's status, but with all records, and with blocks in place of chunks."""
         status = _done(self._spec) if self._job is None else self._job.status()
@@ -120,7 +115,7 @@ class Merged:
             wanted = np.flatnonzero(block == ENCODE)
             parts = [] if encoded is None else encoded.up_to(taken + len(wanted))
             if parts and not checked:
-                self.check_model()
+                self._check_model()
                 checked = True
             yield self._block(first, block, held, wanted, parts, taken)
             taken += len(wanted)
@@ -128,9 +123,9 @@ class Merged:
             raise changed(len(sources))
         if encoded is not None:
             encoded.finish()
-            self.check_model()
+            self._check_model()
 
-    def check_model(self) -> None:
+    def _check_model(self) -> None:
         """See that the job's model is that of the copied vectors, once the job has a result.
 
         Raises:
