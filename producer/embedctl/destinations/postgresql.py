@@ -11,7 +11,7 @@ import numpy as np
 
 from embedctl.destinations.interface import Batch, Contract, Destination, Row
 from embedctl.destinations.urls import DestinationUrl
-from embedctl_config.errors import MissingExtra, OutputError, SettingsError
+from embedctl_config.errors import DestinationRefused, MissingExtra, OutputError, SettingsError
 from embedctl_config.settings import Settings
 
 try:
@@ -27,6 +27,8 @@ except ImportError as error:
 _CONNECT_S = 10
 #: The contracts of a schema's tables, in that schema: whatever a role's search path is, a table is bound once.
 _CONTRACTS, _BATCH, _COMMA = "embedctl_contracts", sql.Identifier("embedctl_batch"), sql.SQL(", ")
+#: The rows of a batch that are not in the table, though nothing was refused.
+_LEFT_OUT = sql.SQL("SELECT id, source FROM {0} EXCEPT SELECT id, source FROM {1} WHERE id IN (SELECT id FROM {0})")
 #: Locks that last to the end of the transaction: of making tables, and, plus a table's number, of writing to it.
 _MAKING, _WRITING = 0x656D6264 << 32, 0x656D6265 << 32
 #: Rows that are fetched together.
@@ -100,7 +102,9 @@ class PostgresTable(Destination):
                 ).format(_BATCH, self._type())
             )
             self._copy(cursor, _BATCH, batch)
-            cursor.execute(self._upsert())
+            fewer = cursor.execute(self._upsert()).rowcount < len(batch)  # than that were the same already?
+            if fewer and cursor.execute(_LEFT_OUT.format(_BATCH, self._table)).rowcount:
+                raise DestinationRefused(f"{self.name} refuses it: a trigger leaves it out")
 
     def delete(self, rows: Sequence[Row]) -> int:
         with self._transaction() as cursor:
@@ -153,6 +157,8 @@ class PostgresTable(Destination):
         try:
             with cursor.connection.transaction():
                 self._copy(cursor, self._table, batch)
+                if cursor.rowcount < len(batch):
+                    raise psycopg.DataError("a trigger left some out")
         except psycopg.Error as error:
             if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
                 raise

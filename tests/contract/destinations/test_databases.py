@@ -414,6 +414,26 @@ def test_what_a_trigger_with_a_code_of_its_own_and_a_policy_refuse_is_one_record
 
 
 @pytest.mark.usefixtures("no_pauses")
+@pytest.mark.parametrize("is_fresh", [True, False])
+def test_what_a_trigger_leaves_out_without_an_error_is_refused(in_postgres: Postgres, is_fresh: bool) -> None:
+    """Nobody would know that it is not there."""
+    written(in_postgres, *([] if is_fresh else [batch(["a", "b"])]))
+    name = in_postgres.table
+    in_postgres.connection.execute(
+        f"CREATE FUNCTION of_{name}() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$BEGIN IF NEW.id = 'withdrawn' THEN RETURN NULL; END IF; RETURN NEW; END$$; "
+        f"CREATE TRIGGER t BEFORE INSERT ON {name} FOR EACH ROW EXECUTE FUNCTION of_{name}()"
+    )
+    destination = in_postgres.destination()
+    destination.open(CONTRACT)
+    (refused,) = writing.write(destination, batch(["a", "b", "withdrawn", "c"]))
+    destination.close()
+    assert refused.id == "withdrawn"
+    assert "a trigger leaves it out" in refused.reason
+    assert sorted(in_postgres.rows()) == ["a", "b", "c"]
+
+
+@pytest.mark.usefixtures("no_pauses")
 def test_a_postgres_that_became_a_standby_may_pass(in_postgres: Postgres) -> None:
     """It is no record that it refuses."""
     written(in_postgres, batch(["a"]))
