@@ -76,15 +76,23 @@ class PartList:
         self._place.publish(name)
 
     def records(self, status: JobStatus) -> int:
-        """How many records of the corpus are in the parts; those that were retried count once."""
-        count = 0
-        for name, facts in self._facts():
-            if facts.last >= facts.first:
-                count += facts.records
-            else:
-                chunks = rows_of_chunks(footer_of(self._place.source(name)))
-                count += sum(rows for chunk, _, rows in chunks if chunk < (status.original_chunks or status.chunks))
-        return count
+        """How many records of the corpus are in the parts; those that were retried or repaired count once."""
+        facts = list(self._facts())
+        of_corpus = [(name, each) for name, each in facts if each.last >= each.first]
+        end = status.original_chunks or status.chunks
+        later = dict[int, int]()  # in a part of retried records: what was repaired, or was done behind a gap
+        for name, each in facts:
+            if each.last < each.first:
+                later.update((chunk, rows) for chunk, rows in self._rows(name) if chunk < end)
+        for name, each in of_corpus:
+            if any(each.first <= chunk <= each.last for chunk in later):
+                for chunk, _ in self._rows(name):
+                    later.pop(chunk, None)
+        return sum(each.records for _, each in of_corpus) + sum(later.values())
+
+    def _rows(self, name: str) -> list[tuple[int, int]]:
+        """The chunks in a part, and their rows."""
+        return [(chunk, rows) for chunk, _, rows in rows_of_chunks(footer_of(self._place.source(name)))]
 
     def sum_up(self, status: JobStatus, numbers: Numbers, fingerprint: str) -> list[str]:
         """Write the manifest, when everything else is there; returns the full names of all files, this one last.
