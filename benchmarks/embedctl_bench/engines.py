@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -15,7 +16,7 @@ from statistics import fmean, median
 import click
 
 from embedctl_bench.asking import Asked, common, conclude
-from embedctl_bench.measuring.comparison import Load, Run, Scene, each_scene, in_words
+from embedctl_bench.measuring.comparison import Load, Scene, each_scene, in_words
 from embedctl_bench.measuring.contenders import Contender, compete
 from embedctl_bench.peers.models import Model, describe, measured_model
 from embedctl_bench.peers.registry import (
@@ -29,6 +30,7 @@ from embedctl_bench.peers.registry import (
     on_gpu,
     product_of,
 )
+from embedctl_bench.peers.tuned import Run
 from embedctl_bench.report import Claim
 from embedctl_bench.texts.workloads import describe_workload, make_workload
 from embedctl_config.errors import SettingsError
@@ -160,10 +162,11 @@ def run_on(asked: Asked, least_s: float) -> Callable[[Load, Contender], Run]:
             with gpu_idle() as between:
                 done = process.encode(repeat)
             edge_s = least_s / 4  # at both ends, the queue is not full, or the driver's samples lag
-            idle = between(done.began + edge_s, done.ended - edge_s)
+            since_1970 = time.time() - time.monotonic()
+            idle = between(since_1970 + done.began + edge_s, since_1970 + done.ended - edge_s)
         else:
             done = process.encode(repeat)
-        return Run(done.seconds / repeat, done.tokens // repeat, idle=idle)
+        return Run((done.ended - done.began) / repeat, done.tokens // repeat, idle=idle)
 
     return run
 

@@ -14,11 +14,11 @@ from typing import Any
 import click
 
 from embedctl_bench.asking import Asked, common, conclude
-from embedctl_bench.measuring.comparison import Load, Run, Scene, SystemRuns, each_scene
+from embedctl_bench.measuring.comparison import Load, Scene, SystemRuns, each_scene
 from embedctl_bench.measuring.contenders import Contender, Ground, compete
 from embedctl_bench.peers.models import describe, measured_model
 from embedctl_bench.peers.registry import FLOOR, TRANSFORMERS, System, choose_peers, engine_of
-from embedctl_bench.peers.tuned import Effort
+from embedctl_bench.peers.tuned import Effort, Run
 from embedctl_bench.peers.workload import kept
 from embedctl_bench.report import Claim, Column, Table
 from embedctl_bench.texts.words import ExactTexts
@@ -48,9 +48,6 @@ CLAIMED, CLAIMED_IN_WORDS = 4.0, "4–6 ×"
 _LEFT_OUT = (Column("what", "left out"), Column("cells", "cells", 0), Column("why", "because"))
 
 _BASE = ((TRANSFORMERS.name,), "plain transformers on torch in fp32")
-
-#: What can't be measured, why, and how many cells that is.
-LeftOut = tuple[str, str, int]
 
 
 def _axis(name: str, what: str, default: Sequence[int]) -> Callable[[Any], Any]:
@@ -104,7 +101,7 @@ def command(
             lengths = [each for each in length_axis if each <= model.max_tokens]
             for length in {*length_axis} - {*lengths}:
                 why = f"{name} takes {model.max_tokens}"
-                left_out.append((f"{length} tokens", why, len(seats) * len(batch_axis)))
+                left_out.append({"what": f"{length} tokens", "why": why, "cells": len(seats) * len(batch_axis)})
             loads = [
                 Load(f"{length} tokens, batch {batch}", rounds, batch, facts={"length": length, "batch": batch})
                 for length, batch in product(lengths, batch_axis)
@@ -132,7 +129,7 @@ def command(
         scenes,
         claims=each_scene(scenes, claims_of),
         published=published_beside,
-        tables=[Table("left-out", "What this machine or a model can't do", _LEFT_OUT, rows_of(left_out))],
+        tables=[Table("left-out", "What this machine or a model can't do", _LEFT_OUT, left_out)],
         lacking=lacking,
     )
 
@@ -144,13 +141,13 @@ def few(axis: Sequence[int], some: Sequence[int]) -> Sequence[int]:
 
 def seats_for(
     asked: Asked, cores_axis: Sequence[int], copies_axis: Sequence[int], cells: int
-) -> tuple[list[tuple[int, int]], list[LeftOut]]:
-    """The numbers of cores and of copies that can be measured together, and those that can't.
+) -> tuple[list[tuple[int, int]], list[Mapping[str, object]]]:
+    """The numbers of cores and of copies that can be measured together, and rows of a table of those that can't.
 
     Args:
         cells: measured with each.
     """
-    seats, left_out, have = [], list[LeftOut](), len(cores_of(asked.cpus))
+    seats, left_out, have = [], list[Mapping[str, object]](), len(cores_of(asked.cpus))
     for cores, copies in product(cores_axis, copies_axis):
         if cores > have:
             why = f"--cpus {format_cpus(asked.cpus)} has {have}"
@@ -159,13 +156,8 @@ def seats_for(
         else:
             seats.append((cores, copies))
             continue
-        left_out.append((f"{cores} cores, {copies} copies", why, cells))
+        left_out.append({"what": f"{cores} cores, {copies} copies", "why": why, "cells": cells})
     return seats, left_out
-
-
-def rows_of(left_out: Sequence[LeftOut]) -> list[Mapping[str, object]]:
-    """Rows of a table."""
-    return [dict(zip(("what", "why", "cells"), each, strict=True)) for each in left_out]
 
 
 def in_copies(system: System, copies: int) -> System:

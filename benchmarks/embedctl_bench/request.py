@@ -12,7 +12,7 @@ import click
 import numpy as np
 
 from embedctl_bench.asking import Asked, common, conclude
-from embedctl_bench.measuring.comparison import COLUMNS, Load, Run, Scene, SystemRuns, each_scene
+from embedctl_bench.measuring.comparison import COLUMNS, Load, Scene, SystemRuns, each_scene
 from embedctl_bench.measuring.contenders import Contender, Ground, compete
 from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.models import Model, describe, measured_model, model_files, slug
@@ -24,6 +24,7 @@ from embedctl_bench.peers.registry import (
     product_of,
     servers_of,
 )
+from embedctl_bench.peers.tuned import Run
 from embedctl_bench.peers.workload import Workload, kept
 from embedctl_bench.report import Claim, Table
 from embedctl_bench.texts.words import LONGEST, REQUESTS, SHORTEST, TEXTS, draw_words, request_texts
@@ -204,12 +205,12 @@ def _compete(scene: Scene, systems: Sequence[System], ground: Ground) -> None:
 
     def run(load: Load, contender: Contender) -> Run:
         file = kept(load.asked, ground.place, f"requests-{slug(load.name)}")
-        done = contender.process().requests(file, load.callers)
-        if len(done.vectors) != load.texts:
-            raise Unavailable(f"vectors of shape {done.vectors.shape} for {load.texts} texts")
-        if not np.isfinite(done.vectors).all():
+        done, vectors = contender.process().requests(file, load.callers)
+        if len(vectors) != load.texts:
+            raise Unavailable(f"vectors of shape {vectors.shape} for {load.texts} texts")
+        if not np.isfinite(vectors).all():
             raise Unavailable("its vectors hold NaN")
-        return Run(done.seconds, done.tokens, done.latencies)
+        return done
 
     compete(scene, systems, ground, run)
 

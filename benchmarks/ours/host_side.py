@@ -1,9 +1,6 @@
-"""The probe of the host side of one worker, with a device that is never the limit.
+"""The probe of the host side of one worker, with a device that is never the limit: docs/benchmarks.md has what is real.
 
-A backend stands in for a GPU (`tests/support/host_stand_in.py`): everything that the GPU backend does on the host is
-done, batches cost the host as many launches as on a GPU, and the device takes a given time per token. All else is real:
-a private Redis, a pinned worker process, jobs, the tokenizer of all-MiniLM-L6-v2, the texts of W1. Redis, the worker
-and the producer share the CPUs, as on a small machine.
+A backend stands in for a GPU (`tests/support/host_stand_in.py`). Redis, the worker and the producer share the CPUs.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from benchmarks.ours.service import ROOT, Figures, Service, service
@@ -56,7 +54,6 @@ def host_side(
     seconds: float = 3.0,
     ns_per_token: float = 94.0,
     launches: int = 0,
-    cpus: str = "",
     place: str = "",
 ) -> Figures:
     """How fast the host side of one GPU worker is, with a device that takes so many ns for a token of a batch.
@@ -72,16 +69,10 @@ def host_side(
     model = model_of(dim, folder)
     given = json.loads(make_workload("W1", texts, model, folder).path.read_text(encoding="utf-8"))
     options = {"ns_per_token": ns_per_token, "launches": launches or LAUNCHES[dim], "cached": cached}
-    config = [f"cache_dir = {json.dumps(str(folder / 'cache'))}", f"chunk_bytes = {_CHUNK_BYTES}"]
-    config += [f"[models.{STAND_IN}]", f"source = {json.dumps(str(model.folder))}", f"[classes.{STAND_IN}]"]
-    config += [
-        f'backend = "{STAND_IN}"',
-        'precision = "fp16"',
-        f"prefetch = {threads}",
-        f"[classes.{STAND_IN}.options]",
-    ]
-    config += [f"{name} = {json.dumps(value)}" for name, value in options.items()]
-    with service(config="\n".join(config)) as of, _worker(of, cpus) as pid:
+    models = {STAND_IN: {"source": str(model.folder)}}
+    classes = {STAND_IN: {"backend": STAND_IN, "precision": "fp16", "prefetch": threads, "options": options}}
+    config: dict[str, Any] = {"cache_dir": str(folder / "cache"), "chunk_bytes": _CHUNK_BYTES, "models": models}
+    with service(classes=classes, **config) as of, _worker(of) as pid:
         check = Checker(model)
         warm = _run(of, pid, given, chunk, check)
         # Whole chunks, about as many texts as fill the time.
@@ -104,10 +95,9 @@ def model_of(dim: int, place: Path) -> Model:
 
 
 @contextmanager
-def _worker(of: Service, cpus: str) -> Iterator[int]:
+def _worker(of: Service) -> Iterator[int]:
     """A worker that takes tickets; its process id."""
     command = [sys.executable, "-m", "tests.support.host_stand_in_worker", "--class", STAND_IN, "--model", STAND_IN]
-    command += ["--cpus", cpus] if cpus else []
     variables = {**os.environ, "EMBEDCTL_REDIS_URL": of.settings.redis_url, "EMBEDCTL_LOG_FORMAT": "text"}
     log, broker = of.folder / "worker.log", Broker.connect(of.settings)
     with log.open("wb") as out, running(command, stdout=out, stderr=out, env=variables) as process:

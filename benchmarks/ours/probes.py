@@ -18,9 +18,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ours.service import Figures, machine_line, serve, sides
+from benchmarks.ours.service import Figures, machine_line, sides
 
 from embedctl_bench.measuring.sampling import turn_of
+from embedctl_bench.peers.adapters.embedctl_adapters.serving import serve
 from embedctl_bench.report import grid
 
 #: Module → its probes. Only that of the probe is imported, because others need torch.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import sys
@@ -16,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-import embedctl
 from embedctl.local import local_worker, private_redis
+from embedctl_bench.peers.adapters.embedctl_adapters.embedctl_pipeline import toml
 from embedctl_bench.peers.child import ChildProcess
 from embedctl_config.cpu import cpu_name
 from embedctl_config.loading import load_settings
@@ -51,22 +50,28 @@ class Service:
 
 @contextmanager
 def service(
-    *, workers: int = 0, dim: int = 16, seconds_per_batch: float = 0.0, token_budget: int = 0, config: str = ""
+    *,
+    workers: int = 0,
+    dim: int = 16,
+    seconds_per_batch: float = 0.0,
+    token_budget: int = 0,
+    classes: Mapping[str, object] | None = None,
+    **config: object,
 ) -> Iterator[Service]:
     """A private Redis, and workers that take so long for a batch of at most so many tokens.
 
     Its configuration is this process's, and its children's.
 
     Args:
-        config: to put before that of the workers' class.
+        classes, config: more of the configuration.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ec-")))
-        lines = [config, f"[classes.{DUMMY}]", 'backend = "dummy"']
-        lines += [f"token_budget = {token_budget}"] if token_budget else []
-        lines += [f"options = {{dim = {dim}, seconds_per_batch = {seconds_per_batch}}}"]
+        dummy: dict[str, Any] = {"backend": "dummy", "options": {"dim": dim, "seconds_per_batch": seconds_per_batch}}
+        if token_budget:
+            dummy["token_budget"] = token_budget
         file = folder / "embedctl.toml"
-        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        file.write_text(toml({**config, "classes": {DUMMY: dummy, **(classes or {})}}), encoding="utf-8")
         os.environ["EMBEDCTL_CONFIG"] = str(file)
         plain = load_settings(model=DUMMY, hardware=DUMMY)
         made = Service(stack.enter_context(private_redis(plain, folder))[0], folder)
@@ -75,46 +80,28 @@ def service(
         yield made
 
 
-class Side(ChildProcess):
-    """A script of ours in a process, with the packages of a checkout; it answers requests by :func:`serve`."""
-
-    def __init__(self, script: str, checkout: Path, name: str) -> None:
-        """Start it; its log is in `build/probes` by this name.
-
-        Raises:
-            SystemExit: it is no checkout of embedctl.
-        """
-        parts = [*(checkout / part for part in ("producer", "gateway", "workers", "config")), ROOT / "benchmarks", ROOT]
-        if not (parts[0] / "embedctl").is_dir():
-            sys.exit(f"{checkout} is no checkout of embedctl")
-        command = [sys.executable, "-m", script, "--serve"]
-        log = ROOT / "build" / "probes" / f"{name}.log"
-        super().__init__(command, {"PYTHONPATH": os.pathsep.join(map(str, parts))}, log)
-        package = self.answer()["package"]
-        if not Path(package).is_relative_to(parts[0]):
-            self.close()
-            sys.exit(f"{checkout} is no checkout of embedctl: {package} was imported")
-
-
 @contextmanager
-def sides(script: str, other: Path | None) -> Iterator[dict[str, Side]]:
-    """This checkout's process, and another's if there is one."""
+def sides(script: str, other: Path | None) -> Iterator[dict[str, ChildProcess]]:
+    """A script of ours in a process with this checkout's packages, and one with another's if there is one.
+
+    Their logs are in `build/probes`.
+
+    Raises:
+        SystemExit: the other one is no checkout of embedctl.
+    """
     checkouts = {"this": ROOT, **({"other": other.resolve()} if other else {})}
     with ExitStack() as stack:
         found = {}
         for name, checkout in checkouts.items():
-            found[name] = Side(script, checkout, name)
+            parts = [checkout / part for part in ("producer", "gateway", "workers", "config")]
+            if not (parts[0] / "embedctl").is_dir():
+                sys.exit(f"{checkout} is no checkout of embedctl")
+            variables = {"PYTHONPATH": os.pathsep.join(map(str, [*parts, ROOT / "benchmarks", ROOT]))}
+            # -P: nothing in the working directory comes before these.
+            command = [sys.executable, "-P", "-m", script, "--serve"]
+            found[name] = ChildProcess(command, variables, ROOT / "build" / "probes" / f"{name}.log")
             stack.callback(found[name].close)
         yield found
-
-
-def serve(answer: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
-    """Answer a request a line until standard input ends; other output goes to standard error."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    answers.write(json.dumps({"package": embedctl.__file__}) + "\n")
-    for line in sys.stdin:
-        answers.write(json.dumps(answer(json.loads(line))) + "\n")
 
 
 def machine_line() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import resource
 import tempfile
 import time
@@ -11,31 +10,23 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import numpy as np
 from benchmarks.ours.service import Figures
 
 from embedctl.changes.cache import Hits
 from embedctl.changes.opening import open_earlier
 from embedctl.changes.plan import compare
-from embedctl.destinations.about import ABOUT, About
+from embedctl.destinations.about import About
+from embedctl.destinations.parquet import ParquetWriter
+from embedctl.destinations.writer import Content
+from embedctl.digests import as_rows, digest_of
 from embedctl.records import Record
+from embedctl.results import ChunkVectors
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.wire import RecordKind
 
 _GROUP = 50_000
 _OPTIONS = {"prompt": None, "truncation": "truncate", "normalize": True}
-_SCHEMA = pa.schema(
-    [
-        ("position", pa.int64()),
-        ("id", pa.string()),
-        ("embedding", pa.list_(pa.float32(), 1)),
-        ("error_code", pa.string()),
-        ("tokens_used", pa.int32()),
-        ("tokens_lost", pa.int32()),
-        ("text_sha256", pa.binary(32)),
-    ]
-)
 
 
 def since_scale(*, records: int = 1_000_000, changed: float = 0.01) -> Figures:
@@ -53,20 +44,13 @@ def since_scale(*, records: int = 1_000_000, changed: float = 0.01) -> Figures:
 def write_earlier(path: Path, records: int) -> None:
     """An earlier output, with vectors of one component: they are not looked at."""
     about = About(job_fingerprint("ab" * 32, _OPTIONS), "ab" * 32, "model", "fp32", _OPTIONS)
-    with pq.ParquetWriter(path, _SCHEMA, compression="zstd", use_dictionary=False) as writer:
-        for first in range(0, records, _GROUP):
-            at = range(first, min(records, first + _GROUP))
-            nulls = [None] * len(at)
-            columns = [
-                list(at),
-                [f"id-{each}" for each in at],
-                [[0.0]] * len(at),
-                *(nulls, nulls, nulls),
-                [hashlib.sha256(_text(each)).digest() for each in at],
-            ]
-            arrays = [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
-            writer.write_table(pa.Table.from_arrays(arrays, schema=_SCHEMA))
-        writer.add_key_value_metadata({ABOUT: about.text})
+    writer = ParquetWriter(Content(path, records, about=lambda: about))
+    for first in range(0, records, _GROUP):
+        at = range(first, min(records, first + _GROUP))
+        some = [Record(RecordKind.TEXT, _text(each), f"id-{each}") for each in at]
+        vectors, digests = np.zeros((len(at), 1), np.float32), as_rows(b"".join(map(digest_of, some)))
+        writer.write(ChunkVectors(np.array(at), [each.id for each in some], vectors, [], [], digests=digests))
+    writer.finish()
 
 
 def measure(path: Path, records: int, changed: float) -> Figures:

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from embedctl_bench.asking import Asked
-from embedctl_bench.measuring.comparison import Run, SystemRuns
-from embedctl_bench.peers.adapters.embedctl_adapters.serving import Setting, Timed
+from embedctl_bench.measuring.comparison import SystemRuns
+from embedctl_bench.peers.adapters.embedctl_adapters.serving import Answer, Setting
 from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.models import Model
 from embedctl_bench.peers.registry import System
+from embedctl_bench.peers.tuned import Run
 from embedctl_bench.peers.workload import Workload
 from embedctl_config.settings import Settings
 
@@ -71,13 +72,13 @@ class Process:
         self.versions = {"torch": "2"}
         self.computes = ""
 
-    def encode(self, repeat: int = 1) -> Timed:
+    def encode(self, repeat: int = 1) -> Answer:
         self.events.append(self._name)
         self._calls += 1
         if self._name == "infinity" and self._calls == 3:
             raise Unavailable("out of memory")
         shape = (2, 0) if self._name.startswith("floor") else (2, 3)
-        return Timed(np.ones(shape, np.float32), 2.0, 20)
+        return Answer(np.ones(shape, np.float32), 0.0, 2.0, 20)
 
     def close(self) -> None:
         self.events.append(f"{self._name} closed")

@@ -12,6 +12,7 @@ from typing import Any, Self
 from embedctl_bench.measuring.sampling import cost_per_million, is_noisy, percentiles, spread
 from embedctl_bench.peers.models import Model
 from embedctl_bench.peers.registry import AT_ITS_DEFAULT, BASELINE, SENTENCE_TRANSFORMERS, System
+from embedctl_bench.peers.tuned import Run
 from embedctl_bench.report import Claim, Column, Table
 from embedctl_config.hardware import PRECISIONS, THRESHOLDS
 
@@ -62,22 +63,6 @@ _NOTE = (
     "model's matrix products of these tokens alone, without padding, by torch's fastest product in its precision. "
     "Bold: faster than every one of ours of its precision."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One run of a system over a load.
-
-    Attributes:
-        seconds: from the texts to the last vector; of a load that is sampled, of one request.
-        latencies: of the requests (seconds).
-        idle: the share of time during which the GPU was idle; NaN if that is not known.
-    """
-
-    seconds: float
-    tokens: int
-    latencies: Sequence[float] = ()
-    idle: float = nan
 
 
 @dataclass(frozen=True, slots=True)

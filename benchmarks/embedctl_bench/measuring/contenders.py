@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from embedctl_bench.measuring.comparison import Load, Run, Scene, SystemRuns
+from embedctl_bench.measuring.comparison import Load, Scene, SystemRuns
 from embedctl_bench.measuring.sampling import turn_of
 from embedctl_bench.measuring.session import Session
 from embedctl_bench.peers.adapters.embedctl_adapters.serving import Setting, Vectors
 from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.models import Model
 from embedctl_bench.peers.registry import GPU_FLOOR, System
-from embedctl_bench.peers.tuned import TunedProcess
+from embedctl_bench.peers.tuned import Run, TunedProcess
 from embedctl_bench.peers.workload import Workload
 from embedctl_config.errors import EmbedctlError
 from embedctl_workers.arrays.distance import measure as distance
@@ -131,7 +131,8 @@ class Contender:
             process.requests(ground.warm_up)
         self._accuracy = ground.accuracy(process.encode().vectors)
         if whole and system.name != GPU_FLOOR.name:  # its seconds are computed, so repeating them changes nothing
-            self.repeat = max(1, math.ceil(ground.least_s / process.encode().seconds))
+            done = process.encode()
+            self.repeat = max(1, math.ceil(ground.least_s / (done.ended - done.began)))
         return process
 
     def _words(self, setting: Setting) -> str:

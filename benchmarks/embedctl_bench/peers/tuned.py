@@ -7,13 +7,13 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from math import ceil
+from math import ceil, nan
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from embedctl_bench.peers.adapters.embedctl_adapters.serving import Setting, Timed, Vectors
+from embedctl_bench.peers.adapters.embedctl_adapters.serving import Answer, Setting, Vectors
 from embedctl_bench.peers.child import ChildProcess
 from embedctl_bench.peers.environments import environment_for, python_of
 from embedctl_bench.peers.models import Model, converted
@@ -39,19 +39,19 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedRequests:
-    """Requests that were made at once, or by several callers.
+class Run:
+    """One run of a system over a load.
 
     Attributes:
-        seconds: until the last vector of the last request was there, or was stored if the system stores vectors.
-        latencies: the same for each request (seconds): since all were made, or since this one was.
-        vectors: of all texts, one request after the other.
+        seconds: from the texts to the last vector; of a load that is sampled, of one request.
+        latencies: of the requests (seconds): since all were made, or since this one was.
+        idle: the share of time during which the GPU was idle; NaN if that is not known.
     """
 
     seconds: float
     tokens: int
-    latencies: list[float]
-    vectors: Vectors
+    latencies: Sequence[float] = ()
+    idle: float = nan
 
 
 class TunedProcess(ChildProcess):
@@ -120,23 +120,26 @@ class TunedProcess(ChildProcess):
         self.computes: str = loaded["computes"]
         self.versions: dict[str, str] = loaded["versions"]
 
-    def encode(self, repeat: int = 1) -> Timed:
+    def encode(self, repeat: int = 1) -> Answer:
         """Encode the workload `repeat` times, in one call; the vectors are those of the first time.
 
         Raises:
             Unavailable: it failed.
         """
         done = self.call(do="encode", vectors=str(self._vectors), repeat=repeat)
-        return Timed(**done, vectors=np.load(self._vectors))
+        return Answer(np.load(self._vectors), **done)
 
-    def requests(self, path: Path, callers: int = 0) -> EncodedRequests:
+    def requests(self, path: Path, callers: int = 0) -> tuple[Run, Vectors]:
         """Make the requests in a file, a JSON list of lists of texts: all at once, or by so many callers.
+
+        Returns:
+            The run, and the vectors of all texts, one request after the other.
 
         Raises:
             Unavailable: it failed.
         """
         done = self.call(do="requests", requests=str(path), vectors=str(self._vectors), callers=callers)
-        return EncodedRequests(**done, vectors=np.load(self._vectors))
+        return Run(**done), np.load(self._vectors)
 
     def sample(self, path: Path, effort: Effort) -> tuple[float, list[float]]:
         """Make the requests in a file one after the other, in each of its processes, again and again.

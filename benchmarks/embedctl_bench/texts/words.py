@@ -16,34 +16,16 @@ TEXTS, SHORTEST, LONGEST, REQUESTS = 255, 2670, 2973, 10
 
 #: Each is one token of BERT's English vocabularies. They are as long as words of prose: about 450 tokens a text.
 _WORDS = """
-    the of and in to is it on for as at by an or be we he if so but can had has have her his its may new not now old
-    one our out own see she that they this two use was were what when will you about above across action active actual
-    after again against agree almost along already also although always amount animal another answer appear around
-    article attention average become before begin behind believe below better between beyond blood board body book
-    border bridge bring broken brother building business camera capital carry castle cause center central century
-    certain chance change chapter charge choice church circle city claim clear climate close coast cold collect
-    college color common company compare complete concern condition consider contain continue control corner country
-    course cover create culture current danger daughter decide degree depend describe design despite detail develop
-    difference direct discover distance doctor double during early earth economy edge education effect effort energy
-    engine enough enter entire escape evening event every example except exist expect explain express factor family
-    famous farm father feature field figure final find floor follow food force foreign forest form forward freedom
-    friend from garden general ground group growth guide happen heart heavy height history house however human hundred
-    image important improve include increase indeed industry inside instead interest island journey justice keep
-    kitchen knowledge labor language large later learn leave letter level library light limit listen little local long
-    machine major manner many market master material matter maybe measure medical member memory method middle military
-    million minister minute modern moment money month morning mother mountain move museum music nation nature nearly
-    never normal north nothing notice number object occur office often open opinion order other outside page paint
-    paper parent party passage patient pattern people perfect perhaps period person picture piece place plain planet
-    plant point policy popular position possible power practice prepare present pressure prevent price private problem
-    process produce program project promise protect provide public purpose quality quarter question quick quite rather
-    reach reason recent record region relate remain remember report require research result return river road round
-    rule safety school science season second section serve service several shape share short should signal silver
-    similar simple since single small social society sometimes source south space speak special spirit spring square
-    stage standard station still stone story street strength strong structure student study subject success sudden
-    suffer summer support surface system table teacher temple theory thing think though thought through today together
-    toward trade tradition train travel tree trouble under understand until usual valley value various village visit
-    voice water weather weight west whether which while whole winter within without woman wonder world write year
-    young
+    the and is for by be if can have its not one own that two were will above active again almost also amount answer
+    article become behind better blood book bring building capital cause century change choice city climate cold
+    color compare condition continue country create danger degree design develop discover double earth education
+    energy enter evening example expect factor farm field find food forest freedom garden group happen height
+    however image include industry interest justice knowledge large leave library listen long manner master maybe
+    member middle minister moment morning move nation never nothing object often order page parent patient perfect
+    person place plant popular power present price process project provide quality quick reach record remain require
+    return round school second service share signal simple small sometimes space spirit stage still street structure
+    subject suffer surface teacher thing thought together tradition tree understand valley village water west while
+    within wonder year
 """.split()  # noqa: SIM905  (as a list it would be pages long)
 
 

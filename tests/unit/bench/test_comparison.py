@@ -183,8 +183,9 @@ def test_cells_that_cannot_be_measured_are_left_out(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(grid, "cores_of", lambda cpus: [frozenset({0}), frozenset({1})])
     seats, left_out = grid.seats_for(asked(tmp_path, cpus=frozenset({0, 1})), (1, 2, 4), (1, 2), 4)
     assert seats == [(1, 1), (2, 1), (2, 2)]
-    assert ("4 cores, 1 copies", "--cpus 0-1 has 2", 4) in left_out
-    assert ("1 cores, 2 copies", "each copy needs a core, and a device, of its own", 4) in left_out
+    assert {"what": "4 cores, 1 copies", "why": "--cpus 0-1 has 2", "cells": 4} in left_out
+    why = "each copy needs a core, and a device, of its own"
+    assert {"what": "1 cores, 2 copies", "why": why, "cells": 4} in left_out
     assert [list(grid.few(axis, (1, 8))) for axis in ((1, 2, 8), (16, 32))] == [[1, 8], [16]]
 
 

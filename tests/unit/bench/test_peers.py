@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from embedctl_bench.peers.adapters.embedctl_adapters.embedctl_pipeline import _config_text
-from embedctl_bench.peers.adapters.embedctl_adapters.serving import Answered, Pool, Requested, Setting
+from embedctl_bench.peers.adapters.embedctl_adapters.embedctl_pipeline import toml
+from embedctl_bench.peers.adapters.embedctl_adapters.serving import Answer, Pool, Server, Setting
 from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.environments import ADAPTERS, HERE, PACKAGE, environment_for, is_installed
 from embedctl_bench.peers.models import Model, uncut
@@ -58,10 +59,8 @@ class OneByOne:
 class Queueing(OneByOne):
     """An engine that takes all requests at once."""
 
-    def requests(self, requests: Sequence[Sequence[str]], callers: int) -> Requested:
-        started = time.monotonic()
-        vectors = [self.encode(texts) for texts in requests]
-        return Requested(started, [Answered(each, started + 1, tokens=7) for each in vectors])
+    def requests(self, requests: Sequence[Sequence[str]], callers: int) -> list[Answer]:
+        return [Answer(self.encode(texts), 0.0, 1.0, tokens=7) for texts in requests]
 
 
 @pytest.fixture
@@ -78,10 +77,10 @@ REQUESTS = [["a"], ["bb", "b"], ["ccc"], ["dddd"], ["eeeee"]]
 @pytest.mark.parametrize("pool", [("OneByOne", 1), ("OneByOne", 2)], indirect=True)
 def test_an_engine_without_a_queue_gets_requests_one_after_the_other(pool: Pool) -> None:
     done = pool.requests(REQUESTS)
-    assert [each.vectors[:, 0].tolist() for each in done.answers] == [[1], [2, 1], [3], [4], [5]]
-    latencies = [each.at - done.started for each in done.answers]
+    assert [each.vectors[:, 0].tolist() for each in done] == [[1], [2, 1], [3], [4], [5]]
+    latencies = [each.ended - each.began for each in done]
     assert all(0.02 <= latency < 5 for latency in latencies)
-    processes = {each.vectors[0, 1] for each in done.answers}
+    processes = {each.vectors[0, 1] for each in done}
     if len(processes) == 1:
         assert latencies == sorted(latencies)
         assert latencies[-1] >= 5 * 0.02
@@ -91,28 +90,40 @@ def test_an_engine_without_a_queue_gets_requests_one_after_the_other(pool: Pool)
 
 
 @pytest.mark.parametrize("pool", [("OneByOne", 1), ("OneByOne", 2)], indirect=True)
-def test_texts_that_are_encoded_several_times_count_as_often(pool: Pool) -> None:
-    before, texts = time.time(), ["a", "bb", "ccc"]
-    done = pool.encode(texts, 2, repeat=3)
+def test_a_time_is_from_the_texts_to_their_vectors_in_the_order_of_the_texts(pool: Pool) -> None:
+    before = time.monotonic()
+    done = pool.encode(["a", "bb", "ccc"] * 3, 2)
     assert done.vectors[:, 0].tolist() == [1, 2, 3] * 3
-    assert done.tokens == 3 * 6
-    assert before <= done.began < done.ended <= time.time() + 0.1
-    assert done.ended - done.began == pytest.approx(done.seconds, abs=1e-3)
-    assert pool.encode([*texts, "dddd"], 2).tokens == 10
+    assert before <= done.began < done.began + 0.02 <= done.ended <= time.monotonic()
+
+
+def test_texts_that_are_encoded_several_times_count_as_often(tmp_path: Path) -> None:
+    (tmp_path / "texts.json").write_text('["a", "bb", "ccc"]')
+    facts = {"adapter": f"{__name__}:OneByOne", "model": "model", "texts": tmp_path / "texts.json", "packages": []}
+    sizes = {"chunk": 2, "sample": 3, "at_once": 0, "cpus": [min(os.sched_getaffinity(0))]}
+    server = Server()
+    try:
+        loaded = server.load({**facts, **sizes, "settings": [{}, {"encode": {"more": 1}}]})
+        assert (loaded["chosen"], "error" in loaded["tried"][1]) == (0, True), "the fastest that works"
+        done = server.encode({"repeat": 3, "vectors": tmp_path / "vectors.npy"})
+    finally:
+        server.close()
+    assert done["tokens"] == 3 * 6
+    assert np.load(tmp_path / "vectors.npy")[:, 0].tolist() == [1, 2, 3], "those of the first time"
 
 
 @pytest.mark.parametrize("pool", [("Queueing", 2)], indirect=True)
 def test_an_engine_with_a_queue_gets_its_share_at_once_and_answers_in_order(pool: Pool) -> None:
     done = pool.requests(REQUESTS)
-    assert [each.vectors[:, 0].tolist() for each in done.answers] == [[1], [2, 1], [3], [4], [5]]
-    assert len({each.vectors[0, 1] for each in done.answers}) == 2
+    assert [each.vectors[:, 0].tolist() for each in done] == [[1], [2, 1], [3], [4], [5]]
+    assert len({each.vectors[0, 1] for each in done}) == 2
 
 
 @pytest.mark.parametrize("pool", [("OneByOne", 1)], indirect=True)
 def test_an_engine_that_fails_is_told_in_its_words_and_goes_on(pool: Pool) -> None:
     with pytest.raises(RuntimeError, match="ValueError: a bad text"):
         pool.requests([["bad"]])
-    assert len(pool.requests([["good"]]).answers) == 1
+    assert len(pool.requests([["good"]])) == 1
     with pytest.raises(RuntimeError, match="the system's process died"):
         pool.requests([["deadly"]])
 
@@ -177,27 +188,19 @@ def test_an_environment_counts_only_with_todays_requirements(tmp_path: Path) -> 
 
 
 def test_a_class_of_the_users_is_written_as_it_is_configured(tmp_path: Path) -> None:
-    entry = {
-        "backend": "onnx",
-        "precision": "fp32",
-        "prefetch": 3,
-        "max_abs_error": 0.001,
-        "models": ["a", "b"],
-        "options": {"level": 3, "name": 'with "quotes"', "fast": True},
-    }
-    config = tmp_path / "embedctl.toml"
-    config.write_text(_config_text(Path("/models/größe-1.5"), "/cache", "mine", entry))
-    # Names of models are of a small alphabet; its folder may have any.
-    config.write_text(config.read_text().replace('models."größe-1.5"', "models.m"))
-    settings = load_settings({"EMBEDCTL_CONFIG": str(config), "XDG_CONFIG_HOME": str(tmp_path)})
-    assert settings.classes["mine"] == HardwareClass(
+    own = HardwareClass(
         backend="onnx",
         prefetch=3,
         max_abs_error=0.001,
         models=("a", "b"),
         options={"level": 3, "name": 'with "quotes"', "fast": True},
     )
-    assert settings.models["m"].source == "/models/größe-1.5"
+    config = tmp_path / "embedctl.toml"
+    config.write_text(
+        toml({"cache_dir": "/cache", "models": {"m-1.5": {"source": "/größe"}}, "classes": {"mine": asdict(own)}})
+    )
+    settings = load_settings({"EMBEDCTL_CONFIG": str(config), "XDG_CONFIG_HOME": str(tmp_path)})
+    assert (settings.classes["mine"], settings.models["m-1.5"].source) == (own, "/größe")
     assert settings.cache_dir == "/cache"
 
 

@@ -15,11 +15,11 @@ from click.testing import CliRunner
 from embedctl_bench import engines
 from embedctl_bench.engines import COUNTS, count_of, gpu_idle, peers_for, run_on, systems_for
 from embedctl_bench.measuring import contenders
-from embedctl_bench.measuring.comparison import Load, Run, Scene
+from embedctl_bench.measuring.comparison import Load, Scene
 from embedctl_bench.measuring.contenders import Contender, Ground, compete
 from embedctl_bench.peers.models import Model
 from embedctl_bench.peers.registry import BASELINE, FLOOR, PEERS, SENTENCE_TRANSFORMERS, System
-from embedctl_bench.peers.tuned import sample_of
+from embedctl_bench.peers.tuned import Run, sample_of
 from embedctl_bench.peers.workload import Workload
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import HardwareClass

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,10 @@ from embedctl.enqueue import submit
 from embedctl.job_options import SubmitOptions
 from embedctl.local import local_worker, private_redis
 from embedctl.records import records_of
-from embedctl.store import JobStatus
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
 
-from .serving import Answered, Requested, Timed, Vectors
+from .serving import Answer
 
 
 class ProductAdapter:
@@ -36,32 +36,8 @@ class ProductAdapter:
             self._stack = stack.pop_all()
         self._options = SubmitOptions(model=model.name, hardware=hardware)
 
-    def encode(self, texts: Sequence[str]) -> Timed:
+    def encode(self, texts: Sequence[str]) -> Answer:
         """A job, timed from its first claim to its last vector stored."""
-        vectors, status = self._job(texts)
-        assert status.started_at
-        assert status.ended_at
-        began, ended = status.started_at.timestamp(), status.ended_at.timestamp()
-        return Timed(vectors, ended - began, status.tokens, began, ended)
-
-    def requests(self, requests: Sequence[Sequence[str]], callers: int = 0) -> Requested:
-        """Each request as a job, each in a thread, timed from before they submit."""
-        started = time.monotonic()
-        with ThreadPoolExecutor(len(requests)) as threads:
-            return Requested(started, list(threads.map(self._answer, requests)))
-
-    def close(self) -> None:
-        """Stop the workers, then the Redis."""
-        self._stack.close()
-
-    def _answer(self, texts: Sequence[str]) -> Answered:
-        vectors, status = self._job(texts)
-        assert status.ended_at
-        # The end is given by Redis' clock, which is this machine's.
-        return Answered(vectors, status.ended_at.timestamp() - time.time() + time.monotonic(), status.tokens)
-
-    def _job(self, texts: Sequence[str]) -> tuple[Vectors, JobStatus]:
-        """Submit, wait, fetch."""
         records = records_of(texts, max_bytes=self._broker.settings.max_text_bytes)
         job = submit(self._broker, records, self._options, at_hand=True)
         status = job.wait()
@@ -69,7 +45,22 @@ class ProductAdapter:
             raise RuntimeError(f"{status.done} of {len(texts)} records were done")
         vectors = job.vectors()
         job.discard()
-        return vectors, status
+        assert status.started_at
+        assert status.ended_at
+        # Both are given by Redis' clock, which is this machine's.
+        offset = time.monotonic() - time.time()
+        began, ended = (at.timestamp() + offset for at in (status.started_at, status.ended_at))
+        return Answer(vectors, began, ended, status.tokens)
+
+    def requests(self, requests: Sequence[Sequence[str]], callers: int = 0) -> list[Answer]:
+        """Each request as a job, each in a thread, timed from before they submit."""
+        began = time.monotonic()
+        with ThreadPoolExecutor(len(requests)) as threads:
+            return [replace(each, began=began) for each in threads.map(self.encode, requests)]
+
+    def close(self) -> None:
+        """Stop the workers, then the Redis."""
+        self._stack.close()
 
 
 def product(
@@ -85,7 +76,8 @@ def product(
     """
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="embedctl-bench-")))
     config = folder / "embedctl.toml"
-    config.write_text(_config_text(model, cache, hardware, entry), encoding="utf-8")
+    facts = {"cache_dir": cache, "models": {model.name: {"source": str(model)}}, "classes": {hardware: entry}}
+    config.write_text(toml(facts), encoding="utf-8")
     # The product is measured as it comes.
     for variable in [name for name in os.environ if name.startswith("EMBEDCTL_")]:
         del os.environ[variable]
@@ -99,14 +91,12 @@ def product(
     return settings
 
 
-def _config_text(model: Path, cache: str, hardware: str, entry: Mapping[str, Any]) -> str:
-    lines = [f"cache_dir = {_toml(cache)}", f"[models.{_toml(model.name)}]", f"source = {_toml(str(model))}"]
-    lines += [f"[classes.{hardware}]", *(f"{name} = {_toml(value)}" for name, value in entry.items())]
-    return "\n".join(lines) + "\n"
+def toml(config: Mapping[str, Any]) -> str:
+    """A configuration as TOML, in which strings, numbers and lists look as in JSON."""
 
+    def value_of(each: Any) -> str:
+        if isinstance(each, Mapping):
+            return "{" + ", ".join(f"{value_of(name)} = {value_of(value)}" for name, value in each.items()) + "}"
+        return json.dumps(each, ensure_ascii=False)
 
-def _toml(value: Any) -> str:
-    """A setting's value: strings, numbers and lists look alike in JSON and in TOML."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_toml(name)} = {_toml(each)}" for name, each in value.items()) + "}"
-    return json.dumps(value, ensure_ascii=False)
+    return "".join(f"{name} = {value_of(each)}\n" for name, each in config.items())

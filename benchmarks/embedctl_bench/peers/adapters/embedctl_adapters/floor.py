@@ -16,7 +16,7 @@ from embedctl_workers.measuring.cpu_products import PRODUCTS, missing
 from embedctl_workers.measuring.flops import shape_of
 from embedctl_workers.measuring.matrix_products import matrix_products
 
-from .serving import Timed, Vectors
+from .serving import Answer, Vectors
 from .tokens import TokenCounter
 
 #: How long the device's products are measured (seconds).
@@ -73,8 +73,8 @@ class MatrixAdapter:
         self._products, self._shape = products, shape
         self._counter = TokenCounter(model)
 
-    def encode(self, texts: Sequence[str]) -> Timed:
+    def encode(self, texts: Sequence[str]) -> Answer:
         """Multiply for a second; every token of the texts counts."""
         lengths = np.array(self._counter.lengths(texts))
         seconds = self._shape.flop(lengths) / self._products.rate(_MATRIX_S)
-        return Timed(np.empty((len(texts), 0), np.float32), seconds, int(lengths.sum()))
+        return Answer(np.empty((len(texts), 0), np.float32), 0.0, seconds, int(lengths.sum()))

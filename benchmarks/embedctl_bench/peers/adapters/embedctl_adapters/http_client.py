@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from .serving import Answered, Requested, Vectors
+from .serving import Answer, Vectors
 from .tokens import TokenCounter
 
 _PATH = "/v1/embeddings"
@@ -60,21 +60,19 @@ class HttpAdapter:
                 time.sleep(0.1)
         self._url = url
 
-    def encode(self, texts: Sequence[str]) -> Vectors:
+    def encode(self, texts: Sequence[str]) -> Answer:
         """One request."""
-        return self.requests([texts], 1).answers[0].vectors
+        return self.requests([texts], 1)[0]
 
-    def requests(self, requests: Sequence[Sequence[str]], callers: int = 0) -> Requested:
+    def requests(self, requests: Sequence[Sequence[str]], callers: int = 0) -> list[Answer]:
         """Every request, by so many callers; by one for each request if 0."""
         bodies = [
             json.dumps({"model": self._name, "input": texts, "encoding_format": "base64"}).encode()
             for texts in requests
         ]
-        started, times, answers = ask(self._url, bodies, callers or len(requests))
+        answers = ask(self._url, bodies, callers or len(requests))
         # They are read when the time is taken.
-        vectors = [_vectors_of(body) for body in answers]
-        found = [Answered(each, at, began=began) for each, (began, at) in zip(vectors, times, strict=True)]
-        return Requested(started, found)
+        return [Answer(_vectors_of(body), began, ended) for body, began, ended in answers]
 
     def count(self, texts: Sequence[str]) -> int:
         """Without truncation."""
@@ -103,12 +101,11 @@ class InfinityServerAdapter(HttpAdapter):
         super().__init__(model, command, variables, f"http://127.0.0.1:{port}")
 
 
-def ask(url: str, bodies: Sequence[bytes], callers: int) -> tuple[float, list[tuple[float, float]], list[bytes]]:
+def ask(url: str, bodies: Sequence[bytes], callers: int) -> list[tuple[bytes, float, float]]:
     """Make the requests with these bodies.
 
     Returns:
-        When the callers began; when each request was sent and its last byte came; and the answers. Times are of the
-        monotonic clock.
+        Each answer, and when its request was sent and its last byte came, by the monotonic clock.
 
     Raises:
         RuntimeError: an answer is missing, or is no 200.
@@ -121,24 +118,22 @@ def ask(url: str, bodies: Sequence[bytes], callers: int) -> tuple[float, list[tu
         own.connection.connect()
         begin.wait()  # so that each thread connects once
 
-    def call(body: bytes) -> tuple[tuple[float, float], bytes]:
+    def call(body: bytes) -> tuple[bytes, float, float]:
         began = time.monotonic()
         own.connection.request("POST", _PATH, body, {"content-type": "application/json"})
         answer = own.connection.getresponse()
         said = answer.read()
         if answer.status != http.client.OK:
             raise RuntimeError(f"status {answer.status}: {said[:200].decode(errors='replace')}")
-        return (began, time.monotonic()), said
+        return said, began, time.monotonic()
 
     with ThreadPoolExecutor(callers) as threads:
         try:
             list(threads.map(connect, range(callers)))
-            started = time.monotonic()
-            done = list(threads.map(call, bodies))
+            return list(threads.map(call, bodies))
         except (OSError, http.client.HTTPException, threading.BrokenBarrierError) as error:
             begin.abort()
             raise RuntimeError(f"{type(error).__name__}: {error}") from None
-    return started, [times for times, _ in done], [said for _, said in done]
 
 
 def _vectors_of(body: bytes) -> Vectors:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from infinity_emb import AsyncEmbeddingEngine, EngineArgs
 
-from .serving import Answered, Requested, Vectors
+from .serving import Answer, Vectors
 
 
 class InfinityAdapter:
@@ -36,14 +36,17 @@ class InfinityAdapter:
         """One request, through its queue."""
         return self._loop.run_until_complete(self._embed(texts))
 
-    def requests(self, requests: Sequence[Sequence[str]], callers: int = 0) -> Requested:
+    def requests(self, requests: Sequence[Sequence[str]], callers: int = 0) -> list[Answer]:
         """All requests in its queue at once."""
-        started = time.monotonic()
+        began = time.monotonic()
 
-        async def answers() -> list[Answered]:
-            return list(await asyncio.gather(*(self._answer(texts) for texts in requests)))
+        async def answer(texts: Sequence[str]) -> Answer:
+            return Answer(await self._embed(texts), began, time.monotonic())
 
-        return Requested(started, self._loop.run_until_complete(answers()))
+        async def answers() -> list[Answer]:
+            return await asyncio.gather(*map(answer, requests))
+
+        return self._loop.run_until_complete(answers())
 
     def count(self, texts: Sequence[str]) -> int:
         """By its own tokenizer; the count that it returns leaves out special tokens."""
@@ -57,7 +60,3 @@ class InfinityAdapter:
     async def _embed(self, texts: Sequence[str]) -> Vectors:
         vectors, _ = await self._engine.embed(sentences=list(texts))
         return np.asarray(vectors, np.float32)
-
-    async def _answer(self, texts: Sequence[str]) -> Answered:
-        vectors = await self._embed(texts)
-        return Answered(vectors, at=time.monotonic())

@@ -4,7 +4,7 @@
      "cpus": [0, 1], "settings": […], "packages": […]}
                                             →  {"chosen": 0, "tried": […], "versions": {…}, "computes": …}
     {"do": "encode", "vectors": "x.npy", "repeat": 1}
-                                            →  {"seconds": …, "tokens": …, "began": …, "ended": …}
+                                            →  {"began": …, "ended": …, "tokens": …}
     {"do": "requests", "requests": "y.json", "vectors": "x.npy", "callers": 0}
                                             →  {"seconds": …, "tokens": …, "latencies": […]}
     {"do": "sample", "requests": "y.json", "seconds": 3.3, "least": 2, "most": 67}
@@ -23,7 +23,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,13 +46,13 @@ class Adapter(Protocol):
     """The methods of an adapter's class, which is called as `Class(model_folder, threads, **load)`.
 
     An adapter that must stop something also has `close()`. One that accepts requests while it works on others also has
-    `requests(requests, callers, **options) -> Requested`: all at once, or by so many callers, each with one request at
-    a time. Any other adapter gets one request after the other. One that can read back the precision of its products has
-    `computes`, which begins with fp32, bf16, fp16 or int8.
+    `requests(requests, callers, **options) -> list[Answer]`: all at once, or by so many callers, each with one request
+    at a time. Any other adapter gets one request after the other. One that can read back the precision of its products
+    has `computes`, which begins with fp32, bf16, fp16 or int8.
     """
 
-    def encode(self, texts: Sequence[str], **options: Any) -> Vectors | Timed:
-        """Unit vectors, in the order of the texts. This alone is timed."""
+    def encode(self, texts: Sequence[str], **options: Any) -> Vectors | Answer:
+        """Unit vectors, in the order of the texts. This alone is timed, unless it times itself."""
         ...
 
     def count(self, texts: Sequence[str]) -> int:
@@ -61,47 +61,19 @@ class Adapter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
-    """Vectors of a system that times and counts by itself.
+class Answer:
+    """The vectors of some texts. Times are of the machine's monotonic clock, in seconds.
 
     Attributes:
-        began, ended: seconds since 1970.
-    """
-
-    vectors: Vectors
-    seconds: float
-    tokens: int
-    began: float = 0.0
-    ended: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """One request's vectors. Times are of the machine's monotonic clock, in seconds.
-
-    Attributes:
-        began: when it was made; 0 if all were made at once.
-        at: when the last vector was there, or was stored if the system stores vectors.
+        began: when the texts were given.
+        ended: when the last vector was there, or was stored if the system stores vectors.
         tokens: 0 if the system does not count by itself.
     """
 
     vectors: Vectors
-    at: float
+    began: float
+    ended: float
     tokens: int = 0
-    began: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Requested:
-    """Requests that were made at once, and when."""
-
-    started: float
-    answers: list[Answered]
-
-    @property
-    def seconds(self) -> float:
-        """Until the last one was answered."""
-        return max(answer.at for answer in self.answers) - self.started
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +104,6 @@ class Pool:
 
     def __init__(self, adapter: str, model: str, cpus: Sequence[int], setting: Setting) -> None:
         self._workers: list[tuple[Connection, Any]] = []
-        self._counted: tuple[Sequence[str], int] = ((), 0)
         self.setting = setting
         share = len(cpus) // setting.processes
         context = multiprocessing.get_context("spawn")
@@ -152,30 +123,25 @@ class Pool:
         self._takes_requests = all(takes for takes, _ in told)
         self.computes: str = told[0][1]
 
-    def encode(self, texts: Sequence[str], chunk: int, repeat: int = 1) -> Timed:
-        """Encode the texts `repeat` times; several processes get chunks of them in turn, at least two each."""
+    def encode(self, texts: Sequence[str], chunk: int) -> Answer:
+        """Encode the texts; several processes get chunks of them in turn, at least two each."""
         processes = len(self._workers)
-        every = [*texts] * repeat
-        size = len(every) if processes == 1 else min(chunk, -(-len(every) // (2 * processes)))
-        began, started = time.time(), time.monotonic()
-        parts = [part for part, _ in self._deal([every[at : at + size] for at in range(0, len(every), size)])]
-        if isinstance(parts[0], Timed):
+        size = len(texts) if processes == 1 else min(chunk, -(-len(texts) // (2 * processes)))
+        parts = self._deal([texts[at : at + size] for at in range(0, len(texts), size)])
+        if processes == 1:
             return parts[0]
-        vectors = np.concatenate(parts) if processes > 1 else parts[0]
-        seconds = time.monotonic() - started
-        return Timed(vectors, seconds, repeat * self.count(texts), began, began + seconds)
+        return Answer(np.concatenate([part.vectors for part in parts]), parts[0].began, time.monotonic())
 
-    def requests(self, requests: Sequence[Sequence[str]], callers: int = 0) -> Requested:
+    def requests(self, requests: Sequence[Sequence[str]], callers: int = 0) -> list[Answer]:
         """Answer requests that are all made now, or by callers; one after the other if the system has no queue."""
-        started, processes = time.monotonic(), len(self._workers)
+        processes = len(self._workers)
         if not self._takes_requests:
-            return Requested(started, [Answered(part, at) for part, at in self._deal(requests)])
-        parts: list[Requested] = self._ask(
+            return self._deal(requests)
+        parts: list[list[Answer]] = self._ask(
             ("requests", requests[number::processes], {**self.setting.encode, "callers": callers})
             for number in range(processes)
         )
-        answers = [parts[at % processes].answers[at // processes] for at in range(len(requests))]
-        return Requested(min(part.started for part in parts), answers)
+        return [parts[at % processes][at // processes] for at in range(len(requests))]
 
     def sample(self, requests: Sequence[Sequence[str]], effort: Mapping[str, Any]) -> list[tuple[float, list[float]]]:
         """Each process answers the requests in turn, all processes at once: its seconds, and its latencies."""
@@ -188,10 +154,10 @@ class Pool:
             connection.send(each)
         return [_answer(connection) for connection, _ in self._workers]
 
-    def _deal(self, chunks: Sequence[Sequence[str]]) -> list[tuple[Any, float]]:
-        """The answer to each chunk, and when it came."""
-        parts: list[tuple[Any, float]] = [(None, 0.0)] * len(chunks)
-        waiting = iter(range(len(chunks)))
+    def _deal(self, chunks: Sequence[Sequence[str]]) -> list[Answer]:
+        """The answer to each chunk; all chunks are given now, unless the system times itself."""
+        parts: dict[int, Answer] = {}
+        waiting, began = iter(range(len(chunks))), time.monotonic()
         busy: dict[Connection, int] = {}
         free = [connection for connection, _ in self._workers]
         while True:
@@ -200,19 +166,19 @@ class Pool:
                     connection.send(("encode", chunks[at], dict(self.setting.encode)))
                     busy[connection] = at
             if not busy:
-                return parts
+                return [parts[at] for at in range(len(chunks))]
             ready = wait(list(busy))
             free = [connection for connection in busy if connection in ready]
             for connection in free:
-                parts[busy.pop(connection)] = _answer(connection), time.monotonic()
+                found = _answer(connection)
+                own = isinstance(found, Answer)
+                parts[busy.pop(connection)] = found if own else Answer(found, began, time.monotonic())
 
     def count(self, texts: Sequence[str]) -> int:
-        """Tokens that the system encodes; of the same list they are counted once."""
-        if self._counted[0] is not texts:
-            connection = self._workers[0][0]
-            connection.send(("count", texts, {}))
-            self._counted = texts, int(_answer(connection))
-        return self._counted[1]
+        """Tokens that the system encodes."""
+        connection = self._workers[0][0]
+        connection.send(("count", texts, {}))
+        return int(_answer(connection))
 
     def close(self) -> None:
         """End the processes, each in its own time if that is not too long."""
@@ -321,8 +287,8 @@ class Server:
 
         def seconds() -> float:
             if not at_once:
-                return pool.encode(sample, self._chunk).seconds
-            return pool.requests([sample[at::at_once] for at in range(at_once)]).seconds
+                return _seconds([pool.encode(sample, self._chunk)])
+            return _seconds(pool.requests([sample[at::at_once] for at in range(at_once)]))
 
         return min([seconds() for _ in range(3)][1:])
 
@@ -338,9 +304,10 @@ class Server:
     def encode(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Encode every text `repeat` times, and leave the vectors of the first time in a file."""
         assert self._pool
-        done = self._pool.encode(self._texts, self._chunk, request["repeat"])
+        done = self._pool.encode(self._texts * request["repeat"], self._chunk)
         np.save(request["vectors"], done.vectors[: len(self._texts)])
-        return {"seconds": done.seconds, "tokens": done.tokens, "began": done.began, "ended": done.ended}
+        tokens = done.tokens or request["repeat"] * self._count("", self._texts)
+        return {"began": done.began, "ended": done.ended, "tokens": tokens}
 
     def requests(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a file's requests, and leave their vectors in a file, request after request."""
@@ -348,12 +315,11 @@ class Server:
         file = request["requests"]
         requests: list[list[str]] = json.loads(Path(file).read_text(encoding="utf-8"))
         done = self._pool.requests(requests, request["callers"])
-        if file not in self._counts:
-            told = sum(answer.tokens for answer in done.answers)
-            self._counts[file] = told or self._pool.count([text for texts in requests for text in texts])
-        np.save(request["vectors"], np.concatenate([answer.vectors for answer in done.answers]))
-        latencies = [answer.at - (answer.began or done.started) for answer in done.answers]
-        return {"seconds": done.seconds, "tokens": self._counts[file], "latencies": latencies}
+        np.save(request["vectors"], np.concatenate([answer.vectors for answer in done]))
+        told = sum(answer.tokens for answer in done)
+        tokens = told or self._count(file, [text for texts in requests for text in texts])
+        latencies = [answer.ended - answer.began for answer in done]
+        return {"seconds": _seconds(done), "tokens": tokens, "latencies": latencies}
 
     def sample(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a file's requests again and again: the seconds of a request, by all processes together."""
@@ -365,11 +331,23 @@ class Server:
             "latencies": [each for _, latencies in done for each in latencies],
         }
 
+    def _count(self, file: str, texts: Sequence[str]) -> int:
+        """Tokens of a file's texts, which are counted once."""
+        assert self._pool
+        if file not in self._counts:
+            self._counts[file] = self._pool.count(texts)
+        return self._counts[file]
+
     def close(self) -> None:
         """End the system."""
         if self._pool:
             self._pool.close()
             self._pool = None
+
+
+def _seconds(answers: Sequence[Answer]) -> float:
+    """Until the last request was answered, from when the first was made."""
+    return max(answer.ended for answer in answers) - min(answer.began for answer in answers)
 
 
 def _version(package: str) -> str:
@@ -379,20 +357,28 @@ def _version(package: str) -> str:
         return "none"
 
 
-def main() -> None:
-    """Serve until standard input ends or Ctrl-C. All other output goes to standard error, which is the log."""
+def serve(answer: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
+    """Answer requests until standard input ends or Ctrl-C. All other output goes to standard error, which is the log.
+
+    Args:
+        answer: may raise RuntimeError, which is told.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    with suppress(KeyboardInterrupt):
+        for line in sys.stdin:
+            try:
+                found = answer(json.loads(line))
+            except RuntimeError as error:
+                found = {"error": str(error)}
+            answers.write(json.dumps(found) + "\n")
+
+
+def main() -> None:
+    """Serve one system."""
     server = Server()
     try:
-        with suppress(KeyboardInterrupt):
-            for line in sys.stdin:
-                request = json.loads(line)
-                try:
-                    answer = getattr(server, request["do"])(request)
-                except RuntimeError as error:
-                    answer = {"error": str(error)}
-                answers.write(json.dumps(answer) + "\n")
+        serve(lambda request: getattr(server, request["do"])(request))
     finally:
         server.close()
