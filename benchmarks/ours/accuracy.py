@@ -13,13 +13,13 @@ from benchmarks.ours.service import Figures
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 
+from embedctl_bench.peers.adapters.embedctl_adapters.embedctl import encoded
 from embedctl_bench.peers.models import model_files
 from embedctl_bench.texts.passages import passages
 from embedctl_config.cpu import cpu_flags
 from embedctl_config.errors import EmbedctlError, ModelError
 from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass
 from embedctl_config.settings import Settings
-from embedctl_config.wire import ChunkInput, RecordKind
 from embedctl_workers.accuracy.gate import measure_backend
 from embedctl_workers.arrays.distance import Measured, measure
 from embedctl_workers.arrays.halves import rounded
@@ -52,7 +52,6 @@ _CLASSES: Mapping[str, HardwareClass] = {
     "onnx-int8": HardwareClass(backend="onnx-int8", precision="int8"),
     **{name: entry for name, (entry, _) in _WAYS.items()},
 }
-_CHUNK = 512
 
 
 def accuracy(*, model: str = "all-MiniLM-L6-v2", count: int = 0, only: str = "") -> Figures:
@@ -78,7 +77,7 @@ def accuracy(*, model: str = "all-MiniLM-L6-v2", count: int = 0, only: str = "")
             encoder = None
         if encoder is None:
             continue
-        vectors = encoded(encoder, texts)
+        vectors = encoded(encoder, texts, Settings())
         if hardware.stores_float16:
             vectors = rounded(vectors)
         report = measure_backend(encoder, hardware, host)
@@ -136,16 +135,6 @@ def graded_pairs(ids: Sequence[str]) -> tuple[Rows, Rows]:
             pairs.append((row, far, 0))
     found = np.array(pairs, np.int64)
     return found[:, :2], found[:, 2]
-
-
-def encoded(encoder: ChunkEncoder, texts: Sequence[str]) -> Vectors:
-    """The vectors as a worker computes them, in chunks: float32, texts × dimensions."""
-    found = []
-    for at in range(0, len(texts), _CHUNK):
-        some = [text.encode() for text in texts[at : at + _CHUNK]]
-        chunk = ChunkInput(first=at, kinds=bytes([RecordKind.TEXT] * len(some)), texts=some)
-        found.append(encoder.encode(encoder.prepare(chunk, {})).vectors)
-    return np.concatenate(found)
 
 
 class _OnAvx512(TorchBackend):

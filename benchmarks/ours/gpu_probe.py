@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from benchmarks.ours.service import Figures, seconds_of
 from sentence_transformers.sentence_transformer.modules import Pooling
-from transformers import BertConfig, BertModel
+from transformers import AutoModel
 
-from embedctl_bench.peers.models import MAX_TOKENS, SHAPES
+from embedctl_bench.peers.models import MAX_TOKENS, SHAPES, model_files
 from embedctl_bench.texts.workloads import mixed_lengths
 from embedctl_config.hardware import SHIPPED_CLASSES
+from embedctl_config.settings import Settings
 from embedctl_workers.arrays.tokens import Ragged, Tokens
 from embedctl_workers.backends.gpu.device import Gpu, open_gpu
 from embedctl_workers.backends.gpu.packed import PackedGpuEngine
@@ -78,18 +79,9 @@ def gpu_batch(*, shape: str = "bge-base-shape", tokens: int = 32_768, length: in
 
 
 def _engine(shape: str, gpu: Gpu, dtype: torch.dtype) -> PackedGpuEngine:
-    torch.manual_seed(0)
-    size = SHAPES[shape]
-    config = BertConfig(
-        hidden_size=size.hidden,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        intermediate_size=4 * size.hidden,
-        max_position_embeddings=MAX_TOKENS,
-    )
-    weights = weights_of(BertModel(config).train(False))
+    weights = weights_of(AutoModel.from_pretrained(model_files(shape, Settings()).folder).eval())
     assert weights is not None
-    return PackedGpuEngine(weights, [Pooling(size.hidden, "mean")], gpu, dtype, MAX_TOKENS)
+    return PackedGpuEngine(weights, [Pooling(SHAPES[shape].hidden, "mean")], gpu, dtype, MAX_TOKENS)
 
 
 def _device_s(work: Callable[[], object], gpu: Gpu, cpu: bool) -> float:

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from benchmarks.ours.service import ROOT, Figures, Service, service
 from tests.support.host_stand_in_vectors import Tables
-from tokenizers import Tokenizer
 
 from embedctl.broker import Broker
 from embedctl.enqueue import submit
@@ -73,12 +72,11 @@ def host_side(
     classes = {STAND_IN: {"backend": STAND_IN, "precision": "fp16", "prefetch": threads, "options": options}}
     config: dict[str, Any] = {"cache_dir": str(folder / "cache"), "chunk_bytes": _CHUNK_BYTES, "models": models}
     with service(classes=classes, **config) as of, _worker(of) as pid:
-        check = Checker(model)
-        warm = _run(of, pid, given, chunk, check)
+        warm = _run(of, pid, given, chunk, model)
         # Whole chunks, about as many texts as fill the time.
         fewest = chunk * threads * _FEWEST_CHUNKS
         wanted = min(max(seconds * warm["texts/s"], fewest), max(fewest, _MOST_BYTES // (4 * dim)))
-        found = _run(of, pid, list(islice(cycle(given), round(wanted / chunk) * chunk)), chunk, check)
+        found = _run(of, pid, list(islice(cycle(given), round(wanted / chunk) * chunk)), chunk, model)
     return {**found, "share of the time that the device takes": found["tokens/s"] * ns_per_token / 1e9}
 
 
@@ -107,49 +105,37 @@ def _worker(of: Service) -> Iterator[int]:
         yield process.pid
 
 
-class Checker:
-    """Compares vectors with what their texts' ids give."""
-
-    def __init__(self, model: Model) -> None:
-        config = json.loads((model.folder / "config.json").read_text())
-        self._tables = Tables.of(config["vocab_size"], config["hidden_size"])
-        self._tokenizer: Tokenizer = model.tokenizer()
-
-    def read(self, job: Job, texts: list[str]) -> float:
-        """The CPU seconds of reading all vectors of a job, some of each chunk being compared."""
-        worst = reading = 0.0
-        began = time.process_time()
-        for chunk in job.iter_results():
-            reading += time.process_time() - began
-            for row in {int(row) for row in np.linspace(0, len(chunk.positions) - 1, _CHECKED)}:
-                ids = self._tokenizer.encode(texts[int(chunk.positions[row])]).ids
-                worst = max(worst, float(np.abs(chunk.vectors[row] - self._tables.expected(ids)).max()))
-            began = time.process_time()
-        assert worst <= _TOLERANCE, f"vectors are wrong by {worst}"
-        return reading
+def _check(model: Model, job: Job, texts: list[str]) -> None:
+    """Compare some vectors of each chunk with what their texts' ids give."""
+    config = json.loads((model.folder / "config.json").read_text())
+    tables, tokenizer, worst = Tables.of(config["vocab_size"], config["hidden_size"]), model.tokenizer(), 0.0
+    for chunk in job.iter_results():
+        for row in {int(row) for row in np.linspace(0, len(chunk.positions) - 1, _CHECKED)}:
+            ids = tokenizer.encode(texts[int(chunk.positions[row])]).ids
+            worst = max(worst, float(np.abs(chunk.vectors[row] - tables.expected(ids)).max()))
+    assert worst <= _TOLERANCE, f"vectors are wrong by {worst}"
 
 
-def _run(of: Service, worker: int, texts: list[str], chunk: int, check: Checker) -> Figures:
-    """Queue a job while the worker stands still, then run it, then read its vectors."""
+def _run(of: Service, worker: int, texts: list[str], chunk: int, model: Model) -> Figures:
+    """Queue a job while the worker stands still, then run it, then check its vectors."""
     broker = Broker.connect(of.settings)
     with broker.connection.client() as client:
         redis = int(client.info("server")["process_id"])
     os.kill(worker, signal.SIGSTOP)
     try:
-        begun = time.process_time()
         records = records_of(texts, max_bytes=of.settings.max_text_bytes)
         job = submit(broker, records, SubmitOptions(model=STAND_IN, hardware=STAND_IN, chunk_size=chunk))
-        submitted, before = time.process_time(), [cpu_seconds(pid) for pid in (worker, redis)]
+        before = [cpu_seconds(pid) for pid in (worker, redis)]
     finally:
         os.kill(worker, signal.SIGCONT)
     status = job.wait(progress=lambda _: os.kill(worker, 0))  # which fails if it has ended
-    waited, after = time.process_time(), [cpu_seconds(pid) for pid in (worker, redis)]
+    after = [cpu_seconds(pid) for pid in (worker, redis)]
     assert status.done == len(texts), job.errors()[:3]
     assert status.started_at
     assert status.ended_at
     seconds = (status.ended_at - status.started_at).total_seconds()
     cpu = {name: then - now for name, now, then in zip(("worker", "Redis"), before, after, strict=True)}
-    cpu |= {"submit": submitted - begun, "wait": waited - submitted, "read": check.read(job, texts)}
+    _check(model, job, texts)
     job.discard()
     broker.close()
     return {

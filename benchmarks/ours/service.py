@@ -7,13 +7,11 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from embedctl.local import local_worker, private_redis
 from embedctl_bench.peers.adapters.embedctl_adapters.embedctl_pipeline import toml
@@ -116,8 +114,3 @@ def seconds_of(work: Callable[[], object]) -> float:
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
-
-
-def percentile(values: Sequence[float], percent: int) -> float:
-    """Interpolated linearly."""
-    return float(np.percentile(values, percent))

@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.ours.service import DUMMY, Figures, seconds_of, service
 from tests.support.store import MINE, claim, encoded, new_job, row
+from tests.support.waiting import eventually
 
 from embedctl.broker import Broker
 from embedctl.doctor import examine
@@ -74,9 +75,9 @@ def service_scale(
         last = keep(broker, kept)
         for part, number in ((_beat, workers), (_work, rate), (_block, workers)):
             stack.enter_context(_process(part, of.settings, number))
-        until(lambda: client.zcard(keys.WORKERS) >= workers)
+        eventually(lambda: client.zcard(keys.WORKERS) >= workers)
         # No process reaps before that.
-        until(lambda: broker.connection.uptime_s() > 2 * of.settings.lease_s)
+        eventually(lambda: broker.connection.uptime_s() > 2 * of.settings.lease_s)
         found = _alone(client, seconds)
         client.slowlog_reset()
         found |= _timed_calls(looking, trips, calls, last)
@@ -299,14 +300,6 @@ def _name(entry: Mapping[str, Any]) -> str:
     """A script's name, or a command."""
     command, *rest = entry["command"].decode(errors="replace").split(" ")
     return _SHAS.get(rest[0], "of kombu") if command.lower() == "evalsha" else str(command.lower())
-
-
-def until(done: Callable[[], bool]) -> None:
-    """Wait for a part of the service, two minutes at most."""
-    deadline = time.monotonic() + 120
-    while not done():
-        assert time.monotonic() < deadline, "a part of the service does not run"
-        time.sleep(0.1)
 
 
 def _sleep_until(moment: float) -> None:

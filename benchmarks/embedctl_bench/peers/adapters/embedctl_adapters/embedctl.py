@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from embedctl.records import records_of
 from embedctl_config.hardware import HardwareClass, ModelEntry
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput
+from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.encoding.loading import load_encoder
 from embedctl_workers.machine.devices import Pinned
 from embedctl_workers.machine.host import Host
@@ -43,16 +44,20 @@ class EngineAdapter:
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Chunk after chunk."""
-        encoder = self._encoder
-        return np.concatenate(
-            [encoder.encode(encoder.prepare(chunk, _OPTIONS)).vectors for chunk in self._chunks(texts)]
-        )
+        return encoded(self._encoder, texts, self._settings)
 
     def count(self, texts: Sequence[str]) -> int:
         """After truncation."""
-        return sum(int(self._encoder.prepare(each, _OPTIONS).tokens.lengths.sum()) for each in self._chunks(texts))
+        chunks = _chunks(texts, self._settings)
+        return sum(int(self._encoder.prepare(each, _OPTIONS).tokens.lengths.sum()) for each in chunks)
 
-    def _chunks(self, texts: Sequence[str]) -> list[ChunkInput]:
-        settings = self._settings
-        records = records_of(texts, max_bytes=settings.max_text_bytes)
-        return list(chunks_of(records, max_rows=settings.chunk_size, max_bytes=settings.chunk_bytes))
+
+def encoded(encoder: ChunkEncoder, texts: Sequence[str], settings: Settings) -> Vectors:
+    """The vectors as a worker computes them, in chunks of the size that is set."""
+    chunks = _chunks(texts, settings)
+    return np.concatenate([encoder.encode(encoder.prepare(each, _OPTIONS)).vectors for each in chunks])
+
+
+def _chunks(texts: Sequence[str], settings: Settings) -> Iterator[ChunkInput]:
+    records = records_of(texts, max_bytes=settings.max_text_bytes)
+    return chunks_of(records, max_rows=settings.chunk_size, max_bytes=settings.chunk_bytes)
