@@ -57,16 +57,12 @@ class Asked:
     """The options of a command line.
 
     Attributes:
-        command: the command line, which makes the report again.
         models: names from the settings, folders, or names of shapes (`embedctl_bench.peers.models`).
         classes: hardware classes, all of them configured and of one kind of device.
         device: that kind. If it is not `cpu`, this process and its children see one such device only.
         cpus: all measurements run on these.
-        output: the folder of reports.
-        peers: names of peers to measure, installed if need be; `("all",)` for every peer, None for the installed
-            peers, empty for none.
+        peers: names, installed if need be; `("all",)` for every peer, None for the installed ones, empty for none.
         price: of an hour of this machine; None for reports without costs.
-        fresh: whether to discard the measurements of earlier runs.
     """
 
     settings: Settings
@@ -160,22 +156,13 @@ def common(command: Callable[..., None]) -> Callable[..., None]:
         help="Measure everything again, or resume where an earlier run in the same folder stopped.",
     )
     @functools.wraps(command)
-    def asking(
-        models: tuple[str, ...],
-        classes: tuple[str, ...],
-        cpus: str | None,
-        output: Path,
-        quick: bool,
-        peers: str | None,
-        price: float | None,
-        fresh: bool,
-        **own: Any,
-    ) -> None:
+    def asking(models: Sequence[str], classes: Sequence[str], cpus: str | None, peers: str | None, **more: Any) -> None:
         with suppress(PackageNotFoundError):  # it is run from its source: what lacks is told when it is needed
             if installed("bench").lacking:
                 raise MissingExtra("bench", "`embedctl bench`")
         settings = load_settings()
         found = _classes(settings, classes)
+        as_given = {name: more.pop(name) for name in ("output", "quick", "price", "fresh")}
         asked = Asked(
             settings=settings,
             command=shlex.join(["embedctl", "bench", *sys.argv[1:]]),
@@ -183,13 +170,10 @@ def common(command: Callable[..., None]) -> Callable[..., None]:
             classes=found,
             device=_device(settings, found),
             cpus=usable_cpus(cpus),
-            output=output,
-            quick=quick,
             peers=None if peers is None else _peers(peers),
-            price=price,
-            fresh=fresh,
+            **as_given,
         )
-        command(asked, **own)
+        command(asked, **more)
 
     return asking
 
@@ -243,7 +227,7 @@ def conclude(
         sys.exit(ExitStatus.INTERRUPTED)
 
 
-def _classes(settings: Settings, asked: tuple[str, ...]) -> tuple[str, ...]:
+def _classes(settings: Settings, asked: Sequence[str]) -> tuple[str, ...]:
     """The classes asked for, or else every class of CPUs that can run here.
 
     Raises:

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from embedctl_config.durable import write
+
 #: Shown for a missing value.
 NONE = "–"
 #: Marks of a table's row → the words that show them.
@@ -74,8 +76,7 @@ class Report:
     """All results of a benchmark.
 
     Attributes:
-        name: of its files.
-        command: the command that makes this report again.
+        command: makes this report again.
         workload: a paragraph on what was run.
         machine: facts by name, in the order shown; a nested mapping takes one line.
         notes: a paragraph each.
@@ -98,15 +99,10 @@ def write_report(report: Report, folder: Path) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     whole = json.dumps(_plain(asdict(report)), indent=1, ensure_ascii=False, allow_nan=False, default=str)
-    replaced(folder / f"{report.name}.json", f"{whole}\n")
-    return replaced(folder / f"{report.name}.md", "\n\n".join(_blocks(report)) + "\n")
-
-
-def replaced(path: Path, text: str) -> Path:
-    """The file with this text, which had another text or none until now."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_text(text, encoding="utf-8")
-    return unfinished.replace(path)
+    write(folder / f"{report.name}.json", f"{whole}\n".encode())
+    page = folder / f"{report.name}.md"
+    write(page, ("\n\n".join(_blocks(report)) + "\n").encode())
+    return page
 
 
 def _plain(value: object) -> object:

@@ -101,7 +101,6 @@ class SystemRuns:
         computes: the precision of its products, read back from the loaded system; empty if that is not known.
         setting: the setting that it chose, for people.
         tried: the settings that it chose from, with their seconds or errors.
-        versions: of its packages.
         accuracy: `max_abs_error`, `min_cosine` and `mean_cosine` of its vectors; empty if it makes none.
         unavailable: why there are no runs, or no more.
         loads: load → round → run.
@@ -233,12 +232,8 @@ class Comparison:
             for rank, each in enumerate(sorted(found, key=lambda each: bool(each.flaw(self.tokens))), start=1):
                 yield self._row(each, rank, price)
             if found and (floor := self.floor(precision)):
-                row = self._row(floor, None, None)
-                yield {
-                    **row,
-                    "gflops": self.model.flops_per_token * floor.tokens / floor.seconds / 1e9,
-                    "promise": None,
-                }
+                gflops = self.model.flops_per_token * floor.tokens / floor.seconds / 1e9
+                yield self._row(floor, None, None) | {"gflops": gflops, "promise": None}
 
     def _row(self, each: SystemRuns, rank: int | None, price: float | None) -> dict[str, object]:
         seconds, durations = each.seconds, [run.seconds for run in each.rounds.values()]
@@ -329,7 +324,7 @@ class Scene:
         if not rows:
             return
         yield Table(f"{name}-figures", self.name, COLUMNS, [*rows, *published], _NOTE.format(base=self.base[1]))
-        if any(self.base[0][0] == BASELINE for _ in measured) and (beside := self._beside(measured[0])).rows:
+        if self.base[0][0] == BASELINE and (beside := self._beside(measured[0])).rows:
             yield replace(beside, name=f"{name}-beside")
         facts = [each.facts() for each in self.runs if each.loads]
         note = "A setting is processes × threads, and options."

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,8 +171,11 @@ def _take_turns(
     for number in range(load.rounds):
         able = {each.runs.name: each for each in contenders if not each.runs.unavailable}
         order = turn_of(list(able), number)
-        measure = partial(_round, [able[name] for name in order], partial(run, load), ground.session)
-        values = ground.session.step(f"{ground.key}/{load.name}/{number + 1}", measure, needs=order)
+
+        def measured() -> dict[str, Mapping[str, Any]]:
+            return {name: _measured(able[name], load, run, ground) for name in order}  # noqa: B023  (it runs at once)
+
+        values = ground.session.step(f"{ground.key}/{load.name}/{number + 1}", measured, needs=order)
         for name in order:
             if "failed" in values[name]:
                 _leave_out(able[name], values[name]["failed"], ground)
@@ -181,19 +183,16 @@ def _take_turns(
                 able[name].runs.loads.setdefault(load.name, {})[number] = Run(**values[name])
 
 
-def _round(
-    contenders: Sequence[Contender], run: Callable[[Contender], Run], session: Session
-) -> dict[str, Mapping[str, Any]]:
-    """Measure systems one after the other; of those that fail, the reason."""
-    values: dict[str, Mapping[str, Any]] = {}
-    for contender in contenders:
-        name = contender.runs.name
-        try:
-            values[name] = asdict(run(contender))
-            session.say(f"  {name}: {values[name]['seconds']:.4g} s")
-        except EmbedctlError as error:
-            values[name] = {"failed": str(error) or type(error).__name__}
-    return values
+def _measured(
+    contender: Contender, load: Load, run: Callable[[Load, Contender], Run], ground: Ground
+) -> Mapping[str, Any]:
+    """Its run, or the reason why it fails."""
+    try:
+        found = run(load, contender)
+    except EmbedctlError as error:
+        return {"failed": str(error) or type(error).__name__}
+    ground.session.say(f"  {contender.runs.name}: {found.seconds:.4g} s")
+    return asdict(found)
 
 
 def _leave_out(contender: Contender, why: object, ground: Ground) -> None:

@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 from embedctl_bench.measuring.machine import Usage, versions
-from embedctl_bench.report import replaced
 from embedctl_config.cpu import cpu_identity
+from embedctl_config.durable import write
 from embedctl_config.errors import OutputError
 
 #: The file in the folder of reports; every line is one measurement of one of the benchmarks.
@@ -64,7 +64,7 @@ class Session:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lines = [line for line in self._read() if not fresh or line.get("benchmark") != name]
-            replaced(self._path, "".join(json.dumps(line) + "\n" for line in lines))
+            write(self._path, "".join(json.dumps(line) + "\n" for line in lines).encode())
             self._stream = self._path.open("a", encoding="utf-8")
         except OSError as error:
             raise OutputError(f"measurements can't be kept in {folder}: {error}") from error

@@ -16,7 +16,7 @@ from embedctl_bench.peers.environments import environment_for, python_of
 from embedctl_config.hardware import ModelEntry
 from embedctl_config.settings import Settings
 from embedctl_workers.models.cache import cache_folder
-from embedctl_workers.models.files import ModelFiles, resolve_model
+from embedctl_workers.models.files import ModelFiles, read_json, resolve_model
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -117,8 +117,7 @@ class Model:
     @property
     def max_tokens(self) -> int:
         """The longest text that it takes whole (tokens): the configured limit, else its positions."""
-        path = self.folder / _LIMITS
-        limit = read_json(path).get("max_seq_length") if path.is_file() else None
+        limit = (read_json(self.folder / _LIMITS) or {}).get("max_seq_length")
         return int(limit or read_json(self.folder / "config.json").get("max_position_embeddings", 0))
 
     @property
@@ -262,12 +261,6 @@ def write_shape(shape: ModelShape, folder: Path, vocabulary: Path) -> None:
         AutoModel.from_config(AutoConfig.for_model(shape.family, **sizes)).save_pretrained(folder)
     if shape.family == "distilbert":  # it has no token types, so its tokenizer must make none
         edit_json(folder / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask"])
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file."""
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
 
 
 def edit_json(path: Path, **changes: object) -> None:

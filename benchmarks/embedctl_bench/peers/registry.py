@@ -29,11 +29,8 @@ class System:
     """A system: a hardware class of ours, another library, or a limit to compare with.
 
     Attributes:
-        name: identifies it.
-        label: the name for people.
         adapter: module and class in the package of adapters, as `module:Class`.
         settings: the settings to choose from; those that load alike stand together, so that it loads once for them.
-        packages: packages whose versions matter.
         precision: what it promises: a precision of hardware classes, or :data:`AT_ITS_DEFAULT`.
         environment: the name of its requirements file in this folder; empty for our own environment.
         form: the format that its model is converted to; empty for the model's own.

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from embedctl_bench.report import replaced
+from embedctl_config.durable import write
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Workload:
 
 def kept(texts: Sequence[Any], place: Path, name: str) -> Path:
     """A file with these texts, as JSON."""
-    text = json.dumps(texts, ensure_ascii=False)
-    path = place / "workloads" / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
+    data = json.dumps(texts).encode()
+    path = place / "workloads" / f"{name}-{hashlib.sha256(data).hexdigest()[:12]}.json"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        replaced(path, text)
+        write(path, data)
     return path

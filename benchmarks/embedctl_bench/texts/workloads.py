@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from embedctl_bench.peers.models import Model
 from embedctl_bench.peers.workload import Workload
-from embedctl_bench.report import replaced
 from embedctl_bench.texts.passages import passages
+from embedctl_config.durable import write
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -54,7 +54,7 @@ def make_workload(name: str, count: int, model: Model, place: Path) -> Workload:
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         wanted = mixed_lengths(count) if name == "W1" else [_LONG] * count
-        replaced(path, json.dumps(_texts(wanted, tokenizer), ensure_ascii=False))
+        write(path, json.dumps(_texts(wanted, tokenizer)).encode())
     texts = json.loads(path.read_text(encoding="utf-8"))
     lengths = tuple(len(each.ids) for each in tokenizer.encode_batch(texts))
     return Workload(name, path, lengths, chunk=512 if name == "W1" else 48)

@@ -56,14 +56,3 @@ def test_a_model_is_described_with_where_its_weights_are_from() -> None:
     assert describe("bge-small-shape") == (
         "bge-small-shape: 12 layers of 384 with 12 heads, cls pooling, texts of up to 512 tokens, random weights"
     )
-
-
-def test_the_shapes_are_those_of_the_models_they_are_named_for() -> None:
-    sizes = {name: (shape.layers, shape.hidden, shape.heads) for name, shape in SHAPES.items()}
-    assert sizes == {
-        "minilm-shape": (6, 384, 12),
-        "bge-small-shape": (12, 384, 12),
-        "bge-base-shape": (12, 768, 12),
-        "bge-large-shape": (24, 1024, 16),
-        "distilbert-shape": (6, 768, 12),
-    }

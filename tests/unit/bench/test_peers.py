@@ -99,13 +99,22 @@ def test_a_time_is_from_the_texts_to_their_vectors_in_the_order_of_the_texts(poo
 
 def test_texts_that_are_encoded_several_times_count_as_often(tmp_path: Path) -> None:
     (tmp_path / "texts.json").write_text('["a", "bb", "ccc"]')
-    facts = {"adapter": f"{__name__}:OneByOne", "model": "model", "texts": tmp_path / "texts.json", "packages": []}
-    sizes = {"chunk": 2, "sample": 3, "at_once": 0, "cpus": [min(os.sched_getaffinity(0))]}
+    cpus, settings = [min(os.sched_getaffinity(0))], [{}, {"encode": {"more": 1}}]
     server = Server()
     try:
-        loaded = server.load({**facts, **sizes, "settings": [{}, {"encode": {"more": 1}}]})
+        loaded = server.load(
+            f"{__name__}:OneByOne",
+            "model",
+            cpus,
+            settings,
+            str(tmp_path / "texts.json"),
+            sample=3,
+            at_once=0,
+            chunk=2,
+            packages=[],
+        )
         assert (loaded["chosen"], "error" in loaded["tried"][1]) == (0, True), "the fastest that works"
-        done = server.encode({"repeat": 3, "vectors": tmp_path / "vectors.npy"})
+        done = server.encode(str(tmp_path / "vectors.npy"), repeat=3)
     finally:
         server.close()
     assert done["tokens"] == 3 * 6
@@ -171,10 +180,6 @@ def test_a_peer_finds_the_adapters_and_nothing_else_of_ours(tmp_path: Path) -> N
     loaded = set(done.stdout.split())
     assert {"embedctl_adapters", "numpy"} <= loaded
     assert not {"embedctl", "embedctl_bench", "embedctl_config", "embedctl_workers", "torch"} & loaded
-
-
-def test_the_folder_on_a_peers_path_holds_the_package_of_adapters_and_nothing_else() -> None:
-    assert {path.name for path in ADAPTERS.iterdir()} - {"__init__.py", "__pycache__"} == {PACKAGE}
 
 
 def test_an_environment_counts_only_with_todays_requirements(tmp_path: Path) -> None:

@@ -74,15 +74,6 @@ def test_fresh_forgets_what_this_benchmark_has_measured_and_no_other(tmp_path: P
         assert session.step("one", never) == 1
 
 
-def test_each_measurement_is_in_the_file_before_the_next_begins(tmp_path: Path) -> None:
-    with open_in(tmp_path) as session:
-        session.step("one", lambda: 1)
-        line = json.loads((tmp_path / FILE).read_text())
-    assert (line["benchmark"], line["key"], line["value"]) == ("engines", "one", 1)
-    assert line["seconds"] >= 0
-    assert line["others_cpus"] >= 0
-
-
 def test_a_line_that_was_cut_short_costs_nothing_but_itself(tmp_path: Path) -> None:
     with open_in(tmp_path) as session:
         session.step("one", lambda: 1)

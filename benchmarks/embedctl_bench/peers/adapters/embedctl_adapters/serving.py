@@ -1,14 +1,7 @@
 """The child's side: one system in its own environment, told what to do by lines of JSON.
 
-    {"do": "load", "adapter": ".module:Class", "model": …, "texts": …, "sample": 512, "at_once": 0, "chunk": 48,
-     "cpus": [0, 1], "settings": […], "packages": […]}
-                                            →  {"chosen": 0, "tried": […], "versions": {…}, "computes": …}
-    {"do": "encode", "vectors": "x.npy", "repeat": 1}
-                                            →  {"began": …, "ended": …, "tokens": …}
-    {"do": "requests", "requests": "y.json", "vectors": "x.npy", "callers": 0}
-                                            →  {"seconds": …, "tokens": …, "latencies": […]}
-    {"do": "sample", "requests": "y.json", "seconds": 3.3, "least": 2, "most": 67}
-                                            →  {"seconds": …, "latencies": […]}
+A line is a call of a method of :class:`Server`, such as `{"do": "encode", "vectors": "x.npy", "repeat": 1}`, and its
+answer is the next line. Texts, requests and vectors are in files.
 
 Loading tries every setting on a sample and keeps the fastest. A system runs in one process or several. Each is pinned
 before it loads anything, and texts go to the next process that is free. Needs the standard library and numpy alone.
@@ -24,13 +17,15 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 import numpy as np
@@ -156,23 +151,20 @@ class Pool:
 
     def _deal(self, chunks: Sequence[Sequence[str]]) -> list[Answer]:
         """The answer to each chunk; all chunks are given now, unless the system times itself."""
-        parts: dict[int, Answer] = {}
-        waiting, began = iter(range(len(chunks))), time.monotonic()
-        busy: dict[Connection, int] = {}
-        free = [connection for connection, _ in self._workers]
-        while True:
-            for connection in free:
-                if (at := next(waiting, None)) is not None:
-                    connection.send(("encode", chunks[at], dict(self.setting.encode)))
-                    busy[connection] = at
-            if not busy:
-                return [parts[at] for at in range(len(chunks))]
-            ready = wait(list(busy))
-            free = [connection for connection in busy if connection in ready]
-            for connection in free:
-                found = _answer(connection)
-                own = isinstance(found, Answer)
-                parts[busy.pop(connection)] = found if own else Answer(found, began, time.monotonic())
+        began, free = time.monotonic(), SimpleQueue[Connection]()
+        for connection, _ in self._workers:
+            free.put(connection)
+
+        def answer(texts: Sequence[str]) -> Answer:
+            connection = free.get()
+            connection.send(("encode", texts, dict(self.setting.encode)))
+            found = _answer(connection)
+            ended = time.monotonic()
+            free.put(connection)
+            return found if isinstance(found, Answer) else Answer(found, began, ended)
+
+        with ThreadPoolExecutor(len(self._workers)) as threads:
+            return list(threads.map(answer, chunks))
 
     def count(self, texts: Sequence[str]) -> int:
         """Tokens that the system encodes."""
@@ -262,24 +254,35 @@ class Server:
         self._chunk = 0
         self._counts: dict[str, int] = {}
 
-    def load(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Try the settings on a sample, and keep the fastest loaded."""
-        self._texts = json.loads(Path(request["texts"]).read_text(encoding="utf-8"))
-        self._chunk = request["chunk"]
-        sample = self._texts[:: max(1, len(self._texts) // request["sample"])][: request["sample"]]
-        settings = [Setting(**each) for each in request["settings"]]
+    def load(
+        self,
+        adapter: str,
+        model: str,
+        cpus: Sequence[int],
+        settings: Sequence[Mapping[str, Any]],
+        texts: str,
+        sample: int,
+        at_once: int,
+        chunk: int,
+        packages: Sequence[str],
+    ) -> dict[str, Any]:
+        """Try the settings on a sample of the texts, as so many requests or one call, and keep the fastest loaded."""
+        self._texts = json.loads(Path(texts).read_text(encoding="utf-8"))
+        self._chunk = chunk
+        some = self._texts[:: max(1, len(self._texts) // sample)][:sample]
+        choices = [Setting(**each) for each in settings]
         tried: list[dict[str, Any]] = []
-        for setting in settings:
+        for setting in choices:
             try:
-                pool = self._load(request, setting)
-                tried.append({"seconds": 0.0 if len(settings) == 1 else self._try(pool, sample, request["at_once"])})
+                pool = self._load(adapter, model, cpus, setting)
+                tried.append({"seconds": 0.0 if len(choices) == 1 else self._try(pool, some, at_once)})
             except RuntimeError as error:
                 tried.append({"error": str(error)})
         if all("error" in each for each in tried):
             raise RuntimeError(tried[0]["error"])
         chosen = min(range(len(tried)), key=lambda at: tried[at].get("seconds", math.inf))
-        pool = self._load(request, settings[chosen])
-        versions = {package: _version(package) for package in request["packages"]}
+        pool = self._load(adapter, model, cpus, choices[chosen])
+        versions = {package: _version(package) for package in packages}
         return {"computes": pool.computes, "chosen": chosen, "tried": tried, "versions": versions}
 
     def _try(self, pool: Pool, sample: Sequence[str], at_once: int) -> float:
@@ -292,40 +295,38 @@ class Server:
 
         return min([seconds() for _ in range(3)][1:])
 
-    def _load(self, request: Mapping[str, Any], setting: Setting) -> Pool:
+    def _load(self, adapter: str, model: str, cpus: Sequence[int], setting: Setting) -> Pool:
         loaded = self._pool
         if loaded and (loaded.setting.processes, loaded.setting.load) == (setting.processes, setting.load):
             loaded.setting = setting
             return loaded
         self.close()
-        self._pool = Pool(request["adapter"], request["model"], request["cpus"], setting)
+        self._pool = Pool(adapter, model, cpus, setting)
         return self._pool
 
-    def encode(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def encode(self, vectors: str, repeat: int) -> dict[str, Any]:
         """Encode every text `repeat` times, and leave the vectors of the first time in a file."""
         assert self._pool
-        done = self._pool.encode(self._texts * request["repeat"], self._chunk)
-        np.save(request["vectors"], done.vectors[: len(self._texts)])
-        tokens = done.tokens or request["repeat"] * self._count("", self._texts)
+        done = self._pool.encode(self._texts * repeat, self._chunk)
+        np.save(vectors, done.vectors[: len(self._texts)])
+        tokens = done.tokens or repeat * self._count("", self._texts)
         return {"began": done.began, "ended": done.ended, "tokens": tokens}
 
-    def requests(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def requests(self, requests: str, vectors: str, callers: int) -> dict[str, Any]:
         """Answer a file's requests, and leave their vectors in a file, request after request."""
         assert self._pool
-        file = request["requests"]
-        requests: list[list[str]] = json.loads(Path(file).read_text(encoding="utf-8"))
-        done = self._pool.requests(requests, request["callers"])
-        np.save(request["vectors"], np.concatenate([answer.vectors for answer in done]))
+        asked: list[list[str]] = json.loads(Path(requests).read_text(encoding="utf-8"))
+        done = self._pool.requests(asked, callers)
+        np.save(vectors, np.concatenate([answer.vectors for answer in done]))
         told = sum(answer.tokens for answer in done)
-        tokens = told or self._count(file, [text for texts in requests for text in texts])
+        tokens = told or self._count(requests, [text for texts in asked for text in texts])
         latencies = [answer.ended - answer.began for answer in done]
         return {"seconds": _seconds(done), "tokens": tokens, "latencies": latencies}
 
-    def sample(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def sample(self, requests: str, **effort: float) -> dict[str, Any]:
         """Answer a file's requests again and again: the seconds of a request, by all processes together."""
         assert self._pool
-        requests = json.loads(Path(request["requests"]).read_text(encoding="utf-8"))
-        done = self._pool.sample(requests, {name: request[name] for name in ("seconds", "least", "most")})
+        done = self._pool.sample(json.loads(Path(requests).read_text(encoding="utf-8")), effort)
         return {
             "seconds": 1 / sum(len(latencies) / seconds for seconds, latencies in done),
             "latencies": [each for _, latencies in done for each in latencies],
@@ -357,7 +358,7 @@ def _version(package: str) -> str:
         return "none"
 
 
-def serve(answer: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
+def serve(answer: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
     """Answer requests until standard input ends or Ctrl-C. All other output goes to standard error, which is the log.
 
     Args:
@@ -379,6 +380,6 @@ def main() -> None:
     """Serve one system."""
     server = Server()
     try:
-        serve(lambda request: getattr(server, request["do"])(request))
+        serve(lambda request: getattr(server, request.pop("do"))(**request))
     finally:
         server.close()
