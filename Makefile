@@ -10,7 +10,7 @@ PIP := $(PY) -m pip
 # Pass options to pytest: make test ARGS="-k chunking"
 ARGS ?=
 # Tests wait for processes more than they compute: this many run at a time. SIDE= runs one after the other.
-SIDE ?= -n 4 --dist worksteal
+SIDE ?= -n 3 --dist worksteal
 # The slow ones wait even more.
 SLOW_SIDE ?= $(if $(SIDE),-n 6 --dist worksteal)
 # make test CPU=avx2 and CPU=sse4: our code, and the libraries that can be told, take this CPU for an older one.

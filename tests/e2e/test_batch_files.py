@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
+from contextlib import suppress
 from pathlib import Path
 from subprocess import DEVNULL
 from typing import Any
@@ -13,10 +14,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import redis as redis_py
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from embedctl import Job
 from embedctl.broker import Broker
 from embedctl.results import Vectors
+from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.forked import Forked, run_forked
 from tests.support.jobs import reference
@@ -329,6 +333,16 @@ def test_a_reader_that_was_killed_is_resumed(
     assert not list(short_folder.glob(".r.*"))
 
 
+def has_results(socket: Path) -> bool:
+    """Whether a private Redis holds a result."""
+    with (
+        redis_py.Redis(unix_socket_path=str(socket), retry=Retry(NoBackoff(), 0)) as raw,
+        suppress(redis_py.RedisError),
+    ):
+        return next(raw.scan_iter(keys.chunk_result("*", "*"), 1000), None) is not None
+    return False
+
+
 @pytest.mark.slow
 def test_a_run_that_was_killed_resumes_where_it_stopped(environment: dict[str, str], short_folder: Path) -> None:
     rows = [*REQUESTS, *({"custom_id": f"s{i}", "body": {"input": f"{i} " + "word " * 30}} for i in range(100))]
@@ -338,7 +352,7 @@ def test_a_run_that_was_killed_resumes_where_it_stopped(environment: dict[str, s
     config = short_folder / "embedctl.toml"
     config.write_text(config.read_text().replace('model = "dummy"\n', ""))  # so only the requests name it
     run = Forked(command, own, short_folder, DEVNULL, DEVNULL)
-    eventually(lambda: (short_folder / ".results.jsonl.part").exists())
+    eventually(lambda: any(map(has_results, short_folder.glob("state/*/redis.sock"))))
     started = children(run.pid)
     assert len(started) == 2
     run.kill()
