@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 PRODUCER, CONFIG = "producer/embedctl", "config/embedctl_config"
 MODULES = (
     f"{CONFIG}/retry.py",
-    *(f"{PRODUCER}/{each}.py" for each in ("store/*", "output/*", "retrying", "waiting", "listening", "retry")),
+    *(f"{PRODUCER}/{each}.py" for each in ("store/*", "destinations/*", "retrying", "waiting", "listening", "retry")),
 )
 TESTS = (
     "tests/unit/producer",
