@@ -146,7 +146,9 @@ def test_verify_says_what_a_worker_would_and_how_fast_it_is(
     assert [rate["name"] for rate in speed["rates"]] == ["mixed lengths", "long texts"]
     for rate in speed["rates"]:
         assert f"{rate['tokens_per_s']['median']:,.0f} (" in passed.stdout
-        assert 0 < rate["tokens_per_s"]["least"] <= rate["tokens_per_s"]["median"] <= rate["tokens_per_s"]["most"]
+        # In a round of a busy machine, nothing may end.
+        assert 0 <= rate["tokens_per_s"]["least"] <= rate["tokens_per_s"]["median"] <= rate["tokens_per_s"]["most"]
+        assert rate["tokens_per_s"]["most"] > 0
         # A model of a few thousand weights spends most of its work outside matrix products.
         assert 0 < rate["share_of_matrix_rate"]["median"] < 1
 
