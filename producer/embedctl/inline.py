@@ -1,4 +1,4 @@
-"""An inline job: one small chunk, made in one round trip, because all its text is at hand."""
+"""Inline jobs: all text is at hand and fits into one small chunk, so one round trip makes the job."""
 
 from __future__ import annotations
 

@@ -288,7 +288,7 @@ class Scene:
     Attributes:
         name: for people, as the command line has the model, and what else tells it from the other scenes.
         shown: the model and the texts in words.
-        base: the systems that ratios are relative to, of which the first that ran counts; and what that is.
+        base: systems, and what they are in words; ratios are relative to the first of them that ran.
     """
 
     name: str

@@ -87,7 +87,7 @@ def _halved(destination: Destination, batch: Batch, refused: DestinationRefused)
 
 
 def _refuse_all_alike(destination: Destination, batch: Batch, refused: DestinationRefused) -> None:
-    """Raise if records from all over a batch are refused one by one, for the reason for which all of it is."""
+    """Raise if single records from all over a batch are refused for the reason that the whole batch is refused for."""
     for row in np.linspace(0, len(batch) - 1, _SPREAD).astype(np.int64):
         try:
             tried(destination, lambda row=row: destination.write(batch.part(slice(row, row + 1))))  # type: ignore[misc]  # bound in each round

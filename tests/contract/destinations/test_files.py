@@ -133,7 +133,7 @@ def test_a_column_that_becomes_wider_is_written_again_from_the_first_record(job:
 def test_holes_of_a_stopped_job_are_filled_by_the_next_fetch(
     kind: str, broker: Broker, settings: Settings, tmp_path: Path
 ) -> None:
-    """Between two fetches, of which the first one died, the job went on that had been stopped."""
+    """The first fetch died, then the stopped job was resumed, and then the second fetch came."""
     texts = [f"text {i}" for i in range(100)]
     job = enqueue_embeddings(texts, settings=settings, chunk_size=8, idempotency_key="k")
     rig = Rig(broker, settings, DummyBackend(dim=16))
