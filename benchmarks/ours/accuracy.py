@@ -57,7 +57,7 @@ _CLASSES: Mapping[str, HardwareClass] = {
 def accuracy(*, model: str = "all-MiniLM-L6-v2", count: int = 0, only: str = "") -> Figures:
     """How far the vectors of each class of CPUs are from torch's in fp32, and what that does to similarity.
 
-    The texts are the gate's, and so many of the passages from which the demo takes its own; all of them for 0. The
+    The texts are the gate's and `count` of the passages from which the demo takes its own; 0 takes all of them. The
     similarity benchmark is made of the passages: Spearman's correlation between the cosines of pairs and how near the
     two of a pair stand in the source: in one docstring, in one package, or neither. A class that does not run here is
     left out.
