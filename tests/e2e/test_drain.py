@@ -221,7 +221,7 @@ def test_a_full_disk_unlinks_nothing_and_the_same_command_resumes(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        with pytest.raises(OutputError, match=r"No space left on device.*still in Redis; the same command goes on"):
+        with pytest.raises(OutputError, match=r"No space left on device.*still in Redis; the same command resumes"):
             job.drain(tmp_path / "out")
     assert results_in_redis(raw, job) == set(range(3, CHUNKS))
     assert not list((tmp_path / "out").glob(".*.part")), "the space of the unfinished part is free"
@@ -232,7 +232,7 @@ def test_a_full_disk_unlinks_nothing_and_the_same_command_resumes(
 def test_a_file_that_can_grow_no_more_is_removed(encode: Encode, raw: redis_py.Redis, tmp_path: Path) -> None:
     """The disk refuses in the middle of a part: pyarrow writes the bytes, and then fails to close the file, too."""
     job = encode()
-    with full_disk(1000), pytest.raises(OutputError, match=r"File too large.*the same command goes on"):
+    with full_disk(1000), pytest.raises(OutputError, match=r"File too large.*the same command resumes"):
         job.drain(tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert len(results_in_redis(raw, job)) == CHUNKS
@@ -263,7 +263,7 @@ def test_a_part_that_was_touched_is_named_and_nothing_more_is_unlinked(
     else:
         part.unlink()
     words = "was changed after" if how == "changed" else "does not hold part-000001.parquet"
-    with pytest.raises(OutputError, match=f"{words}.*the same command goes on. Nothing more was"):
+    with pytest.raises(OutputError, match=f"{words}.*the same command resumes. Nothing more was"):
         job.drain(tmp_path)
     assert results_in_redis(raw, job) == before
     part.write_bytes(good)

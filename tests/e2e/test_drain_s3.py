@@ -151,7 +151,7 @@ def test_a_bucket_that_refuses_says_so_and_nothing_is_unlinked(
     encode: Encode, bucket: Any, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = encode()
-    with pytest.raises(OutputError, match=r"s3://missing/p/ can't be written: .*the same command goes on"):
+    with pytest.raises(OutputError, match=r"s3://missing/p/ can't be written: .*the same command resumes"):
         job.drain("s3://missing/p/")
     with monkeypatch.context() as patched:
         patched.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
@@ -178,7 +178,7 @@ def test_a_credential_that_expires_half_way_unlinks_nothing_more(
 
     with monkeypatch.context() as patched:
         patched.setattr(PartsBucket, "publish", expires)
-        with pytest.raises(OutputError, match=r"token has expired.*the same command goes on"):
+        with pytest.raises(OutputError, match=r"token has expired.*the same command resumes"):
             job.drain(PLACE)
     assert in_redis(raw, job) == set(range(6, CHUNKS))
     job.drain(PLACE)

@@ -148,7 +148,7 @@ class _Delivery(Taker[ChunkVectors]):
     def _opened(self, dim: int) -> Gathered:
         status = self._waiter.status()
         contract = Contract.of(status, dim, self._options.dtype)
-        self._holds_rows = tried(self._destination, lambda: self._destination.open(contract))
+        self._holds_rows = tried(lambda: self._destination.open(contract))
         positions_for = status.id if self._options.positions else ""
         return Gathered(contract, self._left_out, positions_for, bool(status.options.get("keep")), self._refuse)
 
@@ -190,7 +190,7 @@ class _Delivery(Taker[ChunkVectors]):
 
     def close(self) -> None:
         if self._batch is not None:
-            tried(self._destination, self._destination.close)
+            tried(self._destination.close)
 
     def cut_short(self, error: JobError) -> None:
         """What is done is delivered, also if nothing more comes."""
@@ -206,7 +206,7 @@ class _Delivery(Taker[ChunkVectors]):
         if not self._sample.rows:
             return
         names = [label for label, _ in self._sample.rows]
-        found = tried(self._destination, lambda: self._destination.sources(names))
+        found = sources_of(self._destination, names)
         wrong = [label for label, source in self._sample.rows if label not in found or found[label] != source]
         if wrong:
             raise OutputError(

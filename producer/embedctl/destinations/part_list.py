@@ -139,12 +139,12 @@ class PartList:
             was = "" if self.state.place == self._place.name else f", which was drained to {self.state.place},"
             raise OutputError(
                 f"{self._place.name} does not hold {name} of job {self._job_id}{was}: bring it back, and the same "
-                "command goes on. Nothing more was removed from Redis"
+                "command resumes. Nothing more was removed from Redis"
             )
         if self._place.digest(name) != (facts.sha256, facts.bytes):
             raise OutputError(
                 f"{name} in {self._place.name} was changed after it was written (its sha256 is not "
-                f"{facts.sha256[:12]}…): restore it from a copy, and the same command goes on. Nothing more was "
+                f"{facts.sha256[:12]}…): restore it from a copy, and the same command resumes. Nothing more was "
                 "removed from Redis"
             )
 

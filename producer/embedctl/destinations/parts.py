@@ -66,7 +66,7 @@ def drain(
     except OSError as error:
         raise OutputError(
             f"{place.name} can't be written: {error.strerror or error}. What is not in a part is still in Redis; the "
-            "same command goes on"
+            "same command resumes"
         ) from error
 
 
@@ -142,7 +142,7 @@ class _Parts(Taker[Taken]):
         self._files = self._list.sum_up(self._source.status, self._numbers, self._about().fingerprint)
 
     def cut_short(self, error: JobError) -> None:
-        """Redis has no results of a cancelled job; of any other, the same command goes on with what it has."""
+        """Redis has no results of a cancelled job; of any other, the same command resumes with what it has."""
         if isinstance(error, JobCancelled):
             with suppress(JobError):
                 self._source.status = self._broker.jobs.status(self._job_id)

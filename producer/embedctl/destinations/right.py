@@ -80,5 +80,5 @@ class DrainRight:
 def overtaken(job_id: str) -> JobHeld:
     """The error of a drainer whose work another one has done."""
     return JobHeld(
-        f"job {job_id} was drained by another process, while this one stood still; the same command goes on from there"
+        f"job {job_id} was drained by another process, while this one stood still; the same command resumes there"
     )

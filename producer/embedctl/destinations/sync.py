@@ -110,7 +110,7 @@ def compare(
         OtherContract, DestinationUnavailable, OutputError: as the destination says.
         InputError: the corpus can't be read, a record has no id, or there is no room for temporary files.
     """
-    holds_rows = tried(destination, lambda: destination.open(contract))
+    holds_rows = tried(lambda: destination.open(contract))
     rows, row_count = Runs(_ROW, _HELD, _COST), 0
     for there in _blocks(destination.ids(), _BLOCK) if deletes and holds_rows else ():
         rows.add(_row_entries(there, row_count))
@@ -164,7 +164,7 @@ def delete_missing(destination: Destination, difference: Difference, limit: Limi
 def _delete(destination: Destination, rows: list[Row], refused: list[str]) -> int:
     """Delete rows but those that the destination refuses to delete, such as one that another table refers to."""
     try:
-        return tried(destination, lambda: destination.delete(rows))
+        return tried(lambda: destination.delete(rows))
     except DestinationRefused as error:
         if len(rows) == 1:
             refused.append(f"{rows[0][0]!r}: {error}")

@@ -32,7 +32,7 @@ class RefusedRecord:
     reason: str
 
 
-def tried(destination: Destination, step: Callable[[], T]) -> T:
+def tried(step: Callable[[], T]) -> T:
     """What a step returns, which is tried again while its error may pass.
 
     Raises:
@@ -49,7 +49,7 @@ def tried(destination: Destination, step: Callable[[], T]) -> T:
 def sources_of(destination: Destination, ids: Sequence[str]) -> Mapping[str, bytes | None]:
     """The sources of those rows that are there. An id that a destination refuses to look for has none."""
     try:
-        return tried(destination, lambda: destination.sources(ids))
+        return tried(lambda: destination.sources(ids))
     except DestinationRefused:
         if len(ids) == 1:
             return {}
@@ -64,7 +64,7 @@ def write(destination: Destination, batch: Batch) -> Iterator[RefusedRecord]:
         OutputError: it refuses all, and so it is not about single records; or as the destination says.
     """
     try:
-        tried(destination, lambda: destination.write(batch))
+        tried(lambda: destination.write(batch))
         return
     except DestinationRefused as error:
         refused = error
@@ -81,7 +81,7 @@ def _halved(destination: Destination, batch: Batch, refused: DestinationRefused)
     half = len(batch) // 2
     for part in (batch.part(slice(half)), batch.part(slice(half, None))):
         try:
-            tried(destination, lambda part=part: destination.write(part))  # type: ignore[misc]  # bound in each round
+            tried(lambda part=part: destination.write(part))  # type: ignore[misc]  # bound in each round
         except DestinationRefused as error:
             yield from _halved(destination, part, error)
 
@@ -90,7 +90,7 @@ def _refuse_all_alike(destination: Destination, batch: Batch, refused: Destinati
     """Raise if single records from all over a batch are refused for the reason that the whole batch is refused for."""
     for row in np.linspace(0, len(batch) - 1, _SPREAD).astype(np.int64):
         try:
-            tried(destination, lambda row=row: destination.write(batch.part(slice(row, row + 1))))  # type: ignore[misc]  # bound in each round
+            tried(lambda row=row: destination.write(batch.part(slice(row, row + 1))))  # type: ignore[misc]  # bound in each round
         except DestinationRefused as error:
             if str(error) != str(refused):
                 return

@@ -673,7 +673,7 @@ def test_a_program_that_compacts_a_lance_table_is_no_refusal(in_lance: Lance, mo
     destination.write(batch(["b"]))
     optimize = Mock(side_effect=RuntimeError("lance error: Retryable commit conflict for version 3: This Rewrite …"))
     monkeypatch.setattr("lancedb.table.LanceTable.optimize", optimize)
-    writing.tried(destination, destination.close)
+    writing.tried(destination.close)
     assert sorted(in_lance.rows()) == ["a", "b"]
 
 
