@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from embedctl.destinations import writing
+from embedctl_config.retry import Policy
 from tests.support.databases import KINDS, Database, Lance, Postgres, database
 
 
@@ -27,3 +29,8 @@ def in_lance(request: pytest.FixtureRequest, tmp_path: Path) -> Lance:
     table = database(request, "lancedb", tmp_path)
     assert isinstance(table, Lance)
     return table
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "OUTSIDE", Policy(0.0, 0.0))

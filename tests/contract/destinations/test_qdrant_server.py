@@ -10,21 +10,17 @@ from embedctl.destinations import writing
 from embedctl.destinations.interface import Batch
 from embedctl.destinations.registry import destination_of
 from embedctl_config.errors import DestinationUnavailable
-from embedctl_config.retry import Policy
 from embedctl_config.settings import Settings
 from tests.support.databases import CONTRACT, QdrantByHttp, assert_holds, batch
 from tests.support.qdrant_server import QdrantServer
 from tests.support.result_chunks import unit_vectors
 
+pytestmark = pytest.mark.usefixtures("no_pauses")
+
 
 @pytest.fixture
 def table(qdrant_http: QdrantServer) -> QdrantByHttp:
     return QdrantByHttp(qdrant_http)
-
-
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "OUTSIDE", Policy(0.0, 0.0))
 
 
 @pytest.mark.parametrize("fault", [500, 503, 429, 408, "lost"])

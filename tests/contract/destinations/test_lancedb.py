@@ -1,0 +1,123 @@
+"""What holds for LanceDB alone: its files are synced, and other programs that write there double nothing."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from embedctl.destinations import writing
+from embedctl.destinations.registry import destination_of
+from embedctl_config.errors import DestinationUnavailable, OutputError
+from embedctl_config.settings import Settings
+from tests.support.database_rows import written
+from tests.support.databases import (
+    CONTRACT,
+    DIM,
+    Lance,
+    assert_holds,
+    batch,
+)
+from tests.support.forked import status_of_fork
+
+
+def write_to_a_full_disk(url: str, said: Path) -> None:
+    """Write down what a table raises where no file can grow beyond a limit, which stands for a full disk."""
+    destination = destination_of(url, Settings())
+    destination.open(CONTRACT)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    try:
+        destination.write(batch([f"r{i}" for i in range(10_000)]))
+    except DestinationUnavailable as error:
+        said.write_text(str(error))
+
+
+def test_a_full_disk_is_not_the_fault_of_records(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    assert status_of_fork(write_to_a_full_disk, f"lancedb://{tmp_path}?table=t", said) == 0
+    assert "File too large" in said.read_text()
+    assert ".rs:" not in said.read_text()
+
+
+def test_lance_syncs_all_that_a_version_consists_of(in_lance: Lance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it says that a batch is written: after a power cut, nothing else of it would be sure to be there."""
+    synced: set[int] = set()
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    destination = in_lance.destination()
+    destination.open(CONTRACT)
+
+    def assert_durable() -> None:
+        found = [*(in_lance.folder / f"{in_lance.table}.lance").rglob("*")]
+        assert found
+        assert not [path for path in found if path.stat().st_ino not in synced]
+
+    assert_durable()
+    destination.write(batch(["a", "b"]))
+    assert_durable()
+    destination.delete(batch(["a", "b"]).rows[:1])
+    assert_durable()
+    destination.close()
+    assert_durable()
+
+
+def test_a_table_of_lance_that_was_begun_is_made(in_lance: Lance) -> None:
+    """Its maker died before it was there."""
+    (in_lance.folder / f"{in_lance.table}.lance").mkdir(parents=True)
+    written(in_lance, batch(["a"]))
+    assert_holds(in_lance, batch(["a"]))
+
+
+def test_two_processes_do_not_write_to_one_lance_table(in_lance: Lance) -> None:
+    first, second = in_lance.destination(), in_lance.destination()
+    first.open(CONTRACT)
+    with pytest.raises(OutputError, match="another fetch is writing"):
+        second.open(CONTRACT)
+    first.close()
+    assert not second.open(CONTRACT)
+    second.close()
+
+
+def test_what_another_program_has_added_to_a_lance_table_is_not_doubled(in_lance: Lance) -> None:
+    """It does not ask for the lock."""
+    import pyarrow as pa
+
+    destination = in_lance.destination()
+    destination.open(CONTRACT)
+    table = in_lance.opened()
+    row = {"id": "a", "embedding": [0.0] * DIM, "metadata": None, "source": None}
+    table.add(pa.Table.from_pylist([row], schema=table.schema.remove_metadata()))
+    assert destination.sources(["a"]) == {"a": None}
+    rows = batch(["a", "b"])
+    destination.write(rows)
+    destination.close()
+    assert_holds(in_lance, rows)
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_a_program_that_compacts_a_lance_table_is_no_refusal(in_lance: Lance, monkeypatch: pytest.MonkeyPatch) -> None:
+    destination = in_lance.destination()
+    destination.open(CONTRACT)
+    destination.write(batch(["a"]))
+
+    def walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
+        """Find a file that is gone just then."""
+        for each, folders, names in real(folder):
+            yield each, folders, [*names, "compacted"]
+
+    real = os.walk
+    monkeypatch.setattr(os, "walk", walk)
+    destination.write(batch(["b"]))
+    optimize = Mock(side_effect=RuntimeError("lance error: Retryable commit conflict for version 3: This Rewrite …"))
+    monkeypatch.setattr("lancedb.table.LanceTable.optimize", optimize)
+    writing.tried(destination.close)
+    assert sorted(in_lance.rows()) == ["a", "b"]

