@@ -543,6 +543,8 @@ def test_the_projects_classes_and_models_stand_on_the_users(sources: Sources) ->
         ("[classes.cpu]\ntoken_budget = -1\n", "classes.cpu.token_budget: -1 is below 0"),
         ("[classes.gpu]\nworkers_per_device = 65\n", "classes.gpu.workers_per_device: 65 is not between 0 and 64"),
         ("[classes.neuron]\nworkers_per_device = 2\n", "workers_per_device: 2 is not between 0 and 1"),
+        ("[classes.cpu]\nmin_cosine = 1.5\n", "classes.cpu.min_cosine: 1.5 is not between 0 and 1"),
+        ("[classes.cpu]\nmax_abs_error = nan\n", "classes.cpu.max_abs_error: nan is not between 0 and 2"),
         ('[classes.cpu]\nmodels = ["a b"]\n', "classes.cpu.models: model name 'a b'"),
         ("[classes.auto]\nprefetch = 2\n", "and is not 'auto'"),
         ('[classes."a.b"]\nprefetch = 2\n', "classes.a.b: a class's name consists of letters"),

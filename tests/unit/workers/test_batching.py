@@ -38,10 +38,6 @@ def test_no_batch_has_room_for_one_more_row(lengths: Rows, budget: int) -> None:
         assert (len(batch) + 1) * max(1, lengths[batch].max()) > budget
 
 
-def test_rows_of_one_length_keep_their_order() -> None:
-    assert [batch.tolist() for batch in batches_of(np.full(5, 4, np.int64), 8)] == [[0, 1], [2, 3], [4]]
-
-
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=9), st.integers(1, 100), st.integers(0, 100))
 def test_no_other_batches_cost_less(lengths: list[int], budget: int, cost: int) -> None:
     ordered = sorted(lengths, reverse=True)
@@ -61,12 +57,6 @@ def test_no_other_batches_cost_less(lengths: list[int], budget: int, cost: int) 
         ways.append([end - start for start, end in pairwise(edges)])
     found = [len(batch) for batch in batches_of(np.array(lengths, np.int64), budget, cost)]
     assert total(found) == min(total(sizes) for sizes in ways if allowed(sizes))
-
-
-def test_short_texts_are_not_padded_to_a_long_one() -> None:
-    lengths = np.array([9, 200, 10, 9, 10], np.int64)
-    assert [batch.tolist() for batch in batches_of(lengths, 1024, 32)] == [[1], [2, 4, 0, 3]]
-    assert [batch.tolist() for batch in batches_of(lengths, 1024, 10_000)] == [[1, 2, 4, 0, 3]]
 
 
 @given(LENGTHS, BUDGETS)

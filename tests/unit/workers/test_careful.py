@@ -97,15 +97,6 @@ def test_poisonous_rows_fail_untouched_and_named_ones_come_first_with_the_worker
     np.testing.assert_array_equal(encoded.vectors[[0, 2, 4]], plainly(chunk_of("a", "c", "e")).vectors)
 
 
-def test_a_chunk_of_rows_given_up_ends_too() -> None:
-    notes: list[object] = []
-    encoded = carefully(chunk_of("a", "b"), notes, given_up={0, 1})
-    assert notes == [-1]
-    assert encoded.vectors.shape == (2, 4)
-    assert np.isnan(encoded.vectors).all()
-    assert (len(encoded.errors), encoded.tokens) == (2, 0)
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -152,17 +143,6 @@ def test_errors_and_truncations_stand_at_their_rows_in_the_order_of_the_records(
     assert np.isnan(encoded.vectors).all(axis=1).tolist() == [row not in (0, 3, 9) for row in range(10)]
 
 
-def test_tokens_are_those_of_the_rows_that_were_encoded() -> None:
-    assert carefully(chunk_of("a b c", "d e", "f"), given_up=[1]).tokens == 4
-
-
-def test_a_chunk_of_failed_records_at_positions_of_their_own_is_encoded_as_well() -> None:
-    chunk = chunk_of("a", "b", "c", "d").select([1, 3])
-    encoded = carefully(chunk, given_up=[0])
-    assert failures(encoded) == [(0, ErrorCode.CRASHED_WORKER)]
-    np.testing.assert_array_equal(encoded.vectors[1], plainly(chunk_of("d")).vectors[0])
-
-
 @pytest.mark.parametrize("last", [0, 2, -1])
 def test_whoever_is_told_may_end_it(last: int) -> None:
     notes: list[object] = []
@@ -176,12 +156,6 @@ def test_whoever_is_told_may_end_it(last: int) -> None:
         encode_carefully(ChunkEncoder(Noting(notes), 32), chunk_of("a", "b", "c"), {}, given_up=[], announce=announce)
     assert [note for note in notes if isinstance(note, int)] == list(range(3 if last == -1 else last))
     assert sum(str(note).startswith("encode") for note in notes) == (3 if last == -1 else last)
-
-
-def test_an_empty_chunk_has_nothing_to_announce_but_its_end() -> None:
-    notes: list[object] = []
-    assert carefully(chunk_of(), notes).vectors.shape == (0, 4)
-    assert notes == [-1]
 
 
 def test_each_batch_of_a_long_text_is_told_so_that_it_is_not_taken_for_hung() -> None:

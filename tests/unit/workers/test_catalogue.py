@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ from tests.support.artifacts import FACTS, Fill
 
 TRANSFORMER = ("", "Transformer", {"hidden_size": 32, "max_position_embeddings": 512, "model_type": "bert"})
 MEAN = ("1_Pooling", "Pooling", {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True})
-Model = Callable[..., Path]
 
 
 def write_model(folder: Path, *modules: tuple[str, str, dict[str, Any]], limit: int | None = 256) -> Path:
@@ -183,25 +180,8 @@ def test_what_is_built_stands_under_the_model_whatever_name_it_was_built_under(m
     assert json.loads(model("show", "mine", "--json").stdout)["model"] is None
 
 
-def test_a_model_of_which_nothing_is_built_is_shown(machine: Path) -> None:
-    write_model(in_hub(machine, "sentence-transformers/all-tiny"), TRANSFORMER, MEAN)
-    shown = dict(line.split(maxsplit=1) for line in model("show", "all-tiny").stdout.splitlines())
-    assert (shown["model"], shown["dimensions"], shown["architecture"]) == ("all-tiny", "32", "bert")
-    assert shown["modules"] == "Transformer, Pooling"
-    assert "embedctl model build all-tiny" in shown["built"]
-
-
 def test_a_misspelt_model_hears_of_the_near_one_first(machine: Path) -> None:
     write_model(in_hub(machine, "BAAI/tiny-english"), TRANSFORMER)
     said = model("show", "tiny-englisch").output
     assert "Did you mean BAAI/tiny-english? It is on this machine. If sentence-transformers/tiny-englisch is" in said
     assert "name on the hub, get it: embedctl model pull sentence-transformers/tiny-englisch, or add --pull" in said
-
-
-def test_listing_imports_no_model_runtime() -> None:
-    code = (
-        "import sys; from embedctl_workers.commands.model import main; main(['list'], standalone_mode=False); "
-        "sys.exit(','.join({'torch', 'numpy', 'transformers', 'onnxruntime'} & sys.modules.keys()) or 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")

@@ -58,12 +58,6 @@ def test_version_1_does_so_in_two_files_wherever_it_is_mounted(mount: Path, fold
     assert cgroup.cpu_quota() == 3
 
 
-def test_no_quota_of_version_1_is_minus_one(mount: Path) -> None:
-    member_of(mount, V1)
-    write_v1(mount / "cpu" / "docker" / "abc", "-1")
-    assert cgroup.cpu_quota() == math.inf
-
-
 def test_the_least_of_a_group_and_all_above_it_counts(mount: Path) -> None:
     member_of(mount, V2)
     write(mount / "system.slice" / "embedctl.service" / "cpu.max", "800000 100000")

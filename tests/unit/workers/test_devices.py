@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedctl_config.errors import SettingsError
+from embedctl_config.errors import SettingsError, WorkerError
 from embedctl_workers.machine import devices, teams
 from tests.support.machines import fake_topology
 
@@ -58,11 +58,6 @@ def test_cpus_written_and_read_are_the_same(cpus: set[int]) -> None:
     assert devices.parse_cpus(devices.format_cpus(cpus)) == cpus
 
 
-def test_neighbours_are_written_as_a_span() -> None:
-    assert devices.format_cpus({8, 0, 1, 2, 3}) == "0-3,8"
-    assert devices.format_cpus(set()) == ""
-
-
 def test_pinning_restricts_the_process_and_the_thread_pools_to_come() -> None:
     done = python(PIN.format(cpus=str(FIRST)))
     assert done.returncode == 0, done.stderr
@@ -73,30 +68,9 @@ def test_pinning_restricts_the_process_and_the_thread_pools_to_come() -> None:
     assert (found["tokenizers"], found["silence"]) == ("false", "1")
 
 
-def test_pinning_to_nothing_in_particular_takes_what_there_is() -> None:
-    done = python(PIN.format(cpus=None))
-    found = json.loads(done.stdout)
-    assert found["cpus"] == sorted(os.sched_getaffinity(0))
-    assert 1 <= found["threads"] <= len(found["cpus"])
-
-
-@pytest.mark.parametrize("module", ["numpy"])
-def test_pinning_is_refused_once_thread_pools_were_sized(module: str) -> None:
-    done = python(f"import {module}\n" + PIN.format(cpus=None))
-    assert done.returncode != 0
-    assert f"WorkerError: {module} was imported before the worker was pinned" in done.stderr
-
-
-def test_nothing_that_a_worker_imports_before_pinning_sizes_a_thread_pool() -> None:
-    done = python("import embedctl_workers.commands.worker\n" + PIN.format(cpus=str(FIRST)))
-    assert done.returncode == 0, done.stderr
-
-
-def test_cpus_that_are_not_there_are_named() -> None:
-    done = python(PIN.format(cpus=f"{FIRST},4095"))
-    assert done.returncode != 0
-    assert "no CPU 4095 here" in done.stderr
-    assert devices.format_cpus(os.sched_getaffinity(0)) in done.stderr
+def test_pinning_is_refused_once_thread_pools_were_sized() -> None:
+    with pytest.raises(WorkerError, match="was imported before the worker was pinned"):
+        devices.pin(None)
 
 
 def granted(monkeypatch: pytest.MonkeyPatch, quota: float) -> None:
@@ -143,69 +117,41 @@ def test_the_cgroups_quota_bounds_the_compute_threads(
     assert devices.thread_count({0, 1, 2, 3}) == threads
 
 
-@pytest.mark.parametrize(
-    ("kind", "index", "uid", "label", "device", "variable"),
-    [
-        ("gpu", 3, "GPU-5ab0", "3", "gpu GPU-5ab0", "CUDA_VISIBLE_DEVICES"),
-        ("neuron", 7, "7", "7", "neuron 7", "NEURON_RT_VISIBLE_CORES"),
-    ],
-)
-def test_pinning_to_an_accelerator_hides_all_others(
-    kind: str, index: int, uid: str, label: str, device: str, variable: str
-) -> None:
-    code = f"""
-import json, os
-from embedctl_workers.machine import devices, teams
-pinned = devices.pin("{FIRST}", accelerator=devices.Accelerator({kind!r}, {index}, {uid!r}))
-print(json.dumps([pinned.label, pinned.device, pinned.cpu_list, os.environ[{variable!r}]]))
-"""
-    done = python(code)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [label, device, str(FIRST), uid]
+GPU, CORE = devices.Accelerator("gpu", 3, "GPU-5ab0"), devices.Accelerator("neuron", 7, "7")
+GROWING, OF_USER = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, {"PYTORCH_CUDA_ALLOC_CONF": "x:1"}
 
 
 @pytest.mark.parametrize(
     ("accelerator", "set_already", "expected"),
     [
-        (devices.Accelerator("gpu", 0, "GPU-1"), {}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
-        (devices.Accelerator("gpu", 0, "GPU-1"), {"PYTORCH_ALLOC_CONF": "x:1"}, {"PYTORCH_ALLOC_CONF": "x:1"}),
-        (
-            devices.Accelerator("gpu", 0, "GPU-1"),
-            {"PYTORCH_CUDA_ALLOC_CONF": "x:1"},
-            {"PYTORCH_CUDA_ALLOC_CONF": "x:1"},
-        ),
-        (devices.Accelerator("gpu", 0, "GPU-1", rocm=True), {}, {}),
-        (devices.Accelerator("neuron", 0, "0"), {}, {}),
-        (None, {}, {}),
+        (GPU, {}, {"CUDA_VISIBLE_DEVICES": "GPU-5ab0", **GROWING}),
+        (GPU, OF_USER, {"CUDA_VISIBLE_DEVICES": "GPU-5ab0", **OF_USER}),
+        (CORE, {}, {"NEURON_RT_VISIBLE_CORES": "7"}),
     ],
 )
-def test_memory_of_a_gpu_is_allocated_in_segments_that_grow_before_torch_is_imported(
-    accelerator: devices.Accelerator | None, set_already: dict[str, str], expected: dict[str, str]
+def test_an_accelerator_hides_all_others_and_a_gpus_memory_is_in_segments_that_grow(
+    accelerator: devices.Accelerator,
+    set_already: dict[str, str],
+    expected: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    code = (
-        "import json, os, sys\nfrom embedctl_workers.machine import devices\nfrom embedctl_workers.machine.devices "
-        f"import Accelerator\ndevices.pin(None, accelerator={accelerator!r})\nassert 'torch' not in sys.modules\n"
-        "print(json.dumps({name: value for name, value in os.environ.items() if 'ALLOC_CONF' in name}))"
-    )
-    clean = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean | set_already)
-    assert json.loads(done.stdout) == expected, done.stderr
+    monkeypatch.setattr(os, "environ", dict(set_already))
+    accelerator.hide_others()
+    accelerator.let_segments_grow()
+    assert os.environ == expected
 
 
 def test_an_amd_gpu_is_chosen_where_uuids_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "3")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0,1")
+    hidden = {"HIP_VISIBLE_DEVICES": "3", "CUDA_VISIBLE_DEVICES": "3", "ROCR_VISIBLE_DEVICES": "0,1"}
+    monkeypatch.setattr(os, "environ", hidden)
     devices.Accelerator("gpu", 1, "GPU-b7d181671a192e45", rocm=True).hide_others()
-    assert os.environ["ROCR_VISIBLE_DEVICES"] == "GPU-b7d181671a192e45"
-    assert not {"HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"} & set(os.environ)
+    assert os.environ == {"ROCR_VISIBLE_DEVICES": "GPU-b7d181671a192e45"}
 
 
-def test_threads_may_be_fewer_than_cores_and_not_more_than_cpus() -> None:
-    code = "from embedctl_workers.machine import devices; print(devices.pin({cpus!r}, threads={threads}).threads)"
-    assert python(code.format(cpus=None, threads=1)).stdout == "1\n"
-    refused = python(code.format(cpus=str(FIRST), threads=2))
-    assert f"SettingsError: --threads 2: only the CPUs {FIRST}" in refused.stderr
+def test_what_can_not_be_had_is_named() -> None:
+    code = "from embedctl_workers.machine import devices; devices.pin({!r}, threads=2)"
+    assert f"SettingsError: --threads 2: only the CPUs {FIRST}" in python(code.format(str(FIRST))).stderr
+    assert "no CPU 4095 here" in python(code.format(f"{FIRST},4095")).stderr
 
 
 def test_a_thread_encodes_on_where_the_cpus_of_its_team_were_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,9 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedctl_config.errors import GateFailed, MissingExtra, ModelError, SettingsError
+from embedctl_config.errors import GateFailed, MissingExtra, ModelError
 from embedctl_config.hardware import THRESHOLDS, HardwareClass, Thresholds
-from embedctl_config.loading import load_settings
 from embedctl_workers.accuracy.gate import measure_backend, run_gate
 from embedctl_workers.arrays.distance import measure
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
@@ -91,18 +88,6 @@ def test_the_texts_are_of_all_lengths_and_each_is_its_own() -> None:
     assert min(map(len, gate_texts())) == 1
 
 
-def test_equal_vectors_have_nothing_between_them(vectors: Vectors) -> None:
-    found = measure(vectors, vectors)
-    assert found.max_abs_error == found.length_error == 0
-    assert found.within(Thresholds(max_abs_error=0, min_cosine=0.999999, mean_cosine=0.999999), length_error=0)
-
-
-def test_longer_vectors_differ_in_length_alone(vectors: Vectors) -> None:
-    found = measure(1.5 * vectors, vectors)
-    assert found.length_error == pytest.approx(0.5)
-    assert found.max_abs_error < 1e-6
-
-
 def test_figures_are_those_of_unit_vectors_and_the_worst_text_is_named(vectors: Vectors) -> None:
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     other = unit.copy()
@@ -148,38 +133,6 @@ def test_a_class_is_held_to_its_own_bounds_then_to_the_artefacts_then_to_its_pre
     assert HardwareClass(max_abs_error=1e-3).thresholds().max_abs_error == 1e-3
 
 
-def test_what_an_artefact_states_makes_no_class_of_int8s() -> None:
-    stated = Thresholds(min_cosine=0.9)
-    assert HardwareClass(backend="onnx-int8", precision="fp32").thresholds(stated) == THRESHOLDS["fp32"]
-
-
-def test_every_precision_has_bounds() -> None:
-    assert THRESHOLDS["fp32"].max_abs_error == 1e-4
-    assert THRESHOLDS["fp16"].min_cosine == 0.999
-    assert (THRESHOLDS["int8"].min_cosine, THRESHOLDS["int8"].mean_cosine) == (0.95, 0.98)
-
-
-@pytest.mark.parametrize(
-    ("entry", "problem"),
-    [
-        ("min_cosine = 1.5", "min_cosine: 1.5 is not between 0 and 1"),
-        ("mean_cosine = -0.1", "mean_cosine: -0.1 is not between 0 and 1"),
-        ("min_cosine = 2", "min_cosine: 2.0 is not between 0 and 1"),
-        ("max_abs_error = nan", "max_abs_error: nan is not between 0 and 2"),
-    ],
-)
-def test_bounds_that_make_no_sense_are_refused(tmp_path: Path, entry: str, problem: str) -> None:
-    (tmp_path / "embedctl.toml").write_text(f"[classes.cpu]\n{entry}\n")
-    with pytest.raises(SettingsError, match=rf"classes\.cpu\.{problem}"):
-        load_settings({}, directory=tmp_path)
-
-
-def test_a_bound_may_be_a_whole_number(tmp_path: Path) -> None:
-    (tmp_path / "embedctl.toml").write_text("[classes.cpu]\nmin_cosine = 1\nmean_cosine = 0\n")
-    entry = load_settings({}, directory=tmp_path).hardware_class("cpu")
-    assert (entry.min_cosine, entry.overrides_in_words) == (1.0, "min_cosine 1")
-
-
 def test_references_are_computed_once_and_kept(host: Host, computed: list[list[str]]) -> None:
     plain = references_for(FILES, host)
     np.testing.assert_array_equal(plain, encode(DummyBackend(dim=DIM)))
@@ -189,16 +142,6 @@ def test_references_are_computed_once_and_kept(host: Host, computed: list[list[s
     assert len(computed) == 1
     assert computed[0][-2] == str(FILES.folder)
     assert references_path(FILES, host).is_file()
-
-
-def test_references_are_kept_under_a_wide_umask(host: Host, computed: list[list[str]]) -> None:
-    before = os.umask(0)
-    try:
-        plain = references_for(FILES, host)
-    finally:
-        os.umask(before)
-    np.testing.assert_array_equal(references_for(FILES, host), plain)
-    assert len(computed) == 1
 
 
 def test_references_are_those_of_one_fingerprint_and_of_these_texts(
@@ -229,13 +172,6 @@ def test_damaged_references_are_computed_again(
     path.write_bytes(damage(path.read_bytes()))
     np.testing.assert_array_equal(references_for(FILES, host), expected)
     assert len(computed) == 2
-
-
-def test_references_of_the_wrong_form_are_computed_again(host: Host, computed: list[list[str]]) -> None:
-    expected = references_for(FILES, host)
-    with references_path(FILES, host).open("wb") as file:
-        np.savez(file, plain=expected[:-1], prompted=expected)
-    np.testing.assert_array_equal(references_for(FILES, host), expected)
 
 
 def test_those_who_ask_at_once_compute_once(host: Host, computed: list[list[str]]) -> None:
@@ -274,18 +210,6 @@ def test_a_host_that_builds_nothing_computes_none(host: Host, computed: list[lis
     references_for(FILES, host)
     references_for(FILES, replace(host, build=False))
     assert len(computed) == 1
-
-
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ModelError, match=r"can't be kept in .*file"):
-        references_for(FILES, Host(threads=1, cache=tmp_path / "file"))
-
-
-def test_importing_the_gate_loads_no_model_runtime() -> None:
-    code = "import sys, embedctl_workers.accuracy.gate, embedctl_workers.commands.verify; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
 
 
 @pytest.mark.usefixtures("computed")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -108,12 +107,6 @@ def test_a_row_that_fails_costs_none_of_those_under_way(
     assert sum(use.batches) == 33  # what fails is tried twice
 
 
-def test_each_part_of_a_halved_batch_is_progress() -> None:
-    use = RecordedUse()
-    encode(DummyBackend(dim=4, poison=True), [*TEXTS[:3], "fail-encoder"], use)
-    assert use.batches == [2, 1, 1, 1]  # at last, once more what failed
-
-
 def test_a_batch_too_large_is_halved_and_the_limit_remembered_also_when_it_fails_late(device: Any) -> None:
     backend = device(2, memory_tokens=3)
     encoder = ChunkEncoder(backend, 8)
@@ -166,25 +159,3 @@ def test_the_device_is_free_for_others_while_the_last_batches_are_waited_for(dev
     assert turns[0] == 6  # of 8 batches
     assert len(turns) == 1 + fails  # once more for the rows of the one that failed
     np.testing.assert_array_equal(encoded.vectors[:31], expected(TEXTS)[:31])
-
-
-def test_two_chunks_share_the_device_and_never_begin_a_batch_at_the_same_time(device: Any) -> None:
-    backend = device(2)
-    lock = threading.Lock()
-    inside: set[int] = set()
-    most: list[int] = []
-
-    @contextmanager
-    def turn() -> Iterator[None]:
-        with lock:
-            inside.add(threading.get_ident())
-            most.append(len(inside))
-            yield
-            inside.remove(threading.get_ident())
-
-    chunks = [[f"c{chunk} {text}" for text in TEXTS] for chunk in range(8)]
-    with ThreadPoolExecutor(3) as threads:
-        found = list(threads.map(lambda texts: encode(backend, texts, RecordedUse(turn=turn)).vectors, chunks))
-    for texts, vectors in zip(chunks, found, strict=True):
-        np.testing.assert_array_equal(vectors, expected(texts))
-    assert max(most) == 1

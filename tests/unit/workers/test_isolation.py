@@ -76,11 +76,6 @@ def still_asks(visitor: Visitor) -> bool:
     return not visitor.isolated
 
 
-def test_several_may_be_inside_at_once(enter: Enter) -> None:
-    visitors = [enter() for _ in range(5)]
-    assert all(visitor.inside.wait(PATIENCE_S) for visitor in visitors)
-
-
 def test_a_thread_that_is_alone_is_isolated_at_once() -> None:
     isolation = Isolation()
     with isolation:
@@ -125,17 +120,6 @@ def test_of_two_that_want_to_be_isolated_the_second_is_refused(enter: Enter) -> 
     eventually(lambda: first.isolated == [True])
 
 
-def test_once_the_first_has_left_the_second_may_be_isolated(enter: Enter) -> None:
-    first = enter(alone=True)
-    first.ask()
-    eventually(lambda: first.isolated == [True])
-    second = enter(alone=True)
-    assert stays_outside(second)
-    first.leave()
-    second.ask()
-    eventually(lambda: second.isolated == [True])
-
-
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_thread_that_leaves_by_an_error_has_left(enter: Enter, alone: bool) -> None:
     failing = enter(alone=alone, fails=True)
@@ -145,25 +129,6 @@ def test_a_thread_that_leaves_by_an_error_has_left(enter: Enter, alone: bool) ->
     after = enter(alone=True)
     after.ask()
     eventually(lambda: after.isolated == [True])
-
-
-def test_a_thread_that_waited_holds_no_other_back() -> None:
-    isolation = Isolation()
-    entered = threading.Event()
-
-    def enter() -> None:
-        with isolation:
-            entered.set()
-
-    with isolation:
-        isolation.isolate()
-        waiting = threading.Thread(target=enter, daemon=True)
-        waiting.start()
-        assert not entered.wait(A_MOMENT_S)
-    assert entered.wait(PATIENCE_S)
-    waiting.join(PATIENCE_S)
-    with isolation:
-        assert isolation.isolate()
 
 
 def test_isolation_is_never_shared_however_many_come_and_go() -> None:

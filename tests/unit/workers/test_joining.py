@@ -142,18 +142,6 @@ def test_chunks_that_wait_are_joined_and_have_the_same_vectors(make: Make) -> No
     assert chunks.device.threads == {"launching"}
 
 
-def test_no_batch_is_larger_than_the_budget_and_no_more_are_in_flight_than_the_backend_wants(make: Make) -> None:
-    chunks = make()
-    chunks.occupy()
-    found = [chunks.begin(texts_of(chunk, 12)) for chunk in range(12)]
-    eventually(lambda: len(chunks.device.sizes) == 3)
-    chunks.open()
-    for chunk, each in enumerate(found):
-        np.testing.assert_array_equal(each.result(PATIENCE_S).vectors, alone(texts_of(chunk, 12)))
-    assert max(chunks.device.sizes) <= BUDGET // 2
-    assert 24 in chunks.device.sizes
-
-
 def test_a_chunk_larger_than_the_budget_comes_in_pieces(make: Make) -> None:
     chunks = make()
     chunks.open()
@@ -216,19 +204,6 @@ def test_after_a_lack_of_memory_that_has_passed_as_much_is_joined_again(
     eventually(lambda: chunks.launcher._most == {id(chunks.device): 64})
 
 
-def test_a_larger_batch_that_fails_later_does_not_raise_the_bound(make: Make) -> None:
-    chunks = make(memory_tokens=8)
-    chunks.occupy()
-    found = [chunks.begin(texts_of(1, 12)), chunks.begin(texts_of(2, 8))]  # 40 tokens
-    eventually(lambda: len(chunks.device.sizes) == 2)
-    found += [chunks.begin(texts_of(chunk, 14)) for chunk in (3, 4)]  # 56 tokens
-    eventually(lambda: len(chunks.device.sizes) == 3)
-    chunks.open()
-    for each in found:
-        each.result(PATIENCE_S)
-    assert list(chunks.launcher._most.values()) == [20]
-
-
 def test_a_chunk_that_nobody_wants_is_not_begun(make: Make) -> None:
     chunks = make()
     wanted = threading.Event()
@@ -242,18 +217,6 @@ def test_a_chunk_that_nobody_wants_is_not_begun(make: Make) -> None:
     for chunk, each, count in ((9, first, 8), (2, other, 4)):
         np.testing.assert_array_equal(each.result(PATIENCE_S).vectors, alone(texts_of(chunk, count)))
     assert sum(chunks.device.sizes) == 12
-
-
-def test_the_rest_of_a_chunk_that_nobody_wants_is_not_begun(make: Make) -> None:
-    chunks = make()
-    device = chunks.device
-    stopped = chunks.begin(texts_of(0, 160), RecordedUse(wanted=lambda: len(device.sizes) < 3))
-    eventually(lambda: len(device.sizes) == 3)
-    chunks.open()
-    with pytest.raises(Stopped):
-        stopped.result(PATIENCE_S)
-    np.testing.assert_array_equal(chunks.begin(texts_of(1)).result(PATIENCE_S).vectors, alone(texts_of(1)))
-    assert device.sizes == [32, 32, 32, 8]
 
 
 def test_chunks_of_different_options_are_not_joined(make: Make) -> None:

@@ -37,18 +37,18 @@ def as_it_was() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("log_format", "terminal", "level", "shown"),
+    ("log_format", "terminal", "level", "as_json", "tickets"),
     [
-        ("auto", True, "info", False),
-        ("text", True, "info", False),
-        ("auto", True, "debug", True),
-        ("json", True, "info", True),
-        ("auto", False, "info", True),
-        ("text", False, "info", True),
+        ("auto", True, "info", False, False),
+        ("auto", True, "debug", False, True),
+        ("auto", False, "info", True, True),
+        ("text", True, "info", False, False),
+        ("text", False, "info", False, True),
+        ("json", True, "info", True, True),
     ],
 )
-def test_only_a_terminals_text_leaves_out_the_lines_of_each_ticket(
-    monkeypatch: pytest.MonkeyPatch, log_format: str, terminal: bool, level: str, shown: bool
+def test_a_terminal_gets_text_without_the_lines_of_each_ticket_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, log_format: str, terminal: bool, level: str, as_json: bool, tickets: bool
 ) -> None:
     stream = Terminal() if terminal else io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
@@ -57,34 +57,13 @@ def test_only_a_terminals_text_leaves_out_the_lines_of_each_ticket(
     for name in ("celery.worker.strategy", "celery.app.trace"):
         logging.getLogger(name).info("Task received")
         logging.getLogger(name).warning("Task lost")
-    assert ("Task received" in stream.getvalue()) is shown
+    assert ("Task received" in stream.getvalue()) is tickets
     assert stream.getvalue().count("Task lost") == 2
+    assert stream.getvalue().startswith("{") is as_json
 
 
 def lines(shown: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in shown.splitlines()]
-
-
-@pytest.mark.parametrize(
-    ("log_format", "terminal", "as_json"),
-    [
-        ("auto", True, False),
-        ("auto", False, True),
-        ("text", True, False),
-        ("text", False, False),
-        ("json", True, True),
-        ("json", False, True),
-    ],
-)
-def test_a_terminal_gets_text_and_all_else_json_unless_told_otherwise(
-    monkeypatch: pytest.MonkeyPatch, log_format: str, terminal: bool, as_json: bool
-) -> None:
-    stream = Terminal() if terminal else io.StringIO()
-    monkeypatch.setattr(sys, "stderr", stream)
-    logs.configure(log_format, "info")
-    log.info("begun")
-    assert stream.getvalue().startswith("{") is as_json
-    assert "begun" in stream.getvalue()
 
 
 def test_a_json_line_says_when_how_bad_where_what_and_of_which_chunk(capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,15 +134,6 @@ def test_a_line_of_text_ends_with_its_fields(capsys: pytest.CaptureFixture[str])
     assert first.endswith(" INFO embedctl_workers.somewhere: first job=j1 chunk=7 attempt=1 worker=cpu:0@host")
     assert datetime.strptime(first[:23], "%Y-%m-%d %H:%M:%S,%f")
     assert second == "  second"
-
-
-def test_a_worker_gets_its_name_later_and_a_record_may_be_about_another(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.configure("json", "info")
-    log.info("loading")
-    logs.set_worker("cpu:0@host")
-    log.info("ready")
-    log.info("gone", extra={"worker": "gpu:0@host"})
-    assert [line.get("worker") for line in lines(capsys.readouterr().err)] == [None, "cpu:0@host", "gpu:0@host"]
 
 
 def test_configuring_again_replaces_and_leaves_other_handlers_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from prometheus_client import REGISTRY
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
@@ -27,7 +26,6 @@ from embedctl_workers.serving.metrics import RESULT_ANSWERS, STAGES, Metrics
 from embedctl_workers.serving.telemetry import Telemetry
 
 ROOT = Path(__file__).parents[3]
-RULES = ROOT / "deploy" / "prometheus" / "embedctl.rules.yml"
 #: What the page says of workers.
 PAGE = re.sub(
     r"^## The backlog$.*?^## ",
@@ -62,6 +60,23 @@ def everything(metrics: Metrics) -> None:
     metrics.observer("claim", 10.0, False)
 
 
+def test_what_happens_is_counted_under_its_own_name(metrics: Metrics) -> None:
+    metrics.encoded(MODEL, 15, 25)
+    metrics.encoded(MODEL, 10, 10)
+    assert (value(metrics, "tokens_total"), value(metrics, "padding_tokens_total")) == (25, 10)
+    metrics.batched(MODEL, 0.2)
+    metrics.staged(MODEL, "store", 2.0)
+    assert value(metrics, "batch_seconds_sum") == 0.2
+    assert value(metrics, "stage_seconds_sum", stage="store") == 2.0
+    metrics.failed(MODEL)
+    assert value(metrics, "chunk_failures_total") == 1
+    metrics.observer("SET", 0.25, True)
+    metrics.observer("SET", 40.0, False)
+    labels = {"hardware_class": "tiny", "command": "SET"}
+    assert metrics.registry.get_sample_value("embedctl_redis_round_trip_seconds_sum", labels) == 0.25
+    assert metrics.registry.get_sample_value("embedctl_redis_unanswered_total", labels) == 1
+
+
 def test_whatever_can_be_foreseen_begins_at_zero(metrics: Metrics) -> None:
     for code in ErrorCode:
         assert value(metrics, "record_errors_total", code=code) == 0
@@ -77,11 +92,6 @@ def test_whatever_can_be_foreseen_begins_at_zero(metrics: Metrics) -> None:
     assert value(metrics, "chunk_failures_total") == 0
 
 
-def test_what_is_not_known_is_not_there(metrics: Metrics) -> None:
-    assert value(metrics, "gate_passed") is None
-    assert value(metrics, "chunks_in_hand") is None
-
-
 def test_records_count_once_redis_has_their_result(metrics: Metrics) -> None:
     metrics.answered(MODEL, "refused", 5, [ErrorCode.EMPTY])
     assert value(metrics, "records_total", outcome="done") == 0
@@ -92,12 +102,6 @@ def test_records_count_once_redis_has_their_result(metrics: Metrics) -> None:
     assert value(metrics, "record_errors_total", code="too_long") == 1
     assert value(metrics, "results_total", answer="ok") == value(metrics, "results_total", answer="refused") == 1
     assert value(metrics, "records_total", outcome="done", model="other") == 0
-
-
-def test_tokens_and_padding_add_up_to_what_the_device_was_given(metrics: Metrics) -> None:
-    metrics.encoded(MODEL, 15, 25)
-    metrics.encoded(MODEL, 10, 10)
-    assert (value(metrics, "tokens_total"), value(metrics, "padding_tokens_total")) == (25, 10)
 
 
 def test_attempts_beyond_the_first_stand_apart_and_a_refused_claim_is_none(metrics: Metrics) -> None:
@@ -111,16 +115,6 @@ def test_attempts_beyond_the_first_stand_apart_and_a_refused_claim_is_none(metri
     assert value(metrics, "claims_total", answer="busy") == 1
     assert value(metrics, "queue_wait_seconds_count") == 1
     assert value(metrics, "queue_wait_seconds_sum") == 0.3
-
-
-def test_times_go_to_their_stage(metrics: Metrics) -> None:
-    metrics.batched(MODEL, 0.2)
-    metrics.staged(MODEL, "store", 2.0)
-    assert value(metrics, "batch_seconds_sum") == 0.2
-    assert value(metrics, "stage_seconds_sum", stage="store") == 2.0
-    assert value(metrics, "stage_seconds_count", stage="encode") == 0
-    metrics.failed(MODEL)
-    assert value(metrics, "chunk_failures_total") == 1
 
 
 def test_the_gates_figures_are_those_of_its_first_check(metrics: Metrics) -> None:
@@ -146,21 +140,6 @@ def test_what_a_worker_holds_is_read_when_it_is_asked_for(metrics: Metrics) -> N
     assert value(metrics, "chunks_in_hand") == 1
 
 
-def test_round_trips_and_silences_count_by_command(metrics: Metrics) -> None:
-    metrics.observer("SET", 0.25, True)
-    metrics.observer("SET", 40.0, False)
-    labels = {"hardware_class": "tiny", "command": "SET"}
-    assert metrics.registry.get_sample_value("embedctl_redis_round_trip_seconds_sum", labels) == 0.25
-    assert metrics.registry.get_sample_value("embedctl_redis_unanswered_total", labels) == 1
-
-
-def test_workers_of_one_process_share_nothing(metrics: Metrics) -> None:
-    other = Metrics("tiny", ENTRY, [MODEL])
-    metrics.encoded(MODEL, 15, 25)
-    assert value(other, "tokens_total") == 0
-    assert not [family.name for family in REGISTRY.collect() if family.name.startswith("embedctl")]
-
-
 def test_the_page_is_in_the_form_that_its_reader_knows(metrics: Metrics) -> None:
     everything(metrics)
     kind, page = metrics.page("")
@@ -181,10 +160,6 @@ def test_no_label_can_have_ever_more_values(metrics: Metrics) -> None:
     labels = {label for family in metrics.registry.collect() for sample in family.samples for label in sample.labels}
     bounded = {"hardware_class", "model", "outcome", "code", "stage", "answer", "attempt", "command", "le"}
     assert labels - bounded == {"version", "python", "backend", "precision"}  # of the build
-
-
-def test_who_does_not_ask_is_not_told_of_round_trips() -> None:
-    assert Telemetry().observer is None
 
 
 # The page in docs/
@@ -249,9 +224,3 @@ def test_an_address_without_the_extra_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.delitem(sys.modules, "embedctl_workers.serving.metrics")
     with pytest.raises(MissingExtra, match=r"metrics_address needs .* pip install 'embedctl\[metrics\]'"):
         served(Settings(metrics_address=str(free_port)))
-
-
-def test_with_both_there_are(free_port: int) -> None:
-    telemetry, url = served(Settings(metrics_address=str(free_port)))
-    assert type(telemetry).__name__ == "Metrics"
-    assert url == f"http://127.0.0.1:{free_port}"

@@ -67,11 +67,6 @@ def test_so_does_an_entry_with_another_source_or_revision(served: str, described
         assert names(served, **{described: entry}) == (served,)
 
 
-def test_an_entry_with_the_same_files_does_not(cache: Path) -> None:
-    same = cache / "models--sentence-transformers--a-model" / "snapshots" / ("1" * 40)
-    assert names(SHORT, long=ModelEntry(str(same))) == (SHORT, LONG)
-
-
 def test_nor_does_a_copy_of_the_files(tmp_path: Path) -> None:
     write_model(tmp_path / SHORT, "1" * 40)
     assert names(SHORT) == (SHORT, LONG)
@@ -82,8 +77,3 @@ def test_a_pin_of_the_other_name_is_kept() -> None:
     pinned = fingerprint_of(find_folder(LONG, ModelEntry()))
     assert names(LONG, short=ModelEntry(fingerprint=pinned)) == (LONG, SHORT)
     assert names(LONG, short=ModelEntry(fingerprint="cd" * 32)) == (LONG,)
-
-
-def test_a_name_that_leads_nowhere_is_left_out(tmp_path: Path) -> None:
-    write_model(tmp_path / "mine")
-    assert names_of(ModelFiles("mine", tmp_path / "mine", FINGERPRINT), Settings()) == ("mine",)

@@ -17,7 +17,6 @@ from embedctl_config.errors import MissingExtra, SettingsError, WorkerError
 from embedctl_workers.backends.neuron import runtime
 from embedctl_workers.backends.neuron.options import TraceOptions
 from embedctl_workers.backends.neuron.runs import positions_of, runs_of
-from embedctl_workers.commands.model import TARGETS as CLI_TARGETS
 from tests.support.neuron_site import fake_machine, installed, use_site
 
 pytestmark = pytest.mark.slow
@@ -92,13 +91,6 @@ def test_what_is_not_the_runtime_is_refused_with_what_to_install_instead(
     assert "\n" not in said
 
 
-def test_the_right_runtime_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package(tmp_path, "2.9.0.2.13.24727+8e870898", "def trace(): ...", monkeypatch)
-    versions = {"torch": "2.9.1", "torch-neuronx": "2.9.0.2.13.24727+8e870898"}
-    monkeypatch.setattr(runtime, "version_of", versions.__getitem__)
-    assert hasattr(runtime.load_runtime(), "trace")
-
-
 def test_a_machine_without_the_device_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "_DEVICES", tmp_path)
     (tmp_path / "neuron_monitor").touch()
@@ -160,10 +152,6 @@ def test_another_number_of_cores_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "4")
     with pytest.raises(SettingsError, match="NEURON_LOGICAL_NC_CONFIG '4' is neither 1 nor 2"):
         runtime.core_flags("trn2")
-
-
-def test_the_command_line_offers_the_same_targets() -> None:
-    assert ("neuron", *runtime.TARGETS) == CLI_TARGETS
 
 
 @pytest.mark.parametrize(
@@ -234,13 +222,6 @@ def test_shorter_rows_fill_up_runs_of_longer_ones() -> None:
     runs = runs_of(lengths, [8, 32, 64], batch=4)
     assert [(run.bucket, run.at.tolist()) for run in runs] == [(64, [4, 1, 2, 6]), (8, [5, 3, 0])]
     assert positions_of(lengths, [8, 32, 64], batch=4) == 4 * 64 + 4 * 8
-
-
-@pytest.mark.parametrize(
-    ("length", "bucket"), [(1, 8), (7, 8), (8, 8), (9, 32), (31, 32), (32, 32), (33, 64), (64, 64)]
-)
-def test_a_row_is_run_in_the_shortest_bucket_that_holds_it(length: int, bucket: int) -> None:
-    assert [run.bucket for run in runs_of(np.array([length]), [8, 32, 64], 4)] == [bucket]
 
 
 def test_every_row_is_in_one_run() -> None:

@@ -57,11 +57,6 @@ def test_a_machine_of_cpus_has_a_worker_of_class_cpu_and_no_other() -> None:
     assert plan.notes == []
 
 
-def test_each_node_has_a_worker() -> None:
-    plan = make_plan(SETTINGS, Machine(TWO_NODES))
-    assert [name for name, *_ in workers(plan)] == ["cpu:0-3", "cpu:4-7"]
-
-
 def test_gpus_have_a_worker_each_near_their_node_and_cpus_none_of_their_own() -> None:
     plan = make_plan(SETTINGS, Machine(TWO_NODES, gpus=gpus(1, 0, 1)))
     assert workers(plan) == [
@@ -84,11 +79,6 @@ def test_a_class_of_cpus_beside_one_of_gpus_shares_the_cpus_with_it_when_asked_f
 def test_two_classes_of_cpus_share_every_set() -> None:
     plan = make_plan(SETTINGS, Machine(TWO_NODES), classes=["cpu", "cpu-int8", "cpu"])
     assert [name for name, *_ in workers(plan)] == ["cpu:0-1", "cpu-int8:2-3", "cpu:4-5", "cpu-int8:6-7"]
-
-
-def test_two_classes_of_gpus_share_the_gpus() -> None:
-    plan = make_plan(SETTINGS, Machine([cpus(0, 3)], gpus=gpus(None, None, None)), classes=["gpu", "gpu-other"])
-    assert sorted(name for name, *_ in workers(plan)) == ["gpu-other:1", "gpu:0", "gpu:2"]
 
 
 def test_neuron_cores_have_a_worker_each() -> None:
@@ -190,22 +180,6 @@ def test_a_gpu_has_as_many_workers_as_were_fastest_and_they_divide_its_cpus() ->
     assert plan.notes == []
 
 
-def test_the_parts_of_a_gpu_are_gpus_here_too() -> None:
-    parts = [Accelerator("gpu", 0, f"MIG-{at}", "A100 MIG 1g.10gb") for at in range(2)]
-    plan = make_plan(SETTINGS, Machine([cpus(0, 3)], gpus=parts), advice=of_gpus)
-    assert [each.pinned.device for each in plan.workers] == ["gpu MIG-0", "gpu MIG-0", "gpu MIG-1", "gpu MIG-1"]
-    assert [each.pinned.cpu_list for each in plan.workers] == ["0", "1", "2", "3"]
-
-
-def test_every_worker_of_a_gpu_has_a_port_of_its_own() -> None:
-    machine = Machine([cpus(0, 3)], gpus=gpus(None))
-    plan = make_plan(SETTINGS.replace(metrics_address="9100"), machine, advice=of_gpus)
-    assert [(each.sharing, each.metrics_address) for each in plan.workers] == [
-        (2, "127.0.0.1:9100"),
-        (2, "127.0.0.1:9101"),
-    ]
-
-
 def test_what_the_class_sets_goes_before_what_was_tuned() -> None:
     def set_to(workers: int, **of: HardwareClass) -> Settings:
         changed = {name: replace(entry, workers_per_device=workers) for name, entry in of.items()}
@@ -219,12 +193,6 @@ def test_what_the_class_sets_goes_before_what_was_tuned() -> None:
     assert [name for name, *_ in workers(make_plan(on_cpus, LAPTOP))] == ["cpu:0-1", "cpu:2-3"]
     beside = make_plan(on_cpus, Machine([cpus(0, 5)], gpus=gpus(None)), classes=["cpu", "gpu"])
     assert [name for name, *_ in workers(beside)] == ["gpu:0", "cpu:2-3", "cpu:4-5"]
-
-
-def test_more_workers_of_a_gpu_than_cores_is_worth_a_note() -> None:
-    plan = make_plan(SETTINGS, Machine([cpus(0, 0)], gpus=gpus(None)), advice=of_gpus)
-    assert [each.pinned.cpu_list for each in plan.workers] == ["0", "0"]
-    assert plan.notes == ["2 workers share 1 physical cores, and slow each other down"]
 
 
 def test_a_quota_shows_in_the_threads() -> None:

@@ -32,10 +32,6 @@ def test_the_kind_and_the_place_are_shown() -> None:
     assert SECRET not in shown
 
 
-def test_an_error_that_was_never_raised_has_no_place() -> None:
-    assert redacted(RuntimeError(SECRET)) == "RuntimeError"
-
-
 def test_a_message_of_embedctl_quotes_nothing_and_is_shown() -> None:
     assert redacted(ModelError("this model was closed")) == "ModelError: this model was closed"
 

@@ -21,18 +21,6 @@ def test_five_deaths_at_start_in_a_row_are_enough() -> None:
     assert restarts.given_up == CRASHED
 
 
-def test_a_worker_that_was_ready_in_between_begins_a_new_count() -> None:
-    restarts = Restarts(Pace())
-    for _ in range(3):
-        for _ in range(4):
-            restarts.on_start()
-            restarts.on_exit(-signal.SIGSEGV, 0.0)
-        restarts.on_start()
-        restarts.on_ready(0.0)
-        restarts.on_exit(-signal.SIGSEGV, 1.0)
-    assert restarts.given_up is None
-
-
 @pytest.mark.parametrize("status", [SETTINGS, NO_MODEL, NOT_ACCURATE, NOT_PERMITTED])
 def test_what_another_try_would_not_mend_is_given_up_at_once(status: int) -> None:
     restarts = Restarts(Pace())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,6 @@ from embedctl_workers.measuring.rates import (
     encoding_rate,
     loads_for,
     mixed_load,
-    tokenising_rate,
     working_rate,
 )
 from embedctl_workers.measuring.short_benchmark import benchmark
@@ -60,18 +58,6 @@ class Ahead(DummyBackend):
         return super().finish(output, normalize=normalize)
 
 
-class Forwarded(DummyBackend):
-    """Counts the tokens of its batches, each of which takes as long as another."""
-
-    def __init__(self) -> None:
-        super().__init__(max_tokens=512, seconds_per_batch=BATCH_S)
-        self.tokens = 0
-
-    def forward(self, tokens: Tokens, rows: Rows) -> Vectors:
-        self.tokens += int(tokens.lengths[rows].sum())
-        return super().forward(tokens, rows)
-
-
 def encoder_of(token_budget: int = 256, **options: Any) -> ChunkEncoder:
     return ChunkEncoder(DummyBackend(**{"max_tokens": 512, **options}), token_budget)
 
@@ -86,16 +72,6 @@ def test_texts_are_of_mixed_lengths_and_as_long_as_the_model_takes() -> None:
     assert again.texts == mixed.texts
 
 
-def test_the_rate_is_that_of_the_batches() -> None:
-    backend = Forwarded()
-    encoder = ChunkEncoder(backend, 256)
-    _, long = loads_for(encoder)
-    assert all(len(batch) == 1 for batch in long.prepared.batches)
-    began = time.perf_counter()
-    rate = encoding_rate(encoder, long, 0.5)
-    assert backend.tokens / (time.perf_counter() - began) <= rate <= backend.tokens / 0.5
-
-
 def test_a_backend_that_works_ahead_has_two_chunks_by_turns() -> None:
     backend = Ahead()
     encoder = ChunkEncoder(backend, 256)
@@ -104,12 +80,6 @@ def test_a_backend_that_works_ahead_has_two_chunks_by_turns() -> None:
     assert encoding_rate(encoder, long, 0.5) > 0
     # One begun and one awaited of a chunk, and beside its last one the first two of the next.
     assert backend.most > 2
-
-
-def test_tokenising_has_a_rate_of_its_own() -> None:
-    encoder = encoder_of(seconds_per_batch=3600)
-    mixed, _ = loads_for(encoder)
-    assert tokenising_rate(encoder, mixed, 0.05) > 0
 
 
 def test_texts_that_fail_are_no_rate() -> None:
@@ -174,19 +144,11 @@ def test_shares_are_of_the_same_round_and_the_first_round_does_not_count(
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.slow
-def test_what_there_is_no_share_of_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_there_is_no_share_of_is_said(tmp_path: Path) -> None:
     found = benchmark(referring(tmp_path, BERT), SHIPPED_CLASSES["neuron"], 1)
     assert found.matrix_flop_per_s is None
     assert [rate.share for rate in found.rates] == [None, None]
     assert "no matrix rate: there is no plain matrix product to compare with on a Neuron core" in str(found)
-
-    monkeypatch.undo()
-    monkeypatch.setattr(short_benchmark, "encoding_rate", lambda *_: 1000.0)
-    monkeypatch.setattr(short_benchmark, "matrix_products", fake_products([1e6] * 6))
-    unknown = benchmark(referring(tmp_path, '{"model_type": "modernbert"}'), HardwareClass(), 1)
-    assert [rate.share for rate in unknown.rates] == [None, None]
-    assert unknown.as_json()["matrix"] == "made up"
-    assert "the operations of a model of this architecture are unknown" in str(unknown)
 
 
 @pytest.mark.parametrize(
@@ -205,15 +167,6 @@ def test_where_nothing_can_be_multiplied_for_comparison_it_says_why(
     products = matrix_products(hardware, 1)
     assert isinstance(products, str)
     assert why in products
-
-
-def test_without_torch_nothing_is_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
-    from embedctl_workers.measuring import matrix_products as matrix
-
-    monkeypatch.setattr(matrix, "find_spec", lambda name: None)
-    assert "torch, which multiplies matrices for comparison, is not installed" in str(
-        matrix_products(HardwareClass(), 1)
-    )
 
 
 def test_the_rate_of_products_is_operations_by_time() -> None:
@@ -246,13 +199,6 @@ def test_a_product_on_the_cpu_takes_as_long_as_it_should(
     # They bound the unit, not the speed: a core manages some hundred operations a cycle at most in fp32, and some
     # thousand on a matrix unit.
     assert 1e8 < rate < (1e12 if kind == "fp32" else 1e13)
-
-
-def test_spread() -> None:
-    spread = Spread.of([3.0, 1.0, 2.0])
-    assert (spread, f"{spread:.1f}") == (Spread(2.0, 1.0, 3.0), "2.0 (1.0 to 3.0)")
-    assert spread.times(2) == Spread(4.0, 2.0, 6.0)
-    assert replace(spread, median=1.5).as_json() == {"median": 1.5, "least": 1.0, "most": 3.0}
 
 
 class Counted(DummyBackend):

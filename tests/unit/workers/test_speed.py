@@ -20,11 +20,6 @@ def test_later_chunks_count_a_fifth() -> None:
     assert speed.padding == pytest.approx(0.4)
 
 
-def test_a_chunk_that_gave_the_device_nothing_says_nothing_of_padding() -> None:
-    assert Speed().after(Work(rows=3), 1.0).padding == 0
-    assert Speed(100.0, 10.0, 0.5).after(Work(rows=3), 0.1).padding == 0.5
-
-
 def test_chunks_of_one_batch_count_together() -> None:
     meter = SpeedMeter(["m"])
     work = Work(rows=10, tokens=100, positions=100)
@@ -33,14 +28,6 @@ def test_chunks_of_one_batch_count_together() -> None:
             meter.encoded("m", work, began=batch - 1.5, ended=batch + chunk * 1e-5)
     assert meter.speed["m"].tokens_per_s == pytest.approx(400, rel=0.05)
     assert meter.speed["m"].rows_per_s == pytest.approx(40, rel=0.05)
-
-
-def test_short_chunks_count_once_there_is_enough_of_them() -> None:
-    meter = SpeedMeter(["m"])
-    work = Work(rows=1, tokens=10, positions=10)
-    for at in range(1, 201):
-        meter.encoded("m", work, began=at, ended=at + (2e-4 if at > 1 else 1e-3))
-    assert meter.speed["m"].tokens_per_s == pytest.approx(10 / 2e-4, rel=0.05)
 
 
 def test_the_first_chunk_is_not_taken_for_the_moment_after_another_models_chunk() -> None:
@@ -67,9 +54,3 @@ def test_only_large_chunks_tell_what_a_worker_sustains() -> None:
     assert large.sustained_tokens_per_s == 8000
     assert large.after(Work(1, 8, 8), 0.01).sustained_tokens_per_s == 8000
     assert large.after(Work(100, 5000, 5000), 1.0).sustained_tokens_per_s == pytest.approx(7400)
-
-
-def test_a_slow_worker_goes_on_to_measure_itself_with_chunks_of_a_second() -> None:
-    slow = Speed().after(Work(100, 5000, 5000), 10.0)
-    assert slow.after(Work(10, 1000, 1000), 0.5).sustained_tokens_per_s == pytest.approx(800)
-    assert slow.after(Work(1, 400, 400), 0.5).sustained_tokens_per_s == 500
