@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -171,7 +172,7 @@ def test_the_jobs_options_join_its_models_fingerprint() -> None:
     plain = job_fingerprint("ab" * 32, options)
     assert len(bytes.fromhex(plain)) == 32
     assert job_fingerprint("ab" * 32, {**options, "chunk_rows": 3}) == plain
-    changes: tuple[dict[str, object], ...] = (
+    changes: tuple[Mapping[str, object], ...] = (
         *({"prompt": ""}, {"prompt_name": "query"}, {"prompt_name": "document"}, {"truncation_side": "left"}),
         *(
             {"truncation": "error"},
