@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,24 +36,14 @@ pathlib.Path("ended").write_text("")
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ChildProcess]]:
+def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChildProcess]:
     monkeypatch.chdir(tmp_path)
-    started: list[ChildProcess] = []
-
-    def begin() -> ChildProcess:
-        started.append(ChildProcess([sys.executable, "-c", PROGRAM], {}, tmp_path / "logs" / "child.log"))
-        return started[-1]
-
-    yield begin
-    for each in started:
-        each.close()
+    started = ChildProcess([sys.executable, "-c", PROGRAM], {}, tmp_path / "logs" / "child.log")
+    yield started
+    started.close()
 
 
-def test_an_answer_for_each_request_and_an_error_leaves_the_process_as_it_is(
-    start: Callable[..., ChildProcess],
-) -> None:
-    process = start()
-    assert process.call(give={"x": 1}) == {"x": 1}
+def test_an_answer_for_each_request_and_an_error_leaves_the_process_as_it_is(process: ChildProcess) -> None:
     with pytest.raises(Unavailable, match=r"^out of texts$"):
         process.call(give={"error": "out of texts"})
     assert process.call(give={"x": 2}) == {"x": 2}
@@ -61,27 +51,22 @@ def test_an_answer_for_each_request_and_an_error_leaves_the_process_as_it_is(
     assert Path("ended").exists(), "an idle process ends by itself"
 
 
-def test_the_last_words_of_one_that_dies_are_told(start: Callable[..., ChildProcess]) -> None:
-    process = start()
+def test_the_last_words_of_one_that_dies_are_told(process: ChildProcess) -> None:
     with pytest.raises(Unavailable, match=r"^its process ended: no memory left$"):
         process.call(die="warning\n  no memory left\n")
     assert process.closed
 
 
-def test_one_that_does_not_answer_in_time_is_ended(
-    start: Callable[..., ChildProcess], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_does_not_answer_in_time_is_ended(process: ChildProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "_ANSWER_S", 0.5)
-    process = start()
     with pytest.raises(Unavailable, match=r"^no answer within 0\.5 s$"):
         process.call(sleep=60)
     assert process.closed
 
 
 def test_a_busy_process_is_interrupted_and_ended_with_all_that_it_started(
-    start: Callable[..., ChildProcess], monkeypatch: pytest.MonkeyPatch
+    process: ChildProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = start()
     monkeypatch.setattr(process, "answer", dict)
     process.call(sleep=600)
     eventually(lambda: Path("started").exists() and Path("started").read_text())

@@ -1,24 +1,24 @@
-"""Our own scripts: one small real run of each family, and what decides their figures."""
+"""Our own scripts: small real runs, and what decides their figures."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from benchmarks.ours.accuracy import graded_pairs, similarity
-from benchmarks.ours.probes import table
+from benchmarks.ours.probes import main, table
+
+from embedctl_workers.backends.gpu.transfer import Transfer
+from tests.support.host_stand_in import StandInDevice
 
 ROOT = Path(__file__).parents[3]
 IDS = ["os#1", "os.walk#1", "os.walk#2", "os.path.join#1", "re.compile#1", "re.match#1", "re.match#2"]
-
-
-def run(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", f"benchmarks.ours.{script}", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=400)
 
 
 def test_pairs_are_graded_by_where_their_passages_stand() -> None:
@@ -43,19 +43,35 @@ def test_a_probes_ratio_is_of_the_same_round() -> None:
     assert "| s | 1 (1–2) | 3 (2–8) | 0.333333 (0.25–0.5) |" in table(found)
 
 
-def test_a_probe_or_an_option_that_is_not_there_is_refused() -> None:
-    assert "invalid choice: 'drains'" in run("probes", "drains").stderr
-    assert "--set rows: submit_rate has records" in run("probes", "submit_rate", "--set", "rows=1").stderr
+def test_the_stand_in_for_a_gpu_takes_its_time_for_one_batch_after_the_other() -> None:
+    device = StandInDevice(ns_per_token=4e6)
+    transfer = Transfer(device)
+    began = time.monotonic()
+    outputs = []
+    for tokens in (30, 20):
+        with transfer.computing():
+            device.compute(tokens)
+        outputs.append(transfer.download(torch.zeros(1, 2)))
+    for output, least in zip(outputs, (0.12, 0.2), strict=True):
+        output.wait()
+        assert time.monotonic() - began >= least
 
 
-@pytest.mark.slow
-def test_probes_take_turns_with_another_checkout(tmp_path: Path) -> None:
-    done = run("probes", "submit_rate", "--set", "records=200", "--rounds", "1", "--other", ROOT)
-    assert done.returncode == 0, done.stderr
-    assert "| records/s | " in done.stdout
-    assert "| this / other |" in done.stdout
-    done = run("probes", "submit_rate", "--other", tmp_path)
-    assert f"{tmp_path} is no checkout of embedctl" in done.stderr
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["drains"], "invalid choice: 'drains'"),
+        (["submit_rate", "--set", "rows=1"], "--set rows: submit_rate has records"),
+        (["submit_rate", "--other", "/nowhere"], "/nowhere is no checkout of embedctl"),
+    ],
+)
+def test_what_is_not_there_is_refused(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["probes", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert said in capsys.readouterr().err + str(ended.value.code)
 
 
 @pytest.mark.slow
@@ -64,20 +80,19 @@ def test_probes_take_turns_with_another_checkout(tmp_path: Path) -> None:
     ("probe", "options", "figures"),
     [
         ("drain", ["records=2000", "dim=8"], ["drainer: peak MiB", "parts"]),
-        ("host_side", ["texts=1024", "chunk=128", "seconds=0.1", "cached=1"], ["texts/s", "CPU µs a text, Redis"]),
-        ("shares", ["seconds=3", "only=1 and 3"], ["50 jobs and 1 job, weights 1 and 3: share of one"]),
         (
             "service_scale",
-            ["workers=20", "kept=200", "active=5", "seconds=2", "calls=2"],
+            ["workers=5", "kept=20", "active=2", "seconds=1", "calls=1"],
             ["chunks/s", "share of a CPU", "status: p50 ms", "doctor: longest ms", "script complete: mean ms"],
         ),
     ],
 )
-def test_a_probe_has_a_redis_and_workers_of_its_own(
-    probe: str, options: list[str], figures: list[str], tmp_path: Path
-) -> None:
-    options = [*options, f"place={tmp_path}"] if probe == "host_side" else options
-    done = run("probes", probe, "--rounds", "1", *(word for each in options for word in ("--set", each)))
+def test_a_probe_has_a_redis_and_workers_of_its_own(probe: str, options: list[str], figures: list[str]) -> None:
+    turns = ["--other", str(ROOT)] if probe == "drain" else []
+    given = [word for each in options for word in ("--set", each)]
+    command = [sys.executable, "-m", "benchmarks.ours.probes", probe, "--rounds", "1", *turns, *given]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=400)
     assert done.returncode == 0, done.stderr
+    assert ("| this / other |" in done.stdout) == bool(turns)
     for figure in figures:
         assert f"| {figure} | " in done.stdout

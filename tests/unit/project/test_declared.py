@@ -170,12 +170,6 @@ def test_every_import_is_declared_for_its_role() -> None:
     assert wrong == []
 
 
-def test_every_role_is_of_a_module() -> None:
-    for module in ROLES:
-        path = ROOT / FOLDERS[module.partition(".")[0]] / Path(*module.split("."))
-        assert path.is_dir() or path.with_suffix(".py").is_file(), module
-
-
 def test_an_import_without_a_declaration_is_found_wherever_it_stands() -> None:
     declared = Declared(
         {

@@ -38,18 +38,3 @@ def test_no_module_imports_a_test_or_a_conftest() -> None:
         if module.startswith(".") or of_one_test(module)
     }
     assert wrong == set()
-
-
-def test_such_imports_are_recognised(tmp_path: Path) -> None:
-    assert of_one_test("tests.conftest")
-    assert of_one_test("tests.unit.project.test_imports")
-    assert not of_one_test("tests.unit.project.test_imports.TESTS")
-    file = tmp_path / "file.py"
-    for line, module in (
-        ("import tests.conftest", "tests.conftest"),
-        ("    from tests import conftest", "tests.conftest"),
-        ("from tests.unit import (\n    test_imports,\n)", "tests.unit.test_imports"),
-        ("from .conftest import x", ".conftest.x"),
-    ):
-        file.write_text(f"if True:\n    pass\n    {line.strip()}\n")
-        assert module in set(imported(file))

@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from embedctl_config.wire import ErrorCode
 
 ROOT = Path(__file__).parents[3]
@@ -67,16 +65,3 @@ def test_every_code_of_a_record_has_a_row() -> None:
     assert {str(code) for code in ErrorCode} == {
         cells[0].strip("`") for cells in rows() if re.fullmatch(r"`[a-z_0-9]+`", cells[0])
     }
-
-
-@pytest.mark.parametrize(
-    ("message", "quote", "matches"),
-    [
-        ("Redis at … is full: …", "Redis at … is full: …", True),
-        ("job … was lost by the broker: Redis was", "job … was lost by the broker: …", True),
-        ("job … was found by the broker", "job … was lost by the broker", False),
-        ("broker the by lost was job …", "job … was lost by the broker", False),
-    ],
-)
-def test_how_a_quotation_is_compared(message: str, quote: str, matches: bool) -> None:
-    assert says(message, quote) is matches
