@@ -58,9 +58,6 @@ def _options(arguments: list[str] | None) -> Options:
         "--only", action="append", metavar="NAME", default=[], help="draw only faults that begin so; may be repeated"
     )
     parser.add_argument(
-        "--beside", type=int, default=0, metavar="N", help="N small jobs beside, most for a class without workers"
-    )
-    parser.add_argument(
         "--sentinels", action="store_true", help="two instances of Redis with sentinels, and failovers among the faults"
     )
     parser.add_argument(

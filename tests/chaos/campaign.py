@@ -13,20 +13,17 @@ from pathlib import Path
 from embedctl import Job, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl_config import keys
-from tests.chaos.beside import Beside
 from tests.chaos.check import keys_without_ttl, left_over, queues_left, unknown_jobs
 from tests.chaos.chunk_files import bytes_left
 from tests.chaos.fault import Chaos
 from tests.chaos.faults import faults_named
 from tests.chaos.faults_of_jobs import MISSPELT
 from tests.chaos.jobs import DummyWorkload, Workload
-from tests.chaos.logs import errors_in
 from tests.chaos.monitor import Monitor
 from tests.chaos.options import DUMMY, Options
 from tests.chaos.producers import Order, Producers
-from tests.chaos.pulse import Pulse, most_deaths, unexplained
+from tests.chaos.pulse import Pulse, unexplained
 from tests.chaos.real import RealWorkload
-from tests.chaos.recovery import Loss, Recoveries
 from tests.chaos.report import Outcome
 from tests.chaos.stack import OUTAGE, Death, Stack, Worker
 from tests.chaos.storm import Storm
@@ -77,19 +74,13 @@ class _Campaign:
         waiting_s = _MOST_WAITING_S if options.model == DUMMY else float("inf")
         self._producers = Producers(stack, workload, options.producers, waiting_s)
         self._monitor = Monitor(stack, self._producers, workload)
-        self._recoveries = Recoveries(stack)
-        self._beside = Beside(stack, options.beside, options.seed)
         self._pulse = Pulse(stack)
-        self._chaos = Chaos(
-            stack, self._producers, self._monitor, self._recoveries, random.Random(f"{options.seed} dice")
-        )
+        self._chaos = Chaos(stack, self._producers, self._monitor, random.Random(f"{options.seed} dice"))
 
     def run(self) -> Outcome:
         self._stack.start()
         outcome = Outcome(self._options, str(self._stack.raw.info("server")["redis_version"]))
-        self._beside.create()
         self._monitor.start()
-        self._recoveries.start()
         self._producers.start()
         self._pulse.start()
         faults = faults_named(self._options.only)
@@ -104,7 +95,6 @@ class _Campaign:
             self._settle(outcome)
         finally:
             self._monitor.stop()
-            self._recoveries.stop()
             self._pulse.stop()
             self._producers.abandon()
         self._count(outcome, storm)
@@ -125,16 +115,15 @@ class _Campaign:
         started = time.monotonic()
         self._producers.stop_taking()
         hanging = self._monitor.settle(started + self._options.settle)
-        wrong_beside = self._beside.settle(started + self._options.settle)
         outcome.settle_s = time.monotonic() - started
-        outcome.hung = [self._in_words(order) for order in hanging] + wrong_beside
+        outcome.hung = [self._in_words(order) for order in hanging]
         self._monitor.stop()
         self._monitor.check_again()
         endless = keys_without_ttl(self._stack.raw)
         outcome.left += [f"{len(endless)} keys have no time to live: {endless[:5]}"] if endless else []
         queues = queues_left(self._stack.raw, MISSPELT, _QUEUES_REMOVED_S)
         outcome.left += [f"{len(queues)} queues that no job uses: {queues[:5]}"] if queues else []
-        known = {job_id for order in self._producers.orders for job_id in order.ids} | self._beside.ids
+        known = {job_id for order in self._producers.orders for job_id in order.ids}
         unknown = unknown_jobs(self._stack.raw, known)
         outcome.left += [f"{len(unknown)} jobs that nobody ordered: {unknown[:5]}"] if unknown else []
 
@@ -154,49 +143,17 @@ class _Campaign:
         outcome.verdicts = dict(monitor.verdicts)
         outcome.left += [f"the harness failed at {words}; harness.log says more" for words in monitor.failures]
         outcome.notes = list(self._chaos.notes)
-        outcome.logged = errors_in(worker.log_file for worker in self._stack.workers)
-        deaths = list(self._stack.deaths())
-        outcome.deaths = Counter(map(_in_words, deaths))
-        self._count_misjudged(outcome, storm, len(deaths))
-        recovered = [loss for loss in self._recoveries.losses if loss.recovered_at is not None]
-        quiet = [loss for loss in recovered if self._was_quiet(loss, storm, deaths)]
-        outcome.recoveries = {"any kill": recovered, "kills with nothing else broken": quiet}
-
-    def _count_misjudged(self, outcome: Outcome, storm: Storm, ended: int) -> None:
-        """Count healthy workers that were silent or taken for dead. With extra small jobs queued, jobs must not report
-        such deaths or lapses either."""
-        restarts = self._stack.redis_restarts
-        silences = unexplained(self._pulse.silences, storm.events, restarts)
-        outcome.longest_silence_s = max((each.seconds for each in self._pulse.silences), default=0.0)
+        outcome.deaths = Counter(map(_in_words, self._stack.deaths()))
+        silences = unexplained(self._pulse.silences, storm.events, self._stack.redis_restarts)
         outcome.misjudged = [
             f"worker {each.worker} was alive and silent for {keys.HEARTBEAT_TTL_S + each.seconds:.0f} s"
             for each in silences
         ]
         outcome.misjudged += [f"reported as dead while it lived: {words}" for words in sorted(self._pulse.accused)]
-        outcome.owners_dead, outcome.lapsed = self._monitor.deaths.total(), self._monitor.lapsed.total()
-        most = most_deaths(ended, len(self._stack.workers), storm.events, len(restarts) - 1)
-        if self._options.beside:
-            for what, found in (("owners that died", outcome.owners_dead), ("leases that lapsed", outcome.lapsed)):
-                if found > most:
-                    outcome.misjudged.append(f"jobs speak of {found} {what}; what was broken explains {most}")
-
-    def _was_quiet(self, loss: Loss, storm: Storm, deaths: list[Death]) -> bool:
-        """Whether nothing but this kill could have made it slow: no fault, no other death, no rest after Redis' own."""
-        begin, end = loss.died_at, loss.recovered_at or 0.0
-        rests_s = 2 * self._options.lease
-        others = [event for event in storm.events if event.began_at <= end and (event.ended_at or end) >= begin]
-        of_redis = [event.ended_at or end for event in storm.events if event.name.startswith("Redis")]
-        of_class = [death for death in deaths if death.hardware == loss.hardware and begin - 0.5 <= death.at <= end]
-        return (
-            len(others) <= 1  # the kill itself
-            and len(of_class) <= 1
-            and not any(begin - rests_s <= at <= end for at in (*of_redis, self._stack.redis_restarts[0]))
-        )
 
     def _leave(self, outcome: Outcome) -> None:
         """Stop as an operator does, and look for what stays behind."""
         stack = self._stack
-        self._beside.remove()
         try:
             stack.wait_until_ready()
         except AssertionError as error:

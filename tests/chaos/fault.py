@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from embedctl.sweeper import Sweeper
 from tests.chaos.monitor import Monitor
 from tests.chaos.producers import Producers
-from tests.chaos.recovery import Loss, Recoveries
 from tests.chaos.stack import WIDE, Stack, Worker
 
 #: Mends a fault. Returns the seconds after which to call it again, or None when it is done.
@@ -18,18 +17,11 @@ Undo = Callable[[], float | None]
 
 @dataclass(frozen=True)
 class Struck:
-    """A fault that struck: its description, when it is mended, and how.
-
-    Attributes:
-        quiet_for: nothing else is broken until these chunks are taken up.
-        lull_s: not 0 if the fault could not strike yet. Nothing else is broken until it can, for at most this long.
-    """
+    """A fault that struck: its description, when it is mended, and how."""
 
     words: str
     after_s: float = 0.0
     undo: Undo | None = None
-    quiet_for: tuple[Loss, ...] = ()
-    lull_s: float = 0.0
 
 
 @dataclass
@@ -39,10 +31,7 @@ class Chaos:
     stack: Stack
     producers: Producers
     monitor: Monitor
-    recoveries: Recoveries
     rng: random.Random
-    #: Number of undos that are not done yet.
-    pending: int = 0
     notes: list[str] = field(default_factory=list)
     #: Exit statuses of sick workers that ended without a signal from the harness.
     sick_ends: list[int] = field(default_factory=list)
@@ -83,12 +72,12 @@ class Fault:
     rests_after: str = ""
 
 
-def a_worker(chaos: Chaos, *, busy: bool = True) -> tuple[Worker, str] | None:
-    """A random live worker and its instance. With `busy`, a worker that holds a chunk."""
+def a_worker(chaos: Chaos, *, busy: bool = True) -> Worker | None:
+    """A random live worker. With `busy`, one that holds a chunk."""
     rows = chaos.stack.rows()
-    held = chaos.stack.holdings() if busy else {}
+    owners = chaos.stack.owners() if busy else set()
     found = [
-        (worker, rows[worker.pid].instance)
+        worker
         for worker in chaos.stack.workers
         # The worker of the wide class is spared: tried with care, its one large chunk takes longer than the time to
         # the next kill.
@@ -96,6 +85,6 @@ def a_worker(chaos: Chaos, *, busy: bool = True) -> tuple[Worker, str] | None:
         and worker.alive
         and not worker.frozen
         and worker.pid in rows
-        and (not busy or rows[worker.pid].instance in held)
+        and (not busy or rows[worker.pid].instance in owners)
     ]
     return chaos.rng.choice(found) if found else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Sequence
 
 from embedctl_config import keys
@@ -21,103 +20,56 @@ from tests.chaos.faults_of_jobs import (
     spend_budget_of_full_job,
 )
 from tests.chaos.links import slow_proxy, submit_wide_job
-from tests.chaos.recovery import Loss
 from tests.chaos.rewinding import rewind_redis
 from tests.chaos.sickness import exhaust_files, exhaust_memory, start_sick_worker
-from tests.chaos.stack import OUTAGE, Worker
-from tests.chaos.stale import return_with_a_stale_result
 
 #: The id of a job that never existed here.
 _GONE = "20200101-000000-0000000000"
 
 
-def _kill(chaos: Chaos, number: signal.Signals) -> tuple[Worker, list[Loss]] | None:
-    """Kill a worker that holds a chunk, and watch what it held."""
-    target = a_worker(chaos)
-    if target is None:
-        return None
-    worker, instance = target
-    # Stop the worker first, so that the chunks we see are those that it owns when it dies.
-    worker.signal(signal.SIGSTOP)
-    try:
-        held = chaos.stack.holdings().get(instance, [])
-    except OUTAGE:
-        held = []
-    worker.signal(number)
-    worker.signal(signal.SIGCONT)
-    return worker, chaos.recoveries.watch(worker.hardware, held)
+def _signal_worker(chaos: Chaos, number: signal.Signals, *, busy: bool = True) -> Struck | None:
+    target = a_worker(chaos, busy=busy)
+    return Struck(f"worker {target.number}") if target is not None and target.signal(number) else None
 
 
 def kill_worker(chaos: Chaos) -> Struck | None:
-    killed = _kill(chaos, signal.SIGKILL)
-    return killed and Struck(f"worker {killed[0].number}, which held {len(killed[1])} chunks")
+    return _signal_worker(chaos, signal.SIGKILL)
 
 
 def segv_worker(chaos: Chaos) -> Struck | None:
-    killed = _kill(chaos, signal.SIGSEGV)
-    return killed and Struck(f"worker {killed[0].number}, which held {len(killed[1])} chunks")
+    return _signal_worker(chaos, signal.SIGSEGV)
 
 
-def kill_worker_and_wait(chaos: Chaos) -> Struck | None:
-    """Kill a worker, and break nothing else until its chunks are taken up. This measures recovery without other
-    faults."""
-    uptime_s = time.monotonic() - chaos.stack.redis_restarts[-1]
-    if uptime_s < 2 * chaos.lease + 1:
-        return None  # too soon after a restart of Redis: nobody reaps yet
-    if chaos.pending or chaos.recoveries.open() or not all(worker.alive for worker in chaos.stack.workers):
-        return Struck("", lull_s=1.5 * chaos.lease + 5)
-    killed = _kill(chaos, signal.SIGKILL)
-    return killed and Struck(f"worker {killed[0].number}", quiet_for=tuple(killed[1]))
+def term_worker(chaos: Chaos) -> Struck | None:
+    return _signal_worker(chaos, signal.SIGTERM, busy=False)
+
+
+def _twice(chaos: Chaos, first: signal.Signals, after_s: float, then: signal.Signals) -> Struck | None:
+    """Send a worker two signals, the second one only if its process is still the same."""
+    worker = a_worker(chaos, busy=first is not signal.SIGINT)
+    if worker is None or not worker.signal(first):
+        return None
+    pid = worker.pid
+
+    def again() -> None:
+        if worker.pid == pid:
+            worker.signal(then)
+
+    return Struck(f"worker {worker.number}", after_s, again)
 
 
 def stop_then_kill_worker(chaos: Chaos) -> Struck | None:
-    target = a_worker(chaos)
-    if target is None:
-        return None
-    worker, pid = target[0], target[0].pid
-    worker.signal(signal.SIGSTOP)
-
-    def kill() -> None:
-        if worker.pid == pid:
-            worker.signal(signal.SIGKILL)
-
-    return Struck(f"worker {worker.number}", chaos.short(), kill)
+    return _twice(chaos, signal.SIGSTOP, chaos.short(), signal.SIGKILL)
 
 
 def freeze_worker_past_its_lease(chaos: Chaos) -> Struck | None:
     if any(worker.frozen for worker in chaos.stack.workers):
         return None
-    target = a_worker(chaos)
-    if target is None:
-        return None
-    worker, pid = target[0], target[0].pid
-    worker.signal(signal.SIGSTOP)
-
-    def go_on() -> None:
-        if worker.pid == pid:
-            worker.signal(signal.SIGCONT)
-
-    return Struck(f"worker {worker.number}", chaos.lease * chaos.rng.uniform(1.05, 1.3) + 0.5, go_on)
-
-
-def term_worker(chaos: Chaos) -> Struck | None:
-    target = a_worker(chaos, busy=False)
-    if target is None or not target[0].signal(signal.SIGTERM):
-        return None
-    return Struck(f"worker {target[0].number}")
+    return _twice(chaos, signal.SIGSTOP, chaos.lease * chaos.rng.uniform(1.05, 1.3) + 0.5, signal.SIGCONT)
 
 
 def interrupt_worker_twice(chaos: Chaos) -> Struck | None:
-    target = a_worker(chaos, busy=False)
-    if target is None or not target[0].signal(signal.SIGINT):
-        return None
-    worker, pid = target[0], target[0].pid
-
-    def again() -> None:
-        if worker.pid == pid:
-            worker.signal(signal.SIGINT)
-
-    return Struck(f"worker {worker.number}", 0.3, again)
+    return _twice(chaos, signal.SIGINT, 0.3, signal.SIGINT)
 
 
 def _some_ticket(chaos: Chaos) -> tuple[str, bytes] | None:
@@ -264,7 +216,6 @@ def faults_named(names: Sequence[str]) -> tuple[Fault, ...]:
 
 FAULTS = (
     Fault("worker: SIGKILL", 10, kill_worker),
-    Fault("worker: SIGKILL, then quiet", 4, kill_worker_and_wait, 4, "worker: SIGKILL, then quiet"),
     Fault("worker: SIGSEGV", 5, segv_worker),
     Fault("worker: SIGSTOP, then SIGKILL", 3, stop_then_kill_worker),
     Fault("worker: SIGSTOP past the lease, then SIGCONT", 4, freeze_worker_past_its_lease),
@@ -292,13 +243,6 @@ FAULTS = (
     Fault("job: SIGKILL of its drainer", 4, kill_drainer),
     Fault("job: results larger than a slow link takes in one time-out", 1, submit_wide_job),
     Fault("Redis: SIGKILL, then back at an earlier moment", 3, rewind_redis, 6, "Redis"),
-    Fault(
-        "Redis: at an earlier moment, and a result of a changed text",
-        1,
-        return_with_a_stale_result,
-        6,
-        "Redis",
-    ),
     Fault("Redis: master killed, and a replica takes over", 3, kill_master, 6, "Redis"),
     Fault(
         "Redis: master killed, and a replica without its last writes takes over",

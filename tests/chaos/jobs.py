@@ -82,8 +82,6 @@ class Plan:
     #: Half of the jobs have a tenant and a lane of their own.
     tenant: str = "default"
     lane: str = "normal"
-    #: From this record on, the corpus holds other texts than when it was first submitted.
-    changed_from: int | None = None
 
     @property
     def frees_key(self) -> bool:
@@ -346,8 +344,6 @@ def _items(plan: Plan, seed: int) -> list[Item]:
             item["id"] = rng.choice((f"id-{position}", position, "again"))
         if plan.keep:
             item |= {"title": f"Title {position}", "of": {"position": position, "tags": ["ü", None, position / 8]}}
-        if plan.changed_from is not None and position >= plan.changed_from:
-            item |= {"title": "changed"} if plan.keep else {"text": f"{text} changed"}
         items.append(item)
     return items
 

@@ -40,7 +40,6 @@ class Monitor:
         calm: set when faults are over.
         unended: producers and waiters that did not end in time, in words.
         stopped: jobs that their error budget ended.
-        deaths, lapsed: deaths of owners and lapsed leases, as checked jobs report them.
     """
 
     stack: Stack
@@ -56,8 +55,6 @@ class Monitor:
     failures: list[str] = field(default_factory=list)
     unended: list[str] = field(default_factory=list)
     stopped: set[str] = field(default_factory=set)
-    deaths: Counter[str] = field(default_factory=Counter)
-    lapsed: Counter[str] = field(default_factory=Counter)
     _retries_in_calm: Counter[int] = field(default_factory=Counter)
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -203,7 +200,6 @@ class Monitor:
         if not verdict.fine:
             self.verdicts[order.plan.index] = verdict
         self.claims[job_id], self.chunks[job_id] = status.claims, status.chunks
-        self.deaths[job_id], self.lapsed[job_id] = status.deaths, status.lapsed
         self._done(order, job_id)
 
     def _may_retry(self, order: Order) -> bool:

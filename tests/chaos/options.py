@@ -28,7 +28,6 @@ class Options:
         records: total number of records with a real model.
         reference: file that keeps the real model's vectors between runs.
         only: prefixes of fault names; only faults that match are drawn. Empty means all faults.
-        beside: number of extra small jobs to queue. Most are for a class that no worker serves.
         sentinels: whether Redis is two instances with sentinels, who replace the master.
         chunk_files: where the bytes of chunks are: "redis", "folder" or "s3".
         keep: folder for logs and data; it is not removed.
@@ -48,7 +47,6 @@ class Options:
     records: int = 20_000
     reference: Path | None = None
     only: tuple[str, ...] = ()
-    beside: int = 0
     sentinels: bool = False
     chunk_files: str = "redis"
     report: Path | None = None

@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.chaos.jobs import Plan, Workload
@@ -131,11 +131,6 @@ class Producers:
         if order is not None:
             self._in_threads(order, 2)
         return order
-
-    def change_corpus(self, order: Order, changed_from: int) -> None:
-        """Replace the corpus' texts from that record on. A running producer has already read the old ones."""
-        order.plan = replace(order.plan, changed_from=changed_from)
-        self._write_corpus(order.plan, order.corpus)
 
     def special(self, kind: str) -> Order | None:
         """Submit a job of a kind that a fault needs; None where the workload has no such kind."""

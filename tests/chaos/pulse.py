@@ -17,8 +17,6 @@ _POLL_S = 0.25
 _DISTURBING = ("connections", "Redis", "link")
 #: After a disturbance, a worker may need this long to be heard again (seconds).
 _GRACE_S = 20.0
-#: Most chunks that a worker owns at once.
-_HELD = 2
 
 
 @dataclass(eq=False)
@@ -114,16 +112,3 @@ def _explained(silence: Silence, events: list[Event], restarts: list[float]) -> 
         and (event.ended_at is None or event.ended_at + _GRACE_S >= begin)
         for event in events
     )
-
-
-def most_deaths(ended: int, workers: int, events: Iterable[Event], restarts: int) -> int:
-    """The most dead owners or lapsed leases that jobs may report, given the real deaths and faults of the run.
-
-    Args:
-        ended: number of worker processes that ended.
-        restarts: number of times that Redis came back.
-    """
-    names = [event.name for event in events]
-    frozen = sum(name.startswith("worker: SIGSTOP") for name in names)
-    disturbed = restarts + sum(name.startswith(_DISTURBING) for name in names)
-    return _HELD * (ended + frozen + disturbed * workers)

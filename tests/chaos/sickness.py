@@ -62,10 +62,10 @@ def _see_off(chaos: Chaos, process: subprocess.Popen[bytes]) -> None:
 def _one_of_several(chaos: Chaos) -> Worker | None:
     """A busy worker whose class has another, healthy worker."""
     found = a_worker(chaos)
-    if found is None or found[0].short:
+    if found is None or found.short:
         return None
-    others = [each for each in chaos.stack.workers if each.hardware == found[0].hardware and each is not found[0]]
-    return found[0] if any(each.alive and not each.short and not each.frozen for each in others) else None
+    others = [each for each in chaos.stack.workers if each.hardware == found.hardware and each is not found]
+    return found if any(each.alive and not each.short and not each.frozen for each in others) else None
 
 
 def exhaust_files(chaos: Chaos) -> Struck | None:

@@ -38,9 +38,8 @@ OUTAGE = (BrokerUnavailable, redis_py.exceptions.RedisError, OSError)
 RESTART_AFTER_S = 1.0
 STOP_S = 90.0
 DIM = 16
-#: A class whose vectors are so long that a chunk's take many megabytes, and a class that no worker serves.
+#: A class whose vectors are so long that a chunk's take many megabytes.
 WIDE, WIDE_DIM = "wide", 1024
-NOBODYS = "nobodys"
 
 #: `hang_s` is short because some poison records hang.
 _CLASSES = f"""
@@ -61,10 +60,6 @@ options = {{dim = {DIM}, seconds_per_batch = 0.02, poison = true}}
 [classes.{WIDE}]
 backend = "dummy"
 options = {{dim = {WIDE_DIM}}}
-
-[classes.{NOBODYS}]
-backend = "dummy"
-options = {{dim = {DIM}}}
 """
 
 #: A replacement in the configuration that leaves a worker no memory for any batch, whatever the text.
@@ -84,8 +79,6 @@ Written = tuple[Path, int, int]
 class Death:
     """The end of a worker process: its exit status, and whether the harness had sent it a deadly signal."""
 
-    at: float
-    hardware: str
     status: int
     ours: bool
 
@@ -155,8 +148,6 @@ class Stack:
         self.redis_up = False
         self.redis_full = False
         self.redis_restarts: list[float] = []
-        #: Jobs that no worker ever takes, so no worker holds any of their chunks.
-        self.bystanders: set[str] = set()
         self._stopping = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
         self._write_config()
@@ -316,17 +307,10 @@ class Stack:
         """The registry's rows of live workers, by pid."""
         return {row.pid: row for row in self.broker.workers.alive()}
 
-    def holdings(self) -> dict[str, list[tuple[str, int, bytes]]]:
-        """The chunks that each worker instance owns: job id, chunk and the lease's token."""
-        held: dict[str, list[tuple[str, int, bytes]]] = {}
-        for name in self.raw.zrange(keys.ACTIVE, 0, -1):
-            job_id = name.decode()
-            if job_id in self.bystanders:
-                continue
-            for chunk, owner in self.raw.hgetall(keys.owners(job_id)).items():
-                token, instance, *_ = owner.split(b" ")
-                held.setdefault(instance.decode(), []).append((job_id, int(chunk), token))
-        return held
+    def owners(self) -> set[str]:
+        """The worker instances that own chunks."""
+        jobs = [name.decode() for name in self.raw.zrange(keys.ACTIVE, 0, -1)]
+        return {owner.split(b" ")[1].decode() for job_id in jobs for owner in self.raw.hvals(keys.owners(job_id))}
 
     def deaths(self) -> Iterator[Death]:
         for worker in self.workers:
@@ -402,7 +386,7 @@ class Stack:
                     if time.monotonic() >= worker.restart_at:
                         self._start_worker(worker)
                 elif process.poll() is not None:
-                    worker.deaths.append(Death(time.monotonic(), worker.hardware, process.returncode, worker.doomed))
+                    worker.deaths.append(Death(process.returncode, worker.doomed))
                     worker.restart_at = time.monotonic() + RESTART_AFTER_S
                     worker.process = None
 

@@ -11,14 +11,10 @@ from datetime import datetime
 from pathlib import Path
 
 from tests.chaos.fault import Chaos, Fault, Struck, Undo
-from tests.chaos.recovery import Loss
 from tests.chaos.stack import OUTAGE
 
 _TICK_S = 0.05
 _MOST_DRAWS = 20
-#: After some kills, nothing else is broken until the dead worker's chunks are taken up, for at most this many leases
-#: plus this many seconds.
-_QUIET_LEASES, _QUIET_S = 1.5, 15.0
 #: All mending must be done within this time (seconds).
 _CALM_S = 60.0
 
@@ -44,10 +40,6 @@ class Storm:
         self._rng = random.Random(f"{seed} faults")
         self._pause_s = pause_s
         self._undos: list[tuple[float, Undo, Event]] = []
-        self._quiet_for: tuple[Loss, ...] = ()
-        self._quiet_until = 0.0
-        self._lull_for: Fault | None = None
-        self._lull_until = 0.0
 
     def counts(self) -> Counter[str]:
         return Counter(event.name for event in self.events)
@@ -58,11 +50,8 @@ class Storm:
         strike_at = time.monotonic() + self._rng.uniform(0.5, 1.5) * self._pause_s
         while time.monotonic() < until and not enough():
             self._mend()
-            if time.monotonic() >= strike_at and not self._quiet():
-                if self._lull_for is None:
-                    self._strike()
-                else:
-                    self._strike_in_lull(self._lull_for)
+            if time.monotonic() >= strike_at:
+                self._strike()
                 strike_at = time.monotonic() + self._rng.uniform(0.2, 1.8) * self._pause_s
             if time.monotonic() >= tell_at:
                 tell_at += 60
@@ -79,31 +68,15 @@ class Storm:
             time.sleep(_TICK_S)
         assert not self._undos, [event.name for _, _, event in self._undos]
 
-    def _quiet(self) -> bool:
-        return time.monotonic() < self._quiet_until and any(loss.open for loss in self._quiet_for)
-
     def _strike(self) -> None:
         """Draw faults until one can strike."""
         for _ in range(_MOST_DRAWS):
             [fault] = self._rng.choices(self._faults, [fault.weight for fault in self._faults])
             began_at = time.monotonic()
             struck = None if self._rests(fault) else self._try(fault)
-            if struck is not None and struck.lull_s:
-                self._lull_for, self._lull_until = fault, time.monotonic() + struck.lull_s
-                return
             if struck is not None:
                 self._remember(fault, struck, began_at)
                 return
-
-    def _strike_in_lull(self, fault: Fault) -> None:
-        """Strike if the lull is complete. Give up if that takes too long."""
-        began_at = time.monotonic()
-        struck = self._try(fault)
-        if struck is not None and not struck.lull_s:
-            self._remember(fault, struck, began_at)
-        elif struck is not None and began_at < self._lull_until:
-            return
-        self._lull_for = None
 
     def _try(self, fault: Fault) -> Struck | None:
         try:
@@ -122,14 +95,10 @@ class Storm:
         event = Event(fault.name, struck.words, began_at)
         self.events.append(event)
         self._log(f"{fault.name}: {struck.words}")
-        if struck.quiet_for:
-            self._quiet_for = struck.quiet_for
-            self._quiet_until = time.monotonic() + _QUIET_LEASES * self._chaos.lease + _QUIET_S
         if struck.undo is None:
             event.ended_at = time.monotonic()
         else:
             self._undos.append((time.monotonic() + struck.after_s, struck.undo, event))
-            self._chaos.pending = len(self._undos)
 
     def _log(self, words: str) -> None:
         """Write a line with a timestamp, to read next to the workers' logs."""
@@ -148,4 +117,3 @@ class Storm:
                 self._log(f"mended: {event.name}: {event.words}")
             else:
                 self._undos.append((time.monotonic() + again_s, undo, event))
-        self._chaos.pending = len(self._undos)

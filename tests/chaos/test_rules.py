@@ -11,10 +11,10 @@ import pytest
 
 from tests.chaos.check import is_spent
 from tests.chaos.faults import FAULTS, faults_named
-from tests.chaos.jobs import _SPECIAL, DummyWorkload, Plan
+from tests.chaos.jobs import DummyWorkload, Plan
 from tests.chaos.options import Options
 from tests.chaos.producers import Order, is_good_end, own_ids
-from tests.chaos.pulse import Silence, most_deaths, unexplained
+from tests.chaos.pulse import Silence, unexplained
 from tests.chaos.storm import Event
 
 PLAN = Plan(index=0, key="k", kind="poison", model="dummy", hardware="quick", ttl_s=100, records=40)
@@ -28,28 +28,18 @@ def order_of(plan: Plan) -> Order:
 
 def test_only_faults_of_these_names_are_drawn() -> None:
     assert faults_named([]) == FAULTS
-    assert [fault.name for fault in faults_named(["worker: SIGKILL"])] == ["worker: SIGKILL"]
-    named = [fault.name for fault in faults_named(["job: error budget", "link"])]
-    assert len(named) == 4
-    assert named[-1] == "link: slow"
+    named = [fault.name for fault in faults_named(["worker: SIGKILL", "link"])]
+    assert named == ["worker: SIGKILL", "link: slow"]
     with pytest.raises(ValueError, match="no fault begins with 'wrker'"):
         faults_named(["wrker"])
-
-
-@pytest.mark.parametrize("kind", sorted(_SPECIAL))
-def test_every_special_job_is_drawn_from_the_seed_and_has_its_records(kind: str) -> None:
-    workload = DummyWorkload(Options(minutes=1, seed=3))
-    plan = workload.special(kind, 7)
-    assert plan == workload.special(kind, 7)
-    assert len(workload.items(plan)) == plan.records
-    assert max(plan.poison, default=0) < plan.records
 
 
 @pytest.mark.parametrize("kind", ["budget-last", "budget-full"])
 def test_these_budgets_are_spent_by_what_is_planned(kind: str) -> None:
     workload = DummyWorkload(Options(minutes=1, seed=3))
-    for index in range(20):
+    for index in range(5):
         plan = workload.special(kind, index)
+        assert plan == workload.special(kind, index), "drawn from the seed"
         codes = workload.expected(plan).codes
         assert codes.keys() == plan.poison.keys()
         assert is_spent(plan, len(codes), plan.records)
@@ -77,21 +67,6 @@ def test_a_budget_is_a_number_or_a_share() -> None:
     assert not is_spent(dataclasses.replace(PLAN, max_errors="10%"), 4, 40)
 
 
-def test_an_order_is_settled_when_each_of_its_jobs_was_checked() -> None:
-    order = order_of(PLAN)
-    order.made("a")
-    order.made("b")
-    order.made("a")
-    assert (order.ids, order.job_id) == (["a", "b"], "a")
-    order.checked.add("a")
-    assert order.job_id == "b"
-    order.settle()
-    assert order.settled
-    order.reopen()
-    assert not order.settled
-    assert order.job_id == "a"
-
-
 def event(name: str, words: str, began: float, ended: float | None) -> Event:
     return Event(name, words, began, ended)
 
@@ -115,15 +90,6 @@ def test_a_silence_is_explained_by_what_was_done_to_that_worker_or_to_all_and_by
     assert not explained(event("connections: half open", "for 5 s", now + 10, None))
     assert explained(restarts=(now - 10,))
     assert not explained(restarts=(now - 200, now + 10))
-
-
-def test_jobs_may_speak_of_no_more_deaths_than_there_were() -> None:
-    kill = event("worker: SIGKILL", "worker 1", 0, 0)
-    freeze = event("worker: SIGSTOP past the lease, then SIGCONT", "worker 1", 0, 0)
-    assert most_deaths(0, 3, [], 0) == 0
-    assert most_deaths(1, 3, [kill], 0) == 2
-    assert most_deaths(1, 3, [kill, freeze], 0) == 4
-    assert most_deaths(0, 3, [], 1) == 6
 
 
 def test_a_producer_does_not_own_the_jobs_that_its_reaper_speaks_of() -> None:
