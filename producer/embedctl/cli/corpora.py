@@ -13,8 +13,8 @@ from click.core import ParameterSource
 from embedctl import unique
 from embedctl.cli.addresses import refuse_addresses
 from embedctl.corpus import BATCH_FORMAT, KEPT_OF_REQUEST, BatchCorpus, Corpus, is_batch, open_corpus
-from embedctl.destinations.batch import errors_beside
 from embedctl.destinations.formats import files_of, guess_format
+from embedctl.destinations.jsonl import errors_beside
 from embedctl.destinations.place import Place
 from embedctl.job_options import SubmitOptions
 from embedctl.records import Record

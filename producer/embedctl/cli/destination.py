@@ -19,11 +19,11 @@ from embedctl.corpus import BatchCorpus, Corpus
 from embedctl.destinations.answers import is_of_batch
 from embedctl.destinations.files import fetch
 from embedctl.destinations.formats import FORMATS, check_output, holds_kept_fields
+from embedctl.destinations.jsonl import is_stdout
 from embedctl.destinations.loop import Delivered
 from embedctl.destinations.numbers import Numbers, OutputType, load_ranges
 from embedctl.destinations.place import MANIFEST, Place
 from embedctl.destinations.registry import is_database, place_of
-from embedctl.destinations.stdout import is_stdout
 from embedctl.job import Job
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import OutputError

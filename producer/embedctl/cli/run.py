@@ -23,8 +23,8 @@ from embedctl.cli.results import exit_status, failures_in, report, summary
 from embedctl.cli.sync import report_synced, synchronise
 from embedctl.cli.update_report import report_update
 from embedctl.corpus import BatchCorpus, Corpus
+from embedctl.destinations.jsonl import is_stdout
 from embedctl.destinations.place import Place
-from embedctl.destinations.stdout import is_stdout
 from embedctl.estimate import local_estimate
 from embedctl.job import Job
 from embedctl.routing import local_class

@@ -16,7 +16,7 @@ from embedctl.cli.options import SectionedCommand, option, section
 from embedctl.cli.results import exit_status, report, summary, wait_for
 from embedctl.cli.sync import report_synced, synchronise
 from embedctl.cli.update_report import report_update
-from embedctl.destinations.stdout import is_stdout
+from embedctl.destinations.jsonl import is_stdout
 from embedctl.estimate import estimate
 from embedctl.job import Job
 from embedctl.routing import no_worker_for

@@ -117,10 +117,6 @@ class Answers:
                 complete, self.open = self.open, None
                 yield self._answer(complete)
 
-    def lines(self, chunk: ChunkVectors) -> Iterator[bytes]:
-        """The lines alone."""
-        return (answer.line for answer in self.of(chunk))
-
     def give_up(self, error: JobError) -> bool:
         """Take a job that can't be read any more as one that ended before it ran all its requests; whether that is so,
         and these are known."""
@@ -137,11 +133,6 @@ class Answers:
         if self._requests is not None:
             job = self._job if self._job.sealed or self._given_up else self._latest()
             yield from self._not_run(job.records if job.sealed else None)
-
-    def last_lines(self) -> Iterator[bytes]:
-        """The lines of :meth:`end` alone."""
-        for answer in self.end():
-            yield answer.line
 
     def _answer(self, request: _Open) -> Answer:
         failed = next((each.error for each in request.inputs if each.error is not None), None)

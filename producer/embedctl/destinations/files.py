@@ -11,12 +11,11 @@ from typing import Protocol
 from embedctl.corpus.batch import BATCH_FORMAT
 from embedctl.destinations.about import About
 from embedctl.destinations.answers import Answers, is_of_batch
-from embedctl.destinations.batch import BatchWriter
 from embedctl.destinations.formats import guess_format, refuse_numbers, refuse_to_clobber, writer_of
+from embedctl.destinations.jsonl import JsonlWriter, is_stdout
 from embedctl.destinations.loop import BeginAgain, Delivered, Taker, run
 from embedctl.destinations.not_run import ReadRequests
 from embedctl.destinations.numbers import FLOAT32, Numbers, OutputType, ranges_of
-from embedctl.destinations.stdout import StandardOutput, is_stdout
 from embedctl.destinations.unfinished import locked
 from embedctl.destinations.writer import Content, Writer
 from embedctl.results import ChunkVectors
@@ -106,7 +105,7 @@ def fetch(
     if is_stdout(path):
         if chosen not in ("jsonl", BATCH_FORMAT):
             raise SettingsError(f"standard output takes jsonl, not {chosen}: name a file with the suffix .{chosen}")
-        return _fetch(job, path, StandardOutput(None if answers is None else answers()), results, written)
+        return _fetch(job, path, JsonlWriter(Content(path, 0), answers), results, written)
     try:
         with locked(path):
             if not clobber:
@@ -118,7 +117,7 @@ def fetch(
             if chosen == "npy":  # its array has a row for each record
                 job.wait_until_sealed(progress)
             content = Content.of(job.status(), path, numbers, lambda: About.of(job.status()))
-            writer = writer_of(chosen)(content) if answers is None else BatchWriter(content, answers, one_file=one_file)
+            writer = writer_of(chosen)(content) if answers is None else JsonlWriter(content, answers, one_file=one_file)
             return _fetch(job, path, writer, results, written)
     except BrokerUnavailable:  # also an OSError, but one of Redis
         raise
@@ -128,15 +127,15 @@ def fetch(
 
 def _answers(
     job: Readable, chosen: str, *, guessed: bool, one_file: bool, requests: ReadRequests | None
-) -> Callable[[], Answers] | None:
-    """Makes the answers to a batch file, if they are asked for; they are where jsonl is only guessed.
+) -> Answers | None:
+    """The answers to a batch file, if they are asked for; they are where jsonl is only guessed.
 
     Raises:
         SettingsError: they are asked for, and the job was not made of a batch file.
     """
     status = job.status() if chosen in ("jsonl", BATCH_FORMAT) else None
     if status is not None and is_of_batch(status) and (guessed or chosen == BATCH_FORMAT):
-        return partial(Answers, status, job.status, requests)
+        return Answers(status, job.status, requests)
     if chosen == BATCH_FORMAT:
         raise SettingsError(
             f"job {job.id} was not made of a batch file, so it has no requests to answer: choose another format"

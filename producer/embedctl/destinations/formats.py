@@ -8,10 +8,9 @@ from importlib import import_module
 from pathlib import Path
 
 from embedctl.corpus.batch import BATCH_FORMAT
-from embedctl.destinations.batch import errors_beside
+from embedctl.destinations.jsonl import check_stdout, errors_beside, is_stdout
 from embedctl.destinations.npy import all_beside
 from embedctl.destinations.numbers import FLOAT32, Numbers, OutputType
-from embedctl.destinations.stdout import check_stdout, is_stdout
 from embedctl.destinations.writer import Content, Writer
 from embedctl_config.errors import OutputError, SettingsError
 

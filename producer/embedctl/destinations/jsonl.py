@@ -1,17 +1,42 @@
-"""`.jsonl`: one object per record, in input order."""
+"""JSON lines, into a file or onto standard output: one for each record, or the answers to a batch file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import select
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
+from embedctl.destinations.answers import Answer, Answers
 from embedctl.destinations.numbers import OutputType
-from embedctl.destinations.unfinished import LineFile, json_line, publish
+from embedctl.destinations.unfinished import LineFile, json_line, part_of, publish
 from embedctl.destinations.writer import Content, Writer
 from embedctl.kept import TOKENS
 from embedctl.results import ChunkVectors
+from embedctl_config.errors import JobError, OutputError
+
+
+def is_stdout(path: object) -> bool:
+    """Whether a path means standard output."""
+    return str(path) in ("-", "/dev/stdout")
+
+
+def check_stdout() -> None:
+    """Check beforehand that there is a standard output.
+
+    Raises:
+        OutputError: it is closed.
+    """
+    if sys.stdout is None:
+        raise OutputError("standard output is closed: name a file, or open it")
+
+
+def errors_beside(path: Path) -> Path:
+    """The file of a batch file's failed requests: `results.errors.jsonl` for `results.jsonl`."""
+    return path.with_name(f"{path.stem}.errors.jsonl")
 
 
 def lines_of(chunk: ChunkVectors) -> Iterator[bytes]:
@@ -45,21 +70,87 @@ def lines_of(chunk: ChunkVectors) -> Iterator[bytes]:
 
 
 class JsonlWriter(Writer):
-    """Writes the lines of :func:`lines_of`. It has no room for digests."""
+    """Writes lines: those of :func:`lines_of`, or the answers to a batch file. It has no room for digests.
 
-    def __init__(self, content: Content) -> None:
+    On standard output, a chunk is printed as soon as it is there, and nothing has a final name. BrokenPipeError: nobody
+    reads any more.
+
+    Args:
+        answers: makes the lines of requests; those of failed ones go to the file beside, which exists only if a request
+            failed. None for a line for each record.
+        one_file: write failed requests among the others, as on standard output.
+
+    Raises:
+        OutputError: standard output is closed; in :meth:`write` and :meth:`finish`, it can't be written.
+    """
+
+    def __init__(self, content: Content, answers: Answers | None = None, *, one_file: bool = False) -> None:
         assert content.numbers.kind is OutputType.FLOAT32
-        self.paths = [content.path]
-        self._file = LineFile(content.path)
+        printed = is_stdout(content.path)
+        beside = None if answers is None or one_file or printed else errors_beside(content.path)
+        self.paths = [] if printed else [content.path, *([] if beside is None else [beside])]
+        self._answers = answers
+        self._lines = _StandardOutput() if printed else LineFile(content.path)
+        self._errors = None if beside is None else LineFile(beside)
+        self._any_failed = False
 
     def write(self, chunk: ChunkVectors) -> None:
-        for line in lines_of(chunk):
-            self._file.write(line)
+        if self._answers is None:
+            self._lines.write(lines_of(chunk))
+        else:
+            self._write_answers(self._answers.of(chunk))
+
+    def gives_up(self, error: JobError) -> bool:
+        return self._answers is not None and self._answers.give_up(error)
 
     def finish(self) -> list[Path]:
+        if self._answers is not None:
+            self._write_answers(self._answers.end())
         self.close()
-        publish(self.paths[0])
-        return self.paths
+        written = self.paths[:1]
+        if self._errors is not None and self._any_failed:
+            publish(self._errors.path)
+            written.append(self._errors.path)
+        elif self._errors is not None:
+            part_of(self._errors.path).unlink()
+            self._errors.path.unlink(missing_ok=True)
+        for path in written[:1]:
+            publish(path)
+        return written
 
     def close(self) -> None:
-        self._file.close()
+        self._lines.close()
+        if self._errors is not None:
+            self._errors.close()
+
+    def _write_answers(self, answers: Iterable[Answer]) -> None:
+        good, failed = [], []
+        for answer in answers:
+            (failed if answer.failed and self._errors is not None else good).append(answer.line)
+        self._lines.write(good)
+        if self._errors is not None and failed:
+            self._any_failed = True
+            self._errors.write(failed)
+
+
+class _StandardOutput:
+    def __init__(self) -> None:
+        check_stdout()
+        sys.stdout.flush()
+
+    def write(self, lines: Iterable[bytes]) -> None:
+        """Print all of them, and nothing that Python holds back and would write once more as it ends."""
+        left = memoryview(b"".join(line + b"\n" for line in lines))
+        try:
+            while left:
+                try:
+                    left = left[os.write(sys.stdout.fileno(), left) :]
+                except BlockingIOError:  # the other end has made it non-blocking
+                    select.select([], [sys.stdout.fileno()], [])
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputError(f"standard output can't be written: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Nothing is open."""

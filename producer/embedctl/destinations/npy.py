@@ -79,8 +79,7 @@ class NpyWriter(Writer):
         if self._digests is not None:
             self._digests.write(chunk.positions, chunk.digests)
         self._said["ids"] += sum(label is not None for label in chunk.ids)
-        for label in chunk.ids:
-            self._files["ids"].write(json_line(label))
+        self._files["ids"].write(map(json_line, chunk.ids))
         for error in chunk.errors:
             self._say("errors", position=error.position, id=error.id, code=error.code.value, message=error.message)
         for cut in chunk.truncations:
@@ -130,7 +129,7 @@ class NpyWriter(Writer):
         if self._array is not None and self._numbers.has_nan:
             self._array[self._rows : row] = np.nan
         for position in range(self._rows, row):
-            self._files["ids"].write(json_line(None))
+            self._files["ids"].write([json_line(None)])
             if not self._numbers.has_nan:
                 self._say("errors", position=position, id=None, code="stopped", message=_NOT_ENCODED)
         self._rows = row
@@ -153,7 +152,7 @@ class NpyWriter(Writer):
 
     def _say(self, kind: str, **fields: object) -> None:
         self._said[kind] += 1
-        self._files[kind].write(json_line(fields))
+        self._files[kind].write([json_line(fields)])
 
 
 def _preallocated(path: Path, shape: tuple[int, int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -73,9 +74,9 @@ class LineFile:
         part_of(path).unlink(missing_ok=True)  # it might be a link to another file
         self._stream = part_of(path).open("xb", _BUFFER_BYTES)
 
-    def write(self, line: bytes) -> None:
-        """Add a line."""
-        self._stream.write(line + b"\n")
+    def write(self, lines: Iterable[bytes]) -> None:
+        """Add lines."""
+        self._stream.writelines(line + b"\n" for line in lines)
 
     def close(self) -> None:
         """Close the file, which is not synced."""

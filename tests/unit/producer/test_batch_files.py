@@ -18,7 +18,7 @@ import pytest
 from embedctl.corpus import BatchCorpus, is_batch, open_corpus
 from embedctl.corpus import batch as batch_module
 from embedctl.destinations.answers import Answers
-from embedctl.destinations.batch import BatchWriter
+from embedctl.destinations.jsonl import JsonlWriter
 from embedctl.destinations.not_run import ReadRequests
 from embedctl.destinations.writer import Content
 from embedctl.results import ChunkVectors, FailedRecord, no_records
@@ -280,7 +280,7 @@ def chunk(
 
 def lines_of(*chunks: ChunkVectors, answers: Answers | None = None) -> list[dict[str, Any]]:
     answers = answers or answers_of()
-    return [json.loads(line) for each in chunks for line in answers.lines(each)] + [
+    return [json.loads(line) for each in chunks for line, _ in answers.of(each)] + [
         json.loads(answer.line) for answer in answers.end()
     ]
 
@@ -421,10 +421,10 @@ def test_requests_of_another_file_are_refused(sizes: dict[str, int]) -> None:
 
 def test_a_job_that_is_gone_has_expired() -> None:
     answers = answers_of(SIZES.items, records=10)
-    list(answers.lines(chunk(0, ("a", 0, 3), ("a", 1, 3), ("a", 2, 3))))
+    list(answers.of(chunk(0, ("a", 0, 3), ("a", 1, 3), ("a", 2, 3))))
     assert not answers.give_up(JobLost("it may go on"))
     assert answers.give_up(JobNotFound("it is gone"))
-    lines = [json.loads(line) for line in answers.last_lines()]
+    lines = [json.loads(line) for line, _ in answers.end()]
     assert [(line["custom_id"], line["error"]["code"]) for line in lines] == [
         (name, "batch_expired") for name in ("b", "c", "d", "e")
     ]
@@ -434,7 +434,7 @@ def test_a_job_that_is_gone_has_expired() -> None:
 
 def test_characters_that_terminals_obey_are_escaped() -> None:
     answers = answers_of()
-    (line,) = answers.lines(chunk(0, ("a\u2028\x9b", 0, 1)))
+    ((line, _),) = answers.of(chunk(0, ("a\u2028\x9b", 0, 1)))
     assert b"a\\u2028\\u009b" in line
 
 
@@ -456,8 +456,8 @@ def test_each_request_has_one_line_after_a_fetch_that_died_too(one_file: bool, t
         chunk(17, ("q", 1, 2)),
     ]
     make = partial(Answers, job_of(records=30), job_of, REQUESTS.items)
-    BatchWriter(Content(tmp_path / "r.jsonl", 30), make, one_file=one_file).write(chunks[0])
-    writer = BatchWriter(Content(tmp_path / "r.jsonl", 30), make, one_file=one_file)
+    JsonlWriter(Content(tmp_path / "r.jsonl", 30), make(), one_file=one_file).write(chunks[0])
+    writer = JsonlWriter(Content(tmp_path / "r.jsonl", 30), make(), one_file=one_file)
     for each in chunks:
         writer.write(each)
     names = [file.name for file in writer.finish()]
@@ -469,7 +469,7 @@ def test_each_request_has_one_line_after_a_fetch_that_died_too(one_file: bool, t
 
 def test_no_file_of_errors_is_left_where_none_failed(tmp_path: Path) -> None:
     (tmp_path / "r.errors.jsonl").write_text("of an earlier job")
-    writer = BatchWriter(Content(tmp_path / "r.jsonl", 1), partial(Answers, job_of(), job_of), one_file=False)
+    writer = JsonlWriter(Content(tmp_path / "r.jsonl", 1), Answers(job_of(), job_of))
     writer.write(chunk(0, ("a", 0, 1)))
     assert [path.name for path in writer.finish()] == ["r.jsonl"]
     assert [path.name for path in tmp_path.iterdir()] == ["r.jsonl"]
