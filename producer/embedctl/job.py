@@ -223,7 +223,7 @@ class Job:
         """
         from embedctl.destinations.numbers import numbers_of
         from embedctl.destinations.parts import drain
-        from embedctl.destinations.registry import place_of
+        from embedctl.destinations.place import place_of
 
         numbers = numbers_of(output_type, ranges)
         return drain(self._waiter, place_of(os.fspath(place)), progress=progress, written=written, numbers=numbers)

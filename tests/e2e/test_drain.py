@@ -19,8 +19,8 @@ import redis as redis_py
 
 from embedctl import ChunkVectors, Job, JobDrained, JobFailed, JobHeld, OutputError, enqueue_embeddings
 from embedctl.broker import Broker
-from embedctl.destinations.folder import PartsFolder
 from embedctl.destinations.part import OpenPart
+from embedctl.destinations.place import PartsFolder
 from embedctl.store import Drains
 from embedctl_config import durable, keys
 from embedctl_config.settings import Settings

@@ -12,7 +12,7 @@ import pytest
 import redis as redis_py
 
 from embedctl import ChunkVectors, Job, JobDrained, OutputError
-from embedctl.destinations.s3 import PartsBucket
+from embedctl.destinations.place import PartsBucket
 from embedctl.store import Drains
 from embedctl_config import keys
 from embedctl_config.errors import SettingsError

@@ -16,8 +16,8 @@ import redis as redis_py
 from embedctl import Job, JobHeld, OutputError, SettingsError, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.destinations.files import fetch
-from embedctl.destinations.folder import PartsFolder
 from embedctl.destinations.numbers import Numbers, OutputType
+from embedctl.destinations.place import PartsFolder
 from embedctl.results import ChunkVectors, Vectors
 from embedctl.store import Drains
 from embedctl.store.connection import Connection

@@ -65,7 +65,6 @@ _PRELOADED = [
     "embedctl.changes.earlier_parquet",
     "embedctl.changes.update",
     "embedctl.destinations.parts",
-    "embedctl.destinations.folder",
     "embedctl.destinations.parquet",
     "embedctl.destinations.postgresql",
     "embedctl.destinations.qdrant",

@@ -21,7 +21,7 @@ try:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from embedctl.destinations.row_groups import FACTS, vectors_in
+    from embedctl.destinations.parquet import FACTS, vectors_in
 except ImportError as error:
     raise MissingExtra("parquet", "parquet") from error
 

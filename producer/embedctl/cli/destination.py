@@ -22,8 +22,8 @@ from embedctl.destinations.formats import FORMATS, check_output, holds_kept_fiel
 from embedctl.destinations.jsonl import is_stdout
 from embedctl.destinations.loop import Delivered
 from embedctl.destinations.numbers import Numbers, OutputType, load_ranges
-from embedctl.destinations.place import MANIFEST, Place
-from embedctl.destinations.registry import is_database, place_of
+from embedctl.destinations.place import MANIFEST, Place, place_of
+from embedctl.destinations.registry import is_database
 from embedctl.job import Job
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import OutputError

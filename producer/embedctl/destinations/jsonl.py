@@ -124,7 +124,7 @@ class JsonlWriter(Writer):
             self._errors.close()
 
     def _write_answers(self, answers: Iterable[Answer]) -> None:
-        good, failed = [], []
+        good, failed = list[bytes](), list[bytes]()
         for answer in answers:
             (failed if answer.failed and self._errors is not None else good).append(answer.line)
         self._lines.write(good)

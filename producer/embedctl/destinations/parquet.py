@@ -1,36 +1,197 @@
-"""`.parquet`: one row per record, in input order."""
+"""`.parquet`: one row per record, in input order, in row groups of several chunks."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from embedctl.destinations.about import ABOUT
+from embedctl.destinations.loop import BeginAgain
+from embedctl.destinations.numbers import Numbers, OutputType, as_text
 from embedctl.destinations.unfinished import part_of, publish
 from embedctl.destinations.writer import Content, Writer
-from embedctl.results import ChunkVectors
+from embedctl.digests import NO_DIGEST
+from embedctl.kept import TEXT_SHA256, TOKENS
+from embedctl.results import ChunkVectors, Vectors
 from embedctl_config.errors import MissingExtra
 
 try:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     from embedctl.destinations.columns import KeptColumns
-    from embedctl.destinations.row_groups import RowGroupFile
 except ImportError as error:
     raise MissingExtra("parquet", "parquet") from error
 
+#: A row group ends with the chunk that fills one of these; until then, its rows are in memory.
+ROWS, BYTES = 50_000, 64 * 1024 * 1024
+#: The footer's entry about the numbers.
+FACTS = "embedctl.vectors"
+#: The path of the vectors' numbers in the file's schema.
+_NUMBERS = "embedding.list.element"
+#: Texts that may repeat. A dictionary of anything else only makes the file larger and its writing slower.
+_REPEATED = ("id", "error_code", "error_message")
+
 
 class ParquetWriter(Writer):
-    """Writes the columns of :class:`Layout`."""
+    """Writes row groups of several chunks.
 
-    def __init__(self, content: Content) -> None:
+    The columns are `position`, `id`, `embedding` (a fixed-size list of numbers; null if the record failed),
+    `error_code`, `error_message`, `tokens_used` and `tokens_lost` (of truncated records), `tokens` (if the job counts
+    them; null if the record failed), `text_sha256` (32 bytes, if it has digests; null for a record without a text), and
+    one for each kept field. Unless numbers are float32, the footer's entry `embedctl.vectors` is JSON with
+    `output_type`, `dimensions` and, for int8, `ranges`.
+
+    Args:
+        kept: the columns of the kept fields, whose types only become wider, also from one file to the next; None for
+            those of this file alone.
+    """
+
+    def __init__(self, content: Content, kept: KeptColumns | None = None) -> None:
         self.paths = [content.path]
-        self._file = RowGroupFile(part_of(content.path), content, KeptColumns(content.keep))
+        self._content, self._kept = content, kept or KeptColumns(content.keep)
+        self._tables: list[Any] = []
+        self._rows = self._bytes = 0
+        self._sink: Any = None
 
     def write(self, chunk: ChunkVectors) -> None:
-        self._file.add(chunk)
+        """Add a chunk. It is in the file once its row group is full, or the file is closed.
+
+        Raises:
+            BeginAgain: a column of a kept field needs a wider type; the file is gone.
+        """
+        if not len(chunk.positions):
+            return  # the dimensions may not be known yet
+        if self._kept.widened_by(chunk.kept or [{}] * len(chunk.positions)) and self._sink is not None:
+            self.discard()
+            raise BeginAgain
+        if self._sink is None:
+            self._begin(chunk.vectors.shape[1])
+        table = self._table(chunk)
+        self._tables.append(table)
+        self._rows += table.num_rows
+        self._bytes += table.nbytes
+        if self._rows >= ROWS or self._bytes >= BYTES:
+            self._flush()
 
     def finish(self) -> list[Path]:
-        self._file.finish()
+        self.end()
         publish(self.paths[0])
         return self.paths
 
+    def end(self, **entries: str) -> None:
+        """Write what is left, and the footer, with these entries too; the file is not synced, and keeps its temporary
+        name."""
+        if self._sink is None:
+            self._begin(0)
+        if self._content.about is not None:
+            entries[ABOUT] = self._content.about().text
+        self._writer.add_key_value_metadata({**self._metadata, **entries})
+        self.close()
+
     def close(self) -> None:
         """Write all chunks given, so that the file can be read as it is."""
-        self._file.close()
+        if self._sink is None or self._sink.closed:
+            return
+        try:
+            self._flush()
+            self._writer.close()
+        finally:
+            self._writer.is_open = False  # otherwise it tries to write once more when it is freed
+            self._sink.close()
+
+    def discard(self) -> None:
+        super().discard()
+        self._sink = None
+
+    def _begin(self, dim: int) -> None:
+        of, fields = self._content, self._kept.fields()
+        facts = of.numbers.facts(dim)
+        self._metadata = {FACTS: as_text(facts)} if facts else {}
+        self._schema = pa.schema(
+            [
+                ("position", pa.int64()),
+                ("id", pa.string()),
+                ("embedding", pa.list_(pa.from_numpy_dtype(of.numbers.dtype), of.numbers.width(dim))),
+                ("error_code", pa.string()),
+                ("error_message", pa.string()),
+                ("tokens_used", pa.int32()),
+                ("tokens_lost", pa.int32()),
+                *([(TOKENS, pa.uint32())] if of.tokens else []),
+                *([(TEXT_SHA256, pa.binary(32))] if of.about is not None else []),
+                *fields,
+            ]
+        )
+        file = part_of(of.path)
+        file.unlink(missing_ok=True)  # it might be a link to another file
+        self._sink = pa.OSFile(os.fsencode(file), "wb")
+        repeated = [*_REPEATED, *(name for name, dtype in fields if pa.types.is_string(dtype))]
+        # The bytes of the same place of all numbers stand together: the signs and exponents then compress. Of int8,
+        # which parquet stores in four bytes, only a dictionary stores one.
+        split = of.numbers.kind is not OutputType.INT8
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            self._schema,
+            compression="zstd",
+            use_dictionary=repeated if split else [*repeated, _NUMBERS],
+            column_encoding={_NUMBERS: "BYTE_STREAM_SPLIT"} if split else None,
+            write_page_index=True,
+            write_page_checksum=of.about is not None,  # its vectors will be copied
+        )
+
+    def _table(self, chunk: ChunkVectors) -> Any:
+        errors = {error.position: error for error in chunk.errors}
+        cuts = {cut.position: cut for cut in chunk.truncations}
+        at = chunk.positions.tolist()
+        failed = np.array([position in errors for position in at], bool)
+        numbers = self._content.numbers.of(chunk.vectors)
+        columns = [
+            pa.array(at, pa.int64()),
+            pa.array(chunk.ids, pa.string()),
+            pa.FixedSizeListArray.from_arrays(
+                pa.array(np.ascontiguousarray(numbers).reshape(-1)), numbers.shape[1], mask=pa.array(failed)
+            ),
+            pa.array([errors[p].code.value if p in errors else None for p in at], pa.string()),
+            pa.array([errors[p].message if p in errors else None for p in at], pa.string()),
+            pa.array([cuts[p].used if p in cuts else None for p in at], pa.int32()),
+            pa.array([cuts[p].lost if p in cuts else None for p in at], pa.int32()),
+            *([_tokens(chunk, failed)] if self._content.tokens else []),
+            *([_digests(chunk)] if self._content.about is not None else []),
+            *self._kept.arrays(chunk.kept or [{}] * len(at)),
+        ]
+        return pa.Table.from_arrays(columns, schema=self._schema)
+
+    def _flush(self) -> None:
+        if self._tables:
+            self._writer.write_table(pa.concat_tables(self._tables), row_group_size=self._rows)
+        self._tables, self._rows, self._bytes = [], 0, 0
+
+
+def vectors_in(table: Any, numbers: Numbers, dim: int) -> Vectors:
+    """The vectors of a table's rows, restored; a failed record's row is NaN, because its slot holds anything.
+
+    Args:
+        dim: dimensions of a vector.
+    """
+    embedding = table.column("embedding").combine_chunks()
+    vectors = np.full((len(table), dim), np.nan, np.float32)
+    valid = embedding.is_valid().to_numpy(zero_copy_only=False)
+    stored = embedding.flatten().to_numpy(zero_copy_only=False).reshape(-1, embedding.type.list_size)
+    vectors[valid] = numbers.restored(stored, dim)
+    return vectors
+
+
+def _tokens(chunk: ChunkVectors, failed: Any) -> Any:
+    if chunk.tokens is None:
+        return pa.nulls(len(failed), pa.uint32())
+    return pa.array(chunk.tokens.astype(np.uint32), mask=failed)
+
+
+def _digests(chunk: ChunkVectors) -> Any:
+    if chunk.digests is None:
+        return pa.nulls(len(chunk.positions), pa.binary(32))
+    each = (row.tobytes() for row in chunk.digests)
+    return pa.array([None if digest == NO_DIGEST else digest for digest in each], pa.binary(32))

@@ -15,7 +15,7 @@ try:
     import pyarrow.parquet as pq
 
     from embedctl.destinations.columns import KeptColumns
-    from embedctl.destinations.row_groups import FACTS, RowGroupFile
+    from embedctl.destinations.parquet import FACTS, ParquetWriter
 except ImportError as error:
     raise MissingExtra("parquet", "parquet") from error
 
@@ -58,14 +58,14 @@ class OpenPart:
     """A part that is being written.
 
     Args:
-        content: what a file of all its chunks is to hold, at the path where it is written; one that exists is replaced.
+        content: what a file of all its chunks is to hold.
         kept: the columns of the kept fields, of all parts of this drain: types only become wider.
         of_corpus: whether it holds consecutive chunks of the corpus; otherwise any others.
     """
 
     def __init__(self, content: Content, kept: KeptColumns, *, of_corpus: bool) -> None:
-        self.path, self.of_corpus = content.path, of_corpus
-        self._file = RowGroupFile(content.path, content, kept)
+        self.of_corpus = of_corpus
+        self._file = ParquetWriter(content, kept)
         self.chunks: list[int] = []
         self._rows: list[tuple[int, int]] = []
         self.more: list[int] = []
@@ -95,11 +95,11 @@ class OpenPart:
         """Add a chunk.
 
         Raises:
-            BeginAgain: as by :meth:`RowGroupFile.add`.
+            BeginAgain: as by :meth:`ParquetWriter.write`.
         """
         chunk = taken.vectors
         rows = len(chunk.positions)
-        self._file.add(chunk)
+        self._file.write(chunk)
         self._rows.append((taken.chunk, rows))
         self._ends += (int(chunk.positions[0]), int(chunk.positions[-1]))
         self._made = {"precision": chunk.precision, "bounds": chunk.bounds, "backend": taken.made_by}
@@ -121,7 +121,7 @@ class OpenPart:
             "records": self.records,
             "chunks": self._rows,
         }
-        self._file.finish(**{FOOTER: json.dumps(footer)})
+        self._file.end(**{FOOTER: json.dumps(footer)})
 
     def abandon(self) -> None:
         """Close and remove the file. What it held is still in Redis."""

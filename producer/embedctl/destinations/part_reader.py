@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedctl.destinations.numbers import FLOAT32, Numbers, OutputType
-from embedctl.destinations.registry import place_of
+from embedctl.destinations.place import place_of
 from embedctl.digests import NO_DIGEST, Digests, as_rows
 from embedctl.kept import TEXT_SHA256, TOKENS
 from embedctl.results import ChunkVectors, FailedRecord, TruncatedRecord
@@ -22,8 +22,8 @@ from embedctl_config.wire import ErrorCode
 try:
     import pyarrow.parquet as pq
 
+    from embedctl.destinations.parquet import vectors_in
     from embedctl.destinations.part import footer_of, rows_of_chunks
-    from embedctl.destinations.row_groups import vectors_in
 except ImportError as error:
     raise MissingExtra("parquet", "a drained job") from error
 

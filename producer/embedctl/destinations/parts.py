@@ -196,7 +196,7 @@ class _Parts(Taker[Taken]):
     # ------------------------------------------------------------------------------------------------------- the parts
 
     def _begun(self, *, of_corpus: bool) -> OpenPart:
-        path = self._place.scratch(self._list.next_name(of_corpus=of_corpus))
+        path = self._place.local(self._list.next_name(of_corpus=of_corpus))
         content = Content.of(self._source.status, path, self._numbers, self._about)
         return OpenPart(content, self._kept, of_corpus=of_corpus)
 
@@ -208,7 +208,7 @@ class _Parts(Taker[Taken]):
         name, status = self._list.next_name(of_corpus=part.of_corpus), self._source.status
         try:
             part.finish(self._job_id, self._about().fingerprint)
-            sha256, size = digest_of(part.path)
+            sha256, size = digest_of(self._place.scratch(name))
             self._publish(name, part)
         except FileNotFoundError:  # another drainer has started the part again
             raise overtaken(self._job_id) from None

@@ -1,4 +1,4 @@
-"""The databases and the places of parts that vectors can be delivered to, and how each is found by a URL."""
+"""The databases that vectors can be delivered to, and how each is found by a URL."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Protocol
 
 from embedctl.destinations.interface import Destination
-from embedctl.destinations.place import Place
 from embedctl.destinations.urls import DestinationUrl, parse_url
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
@@ -140,21 +138,6 @@ def destination_of(text: str, settings: Settings) -> Destination:
 def is_database(text: str) -> bool:
     """Whether a text is the URL of a database."""
     return ":" in text and _scheme_of(text) in _by_scheme()
-
-
-def place_of(where: str) -> Place:
-    """The place with this path or URL.
-
-    Raises:
-        SettingsError: the scheme is unknown.
-    """
-    if "://" in where:
-        from embedctl.destinations.s3 import PartsBucket
-
-        return PartsBucket(where)
-    from embedctl.destinations.folder import PartsFolder
-
-    return PartsFolder(Path(where))
 
 
 def _scheme_of(text: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 from embedctl import Job, OutputError, enqueue_embeddings
 from embedctl.broker import Broker
-from embedctl.destinations import row_groups
+from embedctl.destinations import parquet
 from embedctl.destinations.files import fetch
 from embedctl.destinations.writer import Writer
 from embedctl_config.settings import Settings
@@ -31,7 +31,7 @@ FORMATS = ("npy", "jsonl", "parquet")
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row group of three chunks."""
-    monkeypatch.setattr(row_groups, "ROWS", 20)
+    monkeypatch.setattr(parquet, "ROWS", 20)
 
 
 @pytest.fixture

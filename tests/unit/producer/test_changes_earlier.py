@@ -11,7 +11,7 @@ import pytest
 from embedctl.changes import earlier_parquet
 from embedctl.changes.earlier import Earlier
 from embedctl.changes.opening import open_earlier
-from embedctl.destinations import row_groups
+from embedctl.destinations import parquet
 from embedctl.destinations.about import About
 from embedctl.destinations.npy import NpyWriter
 from embedctl.destinations.numbers import Numbers, OutputType
@@ -52,7 +52,7 @@ def chunk(first: int, count: int) -> ChunkVectors:
 @pytest.fixture(params=["parquet", "npy"])
 def path(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An output of ten row groups, or of one array."""
-    monkeypatch.setattr(row_groups, "ROWS", 10)
+    monkeypatch.setattr(parquet, "ROWS", 10)
     return written(tmp_path / f"old.{request.param}", Numbers())
 
 

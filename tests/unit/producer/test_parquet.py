@@ -11,11 +11,11 @@ import polars
 import pyarrow.parquet as pq
 import pytest
 
-from embedctl.destinations import row_groups
+from embedctl.destinations import parquet
 from embedctl.destinations.columns import KeptColumns
 from embedctl.destinations.formats import check_output
 from embedctl.destinations.parquet import ParquetWriter
-from embedctl.destinations.row_groups import RowGroupFile
+from embedctl.destinations.unfinished import part_of
 from embedctl.destinations.writer import Content
 from embedctl.results import Vectors
 from embedctl_config.errors import MissingExtra
@@ -62,8 +62,8 @@ def test_other_readers_read_it(tmp_path: Path) -> None:
 def test_a_row_group_holds_many_chunks_up_to_a_limit(
     rows: int, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_groups, "ROWS", rows)
-    monkeypatch.setattr(row_groups, "BYTES", limit)
+    monkeypatch.setattr(parquet, "ROWS", rows)
+    monkeypatch.setattr(parquet, "BYTES", limit)
     vectors = written(tmp_path / "v.parquet", chunks=11, rows=5)
     file = pq.ParquetFile(tmp_path / "v.parquet")
     assert [file.metadata.row_group(at).num_rows for at in range(file.metadata.num_row_groups)] == [20, 20, 15]
@@ -75,11 +75,10 @@ def test_a_row_group_holds_many_chunks_up_to_a_limit(
 
 def test_facts_known_at_the_end_go_into_the_footer(tmp_path: Path) -> None:
     path = tmp_path / "part"
-    file = RowGroupFile(path, Content(path, 3), KeptColumns([]))
-    file.add(result_chunk(unit_vectors(3, 4)))
-    file.finish(embedctl='{"last": 0}')
-    file.close()
-    assert pq.read_metadata(path).metadata[b"embedctl"] == b'{"last": 0}'
+    writer = ParquetWriter(Content(path, 3), KeptColumns([]))
+    writer.write(result_chunk(unit_vectors(3, 4)))
+    writer.end(embedctl='{"last": 0}')
+    assert pq.read_metadata(part_of(path)).metadata[b"embedctl"] == b'{"last": 0}'
 
 
 def test_a_file_that_is_closed_early_holds_every_chunk_given(tmp_path: Path) -> None:
@@ -102,7 +101,7 @@ def test_the_tokens_of_a_job_that_counts_them_have_a_column(tmp_path: Path) -> N
 
 def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    for name in ("parquet", "row_groups", "columns"):
+    for name in ("parquet", "columns"):
         monkeypatch.delitem(sys.modules, f"embedctl.destinations.{name}", raising=False)
     with pytest.raises(MissingExtra, match=r"embedctl\[parquet\]"):
         check_output(tmp_path / "v.parquet")

@@ -35,7 +35,6 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "embedctl.monitoring.metrics": ("metrics",),
     "embedctl.destinations.columns": ("parquet",),
     "embedctl.destinations.postgresql_errors": ("pgvector",),
-    "embedctl.destinations.row_groups": ("parquet",),
     "embedctl_gateway": ("gateway",),
     "embedctl_workers.arrays": ("torch", "onnx", "neuron"),
     "embedctl_workers.backends.gpu": ("gpu",),
