@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import redis as redis_py
 
-from embedctl import JobCancelled, JobState, enqueue_embeddings
-from embedctl.broker import Broker
-from embedctl.enqueue import submit
-from embedctl.job_options import SubmitOptions
-from embedctl.records import records_of
-from embedctl_config import keys
+from embedctl import JobCancelled, JobState, SettingsError, enqueue_embeddings
 from embedctl_config.settings import Settings
-from tests.support.jobs import active_job_id, reference
+from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
@@ -73,48 +68,6 @@ def test_options_reach_the_worker(settings: Settings, start_worker: StartWorker)
     assert (short.status().dim, short.vectors().shape) == (5, (2, 5))
     expected = reference(["a b"])[0, :5]
     np.testing.assert_allclose(short.vectors()[0], expected / np.linalg.norm(expected), rtol=0, atol=1e-6)
-
-
-def test_too_many_dimensions_fail_every_record_where_no_worker_could_tell(
-    settings: Settings, start_worker: StartWorker
-) -> None:
-    job = enqueue_embeddings(["a", "b"], dimensions=17, settings=settings)
-    start_worker()
-    assert job.wait(timeout=60).state is JobState.FAILED
-    assert {error.message for error in job.errors()} == {"17 dimensions asked for, and the model's vectors have 16"}
-
-
-def test_many_jobs_at_once_keep_apart(settings: Settings, start_worker: StartWorker) -> None:
-    start_worker()
-    jobs = [
-        enqueue_embeddings([f"job {j} text {i}" for i in range(40)], chunk_size=7, settings=settings) for j in range(8)
-    ]
-    for j, job in enumerate(jobs):
-        job.wait(timeout=60)
-        np.testing.assert_array_equal(job.vectors(), reference([f"job {j} text {i}" for i in range(40)]))
-
-
-def test_a_producer_that_died_is_resumed_where_it_stopped(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, start_worker: StartWorker
-) -> None:
-    start_worker()
-    texts = [f"text {i}" for i in range(100)]
-
-    def dies_half_way() -> Iterator[str]:
-        yield from texts[:55]
-        raise KeyboardInterrupt
-
-    options = SubmitOptions(idempotency_key="k", chunk_size=10)
-    with pytest.raises(KeyboardInterrupt):
-        submit(broker, records_of(dies_half_way(), max_bytes=1000), options)
-    job_id = active_job_id(broker)
-    raw.delete(keys.producer(job_id))  # as when its lease lapses
-    assert broker.jobs.status(job_id).stalled
-    job = enqueue_embeddings(texts, idempotency_key="k", chunk_size=10, settings=settings)
-    assert job.id == job_id
-    status = job.wait(timeout=60)
-    assert (status.records, status.claims) == (100, 10)
-    np.testing.assert_array_equal(job.vectors(), reference(texts))
 
 
 def test_cancel_stops_a_running_job_and_frees_it(
@@ -188,6 +141,28 @@ def test_run_starts_everything_it_needs_and_leaves_nothing(embedctl: RunEmbedctl
     assert (facts["vectors"], facts["dim"], facts["files"]) == (3, 16, ["out.npy"])
     np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(["one", "two", "three"]))
     eventually(lambda: not _processes_naming(str(short_folder)))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"prompt": "a", "prompt_name": "query"}, "leave one of them out"),
+        ({"prompt_name": ""}, "prompt_name is empty"),
+        ({"prompt_name": "x" * 201}, "201 bytes long, and the maximum is 200"),
+        ({"truncation_side": "up"}, "truncation_side 'up' is neither left nor right"),
+        ({"keep": [f"f{i}" for i in range(33)]}, "33 fields, and the maximum is 32"),
+        ({"keep": ["tokens"], "count_tokens": True}, "'tokens' is what output files call the number of tokens"),
+        ({"tenant": "a b"}, "tenant 'a b': use 1 to 64 characters, only letters, digits and . _ - / @"),
+        ({"tenant": "x" * 65}, "use 1 to 64 characters"),
+        ({"lane": "fast"}, "lane 'fast' is none of interactive, normal, background"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_queued(
+    settings: Settings, raw: redis_py.Redis, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(SettingsError, match=said):
+        enqueue_embeddings([{"text": "a"}], settings=settings, **options)
+    assert not list(raw.scan_iter("embed:job:*"))
 
 
 def _processes_naming(text: str) -> list[int]:

@@ -67,28 +67,6 @@ def test_every_command_takes_a_shortened_id(
     assert f"there is no job '{short}'" in gone.stderr
 
 
-def test_an_ambiguous_id_is_a_wrong_argument_and_changes_nothing(embedctl: RunEmbedctl, broker: Broker) -> None:
-    jobs = sorted(new_job(broker) for _ in range(2))
-    wrong = embedctl("discard", jobs[0][:4])
-    assert wrong.returncode == 2
-    assert "type more of the id" in wrong.stderr
-    assert sorted(line.strip() for line in wrong.stderr.splitlines()[1:]) == jobs
-    assert sorted(states(broker)) == jobs
-
-
-def test_an_ending_that_two_jobs_had_does_not_name_the_second_once_the_first_is_gone(
-    embedctl: RunEmbedctl, broker: Broker, raw: redis_py.Redis
-) -> None:
-    first, second = new_job(broker), new_job(broker)
-    twin = f"20200101-000000-{first[-10:]}"
-    raw.rename(keys.job(second), keys.job(twin))
-    raw.zadd(keys.JOBS, {twin: keys.created_s(twin) * 1000})
-    told = embedctl("discard", first, first[-10:])
-    assert told.returncode == 2
-    assert f"{first}: discarded" in told.stderr
-    assert raw.exists(keys.job(twin))
-
-
 def test_each_of_several_jobs_is_tried_and_the_first_failure_is_the_status(
     ended: EndedJob, embedctl: RunEmbedctl, broker: Broker, raw: redis_py.Redis
 ) -> None:
@@ -178,7 +156,7 @@ def test_list_says_how_far_and_how_old_jobs_are_and_what_it_leaves_out(
     assert json.loads(embedctl("list", "--state", "failed", "--json").stdout) == []
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("columns", [60, 80])
 def test_list_fits_the_terminal(
     ended: EndedJob, columns: int, environment: dict[str, str], broker: Broker, raw: redis_py.Redis, short_folder: Path
 ) -> None:
@@ -194,56 +172,36 @@ def test_list_fits_the_terminal(
     assert left_out == "… and 1 more; --limit 2 shows all"
 
 
-def test_list_prints_nothing_before_redis_has_answered(embedctl: RunEmbedctl, short_folder: Path) -> None:
-    for options in ([], ["--json"]):
-        failed = embedctl("list", *options, EMBEDCTL_REDIS_URL=f"unix://{short_folder}/nothing.sock")
-        assert failed.returncode == 69
-        assert failed.stdout == ""
-
-
-def test_what_redis_interrupts_is_told_up_to_there(
-    embedctl: RunEmbedctl, own_redis: RedisServer, short_folder: Path
-) -> None:
+def test_what_redis_interrupts_is_told_up_to_there(embedctl: RunEmbedctl, own_redis: RedisServer) -> None:
     own_redis.stop()
+    failed = embedctl("list", "--json", EMBEDCTL_REDIS_URL=own_redis.url)
+    assert (failed.returncode, failed.stdout) == (69, "")
     told = embedctl("discard", GONE, GONE[:-1] + "1", "--json", EMBEDCTL_REDIS_URL=own_redis.url)
     assert told.returncode == 69
     assert told.stderr.count("can't be reached") == 1  # not again for each job
     assert json.loads(told.stdout) == []
 
 
-@pytest.mark.parametrize("wait", [["--wait"], ["-o", "out.npy"], []])
-def test_submit_prints_one_json_value(
-    wait: list[str], embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path, broker: Broker
+def test_commands_print_one_json_value(
+    ended: EndedJob, embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path
 ) -> None:
     start_worker()
     (short_folder / "c.txt").write_text("one\n\nthree\n")
-    told = embedctl("submit", "c.txt", "--json", *wait)
+    assert json.loads(embedctl("submit", "c.txt", "--dry-run", "--json").stdout)["records"] == 3
+    assert set(json.loads(embedctl("submit", "c.txt", "--json").stdout)) >= {"id"}
+    told = embedctl("submit", "c.txt", "--json", "-o", "out.npy")
     facts = json.loads(told.stdout)
     assert f"job {facts['id']}" in told.stderr
-    if not wait:
-        return
     assert told.returncode == 3
     assert (facts["state"], facts["records"], facts["vectors"], facts["failed"]) == ("completed_with_errors", 3, 2, 1)
-    assert facts["seconds"] > 0
     assert facts["records_per_s"] == pytest.approx(3 / facts["seconds"])  # failed ones too
-    assert facts["files"] == (["out.npy", "out.errors.jsonl"] if "-o" in wait else [])
-    for command in (["wait"], ["fetch", "-o", "again.npy"]):
+    assert facts["files"] == ["out.npy", "out.errors.jsonl"]
+    for command, files in ((["wait"], []), (["fetch", "-o", "again.npy"], ["again.npy", "again.errors.jsonl"])):
         verb, *options = command
         shown = json.loads(embedctl(verb, facts["id"], *options, "--json").stdout)
-        assert {name: shown[name] for name in ("id", "vectors", "seconds")} == {
-            name: facts[name] for name in ("id", "vectors", "seconds")
-        }
-        assert shown["files"] == (["again.npy", "again.errors.jsonl"] if verb == "fetch" else [])
+        assert [shown[name] for name in ("vectors", "seconds", "files")] == [facts["vectors"], facts["seconds"], files]
     (error,) = json.loads(embedctl("errors", facts["id"], "--json").stdout)
     assert error["position"] == 1
-
-
-def test_an_estimate_the_findings_and_no_errors_are_one_json_value_each(
-    ended: EndedJob, embedctl: RunEmbedctl, broker: Broker, raw: redis_py.Redis, short_folder: Path
-) -> None:
-    (short_folder / "c.txt").write_text("one\n")
-    assert json.loads(embedctl("submit", "c.txt", "--dry-run", "--json").stdout)["records"] == 1
-    assert {"level", "subject", "found", "remedy"} == set(json.loads(embedctl("doctor", "--json").stdout)[0])
     assert json.loads(embedctl("errors", ended(), "--json").stdout) == []
     unknown = embedctl("errors", GONE, "--json")
     assert (unknown.returncode, unknown.stdout) == (4, "")
@@ -265,7 +223,7 @@ def test_errors_are_printed_as_they_are_read() -> None:
 
 @pytest.mark.parametrize("file", ["v.npy", "v.ids.jsonl", "v.errors.jsonl", "v.jsonl"])
 def test_no_clobber_refuses_before_any_work(
-    ended: EndedJob, file: str, embedctl: RunEmbedctl, broker: Broker, raw: redis_py.Redis, short_folder: Path
+    ended: EndedJob, file: str, embedctl: RunEmbedctl, broker: Broker, short_folder: Path
 ) -> None:
     (short_folder / "c.txt").write_text("one\n")
     (short_folder / file).write_text("precious")
@@ -276,7 +234,5 @@ def test_no_clobber_refuses_before_any_work(
         refused = embedctl(*command, "-o", output, "--no-clobber")
         assert refused.returncode == 1
         assert f"{file} exists" in refused.stderr
-        assert "Loading" not in refused.stderr
     assert list(states(broker)) == [job_id]
     assert (short_folder / file).read_text() == "precious"
-    assert embedctl("fetch", job_id, "-o", "new.npy", "--no-clobber").returncode == 0

@@ -13,7 +13,7 @@ import pytest
 for _needed in ("torch", "sentence_transformers"):
     pytest.importorskip(_needed)
 
-from embedctl import CorpusChanged, SettingsError, enqueue_embeddings  # noqa: E402
+from embedctl import enqueue_embeddings  # noqa: E402
 from embedctl.broker import Broker  # noqa: E402
 from embedctl_config.settings import Settings  # noqa: E402
 from tests.support.references_here import expected_vectors  # noqa: E402
@@ -76,23 +76,3 @@ def test_a_job_names_a_prompt_of_the_model(
     assert tokens[1] > tokens[0]
     shown = embedctl("model", "show", "named")
     assert "document, query" in shown.stdout
-
-
-def test_what_the_options_mean_is_checked_before_anything_is_queued(settings: Settings) -> None:
-    for options, said in (
-        ({"prompt": "a", "prompt_name": "query"}, "leave one of them out"),
-        ({"prompt_name": ""}, "prompt_name is empty"),
-        ({"prompt_name": "x" * 201}, "201 bytes long, and the maximum is 200"),
-        ({"prompt_name": 3}, "prompt_name is a number, not a string"),
-        ({"truncation_side": "up"}, "truncation_side 'up' is neither left nor right"),
-    ):
-        with pytest.raises(SettingsError) as raised:
-            enqueue_embeddings(["a"], settings=settings, **options)
-        assert said in str(raised.value)
-
-
-def test_the_same_key_with_another_prompt_is_another_corpus(settings: Settings) -> None:
-    enqueue_embeddings(["a"], prompt_name="query", idempotency_key="one", settings=settings)
-    for other in ("document", None):
-        with pytest.raises(CorpusChanged, match="prompt_name was 'query'"):
-            enqueue_embeddings(["a"], prompt_name=other, idempotency_key="one", settings=settings)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import redis as redis_py
 
-from embedctl import CorpusChanged, Job, JobCancelled, JobNotFound, JobState, SettingsError, enqueue_embeddings
+from embedctl import CorpusChanged, Job, JobState, SettingsError, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.enqueue import submit
 from embedctl.job_options import SubmitOptions
@@ -26,7 +26,7 @@ from tests.support.jobs import active_job_id, reference
 from tests.support.prepared import Put
 from tests.support.processes import RunEmbedctl
 from tests.support.store import active_jobs
-from tests.support.waiting import PATIENCE_S, eventually
+from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
 TEXTS = [f"text {i}" for i in range(100)]
@@ -106,11 +106,6 @@ def assert_every_record_has_its_vector(job_id: str, settings: Settings, texts: l
     np.testing.assert_array_equal(job.vectors(), reference(texts))
 
 
-def only_job(broker: Broker) -> str:
-    (status,) = broker.jobs.newest()
-    return status.id
-
-
 @pytest.mark.parametrize("way", ["key", "resume"])
 def test_a_producer_that_was_killed_is_resumed_at_the_right_record(
     way: str,
@@ -128,23 +123,11 @@ def test_a_producer_that_was_killed_is_resumed_at_the_right_record(
     write_corpus(short_folder, LINES)
     again = embedctl("submit", "corpus.jsonl", "--chunk-size", "10", *(key or ["--resume", job_id]))
     assert (again.returncode, again.stdout) == (0, f"{job_id}\n"), again.stderr
-    assert only_job(broker) == job_id
+    assert broker.jobs.newest_ids(2) == [job_id]
     assert_every_record_has_its_vector(job_id, settings)
     assert broker.jobs.status(job_id).claims == 10
     ids = [label for chunk in Job.get(job_id, settings).iter_results() for label in chunk.ids]
     assert ids == [str(i) for i in range(100)]
-
-
-def test_a_job_that_has_all_its_records_may_be_resumed_too(
-    settings: Settings, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
-) -> None:
-    start_worker()
-    job = enqueue_embeddings(TEXTS, ids=range(100), chunk_size=10, settings=settings)
-    job.wait(timeout=60)
-    write_corpus(short_folder, LINES)
-    again = embedctl("submit", "corpus.jsonl", "--resume", job.id)
-    assert (again.returncode, again.stdout) == (0, f"{job.id}\n"), again.stderr
-    assert_every_record_has_its_vector(job.id, settings)
 
 
 @pytest.fixture
@@ -171,10 +154,6 @@ def resume(broker: Broker, job_id: str, texts: list[str] = TEXTS, **options: Any
     ("option", "value", "said"),
     [
         ("prompt", "passage: ", "prompt was 'query: ' and is 'passage: '"),
-        ("chunk_size", 20, "chunk_size was 10 and is 20"),
-        ("normalize", False, "normalize was True and is False"),
-        ("truncation", "error", "truncation was 'truncate' and is 'error'"),
-        ("model", "other", "model was 'dummy' and is 'other'"),
         ("hardware", "slow", "hardware was 'dummy' and is 'slow'"),
         ("precision", "int8", "precision was 'fp32' and is 'int8'"),
         ("max_errors", 5, "max_errors"),
@@ -186,17 +165,6 @@ def test_a_job_is_not_resumed_with_other_options(broker: Broker, half: str, opti
     with pytest.raises((CorpusChanged, SettingsError), match=said):
         resume(broker, half, **{option: value})
     assert broker.jobs.status(half).records == 30
-
-
-def test_a_job_is_resumed_with_the_same_options_given_again(
-    broker: Broker, half: str, start_worker: StartWorker
-) -> None:
-    start_worker()
-    same = SubmitOptions(prompt="query: ", chunk_size=10, model="dummy", hardware="auto", precision="fp32", resume=half)
-    job = submit(broker, records_of(TEXTS, max_bytes=1000), same)
-    assert job.id == half
-    assert job.wait(timeout=60).done == 100
-    np.testing.assert_array_equal(job.vectors(), reference(TEXTS, "query: "))
 
 
 def test_what_can_not_be_resumed_is_refused_in_a_sentence(
@@ -219,61 +187,54 @@ def test_what_can_not_be_resumed_is_refused_in_a_sentence(
     assert Job.get(other.id, settings).status().state is JobState.CANCELLED
 
 
-def test_unknown_and_cancelled_jobs_are_told_apart_in_python(broker: Broker, settings: Settings) -> None:
-    with pytest.raises(JobNotFound):
-        resume(broker, "20990101-000000-0000000000")
-    job = enqueue_embeddings(["text"], settings=settings)
-    job.cancel()
-    with pytest.raises(JobCancelled):
-        resume(broker, job.id)
-
-
-def again(settings: Settings, broker: Broker, way: str, job_id: str, texts: list[str]) -> Job:
-    if way == "resume":
-        return resume(broker, job_id, texts)
-    return enqueue_embeddings(texts, chunk_size=10, idempotency_key="k", settings=settings)
-
-
-@pytest.mark.parametrize("way", ["key", "resume"])
-@pytest.mark.parametrize("done", [True, False], ids=["encoded", "waiting"])
-def test_a_corpus_that_changed_is_refused_by_its_first_record_that_differs(
-    settings: Settings, broker: Broker, start_worker: StartWorker, way: str, done: bool
+def test_two_submitters_with_one_key_at_the_same_time_make_one_job(
+    settings: Settings, broker: Broker, environment: dict[str, str], short_folder: Path, start_worker: StartWorker
 ) -> None:
-    texts = TEXTS[:95]
-    job = enqueue_embeddings(texts, chunk_size=10, idempotency_key="k", settings=settings)
-    if done:
-        start_worker()
-        job.wait(timeout=60)
-    for changed, said in [
-        ([*texts[:55], "other", "another", *texts[57:]], "record 55"),
-        (["other", *texts[1:]], "record 0 "),
-        ([*texts[:94], "other"], "record 94"),
-        (texts[:94], "record 94"),
-        ([*texts, "one more"], "record 95"),
-        (texts[:90], "holds 10 chunks, and the corpus now makes 9"),
-        ([*texts, *TEXTS[95:], "one more"], "record 95"),
-        (texts[1:], "record 0 "),
-    ]:
-        with pytest.raises(CorpusChanged, match=said):
-            again(settings, broker, way, job.id, changed)
-        assert job.status().records == 95
-    assert again(settings, broker, way, job.id, texts).id == job.id
-    if not done:
-        start_worker()
-    assert_every_record_has_its_vector(job.id, settings, texts)
+    start_worker()
+    write_corpus(short_folder, LINES)
+    command = ["submit", "corpus.jsonl", "--chunk-size", "5", "--resume", "k"]
+    both = [Forked(command, environment, short_folder) for _ in range(2)]
+    said = [process.communicate(timeout=60)[0].strip() for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert said == broker.jobs.newest_ids(2) * 2
+    assert_every_record_has_its_vector(said[0], settings)
+    assert Job.get(said[0], settings).status().claims == 20
 
 
-@pytest.mark.parametrize("way", ["key", "resume"])
-def test_records_beyond_the_end_of_a_job_are_refused(settings: Settings, broker: Broker, way: str) -> None:
-    job = enqueue_embeddings(TEXTS, chunk_size=10, idempotency_key="k", settings=settings)
-    with pytest.raises(CorpusChanged, match="ended after record 99; the corpus now has more"):
-        again(settings, broker, way, job.id, [*TEXTS, "one more"])
+@pytest.mark.slow
+def test_one_that_comes_while_another_submits_waits_for_it_however_slow_its_corpus_is(
+    settings: Settings, broker: Broker, start_producer: StartProducer, start_worker: StartWorker
+) -> None:
+    start_worker()
+    first = start_producer("--resume", "k", lease_s=5)  # of which a busy machine does not miss two thirds
+    first.give(LINES[:35])
+    job_id = begun(broker, 30)
+    since = broker.connection.now_ms()
+    told: list[str] = []
+    options = SubmitOptions(chunk_size=10, idempotency_key="k")
+    records = records_of(({"text": text, "id": i} for i, text in enumerate(TEXTS)), max_bytes=1000)
+    second = threading.Thread(
+        target=submit, args=(broker, records, options, lambda _, waiting: told.append(waiting)), daemon=True
+    )
+    second.start()
+    eventually(lambda: broker.connection.now_ms() - since > 10_000)  # two leases
+    assert told == ["another producer of this job"] * len(told)
+    assert broker.jobs.status(job_id).records == 30
+    first.give(LINES[35:])
+    first.pipe.close()
+    assert first.process.wait(60) == 0
+    second.join(60)
+    assert not second.is_alive()
+    assert told.count("") == 10
+    assert broker.jobs.newest_ids(2) == [job_id]
+    assert_every_record_has_its_vector(job_id, settings)
+    assert broker.jobs.status(job_id).claims == 10
 
 
 def test_a_corpus_that_changed_under_a_half_submitted_job_is_refused_and_the_right_one_resumes(
     broker: Broker, half: str, monkeypatch: pytest.MonkeyPatch, start_worker: StartWorker
 ) -> None:
-    monkeypatch.setattr(keys, "PRODUCER_LEASE_S", 1)
+    monkeypatch.setattr(keys, "PRODUCER_LEASE_S", 3600)  # who was refused gives up the right to add at once
     for changed, said in [
         ([*TEXTS[:17], "other", *TEXTS[18:]], "record 17"),
         (TEXTS[:20], "holds 3 chunks, and the corpus now makes 2"),
@@ -283,91 +244,13 @@ def test_a_corpus_that_changed_under_a_half_submitted_job_is_refused_and_the_rig
             resume(broker, half, changed)
         assert broker.jobs.status(half).state is JobState.SUBMITTING
     start_worker()
-    job = resume(broker, half)
+    same = {"prompt": "query: ", "chunk_size": 10, "model": "dummy", "hardware": "auto", "precision": "fp32"}
+    job = resume(broker, half, **same)
     assert job.wait(timeout=60).done == 100
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS, "query: "))
 
 
-def test_two_submitters_with_one_key_at_the_same_time_make_one_job(
-    settings: Settings, broker: Broker, environment: dict[str, str], short_folder: Path, start_worker: StartWorker
-) -> None:
-    start_worker()
-    write_corpus(short_folder, LINES)
-    command = ["submit", "corpus.jsonl", "--chunk-size", "1", "--resume", "k"]
-    both = [Forked(command, environment, short_folder) for _ in range(2)]
-    said = [process.communicate(timeout=60)[0].strip() for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert said == [only_job(broker)] * 2
-    assert_every_record_has_its_vector(said[0], settings)
-    assert Job.get(said[0], settings).status().claims == 100
-
-
-def test_one_that_comes_while_another_submits_waits_for_it(
-    settings: Settings, broker: Broker, start_producer: StartProducer, start_worker: StartWorker
-) -> None:
-    start_worker()
-    first = start_producer("--resume", "k")
-    first.give(LINES[:35])
-    job_id = begun(broker, 30)
-    told: list[str] = []
-    options = SubmitOptions(chunk_size=10, idempotency_key="k")
-    records = records_of(({"text": text, "id": i} for i, text in enumerate(TEXTS)), max_bytes=1000)
-    second = threading.Thread(
-        target=submit, args=(broker, records, options, lambda _, waiting: told.append(waiting)), daemon=True
-    )
-    second.start()
-    eventually(lambda: told.count("another producer of this job") >= 2)
-    assert told == ["another producer of this job"] * len(told)
-    assert broker.jobs.status(job_id).records == 30
-    first.give(LINES[35:])
-    first.pipe.close()
-    assert first.process.wait(60) == 0
-    second.join(60)
-    assert not second.is_alive()
-    assert told.count("") == 10
-    assert only_job(broker) == job_id
-    assert_every_record_has_its_vector(job_id, settings)
-    assert broker.jobs.status(job_id).claims == 10
-
-
-@pytest.mark.slow
-def test_a_slow_corpus_never_looks_like_a_dead_producer(
-    settings: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch, start_worker: StartWorker
-) -> None:
-    monkeypatch.setattr(keys, "PRODUCER_LEASE_S", 5)  # of which a busy machine does not miss two thirds
-    go_on = threading.Event()
-
-    def slow() -> Iterator[str]:
-        yield from TEXTS[:35]
-        assert go_on.wait(PATIENCE_S)
-        yield from TEXTS[35:]
-
-    jobs: list[Job] = []
-
-    def produce() -> None:
-        jobs.append(enqueue_embeddings(slow(), chunk_size=10, settings=settings))
-
-    producer = threading.Thread(target=produce, daemon=True)
-    producer.start()
-    job_id = begun(broker, 30)
-    since = broker.connection.now_ms()
-    seen = []
-
-    def two_leases_have_passed() -> bool:
-        seen.append((broker.jobs.status(job_id).stalled, broker.jobs.hold(job_id, "another")))
-        return broker.connection.now_ms() - since > 10_000
-
-    eventually(two_leases_have_passed)
-    go_on.set()
-    producer.join(60)
-    assert set(seen) == {(False, False)}
-    start_worker()
-    assert jobs[0].id == job_id
-    assert_every_record_has_its_vector(job_id, settings)
-
-
-@pytest.mark.slow
-def test_ctrl_c_while_a_job_is_resumed_leaves_it_for_another_resume(
+def test_ctrl_c_leaves_a_job_for_another_that_goes_on_at_once(
     settings: Settings,
     broker: Broker,
     embedctl: RunEmbedctl,
@@ -375,46 +258,17 @@ def test_ctrl_c_while_a_job_is_resumed_leaves_it_for_another_resume(
     start_producer: StartProducer,
     start_worker: StartWorker,
 ) -> None:
-    job_id = die_half_way(start_producer, broker)
-    second = start_producer("--resume", job_id)
-    second.give(LINES[:65])
-    eventually(lambda: broker.jobs.status(job_id).records == 60)
-    second.process.send_signal(signal.SIGINT)
-    _, said = second.end()
-    assert second.process.returncode == 130
-    assert "the same command resumes where it stopped" in said
-    assert broker.jobs.status(job_id).state is JobState.SUBMITTING
-    write_corpus(short_folder, LINES)
-    third = embedctl("submit", "corpus.jsonl", "--resume", job_id)
-    assert (third.returncode, third.stdout) == (0, f"{job_id}\n"), third.stderr
-    start_worker()
-    assert_every_record_has_its_vector(job_id, settings)
-
-
-def test_who_was_interrupted_may_go_on_at_once(broker: Broker, start_producer: StartProducer) -> None:
     """A producer's right to add ends with the producer. Only after a kill do others have to wait for it."""
     first = start_producer("--resume", "k", lease_s=3600)
     first.give(LINES[:35])
     job_id = begun(broker, 30)
     first.process.send_signal(signal.SIGINT)
-    first.end()
-    eventually(lambda: broker.jobs.hold(job_id, "the next"))
-
-
-def test_who_was_refused_may_come_again_at_once(broker: Broker, half: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "PRODUCER_LEASE_S", 3600)
-    with pytest.raises(CorpusChanged):
-        resume(broker, half, ["other", *TEXTS[1:]])
-    eventually(lambda: broker.jobs.hold(half, "the next"))
-
-
-def test_who_waits_for_another_producer_is_not_told_to_wait_for_workers(
-    broker: Broker, start_producer: StartProducer
-) -> None:
-    first = start_producer("--resume", "k")
-    first.give(LINES[:35])
-    begun(broker, 30)
-    second = start_producer("--resume", "k")
-    second.give(LINES)
-    assert second.process.stderr is not None
-    assert "workers" not in second.process.stderr.readline()
+    _, said = first.end()
+    assert first.process.returncode == 130
+    assert "the same command resumes where it stopped" in said
+    assert broker.jobs.status(job_id).state is JobState.SUBMITTING
+    write_corpus(short_folder, LINES)
+    resumed = embedctl("submit", "corpus.jsonl", "--resume", job_id)
+    assert (resumed.returncode, resumed.stdout) == (0, f"{job_id}\n"), resumed.stderr
+    start_worker()
+    assert_every_record_has_its_vector(job_id, settings)

@@ -6,15 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from embedctl import enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.job import Job
-from embedctl.reaper import Reaper
-from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
-from tests.support.limits import limited
 from tests.support.processes import RunEmbedctl
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
@@ -47,49 +41,6 @@ def test_jobs_of_all_tenants_and_lanes_end_and_say_what_they_are(
     assert "interactive" in shown
     listed = json.loads(embedctl("list", "--tenant", "team/b", "--json").stdout)
     assert [job["id"] for job in listed] == [jobs[3]["id"]]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ({"tenant": "a b"}, "tenant 'a b': use 1 to 64 characters, only letters, digits and . _ - / @"),
-        ({"tenant": "x" * 65}, "use 1 to 64 characters"),
-        ({"tenant": ""}, "use 1 to 64 characters"),
-        ({"lane": "fast"}, "lane 'fast' is none of interactive, normal, background"),
-    ],
-)
-def test_a_wrong_name_is_one_clear_error(settings: Settings, wrong: dict[str, Any], says: str) -> None:
-    with pytest.raises(SettingsError, match=says):
-        enqueue_embeddings(["text"], settings=settings, **wrong)
-
-
-def test_a_weight_is_kept_with_the_job_and_checked(settings: Settings) -> None:
-    from embedctl_config.tenants import TenantEntry
-
-    heavy = settings.replace(tenants={"a": TenantEntry(weight=3.0)})
-    job = enqueue_embeddings(["text"], tenant="a", settings=heavy)
-    with Broker.shared(heavy).connection.client() as client:
-        assert client.hget(f"embed:job:{job.id}", "weight") == b"3.0"
-    with pytest.raises(SettingsError, match=r"tenants\.a\.weight: 0\.0 is not between 0\.001 and 1000"):
-        settings.replace(tenants={"a": TenantEntry(weight=0.0)})
-
-
-def test_the_reaper_fills_a_queue_that_nobody_filled(settings: Settings) -> None:
-    """The job that had all of the window is cancelled, and no worker says so."""
-    broker = Broker.connect(limited(settings, window=2))
-    texts = [f"text {number} " + "word " * 3000 for number in range(8)]
-    first, second = (enqueue_embeddings(texts, chunk_size=1, settings=broker.settings) for _ in range(2))
-    assert broker.jobs.issue(second.id, first.status().queue) == []
-    first.cancel()
-    reaper = Reaper(broker, interval_s=0.01)
-
-    def is_filled() -> bool:
-        reaper.round()
-        with broker.connection.client() as client:
-            return bool(client.zcard(f"embed:job:{second.id}:due"))
-
-    eventually(is_filled)
-    broker.close()
 
 
 def test_a_tenant_at_its_limit_is_refused_until_a_job_ends_and_others_go_on(
