@@ -112,6 +112,8 @@ def test_a_worker_that_is_stopped_or_hung_is_known_within_twenty_seconds(
 def test_a_worker_that_was_killed_is_known_at_once_where_another_runs_beside_it(
     settings: Settings, raw: redis_py.Redis, embedctl: RunEmbedctl, start_worker: StartWorker
 ) -> None:
+    """Also if one of another machine has the turn to look after jobs."""
+    start_worker(prepare=go_elsewhere)
     start_worker("slow")
     doomed = start_worker("slow")
     name = doomed.row().name
@@ -131,98 +133,37 @@ def test_a_worker_that_was_killed_is_known_at_once_where_another_runs_beside_it(
     assert job.wait(timeout=60).done == 40
 
 
-def test_a_death_is_witnessed_beside_it_even_where_a_worker_of_another_machine_reaps(
-    settings: Settings, start_worker: StartWorker
-) -> None:
-    start_worker(prepare=go_elsewhere)
-    start_worker()
-    doomed = start_worker()
-    job = enqueue_embeddings(["text"], settings=settings)
-    name = doomed.row().name
-    doomed.kill()
-    eventually(lambda: [(each.worker.name, each.how) for each in job.gone_workers()])
-    assert [(each.worker.name, each.how) for each in job.gone_workers()] == [(name, "its process ended without a word")]
-
-
-@pytest.mark.slow
-def test_a_worker_that_was_killed_with_nobody_beside_it_is_known_within_twenty_seconds(
-    settings: Settings, embedctl: RunEmbedctl, start_worker: StartWorker
-) -> None:
-    alone = start_worker("slow")
-    name = alone.row().name
-    job = enqueue_embeddings(TEXTS, hardware="slow", settings=settings)
-    eventually(lambda: busy(alone))
-    alone.kill()
-    eventually(lambda: not job.workers())
-    shown = embedctl("status", job.id).stdout
-    (line,) = lines(shown, "gone")
-    assert line.startswith(name)
-    assert lines(shown, "workers") == ["0 live; start one: embedctl worker --class slow --model dummy"]
-    assert findings(settings, "worker gone")
-
-
-def test_busy_and_idle_workers_are_told_apart(
-    settings: Settings, embedctl: RunEmbedctl, start_worker: StartWorker
+def test_busy_and_idle_workers_are_told_apart_and_both_make_a_machine_ready(
+    settings: Settings, embedctl: RunEmbedctl, raw: redis_py.Redis, start_worker: StartWorker
 ) -> None:
     one, other = start_worker("slow"), start_worker("slow")
     # One chunk, too little text to be divided, that takes longer than the commands: it is cancelled once they are done.
     job = enqueue_embeddings([f"a b c d e {i}" for i in range(500)], hardware="slow", settings=settings)
-    assert job.status().chunks == 1
     eventually(lambda: busy(one) or busy(other))
     assert lines(embedctl("status", job.id).stdout, "workers") == ["2 live: 1 busy, 1 idle"]
     workers = json.loads(embedctl("status", job.id, "--json").stdout)["workers"]
     assert sorted(bool(worker["holding"]) for worker in workers) == [False, True]
+    ready = embedctl("worker", "--ready")
+    assert (ready.returncode, ready.stderr) == (0, "")
+    names = ready.stdout.removeprefix("ready: ").strip().split(", ")
+    assert set(names) == {one.row().name, other.row().name}
     job.cancel()
     eventually(lambda: not busy(one) and not busy(other))
     assert lines(embedctl("status", job.id).stdout, "workers") == ["2 live: 2 idle"]
-
-
-def test_a_machine_is_ready_while_its_workers_are_idle_or_busy(
-    settings: Settings, embedctl: RunEmbedctl, start_worker: StartWorker
-) -> None:
-    slow, dummy = start_worker("slow"), start_worker()
-    names = {slow.row().name, dummy.row().name}
-
-    def assert_ready() -> None:
-        ready = embedctl("worker", "--ready")
-        assert (ready.returncode, ready.stderr) == (0, "")
-        assert ready.stdout.startswith("ready: ")
-        assert set(ready.stdout.removeprefix("ready: ").strip().split(", ")) == names
-
-    assert_ready()
-    job = enqueue_embeddings(TEXTS, hardware="slow", settings=settings)
-    eventually(lambda: busy(slow))
-    assert_ready()
-    only = embedctl("worker", "--ready", "--class", "dummy")
-    assert (only.returncode, only.stdout) == (0, f"ready: {dummy.row().name}\n")
-    job.cancel()
+    kill_while_its_heartbeat_counts(one, raw)
+    eventually(lambda: embedctl("worker", "--ready").stdout == f"ready: {other.row().name}\n")
 
 
 def test_a_machine_without_a_worker_is_not_ready(
-    embedctl: RunEmbedctl, worker_broker: Broker, short_folder: Path, start_worker: StartWorker
+    embedctl: RunEmbedctl, worker_broker: Broker, short_folder: Path
 ) -> None:
     worker_broker.workers.beat(row("far", machine="another machine"))
     none = embedctl("worker", "--ready")
     assert (none.returncode, none.stdout) == (1, "")
     assert none.stderr == "embedctl worker: no live worker on this machine\n"
-    start_worker()
-    other = embedctl("worker", "--ready", "--class", "slow")
-    assert (other.returncode, other.stdout) == (1, "")
-    assert other.stderr == "embedctl worker: no live worker of class slow on this machine\n"
     away = embedctl("worker", "--ready", EMBEDCTL_REDIS_URL=f"unix://{short_folder}/nothing.sock")
     assert (away.returncode, away.stdout) == (69, "")
     assert "can't be reached" in away.stderr
-    assert "Traceback" not in away.stderr
-
-
-def test_a_machine_whose_worker_was_killed_is_not_ready(
-    raw: redis_py.Redis, embedctl: RunEmbedctl, start_worker: StartWorker
-) -> None:
-    start_worker("slow")
-    doomed = start_worker()
-    assert embedctl("worker", "--ready", "--class", "dummy").returncode == 0
-    kill_while_its_heartbeat_counts(doomed, raw)
-    eventually(lambda: embedctl("worker", "--ready", "--class", "dummy").returncode == 1)
 
 
 def test_a_job_without_a_live_worker_says_so_and_names_the_command_that_starts_one(
@@ -300,10 +241,3 @@ def test_nothing_that_libraries_do_at_the_end_delays_a_worker_that_has_said_good
     worker.process.terminate()
     assert worker.process.wait(PATIENCE_S) == 0
     assert "Warm shutdown" in worker.log()
-
-
-def test_a_missing_worker_is_told_once_where_the_class_is_chosen_too(embedctl: RunEmbedctl, short_folder: Path) -> None:
-    (short_folder / "corpus.txt").write_text("one\n")
-    submitted = embedctl("submit", "corpus.txt", "--class", "auto", "--model", "nobodys")
-    assert submitted.returncode == 0
-    assert submitted.stderr.lower().count("no live worker serves nobodys") == 1

@@ -10,7 +10,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
@@ -42,9 +42,6 @@ from tests.support.workers import StartWorker
 
 #: Each of these texts is one batch for a worker of the class "slow": a tenth of a second.
 TEXTS = [f"text {i} " + "word " * 60 for i in range(40)]
-#: Number of runs of each race.
-ROUNDS = 20
-
 T = TypeVar("T")
 
 
@@ -74,13 +71,6 @@ def in_background(work: Callable[[], T]) -> Future[T]:
 
     threading.Thread(target=run, daemon=True).start()
     return future
-
-
-def slowly(texts: Iterable[str], pause_s: float) -> Iterator[str]:
-    """A corpus that is still being read when its first chunks are done."""
-    for text in texts:
-        yield text
-        time.sleep(pause_s)
 
 
 def held_at(at: int, gate: threading.Event) -> Iterator[str]:
@@ -165,26 +155,6 @@ def let_producer_lapse(raw: redis_py.Redis, job_id: str) -> None:
 
 
 @pytest.mark.slow
-def test_connections_killed_again_and_again(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, start_worker: StartWorker
-) -> None:
-    workers = [start_worker("slow"), start_worker("slow")]
-    texts = [*TEXTS, *TEXTS]
-    submitted = in_background(
-        lambda: enqueue_embeddings(slowly(texts, 0.03), hardware="slow", chunk_size=5, settings=settings)
-    )
-    job = active_job(broker)
-    for _ in range(5):
-        before = job.status().chunks_done
-        eventually(lambda: job.status().chunks_done > before)  # noqa: B023  (it is called in this round only)
-        assert raw.client_kill_filter(_type="normal", skipme=True) >= 4
-    assert submitted.result(60).id == job.id
-    job.wait(timeout=60)
-    assert_whole(job, texts)
-    assert [worker.process.poll() for worker in workers] == [None, None]
-
-
-@pytest.mark.slow
 def test_a_worker_whose_connections_are_half_open(
     settings: Settings, environment: dict[str, str], proxy: Proxy, start_worker: StartWorker
 ) -> None:
@@ -212,9 +182,8 @@ def test_a_worker_whose_connections_are_half_open(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("away_s", [0.0, 8.0])
 def test_producer_waiter_and_worker_sit_out_a_redis_that_is_away(
-    away_s: float, settings: Settings, broker: Broker, redis_server: RedisServer, start_worker: StartWorker
+    settings: Settings, broker: Broker, redis_server: RedisServer, start_worker: StartWorker
 ) -> None:
     worker = start_worker("slow")
     gate = threading.Event()
@@ -227,7 +196,7 @@ def test_producer_waiter_and_worker_sit_out_a_redis_that_is_away(
     redis_server.stop()
     gate.set()
     eventually(lambda: "held back" in worker.log(), show=worker.log)
-    time.sleep(away_s)  # everybody has noticed; the longer outage also outlasts their first tries
+    time.sleep(8)  # everybody has noticed, and it outlasts their first tries
     redis_server.start()
     assert submitted.result(60).id == job.id
     assert waited.result(60).done == len(TEXTS)
@@ -295,22 +264,6 @@ def test_a_redis_that_comes_back_empty(
 
 
 @pytest.mark.slow
-def test_results_that_redis_lost_in_a_crash_are_made_again(
-    settings: Settings, redis_server: RedisServer, start_worker: StartWorker
-) -> None:
-    worker = start_worker("slow")
-    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=5, settings=settings)
-    eventually(lambda: job.status().chunks_done >= 1)
-    size = log_of(redis_server).stat().st_size
-    eventually(lambda: job.status().chunks_done >= 4)
-    lose_writes_after(redis_server, size)
-    assert job.status().chunks_done < 4
-    job.wait(timeout=60)
-    assert_whole(job)
-    assert worker.process.poll() is None
-
-
-@pytest.mark.slow
 def test_a_submission_that_redis_lost_in_a_crash_is_repaired_by_the_same_command(
     broker: Broker,
     redis_server: RedisServer,
@@ -347,9 +300,7 @@ def test_a_submission_that_redis_lost_in_a_crash_is_repaired_by_the_same_command
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("worker", ["none yet", "busy with one of them"])
 def test_a_producer_whose_chunks_redis_lost_in_a_crash_says_how_to_go_on(
-    worker: str,
     settings: Settings,
     broker: Broker,
     redis_server: RedisServer,
@@ -367,25 +318,21 @@ def test_a_producer_whose_chunks_redis_lost_in_a_crash_says_how_to_go_on(
         assert late.wait(PATIENCE_S)
         yield from TEXTS[31:]
 
-    busy = None if worker == "none yet" else start_worker("slow")
+    busy = start_worker("slow")
     submitted = in_background(lambda: enqueue_embeddings(texts(), hardware="slow", chunk_size=5, settings=settings))
     job = active_job(broker)
     eventually(lambda: job.status().chunks == 2)
     size = log_of(redis_server).stat().st_size
     early.set()
     eventually(lambda: job.status().chunks == 6)
-    if busy is not None:
-        eventually(lambda: (job.id, 3) in busy.row().holding)
+    eventually(lambda: (job.id, 3) in busy.row().holding)
     lose_writes_after(redis_server, size)
-    if busy is not None:
-        eventually(lambda: re.search(rf"{job.id}\.3\.\w+] succeeded", busy.log()))
+    eventually(lambda: re.search(rf"{job.id}\.3\.\w+] succeeded", busy.log()))
     late.set()
     with pytest.raises(JobLost, match=f"--resume {job.id}"):
         submitted.result(60)
 
     let_producer_lapse(raw, job.id)
-    if busy is None:
-        start_worker("slow")
     resumed = embedctl("submit", corpus(short_folder), "--resume", job.id, "--wait")
     assert resumed.returncode == 0, resumed.stderr
     assert resumed.stdout.strip() == job.id
@@ -413,28 +360,11 @@ def audit(broker: Broker, raw: redis_py.Redis, job: Job) -> tuple[int, int]:
 
 
 def fill(raw: redis_py.Redis) -> None:
-    """Leave Redis no room for anything more."""
-    raw.config_set("maxmemory", int(raw.info("memory")["used_memory"] * 0.9))
+    """Leave Redis no room for anything more, whatever its buffers of connections give back."""
+    raw.config_set("maxmemory", int(raw.info("memory")["used_memory"] * 0.5))
 
 
-def test_a_hole_is_found_and_repaired_by_the_same_corpus(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, embedctl: RunEmbedctl, start_worker: StartWorker
-) -> None:
-    job = enqueue_embeddings(TEXTS, chunk_size=5, idempotency_key="k", settings=settings)
-    raw.delete(keys.chunk_input(job.id, 3))
-    worker = start_worker()
-    eventually(lambda: job.status().chunks_done == 7 and worker.logged("can't be claimed: lost", chunk=3))
-    assert audit(broker, raw, job) == (3, 3)
-    assert "Redis lost chunks 3 to 3" in embedctl("status", job.id).stdout
-    with pytest.raises(JobLost, match="--resume"):
-        job.wait(timeout=60)
-    assert enqueue_embeddings(TEXTS, chunk_size=5, idempotency_key="k", settings=settings).id == job.id
-    job.wait(timeout=60)
-    assert_whole(job)
-
-
-@pytest.mark.slow
-def test_damaged_inputs_are_told_of_and_repaired_by_the_same_corpus(
+def test_lost_and_damaged_inputs_are_told_of_and_repaired_by_the_same_corpus(
     settings: Settings, broker: Broker, raw: redis_py.Redis, embedctl: RunEmbedctl, start_worker: StartWorker
 ) -> None:
     job = enqueue_embeddings(TEXTS, chunk_size=5, idempotency_key="k", settings=settings)
@@ -444,6 +374,7 @@ def test_damaged_inputs_are_told_of_and_repaired_by_the_same_corpus(
         4: lambda data: data.__setitem__(-9, data[-9] ^ 0x20),  # a letter of a text
         5: lambda data: data.__delitem__(slice(len(data) // 2, None)),
     }
+    raw.delete(keys.chunk_input(job.id, 3))
     for chunk, damage in damages.items():
         data = bytearray(broker.jobs.input(job.id, chunk) or b"")
         damage(data)
@@ -451,14 +382,16 @@ def test_damaged_inputs_are_told_of_and_repaired_by_the_same_corpus(
     worker = start_worker()
     eventually(
         lambda: (
-            job.status().chunks_done == 4 and all(worker.logged("can't be claimed: lost", chunk=at) for at in damages)
+            job.status().chunks_done == 3
+            and all(worker.logged("can't be claimed: lost", chunk=at) for at in (3, *damages))
         )
     )
     assert all(worker.logged("input is damaged", job=job.id, chunk=at, attempt=1) for at in damages)
     assert audit(broker, raw, job) == (1, 5)
     shown = embedctl("status", job.id).stdout
+    assert "Redis lost chunks 1 to 5" in shown
     assert "its input was damaged in Redis" in next(line for line in shown.splitlines() if line.startswith("trouble"))
-    assert job.status().done == 20
+    assert job.status().done == 15
     with pytest.raises(JobLost, match="--resume"):
         job.wait(timeout=60)
     enqueue_embeddings(TEXTS, chunk_size=5, idempotency_key="k", settings=settings)
@@ -521,111 +454,7 @@ def test_a_ticket_taken_from_a_full_redis_does_not_end_the_worker(
     assert worker.process.poll() is None
 
 
-@pytest.mark.parametrize("verb", ["cancel", "discard"])
-def test_a_full_redis_has_room_again_when_a_job_is_given_up(
-    verb: str, settings: Settings, raw: redis_py.Redis, embedctl: RunEmbedctl, start_worker: StartWorker
-) -> None:
-    job = enqueue_embeddings([f"{i} " * 20_000 for i in range(40)], hardware="slow", chunk_size=5, settings=settings)
-    start_worker()
-    fill(raw)
-    given_up = embedctl(verb, job.id)
-    assert given_up.returncode == 0, given_up.stderr
-    eventually(lambda: not list(raw.scan_iter(f"{keys.chunk_input(job.id, '*')}", count=1000)))
-    following = enqueue_embeddings(TEXTS, chunk_size=5, settings=settings)
-    following.wait(timeout=60)
-    assert_whole(following)
-
-
-# Late completions and races
-
-
-@pytest.mark.slow
-def test_a_late_result_of_other_weights_is_refused(
-    settings: Settings,
-    environment: dict[str, str],
-    redis_server: RedisServer,
-    short_folder: Path,
-    start_worker: StartWorker,
-) -> None:
-    config, plain = Path(environment["EMBEDCTL_CONFIG"]), "{dim = 16, seconds_per_batch = 0.1}"
-    job = enqueue_embeddings(TEXTS[:20], hardware="slow", chunk_size=5, settings=settings)
-    size = log_of(redis_server).stat().st_size
-    other = short_folder / "other.toml"
-    other.write_text(config.read_text().replace(plain, "{dim = 16, seconds_per_batch = 0.1, seed = 1}"))
-    environment["EMBEDCTL_CONFIG"] = str(other)
-    late = start_worker("slow")
-    eventually(lambda: late.row().holding)
-    with standing_still(late.process):
-        # Redis forgets that this worker's claim had fixed the job's fingerprint, and another's does.
-        lose_writes_after(redis_server, size)
-        slower = short_folder / "slower.toml"
-        slower.write_text(config.read_text().replace(plain, "{dim = 16, seconds_per_batch = 0.2}"))
-        environment["EMBEDCTL_CONFIG"] = str(slower)
-        right = start_worker("slow")
-        eventually(lambda: job.status().claims > 0)
-    eventually(lambda: late.logged("result was not needed: mismatch"))
-    assert job.status().refused > 0
-    job.wait(timeout=60)
-    assert job.status().pinned_by == right.row().instance
-    assert_whole(job, TEXTS[:20])
-
-
-@pytest.mark.slow
-def test_cancelling_in_the_middle_of_completions(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, start_worker: StartWorker
-) -> None:
-    worker = start_worker()
-    dice = random.Random(1)
-    jobs = []
-    for _ in range(ROUNDS):
-        job = enqueue_embeddings(TEXTS, chunk_size=2, settings=settings)
-        jobs.append(job)
-        time.sleep(dice.uniform(0, 0.06))  # a random moment of the job
-        cancelled = job.cancel()
-        assert cancelled.state in (JobState.CANCELLED, JobState.COMPLETED)
-    states = [job.status().state for job in jobs]
-    assert JobState.CANCELLED in states
-    eventually(lambda: not list(active_jobs(broker)))
-    eventually(lambda: not worker.row().holding)
-    for job, state in zip(jobs, states, strict=True):
-        assert job.status().state is state
-        if state is JobState.COMPLETED:
-            assert_whole(job)
-        else:
-            left = {key.decode() for key in raw.scan_iter(f"*{job.id}*", count=1000)}
-            assert left <= {keys.job(job.id), keys.events(job.id), keys.counted(job.id), keys.cursors(job.id)}
-    following = enqueue_embeddings(TEXTS, chunk_size=2, settings=settings)
-    following.wait(timeout=60)
-    assert_whole(following)
-
-
-def test_sealing_at_the_moment_of_the_last_completion(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch, start_worker: StartWorker
-) -> None:
-    start_worker()
-    dice, seal = random.Random(2), broker.jobs.seal
-
-    def seal_first(job_id: str, chunks: int) -> None:
-        seal(job_id, chunks)
-
-    def seal_last(job_id: str, chunks: int) -> None:
-        eventually(lambda: broker.jobs.status(job_id).chunks_done == chunks)
-        seal(job_id, chunks)
-
-    def seal_somewhen(job_id: str, chunks: int) -> None:
-        time.sleep(dice.uniform(0, 0.03))  # a random moment of the encode
-        seal(job_id, chunks)
-
-    for way in (seal_first, seal_last, *[seal_somewhen] * ROUNDS):
-        monkeypatch.setattr(broker.jobs, "seal", way)
-        job = submit(broker, records_of(TEXTS[:4], max_bytes=10_000), SubmitOptions(chunk_size=2))
-        job.wait(timeout=60)
-        assert_whole(job, TEXTS[:4])
-
-
-@pytest.mark.parametrize("rounds", [ROUNDS // 4, pytest.param(ROUNDS, marks=pytest.mark.slow)])
 def test_retrying_failed_records_while_they_are_fetched(
-    rounds: int,
     settings: Settings,
     environment: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
@@ -635,7 +464,7 @@ def test_retrying_failed_records_while_they_are_fetched(
     texts = [f"text {i}{' fail-encoder' * (i % 7 == 3)}" for i in range(60)]
     vectors = reference(texts)
     failing = start_worker("poison")
-    jobs = [enqueue_embeddings(texts, hardware="poison", chunk_size=2, settings=settings) for _ in range(rounds)]
+    jobs = [enqueue_embeddings(texts, hardware="poison", chunk_size=2, settings=settings) for _ in range(5)]
     for job in jobs:
         assert job.wait(timeout=60).failed == 9
     assert failing.stop() == 0

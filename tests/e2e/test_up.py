@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -37,10 +35,8 @@ from tests.support.gateway import NO_TLS
 from tests.support.jobs import owners, reference
 from tests.support.limits import settings_of
 from tests.support.machines import GPUS, UUIDS, play_gpus
-from tests.support.processes import RunEmbedctl, before_all_else, children, is_running
+from tests.support.processes import RunEmbedctl, children, is_running
 from tests.support.redis_server import as_user
-from tests.support.sick_backends import sick_backends
-from tests.support.terminal import terminal
 from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker
 
@@ -58,10 +54,6 @@ BROKEN = """
 [classes.broken]
 backend = "dummy"
 options = {colour = "red"}
-"""
-UNLUCKY = """
-[classes.unlucky]
-backend = "unlucky"
 """
 GPU = """
 [classes.gpu]
@@ -166,16 +158,20 @@ def assert_every_record_has_its_vector(job: Job, records: int) -> None:
 
 def test_the_plan_is_printed_and_nothing_is_started(environment: dict[str, str], embedctl: RunEmbedctl) -> None:
     environment["EMBEDCTL_REDIS_URL"] = "redis://127.0.0.1:1"  # nobody is asked
-    first, second = CPUS
-    classes = ("--class", "slow", "--class", "dummy")
-    done = embedctl("up", "--dry-run", *classes, "--cpus", f"{first},{second}", EMBEDCTL_METRICS_ADDRESS="9100")
+    cpus = ",".join(map(str, CPUS))
+    addresses = {"EMBEDCTL_METRICS_ADDRESS": "9100", "EMBEDCTL_GATEWAY_ADDRESS": "9000"}
+    done = embedctl("up", "--dry-run", "--class", "slow", "--class", "dummy", "--cpus", cpus, "--gateway", **addresses)
     assert done.returncode == 0, done.stderr
     rows = [re.split(r" {2,}", line) for line in done.stdout.splitlines()[1:]]
     command = "EMBEDCTL_METRICS_ADDRESS=127.0.0.1:{} embedctl worker --class {} --cpus {} --model dummy"
-    assert rows == [
-        ["slow", f"cpu {first}", str(first), "1", "dummy", command.format(9100, "slow", first)],
-        ["dummy", f"cpu {second}", str(second), "1", "dummy", command.format(9101, "dummy", second)],
+    assert rows[:2] == [
+        [hardware, f"cpu {cpu}", str(cpu), "1", "dummy", command.format(9100 + at, hardware, cpu)]
+        for at, (hardware, cpu) in enumerate(zip(("slow", "dummy"), CPUS, strict=True))
     ]
+    assert (rows[2][:2], rows[2][-1].endswith(" embedctl gateway")) == (["gateway", "127.0.0.1:9000"], True)
+    refused = embedctl("up", "--dry-run", "--gateway", EMBEDCTL_REDIS_URL="redis://worker:secret@127.0.0.1:1")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "run `embedctl gateway` as the user producer" in refused.stderr
 
 
 @pytest.mark.slow
@@ -223,22 +219,6 @@ def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(
     of_chunks = [line for line in lines if "chunk" in line]
     assert {(line["job"], line["chunk"]) for line in of_chunks} >= {(job.id, chunk) for chunk in held}
     assert all(isinstance(line["attempt"], int) and line["worker"] == after["slow"].name for line in of_chunks)
-
-
-@pytest.mark.slow
-def test_a_worker_that_falls_sick_is_started_again_and_blames_nobody(
-    environment: dict[str, str], short_folder: Path, start_up: StartUp
-) -> None:
-    environment.update(sick_backends(short_folder))
-    configure(short_folder, '[classes.fading]\nbackend = "fading"\noptions = {dim = 16, batches = 6}\n')
-    up = start_up("--class", "fading")
-    up.wait_ready("fading")
-    texts = [f"text {i}" for i in range(800)]
-    job = enqueue_embeddings(texts, hardware="fading", chunk_size=100, settings=settings_of(environment))
-    status = job.wait(timeout=60)
-    assert (status.done, status.failed, status.deaths) == (800, 0, 0)
-    assert "ended itself with status 71: it can encode nothing any more; starting it again in 1 s" in up.said()
-    assert up.process.poll() is None
 
 
 @pytest.mark.slow
@@ -316,26 +296,6 @@ def test_a_worker_whose_settings_are_wrong_is_given_up_at_once(short_folder: Pat
     assert said.splitlines()[-1] == "embedctl up: no worker is left: all of them failed and were given up"
 
 
-@pytest.mark.slow
-def test_five_deaths_at_start_are_enough_and_others_go_on(
-    environment: dict[str, str], settings: Settings, short_folder: Path, start_up: StartUp
-) -> None:
-    configure(short_folder, UNLUCKY)
-    environment.update(sick_backends(short_folder))
-    up = start_up("--class", "unlucky", "--class", "dummy")
-    began = time.monotonic()
-    eventually(lambda: "given up" in up.said())
-    assert time.monotonic() - began > 15  # 1 + 2 + 4 + 8 s
-    said = up.said()
-    assert said.count("RuntimeError: no luck today") == 5
-    assert '"CRITICAL"' in said
-    assert "given up: ended with status 1 before it was ready, 5 times in a row" in said
-    up.wait_ready("dummy")
-    job = enqueue_embeddings(["one"], settings=settings)
-    job.wait(timeout=60)
-    assert up.stop() == 0
-
-
 def test_a_redis_that_is_not_there_is_said_before_anything_starts(
     environment: dict[str, str], start_up: StartUp
 ) -> None:
@@ -344,39 +304,6 @@ def test_a_redis_that_is_not_there_is_said_before_anything_starts(
     assert up.ended() == 69
     assert "embedctl up: Redis at redis://127.0.0.1:1 can't be reached" in up.said()
     assert "starting" not in up.said()
-
-
-@pytest.mark.slow
-def test_each_gpu_has_a_worker_and_no_gpu_is_no_worker(
-    environment: dict[str, str], embedctl: RunEmbedctl, short_folder: Path, start_up: StartUp
-) -> None:
-    configure(short_folder, GPU)
-    environment["EMBEDCTL_HARDWARE"] = "auto"
-    play_gpus(short_folder / "none")
-    none = embedctl("up", "--class", "gpu", PYTHONPATH=str(short_folder / "none"))
-    assert (none.returncode, none.stderr) == (
-        2,
-        "embedctl up: class gpu needs a GPU, and none is found here: the driver shows none\n",
-    )
-    wrong = embedctl("worker", "--class", "dummy", "--gpu", "0")
-    assert wrong.returncode == 2
-    assert wrong.stderr.startswith("embedctl worker: --gpu 0: class dummy runs on a CPU: leave --gpu out")
-
-    play_gpus(short_folder / "driver", GPUS[:2])
-    environment["PYTHONPATH"] = str(short_folder / "driver")
-    several = embedctl("worker", "--class", "gpu")
-    assert several.returncode == 2
-    assert "there are 2: choose one with --gpu" in several.stderr
-    up = start_up()
-
-    def found() -> list[tuple[str, str, str]]:
-        mine = children(up.process.pid)
-        rows = [row for row in up.broker.workers.here() if row.pid in mine]
-        return sorted((row.name.partition("@")[0], row.device, row.cpus) for row in rows)
-
-    eventually(lambda: len(found()) == 2)
-    assert found() == [(f"gpu:{at}", f"gpu {UUIDS[at]}", str(CPUS[at])) for at in range(2)]
-    assert up.stop() == 0
 
 
 @pytest.mark.slow
@@ -467,7 +394,7 @@ def test_a_gateway_beside_the_workers_answers_is_started_again_and_ends_with_the
 
 @pytest.mark.slow
 def test_a_gateway_that_can_not_start_is_told_before_any_worker_does(
-    environment: dict[str, str], start_up: StartUp, short_folder: Path
+    environment: dict[str, str], start_up: StartUp
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -476,30 +403,6 @@ def test_a_gateway_that_can_not_start_is_told_before_any_worker_does(
         assert up.ended() == 2
     said = "embedctl up: the gateway can't start: embedctl gateway: gateway_address: can't listen at "
     assert up.said().startswith(f"{said}127.0.0.1:{port}: Address already in use")
-    environment.update(before_all_else(short_folder, "bare", "import sys; sys.modules['starlette'] = None"))
-    without = start_up("--class", "dummy", "--gateway")
-    assert without.ended() == 1
-    assert without.said().endswith(" needs an optional dependency: pip install 'embedctl[gateway]'\n")
-
-
-def test_the_plan_of_a_gateway_and_a_user_of_redis_who_may_not_run_one(
-    environment: dict[str, str], embedctl: RunEmbedctl
-) -> None:
-    environment["EMBEDCTL_REDIS_URL"] = "redis://127.0.0.1:1"  # nobody is asked
-    done = embedctl("up", "--dry-run", "--class", "dummy", "--gateway", EMBEDCTL_GATEWAY_ADDRESS="9000")
-    assert done.returncode == 0, done.stderr
-    row = [
-        "gateway",
-        "127.0.0.1:9000",
-        "-",
-        "-",
-        "dummy",
-        "EMBEDCTL_HARDWARE=dummy EMBEDCTL_MODEL=dummy embedctl gateway",
-    ]
-    assert re.split(r" {2,}", done.stdout.splitlines()[-1]) == row
-    refused = embedctl("up", "--dry-run", "--gateway", EMBEDCTL_REDIS_URL="redis://worker:secret@127.0.0.1:1")
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "run `embedctl gateway` as the user producer" in refused.stderr
 
 
 def test_workers_that_start_together_choose_their_names_in_turn(
@@ -510,15 +413,3 @@ def test_workers_that_start_together_choose_their_names_in_turn(
         eventually(lambda: "another process chooses its name: waiting for it" in second.log_file.read_text())
         assert not any(broker.workers.here())
     eventually(lambda: any(broker.workers.here()))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("script") is None, reason="needs script(1), which plays a terminal")
-def test_on_a_terminal_the_logs_are_text(environment: dict[str, str], short_folder: Path) -> None:
-    configure(short_folder, BROKEN)
-    command = ["up", "--class", "broken", "--model", "dummy"]
-    with terminal(command, as_user(environment, "worker"), short_folder) as screen:
-        assert screen.ended() == 2
-    line = r"^\d{4}-\S+ \S+ INFO embedctl_workers\.supervising\.supervisor: starting: .* worker=broken:"
-    assert re.search(line, screen.text, re.M)
-    assert "{" not in screen.text

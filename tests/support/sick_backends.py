@@ -1,7 +1,10 @@
-"""Backends that stop being able to encode, for tests that start workers with them."""
+"""Backends that stop being able to encode, and one that joins batches, for tests that start workers with them."""
 
 from __future__ import annotations
 
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,6 @@ import numpy as np
 
 from embedctl_workers import backends
 from embedctl_workers.backends.dummy import DummyBackend, _token
-from tests.support.processes import before_all_else
 
 #: What the backend `hungry` takes for a row of a batch: real memory, and ten times that for the word "huge".
 MEGABYTES = 60
@@ -44,12 +46,28 @@ class StickyBackend(DummyBackend):
         return super().forward(tokens, rows)
 
 
-class UnluckyBackend(DummyBackend):
-    """A dummy that never gets ready."""
+class JoiningBackend(DummyBackend):
+    """A dummy on a device of its own, which takes a while for a batch of several chunks, and logs its size."""
 
-    @classmethod
-    def load(cls, *_: Any, **__: Any) -> Any:
-        raise RuntimeError("no luck today")
+    OPTIONS = DummyBackend.OPTIONS
+    joins = budget_by_sum = True
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(poison=True, **options)
+        self.ahead, self.token_budget = 1, 200
+        self._device = ThreadPoolExecutor(1)
+
+    def forward(self, tokens: Any, rows: Any) -> Any:
+        logging.getLogger("embedctl.device").warning("a batch of %d texts", len(rows))
+
+        def compute() -> Any:
+            time.sleep(0.1)
+            return DummyBackend.forward(self, tokens, rows)
+
+        return self._device.submit(compute)
+
+    def finish(self, output: Any, *, normalize: bool) -> Any:
+        return super().finish(output.result(), normalize=normalize)
 
 
 class HungryBackend(DummyBackend):
@@ -61,7 +79,7 @@ class HungryBackend(DummyBackend):
         return super().forward(tokens, rows)
 
 
-_BACKENDS = {name.lower(): (f"{__name__}:{name}Backend", "") for name in ("Fading", "Sticky", "Unlucky", "Hungry")}
+_BACKENDS = {name.lower(): (f"{__name__}:{name}Backend", "") for name in ("Fading", "Sticky", "Joining", "Hungry")}
 
 
 def register(group: Path | None = None) -> None:
@@ -69,11 +87,3 @@ def register(group: Path | None = None) -> None:
     if group is not None:
         (group / "cgroup.procs").write_text("0")
     backends.BACKENDS.update(_BACKENDS)
-
-
-def sick_backends(folder: Path) -> dict[str, str]:
-    """The variables that do so in every Python: for workers that another process starts."""
-    # Only the names: before a worker is pinned, it may not import NumPy.
-    root = Path(__file__).parents[2]
-    program = f"import sys; sys.path.append({str(root)!r})\nfrom embedctl_workers import backends\n"
-    return before_all_else(folder, "sick", f"{program}backends.BACKENDS.update({_BACKENDS!r})")
