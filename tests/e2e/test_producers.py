@@ -244,7 +244,13 @@ def test_a_corpus_that_changed_under_a_half_submitted_job_is_refused_and_the_rig
             resume(broker, half, changed)
         assert broker.jobs.status(half).state is JobState.SUBMITTING
     start_worker()
-    same = {"prompt": "query: ", "chunk_size": 10, "model": "dummy", "hardware": "auto", "precision": "fp32"}
+    same: dict[str, Any] = {
+        "prompt": "query: ",
+        "chunk_size": 10,
+        "model": "dummy",
+        "hardware": "auto",
+        "precision": "fp32",
+    }
     job = resume(broker, half, **same)
     assert job.wait(timeout=60).done == 100
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS, "query: "))
