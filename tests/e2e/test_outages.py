@@ -496,3 +496,16 @@ def test_retrying_failed_records_while_they_are_fetched(
         assert_whole(job, texts)
     assert mixed > 0  # some fetches were overtaken half-way
     reader.close()
+
+
+def test_a_worker_that_loses_redis_while_it_says_hello_still_hears_sigterm(
+    redis_server: RedisServer, start_worker: StartWorker, short_folder: Path
+) -> None:
+    """Celery sends its first heartbeat between connecting and consuming."""
+    go = short_folder / "go"
+    worker = start_worker(prepare=WaitFor("celery.worker.heartbeat:Heart", "start", go))
+    eventually(lambda: worker.logged("Connected to"), show=worker.log)
+    redis_server.stop()
+    go.touch()
+    worker.process.terminate()
+    assert worker.process.wait(PATIENCE_S) == 0, worker.log()

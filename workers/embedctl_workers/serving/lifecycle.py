@@ -41,7 +41,7 @@ from embedctl_workers.serving import logs
 from embedctl_workers.serving.health import Health
 from embedctl_workers.serving.heartbeat import Heartbeat
 from embedctl_workers.serving.interrupts import answer_interrupts
-from embedctl_workers.serving.messages import CheckingConsumer, inflate_nothing
+from embedctl_workers.serving.messages import CheckingConsumer, OneTryDispatcher, inflate_nothing
 from embedctl_workers.serving.remote_control import remove_commands
 from embedctl_workers.serving.runner import ChunkRunner
 from embedctl_workers.serving.speed import Speed
@@ -272,6 +272,7 @@ def _consume(
     # A receiver of this signal sets up the logs, so Celery leaves them alone: its lines go where embedctl's do.
     signals.setup_logging.connect(_logs_are_set_up, weak=False)
     app.steps["consumer"].add(_told_by_celery(health))
+    app.events.dispatcher_cls = OneTryDispatcher  # type: ignore[assignment]  # a class does as well as its name
     remove_commands()
     inflate_nothing()
     # Threads, because one process holds one device: chunks share it under a lock instead of forking.

@@ -1,4 +1,4 @@
-"""Checks messages from a queue before anything else reads or logs them.
+"""What a worker receives from its queues, checked before anything else reads or logs it, and the events that it sends.
 
 Celery inflates, decodes and logs whatever a message holds. A ticket is small, so any other message is dropped with one
 line that quotes nothing of it: a program that may publish must not use up a worker's memory or fill its log.
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import kombu.compression
+from celery.events import EventDispatcher
 from celery.worker.consumer import Consumer
 
 from embedctl_config import keys
@@ -81,6 +82,17 @@ class CheckingConsumer(Consumer):
     def _drop(self, message: Any, flaw: str) -> None:
         log.warning("a message that is no ticket was dropped: %s", flaw)
         message.ack_log_error(log, self.connection_errors)
+
+
+class OneTryDispatcher(EventDispatcher):
+    """Sends each event once. One that fails is kept, and goes out with those that follow the next connection.
+
+    Celery has its heartbeat sent until that succeeds. While Redis is away, the worker's main thread would stay there
+    and hear neither of a lost connection nor of SIGTERM.
+    """
+
+    def send(self, type: str, *args: Any, retry: bool = False, **fields: Any) -> Any:  # noqa: A002  (Celery's own name)
+        return super().send(type, *args, **fields)
 
 
 def flaw_of(headers: Any, body: Any) -> str:
