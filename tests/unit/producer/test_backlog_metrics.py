@@ -63,12 +63,6 @@ def test_a_job_whose_chunks_are_all_encoded_waits_for_nothing() -> None:
     assert found["embedctl_longest_standstill_seconds"].samples[0].value == 0
 
 
-def test_names_that_others_chose_can_not_end_a_line_of_the_page() -> None:
-    job = WaitingJob("cpu", 'a"b\nc\\', "normal", "default", chunks=1, size=1, opened_ms=1, progressed_ms=1)
-    _, page = BacklogMetrics(Watch(job)).page("")  # type: ignore[arg-type]
-    assert b'model="a\\"b\\nc\\\\"' in page
-
-
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     for module in ("embedctl.monitoring.metrics", "embedctl.monitoring.serve"):

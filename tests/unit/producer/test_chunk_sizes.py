@@ -36,60 +36,54 @@ def sizes(records: Sequence[Record], workers: Workers, *, at_hand: bool = True, 
     return [len(chunk) for chunk in chunks_of(ahead, max_rows=chosen["chunk_size"], max_bytes=limit)]
 
 
-def test_without_live_workers_the_settings_alone_decide() -> None:
-    assert sizes(LONG, Workers()) == [96]
+def rate_of(texts: float) -> float:
+    """The tokens that a worker encodes in a second, if it takes a chunk's time for so many of the long texts."""
+    return texts * 1900 / BYTES_PER_TOKEN / CHUNK_S
 
 
-def test_a_small_job_has_a_part_for_each_worker() -> None:
-    assert sizes(LONG, Workers(count=2)) == [48, 48]
-    assert sizes(LONG, Workers(count=3)) == [32, 32, 32]
+@pytest.mark.parametrize(
+    ("records", "workers", "expected"),
+    [
+        pytest.param(LONG, Workers(), [96], id="without live workers the settings alone decide"),
+        pytest.param(LONG, Workers(count=2), [48, 48], id="a small job has a part for each of two workers"),
+        pytest.param(LONG, Workers(count=3), [32, 32, 32], id="a small job has a part for each of three workers"),
+        pytest.param(LONG, Workers(2, prefetch=2), [24] * 4, id="no worker can take all the chunks"),
+        pytest.param(LONG, Workers(1, prefetch=4), [96], id="but one that is alone"),
+        # Each worker has as many chunks as another where parts of 8 KiB, or of a tenth of a second, would be odd.
+        pytest.param(texts(12, 2300), Workers(2, prefetch=2), [3] * 4, id="not three parts of 8 KiB"),
+        pytest.param(texts(12, 1700), Workers(2, prefetch=2), [6] * 2, id="not three smaller parts"),
+        pytest.param(
+            texts(12, 2300),
+            Workers(2, 2300 * 12 / 3 / 0.1 / BYTES_PER_TOKEN, prefetch=2),
+            [3] * 4,
+            id="not three parts of a tenth of a second",
+        ),
+        pytest.param(LONG, Workers(2, rate_of(96 / 9.5)), [8] * 12, id="not ten, the last of 6"),
+        # Records that do not fill as many chunks make more.
+        pytest.param(texts(6, 20_000), Workers(2, prefetch=2), [1] * 6, id="not three of two"),
+        pytest.param(texts(9, 4_000), Workers(2, prefetch=2), [2, 2, 2, 2, 1], id="nine by two"),
+        pytest.param(LONG, Workers(2, rate_of(96 / 9.95)), [8] * 12, id="not eleven"),
+        pytest.param(texts(1030, 12), Workers(2, prefetch=2), [512, 512, 6], id="no more than rows allow"),
+        pytest.param(texts(80, 200), Workers(2), [80], id="a job that is no work stays whole"),
+        pytest.param(LONG, Workers(2, 1e6), [96], id="nor one for fast workers"),
+        pytest.param(LONG, Workers(2, rate_of(20)), [16] * 6, id="2.4 chunks a worker become three even rounds"),
+        pytest.param(texts(10_000, 250), Workers(8, 1e7), [512] * 19 + [272], id="chunk_size stays the maximum"),
+        pytest.param(texts(1500, 250), Workers(2), [375] * 4, id="short records are divided evenly too"),
+        pytest.param([*texts(1, 50_000), *texts(250, 200)], Workers(2), [1, 250], id="a long text among short ones"),
+        pytest.param(texts(1000, 0), Workers(2, 1000.0), [512, 488], id="texts of nothing are limited by rows"),
+    ],
+)
+def test_how_many_records_a_chunk_has(records: list[Record], workers: Workers, expected: list[int]) -> None:
+    assert sizes(records, workers) == expected
 
 
-def test_no_worker_can_take_all_the_chunks() -> None:
-    assert sizes(LONG, Workers(count=2, prefetch=2)) == [24] * 4
-    assert sizes(LONG, Workers(count=1, prefetch=4)) == [96]
-
-
-def test_each_worker_has_as_many_chunks_as_another() -> None:
-    """Also where parts of 8 KiB, or of a tenth of a second, would be an odd number."""
-    assert sizes(texts(12, 2300), Workers(count=2, prefetch=2)) == [3] * 4
-    assert sizes(texts(12, 1700), Workers(count=2, prefetch=2)) == [6] * 2
-    assert sizes(texts(12, 2300), Workers(2, 2300 * 12 / 3 / 0.1 / BYTES_PER_TOKEN, prefetch=2)) == [3] * 4
-    assert sizes(LONG, Workers(2, 96 * 1900 / 9.5 / BYTES_PER_TOKEN / CHUNK_S)) == [8] * 12  # not ten, the last of 6
-
-
-def test_records_that_do_not_fill_as_many_chunks_make_more() -> None:
-    two = Workers(count=2, prefetch=2)
-    assert sizes(texts(6, 20_000), two) == [1] * 6  # not three of two
-    assert sizes(texts(9, 4_000), two) == [2, 2, 2, 2, 1]
-    assert sizes(LONG, Workers(2, 96 * 1900 / 9.95 / BYTES_PER_TOKEN / CHUNK_S)) == [8] * 12  # not eleven
-    assert sizes(texts(1030, 12), two) == [512, 512, 6]
-
-
-def test_a_job_that_is_no_work_stays_whole() -> None:
-    assert sizes(texts(80, 200), Workers(count=2)) == [80]
-    assert sizes(LONG, Workers(count=2, tokens_per_s=1e6)) == [96]
-
-
-def test_a_chunk_is_two_seconds_of_a_measured_rate() -> None:
-    rate = 10 * 1900 / BYTES_PER_TOKEN / CHUNK_S
-    assert sizes(LONG, Workers(1, rate * 1.001), at_hand=False) == [10] * 9 + [6]
-
-
-def test_the_rounds_of_a_small_job_are_even() -> None:
-    rate = 20 * 1900 / BYTES_PER_TOKEN / CHUNK_S  # 48 texts for each of two workers: 2.4 chunks
-    assert sizes(LONG, Workers(2, rate)) == [16] * 6
-
-
-def test_chunk_size_stays_the_maximum() -> None:
-    fast = Workers(8, 1e7)
-    assert sizes(texts(10_000, 250), fast) == [512] * 19 + [272]
-    assert sizes(texts(10_000, 250), fast, chunk_size=4096) == [2097] * 4 + [1612]  # `chunk_bytes`
+def test_options_bound_a_chunk_too() -> None:
+    assert sizes(texts(10_000, 250), Workers(8, 1e7), chunk_size=4096) == [2097] * 4 + [1612]  # `chunk_bytes`
     assert max(sizes(LONG, Workers(2), chunk_size=7)) == 7
 
 
-def test_short_records_are_divided_evenly_too() -> None:
-    assert sizes(texts(1500, 250), Workers(2)) == [375] * 4
+def test_a_chunk_is_two_seconds_of_a_measured_rate() -> None:
+    assert sizes(LONG, Workers(1, rate_of(10) * 1.001), at_hand=False) == [10] * 9 + [6]
 
 
 def test_no_worker_of_many_gets_less_than_a_tenth_of_a_second() -> None:
@@ -121,15 +115,6 @@ def test_a_prompt_is_work() -> None:
 def test_the_chunks_of_a_stream_with_kept_fields_are_those_of_the_settings() -> None:
     """Nobody knows how much of its bytes will be text."""
     assert sizes(texts(100, 100, kept=900), Workers(1, 100.0), at_hand=False, keep=["title"]) == [100]
-
-
-def test_a_long_text_among_short_ones_costs_no_worker_its_part() -> None:
-    records = [*texts(1, 50_000), *texts(250, 200)]
-    assert sizes(records, Workers(2)) == [1, 250]
-
-
-def test_chunks_of_texts_of_nothing_are_limited_by_rows() -> None:
-    assert sizes(texts(1000, 0), Workers(2, 1000.0)) == [512, 488]
 
 
 def test_a_stream_is_not_read_before_its_turn() -> None:

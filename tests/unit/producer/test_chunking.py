@@ -25,10 +25,6 @@ ROWS = st.integers(1, 10)
 BYTES = st.integers(1, 100)
 
 
-def chunked(records: list[Record], rows: int, size: int) -> list[ChunkInput]:
-    return list(chunks_of(records, max_rows=rows, max_bytes=size))
-
-
 def records_in(chunk: ChunkInput) -> list[Record]:
     ids = chunk.ids or [None] * len(chunk)
     kept: Sequence[bytes | None] = chunk.kept or [None] * len(chunk)
@@ -43,37 +39,24 @@ def bytes_in(chunk: ChunkInput) -> int:
 
 
 @given(RECORDS, ROWS, BYTES)
-def test_chunks_joined_are_the_records(records: list[Record], rows: int, size: int) -> None:
-    chunks = chunked(records, rows, size)
+def test_chunks_joined_are_the_records_and_end_no_sooner_than_a_bound_asks(
+    records: list[Record], rows: int, size: int
+) -> None:
+    chunks = list(chunks_of(iter(records), max_rows=rows, max_bytes=size))
     assert list(chain.from_iterable(map(records_in, chunks))) == records
     assert [chunk.first for chunk in chunks] == [sum(map(len, chunks[:at])) for at in range(len(chunks))]
     assert all(chunk.positions is None for chunk in chunks)
-
-
-@given(RECORDS, ROWS, BYTES)
-def test_both_bounds_hold_but_for_a_record_that_is_too_long_alone(records: list[Record], rows: int, size: int) -> None:
-    for chunk in chunked(records, rows, size):
+    for chunk in chunks:
         assert 1 <= len(chunk) <= rows
         assert bytes_in(chunk) <= size or len(chunk) == 1
-
-
-@given(RECORDS, ROWS, BYTES)
-def test_no_chunk_ends_before_it_must(records: list[Record], rows: int, size: int) -> None:
-    chunks = chunked(records, rows, size)
     for chunk, following in pairwise(chunks):
         assert len(chunk) == rows or bytes_in(chunk) + bytes_in(following.select([0])) > size
 
 
-@given(RECORDS, ROWS, BYTES)
-def test_the_same_records_make_the_same_chunks(records: list[Record], rows: int, size: int) -> None:
-    assert chunked(records, rows, size) == list(chunks_of(iter(records), max_rows=rows, max_bytes=size))
-
-
 def test_a_chunk_without_any_id_has_none_and_one_with_some_keeps_the_gaps() -> None:
     text = RecordKind.TEXT
-    without, with_some = chunked(
-        [Record(text, b"a"), Record(text, b"b"), Record(text, b"c", "x"), Record(text, b"d")], 2, 99
-    )
+    records = [Record(text, b"a"), Record(text, b"b"), Record(text, b"c", "x"), Record(text, b"d")]
+    without, with_some = chunks_of(records, max_rows=2, max_bytes=99)
     assert without.ids is None
     assert with_some.ids == ["x", None]
 
@@ -89,7 +72,3 @@ def test_records_are_read_no_further_than_the_chunk_asked_for() -> None:
 
     next(chunks_of(records(), max_rows=5, max_bytes=100))
     assert read == 6
-
-
-def test_no_records_make_no_chunk() -> None:
-    assert chunked([], 5, 100) == []

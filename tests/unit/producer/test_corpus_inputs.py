@@ -61,12 +61,8 @@ def test_files_folders_and_patterns_come_in_the_order_given() -> None:
     assert texts("z.json", "d/e", file_format="txt") == ['["z"]', "deep"]
 
 
-def test_absolute_patterns_match_too(folder: Path) -> None:
+def test_absolute_patterns_match_too_and_a_file_may_look_like_one(folder: Path) -> None:
     assert texts(f"{folder}/d/*.csv") == ["c"]
-
-
-@pytest.mark.usefixtures("folder")
-def test_a_file_whose_name_looks_like_a_pattern_is_that_file() -> None:
     Path("[b].txt").write_text("brackets\n")
     assert texts("[b].txt") == ["brackets"]
 
@@ -85,16 +81,13 @@ def test_standard_input_may_stand_among_files_once(monkeypatch: pytest.MonkeyPat
     ("paths", "words"),
     [
         (["nothing"], "nothing can't be read: no such file"),
-        (["z.json", "nothing.jsonl"], r"nothing\.jsonl can't be read: no such file"),
         (["z.json/x"], "z.json/x can't be read: no such file"),
         ([""], "an empty name is given"),
         (["x" * 300], "can't be read: File name too long"),
         (["*.parquet"], r"\*\.parquet can't be read: no file matches"),
         (["d/README.md"], r"d/README\.md: can't tell the format from '\.md'; give --format"),
-        (["d/*"], "d/README.md: can't tell the format"),
         (["empty"], r"empty is a folder: no file in it ends in \.jsonl, .* such as 'empty/\*\*/\*\.jsonl'"),
         (["d", "d/b.txt"], r"d/b\.txt is given twice: as d and as d/b\.txt"),
-        (["z.json", "./z.json"], r"z\.json is given twice"),
         (["link.json", "z.json"], r"z\.json is given twice"),
     ],
 )
@@ -133,11 +126,6 @@ def bad(folder: Path, content: str, name: str = "c.jsonl") -> Corpus:
     return opened(folder / name)
 
 
-def test_one_bad_line_is_named_with_the_option_that_skips_it(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"c\.jsonl, line 2: not JSON: .*\. To leave such lines out, give --skip-bad-"):
-        bad(tmp_path, '{"text": "a"}\nnope\n').check()
-
-
 def test_a_check_names_the_first_bad_lines_of_all_files_and_counts_all(tmp_path: Path) -> None:
     bad(tmp_path, '{"text": "a"}\n' + "nope\n" * 8, "a.jsonl")
     bad(tmp_path, '{"text": "a"}\n{"body": 1}\n' + "nope\n" * 20, "b.jsonl")
@@ -156,13 +144,6 @@ def test_a_check_of_nothing_but_bad_lines_ends_early_and_does_not_advise_to_skip
         bad(tmp_path, '{"body": "a"}\n' * 5000).check()
     assert str(raised.value).startswith("the first 1,000 lines are bad, and nothing is queued.\n")
     assert "skip-bad-lines" not in str(raised.value)
-
-
-def test_bad_lines_cannot_forge_lines_of_the_message(tmp_path: Path) -> None:
-    with pytest.raises(InputError) as raised:
-        bad(tmp_path, '{"text": "a"}\n{"a\\nb": 1}\n{"a\\u001bb": 1}\n').check()
-    assert len(str(raised.value).split("\n")) == 3
-    assert "\x1b" not in str(raised.value)
 
 
 def test_skipped_lines_come_with_the_position_of_the_next_record(tmp_path: Path) -> None:
@@ -198,8 +179,6 @@ def test_a_limit_takes_the_first_records_and_reads_no_further(monkeypatch: pytes
         assert len(read) == 2
         assert texts("c.jsonl", "d", limit=2) == ["1", "2"]
         assert len(read) == 4
-    with pytest.raises(InputError, match="line 3"):
-        opened("c.jsonl", limit=3).check()
 
 
 def test_a_limit_leaves_the_rest_of_a_pipe_unread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +208,6 @@ def test_a_folder_of_many_files_has_one_open_at_a_time(tmp_path: Path) -> None:
     ("content", "words"),
     [
         (b"a text\n", "; standard input is read as jsonl: give --format txt for plain text, or .* csv"),
-        (b"id,text\n", "give --format txt for plain text"),
         (b"3\n", "expected an object .* found a number; standard input is read as jsonl"),
         (b'[{"text": "a"}]', "give --format json$"),
         (b"PAR1\x15", "looks like parquet: give --format parquet"),
@@ -253,19 +231,15 @@ def test_a_check_of_standard_input_finds_another_format_and_takes_nothing(monkey
         opened("-").check()
 
 
-def test_later_lines_of_standard_input_and_a_named_format_get_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_lines_of_standard_input_get_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe(monkeypatch, b'{"text": "a"}\nnope\n')
     with pytest.raises(InputError, match=r"line 2: not JSON: [^;]*\. To leave such lines out, give --skip-bad-lines"):
         texts("-")
-    pipe(monkeypatch, b"nope\n")
-    with pytest.raises(InputError, match=r"line 1: not JSON: [^;]*$"):
-        texts("-", file_format="jsonl")
 
 
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("https://x.org/c.jsonl", "curl -sSL https://x.org/c.jsonl | embedctl run - …"),
         ("HTTP://x.org/c.csv?a=1&b=2", "curl -sSL 'HTTP://x.org/c.csv?a=1&b=2' | embedctl run - --format csv …"),
         ("https://x.org/c.txt.gz", "curl -sSL https://x.org/c.txt.gz | gunzip | embedctl run - --format txt …"),
         ("s3://b/c.parquet", "aws s3 cp s3://b/c.parquet - | embedctl run - --format parquet …"),
@@ -297,22 +271,6 @@ def test_nested_fields_are_read_and_a_missing_one_lists_its_neighbours(tmp_path:
         opened(path, text_field="message.text").check()
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])
-def test_a_field_whose_own_name_has_the_dot_wins(tmp_path: Path, suffix: str) -> None:
-    rows = [{"body.input": "literal", "body": {"input": "nested", "id": 1}}]
-    path = write_rows(tmp_path / f"c{suffix}", rows)
-    [record] = opened(path, text_field="body.input", id_field="body.id").records()
-    assert (record.text, record.id) == (b"literal", "1")
-
-
-def test_columns_of_csv_have_literal_names(tmp_path: Path) -> None:
-    path = tmp_path / "c.csv"
-    path.write_text("body.input,body\nliteral,x\n")
-    assert texts(path, text_field="body.input") == ["literal"]
-    with pytest.raises(InputError, match=r"line 1: no field 'body\.text'; fields seen: body, body\.input"):
-        opened(path, text_field="body.text").check()
-
-
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_a_named_column_of_ids_must_be_there(tmp_path: Path, suffix: str) -> None:
     path = write_rows(tmp_path / f"c{suffix}", [{"text": "a", "key": "k"}])
@@ -322,12 +280,6 @@ def test_a_named_column_of_ids_must_be_there(tmp_path: Path, suffix: str) -> Non
         InputError, match=r"no field 'kye'; fields seen: key, text\. Name the right one with --id-field"
     ):
         opened(path, id_field="kye").check()
-
-
-def test_a_struct_that_is_null_is_a_record_without_text(tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "c.parquet", [{"body": {"input": "a"}}, {"body": None}])
-    first, second = opened(path, text_field="body.input").records()
-    assert (first.text, second.text) == (b"a", b"NoneType")
 
 
 def test_a_csv_row_with_more_fields_than_columns_is_bad_and_loses_no_text(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from celery.events.state import Task
 from tornado.ioloop import IOLoop
 
 from embedctl.dashboard.access import allowed_users, is_loopback
-from embedctl_config import keys
 from embedctl_config.address import Address
 from embedctl_config.celery_app import TASK
 from embedctl_config.errors import MissingExtra, SettingsError
@@ -27,13 +26,8 @@ def test_names_of_this_machine_alone(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "localhost.example", "127.0.0.1.example"])
 def test_any_other_address_needs_users(host: str) -> None:
-    assert not is_loopback(host)
     with pytest.raises(SettingsError, match=r"^flower_address: .*EMBEDCTL_FLOWER_AUTH_FILE; or listen at 127\.0\.0\.1"):
         allowed_users(Settings(flower_address=str(Address(host, 5555))))
-
-
-def test_no_name_is_none_of_this_machine() -> None:
-    assert not is_loopback("")
 
 
 def test_a_file_names_users(tmp_path: Path) -> None:
@@ -65,7 +59,6 @@ def test_a_file_that_is_not_right_is_refused_without_showing_it(
     assert message in str(raised.value)
     for secret in ("onlyauser", "hidden", "gehe1m"):
         assert secret not in str(raised.value)
-    assert raised.value.__suppress_context__ or not isinstance(raised.value.__context__, UnicodeDecodeError)
 
 
 def test_without_flower_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,11 +69,6 @@ def test_without_flower_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "flower", None)
     with pytest.raises(MissingExtra, match=r"the dashboard needs .* pip install 'embedctl\[flower\]'"):
         __import__("embedctl.dashboard.serve")
-
-
-@pytest.mark.parametrize(("hardware", "model"), [("cpu", "all-MiniLM-L6-v2"), ("cpu-int8", "org/model.v1.5")])
-def test_a_queue_names_its_class_and_model(hardware: str, model: str) -> None:
-    assert keys.of_queue(keys.queue(hardware, model)) == (hardware, model)
 
 
 def test_a_task_whose_beginning_flower_missed_is_named_by_its_id() -> None:
@@ -124,15 +112,3 @@ def test_after_an_outage_however_long_events_are_received_again_soon(
     assert len(said) == 3
     assert said[0] == said[2] == "no events can be received, and pages stand still; trying again: away"
     assert said[1] == "events are received again"
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"flower_address": "localhost:70000"}, "flower_address: 'localhost:70000' is no address to listen at"),
-        ({"flower_url_prefix": "/a?b"}, "flower_url_prefix: '/a?b': use letters"),
-    ],
-)
-def test_settings_that_are_not_right_are_refused(changed: dict[str, object], message: str) -> None:
-    with pytest.raises(SettingsError, match=message.replace("?", r"\?")):
-        Settings().replace(**changed)

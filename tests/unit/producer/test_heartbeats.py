@@ -32,17 +32,12 @@ def test_what_is_written_is_read_as_before(worker: WorkerRow) -> None:
     assert parse(written(worker).encode()) == worker
 
 
-@pytest.mark.parametrize("rate", [math.inf, math.nan, 1e300, 2**70])
-def test_a_number_that_the_fast_parser_refuses_is_read(rate: float) -> None:
-    facts = json.loads(written(PLAIN))
-    facts["models"]["m"]["tokens_per_s"] = rate
-    (served,) = parse(json.dumps(facts).encode()).models.values()
-    assert served.tokens_per_s == rate or math.isnan(rate)
-
-
-def test_a_lone_surrogate_is_read() -> None:
+@pytest.mark.parametrize("rate", [math.inf, 1e300, 2**70])
+def test_what_the_fast_parser_refuses_is_read(rate: float) -> None:
     facts = json.loads(written(PLAIN)) | {"host": "h\udcff"}
-    assert parse(json.dumps(facts).encode()).host == "h\udcff"
+    facts["models"]["m"]["tokens_per_s"] = rate
+    found = parse(json.dumps(facts).encode())
+    assert (found.models["m"].tokens_per_s, found.host) == (rate, "h\udcff")
 
 
 @pytest.mark.parametrize(

@@ -85,47 +85,33 @@ def test_any_bytes_give_elements_or_an_error(content: bytes, block: int) -> None
         assert repr(json.loads(b"[" + content)) == expected
 
 
-def test_objects_and_texts_are_records(tmp_path: Path) -> None:
-    content = b'[\n{"id": 1, "text": "one"},\r\n"two", {"text": null}, {"text": "three", "text": "3"}\n]'
-    assert read(tmp_path, content) == [
-        Record(TEXT, b"one", "1"),
-        Record(TEXT, b"two"),
-        Record(NOT_TEXT, b"NoneType"),
-        Record(TEXT, b"3"),
-    ]
-
-
-@pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("content", [b"", b" \n", b"\xef\xbb\xbf", b"[]", b"\xef\xbb\xbf[ ]\r\n"])
-def test_an_empty_array_or_file_has_no_records(tmp_path: Path, content: bytes, suffix: str) -> None:
-    content = gzip.compress(content) if suffix else content
-    assert read(tmp_path, content, f"c.json{suffix}") == []
+def test_an_empty_array_or_file_has_no_records(tmp_path: Path, content: bytes) -> None:
+    assert read(tmp_path, content) == []
 
 
-def test_an_array_may_be_compressed(tmp_path: Path) -> None:
+def test_objects_and_texts_are_records_of_a_compressed_array_too(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
-    content = b'["a", {"text": "b"}]'
-    assert read(tmp_path, gzip.compress(content), "c.json.gz") == texts("a", "b")
-    assert read(tmp_path, pyarrow.compress(content, "zstd", asbytes=True), "c.JSON.zst") == texts("a", "b")
+    content = b'[\n{"id": 1, "text": "one"},\r\n"two", {"text": null}, {"text": "three", "text": "3"}\n]'
+    expected = [Record(TEXT, b"one", "1"), Record(TEXT, b"two"), Record(NOT_TEXT, b"NoneType"), Record(TEXT, b"3")]
+    assert read(tmp_path, content) == expected
+    assert read(tmp_path, gzip.compress(content), "c.json.gz") == expected
+    assert read(tmp_path, pyarrow.compress(content, "zstd", asbytes=True), "c.JSON.zst") == expected
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         (b'["a",]', "element 2: not JSON: Expecting value, found ']'"),
-        (b'["a",,"b"]', "element 2: not JSON: Expecting value, found ',\"b\"]'"),
         (b'["a" "b"]', "element 1: expected a comma or the array's end after it, found '\"b\"]'"),
         (b'["a"', "element 1: expected a comma or the array's end after it, found the end of the file"),
         (b'["a", {"text": "b"', "element 2: not JSON: Expecting ',' delimiter, found the end of the file"),
         (b'["a", "b', "element 2: not JSON: Unterminated string starting at, found '\"b'"),
         (b'["a"] x', "expected nothing after the array's end, found 'x'"),
-        (b'["a"]["b"]', "expected nothing after the array's end"),
-        (b'["a", 01]', "element 2: expected "),
         (
             b"nonsense",
             "expected a JSON array such as .*, found 'nonsense'. For an object on each line, give --format jso",
         ),
-        (b"[" * 100_000, "element 1: not JSON: nested too deeply"),
         (b'[{"text": "a"}, ' + b'{"x": ' * 100_000, "element 2: not JSON: nested too deeply"),
     ],
 )
@@ -138,8 +124,6 @@ def test_what_is_no_array_names_the_element_and_what_stands_there(tmp_path: Path
     ("element", "words"),
     [
         (b"[1]", "expected an object such as .* or a text, found a list"),
-        (b"3", "expected an object such as .* or a text, found a number"),
-        (b"null", "expected an object such as .* or a text, found null"),
         (b'{"body": 1}', "no field 'text'; fields seen: body"),
         (b'{"text": "a", "id": 1.5}', "an id must be text or a whole number"),
     ],
@@ -206,7 +190,6 @@ def test_memory_does_not_grow_with_the_array() -> None:
 def test_objects_line_by_line_in_a_json_file_are_read_as_such(tmp_path: Path) -> None:
     content = b'\xef\xbb\xbf\n {"text": "a", "id": 1}\n{"text": "b"}\n'
     assert read(tmp_path, content) == [Record(TEXT, b"a", "1"), Record(TEXT, b"b")]
-    assert read(tmp_path, gzip.compress(content), "c.json.gz") == [Record(TEXT, b"a", "1"), Record(TEXT, b"b")]
     with pytest.raises(
         InputError, match=r"line 1: not JSON: .*; the format json is one array, or an object on each line"
     ):
@@ -214,7 +197,7 @@ def test_objects_line_by_line_in_a_json_file_are_read_as_such(tmp_path: Path) ->
 
 
 def test_an_array_in_a_jsonl_file_names_the_format(tmp_path: Path) -> None:
-    for content in (b'[\n{"text": "a"}\n]', b'[{"text": "a"}]'):
-        with pytest.raises(InputError, match=r"line 1: .*; if it is a JSON array, give --format json"):
-            read(tmp_path, content, "c.jsonl")
-        assert read(tmp_path, content, "c.jsonl", file_format="json") == texts("a")
+    content = b'[\n{"text": "a"}\n]'
+    with pytest.raises(InputError, match=r"line 1: .*; if it is a JSON array, give --format json"):
+        read(tmp_path, content, "c.jsonl")
+    assert read(tmp_path, content, "c.jsonl", file_format="json") == texts("a")

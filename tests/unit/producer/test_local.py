@@ -45,13 +45,6 @@ def test_a_folder_is_for_one_command_at_a_time(tmp_path: Path) -> None:
         assert again == first
 
 
-def test_a_server_of_valkey_serves_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    for name in ("valkey-server", "redis-server"):  # the latter is taken if there are both
-        (tmp_path / name).touch(0o755)
-        assert local._redis_server() == str(tmp_path / name)
-
-
 def test_a_command_learns_that_it_was_begun_with_another_input(tmp_path: Path) -> None:
     settings = Settings(state_dir=str(tmp_path))
     with state_of(settings, "a", kind="run") as folder, state_of(settings, "a", kind="other") as other:

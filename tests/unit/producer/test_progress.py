@@ -18,7 +18,6 @@ from rich.text import Text
 
 from embedctl.cli import results
 from embedctl.overview import Paces
-from embedctl.rates import OVER_S, Rate
 from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
 from embedctl.store.status import COUNTS, parse_status
@@ -84,10 +83,7 @@ def words(capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     ("width", "line"),
     [
-        (
-            119,
-            f"running    {'━' * 11}╸{'─' * 28}  3,584/12,000  277 records/s  14,474 tokens/s  29 s left",
-        ),
+        (119, f"running    {'━' * 11}╸{'─' * 28}  3,584/12,000  277 records/s  14,474 tokens/s  29 s left"),
         (79, "running    ━━━╸────────  3,584/12,000  277 records/s  14.5k tokens/s  29 s left"),
         (60, "running    ━━╸──────  3,584/12,000  277 records/s  29 s left"),
         (50, "running    3,584/12,000  277 records/s  29 s left"),
@@ -163,21 +159,6 @@ def test_the_writing_of_an_ended_job_goes_on_from_an_earlier_fetch(
     )
 
 
-def test_who_submitted_a_small_job_is_told_how_fast_it_was_encoded(
-    capsys: pytest.CaptureFixture[str], seconds: Callable[[float], None]
-) -> None:
-    shown = JobProgress()
-    shown.begun(job(state="submitting"))
-    shown.submitted()
-    shown.begin_writing()
-    ended = job(100, state="completed", records=100, ended_ms=NOW_MS, dim=2)
-    shown.running(ended)
-    seconds(1.0)
-    shown.written(chunk(0))
-    results.report(ended, shown)
-    assert "0 truncated; 10.0 s, 10 records/s, 100 tokens/s" in words(capsys)
-
-
 def test_while_a_job_runs_and_is_written_the_slower_of_both_decides(seconds: Callable[[float], None]) -> None:
     shown = JobProgress()
     shown.begin_writing()
@@ -189,14 +170,6 @@ def test_while_a_job_runs_and_is_written_the_slower_of_both_decides(seconds: Cal
     now = shown._now
     assert (now.what, now.done, now.written, now.records_per_s) == ("running", 900, 110, 40.0)
     assert now.seconds_left == (1_000 - 110) / (100 / 5)
-
-
-def test_many_counts_in_a_short_time_are_not_all_kept() -> None:
-    rate = Rate()
-    for at in range(100_000):
-        rate.add(at / 10_000, at)
-    assert rate.add(10.0, 100_000) == pytest.approx((10_000.0,), rel=0.01)
-    assert len(rate._samples) <= 10 * OVER_S
 
 
 class Screen(io.StringIO):

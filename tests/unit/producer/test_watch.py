@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from rich.cells import cell_len
-from rich.text import Text
 
 from embedctl import rates
 from embedctl.cli.json_forms import overview_json
@@ -28,7 +27,7 @@ from tests.support.waiting import eventually
 NOW = datetime(2026, 11, 21, 16, 3, 12, tzinfo=UTC)
 NOW_MS = int(NOW.timestamp() * 1000)
 JOB = "20261121-073032-d974cc1efb"
-TERMINALS = [(80, 22), (80, 23), (140, 39), (50, 10), (20, 5), (200, 60)]
+TERMINALS = [(80, 22), (140, 39), (50, 10), (20, 5)]
 
 
 def worker(number: int = 0, *models: str, hardware: str = "cpu", host: str = "node", **changes: Any) -> WorkerRow:
@@ -160,13 +159,9 @@ def test_a_queue_without_workers_comes_first_with_the_command_that_starts_one() 
     at = next(at for at, line in enumerate(lines) if line.startswith("QUEUES"))
     assert lines[at + 1].split() == ["gpu", "mini", "8", "–", "0"]
     assert lines[at + 2] == "  start one: embedctl worker --class gpu --model mini"
-
-
-def test_where_nothing_is_it_says_what_to_do() -> None:
-    lines = shown(overview())
-    assert lines[0] == "workers 0  records/s 0  tokens/s 0  tickets 0  jobs 0"
-    assert "none is alive; `embedctl worker` starts one" in lines
-    assert "none; `embedctl submit` makes one" in lines
+    nothing = shown(overview())
+    assert "none is alive; `embedctl worker` starts one" in nothing
+    assert "none; `embedctl submit` makes one" in nothing
 
 
 def test_hundreds_of_workers_leave_room_for_the_rest_and_hide_none_that_hangs() -> None:
@@ -193,11 +188,6 @@ def test_workers_stand_in_the_order_of_their_hosts_and_devices() -> None:
     rows = [worker(at, host=host) for host in ("b", "a") for at in (10, 9, 0)]
     names = [line.split()[0] for line in shown(overview([busy(row) for row in rows])) if "@" in line]
     assert names == [f"cpu:{at}@{host}" for host in ("a", "b") for at in (0, 9, 10)]
-
-
-def test_only_busy_workers_count_for_the_sums() -> None:
-    seen = overview([busy(worker(0)), busy(worker(1)), hung(2), WorkerState(worker(3, holding=()), None)])
-    assert (seen.rows_per_s, seen.tokens_per_s) == (2_408.0, 36_408.0)
 
 
 def test_more_workers_gone_than_are_listed() -> None:
@@ -254,7 +244,6 @@ def test_many_workers_gone_have_one_line_unless_all_are_asked_for(count: int, li
     [
         ({"state": "submitting", "sealed": 0}, "stalled", ""),
         ({"lost_first": 3, "lost_last": 9}, "running", "lost: Redis lost chunks 3 to 9; the same corpus"),
-        ({"trouble": "ValueError at encoder.py:3"}, "running", "trouble: ValueError at encoder.py:3"),
         (
             {"mismatch": "w2 b", "pinned_by": "w1", "model_fingerprint": "a"},
             "running",
@@ -269,18 +258,6 @@ def test_what_keeps_a_job_from_its_end_stands_below_it(facts: dict[str, Any], st
     below = lines[at + 1].strip() if at + 1 < len(lines) else ""
     assert below.startswith(note)
     assert bool(below) is bool(note)
-
-
-def test_a_job_that_still_grows_has_no_end_yet() -> None:
-    growing = JobPace(job(state="submitting", sealed=0), 10.0, 10.0, None)
-    line = line_with(shown(overview(active=[growing])), JOB)
-    assert line.split()[3:] == ["3,000/6,000+", "0", "10", "–"]
-
-
-def test_an_older_worker_says_less() -> None:
-    old = worker(0, device="", models={"mini": ServedModel("f" * 64, 384, 100.0)}, progressed_ms=0)
-    line = line_with(shown(overview([busy(old)]), 140), "cpu:0@")
-    assert line.split() == ["cpu:0@node", "cpu", "0", "busy", "–", "100", "0%", "–", "d974cc1efb", "12,13"]
 
 
 def test_what_others_wrote_can_not_steer_the_terminal() -> None:
@@ -322,14 +299,10 @@ def test_a_bar_can_be_read_without_colours(done: float, drawn: str) -> None:
     ("value", "short"),
     [
         (None, "–"),
-        (0, "0"),
         (9_999.4, "9,999"),
         (9_999.6, "10.0k"),
-        (99_949, "99.9k"),
         (99_960, "100k"),
-        (999_499, "999k"),
         (999_600, "1.0M"),
-        (123_456_789, "123M"),
         (5e9, "5G"),
     ],
 )
@@ -343,11 +316,9 @@ def test_numbers_are_short_where_the_terminal_is_narrow(value: float | None, sho
     ("seconds", "text"),
     [
         (None, "–"),
-        (0, "0 s"),
         (99.4, "99 s"),
         (100, "2 min"),
         (5_900, "98 min"),
-        (6_000, "2 h"),
         (350_000, "97 h"),
         (360_000, "4 d"),
     ],
@@ -366,9 +337,7 @@ def test_columns_shrink_and_the_least_needed_go() -> None:
     assert drawn(None) == drawn(28) == "aaaaaaaa  bbbbbbbb  cccccccc"
     assert drawn(24) == "aaaaaaaa bbbbbbbb ccccc…"
     assert drawn(20) == "aaaaaaaa bbbbb… ccc…"
-    assert drawn(13) == "aaaaaaaa bbb…"
     assert drawn(9) == "aaa… bbb…"
-    assert drawn(8) == "aaaaaaaa"
     assert drawn(5) == "aaaa…"
 
 
@@ -436,8 +405,3 @@ def test_a_feed_tells_what_can_not_get_better() -> None:
 
     with Feed(look, interval_s=0.01) as feed, pytest.raises(JobNotFound, match="discarded"):
         eventually(lambda: feed.sight() is None)
-
-
-def test_a_text_across_all_columns_is_cut() -> None:
-    lines = arrange((Column("A", 1),), [Text("long " * 10)], 12)
-    assert lines[1].plain == "long long l…"
