@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
-import redis as redis_py
 from click.testing import CliRunner
 
 from embedctl import enqueue_embeddings
@@ -18,7 +16,7 @@ from embedctl.routing import missing_worker
 from embedctl.store import ServedModel, WorkerRow
 from embedctl.terminal.drawing import overview_lines
 from embedctl.tickets import Ticket
-from embedctl_config import keys, wire
+from embedctl_config import wire
 from embedctl_config.errors import CorpusChanged
 from embedctl_config.hardware import ModelEntry
 from embedctl_config.settings import Settings
@@ -69,11 +67,6 @@ def test_whoever_tells_of_a_job_names_the_near_model_that_live_workers_serve(
     assert f"workers    0 live. {NEAR}" in CliRunner().invoke(main, ["status", done.stdout.strip()]).stdout
 
 
-def test_a_job_whose_worker_lives_asks_for_no_near_model(settings: Settings, broker: Broker) -> None:
-    broker.workers.beat(row("w", SHORT, TYPO))
-    assert enqueue_embeddings(["a"], model=TYPO, settings=settings).status().near_models == ()
-
-
 def test_a_model_with_two_spellings_is_shown_once(broker: Broker) -> None:
     broker.workers.beat(serving(SHORT, LONG))
     overview = Gatherer(broker).look()
@@ -89,22 +82,8 @@ def test_a_job_under_either_spelling_goes_to_the_live_worker(settings: Settings,
         assert (found.live_workers, found.queue in serving(LONG, SHORT).queues) == (1, True)
 
 
-def test_an_older_version_reads_the_heartbeat(broker: Broker, raw: redis_py.Redis) -> None:
-    """It finds both names among the models, and drops the field that it does not know."""
-    broker.workers.beat(serving(SHORT, LONG))
-    models = json.loads(raw.get(keys.heartbeat("w")) or b"")["models"]
-    assert set(models) == {SHORT, LONG}
-    older = {field.name for field in dataclasses.fields(ServedModel)} - {"spelling_of"}
-    assert set(models[LONG]) - older == {"spelling_of"}
-
-
-@pytest.mark.parametrize("lives", [False, True])
 @pytest.mark.parametrize(("first", "second"), [(SHORT, LONG), (LONG, SHORT)])
-def test_the_same_key_under_the_other_spelling_is_the_same_job(
-    settings: Settings, broker: Broker, first: str, second: str, lives: bool
-) -> None:
-    if lives:
-        broker.workers.beat(serving(SHORT, LONG))
+def test_the_same_key_under_the_other_spelling_is_the_same_job(settings: Settings, first: str, second: str) -> None:
     job = enqueue_embeddings(["a"], model=first, idempotency_key="k", settings=settings)
     again = enqueue_embeddings(["a"], model=second, idempotency_key="k", settings=settings)
     assert (again.id, again.status().model) == (job.id, first)
@@ -124,12 +103,6 @@ def test_names_that_a_live_worker_or_the_settings_keep_apart_are_two_models(sett
     broker.workers.beat(row("w2", SHORT))
     with pytest.raises(CorpusChanged, match="model was"):
         enqueue_embeddings(["a"], model=LONG, idempotency_key="k", settings=settings)
-
-
-def test_another_model_under_the_same_key_is_refused(settings: Settings) -> None:
-    enqueue_embeddings(["a"], model="BAAI/bge-small", idempotency_key="k", settings=settings)
-    with pytest.raises(CorpusChanged, match="model was"):
-        enqueue_embeddings(["a"], model="bge-small", idempotency_key="k", settings=settings)
 
 
 @pytest.mark.parametrize(("theirs", "takes"), [(OTHER, False), (None, True)])

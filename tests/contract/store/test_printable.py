@@ -5,20 +5,18 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis as redis_py
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from embedctl.broker import Broker
 from embedctl.cli import main
 from embedctl.job import Job
 from embedctl.terminal.progress import JobProgress
 from embedctl_config import keys, wire
-from embedctl_config.errors import InputError
 from embedctl_config.printable import PrintableFormatter, printable
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput
@@ -40,8 +38,7 @@ def assert_harmless(shown: str, *, begins: tuple[str, ...] = ()) -> None:
 def hostile_job(broker: Broker, failed: bool = True) -> str:
     """An ended job with one failed record, and with a hostile id, message and model."""
     model = f"m{HOSTILE}"
-    chunk = ChunkInput(0, bytes(2), [b"a", b"b"], ids=[HOSTILE, None])
-    data = wire.encode_input(chunk)
+    data = wire.encode_input(ChunkInput(0, bytes(2), [b"a", b"b"], ids=[HOSTILE, None]))
     job_id, _ = broker.jobs.create(spec(model=model))
     broker.jobs.add(job_id, 0, data, digest=wire.digest_of(data), rows=2, token="p")
     if not failed:
@@ -58,70 +55,33 @@ def environment(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
 
 
-def invoke(*arguments: str) -> Result:
+def run(*arguments: str) -> str:
     found = CliRunner().invoke(main, arguments, input="")
     assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
-    return found
-
-
-def run(*arguments: str) -> str:
-    return invoke(*arguments).output
+    return found.stdout + found.stderr
 
 
 @pytest.mark.usefixtures("environment")
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
 @pytest.mark.parametrize(
-    "command",
-    [
-        "errors JOB",
-        "status JOB",
-        "status",
-        "list",
-        "doctor",
-        "wait JOB",
-        "retry JOB",
-        "fetch JOB -o out.jsonl",
-        "cancel JOB",
-        "discard JOB",
-    ],
+    "command", ["errors JOB", "status JOB", "status", "list", "doctor", "wait JOB", "retry JOB", "fetch JOB -o v.jsonl"]
 )
 def test_no_command_shows_what_steers_a_terminal(
     broker: Broker, raw: redis_py.Redis, command: str, *, as_json: bool
 ) -> None:
     ended, running = hostile_job(broker), hostile_job(broker, failed=False)
     # What a worker says of itself, of a chunk and of its end.
-    broker.workers.beat(
-        row(
-            "w",
-            f"m{HOSTILE}",
-            name=f"name{HOSTILE}",
-            host=HOSTILE,
-            cpus=HOSTILE,
-            device=HOSTILE,
-            bounds=HOSTILE,
-            backend=HOSTILE,
-            quiet_s=99.0,
-            holding=((f"job-{HOSTILE}", 0),),
-        )
-    )
+    facts: dict[str, Any] = dict.fromkeys(("name", "host", "cpus", "device", "bounds", "backend"), HOSTILE)
+    broker.workers.beat(row("w", f"m{HOSTILE}", **facts, quiet_s=99.0, holding=((f"job-{HOSTILE}", 0),)))
     broker.workers.beat(row("x", f"m{HOSTILE}", name=f"dead{HOSTILE}"))
     broker.workers.report_death("x", HOSTILE)
     for job_id in (ended, running):
-        facts: Mapping[Any, Any] = {
-            "trouble": HOSTILE,
-            "mismatch": HOSTILE,
-            "pinned_by": HOSTILE,
-            "model_fingerprint": MINE,
-        }
-        raw.hset(keys.job(job_id), mapping=facts)
-    for job_id in (
-        (ended, running) if "JOB" in command and not command.startswith(("errors", "wait", "fetch")) else (ended,)
-    ):
-        found = invoke(*command.replace("JOB", job_id).split(), *(["--json"] if as_json else []))
-        assert found.output
-        assert_harmless(found.output)
-        if as_json:
-            assert json.loads(found.stdout)
+        said: dict[Any, Any] = dict.fromkeys(("trouble", "mismatch", "pinned_by"), HOSTILE)
+        raw.hset(keys.job(job_id), mapping={**said, "model_fingerprint": MINE})
+    for job_id in (ended, running) if command == "status JOB" else (ended,):
+        shown = run(*command.replace("JOB", job_id).split(), *(["--json"] if as_json else []))
+        assert shown
+        assert_harmless(shown)
 
 
 @pytest.mark.usefixtures("environment")
@@ -129,7 +89,6 @@ def test_no_command_shows_what_steers_a_terminal(
     ("name", "content"),
     [
         ("corpus.jsonl", json.dumps({HOSTILE: "x"})),
-        ("corpus.jsonl", json.dumps({"text": "x", "id": HOSTILE * 100})),
         ("corpus.jsonl", json.dumps({"text": "x", "id": [HOSTILE]})),
         ("corpus.csv", '"\x1b]0;owned\x07\nforged: line",b\n1,2\n'),
         (f"corpus{HOSTILE}.jsonl".replace("\n", ""), "no json"),
@@ -138,8 +97,7 @@ def test_no_command_shows_what_steers_a_terminal(
 def test_a_corpus_cannot_either(name: str, content: str) -> None:
     Path(name).write_bytes(content.encode())
     for more in ([], ["--skip-bad-lines"]):
-        shown = run("submit", name, *more)
-        assert_harmless(shown)
+        assert_harmless(run("submit", name, *more))
 
 
 @pytest.mark.usefixtures("environment")
@@ -152,10 +110,6 @@ def test_what_is_said_while_a_job_runs_cannot_either(broker: Broker, raw: redis_
         progress.running(Job(job_id, broker).status())
     assert "refused" in stream.getvalue()
     assert_harmless(stream.getvalue())
-
-
-def test_an_error_of_the_corpus_is_printable_for_programs_too() -> None:
-    assert str(InputError(f"no field {HOSTILE}")).isprintable()
 
 
 @pytest.mark.parametrize("formatter", [PrintableFormatter(), logs._TextFormatter(logs._Fields(HOSTILE))])
@@ -184,10 +138,8 @@ def test_a_command_to_copy_runs_nothing_else(broker: Broker) -> None:
     ("text", "shown"),
     [
         ("plain, 日本語 é", "plain, 日本語 é"),
-        ("a\tb\n", r"a\tb\n"),
-        ("\x1b[31m", r"\x1b[31m"),
-        ("\u2028\u202e\x85", r"\u2028\u202e\x85"),
-        ("\udc80", r"\udc80"),
+        ("a\tb\n\x1b[31m", r"a\tb\n\x1b[31m"),
+        ("\u2028\u202e\x85\udc80", r"\u2028\u202e\x85\udc80"),
     ],
 )
 def test_what_is_not_printable_is_shown_as_its_escape(text: str, shown: str) -> None:

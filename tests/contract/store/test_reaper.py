@@ -56,7 +56,7 @@ def reap(broker: Broker, **options: float) -> None:
     Reaper(broker, **options).round()
 
 
-@pytest.mark.parametrize("call", WAITS)
+@pytest.mark.parametrize("call", ["wait", "await wait_until_sealed", "async for iter_results"])
 def test_every_call_that_waits_for_a_job_reaps(broker: Broker, raw: redis_py.Redis, call: str) -> None:
     broker.workers.beat(row())
     job_id = new_job(broker, 1, seal=False)
@@ -75,19 +75,11 @@ def test_every_call_that_waits_for_a_job_reaps(broker: Broker, raw: redis_py.Red
     assert not waiting.is_alive()
 
 
-def test_one_process_reaps_in_an_interval(broker: Broker, raw: redis_py.Redis, settings: Settings) -> None:
-    other = Broker.connect(settings)
-    assert broker.upkeep.agenda.take_turn(60)
-    assert not other.upkeep.agenda.take_turn(60)
-    assert not broker.upkeep.agenda.take_turn(60)
-    raw.delete(keys.REAPER)
-    assert other.upkeep.agenda.take_turn(0.2)
-    eventually(lambda: broker.upkeep.agenda.take_turn(0.2))
-    other.close()
-
-
-def test_a_turn_is_prolonged_and_shortened_by_its_token_alone(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_turn_is_one_processs_and_prolonged_and_shortened_by_its_token_alone(
+    broker: Broker, raw: redis_py.Redis
+) -> None:
     token = broker.upkeep.agenda.take_turn(60)
+    assert not broker.upkeep.agenda.take_turn(60)
     assert not broker.upkeep.agenda.keep_turn("another", 600)
     assert raw.pttl(keys.REAPER) <= 60_000
     assert broker.upkeep.agenda.keep_turn(token, 600)
@@ -177,11 +169,12 @@ def test_a_round_renews_the_lifetimes_of_chunks(broker: Broker, raw: redis_py.Re
     assert raw.pttl(keys.chunk_input(job_id, 1)) > keys.UNENDED_TTL_S * 1000
 
 
-def test_a_job_of_another_version_does_not_stop_the_round(
+def test_a_job_that_cannot_be_read_does_not_stop_the_round(
     broker: Broker, raw: redis_py.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker.workers.beat(row())
-    other, mine = new_job(broker, 1), new_job(broker, 1)
+    strange, other, mine = (new_job(broker, 1) for _ in range(3))
+    raw.hset(keys.job(strange), "state", "paused")  # as another program might say
     raw.hset(keys.job(other), "version", 99)
     before = keys_of(raw, other)
     reap(broker)
@@ -207,27 +200,3 @@ def test_a_round_without_redis_says_so_and_the_next_goes_on(own_redis: RedisServ
 
     eventually(is_issued)
     broker.close()
-
-
-def test_a_job_that_cannot_be_read_costs_no_other_job_its_reaper(broker: Broker, raw: redis_py.Redis) -> None:
-    strange, job_id = new_job(broker, 1), new_job(broker, 1)
-    broker.workers.beat(row())
-    broker.jobs.issue(job_id, QUEUE)
-    overdue(raw, job_id, 0)
-    raw.hset(keys.job(strange), "state", "paused")  # as another program might say
-    raw.zadd(keys.ACTIVE, {strange: 1})
-    Reaper(broker, interval_s=0.01).round()
-    assert raw.llen(QUEUE) == 1
-
-
-def test_a_retry_whose_process_died_is_closed_so_that_its_job_ends(broker: Broker, raw: redis_py.Redis) -> None:
-    broker.workers.beat(row())
-    job_id = new_job(broker, 2)
-    work(broker, job_id, 0, failed=1)
-    work(broker, job_id, 1)
-    assert broker.jobs.retry(job_id, 0, 2, "dead") == 1
-    reap(broker)
-    assert not broker.jobs.status(job_id).sealed  # its process may live
-    raw.delete(keys.producer(job_id))
-    reap(broker)
-    assert broker.jobs.status(job_id).sealed

@@ -36,51 +36,35 @@ def link(broker: Broker) -> Iterator[RegistryLink]:
     link.close()
 
 
-def worker(process: subprocess.Popen[bytes], instance: str = "w") -> WorkerRow:
-    return row(instance=instance, pid=process.pid, machine=machine_id(), process=process_id(process.pid))
-
-
-def looks_twice(link: RegistryLink) -> None:
-    """Wait until the link has looked into the registry, from the beginning to the end."""
-    looks: list[None] = []
-    here = link._broker.workers.here
-
-    def counted() -> Iterator[WorkerRow]:
-        looks.append(None)
-        return here()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(link._broker.workers, "here", counted)
-        eventually(lambda: len(looks) > 1, what="a second look")
+def worker(process: subprocess.Popen[bytes]) -> WorkerRow:
+    return row(pid=process.pid, machine=machine_id(), process=process_id(process.pid))
 
 
 def fates(broker: Broker) -> dict[str, str]:
     return {gone.worker.instance: gone.how for gone in broker.workers.gone()}
 
 
-def test_a_process_is_a_worker_once_it_says_so(
-    broker: Broker, link: RegistryLink, process: subprocess.Popen[bytes]
+def test_a_process_is_a_worker_once_it_says_so_and_another_one_of_its_number_is_not_it(
+    broker: Broker, link: RegistryLink, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    broker.workers.beat(row(instance="earlier", pid=process.pid, machine=machine_id(), process=f"{process.pid}.1"))
+    broker.workers.beat(row(instance="far", pid=process.pid, machine="another", process=process_id(process.pid)))
+    looks: list[None] = []
+    here = broker.workers.here
+
+    def counted() -> Iterator[WorkerRow]:
+        looks.append(None)
+        return here()
+
+    monkeypatch.setattr(broker.workers, "here", counted)
     link.expect(process.pid)
-    looks_twice(link)
+    eventually(lambda: len(looks) > 1, what="a second look: the first one came to its end")
     assert link.row_of(process.pid) is None
     broker.workers.beat(worker(process))
     eventually(lambda: link.row_of(process.pid))
     found = link.row_of(process.pid)
     assert found is not None
     assert found.instance == "w"
-
-
-def test_another_process_of_the_same_number_is_not_it(
-    broker: Broker, link: RegistryLink, process: subprocess.Popen[bytes]
-) -> None:
-    earlier = row(instance="earlier", pid=process.pid, machine=machine_id(), process=f"{process.pid}.1")
-    elsewhere = row(instance="elsewhere", pid=process.pid, machine="another", process=process_id(process.pid))
-    broker.workers.beat(earlier)
-    broker.workers.beat(elsewhere)
-    link.expect(process.pid)
-    looks_twice(link)
-    assert link.row_of(process.pid) is None
 
 
 def test_a_death_is_reported_at_once_and_what_was_held_is_overdue(
@@ -116,15 +100,6 @@ def test_a_worker_that_nobody_blames_has_left(
     eventually(lambda: raw.get(keys.died("w")) == keys.LEFT.encode())
     assert list(broker.workers.alive()) == []
     assert fates(broker) == {}
-
-
-def test_the_end_of_a_process_that_never_was_a_worker_is_no_news(
-    broker: Broker, raw: redis_py.Redis, link: RegistryLink, process: subprocess.Popen[bytes]
-) -> None:
-    link.expect(process.pid)
-    link.report_exit(process.pid, "killed by SIGKILL")
-    link.close()
-    assert list(raw.scan_iter(keys.died("*"))) == []
 
 
 def test_a_death_is_reported_when_redis_is_back(

@@ -69,7 +69,9 @@ def about(line: logging.LogRecord) -> tuple[object, ...]:
 
 def test_a_chunk_is_counted_as_what_became_of_it(rig: Rig) -> None:
     job = rig.submit(["one", "", "three words here", "one"])
-    rig.run(job)
+    for _ in range(2):
+        rig.run(job)
+    assert (rig.value("claims_total", answer="ok"), rig.value("claims_total", answer="done")) == (1, 1)
     assert job.status().done == 3
     assert (rig.value("records_total", outcome="done"), rig.value("records_total", outcome="failed")) == (3, 1)
     assert rig.value("record_errors_total", code="empty") == 1
@@ -83,14 +85,6 @@ def test_a_chunk_is_counted_as_what_became_of_it(rig: Rig) -> None:
     assert speed.rows_per_s > 0
     assert speed.padding == pytest.approx(2 / 6)
     assert rig.runner.in_hand.progressed_ms > 0
-
-
-def test_a_ticket_that_came_twice_counts_as_a_claim_and_no_attempt(rig: Rig) -> None:
-    job = rig.submit()
-    rig.run(job)
-    rig.run(job)
-    assert (rig.value("claims_total", answer="ok"), rig.value("claims_total", answer="done")) == (1, 1)
-    assert rig.value("records_total", outcome="done") == 3
 
 
 def test_a_result_that_is_not_needed_counts_no_record(
@@ -126,7 +120,7 @@ def test_a_tickets_wait_is_counted_where_the_ticket_can_be_believed(rig: Rig, br
     assert 5 <= (rig.value("queue_wait_seconds_sum") or 0) < PATIENCE_S  # and not milliseconds
     rig.run(rig.submit(), sent_ms=now + 3000)  # another host's idea of the time
     assert rig.value("queue_wait_seconds_bucket", le="0.1") == 1
-    odd: list[object] = ["soon", None, -1, 0, True, 1.5, 10**400, -(10**400), [now], {"ms": now}]
+    odd: list[object] = ["soon", None, -1, True, 10**400, [now]]
     for sent in odd:
         rig.run(rig.submit(), sent_ms=sent)
     assert rig.value("queue_wait_seconds_count") == 2
@@ -176,9 +170,17 @@ def test_a_worker_that_fails_with_its_own_text_blames_no_record(
     assert raw.llen(QUEUE) == before + 1
 
 
-@pytest.mark.parametrize("failing", ["tokenize", "positions"], indirect=True)
-def test_a_chunk_that_fails_as_a_whole_is_encoded_record_by_record(
-    failing: Rig, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("failing", "said"),
+    [
+        ("tokenize", "the chunk failed as a whole (ValueError): encoding it record by record"),
+        ("positions", "the chunk failed as a whole (ValueError): encoding it record by record"),
+        ("forward", "halving it"),
+    ],
+    indirect=["failing"],
+)
+def test_records_that_fail_are_told_of_without_their_texts(
+    failing: Rig, caplog: pytest.LogCaptureFixture, said: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
     assert isinstance(failing.backend, Quoting)
@@ -188,20 +190,7 @@ def test_a_chunk_that_fails_as_a_whole_is_encoded_record_by_record(
     assert (job.status().failed, failing.left) == (3, [])
     assert failing.value("record_errors_total", code="encode_error") == 3
     assert SECRET not in caplog.text
-    assert "the chunk failed as a whole (ValueError): encoding it record by record" in caplog.text
-
-
-@pytest.mark.parametrize("failing", ["forward"], indirect=True)
-def test_records_that_fail_are_told_of_without_their_texts(failing: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
-    assert isinstance(failing.backend, Quoting)
-    failing.backend.spares = True
-    job = failing.submit()
-    failing.run(job)
-    assert job.status().failed == 3
-    assert failing.value("record_errors_total", code="encode_error") == 3
-    assert SECRET not in caplog.text
-    lines = [record for record in caplog.records if "halving it" in record.getMessage()]
+    lines = [record for record in caplog.records if said in record.getMessage()]
     assert "(ValueError)" in lines[0].getMessage()
     assert {about(line) for line in lines} == {(job.id, 0, 1)}
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import gc
 import math
 import os
 import pickle
@@ -27,7 +25,7 @@ from embedctl import AsyncJob, Job, enqueue_embeddings, tickets
 from embedctl.broker import Broker
 from embedctl.store import connection
 from embedctl_config.errors import BrokerUnavailable
-from embedctl_config.hardware import HardwareClass, ModelEntry
+from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from tests.support.redis_server import RedisServer
 from tests.support.store import QUEUE
@@ -56,6 +54,24 @@ def submit(settings: Settings, text: str = "text") -> Job:
     return enqueue_embeddings([text], settings=settings)
 
 
+def forked(what: Callable[[], object]) -> int:
+    """The process id of a child that does this."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.alarm(int(PATIENCE_S))  # ends a child that hangs
+            what()
+            code = 0
+        finally:
+            os._exit(code)
+    return child
+
+
+def ended_with(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 def test_many_jobs_are_kept_with_few_files_and_connections(redis_server: RedisServer, raw: redis_py.Redis) -> None:
     others = clients(raw)  # what earlier tests of this process share
     done = subprocess.run(
@@ -72,36 +88,14 @@ def test_settings_that_say_the_same_share_a_broker(settings: Settings) -> None:
     assert Broker.connect(settings) is not Broker.shared(settings)  # who asks for a broker of its own has one
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda settings: settings.classes.update(new=HardwareClass()),
-        lambda settings: settings.classes["dummy"].options.update(dim=8),
-        lambda settings: settings.models.update(new=ModelEntry("path")),
-    ],
-)
-def test_tables_that_are_changed_later_are_other_settings(
-    settings: Settings, change: Callable[[Settings], None]
-) -> None:
-    mine = dataclasses.replace(
-        settings, classes={"dummy": HardwareClass(backend="dummy", options={"dim": 16})}, models={}
-    )
+def test_tables_that_are_changed_later_are_other_settings(settings: Settings) -> None:
+    options = {"dim": 16}
+    mine = dataclasses.replace(settings, classes={"dummy": HardwareClass(backend="dummy", options=options)})
     before = Broker.shared(mine)
-    change(mine)
+    options["dim"] = 8
     after = Broker.shared(mine)
     assert after is not before
     assert after.settings == mine != before.settings
-
-
-def test_many_different_settings_do_not_add_up(settings: Settings, raw: redis_py.Redis) -> None:
-    others = clients(raw)  # what earlier tests of this process share
-    for number in range(12):
-        submit(settings.replace(ttl_s=1000.0 + number))
-    gc.collect()
-    eventually(lambda: clients(raw) - others <= 24)  # 4 brokers, each with a few
-    kept = [submit(settings.replace(ttl_s=5000.0 + number)) for number in range(8)]
-    for number, job in enumerate(kept):
-        assert Broker.shared(settings.replace(ttl_s=5000.0 + number)) is job._broker
 
 
 def test_threads_share_it(settings: Settings, raw: redis_py.Redis) -> None:
@@ -129,28 +123,19 @@ def test_parent_and_children_go_on_after_a_fork(settings: Settings, raw: redis_p
         while not stop.is_set():
             submit(settings)
 
+    def uses_it() -> None:
+        jobs = [kept, *(submit(settings) for _ in range(3))]
+        assert all(job.status().records == 1 for job in jobs)
+
     threads = [threading.Thread(target=busy, daemon=True) for _ in range(3)]  # locks are held as the children are made
     for thread in threads:
         thread.start()
-    children = []
-    for _ in range(3):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                jobs = [submit(settings, "of a child") for _ in range(3)]
-                assert kept.status().records == 1
-                assert all(job.status().records == 1 for job in jobs)
-                code = 0
-            finally:
-                os._exit(code)
-        children.append(child)
-    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0]
+    children = [forked(uses_it) for _ in range(3)]
+    assert [ended_with(child) for child in children] == [0, 0, 0]
     stop.set()
     for thread in threads:
         thread.join(PATIENCE_S)
-    mine = [submit(settings) for _ in range(3)]
-    assert all(job.status().records == 1 for job in [kept, *mine])
+    uses_it()
     assert raw.llen(QUEUE) == min(128, raw.zcard("embed:jobs"))  # a window of small chunks
 
 
@@ -165,17 +150,9 @@ def test_a_child_takes_no_lock_of_celery_that_its_parent_held(settings: Settings
 
     threading.Thread(target=hold, daemon=True).start()
     assert held.wait(PATIENCE_S)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            signal.alarm(int(PATIENCE_S))  # ends a child that hangs
-            submit(settings)
-            code = 0
-        finally:
-            os._exit(code)
+    child = forked(lambda: submit(settings))
     fork_is_over.set()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert ended_with(child) == 0
 
 
 @pytest.fixture
@@ -193,41 +170,9 @@ def test_a_closed_job_and_all_others_can_still_be_asked(alone: tuple[Settings, r
         assert clients(raw) >= 1
     eventually(lambda: clients(raw) == 0)
     assert job.status().records == other.status().records == 1
-    submit(settings)
-    job.close()
-    job.close()
+    for _ in range(2):
+        job.close()
     eventually(lambda: clients(raw) == 0)
-
-
-def test_an_awaited_job_is_closed_likewise(alone: tuple[Settings, redis_py.Redis]) -> None:
-    settings, raw = alone
-
-    async def main() -> None:
-        async with await AsyncJob.get(submit(settings).id, settings) as job:
-            assert (await job.status()).records == 1
-
-    asyncio.run(main())
-    eventually(lambda: clients(raw) == 0)
-
-
-def test_closing_does_not_disturb_who_waits(settings: Settings, raw: redis_py.Redis) -> None:
-    job = submit(settings)
-    ended = []
-    waiting = threading.Thread(target=lambda: ended.append(job.wait(timeout=PATIENCE_S).state), daemon=True)
-    waiting.start()
-    eventually(lambda: any(each["cmd"] == "xread" for each in raw.client_list()))
-    for _ in range(20):
-        Job.get(job.id, settings).close()
-    job.cancel()
-    waiting.join(PATIENCE_S)
-    assert ended == ["cancelled"]
-
-
-@pytest.mark.parametrize("kind", [Job, AsyncJob])
-def test_a_job_says_what_to_send_in_its_place(settings: Settings, kind: type) -> None:
-    job = submit(settings)
-    with pytest.raises(TypeError, match=rf"send its id, and get it there by {kind.__name__}.get\('{job.id}'\)"):
-        pickle.dumps(job if kind is Job else AsyncJob(job))
 
 
 def test_a_password_that_was_changed_is_read_again(own_redis: RedisServer, tmp_path: Path, settings: Settings) -> None:
@@ -312,3 +257,10 @@ def test_a_connection_that_is_lost_at_any_moment_is_said_so(
         lasts[0] = math.inf
         broker.tickets.send(QUEUE, "j", [0])
     assert lost
+
+
+@pytest.mark.parametrize("kind", [Job, AsyncJob])
+def test_a_job_says_what_to_send_in_its_place(settings: Settings, kind: type) -> None:
+    job = submit(settings)
+    with pytest.raises(TypeError, match=rf"send its id, and get it there by {kind.__name__}.get\('{job.id}'\)"):
+        pickle.dumps(job if kind is Job else AsyncJob(job))

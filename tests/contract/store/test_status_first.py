@@ -12,7 +12,6 @@ from click.testing import CliRunner
 from embedctl.broker import Broker
 from embedctl.cli import main
 from embedctl.cli.status import _one_job
-from embedctl.store import JobStatus
 from embedctl.terminal.drawing import job_lines
 from embedctl.terminal.job_facts import all_facts
 from embedctl_config import keys
@@ -39,12 +38,6 @@ def shown(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Show:
 
 def names(facts: list[tuple[str, str]]) -> list[str]:
     return [name for name, _ in facts]
-
-
-def test_a_job_that_nothing_keeps_from_its_end_shows_what_it_is(broker: Broker, shown: Show) -> None:
-    broker.workers.beat(row())
-    job_id = new_job(broker)
-    assert names(shown(job_id))[:5] == ["job", "state", "model", "class", "workers"]
 
 
 def test_no_live_worker_comes_first_with_the_command_that_starts_one(broker: Broker, shown: Show) -> None:
@@ -81,10 +74,9 @@ def test_a_stuck_chunk_comes_first_with_its_history(broker: Broker, raw: redis_p
     broker.workers.beat(row("bystander"))
     job_id = new_job(broker)
     broker.jobs.issue(job_id, QUEUE)
-    for number in range(5):
-        instance = f"w{number}"
+    for instance in ("w0", "w1", "w2", "w3", "w4"):
         broker.workers.beat(row(instance))
-        claim(broker, job_id, 0, f"t-{instance}", instance=instance)
+        claim(broker, job_id, 0, instance, instance=instance)
         broker.workers.report_death(instance, "killed")
         overdue(raw, job_id, 0)
         reaped(broker, job_id)
@@ -134,6 +126,7 @@ def test_hung_workers_come_first_where_no_other_works(broker: Broker, shown: Sho
 def test_trouble_comes_first(broker: Broker, raw: redis_py.Redis, shown: Show) -> None:
     broker.workers.beat(row())
     job_id = new_job(broker)
+    assert names(shown(job_id))[:5] == ["job", "state", "model", "class", "workers"]
     raw.hset(keys.job(job_id), "trouble", "no space left on device")
     assert shown(job_id)[2] == ("trouble", "no space left on device")
 
@@ -146,9 +139,6 @@ def test_an_ended_job_is_kept_from_nothing(broker: Broker, raw: redis_py.Redis, 
 
 
 def test_so_it_is_while_one_watches(broker: Broker) -> None:
-    job_id = new_job(broker)
-    view = _one_job(broker, job_id)
-    seen = view.look()
-    assert isinstance(seen.job, JobStatus)
+    seen = _one_job(broker, new_job(broker)).look()
     lines = [line.plain.partition(" ")[0] for line in job_lines(seen.pace, all_facts(seen), 200, 50)]
     assert lines[:5] == ["job", "state", "workers", "progress", "model"]

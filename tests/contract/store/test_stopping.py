@@ -25,7 +25,6 @@ from tests.support.store import (
     QUEUE,
     add,
     assert_consistent,
-    audited,
     claim,
     complete,
     issued,
@@ -90,7 +89,7 @@ def test_what_is_done_can_be_fetched_and_the_rest_is_freed(
 
     fetch(job, tmp_path / "v.npy")
     np.testing.assert_array_equal(np.load(tmp_path / "v.npy"), job.vectors())
-    assert len(json.loads("[" + ",".join((tmp_path / "v.errors.jsonl").read_text().splitlines()) + "]")) == 1
+    assert len((tmp_path / "v.errors.jsonl").read_text().splitlines()) == 1
     fetch(job, tmp_path / "v.jsonl")
     positions = [json.loads(line)["position"] for line in (tmp_path / "v.jsonl").read_text().splitlines()]
     assert positions == [2, 3, 6, 7]
@@ -111,7 +110,8 @@ def test_a_spent_error_budget_keeps_what_is_done_too(broker: Broker, tmp_path: P
 
 
 def test_it_is_stopped_once_and_an_ended_job_not_at_all(broker: Broker) -> None:
-    job_id = stopped_job(broker)
+    job_id = stopped_job(broker, idempotency_key="k")
+    assert broker.jobs.with_key("k") == job_id
     ended_at = broker.jobs.status(job_id).ended_at
     assert Job(job_id, broker).stop().ended_at == ended_at
     assert Job(job_id, broker).cancel().state is JobState.STOPPED
@@ -124,8 +124,7 @@ def test_it_is_stopped_once_and_an_ended_job_not_at_all(broker: Broker) -> None:
         Job(cancelled, broker).stop()
 
 
-@pytest.mark.parametrize("seal", [True, False])
-@pytest.mark.parametrize("freed", [True, False])
+@pytest.mark.parametrize(("seal", "freed"), [(True, True), (False, False)])
 def test_its_corpus_continues_it(broker: Broker, raw: redis_py.Redis, seal: bool, freed: bool) -> None:
     broker.workers.beat(row())
     job_id = stopped_job(broker, seal=seal)
@@ -146,11 +145,6 @@ def test_its_corpus_continues_it(broker: Broker, raw: redis_py.Redis, seal: bool
     assert job.retry_failed() == 1
     work(broker, job_id, 6)
     assert job.status().state is JobState.COMPLETED
-
-
-def test_its_idempotency_key_still_finds_it(broker: Broker) -> None:
-    job_id = stopped_job(broker, idempotency_key="k")
-    assert broker.jobs.with_key("k") == job_id
 
 
 def test_it_waits_for_no_text_that_is_not_added_again(broker: Broker, raw: redis_py.Redis) -> None:
@@ -194,29 +188,6 @@ def test_a_producer_is_told_and_does_not_continue_it_by_itself(broker: Broker) -
     assert broker.jobs.status(job_id).records == 4
 
 
-def test_if_its_producer_dies_as_it_continues_it_nobody_waits_in_vain(
-    old_redis: None, broker: Broker, raw: redis_py.Redis
-) -> None:
-    broker.workers.beat(row())
-    job_id = stopped_job(broker)
-    look_after(broker, job_id)
-    broker.jobs.resume(job_id, "p")
-    add(broker, job_id, 0)
-    broker.jobs.hold(job_id, "p", lease_s=0)
-    look_after(broker, job_id)  # sealed, as after a retry that died
-    broker.jobs.issue(job_id, QUEUE)
-    for chunk in (0, 2, 4, 5):
-        if claim(broker, job_id, chunk, f"t{chunk}").answer == "ok":
-            complete(broker, job_id, chunk, f"t{chunk}")
-    assert audited(broker, job_id) == 3
-    assert broker.jobs.status(job_id).lost_chunks == (2, 5)
-    submit_again(broker, job_id)  # as its message says
-    broker.jobs.issue(job_id, QUEUE)
-    work(broker, job_id, 2, 4, 5)
-    assert broker.jobs.status(job_id).state is JobState.COMPLETED_WITH_ERRORS
-    assert_consistent(broker, raw, job_id)
-
-
 def test_stopped_in_a_retry_it_keeps_the_first_errors_and_does_not_go_on(broker: Broker) -> None:
     job_id = new_job(broker, 2)
     work(broker, job_id, 0, failed=1)
@@ -249,15 +220,12 @@ def test_int8_takes_its_ranges_from_what_is_done(broker: Broker, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["v.npy", "v.parquet", "v.jsonl"])
-@pytest.mark.parametrize("done", [0, 1])
-def test_every_format_takes_a_job_that_was_hardly_begun(name: str, done: int, broker: Broker, tmp_path: Path) -> None:
-    job_id = new_job(broker, 3)
-    work(broker, job_id, *range(2, 2 + done))
-    Job(job_id, broker).stop()
-    fetch(Job(job_id, broker), tmp_path / name)
+def test_every_format_takes_a_job_that_was_hardly_begun(name: str, broker: Broker, tmp_path: Path) -> None:
+    job = Job(new_job(broker, 3), broker)
+    job.stop()
+    fetch(job, tmp_path / name)
     if name == "v.npy":
-        assert np.load(tmp_path / name).shape == (6, DIM * done)
-    elif name == "v.parquet":
-        assert pq.read_table(tmp_path / name)["position"].to_pylist() == [4, 5][: 2 * done]
+        assert np.load(tmp_path / name).shape == (6, 0)
     else:
-        assert len((tmp_path / name).read_text().splitlines()) == 2 * done
+        rows = pq.read_table(tmp_path / name).num_rows if name == "v.parquet" else (tmp_path / name).stat().st_size
+        assert rows == 0

@@ -49,12 +49,6 @@ def die(
     return reaped(broker, job_id)
 
 
-def silence(broker: Broker, raw: redis_py.Redis, instance: str) -> None:
-    """As if a worker's last beat were long ago."""
-    for members in (keys.WORKERS, keys.queue_workers(QUEUE)):
-        raw.zadd(members, {instance: broker.connection.now_ms() - 1000})
-
-
 def test_a_lapse_of_a_live_owner_makes_nobody_suspect(broker: Broker, raw: redis_py.Redis) -> None:
     broker.workers.beat(row())
     job_id = new_job(broker)
@@ -80,55 +74,33 @@ def test_the_death_of_an_owner_makes_its_chunk_suspect(broker: Broker, raw: redi
     assert_consistent(broker, raw, job_id)
 
 
-def test_a_silent_owner_makes_its_chunk_suspect(broker: Broker, raw: redis_py.Redis) -> None:
-    broker.workers.beat(row())
-    job_id = new_job(broker)
-    claim(broker, job_id, 0)
-    silence(broker, raw, "w")
-    overdue(raw, job_id, 0)
-    assert reaped(broker, job_id) == [0]
-    assert claim(broker, job_id, 0, "next").given_up == frozenset()
-
-
-@pytest.mark.parametrize("rows", [(1,), (0, 1)])
-def test_a_careful_death_names_the_row(broker: Broker, raw: redis_py.Redis, rows: tuple[int, ...]) -> None:
-    job_id = new_job(broker)
-    die(broker, job_id, 0, raw)
-    for at in rows:
-        die(broker, job_id, 0, raw, at_row=at, instance=f"w{at}")
-    assert claim(broker, job_id, 0, "last").given_up == frozenset(rows)
-    assert broker.jobs.suspects(job_id)[0].given_up == rows
-
-
-def test_a_row_that_was_passed_is_not_named(broker: Broker, raw: redis_py.Redis) -> None:
+def second_owner(broker: Broker, raw: redis_py.Redis, *rows: int) -> str:
+    """A job whose chunk 0 had an owner that died, and has "second" now, which came to these rows."""
     job_id = new_job(broker)
     die(broker, job_id, 0, raw)
     broker.workers.beat(row("second"))
     claim(broker, job_id, 0, "t2", instance="second")
-    for at in (0, 1, -1):
+    for at in rows:
         broker.jobs.renew(job_id, 0, "t2", row=at)
     broker.jobs.renew(job_id, 0, "t2")  # the heartbeat's, which names none
+    return job_id
+
+
+@pytest.mark.parametrize(("rows", "named"), [((0, 1), {1}), ((0, 1, -1), set())], ids=["at a row", "past it"])
+def test_a_careful_death_names_the_row_that_was_not_passed(
+    broker: Broker, raw: redis_py.Redis, rows: tuple[int, ...], named: set[int]
+) -> None:
+    job_id = second_owner(broker, raw, *rows)
     broker.workers.report_death("second", "killed")
     overdue(raw, job_id, 0)
     reaped(broker, job_id)
-    assert claim(broker, job_id, 0, "third").given_up == frozenset()
-
-
-def test_the_heartbeats_renewal_keeps_the_row(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = new_job(broker)
-    claim(broker, job_id, 0)
-    broker.jobs.renew(job_id, 0, "t", row=7)
-    broker.jobs.renew(job_id, 0, "t")
-    assert raw.hget(keys.owners(job_id), 0) == b"t w 7"
+    assert claim(broker, job_id, 0, "third").given_up == frozenset(named)
 
 
 def test_a_careful_owner_that_is_only_silent_is_given_time(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = new_job(broker)
-    die(broker, job_id, 0, raw)
-    broker.workers.beat(row("far"))
-    claim(broker, job_id, 0, "t2", instance="far")
-    broker.jobs.renew(job_id, 0, "t2", row=1)
-    silence(broker, raw, "far")
+    job_id = second_owner(broker, raw, 1)
+    for members in (keys.WORKERS, keys.queue_workers(QUEUE)):
+        raw.zadd(members, {"second": broker.connection.now_ms() - 1000})
     now = broker.connection.now_ms()
     raw.zadd(keys.due(job_id), {"0": now - 1000})
     assert reaped(broker, job_id) == []
@@ -139,14 +111,16 @@ def test_a_careful_owner_that_is_only_silent_is_given_time(broker: Broker, raw: 
     assert claim(broker, job_id, 0, "t3").given_up == frozenset({1})
 
 
-def test_a_careful_owner_that_lives_is_never_blamed(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = new_job(broker)
-    die(broker, job_id, 0, raw)
-    broker.workers.beat(row("alive"))
-    claim(broker, job_id, 0, "t2", instance="alive")
-    broker.jobs.renew(job_id, 0, "t2", row=1)
-    overdue(raw, job_id, 0)
-    assert reaped(broker, job_id) == [0]
+@pytest.mark.parametrize("how", ["lives", "released it", "left as it was told"])
+def test_a_careful_owner_that_did_not_die_is_never_blamed(broker: Broker, raw: redis_py.Redis, how: str) -> None:
+    job_id = second_owner(broker, raw, 1)
+    if how == "released it":
+        assert broker.jobs.release(job_id, 0, "t2", delay_s=0)
+    else:
+        if how != "lives":
+            broker.workers.leave(row("second"))  # and Redis did not take the chunk back
+        overdue(raw, job_id, 0)
+        assert reaped(broker, job_id) == [0]
     assert claim(broker, job_id, 0, "t3").given_up == frozenset()
     assert broker.jobs.status(job_id).deaths == 1
 
@@ -155,9 +129,7 @@ def test_careful_deaths_without_a_row_make_a_chunk_stuck_and_are_spaced_out(
     broker: Broker, raw: redis_py.Redis, settings: Settings
 ) -> None:
     job_id = new_job(broker)
-    assert die(broker, job_id, 0, raw, instance="w0") == [0]
-    assert die(broker, job_id, 0, raw, instance="w1") == [0]
-    assert die(broker, job_id, 0, raw, instance="w2") == [0]
+    assert [die(broker, job_id, 0, raw, instance=f"w{number}") for number in range(3)] == [[0]] * 3
     assert not broker.jobs.suspects(job_id)[0].stuck
     for number, wait_s in ((3, settings.limits.reissue_s), (4, 2 * settings.limits.reissue_s)):
         began = broker.connection.now_ms()
@@ -177,15 +149,6 @@ def test_the_history_of_a_chunk_is_bounded(broker: Broker, raw: redis_py.Redis) 
     (suspect,) = broker.jobs.suspects(job_id)
     assert [death.worker for death in suspect.deaths] == [f"w{number}" for number in range(3, 13)]
     assert suspect.given_up == tuple(range(1, 13))
-
-
-def test_releasing_a_suspect_chunk_blames_nobody(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = new_job(broker)
-    die(broker, job_id, 0, raw)
-    claim(broker, job_id, 0, "t2")
-    broker.jobs.renew(job_id, 0, "t2", row=1)
-    assert broker.jobs.release(job_id, 0, "t2", delay_s=0)
-    assert claim(broker, job_id, 0, "t3").given_up == frozenset()
 
 
 def test_a_neighbour_witnesses_a_death(broker: Broker, raw: redis_py.Redis) -> None:
@@ -223,23 +186,3 @@ def test_a_witnessed_death_ends_its_leases_at_once(broker: Broker, raw: redis_py
     assert claim(broker, job_id, 0, "next").given_up == frozenset()
     assert claim(broker, job_id, 1, "next").answer is ClaimAnswer.BUSY
     assert score(raw, keys.due(job_id), 2) == issued_until_ms
-
-
-def test_a_pid_that_was_given_again_is_another_process() -> None:
-    mine = process_id(os.getpid())
-    pid, _, start = mine.partition(".")
-    assert runs(mine)
-    assert not runs(f"{pid}.{int(start) + 1}")
-
-
-def test_who_left_as_it_was_told_blames_no_row(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = new_job(broker)
-    die(broker, job_id, 0, raw)
-    broker.workers.beat(row("leaving"))
-    claim(broker, job_id, 0, "t2", instance="leaving")
-    broker.jobs.renew(job_id, 0, "t2", row=1)
-    broker.workers.leave(row("leaving"))  # and Redis did not take the chunk back
-    overdue(raw, job_id, 0)
-    assert reaped(broker, job_id) == [0]
-    assert claim(broker, job_id, 0, "t3").given_up == frozenset()
-    assert broker.jobs.status(job_id).deaths == 1

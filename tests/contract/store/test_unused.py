@@ -15,9 +15,8 @@ from embedctl.store.unused import UnusedQueues
 from embedctl.tickets import Ticket
 from embedctl_config import keys, wire
 from embedctl_config.celery_app import make_celery
-from embedctl_config.errors import NotPermitted
 from embedctl_config.settings import Settings
-from tests.support.store import QUEUE, calls, new_job, row, score, work
+from tests.support.store import QUEUE, calls, new_job, row, work
 from tests.support.waiting import PATIENCE_S
 
 GONE = "20261121-073032-d974cc1efb"
@@ -92,9 +91,7 @@ def test_the_tickets_of_a_job_that_waits_for_a_worker_stay(broker: Broker, raw: 
 @pytest.mark.parametrize(
     "other",
     [
-        b"not a ticket",
         b"x" * 20_000,
-        message("{}"),
         message("[[1, 2], {}]"),
         message(f'[["{GONE}", 2], null]'),
         message(f'[["../{GONE}", 2], {{}}]'),
@@ -167,18 +164,6 @@ def test_a_ticket_that_is_sent_meanwhile_stays(
     assert raw.exists(*BINDINGS) == 2
 
 
-def test_a_job_that_is_opened_again_meanwhile_gets_its_tickets(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job_id = new_job(broker, 1)
-    work(broker, job_id, 0, failed=1)
-    old = sent(broker, raw, job_id, 0)
-    before_removal(monkeypatch, Job(job_id, broker).retry_failed)
-    sweep(broker)
-    assert raw.llen(QUEUE) == 1
-    assert raw.lrange(QUEUE, 0, -1) != old
-
-
 @pytest.mark.parametrize("which", ["old", "new"])
 def test_no_ticket_is_lost_because_a_queue_was_removed(
     broker: Broker, raw: redis_py.Redis, settings: Settings, which: str
@@ -203,20 +188,6 @@ def test_no_ticket_is_lost_because_a_queue_was_removed(
     assert sorted(chunks) == [[next_id, 0], [next_id, 1]]
 
 
-def test_jobs_of_an_older_version_mark_their_queues(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = new_job(broker, 2)
-    issue(broker, job_id)
-    raw.delete(keys.QUEUES)  # as Redis may come back
-    sweep(broker)
-    assert raw.zscore(keys.QUEUES, QUEUE)
-    raw.delete(keys.QUEUES)
-    forgotten(broker, raw, job_id)
-    sweep(broker)
-    assert raw.llen(QUEUE) == 2  # nothing tells of it
-    Job(new_job(broker, 1), broker).discard()
-    assert not raw.exists(QUEUE)
-
-
 def test_an_empty_queue_is_forgotten_when_nobody_can_send_to_it_any_more(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 1)
     issue(broker, job_id)
@@ -232,13 +203,6 @@ def test_an_empty_queue_is_forgotten_when_nobody_can_send_to_it_any_more(broker:
     sweep(broker, later_ms=kept_ms + DAY_MS)
     assert raw.zscore(keys.QUEUES, QUEUE) is None
     assert not raw.exists(*BINDINGS)
-
-
-def test_marks_never_go_back(broker: Broker, raw: redis_py.Redis) -> None:
-    broker.upkeep.queues.mark([QUEUE], 2)
-    broker.upkeep.queues.mark([QUEUE], 1)
-    assert score(raw, keys.QUEUES, QUEUE) == 2
-    assert raw.ttl(keys.QUEUES) > keys.QUEUE_KEPT_S
 
 
 def test_rounds_are_bounded_and_get_to_every_ticket_of_every_queue(
@@ -274,21 +238,6 @@ def test_a_key_of_another_program_stops_nothing(broker: Broker, raw: redis_py.Re
     assert raw.zscore(keys.JOBS, broken) is not None
 
 
-def test_a_user_with_an_older_access_list_reaps_all_the_same(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job_id = new_job(broker, 1)
-    issue(broker, job_id)
-
-    def refused(*_: object) -> None:
-        raise NotPermitted("no permission to run the 'lrem' command")
-
-    monkeypatch.setattr(UnusedQueues, "_remove", refused)
-    Job(job_id, broker).discard()
-    sweep(broker)
-    assert raw.llen(QUEUE) == 1
-
-
 def test_discarding_makes_room_in_a_full_redis(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 2)
     issue(broker, job_id)
@@ -298,16 +247,6 @@ def test_discarding_makes_room_in_a_full_redis(broker: Broker, raw: redis_py.Red
     finally:
         raw.config_set("maxmemory", "0")
     assert not raw.exists(QUEUE, *BINDINGS)
-
-
-def test_two_reapers_at_once_do_no_harm(broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits = new_job(broker, 1)
-    sent(broker, raw, GONE, 0, 1)
-    issue(broker, waits)
-    sweeps = iter([sweep])
-    before_removal(monkeypatch, lambda: [other(broker) for other in sweeps])
-    sweep(broker)
-    assert raw.llen(QUEUE) == 1
 
 
 def test_a_round_without_unused_queues_reads_two_facts_of_each(broker: Broker, raw: redis_py.Redis) -> None:

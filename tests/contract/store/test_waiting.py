@@ -24,14 +24,13 @@ from embedctl import (
     aenqueue_embeddings,
     enqueue_embeddings,
     notices,
-    routing,
 )
 from embedctl.broker import Broker
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.clocks import MovedClock
 from tests.support.limits import limited
-from tests.support.store import claim, complete, members, new_job, row, work
+from tests.support.store import members, new_job, work
 from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.waits import WAITS
 
@@ -91,28 +90,31 @@ def lose_the_seal(raw: redis_py.Redis, job_id: str) -> None:
     raw.delete(keys.producer(job_id))
 
 
-@pytest.mark.parametrize("end", ["cancel", "discard", "max_errors", "lost"])
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [
+        ("cancel", JobCancelled),
+        ("discard", JobError),  # it is cancelled first, and then gone
+        ("max_errors", JobFailed),
+        ("lost", JobLost),
+    ],
+)
 def test_a_producer_that_waits_for_room_hears_that_there_will_be_none(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, end: str
+    settings: Settings, broker: Broker, raw: redis_py.Redis, end: str, error: type[JobError]
 ) -> None:
     submitting = Submitting(settings, max_errors=0)
     eventually(lambda: submitting.waits)
     job_id = only_job(raw)
-    error: type[BaseException]
     if end == "cancel":
         broker.jobs.cancel(job_id)
-        error = JobCancelled
     elif end == "discard":
         Job(job_id, broker).discard()
-        error = JobError  # it is cancelled first, and then gone
     elif end == "max_errors":
         # Something else waits besides, as where chunks are small and large.
         raw.hincrby(keys.job(job_id), "waiting_bytes", 10_000)
         work(broker, job_id, 0, failed=1)
-        error = JobFailed
     else:
         raw.hset(keys.job(job_id), mapping={"lost_first": 0, "lost_last": 0})
-        error = JobLost
     assert job_id in submitting.ended_with(error)
 
 
@@ -131,22 +133,17 @@ def time_passes(clock: MovedClock) -> Callable[[int, str], None]:
     return lambda _, waiting_for: clock.move(1000 * bool(waiting_for))
 
 
-def test_a_submission_ends_when_its_time_is_over(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, clock: MovedClock
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_submission_ends_when_its_time_is_over_and_one_with_a_key_resumes(
+    settings: Settings, broker: Broker, raw: redis_py.Redis, clock: MovedClock, key: str | None
 ) -> None:
     with pytest.raises(WaitTimeout, match=r"the first 2 of its records after 999 s: its submission waits for workers"):
-        enqueue_embeddings(TEXTS, timeout=999, progress=time_passes(clock), settings=settings)
-    assert broker.jobs.status(only_job(raw)).state is JobState.CANCELLED
-
-
-def test_a_submission_with_a_key_resumes_after_its_time_was_over(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, clock: MovedClock
-) -> None:
-    with pytest.raises(WaitTimeout):
-        enqueue_embeddings(TEXTS, timeout=999, progress=time_passes(clock), idempotency_key="k", settings=settings)
-    job = enqueue_embeddings(TEXTS, idempotency_key="k", settings=limited(settings, high_water_bytes=10**6))
-    assert job.id == only_job(raw)
-    assert job.status().sealed
+        enqueue_embeddings(TEXTS, timeout=999, progress=time_passes(clock), idempotency_key=key, settings=settings)
+    if key is None:
+        assert broker.jobs.status(only_job(raw)).state is JobState.CANCELLED
+    else:
+        job = enqueue_embeddings(TEXTS, idempotency_key=key, settings=limited(settings, high_water_bytes=10**6))
+        assert (job.id, job.status().sealed) == (only_job(raw), True)
 
 
 def test_the_time_of_a_submission_is_looked_at_between_chunks(
@@ -170,15 +167,6 @@ def test_another_producer_of_the_same_job_is_not_waited_for_any_longer_than_told
     assert broker.jobs.hold(job.id, "another")
     with pytest.raises(WaitTimeout, match="waits for another producer"):
         enqueue_embeddings(TEXTS, idempotency_key="k", timeout=999, progress=time_passes(clock), settings=roomy)
-
-
-def test_what_progress_raises_ends_the_submission(settings: Settings, broker: Broker, raw: redis_py.Redis) -> None:
-    def enough(records: int, waiting_for: str) -> None:
-        raise SystemExit(3)
-
-    with pytest.raises(SystemExit):
-        enqueue_embeddings(TEXTS, progress=enough, settings=settings)
-    assert broker.jobs.status(only_job(raw)).state is JobState.CANCELLED
 
 
 async def submitted_in_a_loop(settings: Settings) -> Job:
@@ -206,16 +194,6 @@ def test_waiting_for_a_job_whose_producer_died_ends_when_all_that_is_there_is_do
     raw.delete(keys.producer(job_id))
     with pytest.raises(JobStalled, match=f"--resume {job_id}"):
         WAITS[call](Job(job_id, broker), PATIENCE_S)
-
-
-def test_a_dead_producers_records_are_waited_for_while_some_are_to_be_encoded(
-    broker: Broker, raw: redis_py.Redis, impatient: None
-) -> None:
-    job_id = new_job(broker, 2, seal=False)
-    work(broker, job_id, 0)
-    raw.delete(keys.producer(job_id))
-    with pytest.raises(WaitTimeout):
-        Job(job_id, broker).wait(2.5)  # longer than the second after which it would be called stalled
 
 
 def test_a_producer_that_comes_back_in_time_is_waited_for(broker: Broker, raw: redis_py.Redis, impatient: None) -> None:
@@ -265,22 +243,3 @@ def test_that_no_worker_lives_is_logged_once_and_then_every_minute(
     job.wait()
     assert warned_after == [1, 6, 9]
     assert {each.levelno for each in caplog.records if "No live worker" in each.message} == {logging.WARNING}
-
-
-@pytest.mark.parametrize("reason", ["a worker lives", "progress is given"])
-def test_nothing_is_logged_where_there_is_nothing_to_say_or_somebody_is_told(
-    broker: Broker, caplog: pytest.LogCaptureFixture, reason: str
-) -> None:
-    job_id = new_job(broker, 1)
-    if reason == "a worker lives":
-        broker.workers.beat(row())
-    with pytest.raises(WaitTimeout):
-        Job(job_id, broker).wait(0.5, None if reason == "a worker lives" else lambda status: None)
-    assert "No live worker" not in caplog.text
-
-
-def test_a_job_in_its_last_record_is_no_reason_to_miss_a_worker(broker: Broker) -> None:
-    job_id = new_job(broker, 1)
-    claim(broker, job_id, 0)
-    complete(broker, job_id, 0)
-    assert routing.missing_worker(Job(job_id, broker).status()) == ""

@@ -72,6 +72,11 @@ def make_room(raw: redis_py.Redis) -> None:
     raw.config_set("maxmemory", 0)
 
 
+def said_to_wait(caplog: pytest.LogCaptureFixture) -> list[int]:
+    """The levels of what was logged of the wait for Redis."""
+    return [each.levelno for each in caplog.records if "waits for Redis, which is away or full" in each.message]
+
+
 def test_a_full_redis_lets_a_producer_keep_its_right_and_store_nothing(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 1, seal=False)
     assert broker.jobs.hold(job_id, "p", lease_s=300)
@@ -144,16 +149,6 @@ def endless_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embedctl_config.retry.RETRY_S", math.inf)
 
 
-@pytest.mark.parametrize("call", ["iter_results", "async for iter_results"])
-def test_a_retried_chunk_is_not_waited_for_any_longer_than_told(broker: Broker, call: str) -> None:
-    job_id = new_job(broker, 1)
-    work(broker, job_id, 0, failed=1)
-    job = Job(job_id, broker)
-    assert job.retry_failed() == 1
-    with pytest.raises(WaitTimeout):
-        WAITS[call](job, 0.5)
-
-
 @pytest.mark.usefixtures("endless_patience")
 @pytest.mark.parametrize("call", CALLS)
 def test_a_redis_that_is_away_is_not_waited_for_any_longer_than_told(
@@ -163,19 +158,6 @@ def test_a_redis_that_is_away_is_not_waited_for_any_longer_than_told(
     own_redis.stop()
     with pytest.raises(WaitTimeout, match="can't be reached"):
         CALLS[call](job, 0.5)
-
-
-@pytest.mark.usefixtures("endless_patience")
-def test_a_redis_that_goes_away_between_two_chunks_is_not_waited_for_any_longer_than_told(
-    own_redis: RedisServer, broker: Broker
-) -> None:
-    job_id = new_job(broker, 2)
-    work(broker, job_id, 0, 1)
-    results = Job(job_id, broker).iter_results(timeout=0.5)
-    next(results)
-    own_redis.stop()
-    with pytest.raises(WaitTimeout):
-        next(results)
 
 
 @pytest.mark.in_redis
@@ -229,31 +211,11 @@ def test_that_a_job_waits_for_redis_is_logged_once(
     at_use(3, broker.connection, lambda: clock.move(1000), monkeypatch)
     with pytest.raises(WaitTimeout):
         WAITS[call](job, 999)
-    said = [each.levelno for each in caplog.records if "waits for Redis, which is away or full" in each.message]
-    assert said == [logging.WARNING]
-
-
-def test_that_a_retry_waits_for_a_full_redis_is_logged(
-    broker: Broker,
-    raw: redis_py.Redis,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    clock: MovedClock,
-) -> None:
-    job_id = new_job(broker, 1)
-    work(broker, job_id, 0, failed=1)
-    fill(raw)
-    at_use(5, broker.connection, lambda: clock.move(1000), monkeypatch)
-    with pytest.raises(WaitTimeout):
-        Job(job_id, broker).retry_failed(999)
-    assert caplog.text.count("waits for Redis, which is away or full") == 1
-    make_room(raw)
-    assert Job(job_id, broker).retry_failed(PATIENCE_S) == 1
+    assert said_to_wait(caplog) == [logging.WARNING]
 
 
 @pytest.mark.usefixtures("endless_patience")
-@pytest.mark.parametrize("call", ["wait", "await wait"])
-@pytest.mark.parametrize("connected", [True, False])
+@pytest.mark.parametrize(("connected", "call"), [(True, "wait"), (False, "await wait")])
 def test_a_redis_that_hangs_holds_up_nobody_for_longer_than_a_sockets_time_out(
     own_redis: RedisServer, broker: Broker, monkeypatch: pytest.MonkeyPatch, connected: bool, call: str
 ) -> None:
@@ -314,11 +276,3 @@ def test_a_process_ends_although_redis_says_nothing(own_redis: RedisServer) -> N
     finally:
         process.kill()
         process.wait()
-
-
-def test_a_loop_of_submissions_says_once_that_no_worker_lives(
-    settings: Settings, caplog: pytest.LogCaptureFixture
-) -> None:
-    for _ in range(3):
-        enqueue_embeddings(["a"], hardware="auto", settings=settings)
-    assert caplog.text.count("no live worker serves") == 1

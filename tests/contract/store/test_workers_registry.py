@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import redis as redis_py
 
 from embedctl.broker import Broker
-from embedctl.enqueue import submit
-from embedctl.job_options import SubmitOptions
-from embedctl.records import records_of
 from embedctl.routing import resolve
 from embedctl.store import ServedModel, workers
 from embedctl.store.workers import Offer
@@ -41,13 +36,6 @@ def test_a_worker_counts_on_each_of_its_queues(broker: Broker) -> None:
         name: broker.workers.count(keys.queue(*name.split())) for name in ("dummy a", "dummy b", "other b", "x y")
     }
     assert counts == {"dummy a": 1, "dummy b": 2, "other b": 1, "x y": 0}
-
-
-def test_beating_again_counts_once_and_tells_the_newest(broker: Broker) -> None:
-    broker.workers.beat(row())
-    broker.workers.beat(row(progressed_ms=5))
-    assert broker.workers.count(QUEUE) == 1
-    assert [worker.progressed_ms for worker in broker.workers.alive()] == [5]
 
 
 @pytest.mark.parametrize("ended", ["left", "its beat ran out", "its heartbeat is gone"])
@@ -84,14 +72,6 @@ def test_heartbeats_and_their_lists_end_by_themselves(broker: Broker, raw: redis
         assert keys.HEARTBEAT_TTL_S < raw.ttl(key) <= keys.GONE_TTL_S
 
 
-def test_many_workers_are_read_by_slices(broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "_SLICE", 2)
-    for number in range(5):
-        broker.workers.beat(row(f"w{number}"))
-    raw.delete(keys.heartbeat("w1"))
-    assert {worker.instance for worker in broker.workers.alive()} == {"w0", "w2", "w3", "w4"}
-
-
 def test_a_worker_that_beats_during_a_look_counts_once_and_hides_no_other(
     broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,15 +98,6 @@ def test_workers_that_beat_in_the_same_millisecond_are_all_read(
         broker.workers.beat(row(instance))
         raw.zadd(keys.WORKERS, {instance: until})
     assert sorted(worker.instance for worker in broker.workers.alive()) == instances
-
-
-def test_a_newer_worker_may_say_more_than_this_version_knows(broker: Broker, raw: redis_py.Redis) -> None:
-    broker.workers.beat(row())
-    facts = json.loads(raw.get(keys.heartbeat("w")) or "")
-    facts["gate"] = "passed"
-    facts["models"]["dummy"]["gate"] = "passed"
-    raw.set(keys.heartbeat("w"), json.dumps(facts), ex=1000)
-    assert list(broker.workers.alive()) == [row()]
 
 
 def classes(settings: Settings) -> Settings:
@@ -206,27 +177,6 @@ def test_a_class_that_does_not_offer_the_precision_is_refused(broker: Broker, se
         resolve(several, broker.workers, model="m", hardware="half", precision="fp8")
     with pytest.raises(SettingsError, match="no hardware class 'gone'"):
         resolve(several, broker.workers, model="m", hardware="gone", precision=None)
-
-
-def test_many_workers_cost_a_submission_little(
-    broker: Broker, settings: Settings, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(workers, "OFFERS_S", 3600.0)
-    for number in range(300):
-        broker.workers.beat(row(f"w{number}"))
-    options = SubmitOptions(hardware="auto", dimensions=DIM, chunk_size=16384)
-
-    def cost() -> tuple[int, int]:
-        raw.config_resetstat()
-        submit(broker, records_of(["text"], max_bytes=1000), options)
-        facts = raw.info("all")
-        return facts["total_net_output_bytes"], facts.get("cmdstat_mget", {}).get("calls", 0)
-
-    (first, reads), (again, reads_again) = cost(), cost()
-    assert (reads, reads_again) == (1, 0)  # one slice
-    assert first > 60_000
-    assert again < 30_000
-    assert broker.jobs.status(broker.jobs.newest_ids(1)[0]).hardware == "dummy"
 
 
 def test_what_workers_offer_is_read_again_in_time(

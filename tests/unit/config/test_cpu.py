@@ -9,7 +9,6 @@ import pytest
 
 from embedctl_config import cpu
 from embedctl_config.errors import SettingsError
-from embedctl_config.loading import load_settings
 
 X86 = "model name\t: A CPU @ 3 GHz\ncpu MHz\t: {mhz}\nflags\t\t: sse avx2\nmodel name\t: another\nflags\t\t: sse\n"
 ARM = "BogoMIPS\t: 50.00\nFeatures\t: asimd asimddp\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n"
@@ -20,10 +19,6 @@ def info(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv(cpu.LEVEL_VARIABLE, raising=False)
     monkeypatch.setattr(cpu, "_CPU_INFO", tmp_path / "cpuinfo")
     return tmp_path / "cpuinfo"
-
-
-def test_this_cpu_says_what_it_can() -> None:
-    assert cpu.cpu_flags()
 
 
 @pytest.mark.parametrize(
@@ -71,11 +66,6 @@ def test_a_level_hides_what_is_newer_from_our_code_and_from_the_compiler(monkeyp
     assert cpu.no_bf16()
 
 
-def test_without_a_level_the_compiler_asks_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(cpu.LEVEL_VARIABLE, raising=False)
-    assert cpu.compiler_target() == "native"
-
-
 def test_a_level_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, info: Path) -> None:
     info.write_text(f"flags : {' '.join(cpu.LEVELS['x86-64-v2'])} avx\n", encoding="utf-8")
     monkeypatch.setenv(cpu.LEVEL_VARIABLE, "avx2")
@@ -87,10 +77,3 @@ def test_a_level_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, i
             ask()
     monkeypatch.setenv(cpu.LEVEL_VARIABLE, "x86-64-v2")
     assert cpu.cpu_flags() == cpu.LEVELS["x86-64-v2"]
-
-
-def test_the_level_is_no_setting(tmp_path: Path) -> None:
-    variables = {cpu.LEVEL_VARIABLE: "x86-64-v2", "XDG_CONFIG_HOME": str(tmp_path)}
-    assert load_settings(variables, directory=tmp_path) == load_settings(
-        {"XDG_CONFIG_HOME": str(tmp_path)}, directory=tmp_path
-    )

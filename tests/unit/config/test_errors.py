@@ -8,7 +8,7 @@ import pytest
 
 import embedctl
 from embedctl_config import errors
-from embedctl_config.errors import EmbedctlError, ExitStatus, MissingExtra
+from embedctl_config.errors import EmbedctlError, ExitStatus
 
 ERRORS = [
     each
@@ -23,13 +23,6 @@ def test_every_error_descends_from_the_root_and_says_when_it_is_raised(error: ty
     assert error.__doc__
     expected = "The root of" if error.__subclasses__() and not error.__doc__.startswith("Raised") else "Raised when"
     assert error.__doc__.startswith(expected)
-
-
-def test_every_exception_that_users_can_import_descends_from_the_root() -> None:
-    exported = [getattr(embedctl, name) for name in embedctl.__all__]
-    exceptions = [each for each in exported if inspect.isclass(each) and issubclass(each, BaseException)]
-    assert len(exceptions) > 10
-    assert all(issubclass(each, EmbedctlError) for each in exceptions)
 
 
 def test_every_error_can_be_imported_from_the_package() -> None:
@@ -51,21 +44,18 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
     assert found == {error.__name__: error.__bases__[0].__name__ for error in ERRORS}
 
 
-@pytest.mark.parametrize(
-    ("error", "builtin"),
-    [
-        (errors.SettingsError, ValueError),
-        (errors.InputError, ValueError),
-        (errors.WireError, ValueError),
-        (errors.MissingExtra, ImportError),
-        (errors.BrokerUnavailable, ConnectionError),
-        (errors.JobNotFound, LookupError),
-        (errors.ModelNotFound, LookupError),
-        (errors.WaitTimeout, TimeoutError),
-    ],
-)
-def test_errors_are_caught_by_their_builtin_kind_too(error: type[Exception], builtin: type[Exception]) -> None:
-    assert issubclass(error, builtin)
+def test_errors_are_caught_by_their_builtin_kind_too() -> None:
+    assert {error.__name__: error.__bases__[1] for error in ERRORS if error.__bases__[1:]} == {
+        "SettingsError": ValueError,
+        "InputError": ValueError,
+        "WireError": ValueError,
+        "MissingExtra": ImportError,
+        "BrokerUnavailable": ConnectionError,
+        "DestinationUnavailable": ConnectionError,
+        "JobNotFound": LookupError,
+        "ModelNotFound": LookupError,
+        "WaitTimeout": TimeoutError,
+    }
 
 
 def test_every_error_has_an_exit_status_that_is_named() -> None:
@@ -74,11 +64,3 @@ def test_every_error_has_an_exit_status_that_is_named() -> None:
         each.__name__ for each in ERRORS if not (issubclass(each, EmbedctlError) and each.exit_code in named)
     } == set()
     assert (errors.SettingsError.exit_code, errors.JobNotFound.exit_code, errors.WaitTimeout.exit_code) == (2, 4, 124)
-
-
-def test_a_missing_extra_says_what_to_install() -> None:
-    error = MissingExtra("torch", "backend 'torch'")
-    assert str(error) == "backend 'torch' needs an optional dependency: pip install 'embedctl[torch]'"
-    elsewhere = MissingExtra("neuron", "backend 'neuron'")
-    assert str(elsewhere).endswith("embedctl[neuron]' with the vendor's own package index (docs/neuron.md)")
-    assert error.extra == "torch"

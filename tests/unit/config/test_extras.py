@@ -69,9 +69,3 @@ def test_what_is_missing_or_too_old_is_named(
 ) -> None:
     has(monkeypatch, **versions)
     assert installed().lacking == (lacking,)
-
-
-def test_every_extra_that_the_doctor_lists_is_declared() -> None:
-    from embedctl.doctor import EXTRAS
-
-    assert set(EXTRAS) <= set(metadata.metadata("embedctl").get_all("Provides-Extra") or ())

@@ -131,11 +131,6 @@ def test_the_clients_of_a_redis_do_not_come_back_together(clock: Clock) -> None:
 # What ends the tries
 
 
-def test_an_answer_comes_back_at_once(clock: Clock, call: Callable[..., str]) -> None:
-    assert call(lambda: "answer", lambda error, _: pytest.fail(str(error))) == "answer"
-    assert clock.pauses == []
-
-
 def test_what_succeeds_at_once_does_not_import_tenacity() -> None:
     script = (
         "import sys; from embedctl_config.retry import POLL; "
@@ -227,11 +222,6 @@ def test_after_the_last_try_the_answer_is_what_it_is(clock: Clock) -> None:
     assert clock.pauses == [1, 2]
 
 
-def test_an_error_ends_a_wait_for_an_answer(clock: Clock) -> None:
-    with pytest.raises(OSError, match="try 1"):
-        PLAIN.until(failing(1), bool)
-
-
 # Services
 
 
@@ -284,10 +274,6 @@ def test_an_error_of_whoever_is_told_of_a_service_is_not_hidden() -> None:
 
 def test_a_full_redis_is_waited_for_as_long_as_it_takes(clock: Clock, call: Callable[..., str]) -> None:
     assert call(failing_until(clock, 1000 + 100 * RETRY_S, BrokerFull), RetryLimit()) == "answer"
-
-
-def test_a_redis_that_comes_back_in_time_is_asked_again(clock: Clock, call: Callable[..., str]) -> None:
-    assert call(failing_until(clock, 1000 + RETRY_S - 2, BrokerUnavailable), RetryLimit()) == "answer"
 
 
 @pytest.mark.parametrize(

@@ -110,28 +110,13 @@ def test_a_result_comes_back_as_it_was(result: ChunkResult) -> None:
 
 
 @hypothesis_settings(max_examples=25)  # each of hundreds of prefixes
-@given(inputs(max_rows=3))
-def test_every_strict_prefix_of_an_input_is_an_error_of_ours(chunk: ChunkInput) -> None:
-    data = wire.encode_input(chunk)
+@given(inputs(max_rows=3) | results(max_rows=2))
+def test_every_strict_prefix_is_an_error_of_ours(chunk: ChunkInput | ChunkResult) -> None:
+    decode: Callable[[bytes], object] = wire.decode_input if isinstance(chunk, ChunkInput) else wire.decode_result
+    data = wire.encode_input(chunk) if isinstance(chunk, ChunkInput) else wire.encode_result(chunk)
     for end in range(len(data)):
         with pytest.raises(WireTruncated):
-            wire.decode_input(data[:end])
-
-
-@hypothesis_settings(max_examples=25)
-@given(results(max_rows=2))
-def test_every_strict_prefix_of_a_result_is_an_error_of_ours(result: ChunkResult) -> None:
-    data = wire.encode_result(result)
-    for end in range(len(data)):
-        with pytest.raises(WireTruncated):
-            wire.decode_result(data[:end])
-
-
-@given(st.binary(max_size=300))
-def test_random_bytes_are_an_error_of_ours(data: bytes) -> None:
-    for decode in (wire.decode_input, wire.decode_result):
-        with pytest.raises(WireError):
-            decode(data)
+            decode(data[:end])
 
 
 @given(
@@ -177,12 +162,6 @@ def test_foreign_bytes_say_how_they_begin(foreign: bytes) -> None:
     assert repr(foreign[:4]) in str(raised.value)
 
 
-@pytest.mark.parametrize("decode", [wire.decode_input, wire.decode_result])
-def test_no_bytes_at_all_are_truncated(decode: Callable[[bytes], object]) -> None:
-    with pytest.raises(WireTruncated):
-        decode(b"")
-
-
 @pytest.mark.parametrize(
     ("encoded", "decode"),
     [(wire.encode_input(FIXED), wire.decode_input), (wire.encode_result(a_result()), wire.decode_result)],
@@ -215,19 +194,6 @@ def test_a_record_kind_that_does_not_exist_is_foreign() -> None:
         wire.decode_input(wire.encode_input(dataclasses.replace(FIXED, kinds=bytes([0, 4, 0]))))
 
 
-def test_an_error_code_that_does_not_exist_is_foreign() -> None:
-    data = wire.encode_result(a_result())
-    with pytest.raises(WireForeign, match="'emptz'"):
-        wire.decode_result(data.replace(b"empty", b"emptz", 1))
-
-
-def test_a_vector_type_that_does_not_exist_is_foreign() -> None:
-    data = bytearray(wire.encode_result(a_result()))
-    data[40] = 9
-    with pytest.raises(WireForeign, match="type 9"):
-        wire.decode_result(bytes(data))
-
-
 @pytest.mark.parametrize(
     "beyond", [{"errors": [RecordError(3, ErrorCode.EMPTY, "")]}, {"truncations": [Truncation(3, 1, 1)]}]
 )
@@ -236,12 +202,18 @@ def test_a_row_beyond_the_end_is_foreign(beyond: dict[str, object]) -> None:
         wire.decode_result(wire.encode_result(a_result(**beyond)))
 
 
-def test_padding_that_is_not_zero_is_foreign() -> None:
+@pytest.mark.parametrize(
+    ("at", "byte", "says"),
+    [
+        (40, 9, "type 9"),
+        (wire.encode_result(a_result()).index(b"empty"), ord("x"), "'xmpty'"),
+        (-len(a_result().vectors) - 1, 1, "padding"),
+    ],
+)
+def test_what_no_version_writes_into_a_result_is_foreign(at: int, byte: int, says: str) -> None:
     data = bytearray(wire.encode_result(a_result()))
-    start = len(data) - len(a_result().vectors)
-    assert data[start - 1] == 0
-    data[start - 1] = 1
-    with pytest.raises(WireForeign, match="padding"):
+    data[at] = byte
+    with pytest.raises(WireForeign, match=says):
         wire.decode_result(bytes(data))
 
 
@@ -250,7 +222,6 @@ def test_padding_that_is_not_zero_is_foreign() -> None:
     [
         {"texts": [b"One", b"", b"int"]},
         {"texts": [b"on", b"e", b"int"]},
-        {"ids": ["b", None, "c"]},
         {"ids": ["a", "", "c"]},
         {"ids": None},
         {"kinds": bytes([0, 2, 1])},
@@ -263,12 +234,6 @@ def test_padding_that_is_not_zero_is_foreign() -> None:
 def test_the_digest_differs_when_anything_differs(other: dict[str, Any]) -> None:
     changed = dataclasses.replace(FIXED, **other)
     assert wire.digest_of(wire.encode_input(changed)) != wire.digest_of(wire.encode_input(FIXED))
-
-
-def test_the_digest_stands_where_scripts_read_it() -> None:
-    data = wire.encode_input(FIXED)
-    assert wire.digest_of(data) == data[8:24]
-    assert wire.digest_of(wire.encode_result(a_result(digest=wire.digest_of(data)))) == wire.digest_of(data)
 
 
 @pytest.mark.parametrize(
@@ -285,11 +250,6 @@ def test_the_checksum_of_the_row_that_differs_differs_alone(other: dict[str, Any
     assert [a != b for a, b in zip(mine, theirs, strict=True)] == [True, False, False]
 
 
-def test_a_null_id_and_an_empty_id_have_different_checksums() -> None:
-    null, empty = (ChunkInput(0, b"\0", [b"x"], [label]).row_checksums() for label in (None, ""))
-    assert null != empty
-
-
 @given(inputs(), st.data())
 def test_select_keeps_texts_kinds_ids_and_positions(chunk: ChunkInput, data: st.DataObject) -> None:
     rows = data.draw(st.lists(st.integers(0, len(chunk) - 1), unique=True)) if len(chunk) else []
@@ -300,12 +260,6 @@ def test_select_keeps_texts_kinds_ids_and_positions(chunk: ChunkInput, data: st.
     at = range(chunk.first, chunk.first + len(chunk)) if chunk.positions is None else chunk.positions
     assert some.positions == [at[row] for row in rows]
     assert some.kept == (None if chunk.kept is None else [chunk.kept[row] for row in rows])
-
-
-def test_selecting_from_a_selection_keeps_the_original_positions() -> None:
-    chunk = ChunkInput(100, bytes(5), [b"a", b"b", b"c", b"d", b"e"])
-    again = chunk.select([1, 3, 4]).select([0, 2])
-    assert (again.positions, again.texts) == ([101, 104], [b"b", b"e"])
 
 
 def test_vectors_are_a_view_and_begin_at_a_multiple_of_64_bytes() -> None:
@@ -343,12 +297,6 @@ def test_no_input_has_more_rows_than_a_chunk_may_have() -> None:
     more = ChunkInput(0, bytes(MAX_CHUNK_RECORDS + 1), [b""] * (MAX_CHUNK_RECORDS + 1))
     with pytest.raises(WireForeign, match="promises 16385 rows, and no chunk has more than 16384"):
         wire.decode_input(wire.encode_input(more))
-
-
-def test_an_empty_chunk_is_a_chunk() -> None:
-    assert wire.decode_input(wire.encode_input(ChunkInput(0, b"", []))) == ChunkInput(0, b"", [])
-    empty = a_result(rows=0, vectors=b"", checksums=[], ids=None, errors=[], truncations=[])
-    assert wire.decode_result(wire.encode_result(empty)).rows == 0
 
 
 #: What the release before kept fields wrote for FIXED and for a result of it.
@@ -397,13 +345,6 @@ def test_kept_fields_that_are_no_json_object_are_foreign(cell: bytes) -> None:
     ):
         with pytest.raises(WireForeign, match="kept fields that are not a JSON object"):
             decode(data)
-
-
-def test_a_missing_kept_cell_is_foreign() -> None:
-    data = wire.encode_input(ChunkInput(0, b"\0", [b"x"], kept=[b"{}"]))
-    null = data[:-6] + struct.pack("<I", 0xFFFFFFFF)
-    with pytest.raises(WireForeign, match="JSON object"):
-        wire.decode_input(null)
 
 
 def test_the_head_of_a_result_is_read_without_its_kept_fields() -> None:

@@ -9,10 +9,8 @@ import pytest
 
 from embedctl_config.errors import (
     BrokerFull,
-    BrokerRefused,
     EmbedctlError,
     InputError,
-    JobCancelled,
     JobLost,
     NotPermitted,
     QuotaExceeded,
@@ -68,9 +66,7 @@ def test_tokens_are_estimated_up_to_those_that_the_model_takes() -> None:
     [
         (BrokerFull("at redis://secret"), 503, False),
         (WaitTimeout("job secret"), 503, False),
-        (BrokerRefused("secret"), 500, False),
         (NotPermitted("secret"), 500, False),
-        (JobCancelled("secret"), 503, False),
         (JobLost("secret"), 503, False),
         (QuotaExceeded("tenant search has 3 jobs", tenant="search", limit="jobs", most=3, used=3), 429, True),
         (SettingsError("dimensions 3"), 400, True),

@@ -8,9 +8,7 @@ from embedctl_gateway.fields import texts_of
 from embedctl_gateway.refusals import Refusal
 
 
-@pytest.mark.parametrize(
-    "given", [[1], [101, 102], [1] * 3000, [[1]], [[1, 2], [3]], [[]], ["text", [1]], [[1]] * 3000]
-)
+@pytest.mark.parametrize("given", [[1], [[1, 2], [3]], [[]], ["text", [1]], [[1]] * 3000])
 def test_token_ids_are_refused_in_the_same_words_however_they_are_nested(given: list[object]) -> None:
     with pytest.raises(Refusal) as refused:
         texts_of(given, "input")

@@ -38,36 +38,31 @@ def test_whatever_the_pieces_the_form_is_the_same(seed: int) -> None:
 
 
 def test_names_of_files_are_bounded_and_can_be_read() -> None:
-    for given, name in (('; filename="../../etc/passwd"', "passwd"), ("", "file"), ('; filename="a\x07b"', "ab")):
+    names = {"../../etc/passwd": "passwd", "a\x07b": "ab", "n" * 1000: "n" * 255}
+    for given, name in names.items():
         form = Form(TYPE)
-        form.add(part("file", b"x", given) + END)
+        form.add(part("file", b"x", f'; filename="{given}"') + END)
         assert form.file_name == name
-    form = Form(TYPE)
-    form.add(part("file", b"x", f'; filename="{"n" * 1000}"') + END)
-    assert form.file_name == "n" * 255
 
 
 @pytest.mark.parametrize(
-    ("body", "code"),
+    "body",
     [
-        (b"not a form at all", "invalid_form"),
-        (part("a", b"x" * 10_000) + END, "invalid_form"),
-        (part("a", b"1") + part("a", b"2") + END, "invalid_form"),
-        (part("file", b"1") + part("file", b"2") + END, "invalid_form"),
-        (b"".join(part(f"f{number}", b"1") for number in range(40)) + END, "invalid_form"),
-        (b"--bound\r\n" + b"x" * 10_000 + b": y\r\n\r\n", "invalid_form"),
+        b"not a form at all",
+        part("a", b"x" * 10_000) + END,
+        part("a", b"1") + part("a", b"2") + END,
+        part("file", b"1") + part("file", b"2") + END,
+        b"".join(part(f"f{number}", b"1") for number in range(40)) + END,
+        b"--bound\r\n" + b"x" * 10_000 + b": y\r\n\r\n",
     ],
 )
-def test_what_no_form_may_be_is_refused(body: bytes, code: str) -> None:
-    form = Form(TYPE)
+def test_what_no_form_may_be_is_refused(body: bytes) -> None:
     with pytest.raises(Refusal) as refused:
-        form.add(body)
-    assert (refused.value.status, refused.value.code) == (400, code)
+        Form(TYPE).add(body)
+    assert (refused.value.status, refused.value.code) == (400, "invalid_form")
 
 
-@pytest.mark.parametrize(
-    "kind", ["", "application/json", "multipart/form-data", f"multipart/form-data; boundary={'b' * 999}"]
-)
+@pytest.mark.parametrize("kind", ["", "application/json", f"multipart/form-data; boundary={'b' * 999}"])
 def test_a_body_of_another_kind_is_refused(kind: str) -> None:
     with pytest.raises(Refusal) as refused:
         Form(kind)

@@ -11,9 +11,7 @@ from embedctl_config.settings import Settings
 from embedctl_gateway.serve import listening
 
 
-@pytest.mark.parametrize(
-    ("address", "host"), [("127.0.0.1", "127.0.0.1"), ("localhost", "localhost"), ("::1", "[::1]")]
-)
+@pytest.mark.parametrize(("address", "host"), [("localhost", "localhost"), ("::1", "[::1]")])
 def test_the_url_is_one_that_can_be_opened(address: str, host: str) -> None:
     listener, url = listening(Settings(gateway_address=f"{host}:0"))
     with listener:

@@ -68,12 +68,10 @@ def test_a_newcomer_gets_the_place_that_comes_free_and_not_who_had_it() -> None:
     places = Places(4)
     assert places.ask_all("a") == 4
     assert not places.ask("b")
-    places.end("a")
-    assert not places.ask("a")
-    assert places.ask("b")
-    places.end("a")
-    assert not places.ask("a")
-    assert places.ask("b")
+    for _ in range(2):
+        places.end("a")
+        assert not places.ask("a")
+        assert places.ask("b")
     places.end("a")
     assert places.ask("a")  # two each: a place that comes free is for who left it
     assert places.had == {"a": 2, "b": 2}
@@ -114,7 +112,7 @@ def test_a_check_takes_no_place() -> None:
     admission.check("a")
 
 
-@pytest.mark.parametrize("tenants", [2, 3, 9])
+@pytest.mark.parametrize("tenants", [2, 9])
 def test_greedy_tenants_come_to_have_equal_shares(tenants: int) -> None:
     """One has all at first. Then all ask for more all the time, the first of them ten times as often."""
     chance = random.Random(7)
@@ -128,11 +126,3 @@ def test_greedy_tenants_come_to_have_equal_shares(tenants: int) -> None:
         assert places.admission.requests <= 64
     share = 64 / tenants
     assert all(share - 8 <= places.had[name] <= share + 8 + 1 for name in names), places.had
-
-
-def test_more_tenants_than_places() -> None:
-    places = Places(4)
-    assert [places.ask(str(number)) for number in range(6)] == [True] * 4 + [False] * 2
-    places.end("0")
-    assert not places.ask("1")
-    assert places.ask("4")

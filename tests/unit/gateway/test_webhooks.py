@@ -42,9 +42,7 @@ def test_a_receiver(tmp_path: Path) -> None:
     ("url", "secret", "told"),
     [
         ("ftp://told.example/", SECRET, "gateway_webhook_url"),
-        ("told.example", SECRET, "gateway_webhook_url"),
         ("https://user:word@told.example/", SECRET, "without a password"),
-        ("https://told.example:x/", SECRET, "gateway_webhook_url"),
         ("https://told.example/\nx", SECRET, "gateway_webhook_url"),
         ("https://told.example/", None, "name a file"),
         ("https://told.example/", "", "is empty"),
