@@ -139,8 +139,8 @@ def _run(
 class AsyncJob:
     """A :class:`Job` whose methods are awaited; :class:`Job` says what they do, take, return and raise.
 
-    `progress` is called in the event loop. :meth:`drain` and :meth:`deliver` call it, and `written`, in a thread; if
-    the task that awaits one of them is cancelled, it stops before its next chunk, and another call resumes. Other
+    `progress` is called in the event loop. :meth:`deliver` calls it, and `written`, in a thread; if the
+    task that awaits it is cancelled, it stops before its next chunk, and another call resumes. Other
     tasks that wait may be cancelled at any time; the job goes on.
 
     Args:
@@ -182,7 +182,6 @@ class AsyncJob:
     stop = _asked(Job.stop)
     cancel = _asked(Job.cancel)
     discard = _asked(Job.discard)
-    drain = _run(Job.drain)
     deliver = _run(Job.deliver)
     stored_numbers = _run(Job.stored_numbers)
     retry_failed = _run(Job.retry_failed)

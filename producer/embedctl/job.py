@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from embedctl.broker import Broker
@@ -13,13 +14,13 @@ from embedctl.retry import retry_failed
 from embedctl.retrying import TimeLimit, check_timeout
 from embedctl.store import GoneWorker, JobState, JobStatus, Suspect, WorkerRow
 from embedctl.waiting import Waiter
+from embedctl_config.errors import SettingsError
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
 
 if TYPE_CHECKING:
-    from embedctl.destinations.loop import Delivered
+    from embedctl.destinations.loop import Delivered, RefusedRecord
     from embedctl.destinations.numbers import Numbers
-    from embedctl.destinations.writing import RefusedRecord
 
 
 class Job:
@@ -181,101 +182,88 @@ class Job:
         """
         return self._reader.at_end(TimeLimit.from_now(timeout), None)
 
-    def drain(
-        self,
-        place: str | os.PathLike[str],
-        progress: Callable[[JobStatus], None] | None = None,
-        written: Callable[[ChunkVectors], None] | None = None,
-        *,
-        output_type: str | None = None,
-        ranges: Vectors | None = None,
-    ) -> list[str]:
-        """Move the results to parts as they arrive, until the job has ended and Redis holds none.
-
-        The parts are parquet files of about 100,000 records; `manifest.json` comes last. Results leave Redis
-        when their part is durable. While they take more than a quarter of Redis' maxmemory, the job pauses. If
-        this call dies, another one resumes where it stopped. The methods that read results then read the parts, if
-        this machine has them.
-
-        Args:
-            place: a folder, which is made if it does not exist, or `s3://BUCKET/PREFIX/`. It may hold parts of this
-                job, and of no other.
-            progress: as for :meth:`wait`.
-            written: called with each chunk once it is in a part, which may not be durable yet.
-            output_type: how the parts store vectors: float32, float16, int8 or ubinary. All parts of a job have one
-                type. None: that of the parts that are there, else float32. What reads results from the parts later
-                restores float32 from them; of ubinary, only the signs.
-            ranges: of int8, the lowest and the highest value of each component: float, 2 × dimensions. None: those of
-                the parts that are there, else of the job's first 100,000 records, or of as many as Redis holds at once.
-
-        Returns:
-            The full names of the parts, then that of the manifest.
-
-        Raises:
-            JobHeld: another process drains the job.
-            SettingsError: there is no such type, or the ranges are none.
-            OutputError: the place can't be written, holds something else, or parts with vectors of another type; a part
-                was changed or removed; too few records have a vector for the ranges.
-            JobCancelled: the job was cancelled; the parts so far stay.
-            JobFailed: the job's error budget ended it before it was done; the parts so far stay.
-            JobLost, JobStalled: as for :meth:`iter_results`.
-            MissingExtra: pyarrow, or for S3 s3fs, is not installed.
-        """
-        from embedctl.destinations.numbers import numbers_of
-        from embedctl.destinations.parts import drain
-        from embedctl.destinations.place import place_of
-
-        numbers = numbers_of(output_type, ranges)
-        return drain(self._waiter, place_of(os.fspath(place)), progress=progress, written=written, numbers=numbers)
-
     def deliver(
         self,
-        to: str,
+        to: str | os.PathLike[str],
         progress: Callable[[JobStatus], None] | None = None,
         written: Callable[[ChunkVectors], None] | None = None,
         *,
         refused: Callable[[RefusedRecord], None] | None = None,
         duplicates: str = "error",
         output_type: str | None = None,
+        ranges: Vectors | None = None,
     ) -> Delivered:
-        """Write the records into a table of a database as they arrive, each under its id, until the job has ended.
+        """Write the records where they are to rest as they arrive, until the job has ended.
 
-        A record whose id is in the table replaces the one there. Failed records are left out; :meth:`errors` has them.
-        If this call dies, another one resumes; a second one changes nothing, and writes what the table has lost
-        since. The results stay in Redis. Unless ids are made of positions, nothing is written before the job has ended
-        and all ids are known.
+        If this call dies, another one resumes.
+
+        - **A file**, whose name ends in `.npy`, `.jsonl` or `.parquet`, has one row for each record. The results stay
+          in Redis.
+        - **A folder**, which is made if it does not exist, or `s3://BUCKET/PREFIX/`: the results move to parts, parquet
+          files of about 100,000 records; `manifest.json` comes last. It may hold parts of this job, and of no other.
+          Results leave Redis when their part is durable, and while they take more than a quarter of Redis' maxmemory,
+          the job pauses. The methods that read results then read the parts, if this machine has them.
+        - **The table of a database**, such as `postgresql://host/database?table=docs`: each record goes under its id,
+          and replaces the one there. `embedctl destinations` lists the forms of URLs, which must not hold a password.
+          Failed records are left out; :meth:`errors` has them. The results stay in Redis. A second call changes
+          nothing, and writes what the table has lost since. Unless ids are made of positions, nothing is written before
+          the job has ended and all ids are known.
 
         Args:
-            to: the URL of the table, such as `postgresql://host/database?table=docs`; `embedctl destinations` lists
-                the forms. It must not hold a password.
             progress: as for :meth:`wait`.
-            written: called with each chunk whose records are durable in the database.
-            refused: called with each record that the database does not take.
-            duplicates: which record is written if several have the same id: error, first or last; or `position`, which
-                makes each id of the job and the record's position.
-            output_type: how the table stores vectors: float32 or float16. None: float32.
+            written: called with each chunk that is written: durably in a database, in a file or part otherwise, which
+                may not be durable yet.
+            refused: called with each record that the destination does not take.
+            duplicates: of a table, which record is written if several have the same id: error, first or last; or
+                `position`, which makes each id of the job and the record's position.
+            output_type: how vectors are stored: float32, float16 or, in an array or parquet, int8 or ubinary. None:
+                that of the parts that are there, else float32. All parts of a job have one type. What reads results
+                from them later restores float32; of ubinary, only the signs.
+            ranges: of int8, the lowest and the highest value of each component: float, 2 × dimensions. None: those of
+                the parts that are there, else of the job's first 100,000 records, or, in parts, of as many as Redis
+                holds at once.
 
         Returns:
-            What became of the records, in numbers.
+            What became of the records, in numbers, and the full names of the files or of the parts and their manifest.
 
         Raises:
-            SettingsError: an argument is none of these, the URL is not one of a database or holds a password, or the
-                job was made of a batch file.
+            SettingsError: an argument is none of these or not for such a destination, the URL holds a password, or the
+                job was made of a batch file, whose answers only a `.jsonl` holds.
             InputError: ids are missing, or not unique. Nothing is written.
+            JobHeld: another process drains the job.
             OtherContract: the table is bound to another model's vectors. Nothing is written.
             DestinationUnavailable: the database was away at each of several tries.
-            OutputError: the table has other columns, refuses all records alike, or does not hold what it has
-                acknowledged.
-            MissingExtra: the database's client is not installed.
-            JobFailed: the job's error budget ended it before it was done; what is done is in the table.
-            JobCancelled, JobLost, JobStalled: as for :meth:`iter_results`.
+            OutputError: the destination can't be written, or holds something else; parts store vectors of another type,
+                or were changed or removed; too few records have a vector for the ranges; a table has other columns,
+                refuses all records alike, or does not hold what it has acknowledged.
+            MissingExtra: a package for it is not installed.
+            JobFailed: the job's error budget ended it before it was done; what is done is written.
+            JobCancelled, JobLost, JobStalled: as for :meth:`iter_results`; the parts so far stay.
         """
-        from embedctl.destinations.keyed import Options, deliver
-        from embedctl.destinations.registry import destination_of
+        from embedctl.destinations import keyed
+        from embedctl.destinations.files import fetch
+        from embedctl.destinations.formats import is_file
+        from embedctl.destinations.numbers import numbers_of
+        from embedctl.destinations.place import place_of
+        from embedctl.destinations.registry import destination_of, is_database
 
-        options = Options.of(duplicates, output_type)
-        table = destination_of(to, self._broker.settings)
-        return deliver(self._waiter, table, options, progress=progress, written=written, refused=refused)
+        where = os.fspath(to)
+        if is_database(where):
+            if ranges is not None:
+                raise SettingsError("ranges are for files and parts, and not for a database")
+            options = keyed.Options.of(duplicates, output_type)
+            table = destination_of(where, self._broker.settings)
+            return keyed.deliver(self._waiter, table, options, progress=progress, written=written, refused=refused)
+        if duplicates != "error":
+            raise SettingsError(f"duplicates={duplicates!r} is for the URL of a database")
+        numbers = numbers_of(output_type, ranges)
+        if is_file(where):
+            return fetch(self, Path(where), progress=progress, written=written, refused=refused, numbers=numbers)
+        from embedctl.destinations.parts import drain
+
+        return drain(
+            self._waiter, place_of(where), progress=progress, written=written, refused=refused, numbers=numbers
+        )
 
     def stored_numbers(self) -> Numbers:
         """How the parts of a drained job store its vectors: a type and, of int8, the ranges. Float32 if there is none.

@@ -23,8 +23,7 @@ import pytest
 from embedctl import InputError, Job, JobFailed, OtherContract, SettingsError, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.destinations.interface import Contract
-from embedctl.destinations.loop import Delivered
-from embedctl.destinations.writing import RefusedRecord
+from embedctl.destinations.loop import Delivered, RefusedRecord
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.databases import KINDS, Database, Lance, Postgres, QdrantByHttp, database
@@ -262,15 +261,15 @@ def test_a_job_without_a_vector_makes_no_table(encode: Encode, table: Database) 
 
 def test_the_parts_of_a_drained_job_are_delivered(encode: Encode, table: Database, tmp_path: Path) -> None:
     job = encode(named())
-    job.drain(tmp_path / "parts")
+    job.deliver(tmp_path / "parts")
     assert job.deliver(table.url).written == 100
     assert_records(table, [f"r{i}" for i in range(100)], TEXTS)
     coarse = encode(named())
-    coarse.drain(tmp_path / "bits", output_type="ubinary")
+    coarse.deliver(tmp_path / "bits", output_type="ubinary")
     with pytest.raises(SettingsError, match="drained as ubinary"):
         coarse.deliver(table.url)
     whole = encode(named())
-    whole.drain(tmp_path / "int8", output_type="int8")
+    whole.deliver(tmp_path / "int8", output_type="int8")
     with pytest.raises(SettingsError, match="--output-type float32"):
         whole.deliver(table.url)
     assert whole.deliver(table.url, output_type="float32").written == 100

@@ -59,7 +59,7 @@ def assert_complete(folder: Path, texts: Sequence[str] = TEXTS) -> None:
 
 def test_results_go_to_parts_and_are_read_from_there(encode: Encode, raw: redis_py.Redis, tmp_path: Path) -> None:
     job = encode()
-    files = job.drain(tmp_path / "out")
+    files = job.deliver(tmp_path / "out").files
     assert [Path(name).name for name in files] == [
         *(f"part-{number:06d}.parquet" for number in range(5)),
         "manifest.json",
@@ -70,7 +70,7 @@ def test_results_go_to_parts_and_are_read_from_there(encode: Encode, raw: redis_
     assert [chunk.positions[0] for chunk in job.iter_results(start=11)] == [88, 96]
     assert job.errors() == []
     assert job.status().result_bytes == 0
-    assert job.drain(tmp_path / "out") == files, "once more, when there is nothing left to do"
+    assert job.deliver(tmp_path / "out").files == files, "once more, when there is nothing left to do"
 
 
 def test_failed_records_ids_and_kept_fields_survive(encode: Encode, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_failed_records_ids_and_kept_fields_survive(encode: Encode, tmp_path: Pa
     ]
     job = encode(items, keep=("n",))
     before = list(job.iter_results())
-    job.drain(tmp_path)
+    job.deliver(tmp_path)
     assert [each.position for each in job.errors()] == [7, 93]
     for old, new in zip(before, job.iter_results(), strict=True):
         assert (old.ids, old.errors, old.kept) == (new.ids, new.errors, new.kept)
@@ -94,18 +94,19 @@ def test_retried_records_come_in_a_part_of_their_own(
     encode: Encode, worker_broker: Broker, settings: Settings, tmp_path: Path
 ) -> None:
     job = encode(["" if i in (7, 93) else text for i, text in enumerate(TEXTS)])
-    job.drain(tmp_path)
+    job.deliver(tmp_path)
     assert job.retry_failed() == 2
     rig = Rig(worker_broker, settings, DummyBackend(dim=16))
     rig.run(job, 13)
     rig.run(job, 14)
-    assert [Path(name).name for name in job.drain(tmp_path)][-2:] == ["part-retry-000001.parquet", "manifest.json"]
+    files = [Path(name).name for name in job.deliver(tmp_path).files]
+    assert files[-2:] == ["part-retry-000001.parquet", "manifest.json"]
     assert [each.position for each in job.errors()] == [7, 93]
     assert sorted(rows_of(tmp_path)) == list(range(100))
     assert job.retry_failed() == 2, "a retry of a retry"
     rig.run(job, 15)
     rig.run(job, 16)
-    job.drain(tmp_path)
+    job.deliver(tmp_path)
     assert [each.position for each in job.errors()] == [7, 93]
     assert job.vectors().shape == (100, 16)
 
@@ -115,14 +116,14 @@ def test_retries_of_retries_are_drained_once(
     encode: Encode, worker_broker: Broker, settings: Settings, tmp_path: Path, part_records: int
 ) -> None:
     job = encode(["" if i in (7, 93) else text for i, text in enumerate(TEXTS)])
-    job.drain(tmp_path)
+    job.deliver(tmp_path)
     rig = Rig(worker_broker, settings, DummyBackend(dim=16))
     for first in (13, 15):
         assert job.retry_failed() == 2
         rig.run(job, first)
         rig.run(job, first + 1)
     own = Job.get(job.id, limited(settings, part_records=part_records))
-    own.drain(tmp_path)
+    own.deliver(tmp_path)
     status = own.status()
     assert (status.drained_chunks, status.chunks, status.result_bytes) == (17, 17, 0)
     assert [each.position for each in own.errors()] == [7, 93]
@@ -135,7 +136,7 @@ def test_records_that_were_retried_before_the_drain_are_in_their_places(
     job = encode(["" if i == 7 else text for i, text in enumerate(TEXTS)])
     job.retry_failed()
     Rig(worker_broker, settings, DummyBackend(dim=16)).run(job, 13)
-    job.drain(tmp_path)
+    job.deliver(tmp_path)
     assert not list(tmp_path.glob("part-retry-*"))
     assert not raw.exists(keys.chunk_result(job.id, 13))
     assert [each.position for each in job.errors()] == [7]
@@ -176,11 +177,11 @@ def test_a_drain_that_dies_between_two_steps_is_resumed(
     with pytest.MonkeyPatch.context() as patched:
         kill_at(patched, owner, name, count, after=after)
         with pytest.raises(Killed):
-            job.drain(folder)
+            job.deliver(folder)
     in_parts = set(rows_of(folder)) if not after or name != "add" else set()
     for chunk in set(range(CHUNKS)) - results_in_redis(raw, job):
         assert set(range(8 * chunk, min(8 * chunk + 8, 100))) <= in_parts, "nothing is unlinked that is not durable"
-    job.drain(folder)
+    job.deliver(folder)
     assert_complete(folder)
     assert results_in_redis(raw, job) == set()
 
@@ -202,7 +203,7 @@ def test_a_power_cut_before_the_folder_is_synced_loses_nothing(
         real_unlink(self, job_id, chunks)
 
     monkeypatch.setattr(Drains, "unlink", unlink)
-    job.drain(folder)
+    job.deliver(folder)
     assert unlinked_before_sync == []
 
 
@@ -222,10 +223,10 @@ def test_a_full_disk_unlinks_nothing_and_the_same_command_resumes(
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
         with pytest.raises(OutputError, match=r"No space left on device.*still in Redis; the same command resumes"):
-            job.drain(tmp_path / "out")
+            job.deliver(tmp_path / "out")
     assert results_in_redis(raw, job) == set(range(3, CHUNKS))
     assert not list((tmp_path / "out").glob(".*.part")), "the space of the unfinished part is free"
-    job.drain(tmp_path / "out")
+    job.deliver(tmp_path / "out")
     assert_complete(tmp_path / "out")
 
 
@@ -233,10 +234,10 @@ def test_a_file_that_can_grow_no_more_is_removed(encode: Encode, raw: redis_py.R
     """The disk refuses in the middle of a part: pyarrow writes the bytes, and then fails to close the file, too."""
     job = encode()
     with full_disk(1000), pytest.raises(OutputError, match=r"File too large.*the same command resumes"):
-        job.drain(tmp_path)
+        job.deliver(tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert len(results_in_redis(raw, job)) == CHUNKS
-    job.drain(tmp_path)
+    job.deliver(tmp_path)
     assert_complete(tmp_path)
 
 
@@ -247,7 +248,7 @@ def drained_half(job: Job, folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:
         kill_at(patched, Drains, "unlink", 2, after=True)
         with pytest.raises(Killed):
-            job.drain(folder)
+            job.deliver(folder)
 
 
 @pytest.mark.parametrize("how", ["changed", "removed"])
@@ -264,10 +265,10 @@ def test_a_part_that_was_touched_is_named_and_nothing_more_is_unlinked(
         part.unlink()
     words = "was changed after" if how == "changed" else "does not hold part-000001.parquet"
     with pytest.raises(OutputError, match=f"{words}.*the same command resumes. Nothing more was"):
-        job.drain(tmp_path)
+        job.deliver(tmp_path)
     assert results_in_redis(raw, job) == before
     part.write_bytes(good)
-    job.drain(tmp_path)
+    job.deliver(tmp_path)
     assert_complete(tmp_path)
 
 
@@ -275,24 +276,24 @@ def test_the_folder_may_be_moved_and_another_is_refused(encode: Encode, tmp_path
     job = encode()
     drained_half(job, tmp_path / "a")
     with pytest.raises(OutputError, match=f"{tmp_path}/b does not hold .* which was drained to {tmp_path}/a"):
-        job.drain(tmp_path / "b")
+        job.deliver(tmp_path / "b")
     (tmp_path / "b" / "note.txt").write_text("mine")
     for path in (tmp_path / "a").iterdir():
         path.rename(tmp_path / "b" / path.name)
-    job.drain(tmp_path / "b")
+    job.deliver(tmp_path / "b")
     assert_complete(tmp_path / "b")
     assert job.status().drained_to == str(tmp_path / "b")
 
 
 def test_a_folder_with_parts_of_another_job_is_refused(encode: Encode, tmp_path: Path) -> None:
     first, second = encode(), encode()
-    first.drain(tmp_path)
+    first.deliver(tmp_path)
     with pytest.raises(OutputError, match=f"holds manifest.json of job {first.id}: choose another folder"):
-        second.drain(tmp_path)
+        second.deliver(tmp_path)
     assert_complete(tmp_path)
     (tmp_path / "manifest.json").unlink()
     with pytest.raises(OutputError, match=f"holds part-000000.parquet of job {first.id}"):
-        second.drain(tmp_path)
+        second.deliver(tmp_path)
 
 
 def test_a_part_that_another_job_published_meanwhile_is_left_alone(encode: Encode, tmp_path: Path) -> None:
@@ -302,19 +303,19 @@ def test_a_part_that_another_job_published_meanwhile_is_left_alone(encode: Encod
     def other(chunk: ChunkVectors) -> None:
         if chunk.positions[0] == 16:
             with unlocked(tmp_path):
-                second.drain(tmp_path)
+                second.deliver(tmp_path)
 
     with pytest.raises((OutputError, JobHeld)):
-        first.drain(tmp_path, written=other)
+        first.deliver(tmp_path, written=other)
     assert set(rows_of(tmp_path)) == set(range(100))
     assert manifest_of(tmp_path)["job"] == second.id
-    first.drain(tmp_path / "own")
+    first.deliver(tmp_path / "own")
     assert_complete(tmp_path / "own")
 
 
 def test_without_its_parts_a_drained_job_says_where_they_went(encode: Encode, tmp_path: Path) -> None:
     job = encode()
-    job.drain(tmp_path / "out")
+    job.deliver(tmp_path / "out")
     (tmp_path / "out").rename(tmp_path / "elsewhere")
     with pytest.raises(JobDrained, match=f"were drained to {tmp_path}/out, and part-000000.parquet can't be read"):
         job.vectors()
@@ -334,13 +335,13 @@ def test_leftovers_of_a_redis_that_went_back_are_replaced_or_removed(
     """Redis came back without its last writes: parts lie there that it does not know of."""
     job = encode()
     snapshot = {key: raw.dump(key) or b"" for key in raw.scan_iter(f"*{job.id}*")}
-    job.drain(tmp_path)
+    job.deliver(tmp_path)
     (tmp_path / "part-000009.parquet").write_bytes((tmp_path / "part-000000.parquet").read_bytes())
     (tmp_path / "manifest.json").unlink()
     raw.delete(*raw.scan_iter(f"*{job.id}*"))
     for key, data in snapshot.items():
         raw.restore(key, 10**7, data)
-    job.drain(tmp_path)
+    job.deliver(tmp_path)
     assert_complete(tmp_path)
 
 
@@ -352,7 +353,7 @@ def test_two_drainers(encode: Encode, embedctl: RunEmbedctl, tmp_path: Path) -> 
         begun.set()
         go_on.wait(PATIENCE_S)
 
-    first = threading.Thread(target=lambda: job.drain(tmp_path, written=written))
+    first = threading.Thread(target=lambda: job.deliver(tmp_path, written=written))
     first.start()
     assert begun.wait(PATIENCE_S)
     try:
@@ -360,7 +361,7 @@ def test_two_drainers(encode: Encode, embedctl: RunEmbedctl, tmp_path: Path) -> 
         assert refused.returncode == 1
         assert f"job {job.id} is being drained by process {os.getpid()} on " in refused.stderr
         with pytest.raises(JobHeld):
-            job.drain(tmp_path / "other")
+            job.deliver(tmp_path / "other")
     finally:
         go_on.set()
         first.join(PATIENCE_S)
@@ -379,10 +380,10 @@ def test_a_drainer_that_stood_still_does_not_replace_the_parts_of_the_next_one(
         if chunk.positions[0] == at and not raw.hexists(keys.job(job.id), "parts"):
             raw.delete(keys.drainer(job.id))
             with unlocked(tmp_path):
-                copy.drain(tmp_path)
+                copy.deliver(tmp_path)
 
     with pytest.raises(JobHeld, match="by another process, while this one stood still"):
-        job.drain(tmp_path, written=overtaken)
+        job.deliver(tmp_path, written=overtaken)
     assert_complete(tmp_path)
 
 
@@ -495,7 +496,7 @@ def test_a_stopped_job_is_drained_and_goes_on(
     for chunk in done:
         rig.run(job, chunk)
     job.stop()
-    job.drain(tmp_path)
+    job.deliver(tmp_path)
     assert results_in_redis(raw, job) == set()
     assert sorted(rows_of(tmp_path)) == [row for chunk in done for row in range(8 * chunk, 8 * chunk + 8)]
     there = ~np.isnan(job.vectors()).any(axis=1)
@@ -505,7 +506,7 @@ def test_a_stopped_job_is_drained_and_goes_on(
     for chunk in set(range(CHUNKS)) - set(done):
         rig.run(job, chunk)
     assert job.wait(timeout=60).done == len(TEXTS)
-    job.drain(tmp_path)
+    job.deliver(tmp_path)
     assert_complete(tmp_path)
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
 
@@ -519,6 +520,6 @@ def test_what_an_error_budget_left_is_drained_before_the_command_fails(
     for chunk in (0, 3, 5):
         rig.run(job, chunk)
     with pytest.raises(JobFailed, match=r"error budget after 4 failed records.*What is done is in"):
-        job.drain(tmp_path)
+        job.deliver(tmp_path)
     assert results_in_redis(raw, job) == set()
     assert sorted(rows_of(tmp_path)) == [row for chunk in (0, 3, 5) for row in range(8 * chunk, 8 * chunk + 8)]

@@ -66,7 +66,7 @@ def test_results_go_to_a_bucket_and_are_read_from_there(
     encode: Encode, bucket: Any, raw: redis_py.Redis, tmp_path: Path
 ) -> None:
     job = encode(["" if i == 7 else text for i, text in enumerate(TEXTS)])
-    names = job.drain(PLACE)
+    names = job.deliver(PLACE).files
     assert names[0] == "s3://vectors/jobs/one/part-000000.parquet"
     assert names[-1] == "s3://vectors/jobs/one/manifest.json"
     assert in_redis(raw, job) == set()
@@ -75,7 +75,7 @@ def test_results_go_to_a_bucket_and_are_read_from_there(
     assert sorted(rows_of(folder)) == list(range(100))
     np.testing.assert_array_equal(np.delete(job.vectors(), 7, 0), np.delete(reference(TEXTS), 7, 0))
     assert [each.position for each in job.errors()] == [7]
-    assert job.drain(PLACE) == names
+    assert job.deliver(PLACE).files == names
 
 
 def test_parts_in_a_bucket_keep_the_type_of_the_first_one(encode: Encode, bucket: Any) -> None:
@@ -83,10 +83,10 @@ def test_parts_in_a_bucket_keep_the_type_of_the_first_one(encode: Encode, bucket
     with pytest.MonkeyPatch.context() as patched:
         kill_at(patched, Drains, "note", 1, after=True)
         with pytest.raises(Killed):
-            job.drain(PLACE, output_type="int8")
+            job.deliver(PLACE, output_type="int8")
     with pytest.raises(OutputError, match=r"holds parts of job .* in int8, and all its parts have one type"):
-        job.drain(PLACE, output_type="float16")
-    job.drain(PLACE)
+        job.deliver(PLACE, output_type="float16")
+    job.deliver(PLACE)
     numbers = job.stored_numbers()
     assert (numbers.kind, numbers.ranges is None) == ("int8", False)
     np.testing.assert_array_equal(job.vectors(), numbers.restored(numbers.of(reference(TEXTS)), 16))
@@ -110,8 +110,8 @@ def test_a_drain_that_dies_is_resumed(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(owner, name, dies)
         with pytest.raises(KeyboardInterrupt):
-            job.drain(PLACE)
-    job.drain(PLACE)
+            job.deliver(PLACE)
+    job.deliver(PLACE)
     folder = downloaded(bucket, tmp_path)
     manifest_of(folder)
     assert sorted(rows_of(folder)) == list(range(100))
@@ -120,15 +120,15 @@ def test_a_drain_that_dies_is_resumed(
 
 def test_a_part_that_was_replaced_or_removed_is_named(encode: Encode, bucket: Any, raw: redis_py.Redis) -> None:
     job = encode()
-    job.drain(PLACE)
+    job.deliver(PLACE)
     key = "jobs/one/part-000002.parquet"
     content = bucket.get_object(Bucket="vectors", Key=key)["Body"].read()
     bucket.put_object(Bucket="vectors", Key=key, Body=content[:-1] + b"x")
     with pytest.raises(OutputError, match=r"part-000002.parquet in s3://vectors/jobs/one/ was changed"):
-        job.drain(PLACE)
+        job.deliver(PLACE)
     bucket.delete_object(Bucket="vectors", Key=key)
     with pytest.raises(OutputError, match=r"s3://vectors/jobs/one/ does not hold part-000002.parquet"):
-        job.drain(PLACE)
+        job.deliver(PLACE)
     with pytest.raises(JobDrained, match=r"part-000002.parquet can't be read there"):
         job.vectors()
 
@@ -138,12 +138,12 @@ def test_a_part_that_another_job_published_meanwhile_is_left_alone(encode: Encod
 
     def other(chunk: ChunkVectors) -> None:
         if chunk.positions[0] == 16:
-            second.drain(PLACE)
+            second.deliver(PLACE)
 
     with pytest.raises(OutputError, match=f"holds part-000000.parquet of job {second.id}: choose another"):
-        first.drain(PLACE, written=other)
+        first.deliver(PLACE, written=other)
     assert manifest_of(downloaded(bucket, tmp_path))["job"] == second.id
-    first.drain("s3://vectors/jobs/two/")
+    first.deliver("s3://vectors/jobs/two/")
 
 
 @pytest.mark.slow
@@ -152,14 +152,14 @@ def test_a_bucket_that_refuses_says_so_and_nothing_is_unlinked(
 ) -> None:
     job = encode()
     with pytest.raises(OutputError, match=r"s3://missing/p/ can't be written: .*the same command resumes"):
-        job.drain("s3://missing/p/")
+        job.deliver("s3://missing/p/")
     with monkeypatch.context() as patched:
         patched.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
         patched.setattr("s3fs.S3FileSystem.cachable", False)
         with pytest.raises(OutputError, match=r"can't be written"):
-            job.drain("s3://vectors/jobs/two/")
+            job.deliver("s3://vectors/jobs/two/")
     assert len(in_redis(raw, job)) == CHUNKS
-    job.drain(PLACE)
+    job.deliver(PLACE)
     assert in_redis(raw, job) == set()
 
 
@@ -179,9 +179,9 @@ def test_a_credential_that_expires_half_way_unlinks_nothing_more(
     with monkeypatch.context() as patched:
         patched.setattr(PartsBucket, "publish", expires)
         with pytest.raises(OutputError, match=r"token has expired.*the same command resumes"):
-            job.drain(PLACE)
+            job.deliver(PLACE)
     assert in_redis(raw, job) == set(range(6, CHUNKS))
-    job.drain(PLACE)
+    job.deliver(PLACE)
     assert in_redis(raw, job) == set()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from pathlib import Path
@@ -16,6 +17,7 @@ import redis as redis_py
 from embedctl import Job, JobHeld, OutputError, SettingsError, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.destinations.files import fetch
+from embedctl.destinations.loop import RefusedRecord
 from embedctl.destinations.numbers import Numbers, OutputType
 from embedctl.destinations.place import PartsFolder
 from embedctl.results import ChunkVectors, Vectors
@@ -72,7 +74,7 @@ def test_parts_and_what_is_fetched_from_them_hold_the_same_numbers(
     for name in ("a.npy", "a.parquet"):
         fetch(job, tmp_path / name, numbers=Numbers(kind))
     fetch(job, tmp_path / "a.jsonl")
-    job.drain(tmp_path / "out", output_type=kind)
+    job.deliver(tmp_path / "out", output_type=kind)
     np.testing.assert_array_equal(numbers_in(tmp_path / "out"), numbers.of(expected()))
     assert manifest_of(tmp_path / "out")["output_type"] == kind
     if kind is not OutputType.FLOAT32:
@@ -95,7 +97,7 @@ def test_parts_and_what_is_fetched_from_them_hold_the_same_numbers(
 @pytest.mark.parametrize("kind", [OutputType.FLOAT16, OutputType.INT8, OutputType.UBINARY])
 def test_another_type_than_that_of_the_parts_is_refused(kind: OutputType, encode: Encode, tmp_path: Path) -> None:
     job = encode(TEXTS)
-    job.drain(tmp_path / "out", output_type=kind)
+    job.deliver(tmp_path / "out", output_type=kind)
     other = OutputType.UBINARY if kind is not OutputType.UBINARY else OutputType.FLOAT16
     with pytest.raises(SettingsError, match=f"was drained as {kind}: omit the output type {other}"):
         fetch(job, tmp_path / "v.npy", numbers=Numbers(other))
@@ -125,19 +127,19 @@ def test_a_drain_that_goes_on_keeps_the_type_and_the_ranges(
     with pytest.MonkeyPatch.context() as patched:
         kill_at(patched, Drains, "note", 2, after=True)
         with pytest.raises(Killed):
-            job.drain(tmp_path, output_type="int8", ranges=ranges)
+            job.deliver(tmp_path, output_type="int8", ranges=ranges)
     for other in ("float32", "float16"):
         with pytest.raises(
             OutputError, match=f"holds parts of job {job.id} in int8, and .*: omit the output type {other}"
         ):
-            job.drain(tmp_path, output_type=other)
+            job.deliver(tmp_path, output_type=other)
     with pytest.raises(OutputError, match=f"parts of job {job.id} with other ranges.*: omit the ranges"):
-        job.drain(tmp_path, output_type="int8", ranges=ranges * 2)
-    job.drain(tmp_path)
+        job.deliver(tmp_path, output_type="int8", ranges=ranges * 2)
+    job.deliver(tmp_path)
     assert job.retry_failed() == 1
     rig = Rig(worker_broker, settings, DummyBackend(dim=16))
     rig.run(job, 13)
-    job.drain(tmp_path, output_type="int8")
+    job.deliver(tmp_path, output_type="int8")
     assert len(facts_of(tmp_path)) == 6
     assert facts_of(tmp_path) == [Numbers(OutputType.INT8, ranges).facts(16)] * 6
     np.testing.assert_array_equal(numbers_in(tmp_path), Numbers(OutputType.INT8, ranges).of(expected()))
@@ -155,8 +157,8 @@ def test_a_type_counts_from_the_first_part_that_is_noted(
     with pytest.MonkeyPatch.context() as patched:
         kill_at(patched, owner, name, 1, after=after)
         with pytest.raises(Killed):
-            job.drain(tmp_path, output_type="int8")
-    job.drain(tmp_path, output_type="float16")
+            job.deliver(tmp_path, output_type="int8")
+    job.deliver(tmp_path, output_type="float16")
     np.testing.assert_array_equal(numbers_in(tmp_path), expected().astype(np.float16))
     assert {facts["output_type"] for facts in facts_of(tmp_path)} == {"float16"}
 
@@ -173,12 +175,12 @@ def test_a_drainer_that_stood_still_adds_no_part_of_another_type(
             with unlocked(tmp_path), pytest.MonkeyPatch.context() as patched:
                 kill_at(patched, Drains, "note", 2, after=True)
                 with pytest.raises(Killed):
-                    copy.drain(tmp_path, output_type="float16")
+                    copy.deliver(tmp_path, output_type="float16")
             raw.delete(keys.drainer(job.id))
 
     with pytest.raises(JobHeld, match="by another process, while this one stood still"):
-        job.drain(tmp_path, output_type="int8", written=overtaken)
-    job.drain(tmp_path)
+        job.deliver(tmp_path, output_type="int8", written=overtaken)
+    job.deliver(tmp_path)
     assert {facts["output_type"] for facts in facts_of(tmp_path)} == {"float16"}
     np.testing.assert_array_equal(numbers_in(tmp_path), expected().astype(np.float16))
 
@@ -189,7 +191,7 @@ def test_a_fetch_that_meets_new_parts_of_another_type_ends(encode: Encode, tmp_p
 
     def drained(chunk: ChunkVectors) -> None:
         if chunk.positions[0] == 40:
-            copy.drain(tmp_path / "out", output_type="int8")
+            copy.deliver(tmp_path / "out", output_type="int8")
 
     with pytest.raises(OutputError, match="was drained as int8 since this fetch began: fetch it once more"):
         fetch(job, tmp_path / "v.npy", written=drained)
@@ -197,16 +199,32 @@ def test_a_fetch_that_meets_new_parts_of_another_type_ends(encode: Encode, tmp_p
     assert np.load(tmp_path / "v.npy").dtype == np.int8
 
 
-def test_a_value_that_float16_can_not_hold_ends_the_drain(
-    encode: Encode, raw: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("to", ["parts", "v.npy", "v.parquet"])
+def test_a_vector_that_overflows_float16_is_that_records_error(
+    encode: Encode, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = encode(TEXTS)
-    real = Numbers.of
-    monkeypatch.setattr(Numbers, "of", lambda self, vectors: real(self, vectors * np.float32(1e6)))
-    with pytest.raises(OutputError, match="beyond 65,504, which float16 can't hold: choose float32"):
-        job.drain(tmp_path, output_type="float16")
-    assert list(tmp_path.iterdir()) == []
-    assert raw.exists(keys.chunk_result(job.id, 0))
+    real = Numbers.fitting
+
+    def large(self: Numbers, chunk: ChunkVectors) -> Any:
+        vectors = np.where(chunk.positions[:, None] % 50 == 11, chunk.vectors * np.float32(1e6), chunk.vectors)
+        return real(self, dataclasses.replace(chunk, vectors=vectors))
+
+    monkeypatch.setattr(Numbers, "fitting", large)
+    refused: list[RefusedRecord] = []
+    done = job.deliver(tmp_path / to, output_type="float16", refused=refused.append)
+    assert (done.written, done.refused, done.failed) == (len(TEXTS) - 3, 2, 1)
+    assert [(each.position, each.reason) for each in refused] == [
+        (at, "the vector overflows float16") for at in (11, 61)
+    ]
+    if to == "parts":
+        assert job.deliver(tmp_path / to) == done, "the parts themselves tell"
+        assert np.flatnonzero(np.isnan(job.vectors()).any(axis=1)).tolist() == [7, 11, 61]
+    elif to == "v.npy":
+        assert np.flatnonzero(np.isnan(np.load(tmp_path / to)).any(axis=1)).tolist() == [7, 11, 61]
+    else:
+        frame = polars.read_parquet(tmp_path / to)
+        assert frame.filter(frame["embedding"].is_null())["position"].to_list() == [7, 11, 61]
 
 
 def test_what_is_no_type_or_no_ranges_is_refused(encode: Encode, tmp_path: Path) -> None:
@@ -217,10 +235,10 @@ def test_what_is_no_type_or_no_ranges_is_refused(encode: Encode, tmp_path: Path)
         ({"output_type": "int8", "ranges": np.zeros((3, 16), np.float32)}, "ranges holds no ranges"),
     ):
         with pytest.raises(SettingsError, match=words):
-            job.drain(tmp_path / "out", **options)
+            job.deliver(tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
     with pytest.raises(OutputError, match="the ranges are of vectors with 8 dimensions, and these have 16"):
-        job.drain(tmp_path / "out", output_type="int8", ranges=np.ones((2, 8), np.float32))
+        job.deliver(tmp_path / "out", output_type="int8", ranges=np.ones((2, 8), np.float32))
 
 
 # ------------------------------------------------------------------------------------- ranges of a job that is running
@@ -248,7 +266,7 @@ def test_ranges_are_those_of_all_records_that_redis_holds_at_once(
     job = enqueue_embeddings(texts, settings=settings, chunk_size=8)
     rig = Rig(worker_broker, settings, DummyBackend(dim=16))
     ready(job, rig, range(25))
-    drainer = threading.Thread(target=lambda: Job.get(job.id, held).drain(tmp_path, output_type="int8"))
+    drainer = threading.Thread(target=lambda: Job.get(job.id, held).deliver(tmp_path, output_type="int8"))
     drainer.start()
     eventually(lambda: bool(rows_of(tmp_path)) if tmp_path.exists() else False)
     ready(job, rig, range(25, 50))
@@ -265,7 +283,7 @@ def test_too_few_records_for_ranges_are_refused(worker_broker: Broker, settings:
     ready(job, Rig(worker_broker, settings, DummyBackend(dim=16)), range(10))
     held = Job.get(job.id, limited(settings, results_high_water_bytes=2_000))
     with pytest.raises(OutputError, match=r"holds only 80 records .*: give a file with --ranges, or raise"):
-        held.drain(tmp_path, output_type="int8")
+        held.deliver(tmp_path, output_type="int8")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -91,7 +91,7 @@ def test_every_format_out_holds_the_same_vectors(
     column = [row for row in table["embedding"].to_pylist() if row is not None]
     np.testing.assert_array_equal(np.array(column, np.float32), np.delete(vectors, 20, 0))
 
-    assert len(fetch(job, short_folder / "out.npy")) == 4
+    assert len(fetch(job, short_folder / "out.npy").files) == 4
     np.testing.assert_array_equal(np.load(short_folder / "out.npy"), vectors)
     assert not list(short_folder.glob(".out*"))
 

@@ -485,7 +485,7 @@ def test_retrying_failed_records_while_they_are_fetched(
         fetched = in_background(partial(fetch, Job(job.id, reader), path))
         time.sleep(dice.uniform(0, 0.09))  # a random moment of the fetch
         assert job.retry_failed() == 9
-        assert fetched.result(60) == [path]
+        assert fetched.result(60).files == [path]
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         assert [line["position"] for line in lines] == list(range(len(texts)))
         assert all(("embedding" in line) != ("error" in line) for line in lines)

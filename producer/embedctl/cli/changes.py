@@ -74,12 +74,13 @@ def update(
             path,
             progress=progress.running,
             written=tells,
+            refused=progress.refused,
             clobber=destination.clobber,
             numbers=destination.numbers,
         )
         for job in jobs[-1:]:
             job.wait(progress=progress.running)
-        return found
+        return [Path(file) for file in found.files]
 
     try:
         work = Update(broker, choice.options, records, path, command.asked.sources, destination.numbers, progress.say)

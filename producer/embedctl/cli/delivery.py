@@ -91,9 +91,7 @@ class DatabaseChoice:
                 self.options,
                 progress=progress.running,
                 written=progress.written,
-                refused=lambda record: progress.say(
-                    f"record {record.position} ({record.id}): refused: {record.reason}"
-                ),
+                refused=progress.refused,
             )
             job.wait(progress=progress.running)
         except KeyboardInterrupt:

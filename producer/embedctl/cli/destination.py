@@ -46,7 +46,7 @@ class _Output(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, str):
-            if is_database(value) or ("://" in value and not value.startswith("s3:")):
+            if is_database(value):
                 return DatabaseUrl(value)
             if value.endswith("/") or "://" in value:
                 return place_of(value)
@@ -92,24 +92,6 @@ def destination_options(duplicates: Iterable[str], if_same: str) -> Callable[[F]
         ),
         option("--no-clobber", is_flag=True, help="Fail at once if a file to write exists already."),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """What was written.
-
-    Attributes:
-        files: their names.
-        delivered: what became of the records that went into a database; None if there was none.
-    """
-
-    files: Sequence[Path | str] = ()
-    delivered: Delivered | None = None
-
-    @property
-    def refused(self) -> int:
-        """How many records a database has refused."""
-        return 0 if self.delivered is None else self.delivered.refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +184,9 @@ class Destination:
         *,
         file_format: str | None = None,
         requests: BatchCorpus | None = None,
-    ) -> Saved:
-        """Write a job's vectors as they come, and show the progress of both. Vectors in the parts of a folder leave
-        Redis.
+    ) -> Delivered:
+        """Write a job's vectors as they come, and show the progress of both. Refused records are listed. Vectors in the
+        parts of a folder leave Redis.
 
         Args:
             file_format: as for :func:`fetch`.
@@ -214,52 +196,59 @@ class Destination:
             KeyboardInterrupt: says how to return to the job.
         """
         if self.database is not None:
-            return Saved(delivered=self.database.save(job, broker, progress))
+            return self.database.save(job, broker, progress)
+        if self.path is None:
+            return Delivered()
         progress.begin_writing()
+        try:
+            if isinstance(self.path, Place):
+                done = job.deliver(
+                    self.path.path_of(""),
+                    progress.running,
+                    progress.written,
+                    refused=progress.refused,
+                    output_type=None if self.numbers is None else self.numbers.kind,
+                    ranges=None if self.numbers is None else self.numbers.ranges,
+                )
+            else:
+                done = self._save_file(job, self.path, progress, file_format, requests)
+            status = job.wait(progress=progress.running)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"job {job.id} goes on: embedctl fetch {job.id} -o {self._again}") from None
         if isinstance(self.path, Place):
-            return Saved(self._save_parts(job, self.path, progress))
-        return Saved(() if self.path is None else self._save_file(job, self.path, progress, file_format, requests))
+            progress.say(f"Wrote {len(done.files) - 1:,} parts and {MANIFEST} into {self.path.name}")
+            return done
+        if done.files:
+            progress.say("Wrote " + ", ".join(map(str, done.files)))
+        kept = status.options.get("keep")
+        if kept and not holds_kept_fields(self.path) and not is_of_batch(status):
+            progress.say(
+                f"Not in {self.path}: the kept fields ({', '.join(kept)}). Fetch into a .jsonl or .parquet to get them"
+            )
+        return done
+
+    @property
+    def _again(self) -> str:
+        """What `-o` of the command is that resumes."""
+        if not isinstance(self.path, Place):
+            return str(self.path)
+        return self.path.path_of("") + ("" if self.numbers is None else f" --output-type {self.numbers.kind}")
 
     def _save_file(
         self, job: Job, path: Path, progress: JobProgress, file_format: str | None, requests: BatchCorpus | None
-    ) -> list[Path]:
-        try:
-            written = fetch(
-                job,
-                path,
-                file_format=file_format,
-                one_file=self.one_file,
-                progress=progress.running,
-                written=progress.written,
-                clobber=self.clobber,
-                numbers=self.numbers,
-                requests=None if requests is None else requests.requests,
-            )
-            status = job.wait(progress=progress.running)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"job {job.id} goes on: embedctl fetch {job.id} -o {path}") from None
-        if written:
-            progress.say("Wrote " + ", ".join(map(str, written)))
-        kept = status.options.get("keep")
-        if kept and not holds_kept_fields(path) and not is_of_batch(status):
-            progress.say(
-                f"Not in {path}: the kept fields ({', '.join(kept)}). Fetch into a .jsonl or .parquet to get them"
-            )
-        return written
-
-    def _save_parts(self, job: Job, folder: Place, progress: JobProgress) -> list[str]:
-        kind, ranges = (None, None) if self.numbers is None else (self.numbers.kind, self.numbers.ranges)
-        try:
-            written = job.drain(
-                folder.name, progress.running, written=progress.written, output_type=kind, ranges=ranges
-            )
-        except KeyboardInterrupt:
-            same = "" if kind is None else f" --output-type {kind}"
-            raise KeyboardInterrupt(
-                f"job {job.id} goes on: embedctl fetch {job.id} -o {folder.path_of('')}{same}"
-            ) from None
-        progress.say(f"Wrote {len(written) - 1:,} parts and {MANIFEST} into {folder.name}")
-        return written
+    ) -> Delivered:
+        return fetch(
+            job,
+            path,
+            file_format=file_format,
+            one_file=self.one_file,
+            progress=progress.running,
+            written=progress.written,
+            refused=progress.refused,
+            clobber=self.clobber,
+            numbers=self.numbers,
+            requests=None if requests is None else requests.requests,
+        )
 
 
 def _numbers(output_type: str | None, ranges: Path | None) -> Numbers | None:

@@ -312,7 +312,8 @@ class JobCommand:
         progress.now_ms = broker.connection.about_now_ms
         begun: list[str] = []
         try:
-            with Alongside(broker, output if isinstance(output, Place) else None, self.destination.numbers) as drained:
+            place = output if isinstance(output, Place) else None
+            with Alongside(broker, place, self.destination.numbers, progress.refused) as drained:
 
                 def job_begun(job: JobStatus) -> None:
                     begun.append(job.id)

@@ -106,7 +106,7 @@ def fetch(
     ended = job.status()
     report(ended, progress)
     if as_json:
-        click.echo(result_json(ended, summary(ended), saved.files, saved.delivered))
+        click.echo(result_json(ended, summary(ended), saved))
     ctx.exit(exit_status(ended, saved.refused))
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import click
@@ -60,13 +59,12 @@ def job_form(job: JobStatus) -> dict[str, Any]:
     return {**_facts(job), "stalled": job.stalled}
 
 
-def result_json(
-    job: JobStatus, summed_up: Summary, files: Sequence[Path | str] = (), delivered: Delivered | None = None
-) -> str:
-    """What a command made of a job: its facts, their summary, the files written, and what a database took."""
+def result_json(job: JobStatus, summed_up: Summary, delivered: Delivered | None = None) -> str:
+    """What a command made of a job: its facts, their summary, what became of its records, and the files written."""
+    files = () if delivered is None else delivered.files
     facts = {**job_form(job), **asdict(summed_up), "files": [str(file) for file in files]}
-    if delivered is not None:
-        facts["delivered"] = asdict(delivered)
+    if delivered is not None and any(delivered.counts.values()):
+        facts["delivered"] = delivered.counts
     return json.dumps(facts, default=plain)
 
 

@@ -15,7 +15,6 @@ import click
 from embedctl.broker import Broker
 from embedctl.cli.changes import to_encode, update
 from embedctl.cli.delivery import list_failed
-from embedctl.cli.destination import Saved
 from embedctl.cli.job_command import JobCommand, job_options
 from embedctl.cli.json_forms import result_json
 from embedctl.cli.options import SectionedCommand, option, section
@@ -24,6 +23,7 @@ from embedctl.cli.sync import report_synced, synchronise
 from embedctl.cli.update_report import report_update
 from embedctl.corpus import BatchCorpus, Corpus
 from embedctl.destinations.jsonl import is_stdout
+from embedctl.destinations.loop import Delivered
 from embedctl.destinations.place import Place
 from embedctl.estimate import local_estimate
 from embedctl.job import Job
@@ -94,20 +94,20 @@ def run(ctx: click.Context, /, *, hardware: str | None, cpus: str | None, pull: 
         ctx.exit(report_update(outcome, progress, as_json=command.as_json))
     if database is not None:
         ctx.exit(report_synced(synced, database.url, progress, as_json=command.as_json))
-    failed_in = "the lines above" if saved.delivered is not None else failures_in(saved.files)
+    failed_in = "the lines above" if command.destination.database is not None else failures_in(saved.files)
     report(status, progress, failed_in=failed_in)
     if command.as_json:
-        click.echo(result_json(status, summary(status, progress.resumed_at), saved.files, saved.delivered))
+        click.echo(result_json(status, summary(status, progress.resumed_at), saved))
     ctx.exit(exit_status(status, saved.refused))
 
 
-def _encoded(command: JobCommand, broker: Broker, progress: JobProgress) -> tuple[JobStatus, Saved]:
+def _encoded(command: JobCommand, broker: Broker, progress: JobProgress) -> tuple[JobStatus, Delivered]:
     """Run the job and free it; returns how it ended, and what was written."""
     destination, choice = command.destination, command.choice
     job = command.submit(broker, progress)
     with _freed_unless_resumable(job, resumable=choice.options.idempotency_key is not None):
         saved = destination.save(job, broker, progress, requests=choice.requests(destination.path))
-        if saved.delivered is not None:
+        if destination.database is not None:
             list_failed(job, progress)
     status = job.status()
     job.discard()

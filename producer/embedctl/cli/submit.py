@@ -9,7 +9,6 @@ import click
 from embedctl.broker import Broker
 from embedctl.cli.changes import to_encode, update
 from embedctl.cli.completion import complete_job
-from embedctl.cli.destination import Saved
 from embedctl.cli.job_command import JobCommand, job_options
 from embedctl.cli.json_forms import result_json
 from embedctl.cli.options import SectionedCommand, option, section
@@ -17,6 +16,7 @@ from embedctl.cli.results import exit_status, report, summary, wait_for
 from embedctl.cli.sync import report_synced, synchronise
 from embedctl.cli.update_report import report_update
 from embedctl.destinations.jsonl import is_stdout
+from embedctl.destinations.loop import Delivered
 from embedctl.estimate import estimate
 from embedctl.job import Job
 from embedctl.routing import no_worker_for
@@ -87,7 +87,7 @@ def submit(ctx: click.Context, /, *, ttl_s: float | None, resume: str | None, wa
     _report(ctx, settings, job, command, progress, saved)
 
 
-def _followed(job: Job, command: JobCommand, broker: Broker, progress: JobProgress, *, wait: bool) -> Saved:
+def _followed(job: Job, command: JobCommand, broker: Broker, progress: JobProgress, *, wait: bool) -> Delivered:
     """Print the job's id, and wait for what the command waits for; returns what was written."""
     destination = command.destination
     if command.as_json:
@@ -99,7 +99,7 @@ def _followed(job: Job, command: JobCommand, broker: Broker, progress: JobProgre
         return destination.save(job, broker, progress, requests=command.choice.requests(destination.path))
     if wait:
         wait_for(job, progress)
-    return Saved()
+    return Delivered()
 
 
 def _report(
@@ -108,7 +108,7 @@ def _report(
     job: Job,
     command: JobCommand,
     progress: JobProgress,
-    saved: Saved,
+    saved: Delivered,
 ) -> None:
     status, options = job.status(), command.choice.options
     # The choice of a class by `auto` has said so already.
@@ -118,5 +118,5 @@ def _report(
     if status.state.ended:
         report(status, progress)
     if command.as_json:
-        click.echo(result_json(status, summary(status, progress.resumed_at), saved.files, saved.delivered))
+        click.echo(result_json(status, summary(status, progress.resumed_at), saved))
     ctx.exit(exit_status(status, saved.refused))

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import click
@@ -238,7 +238,7 @@ def report_synced(synced: Synced, url: str, progress: JobProgress, *, as_json: b
             "id": None if synced.status is None else synced.status.id,
             "destination": url,
             "records": synced.records,
-            "delivered": {**asdict(done), "unchanged": synced.unchanged},
+            "delivered": {**done.counts, "unchanged": synced.unchanged},
             "deleted": synced.deleted,
         }
         click.echo(json.dumps(facts, default=plain))

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Self
 
 from embedctl.broker import Broker
+from embedctl.destinations.loop import Refused
 from embedctl.destinations.numbers import Numbers
 from embedctl.destinations.place import Place
 from embedctl.listening import in_own_thread
@@ -23,11 +24,13 @@ class Alongside:
 
     Args:
         place: None to drain nothing.
-        numbers: as for :func:`drain`.
+        numbers, refused: as for :func:`drain`.
     """
 
-    def __init__(self, broker: Broker, place: Place | None, numbers: Numbers | None = None) -> None:
-        self._broker, self._place, self._numbers = broker, place, numbers
+    def __init__(
+        self, broker: Broker, place: Place | None, numbers: Numbers | None = None, refused: Refused | None = None
+    ) -> None:
+        self._broker, self._place, self._numbers, self._refused = broker, place, numbers, refused
         self._over = threading.Event()
         self._drained: Future[None] | None = None
 
@@ -54,4 +57,10 @@ class Alongside:
         from embedctl.destinations.parts import Interrupted, drain
 
         with suppress(Interrupted):
-            drain(Waiter(job_id, self._broker), place, stopped=self._over.is_set, numbers=self._numbers)
+            drain(
+                Waiter(job_id, self._broker),
+                place,
+                refused=self._refused,
+                stopped=self._over.is_set,
+                numbers=self._numbers,
+            )

@@ -13,7 +13,7 @@ from embedctl.destinations.about import About
 from embedctl.destinations.answers import Answers, is_of_batch
 from embedctl.destinations.formats import guess_format, refuse_numbers, refuse_to_clobber, writer_of
 from embedctl.destinations.jsonl import JsonlWriter, is_stdout
-from embedctl.destinations.loop import BeginAgain, Delivered, Taker, run
+from embedctl.destinations.loop import BeginAgain, Delivered, Refused, RefusedRecord, Taker, Written, run
 from embedctl.destinations.not_run import ReadRequests
 from embedctl.destinations.numbers import FLOAT32, Numbers, OutputType, ranges_of
 from embedctl.destinations.unfinished import locked
@@ -56,11 +56,12 @@ def fetch(
     file_format: str | None = None,
     one_file: bool = False,
     progress: Callable[[JobStatus], None] | None = None,
-    written: Callable[[ChunkVectors], None] | None = None,
+    written: Written | None = None,
+    refused: Refused | None = None,
     clobber: bool = True,
     numbers: Numbers | None = None,
     requests: ReadRequests | None = None,
-) -> list[Path]:
+) -> Delivered:
     """Write a job's results to a file, or to standard output, as they arrive, in input order. Memory holds one chunk at
     a time (parquet: a row group, some 64 MB).
 
@@ -73,6 +74,7 @@ def fetch(
         one_file: of openai-batch, write failed requests among the others, as on standard output.
         progress: as for :meth:`Job.wait`.
         written: called with each chunk once it is in the file.
+        refused: called with each record whose vector these numbers can't hold; it is one that failed, in the file.
         clobber: whether to replace a file that exists.
         numbers: how vectors are stored. None: as the job's parts store them, else as float32. Int8 without ranges takes
             those of the parts, else of the first 100,000 records. From parts, float32 is restored, but not from those
@@ -81,7 +83,7 @@ def fetch(
             ended or is gone, then have a line.
 
     Returns:
-        The written files, `path` first; none for standard output.
+        What became of the records, and the written files, `path` first; none for standard output.
 
     Raises:
         SettingsError: the job has no such format, or its parts no such numbers.
@@ -105,7 +107,8 @@ def fetch(
     if is_stdout(path):
         if chosen not in ("jsonl", BATCH_FORMAT):
             raise SettingsError(f"standard output takes jsonl, not {chosen}: name a file with the suffix .{chosen}")
-        return _fetch(job, path, JsonlWriter(Content(path, 0), answers), results, written)
+        writer: Writer = JsonlWriter(Content(path, 0), answers)
+        return _fetch(results, _File(job, path, writer, numbers, written, refused))
     try:
         with locked(path):
             if not clobber:
@@ -118,7 +121,7 @@ def fetch(
                 job.wait_until_sealed(progress)
             content = Content.of(job.status(), path, numbers, lambda: About.of(job.status()))
             writer = writer_of(chosen)(content) if answers is None else JsonlWriter(content, answers, one_file=one_file)
-            return _fetch(job, path, writer, results, written)
+            return _fetch(results, _File(job, path, writer, numbers, written, refused))
     except BrokerUnavailable:  # also an OSError, but one of Redis
         raise
     except OSError as error:
@@ -195,43 +198,49 @@ def _results(
         yield chunk
 
 
-def _fetch(
-    job: Readable, path: Path, writer: Writer, results: _Results, written: Callable[[ChunkVectors], None] | None
-) -> list[Path]:
+def _fetch(results: _Results, file: _File) -> Delivered:
     """Write the results; what is unfinished is removed if that fails."""
-    file = _File(job, path, writer, written)
     try:
-        run(results, file, job.status)
+        run(results, file, file.job.status)
     except BaseException:
-        writer.discard()
+        file.writer.discard()
         raise
-    return file.files
+    return file.done
 
 
 class _File(Taker[ChunkVectors]):
-    """A file, or standard output.
-
-    Attributes:
-        files: those that have their final names.
-    """
+    """A file, or standard output."""
 
     def __init__(
-        self, job: Readable, path: Path, writer: Writer, written: Callable[[ChunkVectors], None] | None
+        self,
+        job: Readable,
+        path: Path,
+        writer: Writer,
+        numbers: Numbers,
+        written: Written | None,
+        refused: Refused | None,
     ) -> None:
-        self._job, self._path, self._writer, self._written = job, path, writer, written
+        self.job, self.writer = job, writer
+        self._path, self._numbers, self._written, self._refused = path, numbers, written, refused
         self._chunks = 0
-        self.files: list[Path] = []
+        self._named = -1  # the position of the last record that was refused
         self.done = Delivered()
 
     def take(self, chunk: ChunkVectors) -> None:
+        chunk, refused = self._numbers.fitting(chunk)
         try:
-            self._writer.write(chunk)
+            self.writer.write(chunk)
         except BeginAgain:
             self._chunks, self.done = 0, Delivered()
             raise
         self._chunks += 1
         self.done.written += len(chunk.positions) - len(chunk.errors)
-        self.done.failed += len(chunk.errors)
+        self.done.failed += len(chunk.errors) - len(refused)
+        self.done.refused += len(refused)
+        for each in refused:
+            if self._refused is not None and each.position > self._named:  # after BeginAgain, it has been named
+                self._refused(RefusedRecord(each.position, each.id, each.message))
+                self._named = each.position
         if self._written is not None:
             self._written(chunk)
 
@@ -239,17 +248,17 @@ class _File(Taker[ChunkVectors]):
         """Nothing is held back."""
 
     def close(self) -> None:
-        self.files = self._writer.finish()
+        self.done.files = self.writer.finish()
 
     def cut_short(self, error: JobError) -> None:
-        gives_up = self._writer.gives_up(error)
+        gives_up = self.writer.gives_up(error)
         if gives_up or isinstance(error, JobFailed):  # its error budget ended it, and what was paid for is kept
             self.close()
-            if self.files:
+            if self.done.files:
                 there = "Each request has a line, in {} or beside it" if gives_up else "What is done is in {}"
                 raise type(error)(f"{str(error).rstrip('.')}. {there.format(self._path)}") from error
         elif isinstance(error, JobNotFound | JobStalled) and self._chunks:  # what was fetched may be the only copy
-            kept = self._writer.keep(self._job.id)
+            kept = self.writer.keep(self.job.id)
             if kept is not None:
                 raise type(error)(f"{error} The {self._chunks} chunks fetched so far stay in {kept}.") from error
 

@@ -22,6 +22,11 @@ _WRITERS = {
 FORMATS = tuple(_WRITERS)
 
 
+def is_file(where: str) -> bool:
+    """Whether a path is one of a file that can be written, and not one of a folder or a bucket."""
+    return "://" not in where and where.lower().endswith(tuple(f".{each}" for each in FORMATS))
+
+
 def holds_kept_fields(path: Path) -> bool:
     """Whether the format of this path has room for kept fields."""
     return guess_format(path) != "npy"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from embedctl.destinations.ids import LeftOut, no_id
 from embedctl.destinations.interface import Batch, Contract
-from embedctl.destinations.writing import RefusedRecord
+from embedctl.destinations.loop import Refused, RefusedRecord
 from embedctl.results import ChunkVectors, Vectors
 from embedctl_config.errors import InputError
 
@@ -33,7 +33,7 @@ class Gathered:
     left_out: LeftOut | None
     positions_for: str
     keeps: bool
-    refuse: Callable[[RefusedRecord], None]
+    refuse: Refused
     chunks: list[ChunkVectors] = field(default_factory=list)
     rows: int = 0
     size: int = 0

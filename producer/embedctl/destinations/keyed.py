@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -12,9 +11,9 @@ from embedctl.destinations.answers import is_of_batch
 from embedctl.destinations.gathering import Gathered
 from embedctl.destinations.ids import Duplicates, LeftOut, decided
 from embedctl.destinations.interface import Batch, Contract, Destination, Row
-from embedctl.destinations.loop import Delivered, Progress, Taker, Written, run
+from embedctl.destinations.loop import Delivered, Progress, Refused, RefusedRecord, Taker, Written, run
 from embedctl.destinations.numbers import OutputType, numbers_of
-from embedctl.destinations.writing import RefusedRecord, sources_of, tried, write
+from embedctl.destinations.writing import sources_of, tried, write
 from embedctl.reader import ResultReader
 from embedctl.results import ChunkVectors
 from embedctl.retrying import TimeLimit
@@ -25,8 +24,6 @@ from embedctl_config.errors import JobError, OutputError, SettingsError
 _SAMPLE, _OF_EACH = 100, 10
 #: Ids that a message names.
 _NAMED = 10
-
-Refused = Callable[[RefusedRecord], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ Nothing is noted. Whatever dies, the results are still in Redis, and the next ca
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from embedctl.results import ChunkVectors
@@ -18,6 +19,18 @@ T = TypeVar("T")
 
 Progress = Callable[[JobStatus], None]
 Written = Callable[[ChunkVectors], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRecord:
+    """A record with a vector that the destination does not take: its position, its id if it has one, and why."""
+
+    position: int
+    id: str | None
+    reason: str
+
+
+Refused = Callable[[RefusedRecord], None]
 
 
 class BeginAgain(Exception):
@@ -35,6 +48,7 @@ class Delivered:
         failed: those without a vector.
         left_out: those that are not written, because another one has their id.
         not_encoded: those that the job was ended without.
+        files: the full names of the files that hold them.
     """
 
     written: int = 0
@@ -43,6 +57,12 @@ class Delivered:
     failed: int = 0
     left_out: int = 0
     not_encoded: int = 0
+    files: Sequence[Path | str] = field(default=(), compare=False)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """The numbers of records, by name."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "files"}
 
     def check(self, records: int) -> None:
         """See that each record of a job is accounted for.
@@ -50,9 +70,8 @@ class Delivered:
         Raises:
             OutputError: the sum does not come out.
         """
-        parts = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        if (total := sum(parts.values())) != records:
-            words = " + ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in parts.items())
+        if (total := sum(self.counts.values())) != records:
+            words = " + ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in self.counts.items())
             raise OutputError(f"the job has {records:,} records, and {words} makes {total:,}: run the command again")
 
 

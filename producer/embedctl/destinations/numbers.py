@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
@@ -13,11 +13,14 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from embedctl.results import ChunkVectors, Vectors
+from embedctl.results import ChunkVectors, FailedRecord, Vectors
 from embedctl_config.errors import OutputError, SettingsError
+from embedctl_config.wire import ErrorCode
 
 #: The ranges of int8 are those of this many records, the first ones.
 CALIBRATED_ON = 100_000
+#: The least value that becomes infinite as float16: half a step beyond the greatest one, 65,504.
+_FLOAT16_OVERFLOWS = 65_520
 
 
 class OutputType(StrEnum):
@@ -72,17 +75,29 @@ class Numbers:
         """The numbers of these vectors. The row of a failed record is NaN, or 0 where there is no NaN.
 
         Raises:
-            OutputError: a value does not fit, or the ranges are of vectors with other dimensions.
+            OutputError: the ranges are of vectors with other dimensions.
         """
-        if self.kind is OutputType.FLOAT32:
-            return vectors
-        if self.kind is OutputType.FLOAT16:
-            return _as_float16(vectors)
+        if self.has_nan:
+            return vectors.astype(self.dtype, copy=False)
         there = ~np.isnan(vectors).any(axis=1)
         numbers = np.zeros((len(vectors), self.width(vectors.shape[1])), self.dtype)
         good = vectors[there]
         numbers[there] = np.packbits(good > 0, axis=-1) if self.kind is OutputType.UBINARY else self._as_int8(good)
         return numbers
+
+    def fitting(self, chunk: ChunkVectors) -> tuple[ChunkVectors, list[FailedRecord]]:
+        """A chunk in which the records whose vectors overflow these numbers have failed, and these records."""
+        if self.kind is not OutputType.FLOAT16:
+            return chunk, []
+        overflows = np.flatnonzero((np.abs(chunk.vectors) >= _FLOAT16_OVERFLOWS).any(axis=1)).tolist()
+        if not overflows:
+            return chunk, []
+        vectors = chunk.vectors.copy()
+        vectors[overflows] = np.nan
+        code, why = ErrorCode.NON_FINITE, f"the vector overflows {self.kind}"
+        refused = [FailedRecord(int(chunk.positions[row]), chunk.ids[row], code, why) for row in overflows]
+        errors = sorted([*chunk.errors, *refused], key=lambda each: each.position)
+        return replace(chunk, vectors=vectors, errors=errors), refused
 
     def restored(self, numbers: npt.NDArray[Any], dim: int) -> Vectors:
         """Vectors near those that :meth:`of` made these numbers of; of them, it makes the same numbers again. Those of
@@ -138,14 +153,6 @@ class Numbers:
 
 
 FLOAT32 = Numbers()
-
-
-def _as_float16(vectors: Vectors) -> npt.NDArray[np.float16]:
-    with np.errstate(over="ignore"):
-        half = vectors.astype(np.float16)
-    if (np.isinf(half) & np.isfinite(vectors)).any():
-        raise OutputError("a vector has a value beyond 65,504, which float16 can't hold: choose float32")
-    return half
 
 
 def load_ranges(path: Path) -> Vectors:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embedctl.destinations.writer import Content
-from embedctl.results import ChunkVectors
+from embedctl.results import ChunkVectors, FailedRecord
 from embedctl_config.errors import MissingExtra
 
 try:
@@ -69,6 +69,7 @@ class OpenPart:
         self.chunks: list[int] = []
         self._rows: list[tuple[int, int]] = []
         self.more: list[int] = []
+        self.refused: list[FailedRecord] = []
         self.bytes = self.records = self._weight = 0
         self._digests: list[bytes] = []
         self._ends: list[int] = []
@@ -91,8 +92,11 @@ class OpenPart:
         """The digests of its chunks' inputs, one after the other."""
         return b"".join(self._digests)
 
-    def add(self, taken: Taken) -> None:
+    def add(self, taken: Taken, refused: Sequence[FailedRecord] = ()) -> None:
         """Add a chunk.
+
+        Args:
+            refused: its records whose vectors do not fit.
 
         Raises:
             BeginAgain: as by :meth:`ParquetWriter.write`.
@@ -106,6 +110,7 @@ class OpenPart:
         self.records += rows
         self.chunks.append(taken.chunk)
         self.more += taken.more
+        self.refused += refused
         self.bytes += taken.size
         self._weight += taken.weight
         self._digests.append(taken.digest)
@@ -119,6 +124,7 @@ class OpenPart:
             "first": min(self._ends),
             "last": max(self._ends),
             "records": self.records,
+            "refused": len(self.refused),
             "chunks": self._rows,
         }
         self._file.end(**{FOOTER: json.dumps(footer)})

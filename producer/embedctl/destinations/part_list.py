@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from embedctl.destinations.numbers import Numbers
+from embedctl.destinations.numbers import Numbers, OutputType
 from embedctl.destinations.part import footer_of, rows_of_chunks
 from embedctl.destinations.place import MANIFEST, Place
 from embedctl.destinations.right import overtaken
@@ -89,6 +89,13 @@ class PartList:
                 for chunk, _ in self._rows(name):
                     later.pop(chunk, None)
         return sum(each.records for _, each in of_corpus) + sum(later.values())
+
+    def refused(self, numbers: Numbers) -> int:
+        """How many records have a vector that these numbers could not hold, in all parts."""
+        if numbers.kind is not OutputType.FLOAT16:
+            return 0
+        footers = (footer_of(self._place.source(name)) for name in part_names(self.state))
+        return sum(footer.get("refused", 0) for footer in footers)
 
     def _rows(self, name: str) -> list[tuple[int, int]]:
         """The chunks in a part, and their rows."""

@@ -11,7 +11,7 @@ from functools import partial
 from embedctl.destinations.about import About
 from embedctl.destinations.columns import KeptColumns
 from embedctl.destinations.digest_rows import digest_of
-from embedctl.destinations.loop import BeginAgain, Delivered, Taker, Written, run
+from embedctl.destinations.loop import BeginAgain, Delivered, Refused, RefusedRecord, Taker, Written, run
 from embedctl.destinations.numbers import CALIBRATED_ON, FLOAT32, Numbers, OutputType, ranges_of
 from embedctl.destinations.part import OpenPart, Taken
 from embedctl.destinations.part_list import PartList
@@ -36,20 +36,23 @@ def drain(
     *,
     progress: Progress | None = None,
     written: Written | None = None,
+    refused: Refused | None = None,
     stopped: Callable[[], bool] = lambda: False,
     numbers: Numbers | None = None,
-) -> list[str]:
+) -> Delivered:
     """Move a job's results to parts as they arrive, until the job has ended and Redis holds none.
 
     Args:
         progress: as for :meth:`Job.wait`.
         written: called with each chunk once it is in a part, which may not be durable yet.
+        refused: called with each record whose vector these numbers can't hold, once it is in a durable part as one that
+            failed.
         stopped: whether the caller does not want any more. Asked while the drain waits, and after each part.
         numbers: how the parts store vectors; None: as those that are there do, else float32. Int8 without ranges takes
             those of the parts that are there, else of the first 100,000 records, or of as many as Redis holds.
 
     Returns:
-        The full names of all parts, and the manifest's.
+        What became of the records, and the full names of all parts and of the manifest.
 
     Raises:
         JobHeld: another process drains the job.
@@ -60,7 +63,7 @@ def drain(
             are durable stay.
     """
     try:
-        return _Parts(waiter, place, progress, written, stopped).drained(numbers)
+        return _Parts(waiter, place, progress, written, refused, stopped).drained(numbers)
     except BrokerUnavailable:  # also an OSError, but one of Redis
         raise
     except OSError as error:
@@ -81,9 +84,11 @@ class _Parts(Taker[Taken]):
         place: Place,
         progress: Progress | None,
         written: Written | None,
+        refused: Refused | None,
         stopped: Callable[[], bool],
     ) -> None:
-        self._waiter, self._place, self._written, self._stopped = waiter, place, written, stopped
+        self._waiter, self._place, self._stopped = waiter, place, stopped
+        self._written, self._refused = written, refused
         self._job_id, self._broker = waiter.job_id, waiter.broker
         self._drains = waiter.broker.drains
         self._high_water = waiter.ask(waiter.broker.results_high_water)
@@ -91,10 +96,9 @@ class _Parts(Taker[Taken]):
         self._source = Unreleased(waiter, progress, self._check_wanted, self._finish_part)
         self._part: OpenPart | None = None
         self._told = 0  # chunks of the corpus that the caller knows to be in a part
-        self._files: list[str] = []
         self.done = Delivered()
 
-    def drained(self, wanted: Numbers | None) -> list[str]:
+    def drained(self, wanted: Numbers | None) -> Delivered:
         """Drain the job; see :func:`drain`."""
         refuse_cancelled(self._source.status)
         state = self._right.take()
@@ -114,7 +118,7 @@ class _Parts(Taker[Taken]):
         ended = self._source.status
         if ended.stopped_by is not None and ended.state is JobState.FAILED:
             raise JobFailed(f"{ended_by_budget(ended)}. What is done is in {self._place.name}")
-        return self._files
+        return self.done
 
     def take(self, chunk: Taken) -> None:
         self._check_wanted()
@@ -122,8 +126,9 @@ class _Parts(Taker[Taken]):
         if self._part is not None and not self._part.has_room_for(chunk, most_bytes=most):
             self._finish_part()
         self._part = self._part or self._begun(of_corpus=chunk.of_corpus)
+        vectors, refused = self._numbers.fitting(chunk.vectors)
         try:
-            self._part.add(chunk)
+            self._part.add(replace(chunk, vectors=vectors), refused)
         except BeginAgain:  # its chunks are still in Redis
             self._part = None
             raise
@@ -136,10 +141,11 @@ class _Parts(Taker[Taken]):
     def end(self) -> None:
         self._finish_part()
         status = self._source.status
-        self.done = Delivered(written=self._list.records(status) - status.failed, failed=status.failed)
+        self.done.failed, self.done.refused = status.failed, self._list.refused(self._numbers)
+        self.done.written = self._list.records(status) - status.failed - self.done.refused
 
     def close(self) -> None:
-        self._files = self._list.sum_up(self._source.status, self._numbers, self._about().fingerprint)
+        self.done.files = self._list.sum_up(self._source.status, self._numbers, self._about().fingerprint)
 
     def cut_short(self, error: JobError) -> None:
         """Redis has no results of a cancelled job; of any other, the same command resumes with what it has."""
@@ -224,6 +230,9 @@ class _Parts(Taker[Taken]):
             if part.of_corpus
             else replace(state, retry_parts=state.retry_parts + 1)
         )
+        if self._refused is not None:
+            for each in part.refused:
+                self._refused(RefusedRecord(each.position, each.id, each.message))
         if not status.state.ended:
             self._waiter.ask(partial(self._broker.send_issued, status))
         self._check_wanted()

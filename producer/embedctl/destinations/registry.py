@@ -136,8 +136,8 @@ def destination_of(text: str, settings: Settings) -> Destination:
 
 
 def is_database(text: str) -> bool:
-    """Whether a text is the URL of a database."""
-    return ":" in text and _scheme_of(text) in _by_scheme()
+    """Whether a text is the URL of a database, known or not."""
+    return ":" in text and (_scheme_of(text) in _by_scheme() or ("://" in text and _scheme_of(text) != "s3"))
 
 
 def _scheme_of(text: str) -> str:

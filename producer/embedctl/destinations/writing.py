@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
 from embedctl.destinations.interface import Batch, Destination
+from embedctl.destinations.loop import RefusedRecord
 from embedctl_config.errors import DestinationRefused, DestinationUnavailable, OutputError
 from embedctl_config.retry import OUTSIDE
 
@@ -21,15 +21,6 @@ TRIES = 5
 _SPREAD = 16
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class RefusedRecord:
-    """A record with a vector that the destination does not take: its position, its id, and the destination's reason."""
-
-    position: int
-    id: str
-    reason: str
 
 
 def tried(step: Callable[[], T]) -> T:

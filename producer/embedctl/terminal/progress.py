@@ -26,6 +26,7 @@ from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.printable import printable
 
 if TYPE_CHECKING:
+    from embedctl.destinations.loop import RefusedRecord
     from embedctl.terminal.bottom_line import BottomLine
 
 #: Without a terminal, a line is printed this often (seconds).
@@ -190,6 +191,11 @@ class JobProgress:
         if self.writing is not None and self._pace is not None and len(chunk.positions):
             self.writing.add(int(chunk.positions[0]), int(chunk.positions[-1]) + 1)
             self._tell(self._pace)
+
+    def refused(self, record: RefusedRecord) -> None:
+        """Name a record that the destination does not take."""
+        name = "" if record.id is None else f" ({record.id})"
+        self.say(f"record {record.position}{name}: refused: {record.reason}")
 
     def stopping(self) -> None:
         """Nothing is left to do but to stop the worker."""

@@ -209,7 +209,7 @@ def test_a_chunk_whose_failed_records_are_gone_is_counted_right_and_can_be_retri
 def test_a_retry_whose_text_is_gone_is_repaired_by_the_corpus(outside: Outside, tmp_path: Path) -> None:
     job = outside.submit(SOME_FAIL, idempotency_key="one")
     outside.run(job)
-    job.drain(str(tmp_path / "parts"))
+    job.deliver(str(tmp_path / "parts"))
     assert job.retry_failed() == 1
     moved = parse_reference(cast(bytes, outside.raw.get(keys.chunk_input(job.id, CHUNKS))))
     assert moved is not None
@@ -289,7 +289,7 @@ def test_a_producer_waits_for_the_place(outside: Outside) -> None:
 def test_a_job_is_drained_as_any_other(outside: Outside, tmp_path: Path) -> None:
     job = outside.submit()
     outside.run(job)
-    job.drain(str(tmp_path / "parts"))
+    job.deliver(str(tmp_path / "parts"))
     assert job.status().result_bytes == 0
     assert len(outside.files("out")) == CHUNKS  # a Redis without its last second refers to them again
     outside.age()

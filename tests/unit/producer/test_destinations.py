@@ -22,11 +22,11 @@ from embedctl.destinations import keyed
 from embedctl.destinations.ids import Duplicates, LeftOut, decided
 from embedctl.destinations.interface import Batch, Contract
 from embedctl.destinations.keyed import Options
-from embedctl.destinations.loop import Delivered, run
+from embedctl.destinations.loop import Delivered, RefusedRecord, run
 from embedctl.destinations.numbers import OutputType
 from embedctl.destinations.registry import BUILT_IN, destination_of, kinds
 from embedctl.destinations.urls import parse_url
-from embedctl.destinations.writing import RefusedRecord, write
+from embedctl.destinations.writing import write
 from embedctl.digests import as_rows
 from embedctl.results import ChunkVectors
 from embedctl_config.errors import (

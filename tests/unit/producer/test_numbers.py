@@ -120,12 +120,24 @@ def test_ranges_are_those_of_the_first_records(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="65,504"):
-        Numbers(OutputType.FLOAT16).of(np.full((1, 2), 1e5, np.float32))
     with pytest.raises(OutputError, match="ranges are of vectors with 20 dimensions, and these have 8"):
         Numbers(OutputType.INT8, RANGES).of(unit_vectors(2, 8))
     with pytest.raises(SettingsError, match=r"takes float32 alone: name the output \.npy or \.parquet for int8"):
         check_output(tmp_path / "v.jsonl", numbers=Numbers(OutputType.INT8, RANGES))
+
+
+def test_what_overflows_float16_is_an_error_of_its_record_alone() -> None:
+    vectors = unit_vectors(4, 2)
+    vectors[1, 0], vectors[3, 1] = 65_519, -65_520
+    chunk = result_chunk(vectors, first=10, failed=[0])
+    found, refused = Numbers(OutputType.FLOAT16).fitting(chunk)
+    assert [(each.position, each.code, each.message) for each in refused] == [
+        (13, "non_finite", "the vector overflows float16")
+    ]
+    assert found.errors == [*chunk.errors, *refused]
+    assert np.isfinite(Numbers(OutputType.FLOAT16).of(found.vectors)).all(axis=1).tolist() == [False, True, True, False]
+    assert np.isfinite(vectors).all(), "the chunk itself stays as it is"
+    assert Numbers(OutputType.FLOAT32).fitting(chunk) == (chunk, [])
 
 
 @pytest.mark.parametrize(
