@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 from benchmarks.ours.service import Figures
 
-from embedctl.changes.cache import Hits
-from embedctl.changes.opening import open_earlier
-from embedctl.changes.plan import compare
 from embedctl.destinations.about import About
+from embedctl.destinations.earlier import open_earlier
 from embedctl.destinations.parquet import ParquetWriter
+from embedctl.destinations.sync import compare_texts
 from embedctl.destinations.writer import Content
 from embedctl.digests import as_rows, digest_of
 from embedctl.records import Record
@@ -56,11 +55,12 @@ def write_earlier(path: Path, records: int) -> None:
 def measure(path: Path, records: int, changed: float) -> Figures:
     """Compare."""
     before, began = _peak_mb(), time.monotonic()
-    plan = compare(corpus(records, changed), open_earlier(path, None), None, Hits(), copies=True)
+    earlier = open_earlier(path, None)
+    difference = compare_texts([] if earlier is None else [earlier], corpus(records, changed))
     seconds = time.monotonic() - began
     return {
-        "unchanged": plan.unchanged,
-        "to encode": plan.to_encode,
+        "unchanged": difference.unchanged,
+        "to encode": difference.to_encode,
         "s": seconds,
         "records/s": records / seconds,
         "peak MB": _peak_mb(),

@@ -134,6 +134,19 @@ def same_model(settings: Settings, workers: WorkerRegistry, one: str, other: str
     return all(a is b or (a and b and a.fingerprint == b.fingerprint) for a, b in served)
 
 
+def model_files(settings: Settings, workers: WorkerRegistry, job: JobSpec) -> frozenset[str]:
+    """The fingerprints of the model's files, as the settings tell them, or the live workers that would take a job.
+
+    Usually one; none if no such worker is alive.
+    """
+    entry = settings.models.get(job.model)
+    if entry is not None and entry.fingerprint:
+        return frozenset([entry.fingerprint])
+    rows = (row for row in workers.alive(keys.queue(job.hardware, job.model)) if row.precision == job.precision)
+    served = (row.models.get(job.model) for row in rows)
+    return frozenset(each.fingerprint for each in served if each is not None)
+
+
 def with_workers(workers: WorkerRegistry, job: JobStatus, *, recent: bool = False) -> JobStatus:
     """A job's status, with the workers that could take it now, or with `recent` a second ago."""
     live = workers.serving(job.hardware, job.model, recent=recent)

@@ -17,7 +17,8 @@ from embedctl_config.errors import InputError
 #: differ have the same one with a probability of 1e-23.
 NAME: np.dtype[np.void] = np.dtype([("d0", "<u8"), ("d1", "<u8"), ("at", "<u8")])
 Entries = npt.NDArray[np.void]
-#: Files on the disk: the first byte of the digest decides. Of 100 million ids, each has 9 MB, and is sorted in memory.
+#: Files on the disk, in the order of the digests: the highest byte of `d0` decides. Of 100 million ids, each has 9 MB,
+#: and is sorted in memory.
 _FILES = 256
 
 
@@ -88,7 +89,7 @@ class Runs:
 
 
 def parts_of(*runs: Runs) -> Iterator[tuple[Entries, ...]]:
-    """The entries of some sets, in such parts that equal digests are in the same one."""
+    """The entries of some sets, in such parts that equal digests are in the same one, and lower ones in one before."""
     numbers = range(_FILES) if any(each.on_disk for each in runs) else (None,)
     return (tuple(each.part(number) for each in runs) for number in numbers)
 
@@ -131,4 +132,4 @@ def explained(cost: str) -> Iterator[None]:
 
 
 def _file_of(some: Entries) -> npt.NDArray[np.uint64]:
-    return some["d0"] % np.uint64(_FILES)
+    return some["d0"] >> np.uint64(56)

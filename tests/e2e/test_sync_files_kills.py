@@ -25,13 +25,13 @@ from tests.support.workers import StartWorker
 
 #: Steps: a module and a class, a function, and which of its calls.
 STEPS = [
-    ("embedctl.changes.update", "compare", 1),
+    ("embedctl.destinations.sync", "compare_texts", 1),
     ("embedctl.submission:Submission", "add", 2),
     ("embedctl.submission:Submission", "seal", 1),
     ("embedctl.destinations.parquet:ParquetWriter", "write", 3),
     ("embedctl.destinations.parquet", "publish", 1),
-    ("embedctl.changes.cache:Cache", "put", 1),
-    ("embedctl.changes.cache:Cache", "_make_room", 1),
+    ("embedctl.destinations.cache:Cache", "put", 1),
+    ("embedctl.destinations.cache:Cache", "_make_room", 1),
     ("embedctl.job:Job", "discard", 1),
 ]
 #: Of an array: the files are published one after the other.

@@ -21,7 +21,7 @@ from tests.support.prepared import DieAt, InTurn, Put, Step
 from tests.support.workers import StartWorker
 
 #: Blocks of a hundred records rather than a thousand, so that a small corpus has several.
-SMALL_BLOCKS = Put({("embedctl.changes.merged", "BLOCK"): 100})
+SMALL_BLOCKS = Put({("embedctl.destinations.merged", "BLOCK"): 100})
 #: Options with which vectors are others → what is said of vectors without them. The class `reseeded` is
 #: :data:`RESEEDED`.
 OTHER_VECTORS = {

@@ -13,7 +13,6 @@ import click
 from embedctl import corpus
 from embedctl.broker import Broker
 from embedctl.cli.completion import complete_class, complete_model
-from embedctl.cli.copies import Asked, copy_options
 from embedctl.cli.corpora import CorpusChoice
 from embedctl.cli.delivery import DatabaseChoice
 from embedctl.cli.destination import DatabaseUrl, Destination, destination_options
@@ -113,7 +112,6 @@ _destination_options = section(
         "all; error for batch files and databases.",
     ),
     sync_options,
-    copy_options,
 )
 
 
@@ -187,14 +185,12 @@ class JobCommand:
 
     Attributes:
         choice: the corpus, and the options of its job.
-        asked: what need not be encoded.
         destination: where the vectors go.
-        sync: whether that is to become what the corpus says.
+        sync: whether that is to become what the corpus says, and what need not be encoded.
         named: what decides the job, in JSON values, whatever the corpus holds now.
     """
 
     choice: CorpusChoice
-    asked: Asked
     destination: Destination
     sync: SyncChoice
     named: dict[str, Any]
@@ -225,28 +221,27 @@ class JobCommand:
             click.UsageError, SettingsError, InputError: an option is wrong, or some exclude each other.
             MissingExtra, OutputError: the database can't be used.
         """
-        sync = SyncChoice.taken_from(given)
-        asked = Asked.taken_from(given, syncs_file=sync.is_asked and not isinstance(given["output"], DatabaseUrl))
+        sync = SyncChoice.taken_from(given, to_database=isinstance(given["output"], DatabaseUrl))
         unique_ids = _unique_ids_taken_from(given)
         destination = Destination.taken_from(given, settings)
-        named = {**given, **asked.named(), **({"sync": True} if sync.is_asked else {})}
+        named = {**given, **sync.named()}
         files = {name: given.pop(name) for name in _CORPUS}
         options = SubmitOptions.of(
             **_prompt(given.pop("prompt")),
             **_LONG[given.pop("long")],
             keep=parse_keep(given.pop("keep")),
-            digests=asked.digests or destination.database is not None,
+            digests=sync.digests or destination.database is not None,
             **given,
         )
         options = replace(options, resume=resume, drain=drain or isinstance(destination.path, Place))
         choice = CorpusChoice.of(settings, options, destination.path, unique_ids=unique_ids, **files)
-        return cls(choice, asked, destination, sync, named, quiet, dry_run, as_json)
+        return cls(choice, destination, sync, named, quiet, dry_run, as_json)
 
     @property
     def updated(self) -> Path | None:
         """The file that this command brings up to date; None if it writes the vectors of a whole job."""
         path = self.destination.path
-        return path if isinstance(path, Path) and self.asked.applies(self.choice, path) else None
+        return path if isinstance(path, Path) and self.sync.updates(self.choice, path) else None
 
     @property
     def synced(self) -> DatabaseChoice | None:
@@ -270,7 +265,6 @@ class JobCommand:
         if choice.options.drain and destination.is_given and not isinstance(destination.path, Place):
             # Only a folder takes vectors out of Redis, so the job would pause for ever.
             raise click.UsageError("--drain is for vectors that go into a folder: omit it, or name one with -o DIR/")
-        self.asked.check(choice, destination.path)
         self.sync.check(choice, destination)
         destination.check(choice.keep, as_json=self.as_json, is_batch=choice.is_batch)
 

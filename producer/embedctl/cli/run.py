@@ -13,14 +13,13 @@ from typing import Any
 import click
 
 from embedctl.broker import Broker
-from embedctl.cli.changes import to_encode, update
 from embedctl.cli.delivery import list_failed
 from embedctl.cli.job_command import JobCommand, job_options
 from embedctl.cli.json_forms import result_json
 from embedctl.cli.options import SectionedCommand, option, section
 from embedctl.cli.results import exit_status, failures_in, report, summary
 from embedctl.cli.sync import report_synced, synchronise
-from embedctl.cli.update_report import report_update
+from embedctl.cli.update import report_update, to_encode, update
 from embedctl.corpus import BatchCorpus, Corpus
 from embedctl.destinations.jsonl import is_stdout
 from embedctl.destinations.loop import Delivered

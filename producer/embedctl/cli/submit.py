@@ -7,14 +7,13 @@ from typing import Any
 import click
 
 from embedctl.broker import Broker
-from embedctl.cli.changes import to_encode, update
 from embedctl.cli.completion import complete_job
 from embedctl.cli.job_command import JobCommand, job_options
 from embedctl.cli.json_forms import result_json
 from embedctl.cli.options import SectionedCommand, option, section
 from embedctl.cli.results import exit_status, report, summary, wait_for
 from embedctl.cli.sync import report_synced, synchronise
-from embedctl.cli.update_report import report_update
+from embedctl.cli.update import report_update, to_encode, update
 from embedctl.destinations.jsonl import is_stdout
 from embedctl.destinations.loop import Delivered
 from embedctl.estimate import estimate

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import Any
 
 import click
 
 from embedctl.broker import Broker
-from embedctl.changes.expected import expected
 from embedctl.cli.corpora import Skipped, records_again
 from embedctl.cli.delivery import DatabaseChoice, list_failed
 from embedctl.cli.job_command import JobCommand
@@ -24,6 +24,9 @@ from embedctl.destinations.loop import Delivered
 from embedctl.destinations.sync import Difference, compare, delete_missing
 from embedctl.enqueue import job_spec
 from embedctl.job import Job
+from embedctl.job_options import SubmitOptions
+from embedctl.records import Record
+from embedctl.routing import model_files
 from embedctl.store import JobStatus
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import (
@@ -36,6 +39,7 @@ from embedctl_config.errors import (
     OtherContract,
     OutputError,
 )
+from embedctl_config.fingerprint import job_fingerprint
 
 #: How often the destination is compared again, because another run has changed it, or has left a job.
 _ROUNDS = 5
@@ -127,7 +131,7 @@ class _Sync:
             )
         finally:
             self._database.table.close()
-        self._result.records = len(difference.lacking)
+        self._result.records = len(difference.found)
         self._progress.say(f"{difference.unchanged:,} records are unchanged, {difference.to_encode:,} are to encode")
         return difference
 
@@ -160,17 +164,14 @@ class _Sync:
         Its key is one of the whole corpus and the options, so it is found again after a crash. It is written from its
         end on, so it lacks nothing that the destination has only since.
         """
-        given = self._command.choice.options.idempotency_key
+        options = self._command.choice.options
         # With other options, such as those of another version's settings, it would be refused until it expires.
-        spec = {**job_spec(self._broker, self._command.choice.options).options, "chunk_bytes": None}
-        facts = [self._database.url, self._contract.text, difference.digest.hex(), spec]
-        key = f"sync-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()}"
-        options = replace(self._command.choice.options, idempotency_key=key if given is None else f"{given}-{key}")
-        lacking = difference.taken_from(records_again(self._command.choice))
-        first = next(lacking)  # a corpus that changed is noticed before a job is made
+        spec = {**job_spec(self._broker, options).options, "chunk_bytes": None}
+        facts = (self._database.url, self._contract.text, difference.digest.hex(), spec)
+        records = difference.taken_from(records_again(self._command.choice))
         try:
-            return self._command.submit(
-                self._broker, self._progress, options, chain([first], lacking), on_job=lambda job: jobs.append(job.id)
+            return submitted(
+                self._broker, self._command, self._progress, options, facts, records, lambda job: jobs.append(job.id)
             ), True
         except CorpusChanged:
             if not jobs:
@@ -187,7 +188,7 @@ class _Sync:
         limit = self._command.sync.deletes
         if limit is None or self._result.done.not_encoded:
             return
-        if self._skipped.lines or not len(difference.lacking):
+        if self._skipped.lines or not len(difference.found):
             raise OutputError(
                 f"nothing is deleted from {self._database.url}, because "
                 + (
@@ -205,6 +206,44 @@ class _Sync:
         self._progress.say(f"Deleted {self._result.deleted:,} rows from {self._database.url}")
 
 
+def submitted(
+    broker: Broker,
+    command: JobCommand,
+    progress: JobProgress,
+    options: SubmitOptions,
+    facts: Sequence[Any],
+    lacking: Iterator[Record],
+    on_job: Callable[[JobStatus], object] = lambda _: None,
+) -> Job:
+    """A job of the records that are lacking. The same command finds it again by a key.
+
+    Args:
+        facts: what decides the key, as JSON values.
+        on_job: called with the job, which may hold some records already.
+    """
+    key = f"sync-{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()}"
+    given = options.idempotency_key
+    options = replace(options, idempotency_key=key if given is None else f"{given}-{key}")
+    first = next(lacking)  # a corpus that changed is noticed before a job is made
+    return command.submit(broker, progress, options, chain([first], lacking), on_job=on_job)
+
+
+def lacking(
+    broker: Broker | None, command: JobCommand, database: DatabaseChoice, say: Callable[[str], None]
+) -> Iterator[Record]:
+    """Of a corpus, the records that a database lacks; all of them if nothing tells what a job would make."""
+    if broker is None:
+        say("Nothing tells which files the model has, so nothing is compared")
+        return command.choice.records()
+    contract, records = contract_of(broker, command, database), command.choice.records()
+    try:
+        with compare(database.table, contract, records, deletes=False) as difference:
+            say(f"{difference.unchanged:,} records are unchanged, {difference.to_encode:,} are to encode")
+            return difference.taken_from(records_again(command.choice))
+    finally:
+        database.table.close()
+
+
 def contract_of(broker: Broker, command: JobCommand, database: DatabaseChoice) -> Contract:
     """The contract of a job that is to be made, by what live workers say of its model.
 
@@ -212,14 +251,17 @@ def contract_of(broker: Broker, command: JobCommand, database: DatabaseChoice) -
         JobUnfinished: no live worker would take it, or they do not agree.
     """
     spec = job_spec(broker, command.choice.options)
-    known = expected(broker, spec)
-    if known.fingerprint is None:
+    models = model_files(broker.settings, broker.workers, spec)
+    if len(models) != 1:
         raise JobUnfinished(
             f"--sync compares by the files of model {spec.model}, and "
-            + ("live workers have different ones" if known.models else "no live worker of its class tells them")
+            + ("live workers have different ones" if models else "no live worker of its class tells them")
             + f": start a worker, or set [models.{spec.model}] fingerprint"
         )
-    return Contract(known.fingerprint, spec.model, spec.precision, deciding(spec.options), 0, database.options.dtype)
+    (model,) = models
+    options = deciding(spec.options)
+    fingerprint = job_fingerprint(model, options)
+    return Contract(fingerprint, spec.model, spec.precision, options, 0, database.options.dtype)
 
 
 def report_synced(synced: Synced, url: str, progress: JobProgress, *, as_json: bool) -> ExitStatus:

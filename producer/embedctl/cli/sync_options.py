@@ -1,25 +1,30 @@
-"""`--sync` and what goes with it, on the command line."""
+"""`--sync`, `--cache` and what goes with them, on the command line: vectors that need not be encoded."""
 
 from __future__ import annotations
 
 from collections.abc import MutableMapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from embedctl.cli.options import option, together
-from embedctl.corpus import BatchCorpus
+from embedctl.corpus import BatchCorpus, Corpus
+from embedctl.destinations.formats import guess_format
 from embedctl.destinations.ids import Duplicates
+from embedctl.destinations.place import Place
 from embedctl.job_options import parse_budget
 from embedctl_config.errors import InputError, SettingsError
 
 if TYPE_CHECKING:
     from embedctl.cli.corpora import CorpusChoice
+    from embedctl.cli.delivery import DatabaseChoice
     from embedctl.cli.destination import Destination
     from embedctl.destinations.sync import Limit
 
-_NAMES = ("sync", "delete", "delete_at_most")
+_NAMES = ("sync", "delete", "delete_at_most", "cache", "cache_precision", "digests", "force")
 #: Of the rows, unless the command says otherwise: a corpus that lost a file must not empty a database.
 _AT_MOST = "10%"
 
@@ -41,23 +46,56 @@ sync_options = together(
         show_default=True,
         help="With --delete: delete nothing if more rows than this would go.",
     ),
+    option(
+        "--cache",
+        metavar="FILE",
+        help="A file, or sqlite:///FILE, of vectors by text: what it has is not encoded, and what is encoded is added.",
+    ),
+    option(
+        "--cache-precision",
+        type=click.Choice(["exact", "at-least"]),
+        default="exact",
+        show_default=True,
+        help="at-least: the cache may also answer with vectors of a better precision, such as fp32 for fp16.",
+    ),
+    option(
+        "--digests",
+        is_flag=True,
+        help="Write the SHA-256 of each text beside its vector, which --sync needs next time. Implied by --sync and "
+        "--cache.",
+    ),
+    option("--force", is_flag=True, help="Encode everything, whatever --sync and --cache have."),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class SyncChoice:
-    """Whether a database is to become what the corpus says.
+    """Whether a destination is to become what the corpus says, and what need not be encoded.
 
     Attributes:
-        deletes: how many rows may be deleted at most; None if none may.
+        is_asked: whether it is.
+        of_file: whether that is a file.
+        deletes: how many rows of a database may be deleted at most; None if none may.
+        cache: a path or a URL.
+        at_least: whether the cache may answer with a better precision.
+        digests: whether the output, and so the job, is to hold digests.
+        force: encode everything, and read neither the file nor the cache.
     """
 
     is_asked: bool
+    of_file: bool
     deletes: Limit | None
+    cache: str | None
+    at_least: bool
+    digests: bool
+    force: bool
 
     @classmethod
-    def taken_from(cls, given: MutableMapping[str, Any]) -> SyncChoice:
+    def taken_from(cls, given: MutableMapping[str, Any], *, to_database: bool) -> SyncChoice:
         """Take these options out of those of a command.
+
+        Args:
+            to_database: whether its vectors go to a database.
 
         Raises:
             click.UsageError: one of them makes no sense without another.
@@ -65,13 +103,37 @@ class SyncChoice:
         """
         from embedctl.destinations.sync import Limit  # here, because most commands compare nothing
 
-        sync, delete, at_most = map(given.pop, _NAMES)
+        sync, delete, at_most, cache, precision, digests, force = map(given.pop, _NAMES)
+        of_file = sync and not to_database
         if delete and not sync:
             raise click.UsageError("--delete goes with --sync")
         if at_most != _AT_MOST and not delete:
             raise click.UsageError("--delete-at-most goes with --delete")
+        # A variable may be meant for other commands.
+        if force and not of_file and cache is None and _is_typed("force"):
+            raise click.UsageError("--force goes with --cache, or with --sync of a file")
+        if cache is None and _is_typed("cache_precision"):
+            raise click.UsageError("--cache-precision goes with --cache")
         number, share = parse_budget(at_most, "--delete-at-most")
-        return cls(sync, Limit(number or 0, share) if delete else None)
+        limit = Limit(number or 0, share) if delete else None
+        return cls(sync, of_file, limit, cache, precision == "at-least", digests or of_file or bool(cache), force)
+
+    @property
+    def copies(self) -> bool:
+        """Whether vectors of a file may come from elsewhere than from a job."""
+        return self.of_file or self.cache is not None
+
+    def named(self) -> dict[str, Any]:
+        """The options that name a command, if they are given."""
+        given = {"sync": self.is_asked, "cache": self.cache, "force": self.force}
+        return {name: value for name, value in given.items() if value}
+
+    def updates(self, choice: CorpusChoice, path: Path | Place | None) -> bool:
+        """Whether the command brings one file up to date."""
+        if self.copies:
+            return True
+        # A file that is written with digests holds the same bytes, whatever is copied into it later.
+        return self.digests and isinstance(path, Path) and choice.corpus.rereadable and choice.options.resume is None
 
     def check(self, choice: CorpusChoice, destination: Destination) -> None:
         """Check that this can be done with a corpus and a destination.
@@ -79,19 +141,46 @@ class SyncChoice:
         Raises:
             SettingsError, InputError: it can't; the message says why.
         """
-        if not self.is_asked:
-            return
-        if destination.database is None:
-            if self.deletes is not None:
-                raise SettingsError("a file has the records of the corpus and no others: omit --delete")
+        if not (self.is_asked or self.digests):
             return
         if isinstance(choice.corpus, BatchCorpus):
-            raise SettingsError("a batch file is answered request by request: omit --sync")
-        if destination.database.options.duplicates is not Duplicates.ERROR:
-            raise SettingsError("with --sync, the table has one row for each id of the corpus: omit --duplicates")
+            raise SettingsError("a batch file is answered request by request: omit --sync, --cache and --digests")
+        if self.digests:
+            self._check_digests(destination.path)
+        if self.copies or self.is_asked:
+            self._check_own_job(choice)
+        if self.of_file and self.deletes is not None:
+            raise SettingsError("a file has the records of the corpus and no others: omit --delete")
+        if self.of_file and choice.corpus.limit is not None:
+            raise SettingsError("with --limit, the vectors of all other records would go: omit --sync or --limit")
+        if self.is_asked and destination.database is not None:
+            self._check_table(choice.corpus, destination.database)
+
+    def _check_digests(self, path: Path | Place | None) -> None:
+        if isinstance(path, Path) and self.cache is None and guess_format(path) == "jsonl":
+            raise SettingsError(
+                f"{path} has no room for digests: name the output .parquet or .npy, or omit --digests and --sync"
+            )
+        if self.copies and not isinstance(path, Path):
+            raise SettingsError("--sync and --cache copy vectors into a file: name it with -o, such as -o new.parquet")
+
+    def _check_own_job(self, choice: CorpusChoice) -> None:
         if not choice.corpus.rereadable:
-            raise InputError("--sync reads the corpus more than once, and standard input can't be: save it to a file")
-        if choice.options.resume is not None:
-            raise SettingsError("--sync makes its own job, and the same command resumes it: omit --resume")
-        if self.deletes is not None and choice.corpus.limit is not None:
+            raise InputError(
+                "--sync and --cache read the corpus more than once, and standard input can't be: save it to a file"
+            )
+        if choice.options.drain or choice.options.resume is not None:
+            raise SettingsError(
+                "--sync and --cache make their own job, and the same command resumes it: omit --drain and --resume"
+            )
+
+    def _check_table(self, corpus: Corpus, database: DatabaseChoice) -> None:
+        if database.options.duplicates is not Duplicates.ERROR:
+            raise SettingsError("with --sync, the table has one row for each id of the corpus: omit --duplicates")
+        if self.deletes is not None and corpus.limit is not None:
             raise SettingsError("with --limit, all other rows would look deleted: omit --delete or --limit")
+
+
+def _is_typed(name: str) -> bool:
+    """Whether an option stands on the command line, rather than in a variable."""
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE

@@ -1,22 +1,31 @@
-"""Compares a corpus with a destination, by the destination's rows alone, and deletes what is gone."""
+"""Compares a corpus with a destination, by the destination's rows alone, and deletes what is gone.
+
+The rows of a database are found by their ids, and those of a file, or of a cache, by their texts.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import compress, islice
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from embedctl.destinations.interface import Contract, Destination, Row
+from embedctl.destinations.known import Known
 from embedctl.destinations.writing import sources_of, tried
-from embedctl.digests import digest_of
+from embedctl.digests import as_rows, digest_of
 from embedctl.records import Record
 from embedctl.runs import NAME, Entries, Runs, missing_in, parts_of
 from embedctl_config.errors import DestinationRefused, InputError, OutputError
 
+T = TypeVar("T")
+
+#: A record that is nowhere.
+LACKING = -1
 #: Ids in memory; more of them go to the disk.
 _HELD = 2**17
 _COST = "comparing the ids of the corpus with those of the destination takes up to 64 bytes for each"
@@ -51,18 +60,21 @@ class Difference:
     """What of a corpus a destination lacks, and what both had before. A context manager.
 
     Attributes:
-        lacking: one for each record of the corpus, whether the destination lacks it.
+        found: int8, one for each record of the corpus: where there is a row of its text, as the number of what was
+            asked for it, or LACKING.
         digest: over all records of the corpus.
-        names: the ids of the corpus.
-        rows: the rows of the destination before the corpus was read.
+        key: a digest over those that are lacking, in hexadecimal.
+        names: the ids of the corpus, if it was compared by them.
+        rows: the rows of the destination before the corpus was read, if any are to be deleted.
         row_count: how many these are.
     """
 
-    lacking: npt.NDArray[np.bool_]
+    found: npt.NDArray[np.int8]
     digest: bytes
-    names: Runs = field(repr=False)
-    rows: Runs = field(repr=False)
-    row_count: int
+    key: str
+    names: Runs = field(repr=False, default_factory=lambda: Runs(NAME, _HELD, _COST))
+    rows: Runs = field(repr=False, default_factory=lambda: Runs(_ROW, _HELD, _COST))
+    row_count: int = 0
 
     def __enter__(self) -> Difference:
         return self
@@ -71,30 +83,44 @@ class Difference:
         self.names.__exit__(*error)
         self.rows.__exit__(*error)
 
+    def count(self, number: int) -> int:
+        """How many records have a row there, or are lacking."""
+        return int(np.count_nonzero(self.found == number))
+
     @property
     def unchanged(self) -> int:
-        """Records that are at the destination already."""
-        return len(self.lacking) - self.to_encode
+        """Records that need not be encoded."""
+        return len(self.found) - self.to_encode
 
     @property
     def to_encode(self) -> int:
-        """Records that it lacks, or has from another text."""
-        return int(np.count_nonzero(self.lacking))
+        """Records that are lacking, or are there from another text."""
+        return self.count(LACKING)
 
-    def taken_from(self, records: Iterable[Record]) -> Iterator[Record]:
-        """The records that are lacking, of the corpus read once more.
+    def again(self, records: Iterable[Record]) -> Iterator[tuple[Record, int]]:
+        """The corpus read once more: each record, and where it was found.
 
         Raises:
             InputError: it is not the same corpus any more.
         """
         digest, count = hashlib.sha256(), 0
         for record in records:
+            if count == len(self.found):
+                raise corpus_changed()
             digest.update(_mark(record))
-            if count < len(self.lacking) and self.lacking[count]:
-                yield record
+            yield record, int(self.found[count])
             count += 1
-        if count != len(self.lacking) or digest.digest() != self.digest:
-            raise InputError("the corpus changed while it was read: run the command again")
+        if count != len(self.found) or digest.digest() != self.digest:
+            raise corpus_changed()
+
+    def taken_from(self, records: Iterable[Record]) -> Iterator[Record]:
+        """The records that are lacking, of the corpus read once more. Raises as :meth:`again`."""
+        return (record for record, found in self.again(records) if found == LACKING)
+
+
+def corpus_changed() -> InputError:
+    """The error for a corpus that is another one when it is read once more."""
+    return InputError("the corpus changed while it was read: leave it alone until the command ends, and run it again")
 
 
 def compare(
@@ -115,18 +141,49 @@ def compare(
     for there in _blocks(destination.ids(), _BLOCK) if deletes and holds_rows else ():
         rows.add(_row_entries(there, row_count))
         row_count += len(there)
-    names, digest, lacking = Runs(NAME, _HELD, _COST), hashlib.sha256(), [np.empty(0, bool)]
-    count = 0
-    while block := list(islice(records, min(_BLOCK, destination.batch_records))):
+    names = Runs(NAME, _HELD, _COST)
+
+    def found(block: list[Record]) -> npt.NDArray[np.int8]:
         ids = [str(record.id) for record in block]
-        found = sources_of(destination, ids) if holds_rows else {}
+        names.add(_entries(ids, 0))
+        sources = sources_of(destination, ids) if holds_rows else {}
         wanted = (contract.source(digest_of(record)) for record in block)
-        lacking.append(np.array([found.get(label) != source for label, source in zip(ids, wanted, strict=True)], bool))
-        for record in block:
-            digest.update(_mark(record))
-        names.add(_entries(ids, count))
-        count += len(block)
-    return Difference(np.concatenate(lacking), digest.digest(), names, rows, row_count)
+        is_there = (sources.get(label) == source for label, source in zip(ids, wanted, strict=True))
+        return np.array([0 if each else LACKING for each in is_there], np.int8)
+
+    return Difference(*_compared(records, min(_BLOCK, destination.batch_records), found), names, rows, row_count)
+
+
+def compare_texts(known: Sequence[Known], records: Iterator[Record]) -> Difference:
+    """Compare a corpus, read once, with vectors that are known by their texts. The first that has one counts.
+
+    Raises:
+        InputError: the corpus can't be read, or there is no room for temporary files.
+        OutputError: what is known can't be read.
+    """
+
+    def found(block: list[Record]) -> npt.NDArray[np.int8]:
+        digests = as_rows(b"".join(map(digest_of, block)))
+        places = np.full(len(block), LACKING, np.int8)
+        for number, each in enumerate(known):
+            asked = np.flatnonzero(places == LACKING)
+            places[asked[each.has(digests[asked])]] = number
+        return places
+
+    return Difference(*_compared(records, _BLOCK, found))
+
+
+def _compared(
+    records: Iterator[Record], size: int, find: Callable[[list[Record]], npt.NDArray[np.int8]]
+) -> tuple[npt.NDArray[np.int8], bytes, str]:
+    """Look for all records, block by block; returns the first attributes of a :class:`Difference`."""
+    found, digest, key = [np.empty(0, np.int8)], hashlib.sha256(), hashlib.sha256()
+    for block in _blocks(records, size):
+        places, marks = find(block), list(map(_mark, block))
+        digest.update(b"".join(marks))
+        key.update(b"".join(compress(marks, (places == LACKING).tolist())))
+        found.append(places)
+    return np.concatenate(found), digest.digest(), key.hexdigest()
 
 
 def delete_missing(destination: Destination, difference: Difference, limit: Limit) -> int:
@@ -217,7 +274,7 @@ def _mark(record: Record) -> bytes:
     return hashlib.sha256(digest_of(record) + b"%d" % len(label) + label.encode() + (record.kept or b"")).digest()
 
 
-def _blocks(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
-    each = iter(rows)
+def _blocks(some: Iterable[T], size: int) -> Iterator[list[T]]:
+    each = iter(some)
     while block := list(islice(each, size)):
         yield block

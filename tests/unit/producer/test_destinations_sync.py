@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from embedctl.destinations import sync
 from embedctl.destinations.interface import Batch, Row
-from embedctl.destinations.sync import Limit, compare, delete_missing
-from embedctl.digests import digest_of
+from embedctl.destinations.known import Known, Rows
+from embedctl.destinations.sync import Difference, Limit, compare, compare_texts, delete_missing
+from embedctl.digests import Digests, digest_of
 from embedctl.records import Record, make_record
 from embedctl_config.errors import InputError, OutputError
 from tests.support.memory_destination import CONTRACT, Memory
@@ -109,3 +111,37 @@ def test_nothing_is_asked_of_a_destination_that_holds_no_rows(monkeypatch: pytes
     monkeypatch.setattr(table, "sources", sources)
     with compare(table, replace(CONTRACT, dim=0), iter(records({"a": "one"}))) as difference:
         assert difference.to_encode == 1
+
+
+class Texts(Known):
+    """What has vectors of some texts."""
+
+    def __init__(self, *texts: str) -> None:
+        self._digests = {digest_of(record) for record in records({text: text for text in texts})}
+
+    def has(self, digests: Digests) -> npt.NDArray[np.bool_]:
+        return np.array([row.tobytes() in self._digests for row in digests], bool)
+
+    def take(self, digests: Digests) -> Rows:
+        raise NotImplementedError
+
+
+def by_texts(*texts: str, kept: bytes | None = None) -> Difference:
+    corpus = (record._replace(kept=kept) for record in records({f"{at}": text for at, text in enumerate(texts)}))
+    return compare_texts([Texts("a", "b"), Texts("b", "c")], corpus)
+
+
+def test_a_text_is_taken_from_the_first_that_has_it() -> None:
+    corpus = records({"1": "c", "2": "d", "3": "b", "4": "a", "5": "d"})
+    difference = compare_texts([Texts("a", "b"), Texts("b", "c")], iter(corpus))
+    assert difference.found.tolist() == [1, -1, 0, 0, -1]
+    assert (difference.unchanged, difference.to_encode) == (3, 2)
+    assert [record.id for record in difference.taken_from(corpus)] == ["2", "5"]
+
+
+def test_the_key_is_that_of_what_is_lacking_alone() -> None:
+    key = by_texts("a", "d", "b").key
+    assert by_texts("b", "d", "b", "c").key == key
+    assert by_texts("a", "e", "b").key != key
+    assert by_texts("a", "d", "b", kept=b'{"n":2}').key != key
+    assert by_texts("a", "d", "d").key != key

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedctl.changes.cache import Cache, Cached, Finder, Hits, answering, key_of, path_of
+from embedctl.destinations.cache import Cache, Cached, Vector, answering, key_of, path_of
 from embedctl.digests import NO_DIGEST, as_rows
 from embedctl_config.errors import OutputError, SettingsError
 from tests.support.waiting import PATIENCE_S
@@ -19,7 +19,7 @@ LARGE = 1 << 40
 FINGERPRINT = "ab" * 32
 
 
-def cached(value: float, dim: int = 4, cut: tuple[int, int] = (0, 0)) -> Cached:
+def cached(value: float, dim: int = 4, cut: tuple[int, int] = (0, 0)) -> Vector:
     return cut, np.full(dim, value, np.float32)
 
 
@@ -114,26 +114,28 @@ def test_a_cache_smaller_than_one_vector_stays_usable(tmp_path: Path) -> None:
         assert found_in(cache, digest("a")) == {}
 
 
-def test_a_finder_keeps_what_it_finds(tmp_path: Path) -> None:
+def test_it_is_asked_by_texts_and_answers_the_same_whatever_others_write(tmp_path: Path) -> None:
     digests = as_rows(digest("a") + digest("b") + NO_DIGEST + digest("a") + digest("c"))
-    hits = Hits()
-    with Cache(str(tmp_path / "c.db"), LARGE) as cache:
-        cache.put(
-            [
-                (key_of(FINGERPRINT, "fp32", digest("a")), cached(1.0)),
-                (key_of(FINGERPRINT, "fp16", digest("b")), cached(2.0, cut=(3, 4))),
-                (key_of(FINGERPRINT, "fp32", digest("b")), cached(3.0)),
-                (key_of(FINGERPRINT, "fp32", digest("c")), cached(4.0, dim=5)),
-                (key_of(FINGERPRINT, "fp32", NO_DIGEST), cached(5.0)),
-            ]
-        )
-        numbers = Finder(cache, FINGERPRINT, ["fp16", "fp32"], hits)(digests)
-    assert numbers[2] == -1, "a record without a text has no vector"
-    assert numbers[4] == -1, "the vector has other dimensions than the others"
-    vectors, cuts, found = hits.take(numbers[[0, 1, 3]])
-    assert [row.tobytes() for row in found] == [digest("a"), digest("b"), digest("a")]
-    assert vectors[:, 0].tolist() == [1.0, 2.0, 1.0]
-    assert cuts == [(0, 0), (3, 4), (0, 0)]
+    there = [
+        (key_of(FINGERPRINT, "fp32", digest("a")), cached(1.0)),
+        (key_of(FINGERPRINT, "fp16", digest("b")), cached(2.0, cut=(3, 4))),
+        (key_of(FINGERPRINT, "fp32", digest("b")), cached(3.0)),
+        (key_of(FINGERPRINT, "fp32", digest("c")), cached(4.0, dim=5)),
+        (key_of(FINGERPRINT, "fp32", NO_DIGEST), cached(5.0)),
+    ]
+    with Cache(str(tmp_path / "c.db"), LARGE) as cache, Cache(str(tmp_path / "c.db"), 1) as other:
+        cache.put(there)
+        known = Cached(cache, FINGERPRINT, ["fp16", "fp32"])
+        assert known.has(digests[:2]).tolist() == [True, True]
+        other.put([(key_of(FINGERPRINT, "fp32", digest("d")), cached(6.0))])  # which makes room
+        # A record without a text has no vector, and c's has other dimensions than the others.
+        assert known.has(digests).tolist() == [True, True, False, True, False]
+        rows = known.take(digests[[0, 1, 3]])
+        cache.put(there[:1])
+        assert known.has(digests).tolist() == [True, False, False, True, False]
+    assert [row.tobytes() for row in rows["digest"]] == [digest("a"), digest("b"), digest("a")]
+    assert rows["vector"][:, 0].tolist() == [1.0, 2.0, 1.0]
+    assert rows["cut"].tolist() == [[0, 0], [3, 4], [0, 0]]
 
 
 def test_a_better_precision_answers_only_if_it_may() -> None:

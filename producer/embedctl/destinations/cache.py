@@ -15,10 +15,9 @@ from urllib.parse import urlsplit
 import numpy as np
 import numpy.typing as npt
 
-from embedctl.changes.join import COST
-from embedctl.changes.spool import Copied, Cut, Spool
-from embedctl.digests import NO_DIGEST, Digests, as_rows
-from embedctl.runs import explained
+from embedctl.destinations.known import Known, Rows, row_type
+from embedctl.digests import NO_DIGEST, Digests
+from embedctl.results import ChunkVectors
 from embedctl_config.errors import OutputError, SettingsError
 from embedctl_config.hardware import PRECISIONS
 
@@ -32,8 +31,8 @@ _ASKED, _WRITTEN = 500, 1000
 _PATIENCE_S = 60.0
 _SCHEME = "sqlite"
 
-#: A vector of the cache: what was cut of the text, and float32.
-Cached = tuple[Cut, npt.NDArray[np.float32]]
+#: A vector of the cache: the numbers of tokens of its text that were used and lost, zeros unless it was cut; float32.
+Vector = tuple[tuple[int, int], npt.NDArray[np.float32]]
 
 
 def key_of(fingerprint: str, precision: str, digest: bytes) -> bytes:
@@ -85,7 +84,7 @@ class Cache:
         """Close the file."""
         self._database.close()
 
-    def find(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, Cached]]:
+    def find(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, Vector]]:
         """Those keys that have a vector, in any order. A value that fails its checksum counts as absent.
 
         Raises:
@@ -103,18 +102,31 @@ class Cache:
                 if (cached := _parsed(key, value)) is not None:
                     yield key, cached
 
-    def put(self, vectors: Iterable[tuple[bytes, Cached]]) -> None:
+    def stand_still(self) -> None:
+        """Find what is there now, whatever other processes write, until :meth:`put`."""
+        with self._explained():
+            self._database.execute("BEGIN")
+            self._database.execute("SELECT at FROM vectors LIMIT 1").fetchone()
+
+    def put(self, vectors: Iterable[tuple[bytes, Vector]]) -> None:
         """Add vectors, each under its key. Call it when the vectors are durable elsewhere.
 
         Raises:
             OutputError: the file can't be written.
         """
+        if self._database.in_transaction:
+            self._database.execute("COMMIT")
         source = iter(vectors)
         while some := list(islice(source, _WRITTEN)):
             rows = [(key, _written(key, *cached)) for key, cached in some]
             with self._explained(), self._transaction():
                 self._database.executemany("INSERT OR REPLACE INTO vectors (key, value) VALUES (?, ?)", rows)
                 self._make_room()
+
+    def add(self, chunks: Iterable[ChunkVectors], fingerprint: str) -> None:
+        """Add the vectors of a job with digests. Raises as :meth:`put`."""
+        # A class with bounds of its own promises something else than its precision.
+        self.put(vector for chunk in chunks if not chunk.bounds for vector in _vectors(chunk, fingerprint))
 
     def size(self) -> int:
         """The bytes that are in use."""
@@ -171,64 +183,45 @@ class Cache:
             ) from error
 
 
-class Hits:
-    """What a cache had for the records of a corpus, copied, because another process may make room meanwhile."""
-
-    def __init__(self) -> None:
-        self._spool: Spool | None = None
-        self.count = 0
-
-    @property
-    def dim(self) -> int | None:
-        """Dimensions of a vector; None if there is none."""
-        return None if self._spool is None else self._spool.dim
-
-    def add(self, cached: Cached, digest: bytes) -> int | None:
-        """Keep the vector of a text; returns its number, or None if it has other dimensions than those before."""
-        cut, vector = cached
-        with explained(COST):
-            if self._spool is None:
-                self._spool = Spool(len(vector))
-            if len(vector) != self._spool.dim:
-                return None
-            self._spool.write(self.count, Copied(vector[np.newaxis], [cut], as_rows(digest)))
-        self.count += 1
-        return self.count - 1
-
-    def take(self, numbers: npt.NDArray[np.int64]) -> Copied:
-        """The vectors of these numbers; there is at least one."""
-        assert self._spool is not None
-        return self._spool.take(numbers)
-
-
-class Finder:
-    """Looks up digests in a cache, and keeps what it finds.
+class Cached(Known):
+    """What a cache has for one kind of job. It is what was there when it was first asked, because another process may
+    make room meanwhile.
 
     Args:
         fingerprint: of the job, in hexadecimal.
         precisions: those that may answer it, the best match first.
     """
 
-    def __init__(self, cache: Cache, fingerprint: str, precisions: Sequence[str], hits: Hits) -> None:
-        self._cache = cache
-        self._fingerprint = fingerprint
-        self._precisions = precisions
-        self._hits = hits
+    def __init__(self, cache: Cache, fingerprint: str, precisions: Sequence[str]) -> None:
+        self.name = str(cache.path)
+        self._cache, self._fingerprint, self._precisions = cache, fingerprint, precisions
+        self.dim: int | None = None
+        cache.stand_still()
 
-    def __call__(self, digests: Digests) -> npt.NDArray[np.int64]:
-        """For each digest, the number of its hit; -1 where there is none."""
-        numbers = np.full(len(digests), -1, np.int64)
-        wanted = {at: digest for at, row in enumerate(digests) if (digest := row.tobytes()) != NO_DIGEST}
+    def has(self, digests: Digests) -> npt.NDArray[np.bool_]:
+        found = self._find(digests)
+        return np.array([row.tobytes() in found for row in digests], bool)
+
+    def take(self, digests: Digests) -> Rows:
+        found = self._find(digests)
+        rows = np.zeros(len(digests), row_type(self.dim or 0))
+        for at, row in enumerate(digests):
+            if (vector := found.get(row.tobytes())) is None:
+                raise OutputError(f"the cache {self.name} was damaged meanwhile: start again, or give --force")
+            rows[at] = row, *vector
+        return rows
+
+    def _find(self, digests: Digests) -> dict[bytes, Vector]:
+        """What there is, by digest, of the same dimensions as what was found first."""
+        found: dict[bytes, Vector] = {}
+        wanted = {row.tobytes() for row in digests} - {NO_DIGEST}
         for precision in self._precisions:
-            by_key: dict[bytes, list[int]] = {}
-            for at, digest in wanted.items():
-                by_key.setdefault(key_of(self._fingerprint, precision, digest), []).append(at)
-            for key, cached in self._cache.find(by_key):
-                number = self._hits.add(cached, digests[by_key[key][0]].tobytes())
-                if number is not None:
-                    numbers[by_key[key]] = number
-            wanted = {at: digest for at, digest in wanted.items() if numbers[at] < 0}
-        return numbers
+            by_key = {key_of(self._fingerprint, precision, digest): digest for digest in wanted - found.keys()}
+            for key, (cut, vector) in self._cache.find(by_key):
+                self.dim = self.dim or len(vector)
+                if len(vector) == self.dim:
+                    found[by_key[key]] = cut, vector
+        return found
 
 
 def path_of(where: str) -> Path:
@@ -248,12 +241,21 @@ def path_of(where: str) -> Path:
     return Path(parts.path[1:])
 
 
-def _written(key: bytes, cut: Cut, vector: npt.NDArray[np.float32]) -> bytes:
+def _vectors(chunk: ChunkVectors, fingerprint: str) -> Iterator[tuple[bytes, Vector]]:
+    failed = {error.position for error in chunk.errors}
+    cuts = {cut.position: (cut.used, cut.lost) for cut in chunk.truncations}
+    for at, position in enumerate(chunk.positions.tolist()):
+        if chunk.digests is not None and position not in failed and np.isfinite(chunk.vectors[at]).all():
+            key = key_of(fingerprint, chunk.precision, chunk.digests[at].tobytes())
+            yield key, (cuts.get(position, (0, 0)), chunk.vectors[at])
+
+
+def _written(key: bytes, cut: tuple[int, int], vector: npt.NDArray[np.float32]) -> bytes:
     rest = struct.pack("<II", *cut) + np.ascontiguousarray(vector, "<f4").tobytes()
     return struct.pack("<I", zlib.crc32(rest, zlib.crc32(key))) + rest
 
 
-def _parsed(key: bytes, value: object) -> Cached | None:
+def _parsed(key: bytes, value: object) -> Vector | None:
     if not isinstance(value, bytes) or len(value) <= _HEAD.size or len(value) % 4:
         return None
     crc, used, lost = _HEAD.unpack_from(value)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from embedctl.changes import earlier_parquet
-from embedctl.changes.earlier import Earlier
-from embedctl.changes.opening import open_earlier
-from embedctl.destinations import parquet
+from embedctl.destinations import known, parquet
 from embedctl.destinations.about import About
+from embedctl.destinations.earlier import open_earlier
+from embedctl.destinations.known import Earlier
 from embedctl.destinations.npy import NpyWriter
 from embedctl.destinations.numbers import Numbers, OutputType
 from embedctl.destinations.parquet import ParquetWriter
 from embedctl.destinations.writer import Content
-from embedctl.digests import DIGEST_BYTES, as_rows
+from embedctl.digests import DIGEST_BYTES, Digests, as_rows
 from embedctl.results import ChunkVectors, FailedRecord, TruncatedRecord
 from embedctl_config.errors import OutputError, SettingsError
 from embedctl_config.fingerprint import job_fingerprint
@@ -75,38 +75,47 @@ def open_as(path: Path, numbers: Numbers | None) -> Earlier:
     return found
 
 
-def test_rows_are_told_in_their_order(path: Path) -> None:
+def digests_of(*rows: int) -> Digests:
+    every = chunk(0, RECORDS).digests
+    assert every is not None
+    return every[list(rows)]
+
+
+@pytest.mark.parametrize("held", [8, 1000])
+def test_texts_are_found_in_memory_and_on_the_disk(held: int, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known, "_HELD", held)
     earlier = opened(path)
     assert (earlier.about, earlier.rows, earlier.dim) == (ABOUT, RECORDS, DIM)
-    told = list(earlier.read())
-    digests = np.concatenate([rows.digests for rows in told])
-    np.testing.assert_array_equal(digests, chunk(0, RECORDS).digests)
-    assert [label for rows in told for label in rows.ids] == [None if i % 10 == 0 else f"id-{i}" for i in range(100)]
-    usable = np.concatenate([rows.usable for rows in told])
-    assert np.flatnonzero(~usable).tolist() == [FAILED, NO_TEXT]
+    assert np.flatnonzero(~earlier.has(digests_of(*range(RECORDS)))).tolist() == [FAILED, NO_TEXT]
+    others = as_rows(b"".join(hashlib.sha256(b"other %d" % at).digest() for at in range(50)))
+    assert not earlier.has(others).any()
 
 
 @pytest.mark.parametrize("order", ["forwards", "backwards", "mixed"])
-@pytest.mark.parametrize("prepared", [True, False])
-def test_vectors_come_in_the_order_that_is_wanted(
-    order: str, prepared: bool, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vectors_come_in_the_order_that_is_wanted(order: str, path: Path) -> None:
     good = [at for at in range(RECORDS) if at not in (FAILED, NO_TEXT)]
-    rows = np.array(good[:: -1 if order == "backwards" else 1])
+    wanted = np.array(good[:: -1 if order == "backwards" else 1])
     if order == "mixed":
-        rows = np.random.default_rng(3).permutation(rows)
-    monkeypatch.setattr(earlier_parquet, "_SLICE", 16)
-    earlier, every = opened(path), chunk(0, RECORDS).digests
-    assert every is not None
-    if prepared:
-        earlier.prepare(np.insert(rows, 5, -1), tmp_path)
-        assert (getattr(earlier, "_spool", None) is not None) is (order == "mixed" and path.suffix == ".parquet")
-    for first in range(0, len(rows), 7):
-        some = rows[first : first + 7]
-        vectors, cuts, digests = earlier.take(some)
-        np.testing.assert_array_equal(vectors, VECTORS[some])
-        np.testing.assert_array_equal(digests, every[some])
-        assert cuts == [(510, 9) if row == CUT else (0, 0) for row in some.tolist()]
+        wanted = np.random.default_rng(3).permutation(wanted)
+    earlier = opened(path)
+    for first in range(0, len(wanted), 7):
+        some = wanted[first : first + 7].tolist()
+        rows = earlier.take(digests_of(*some))
+        np.testing.assert_array_equal(rows["vector"], VECTORS[some])
+        np.testing.assert_array_equal(rows["digest"], digests_of(*some))
+        assert rows["cut"].tolist() == [[510, 9] if row == CUT else [0, 0] for row in some]
+    if path.suffix == ".parquet":
+        brought = getattr(earlier, "_all", None) is not None
+        assert brought is (order == "mixed"), "only a quite different order needs room on the disk"
+
+
+def test_of_equal_texts_the_first_row_is_found(tmp_path: Path) -> None:
+    same = chunk(0, 10)
+    writer = NpyWriter(Content(tmp_path / "v.npy", 20, about=lambda: ABOUT))
+    for first in (0, 10):
+        writer.write(replace(same, positions=np.arange(first, first + 10), vectors=VECTORS[first : first + 10]))
+    writer.finish()
+    np.testing.assert_array_equal(opened(tmp_path / "v.npy").take(digests_of(3, 4))["vector"], VECTORS[3:5])
 
 
 def test_a_file_that_is_replaced_is_still_the_one_that_was_opened(path: Path) -> None:
@@ -114,8 +123,7 @@ def test_a_file_that_is_replaced_is_still_the_one_that_was_opened(path: Path) ->
     other = path.with_name("other")
     other.write_bytes(b"something else")
     other.replace(path)
-    vectors = earlier.take(np.array([5, 95])).vectors
-    np.testing.assert_array_equal(vectors, VECTORS[[5, 95]])
+    np.testing.assert_array_equal(earlier.take(digests_of(5, 95))["vector"], VECTORS[[5, 95]])
 
 
 @pytest.mark.parametrize("kind", list(OutputType))
@@ -125,8 +133,7 @@ def test_vectors_are_copied_only_as_they_are_stored(kind: OutputType, path: Path
     written(path, numbers)
     for wanted in (None, Numbers(OutputType.FLOAT16)):
         if kind.value == ("float32" if wanted is None else "float16"):
-            vectors = open_as(path, wanted).take(np.array([5, 6])).vectors
-            np.testing.assert_array_equal(vectors, VECTORS[[5, 6]])
+            np.testing.assert_array_equal(open_as(path, wanted).take(digests_of(5, 6))["vector"], VECTORS[[5, 6]])
         else:
             with pytest.raises(SettingsError, match=f"stores {kind.value}"):
                 open_as(path, wanted)
@@ -164,7 +171,7 @@ def test_an_output_without_rows(suffix: str, tmp_path: Path) -> None:
     make(Content(path, 0, about=lambda: ABOUT)).finish()
     earlier = opened(path)
     assert earlier.rows == 0
-    assert [rows for rows in earlier.read() if rows.ids] == []
+    assert not earlier.has(digests_of(5)).any()
 
 
 def test_an_array_that_is_replaced_by_one_without_digests_is_no_longer_vouched_for(tmp_path: Path) -> None:

@@ -1,0 +1,364 @@
+"""`--sync` of a file, and `--cache`: what is known is copied, and a job encodes the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from embedctl.broker import Broker
+from embedctl.cli.corpora import records_again
+from embedctl.cli.job_command import JobCommand
+from embedctl.cli.json_forms import job_form, plain
+from embedctl.cli.results import exit_status
+from embedctl.cli.sync import lacking, submitted
+from embedctl.destinations.about import About, deciding
+from embedctl.destinations.files import fetch
+from embedctl.destinations.loop import Delivered
+from embedctl.enqueue import job_spec
+from embedctl.job import Job
+from embedctl.records import Record
+from embedctl.results import ChunkVectors
+from embedctl.routing import model_files, same_model
+from embedctl.store import JobSpec, JobState, JobStatus
+from embedctl.terminal.progress import JobProgress
+from embedctl_config.errors import ExitStatus, JobError, JobNotFound, JobStalled, OutputError
+from embedctl_config.fingerprint import job_fingerprint
+from embedctl_config.printable import printable
+
+if TYPE_CHECKING:
+    from embedctl.destinations.cache import Cache, Cached
+    from embedctl.destinations.known import Earlier, Known
+    from embedctl.destinations.merged import Merged
+    from embedctl.destinations.sync import Difference
+
+#: How often a line tells how much is written (seconds).
+_LINE_EVERY_S = 10.0
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """What an update did.
+
+    Attributes:
+        unchanged: records whose vectors were copied from the earlier output.
+        cached: those whose vectors were in the cache.
+        encoded: those that a job was made for.
+        status: of all records, in the form of a job's.
+        job: the id of the job; None if there was none.
+        done: what became of them, and the files.
+    """
+
+    unchanged: int
+    cached: int
+    encoded: int
+    status: JobStatus
+    job: str | None
+    done: Delivered
+
+
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """Where vectors come from, other than from a job.
+
+    Attributes:
+        about: what their vectors are; None if nothing tells.
+        confirmed: whether the settings or live workers tell the model's files.
+    """
+
+    earlier: Earlier | None = None
+    cached: Cached | None = None
+    about: About | None = None
+    confirmed: bool = False
+
+    @property
+    def known(self) -> list[Known]:
+        return [each for each in (self.earlier, self.cached) if each is not None]
+
+    def compared(self, records: Iterator[Record], say: Say) -> Difference:
+        from embedctl.destinations.sync import compare_texts  # here, because most commands compare nothing
+
+        if self.known:
+            say(f"Comparing the corpus with {' and '.join(each.name for each in self.known)}")
+        return compare_texts(self.known, records)
+
+    def copied(self, difference: Difference) -> tuple[int, int]:
+        """How many records were found in the earlier output, and in the cache."""
+        numbers = {id(each): difference.count(number) for number, each in enumerate(self.known)}
+        return numbers.get(id(self.earlier), 0), numbers.get(id(self.cached), 0)
+
+
+def update(
+    broker: Broker,
+    command: JobCommand,
+    path: Path,
+    progress: JobProgress,
+    made: Callable[[Job], None] = lambda _: None,
+) -> Updated:
+    """Write the vectors of a corpus into a file, and encode only those that are not known.
+
+    Args:
+        path: the file, which is also the earlier output.
+        made: called with the job, if there is one.
+
+    Raises:
+        SettingsError, OutputError, MissingExtra: what is known can't be used; nothing is queued.
+        InputError: the corpus can't be read, or changes meanwhile.
+        KeyboardInterrupt: says that the same command resumes.
+    """
+    from embedctl.destinations.merged import OtherVectors  # here, because most commands compare nothing
+
+    with _opened_cache(broker, command) as cache:
+        work = _Update(broker, command, path, cache, progress, made)
+        try:
+            try:
+                return work.run(_sources(broker, command, path, cache, progress.say))
+            except OtherVectors as error:
+                progress.say(f"{error}: nothing is copied, and all records are encoded")
+                return work.run(_Sources())
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("the same command resumes where it stopped") from None
+        except (JobNotFound, JobStalled):  # nothing is left to free, or the same command resumes
+            raise
+        except JobError:
+            work.discard()
+            raise
+
+
+class _Update:
+    def __init__(
+        self,
+        broker: Broker,
+        command: JobCommand,
+        path: Path,
+        cache: Cache | None,
+        progress: JobProgress,
+        made: Callable[[Job], None],
+    ) -> None:
+        self._broker, self._command, self._path, self._cache = broker, command, path, cache
+        self._progress, self._made = progress, made
+        self._spec = job_spec(broker, command.choice.options)
+        self._job: Job | None = None
+        #: The first time, lines that are skipped are listed.
+        self._reads = iter((command.choice.records,))
+
+    def run(self, sources: _Sources) -> Updated:
+        """Compare, encode what is lacking, write everything, and add what was encoded to the cache."""
+        from embedctl.destinations.merged import Merged
+
+        self.discard()
+        difference = sources.compared(self._records(), self._progress.say)
+        if difference.to_encode:
+            self._job = self._submitted(difference)
+        else:
+            self._progress.say("No text is new or changed: nothing is encoded")
+        merged = Merged(difference, sources.known, self._records, self._spec, self._job, sources.about)
+        done = self._written(merged, len(difference.found))
+        self._say_what_is_trusted(sources, difference)
+        if self._job is not None and self._cache is not None:
+            self._fill(self._cache, self._job)
+        job, status = None if self._job is None else self._job.id, merged.status()
+        self.discard()  # its vectors are in the file, and the next command has another difference
+        return Updated(*sources.copied(difference), difference.to_encode, status, job, done)
+
+    def discard(self) -> None:
+        """Free the job, if there is one."""
+        if self._job is not None:
+            with suppress(JobNotFound):
+                self._job.discard()
+            self._job = None
+
+    def _records(self) -> Iterator[Record]:
+        return next(self._reads, partial(records_again, self._command.choice))()
+
+    def _submitted(self, difference: Difference) -> Job:
+        """A job with a key of the difference, so that the same command continues it after a crash."""
+        decided = {**self._spec.options, "chunk_bytes": None}
+        facts = [difference.key, self._spec.model, self._spec.precision, self._spec.max_errors, decided]
+        # The class that was chosen must not be another one when the job is made.
+        options = dataclasses.replace(self._command.choice.options, hardware=self._spec.hardware)
+        lacking = difference.taken_from(self._records())
+        job = submitted(self._broker, self._command, self._progress, options, ("changes", facts), lacking)
+        self._made(job)
+        return job
+
+    def _written(self, merged: Merged, records: int) -> Delivered:
+        next_line = time.monotonic() + _LINE_EVERY_S
+
+        def tell(chunk: ChunkVectors) -> None:
+            """What is copied shows no other progress."""
+            nonlocal next_line
+            if time.monotonic() >= next_line and len(chunk.positions):
+                next_line = time.monotonic() + _LINE_EVERY_S
+                self._progress.say(f"{int(chunk.positions[-1]) + 1:,} of {records:,} records written")
+
+        destination = self._command.destination
+        done = fetch(
+            merged,
+            self._path,
+            progress=self._progress.running,
+            written=tell,
+            refused=self._progress.refused,
+            clobber=destination.clobber,
+            numbers=destination.numbers,
+        )
+        if self._job is not None:
+            self._job.wait(progress=self._progress.running)
+        return done
+
+    def _say_what_is_trusted(self, sources: _Sources, difference: Difference) -> None:
+        if sources.about is None or sources.confirmed or not difference.unchanged:
+            return
+        if self._job is None or self._job.status().model_fingerprint is None:
+            self._progress.say(
+                f"No live worker confirmed that model {self._spec.model} is still the one with fingerprint "
+                f"{sources.about.model_fingerprint[:12]}: its vectors were copied on trust"
+            )
+
+    def _fill(self, cache: Cache, job: Job) -> None:
+        """Put a job's vectors into the cache. They are in a durable file, so an error here costs none of them."""
+        status = job.status()
+        try:
+            cache.add(job.iter_results(), job_fingerprint(status.model_fingerprint or "", status.options))
+        except OutputError as error:
+            self._progress.say(f"The vectors are written, but not all of them are in the cache: {error}")
+
+
+def to_encode(command: JobCommand, broker: Broker | None) -> Iterator[Record]:
+    """Of a corpus, the records that a command would encode. Says on stderr how many these are, if it may copy some.
+
+    Args:
+        broker: None if there is no Redis; then only texts are compared, with the earlier output.
+    """
+    choice, path = command.choice, command.destination.path
+
+    def say(line: str) -> None:
+        click.echo(printable(line), err=True)
+
+    if command.synced is not None:
+        return lacking(broker, command, command.synced, say)
+    if not command.sync.copies or not isinstance(path, Path):
+        return choice.records()
+    with _opened_cache(broker, command) as cache:
+        if broker is None:
+            say("Nothing tells which files the model has: only texts are compared, and not with a cache")
+            sources = _Sources(_earlier(command, path, say))
+        else:
+            sources = _sources(broker, command, path, cache, say)
+        difference = sources.compared(choice.records(), say)
+    unchanged, cached = sources.copied(difference)
+    say(f"{unchanged:,} records are unchanged, {cached:,} are in the cache, {difference.to_encode:,} are to encode")
+    return difference.taken_from(records_again(choice))
+
+
+def _opened_cache(broker: Broker | None, command: JobCommand) -> AbstractContextManager[Cache | None]:
+    if broker is None or command.sync.cache is None:
+        return nullcontext()
+    from embedctl.destinations.cache import Cache  # here, because most commands have none
+
+    return Cache(command.sync.cache, broker.settings.cache_max_bytes)
+
+
+def _earlier(command: JobCommand, path: Path, say: Say) -> Earlier | None:
+    """The earlier output, if it is to be read, and there."""
+    if not command.sync.of_file or command.sync.force:
+        return None
+    from embedctl.destinations.earlier import open_earlier  # here, because most commands compare nothing
+
+    found = open_earlier(path, command.destination.numbers)
+    if found is None:
+        say(f"{path} is not there yet, or not whole: all records are new")
+    return found
+
+
+def _sources(broker: Broker, command: JobCommand, path: Path, cache: Cache | None, say: Say) -> _Sources:
+    """Open what may have vectors, and see which of it has those of this job."""
+    spec = job_spec(broker, command.choice.options)
+    models = model_files(broker.settings, broker.workers, spec)
+    about = None
+    if len(models) == 1:
+        (model,) = models
+        options = deciding(spec.options)
+        about = About(job_fingerprint(model, options), model, spec.model, spec.precision, options)
+    confirmed = about is not None
+    earlier = _earlier(command, path, say)
+    if earlier is not None and (why_not := _differs(earlier.about, broker, spec, models)):
+        say(f"{earlier.name} is not used, because {why_not}: all records are encoded")
+        earlier = None
+    about = about if earlier is None else earlier.about
+    if cache is None or command.sync.force:
+        return _Sources(earlier, None, about, confirmed)
+    if about is None:
+        say(f"The cache is not read, because no live worker tells which files model {spec.model} has")
+        return _Sources(earlier, None, about, confirmed)
+    from embedctl.destinations.cache import Cached, answering
+
+    precisions = answering(spec.precision, at_least=command.sync.at_least)
+    return _Sources(earlier, Cached(cache, about.fingerprint, precisions), about, confirmed)
+
+
+def _differs(about: About, broker: Broker, spec: JobSpec, models: frozenset[str]) -> str:
+    """Why the vectors of an output are others than those of a job, in words; empty if nothing says so.
+
+    Args:
+        models: the fingerprints of the model's files.
+    """
+    mine: Mapping[str, Any] = deciding(spec.options)
+    options = sorted(name for name in mine.keys() | about.options.keys() if mine.get(name) != about.options.get(name))
+    if options:
+        return f"it was made with another {options[0]}"
+    if about.precision != spec.precision:
+        return f"its vectors promise {about.precision}, not {spec.precision}"
+    if models and about.model_fingerprint not in models:
+        return "it was made with other weights, or another tokenizer or pooling"
+    if not models and not same_model(broker.settings, broker.workers, about.model, spec.model):
+        return f"it was made with model {about.model}, not {spec.model}"
+    return ""
+
+
+def report_update(updated: Updated, progress: JobProgress, *, as_json: bool) -> ExitStatus:
+    """Say what an update did; returns the exit status of the command."""
+    if updated.done.files:
+        progress.say("Wrote " + ", ".join(map(str, updated.done.files)))
+    progress.say(_sentence(updated), prose=True)
+    if as_json:
+        facts = {
+            **job_form(updated.status),
+            "id": updated.job,
+            "vectors": updated.status.done,
+            "dimensions": updated.status.dim,
+            "unchanged": updated.unchanged,
+            "cached": updated.cached,
+            "encoded": updated.encoded,
+            "files": [str(file) for file in updated.done.files],
+        }
+        click.echo(json.dumps(facts, default=plain))
+    return exit_status(updated.status, updated.done.refused)
+
+
+def _sentence(updated: Updated) -> str:
+    status = updated.status
+    line = f"{status.done:,} vectors"
+    if status.dim:
+        line += f" of {status.dim} dimensions"
+    line += f": {updated.unchanged:,} unchanged, {updated.cached:,} from the cache, {updated.encoded:,} texts encoded"
+    line += f", of which {status.failed:,} failed" if status.failed else ""
+    line += f"; {updated.done.refused:,} refused" if updated.done.refused else ""
+    if status.stopped_by is not None:
+        why = (
+            "the job was stopped"
+            if status.state is JobState.STOPPED
+            else "the error budget (--max-errors) ended the job"
+        )
+        line += f"; {status.records - status.done - status.failed:,} were not encoded, because {why}"
+    return line

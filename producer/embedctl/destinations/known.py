@@ -1,0 +1,193 @@
+"""Vectors that are known by their texts, so that these need not be encoded: those of an earlier output, or a cache."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from embedctl.destinations.about import About
+from embedctl.destinations.numbers import Numbers
+from embedctl.digests import DIGEST_BYTES, Digests
+from embedctl.runs import NAME, Runs, explained, parts_of, starts_of
+from embedctl_config.errors import OutputError, SettingsError
+
+#: Rows of :func:`row_type`.
+Rows = npt.NDArray[np.void]
+
+#: Digests in memory; more of them go to the disk.
+_HELD = 2**17
+_COST = "finding texts in an earlier output takes up to 48 bytes for each of its rows"
+#: The bytes of a digest that find its row; all of them are compared when the row is taken.
+_FINDING = 16
+
+
+def row_type(dim: int) -> np.dtype[np.void]:
+    """A vector, the digest of its text, and how many tokens of that were used and lost: zeros unless it was cut."""
+    return np.dtype([("digest", "u1", (DIGEST_BYTES,)), ("cut", "<u4", (2,)), ("vector", "<f4", (dim,))])
+
+
+class Known(ABC):
+    """Vectors by the digests of their texts.
+
+    Attributes:
+        name: in messages.
+        dim: dimensions of a vector; None while none was found.
+    """
+
+    name: str
+    dim: int | None
+
+    @abstractmethod
+    def has(self, digests: Digests) -> npt.NDArray[np.bool_]:
+        """Whether there is a vector for each digest; there is none for a record without a text.
+
+        Raises:
+            OutputError: it can't be read.
+        """
+
+    @abstractmethod
+    def take(self, digests: Digests) -> Rows:
+        """The vectors of digests that it has.
+
+        Raises:
+            OutputError: it can't be read.
+        """
+
+
+class Earlier(Known):
+    """The rows of an earlier output, which stays the same while it is open, even if its name is given to another file.
+
+    Attributes:
+        about: what its vectors are.
+        rows: how many there are.
+    """
+
+    about: About
+    rows: int
+    dim: int
+    _index: Index | None = None
+
+    def has(self, digests: Digests) -> npt.NDArray[np.bool_]:
+        return self._places(digests) >= 0
+
+    def take(self, digests: Digests) -> Rows:
+        return self.rows_at(self._places(digests))
+
+    @abstractmethod
+    def digests(self) -> Iterator[Digests]:
+        """Those of all rows in their order, some thousand at a time; zeros for a row without a vector.
+
+        Raises:
+            OutputError: the file is damaged.
+        """
+
+    @abstractmethod
+    def rows_at(self, places: npt.NDArray[np.int64]) -> Rows:
+        """Some of the rows.
+
+        Raises:
+            OutputError: the file is damaged.
+        """
+
+    def _places(self, digests: Digests) -> npt.NDArray[np.int64]:
+        if self._index is None:
+            self._index = Index(self.digests())
+        return self._index.find(digests)
+
+
+class Index:
+    """Finds the first row of each digest, among more of them than fit into memory.
+
+    Args:
+        digests: of all rows; zeros for one that is not to be found.
+
+    Raises:
+        InputError: there is no room for temporary files.
+    """
+
+    def __init__(self, digests: Iterable[Digests]) -> None:
+        with Runs(NAME, _HELD, _COST) as runs:
+            count = 0
+            for some in digests:
+                entries = np.empty(len(some), NAME)
+                entries["d0"], entries["d1"] = _halves(some)
+                entries["at"] = np.arange(count, count + len(some), dtype=np.uint64)
+                runs.add(entries[some.any(axis=1)])
+                count += len(some)
+            with explained(_COST):
+                self._columns = [scratch(count, np.dtype("<u8")) for _ in range(3)]
+            end = 0
+            for (part,) in parts_of(runs):  # which come in the order of their digests
+                entries = part[np.lexsort((part["at"], part["d1"], part["d0"]))]
+                entries = entries[starts_of(entries, ("d0", "d1"))]
+                for column, name in zip(self._columns, NAME.names or (), strict=True):
+                    column[end : end + len(entries)] = entries[name]
+                end += len(entries)
+        self._columns = [column[:end] for column in self._columns]
+
+    def find(self, digests: Digests) -> npt.NDArray[np.int64]:
+        """The row of each digest; -1 where there is none."""
+        first, second, rows = self._columns
+        if not len(first):
+            return np.full(len(digests), -1, np.int64)
+        d0, d1 = _halves(digests)
+        # Where two digests have the same first half, only one is found. The text of the other is encoded.
+        at = np.minimum(np.searchsorted(first, d0), len(first) - 1)
+        there = (first[at] == d0) & (second[at] == d1)
+        return np.where(there, rows[at].astype(np.int64), -1)
+
+
+def scratch(count: int, dtype: np.dtype[Any], folder: Path | None = None) -> npt.NDArray[Any]:
+    """An array in a temporary file without a name, which is gone however the process ends.
+
+    Args:
+        folder: where it has room; the folder of temporary files if None.
+
+    Raises:
+        OSError: there is no room.
+    """
+    if not count:  # an empty file can't be mapped
+        return np.empty(0, dtype)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        # Writing to a mapped page on a full disk would kill the process.
+        os.posix_fallocate(file.fileno(), 0, count * dtype.itemsize)
+        return np.memmap(file, dtype, "r+", shape=(count,))
+
+
+def no_digests(name: str) -> OutputError:
+    """The error for an output that does not say which texts it is of."""
+    return OutputError(
+        f"{name} has no digests of its texts, so nothing tells what has changed: make it once with --digests, or give "
+        "--force to encode everything"
+    )
+
+
+def check_numbers(name: str, stored: Numbers, numbers: Numbers | None) -> None:
+    """Check that vectors can be copied as they are.
+
+    Raises:
+        SettingsError: they can't.
+    """
+    wanted = numbers.kind.value if numbers is not None else "float32"
+    if stored.kind.value not in ("float32", "float16"):
+        raise SettingsError(
+            f"{name} stores {stored.kind.value}, from which vectors can't be copied exactly: --sync takes float32 and "
+            "float16"
+        )
+    if stored.kind.value != wanted:
+        raise SettingsError(
+            f"{name} stores {stored.kind.value}, and the new output is to store {wanted}: give --output-type "
+            f"{stored.kind.value}, or --force to encode everything"
+        )
+
+
+def _halves(digests: Digests) -> npt.NDArray[np.uint64]:
+    """The first bytes of digests, as two rows of numbers."""
+    return np.ascontiguousarray(digests[:, :_FINDING]).view("<u8").T

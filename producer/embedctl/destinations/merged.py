@@ -1,0 +1,244 @@
+"""The vectors of a whole corpus: those of a job for what was lacking, laid between those that are copied."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+
+from embedctl.destinations.about import About
+from embedctl.destinations.files import Readable
+from embedctl.destinations.known import Known
+from embedctl.destinations.numbers import FLOAT32, Numbers
+from embedctl.destinations.sync import LACKING, Difference, corpus_changed
+from embedctl.digests import Digests, as_rows, digest_of
+from embedctl.records import Record
+from embedctl.results import ChunkVectors, FailedRecord, TruncatedRecord, Vectors
+from embedctl.store import JobSpec, JobState, JobStatus
+from embedctl_config.errors import EmbedctlError, JobFailed, OutputError
+
+#: Records that are written together. It never changes, because what a parquet file's row groups hold follows from it.
+BLOCK = 1000
+
+
+class OtherVectors(EmbedctlError):
+    """Raised when a job's vectors are of other model files than those that were to be copied.
+
+    Args:
+        model_fingerprint: of the job.
+    """
+
+    def __init__(self, model_fingerprint: str) -> None:
+        super().__init__(f"the job was encoded with other model files ({model_fingerprint[:12]})")
+
+
+class _Result(NamedTuple):
+    """A record's vector, which is NaN if it failed, the digest of its text, and how many tokens were used and lost."""
+
+    vector: Vectors
+    digest: bytes
+    cut: tuple[int, int] = (0, 0)
+    error: FailedRecord | None = None
+
+
+class Merged:
+    """The results of a corpus in the form of a job's, for :func:`embedctl.destinations.files`: in blocks of equal size.
+
+    Args:
+        difference: where each vector comes from.
+        known: what it was compared with.
+        records: reads the corpus once more.
+        spec: of the job, whether it was made or not.
+        job: of what is lacking; None if nothing is.
+        about: what the copied vectors are; None if none is copied.
+    """
+
+    def __init__(
+        self,
+        difference: Difference,
+        known: Sequence[Known],
+        records: Callable[[], Iterator[Record]],
+        spec: JobSpec,
+        job: Readable | None,
+        about: About | None,
+    ) -> None:
+        self._difference, self._known, self._records = difference, known, records
+        self._spec, self._job = spec, job
+        self._about = about if difference.unchanged else None
+        self._dim = next((each.dim for number, each in enumerate(known) if difference.count(number)), None)
+        self._ended_by: JobFailed | None = None
+        self.id = "" if job is None else job.id
+
+    def status(self) -> JobStatus:
+        """The job's status, but with all records, and with blocks in place of chunks."""
+        status = _done(self._spec) if self._job is None else self._job.status()
+        model = None if self._about is None else self._about.model_fingerprint
+        copied, records = self._difference.unchanged, len(self._difference.found)
+        state, blocks = status.state, -(-records // BLOCK)
+        if state is JobState.FAILED and status.stopped_by is None and copied:  # all that was lacking failed
+            state = JobState.COMPLETED_WITH_ERRORS
+        return dataclasses.replace(
+            status,
+            state=state,
+            records=records,
+            done=status.done + copied,
+            chunks=blocks,
+            chunks_done=blocks,
+            original_chunks=blocks,
+            model_fingerprint=status.model_fingerprint or model,
+            dim=status.dim or self._dim,
+        )
+
+    def wait_until_sealed(self, progress: Callable[[JobStatus], None] | None = None) -> JobStatus:
+        """Wait until the job has all its records, as :meth:`Job.wait_until_sealed`; returns :meth:`status`."""
+        if self._job is not None:
+            self._job.wait_until_sealed(progress)
+        return self.status()
+
+    def stored_numbers(self) -> Numbers:
+        """Nothing of it is in parts."""
+        return FLOAT32
+
+    def iter_results(self, *, progress: Callable[[JobStatus], None] | None = None) -> Iterator[ChunkVectors]:
+        """The blocks in order, as :meth:`Job.iter_results` gives chunks.
+
+        Raises:
+            InputError: the corpus has changed since it was compared.
+            OtherVectors: the job's vectors must not stand beside those that are copied.
+            OutputError: what is to be copied is damaged.
+            JobFailed: the job's error budget ended it; what is copied has come before.
+        """
+        encoded = self._encoded(progress)
+        corpus, first = self._difference.again(self._records()), 0
+        while block := list(islice(corpus, BLOCK)):
+            records, found = zip(*block, strict=True)
+            yield self._block(first, records, found, encoded)
+            first += len(block)
+        for _ in encoded:
+            raise corpus_changed()
+        self._check_model()
+        if self._ended_by is not None:
+            raise self._ended_by
+
+    def _encoded(self, progress: Callable[[JobStatus], None] | None) -> Iterator[_Result | None]:
+        """What became of one record of the job after the other; None for one that was not encoded."""
+        if self._job is None:
+            return
+        position = 0
+        try:
+            for chunk in self._job.iter_results(progress=progress):
+                if not len(chunk.positions):
+                    continue
+                if not position:
+                    self._check_model()
+                if chunk.digests is None:
+                    raise OutputError("the job's results have no digests: submit it again with --force")
+                while position < chunk.positions[0]:
+                    yield None
+                    position += 1
+                errors = {error.position: error for error in chunk.errors}
+                cuts = {cut.position: (cut.used, cut.lost) for cut in chunk.truncations}
+                for at, position in enumerate(chunk.positions.tolist()):
+                    digest = chunk.digests[at].tobytes()
+                    yield _Result(chunk.vectors[at], digest, cuts.get(position, (0, 0)), errors.get(position))
+                position += 1
+        except JobFailed as error:
+            self._ended_by = error
+
+    def _check_model(self) -> None:
+        """See that the job's model is that of the copied vectors, once the job has a result.
+
+        Raises:
+            OtherVectors: it is another one.
+        """
+        if self._job is not None and self._about is not None:
+            model = self._job.status().model_fingerprint
+            if model is not None and model != self._about.model_fingerprint:
+                raise OtherVectors(model)
+
+    def _block(
+        self, first: int, records: Sequence[Record], found: Sequence[int], encoded: Iterator[_Result | None]
+    ) -> ChunkVectors:
+        """One block: the copied records, and those of the job that are there."""
+        digests = as_rows(b"".join(map(digest_of, records)))
+        results: list[_Result | None] = [next(encoded, None) if each == LACKING else None for each in found]
+        for number, known in enumerate(self._known):
+            for at, result in _copied(known, np.flatnonzero(np.array(found) == number).tolist(), digests):
+                results[at] = result
+        there = [(at, result) for at, result in enumerate(results) if result is not None]
+        if any(result.digest != digests[at].tobytes() for at, result in there):
+            raise corpus_changed()
+        return ChunkVectors(
+            positions=np.array([first + at for at, _ in there], np.int64),
+            ids=[records[at].id for at, _ in there],
+            vectors=self._stacked([result.vector for _, result in there]),
+            errors=[
+                dataclasses.replace(result.error, position=first + at)
+                for at, result in there
+                if result.error is not None
+            ],
+            truncations=[
+                TruncatedRecord(first + at, records[at].id, *result.cut) for at, result in there if result.cut != (0, 0)
+            ],
+            precision=self._spec.precision,
+            kept=[json.loads(records[at].kept or b"{}") for at, _ in there] if self._spec.options.get("keep") else None,
+            digests=digests[[at for at, _ in there]],
+        )
+
+    def _stacked(self, vectors: Sequence[Vectors]) -> Vectors:
+        """Vectors as one array.
+
+        Raises:
+            OutputError: they have other dimensions than those before.
+        """
+        dims = ({self._dim or 0} | {len(vector) for vector in vectors}) - {0}  # 0 where a whole chunk failed
+        if len(dims) > 1:
+            raise OutputError(f"vectors of {' and '.join(map(str, sorted(dims)))} dimensions can't stand in one output")
+        self._dim = max(dims, default=None)
+        stacked = np.full((len(vectors), self._dim or self.status().dim or 0), np.nan, np.float32)
+        for at, vector in enumerate(vectors):
+            stacked[at, : len(vector)] = vector
+        return stacked
+
+
+def _copied(known: Known, places: list[int], digests: Digests) -> Iterator[tuple[int, _Result]]:
+    """The known vectors of some records of a block, each with its place there.
+
+    Raises:
+        OutputError: they are not of these records' texts, or not finite. What they are copied from was changed.
+    """
+    rows = known.take(digests[places]) if places else np.empty(0)
+    for at, row in zip(places, rows, strict=True):
+        if not np.array_equal(row["digest"], digests[at]) or not np.isfinite(row["vector"]).all():
+            raise OutputError(f"{known.name} is damaged, or was changed meanwhile: start again, or give --force")
+        yield at, _Result(row["vector"], row["digest"].tobytes(), tuple(row["cut"].tolist()))
+
+
+def _done(spec: JobSpec) -> JobStatus:
+    """The status of a job that need not be made."""
+    now = datetime.now(UTC)
+    return JobStatus(
+        id="",
+        state=JobState.COMPLETED,
+        model=spec.model,
+        hardware=spec.hardware,
+        precision=spec.precision,
+        options=spec.options,
+        created_at=now,
+        progressed_at=now,
+        started_at=None,
+        ended_at=None,
+        expires_in=timedelta(0),
+        ttl_s=spec.ttl_s,
+        max_errors=spec.max_errors,
+        max_errors_share=spec.max_errors_share,
+        sealed=True,
+        original_chunks=0,
+        tenant=spec.tenant,
+        lane=spec.lane,
+    )
