@@ -14,7 +14,6 @@ from embedctl_workers.backends.dummy import DummyBackend
 from embedctl_workers.encoding.careful import encode_carefully
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
 from tests.support.chunks import chunk_of
-from tests.support.device_use import RecordedUse
 
 
 class Noting(DummyBackend):
@@ -156,22 +155,3 @@ def test_whoever_is_told_may_end_it(last: int) -> None:
         encode_carefully(ChunkEncoder(Noting(notes), 32), chunk_of("a", "b", "c"), {}, given_up=[], announce=announce)
     assert [note for note in notes if isinstance(note, int)] == list(range(3 if last == -1 else last))
     assert sum(str(note).startswith("encode") for note in notes) == (3 if last == -1 else last)
-
-
-def test_each_batch_of_a_long_text_is_told_so_that_it_is_not_taken_for_hung() -> None:
-    use = RecordedUse()
-    encode_carefully(
-        ChunkEncoder(DummyBackend(dim=4, max_tokens=8), 16),
-        chunk_of("short", " ".join(f"w{at}" for at in range(60))),
-        {"truncation": "mean"},
-        use,
-        given_up=[],
-        announce=lambda row: None,
-    )
-    assert use.batches == [1, 16, 16, 16, 12]
-
-
-def test_the_tokens_of_each_record_are_those_of_a_chunk_encoded_at_once() -> None:
-    chunk = chunk_of("one", "a b c", "one", "", "fail-encoder", "w " * 20)
-    assert carefully(chunk).counts.tolist() == [1, 3, 1, 0, 0, 8]
-    assert carefully(chunk, given_up=[1]).counts.tolist() == [1, 0, 1, 0, 0, 8]

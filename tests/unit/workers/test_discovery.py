@@ -79,10 +79,8 @@ def test_gpus_are_found_with_the_nodes_that_they_are_near(play_nvidia: Play, tmp
         ("", []),
         ("1", [1]),
         ("2,0", [2, 0]),
-        (" 0 , 2 ", [0, 2]),
         ("GPU-11", [0]),
         (UUIDS[1], [1]),
-        ("0,-1,1", [0]),
         ("0,7,1", [0]),
         ("0,GPU-22", [0]),  # two begin like that
         ("NoDevFiles", []),
@@ -133,7 +131,6 @@ def test_amd_gpus_are_found_by_either_tool(tools: Path, tmp_path: Path) -> None:
         ({"ROCR_VISIBLE_DEVICES": "GPU-9f444a2fb30adeb0,0", "HIP_VISIBLE_DEVICES": "1"}, [1]),
         ({"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0"}, [0]),
         ({"CUDA_VISIBLE_DEVICES": "1"}, [0]),
-        ({"HIP_VISIBLE_DEVICES": ""}, []),
         ({"ROCR_VISIBLE_DEVICES": "1,7,0"}, [0]),
     ],
 )
@@ -147,14 +144,10 @@ def test_amd_gpus_that_are_hidden_are_not_found(
 
 
 @pytest.mark.parametrize(
-    "says",
-    ["hello", "{}", "[1]", '[{"gpu": 0, "bdf": "x", "hip_id": 0}]', '[{"gpu": 0, "hip_id": 0, "hip_uuid": "N/A"}]'],
+    "says", ["hello", "[1]", '[{"gpu": 0, "bdf": "x", "hip_id": 0}]', '[{"gpu": 0, "hip_id": 0, "hip_uuid": "N/A"}]']
 )
 def test_what_amds_tool_says_and_nobody_can_read_is_an_error(tools: Path, says: str) -> None:
     play(tools / "amd-smi", says)
-    if says == "{}":
-        assert discovery.find_gpus() == []
-        return
     with pytest.raises(WorkerError, match="amd-smi list -e --json printed output that can't be parsed"):
         discovery.find_gpus()
 
@@ -187,14 +180,6 @@ def test_each_part_of_a_divided_gpu_is_one(
     assert [gpu.uid for gpu in found] == uids
     (part,) = (gpu for gpu in found if gpu.uid == "MIG-bbbb")
     assert (part.index, part.name) == (0, "NVIDIA A100-SXM4-80GB MIG 1g.10gb")
-
-
-def test_a_part_is_chosen_by_its_uuid(tools: Path) -> None:
-    found = [Accelerator("gpu", 0, "MIG-aaaa"), Accelerator("gpu", 0, "MIG-bbbb"), Accelerator("gpu", 1, "GPU-c")]
-    assert discovery._chosen(found, "MIG-b", "gpu", "gpu") == found[1]
-    assert discovery._chosen(found, "1", "gpu", "gpu") == found[2]
-    with pytest.raises(SettingsError, match=r"--gpu 0: several match\. Here: 0 \(MIG-aaaa\), 0 \(MIG-bbbb\), 1"):
-        discovery._chosen(found, "0", "gpu", "gpu")
 
 
 @pytest.mark.parametrize("step", ["init", "handle"])
@@ -306,12 +291,7 @@ def choose(device: str, gpu: str | None = None, neuron_core: int | None = None) 
         ("gpu", None, 0, "--neuron-core 0: class mine runs on a GPU"),
         ("gpu", "7", None, f"--gpu 7: there is no such GPU. Here: 0 ({UUIDS[0]}), 1 "),
         ("gpu", "GPU-22", None, "--gpu GPU-22: several match"),
-        (
-            "gpu",
-            None,
-            None,
-            "class mine runs on one GPU, and there are 3: choose one with --gpu, or start `emb",
-        ),
+        ("gpu", None, None, "class mine runs on one GPU, and there are 3: choose one with --gpu, or start `emb"),
         ("neuron", None, None, "class mine needs a Neuron core, and none is found here: neuron-ls shows none"),
     ],
 )
@@ -364,13 +344,6 @@ def test_cpus_are_split_by_node_and_hyper_threads_stay_with_their_core(
     assert found({2, 6}) == [([{2, 6}], 1, 1)]
 
 
-def test_cpus_of_no_node_are_a_set_of_their_own(nodes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    grant(monkeypatch, math.inf)
-    assert found({0, 9}) == [([{0}], 1, 0), ([{9}], 1, None)]
-    monkeypatch.setattr(discovery, "_NODES", nodes / "nothing")
-    assert [node for _, _, node in found({0, 1, 2, 3})] == [None]
-
-
 @pytest.mark.parametrize(
     ("quota", "sets"),
     [
@@ -391,12 +364,10 @@ def test_a_quota_is_shared_by_the_nodes_that_it_is_enough_for(
 @pytest.mark.parametrize(
     ("cores", "threads", "workers", "parts"),
     [
-        (4, 4, 1, [({0, 1, 2, 3}, 4)]),
         (4, 4, 2, [({0, 1}, 2), ({2, 3}, 2)]),
         (5, 5, 2, [({0, 1}, 2), ({2, 3, 4}, 3)]),
         (8, 3, 2, [({0, 1, 2, 3}, 1), ({4, 5, 6, 7}, 2)]),
         (2, 2, 3, [({0}, 1), ({0}, 1), ({1}, 1)]),
-        (1, 1, 2, [({0}, 1), ({0}, 1)]),
     ],
 )
 def test_a_set_is_shared_out_evenly(cores: int, threads: int, workers: int, parts: list[tuple[set[int], int]]) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import logging
-import socket
 import threading
 from collections.abc import Iterator
 from typing import cast
@@ -118,13 +116,6 @@ def test_progress_on_the_device_counts_for_all_chunks_that_are_there(worker: Wor
     assert worker.both == ("", "")
 
 
-def test_a_hung_worker_that_drains_drains_first(worker: Worker) -> None:
-    worker.encode(12)
-    worker.draining.set()
-    illness, hindrance = worker.both
-    assert (illness.endswith("no batch for 12 s"), hindrance) == (True, "draining")
-
-
 # Over HTTP
 
 
@@ -165,16 +156,6 @@ def test_nothing_else_is_there(endpoint: Endpoint, path: str) -> None:
     status, body = ask(endpoint, path)
     assert status == 404
     assert "/readyz" in body
-
-
-def test_requests_are_not_in_the_log(endpoint: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    ask(endpoint, "/readyz")
-    ask(endpoint, "/nothing")
-    with socket.create_connection(("127.0.0.1", int(endpoint.url.rpartition(":")[2]))) as rude:
-        rude.sendall(b"\0\xff no HTTP\r\n\r\n")
-        rude.recv(1000)
-    assert caplog.records == []
 
 
 def test_a_page_that_fails_ends_its_request_alone(worker: Worker, free_port: int) -> None:

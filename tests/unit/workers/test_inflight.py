@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from embedctl_config.errors import DeviceLost
-from embedctl_config.wire import ChunkInput, ErrorCode, RecordKind
+from embedctl_config.wire import ErrorCode
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend
 from embedctl_workers.encoding.device_use import SOLE_USE, DeviceUse, Stopped
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
+from tests.support.chunks import chunk_of
 from tests.support.device_use import RecordedUse
 
 TEXTS = [f"w{row}" for row in range(32)]
@@ -48,27 +49,10 @@ class Device(DummyBackend):
         self.finished += 1
         return super().finish(output.result(), normalize=normalize)
 
-    def close(self) -> None:
-        self._kernels.shutdown()
-
-
-@pytest.fixture
-def device() -> Iterator[Any]:
-    made: list[Device] = []
-
-    def make(ahead: int, **options: Any) -> Device:
-        made.append(Device(ahead, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
 
 def encode(backend: DummyBackend, texts: Sequence[str], use: DeviceUse = SOLE_USE) -> EncodedChunk:
     encoder = ChunkEncoder(backend, 4)
-    chunk = ChunkInput(0, bytes([RecordKind.TEXT] * len(texts)), [text.encode() for text in texts])
-    return encoder.encode(encoder.prepare(chunk, {}), use)
+    return encoder.encode(encoder.prepare(chunk_of(*texts), {}), use)
 
 
 def expected(texts: Sequence[str]) -> Vectors:
@@ -76,30 +60,29 @@ def expected(texts: Sequence[str]) -> Vectors:
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3, 100])
-def test_no_more_batches_are_under_way_than_the_backend_wants(device: Any, ahead: int) -> None:
-    backend = device(ahead)
+def test_no_more_batches_are_under_way_than_the_backend_wants(ahead: int) -> None:
+    backend = Device(ahead)
     use = RecordedUse()
     np.testing.assert_array_equal(encode(backend, TEXTS, use).vectors, expected(TEXTS))
     assert backend.most == min(8, ahead + 1)
     assert use.batches == [4] * 8
 
 
-@pytest.mark.parametrize("fails_at_once", [True, False])
-@pytest.mark.parametrize("ahead", [0, 2, 100])
 @pytest.mark.parametrize(
-    ("at", "word", "code"),
+    ("fails_at_once", "ahead", "at", "word", "code"),
     [
-        (0, "fail-encoder", ErrorCode.ENCODE_ERROR),
-        (13, "out-of-memory", ErrorCode.OUT_OF_MEMORY),
-        (31, "not-a-number", ErrorCode.NON_FINITE),
+        (True, 2, 0, "fail-encoder", ErrorCode.ENCODE_ERROR),
+        (False, 2, 13, "out-of-memory", ErrorCode.OUT_OF_MEMORY),
+        (False, 0, 31, "not-a-number", ErrorCode.NON_FINITE),
+        (False, 100, 0, "fail-encoder", ErrorCode.ENCODE_ERROR),
     ],
 )
 def test_a_row_that_fails_costs_none_of_those_under_way(
-    device: Any, *, fails_at_once: bool, ahead: int, at: int, word: str, code: ErrorCode
+    *, fails_at_once: bool, ahead: int, at: int, word: str, code: ErrorCode
 ) -> None:
     texts = [*TEXTS[:at], word, *TEXTS[at + 1 :]]
     use = RecordedUse()
-    encoded = encode(device(ahead, fails_at_once=fails_at_once), texts, use)
+    encoded = encode(Device(ahead, fails_at_once=fails_at_once), texts, use)
     assert [(error.row, error.code) for error in encoded.errors] == [(at, code)]
     others = [row for row in range(32) if row != at]
     np.testing.assert_array_equal(encoded.vectors[others], expected(TEXTS)[others])
@@ -107,22 +90,22 @@ def test_a_row_that_fails_costs_none_of_those_under_way(
     assert sum(use.batches) == 33  # what fails is tried twice
 
 
-def test_a_batch_too_large_is_halved_and_the_limit_remembered_also_when_it_fails_late(device: Any) -> None:
-    backend = device(2, memory_tokens=3)
+def test_a_batch_too_large_is_halved_and_the_limit_remembered_also_when_it_fails_late() -> None:
+    backend = Device(2, memory_tokens=3)
     encoder = ChunkEncoder(backend, 8)
-    chunk = ChunkInput(0, bytes([RecordKind.TEXT] * 32), [text.encode() for text in TEXTS])
+    chunk = chunk_of(*TEXTS)
     np.testing.assert_array_equal(encoder.encode(encoder.prepare(chunk, {})).vectors, expected(TEXTS))
     backend.begun.clear()
     encoder.encode(encoder.prepare(chunk, {}))
     assert {len(rows) for rows in backend.begun} == {2}
 
 
-def test_the_limit_of_a_backend_that_does_not_pad_is_a_sum_as_its_batches_are(device: Any) -> None:
-    backend = device(2, memory_tokens=80)
+def test_the_limit_of_a_backend_that_does_not_pad_is_a_sum_as_its_batches_are() -> None:
+    backend = Device(2, memory_tokens=80)
     backend.budget_by_sum = True
     encoder = ChunkEncoder(backend, 64)
     texts = [" ".join(["w"] * 24), *(f"{text} w" for text in TEXTS[:20])]
-    chunk = ChunkInput(0, bytes([RecordKind.TEXT] * 21), [text.encode() for text in texts])
+    chunk = chunk_of(*texts)
     # 24 + 20 × 2 = 64 tokens are one batch. The device pads, so that this one, its half and a quarter are too large.
     np.testing.assert_array_equal(encoder.encode(encoder.prepare(chunk, {})).vectors, expected(texts))
     assert len(backend.begun[0]) == 21
@@ -131,21 +114,21 @@ def test_the_limit_of_a_backend_that_does_not_pad_is_a_sum_as_its_batches_are(de
 
 @pytest.mark.parametrize("fails_at_once", [True, False])
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_a_lost_device_is_nobodys_error(device: Any, *, fails_at_once: bool, ahead: int) -> None:
+def test_a_lost_device_is_nobodys_error(*, fails_at_once: bool, ahead: int) -> None:
     with pytest.raises(DeviceLost):
-        encode(device(ahead, fails_at_once=fails_at_once), [*TEXTS, "lose-device"])
+        encode(Device(ahead, fails_at_once=fails_at_once), [*TEXTS, "lose-device"])
 
 
-def test_it_stops_between_two_batches_when_nobody_wants_the_rest(device: Any) -> None:
-    backend = device(2)
+def test_it_stops_between_two_batches_when_nobody_wants_the_rest() -> None:
+    backend = Device(2)
     with pytest.raises(Stopped):
         encode(backend, TEXTS, RecordedUse(wanted=lambda: len(backend.begun) < 3))
     assert len(backend.begun) == 3
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_device_is_free_for_others_while_the_last_batches_are_waited_for(device: Any, *, fails: bool) -> None:
-    backend = device(2)
+def test_the_device_is_free_for_others_while_the_last_batches_are_waited_for(*, fails: bool) -> None:
+    backend = Device(2)
     turns: list[int] = []
 
     @contextmanager

@@ -76,23 +76,6 @@ def still_asks(visitor: Visitor) -> bool:
     return not visitor.isolated
 
 
-def test_a_thread_that_is_alone_is_isolated_at_once() -> None:
-    isolation = Isolation()
-    with isolation:
-        assert isolation.isolate()
-
-
-def test_isolation_waits_until_the_others_have_left(enter: Enter) -> None:
-    first, second, lone = enter(), enter(), enter(alone=True)
-    assert all(visitor.inside.wait(PATIENCE_S) for visitor in (first, second, lone))
-    lone.ask()
-    assert still_asks(lone)
-    first.leave()
-    assert still_asks(lone)
-    second.leave()
-    eventually(lambda: lone.isolated == [True])
-
-
 def test_no_thread_enters_while_one_is_isolated_or_waits_to_be(enter: Enter) -> None:
     other, lone = enter(), enter(alone=True)
     assert other.inside.wait(PATIENCE_S)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import pytest
 
 from embedctl_config.errors import DeviceLost, WorkerSick
-from embedctl_config.wire import ChunkInput, ErrorCode, RecordKind
+from embedctl_config.wire import ErrorCode
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend
 from embedctl_workers.encoding import joining
 from embedctl_workers.encoding.device_use import DeviceUse, Stopped
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
 from embedctl_workers.encoding.joining import Launcher
+from tests.support.chunks import chunk_of
 from tests.support.device_use import RecordedUse
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -63,8 +63,7 @@ class Chunks:
 
     def begin(self, texts: Sequence[str], use: DeviceUse | None = None, **options: Any) -> Future[EncodedChunk]:
         """Hand a chunk to the launcher, after those of earlier calls."""
-        chunk = ChunkInput(0, bytes([RecordKind.TEXT] * len(texts)), [text.encode() for text in texts])
-        prepared = self.encoder.prepare(chunk, options)
+        prepared = self.encoder.prepare(chunk_of(*texts), options)
         handed_over = threading.Event()
         begin = self.launcher.begin
 
@@ -73,7 +72,9 @@ class Chunks:
             handed_over.set()
 
         self.launcher.begin = noted  # type: ignore[method-assign]
-        done = self._threads.submit(self.encoder.encode, prepared, use or _Turns(self.lock), self.launcher)
+        done = self._threads.submit(
+            self.encoder.encode, prepared, use or RecordedUse(turn=lambda: self.lock), self.launcher
+        )
         assert handed_over.wait(PATIENCE_S)
         self.launcher.begin = begin  # type: ignore[method-assign]
         return done
@@ -92,14 +93,6 @@ class Chunks:
         self.launcher.close()
         self._threads.shutdown()
         self.device._kernels.shutdown()
-
-
-class _Turns(DeviceUse):
-    def __init__(self, lock: threading.Lock) -> None:
-        self._lock = lock
-
-    def turn(self) -> AbstractContextManager[object]:
-        return self._lock
 
 
 Make = Callable[..., Chunks]
@@ -124,8 +117,7 @@ def texts_of(chunk: int, count: int = 8) -> list[str]:
 
 def alone(texts: Sequence[str], **options: Any) -> Vectors:
     encoder = ChunkEncoder(DummyBackend(dim=4), 1000)
-    chunk = ChunkInput(0, bytes([RecordKind.TEXT] * len(texts)), [text.encode() for text in texts])
-    return encoder.encode(encoder.prepare(chunk, options)).vectors
+    return encoder.encode(encoder.prepare(chunk_of(*texts), options)).vectors
 
 
 def test_chunks_that_wait_are_joined_and_have_the_same_vectors(make: Make) -> None:
@@ -169,22 +161,6 @@ def test_a_record_that_fails_costs_one_record(make: Make, word: str, code: Error
     np.testing.assert_array_equal(second.result(PATIENCE_S).vectors, alone(texts_of(1)))
     assert not second.result().errors
     assert not blocking.result(PATIENCE_S).errors
-
-
-def test_after_a_lack_of_memory_less_is_joined(make: Make) -> None:
-    chunks = make(memory_tokens=20)
-    chunks.occupy()
-    found = [chunks.begin(texts_of(chunk)) for chunk in range(6)]
-    eventually(lambda: len(chunks.device.sizes) == 3)
-    chunks.open()
-    for chunk, each in enumerate(found):
-        np.testing.assert_array_equal(each.result(PATIENCE_S).vectors, alone(texts_of(chunk)))
-    chunks.device.sizes.clear()
-    chunks.occupy()
-    later = [chunks.begin(texts_of(chunk)) for chunk in range(6)]
-    for chunk, each in enumerate(later):
-        np.testing.assert_array_equal(each.result(PATIENCE_S).vectors, alone(texts_of(chunk)))
-    assert set(chunks.device.sizes) == {8}
 
 
 def test_after_a_lack_of_memory_that_has_passed_as_much_is_joined_again(

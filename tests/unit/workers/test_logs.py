@@ -84,13 +84,6 @@ def test_a_json_line_says_when_how_bad_where_what_and_of_which_chunk(capsys: pyt
     }
 
 
-def test_what_a_line_is_not_about_is_not_in_it(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.configure("json", "info")
-    log.info("begun", extra={"job": None, "colour": "red"})
-    (line,) = lines(capsys.readouterr().err)
-    assert set(line) == {"time", "level", "logger", "message"}
-
-
 def test_one_record_is_one_line_whatever_it_holds(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("json", "info")
     # The surrogate is no part of the message: pytest sends that, as UTF-8, from the process that runs the test.
@@ -134,18 +127,6 @@ def test_a_line_of_text_ends_with_its_fields(capsys: pytest.CaptureFixture[str])
     assert first.endswith(" INFO embedctl_workers.somewhere: first job=j1 chunk=7 attempt=1 worker=cpu:0@host")
     assert datetime.strptime(first[:23], "%Y-%m-%d %H:%M:%S,%f")
     assert second == "  second"
-
-
-def test_configuring_again_replaces_and_leaves_other_handlers_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    other = logging.NullHandler()
-    logging.getLogger().addHandler(other)
-    logs.configure("json", "info")
-    logs.configure("text", "warning")
-    log.info("too little")
-    log.warning("once")
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("WARNING embedctl_workers.somewhere: once")
-    assert other in logging.getLogger().handlers
 
 
 def test_a_warning_of_a_library_is_a_line_as_well(capsys: pytest.CaptureFixture[str]) -> None:

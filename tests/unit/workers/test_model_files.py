@@ -82,13 +82,18 @@ def test_a_model_that_brings_code_is_refused_whatever_would_load_it(model: Path,
         resolve_model("mine", ModelEntry(str(model)))
 
 
+def test_an_asymmetric_model_is_refused(model: Path) -> None:
+    write(model / "modules.json", json.dumps([{**MODULES[0], "type": "sentence_transformers.models.Router"}]))
+    with pytest.raises(ModelError, match=r"is asymmetric: its module .*\.Router runs other modules"):
+        resolve_model("mine", ModelEntry(str(model)))
+
+
 ROUTES = {"types": {"0_Transformer": "sentence_transformers.models.Transformer", "1_Evil": "modeling_evil.Evil"}}
 WORDS = {"tokenizer_class": "modeling_evil.Evil"}
 
 
 @pytest.mark.parametrize(
-    ("file", "inner"),
-    [("router_config.json", ROUTES), ("config.json", ROUTES), ("wordembedding_config.json", WORDS)],
+    ("file", "inner"), [("router_config.json", ROUTES), ("config.json", ROUTES), ("wordembedding_config.json", WORDS)]
 )
 def test_so_is_one_of_whose_modules_one_leads_to_code(model: Path, file: str, inner: object) -> None:
     write(model / "1_Pooling" / file, json.dumps(inner))
@@ -105,13 +110,6 @@ def test_bin_weights_count_only_where_there_are_no_safetensors(model: Path) -> N
     assert with_bin != before
     write(model / "pytorch_model.bin", "other old weights")
     assert fingerprint_of(model) != with_bin
-
-
-def test_the_folders_place_is_not_in_the_fingerprint(model: Path) -> None:
-    before = fingerprint_of(model)
-    assert len(bytes.fromhex(before)) == 32
-    moved = model.rename(model.with_name("elsewhere"))
-    assert fingerprint_of(moved) == before
 
 
 def test_a_folder_without_weights_is_refused(model: Path) -> None:

@@ -67,12 +67,6 @@ def test_so_does_an_entry_with_another_source_or_revision(served: str, described
         assert names(served, **{described: entry}) == (served,)
 
 
-def test_nor_does_a_copy_of_the_files(tmp_path: Path) -> None:
-    write_model(tmp_path / SHORT, "1" * 40)
-    assert names(SHORT) == (SHORT, LONG)
-    assert names(LONG) == (LONG, SHORT)
-
-
 def test_a_pin_of_the_other_name_is_kept() -> None:
     pinned = fingerprint_of(find_folder(LONG, ModelEntry()))
     assert names(LONG, short=ModelEntry(fingerprint=pinned)) == (LONG, SHORT)

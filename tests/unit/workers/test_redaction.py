@@ -44,23 +44,6 @@ def test_the_log_has_every_traceback_and_no_message(caplog: pytest.LogCaptureFix
     assert "KeyError; its message may quote a text" in caplog.text
 
 
-def test_an_implicit_cause_is_shown_too_unless_it_is_suppressed() -> None:
-    def fail(*, hide: bool) -> BaseException:
-        try:
-            try:
-                dict[str, str]()[SECRET]
-            except KeyError:
-                if hide:
-                    raise OSError(SECRET) from None
-                raise OSError(SECRET)  # noqa: B904  (the implicit cause is what is tested)
-        except OSError as error:
-            return redacted_exc_info(error)[1]
-        raise AssertionError("it did not fail")
-
-    assert "KeyError" in str(fail(hide=False).__cause__)
-    assert fail(hide=True).__cause__ is None
-
-
 def test_errors_that_cause_one_another_in_a_circle_come_to_an_end() -> None:
     one, two = RuntimeError(SECRET), ValueError(SECRET)
     one.__cause__, two.__cause__ = two, one

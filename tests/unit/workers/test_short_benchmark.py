@@ -4,90 +4,29 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from embedctl_config.errors import DeviceLost, ModelError
+from embedctl_config.errors import DeviceLost
 from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass, Precision
-from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors
+from embedctl_workers.arrays.tokens import Side, Tokens
 from embedctl_workers.backends.base import Reference
 from embedctl_workers.backends.dummy import DummyBackend
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.measuring import short_benchmark
 from embedctl_workers.measuring.matrix_products import MatrixProducts, matrix_products
-from embedctl_workers.measuring.rates import (
-    LONGEST,
-    encoding_rate,
-    loads_for,
-    mixed_load,
-    working_rate,
-)
+from embedctl_workers.measuring.rates import mixed_load, working_rate
 from embedctl_workers.measuring.short_benchmark import benchmark
 from embedctl_workers.measuring.spread import Spread
 from embedctl_workers.models.files import ModelFiles
 
-BATCH_S = 0.02
 BERT = '{"model_type": "bert", "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1}'
-
-
-class Ahead(DummyBackend):
-    """Whose batches take their time in `finish`, as on a device; counts those that are under way at once."""
-
-    def __init__(self) -> None:
-        super().__init__(max_tokens=512)
-        self.ahead = 1
-        self.under_way = self.most = 0
-        self._counting = threading.Lock()
-
-    def _count(self, change: int) -> None:
-        with self._counting:
-            self.under_way += change
-            self.most = max(self.most, self.under_way)
-
-    def forward(self, tokens: Tokens, rows: Rows) -> Any:
-        self._count(1)
-        return super().forward(tokens, rows)
-
-    def finish(self, output: Any, *, normalize: bool) -> Vectors:
-        threading.Event().wait(BATCH_S)
-        self._count(-1)
-        return super().finish(output, normalize=normalize)
 
 
 def encoder_of(token_budget: int = 256, **options: Any) -> ChunkEncoder:
     return ChunkEncoder(DummyBackend(**{"max_tokens": 512, **options}), token_budget)
-
-
-def test_texts_are_of_mixed_lengths_and_as_long_as_the_model_takes() -> None:
-    mixed, long = loads_for(encoder_of())
-    assert np.quantile(mixed.lengths, 0.95) > 4 * np.median(mixed.lengths) > 20
-    assert LONGEST * 0.98 <= long.lengths.min() <= long.lengths.max() <= LONGEST
-    _, shorter = loads_for(encoder_of(max_tokens=64))
-    assert set(shorter.lengths.tolist()) == {64}
-    again, _ = loads_for(encoder_of())
-    assert again.texts == mixed.texts
-
-
-def test_a_backend_that_works_ahead_has_two_chunks_by_turns() -> None:
-    backend = Ahead()
-    encoder = ChunkEncoder(backend, 256)
-    _, long = loads_for(encoder)
-    long = replace(long, prepared=replace(long.prepared, batches=long.prepared.batches[:3]))
-    assert encoding_rate(encoder, long, 0.5) > 0
-    # One begun and one awaited of a chunk, and beside its last one the first two of the next.
-    assert backend.most > 2
-
-
-def test_texts_that_fail_are_no_rate() -> None:
-    encoder = encoder_of(memory_tokens=3)
-    mixed, _ = loads_for(encoder)
-    mixed = replace(mixed, prepared=replace(mixed.prepared, batches=mixed.prepared.batches[:1]))
-    with pytest.raises(ModelError, match="can't be encoded: the backend failed"):
-        encoding_rate(encoder, mixed, 5)
 
 
 def fake_products(rates: list[float]) -> Callable[..., MatrixProducts | str]:
@@ -140,15 +79,6 @@ def test_shares_are_of_the_same_round_and_the_first_round_does_not_count(
     assert long.share.median > mixed.share.median  # attention
     assert "3,000 (1,000 to 5,000)" in str(found)
     assert "matrix rate: 3e-06 (1e-06 to 5e-06) TFLOP/s, made up" in str(found)
-
-
-@pytest.mark.usefixtures("quick")
-@pytest.mark.slow
-def test_what_there_is_no_share_of_is_said(tmp_path: Path) -> None:
-    found = benchmark(referring(tmp_path, BERT), SHIPPED_CLASSES["neuron"], 1)
-    assert found.matrix_flop_per_s is None
-    assert [rate.share for rate in found.rates] == [None, None]
-    assert "no matrix rate: there is no plain matrix product to compare with on a Neuron core" in str(found)
 
 
 @pytest.mark.parametrize(

@@ -43,10 +43,3 @@ def test_each_thread_of_the_pool_is_warmed_up_once_before_the_first_chunk(
     assert caplog.text.count("a thread is not warmed up") == (4 if fails else 0)
     assert executor.submit(int, "1").result() == 1
     pool.stop()
-
-
-def test_without_work_to_do_no_thread_is_started() -> None:
-    pool: Any = warmed_threads([DummyBackend()])(2)
-    pool.start()
-    assert len(pool.executor._threads) == 0
-    pool.stop()

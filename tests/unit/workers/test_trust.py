@@ -7,7 +7,6 @@ import logging
 import multiprocessing
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -20,13 +19,12 @@ from embedctl_config.errors import ModelError
 from embedctl_config.hardware import HardwareClass
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import ArtifactStore
-from embedctl_workers.models.cache import distrusted, keep, locked, private_folder
+from embedctl_workers.models.cache import distrusted, keep, private_folder
 from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.gate_texts import TEXTS
 from embedctl_workers.models.references import _load, references_path
 from embedctl_workers.models.tuning import Tuned, load_tuned, save_tuned
 from tests.support.artifacts import MINE, Fill
-from tests.support.waiting import PATIENCE_S
 
 FILES = ModelFiles("a/model", Path("/models/a"), "ab" * 32)
 TUNED = Tuned(budgets={1: 512}, workers=1, threads=1, cpus=1, tokens_per_s=1.0)
@@ -99,25 +97,6 @@ def test_nothing_is_read_from_below_a_folder_in_which_everybody_may_put_another(
     assert _found("tuned", cache) is not None
 
 
-def test_nothing_is_made_there_either(cache: Path) -> None:
-    cache.chmod(0o777)
-    with pytest.raises(ModelError, match=f"{cache} can be written to by everyone.*chmod go-w {cache}"):
-        save_tuned(TUNED, HardwareClass(), FILES.fingerprint, cache)
-    with pytest.raises(ModelError, match="chmod go-w"):
-        ArtifactStore(cache).build(MINE, Fill())
-
-
-@pytest.mark.parametrize("kind", list(SAVED))
-def test_a_wide_umask_does_no_harm(kind: str, cache: Path) -> None:
-    before = os.umask(0)
-    try:
-        path = SAVED[kind](cache)
-    finally:
-        os.umask(before)
-    assert not distrusted(path)
-    assert _found(kind, cache) is not None
-
-
 @pytest.mark.parametrize("before", [None, b"before"])
 @pytest.mark.parametrize("step", ["os.fdopen", "os.fsync", "os.chmod", "os.replace", "os.unlink"])
 def test_a_kill_between_two_steps_leaves_the_previous_file_or_none(
@@ -142,17 +121,6 @@ def test_a_kill_between_two_steps_leaves_the_previous_file_or_none(
     assert not [each for each in cache.iterdir() if distrusted(each)]
     keep(path, b"again")
     assert path.read_bytes() == b"again"
-
-
-@pytest.mark.parametrize("step", ["os.fsync", "os.chmod", "os.replace"])
-def test_a_file_that_can_not_be_kept_leaves_nothing(step: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: object, **options: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(step, full)
-    with pytest.raises(OSError, match="No space"):
-        keep(cache / "kept", b"data")
-    assert list(cache.iterdir()) == []
 
 
 @pytest.mark.parametrize("exists", [True, False])
@@ -180,7 +148,9 @@ def test_who_may_swap_a_folder_above_may_swap_what_is_in_it(spoil: Callable[[Pat
     spoil(above)
     assert _found("tuned", cache) is None
     with pytest.raises(ModelError, match=f"replace them: {above} (belongs|can be)"):
-        private_folder(cache)
+        save_tuned(TUNED, HardwareClass(), FILES.fingerprint, cache)
+    with pytest.raises(ModelError, match=f"replace them: {above} (belongs|can be)"):
+        ArtifactStore(cache).build(MINE, Fill())
 
 
 MINE_IN_THERE, NOBODYS = 1000, 65534
@@ -292,25 +262,12 @@ def test_a_lock_that_is_a_link_is_not_followed(cache: Path) -> None:
     assert (artifacts / f".{MINE.name}.lock").read_text() == "kept"
 
 
-def test_a_lock_is_held_by_one_process_and_released_when_that_is_killed(cache: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    held, inside = context.Event(), context.Event()
-
-    def hold() -> None:
-        with locked(cache / "name"):
-            held.set()
-            signal.pause()
-
-    def wait() -> None:
-        with locked(cache / "name"):
-            inside.set()
-
-    holder, waiter = context.Process(target=hold), context.Process(target=wait)
-    holder.start()
-    assert held.wait(PATIENCE_S)
-    waiter.start()
-    assert not inside.wait(0.2)  # a busy machine can only hide a waiter that gets in
-    holder.kill()
-    assert inside.wait(PATIENCE_S)
-    waiter.join()
-    holder.join()
+@pytest.mark.parametrize("kind", list(SAVED))
+def test_a_wide_umask_does_no_harm(kind: str, cache: Path) -> None:
+    before = os.umask(0)
+    try:
+        path = SAVED[kind](cache)
+    finally:
+        os.umask(before)
+    assert not distrusted(path)
+    assert _found(kind, cache) is not None
