@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, TOKENIZER
 from embedctl_workers.machine.host import Host
-from embedctl_workers.models import references
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.files import ModelFiles
-from tests.support.references_here import compute_here
 
 
 def build_here(patch: pytest.MonkeyPatch) -> None:
-    """Make graphs and their references in this process, which has torch, instead of a new process for each."""
+    """Make graphs in this process, which has torch, instead of a new process for each."""
     from embedctl_workers.backends.onnx import recipe
     from embedctl_workers.building import onnx as build
 
     patch.setattr(recipe, "run_build", lambda module, request: build.build(request, print))
-    patch.setattr(references, "_compute", compute_here)
 
 
 def quick_artifact(files: ModelFiles, kind: str, host: Host, *, fused: bool = True, **_: Any) -> Artifact:
@@ -47,3 +45,13 @@ def quick_artifact(files: ModelFiles, kind: str, host: Host, *, fused: bool = Tr
             if not (folder / path.name).exists():
                 shutil.copy(path, folder / path.name)
     return Artifact(folder, {"graph": {"name": "fused" if fused else "plain"}})
+
+
+def spoil(graph: Path) -> None:
+    """Make the first bias of a graph another one."""
+    import onnx
+
+    model = onnx.load(graph)
+    bias = next(each for each in model.graph.initializer if "bias" in each.name)
+    bias.CopyFrom(onnx.numpy_helper.from_array(1 - onnx.numpy_helper.to_array(bias), bias.name))
+    onnx.save(model, graph)

@@ -20,10 +20,17 @@ from tests.support.forked import status_of_fork
 
 @functools.cache
 def sentence_transformer(folder: Path) -> Any:
-    """The model of a folder. sentence-transformers loads it once per process."""
+    """The model of a folder, in fp32. sentence-transformers loads it once per process."""
     from sentence_transformers import SentenceTransformer
 
-    return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    return SentenceTransformer(
+        str(folder), device="cpu", local_files_only=True, model_kwargs={"dtype": "float32"}
+    ).eval()
+
+
+def by_torch(folder: Path, texts: Sequence[str], **options: Any) -> Vectors:
+    """The vectors of texts by sentence-transformers, each encoded alone."""
+    return np.asarray(sentence_transformer(folder).encode(list(texts), batch_size=1, **options))
 
 
 def compute_here(files: ModelFiles, host: Host, path: Path) -> dict[str, Vectors] | None:

@@ -20,10 +20,10 @@ from embedctl_workers.building import tensorrt as build
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.files import ModelFiles
+from tests.support import references_here
 from tests.support.fakes import tensorrt
 from tests.support.fakes.cuda import FakeDevice
 from tests.support.onnx_models import build_here, quick_artifact
-from tests.support.references_here import sentence_transformer
 from tests.support.tiny_models import Tiny
 
 #: Three buckets: up to 32, 64 and 100 tokens.
@@ -58,8 +58,7 @@ def quick_plan(files: ModelFiles, made: Runtime, host: Host, options: PlanOption
 
 
 def by_torch(files: ModelFiles, texts: list[str], **options: Any) -> Vectors:
-    model = sentence_transformer(files.folder)
-    return np.asarray(model.encode(texts, batch_size=1, normalize_embeddings=True, **options))
+    return references_here.by_torch(files.folder, texts, normalize_embeddings=True, **options)
 
 
 def assert_close(found: Vectors, expected: Vectors, least: float = LEAST_COSINE) -> None:

@@ -70,13 +70,7 @@ def _wordpiece(special: Mapping[str, str], vocabulary: Sequence[str], lower: boo
     return _with_specials(tokenizer, special)
 
 
-_BERT = {
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
+_BERT = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
 _ROBERTA = {
     "bos_token": "<s>",
     "cls_token": "<s>",

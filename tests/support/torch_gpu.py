@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from embedctl_config.wire import ChunkInput
 from embedctl_workers.arrays.tokens import Ragged, Tokens, Vectors
 from embedctl_workers.backends.gpu.backend import TorchGpuBackend
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
+from tests.support.chunks import chunk_of
 from tests.support.tiny_models import Tiny
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
 
 MakeModel = Callable[[Tiny], Path]
 Load = Callable[..., TorchGpuBackend]
@@ -23,12 +20,6 @@ Load = Callable[..., TorchGpuBackend]
 BERT = Tiny(hidden=64, heads=4)
 QWEN = Tiny("qwen3", pooling="lasttoken", normalize=True)
 WORDS = ("the", "text", "of", "models", "reading", "2024", "äöü", "query")
-
-
-def reference(folder: Path) -> SentenceTransformer:
-    from sentence_transformers import SentenceTransformer
-
-    return SentenceTransformer(str(folder), device="cpu", local_files_only=True).eval()
 
 
 def texts_of(lengths: Sequence[int]) -> list[str]:
@@ -41,8 +32,7 @@ def encode(backend: TorchGpuBackend, texts: Sequence[str], budget: int = 96, **o
 
 
 def encode_with(encoder: ChunkEncoder, texts: Sequence[str], **options: Any) -> EncodedChunk:
-    chunk = ChunkInput(0, bytes(len(texts)), [text.encode() for text in texts])
-    return encoder.encode(encoder.prepare(chunk, {"normalize": False, **options}))
+    return encoder.encode(encoder.prepare(chunk_of(*texts), {"normalize": False, **options}))
 
 
 def tokens_of(ids: Sequence[Sequence[int]]) -> Tokens:

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from embedctl_workers.models import compiling
+from embedctl_workers.machine.host import Host
+from embedctl_workers.models import compiling, references
+from tests.support.references_here import compute_here
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -27,6 +29,20 @@ def made_once(shared_folder: Path) -> Iterator[None]:
 
             patch.setattr(load, "_agrees", _of_the_tokenizer(load._agrees))
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def references_here() -> Iterator[None]:
+    """References are computed in this process, which has torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(references, "_compute", compute_here)
+        yield
+
+
+@pytest.fixture(scope="session")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    """With one cache for all tests, so that nothing is built twice."""
+    return Host(threads=1, cache=tmp_path_factory.mktemp("cache"))
 
 
 def _kept_in(kept: Path, make: Any) -> Any:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +24,6 @@ from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.encoding.loading import load_encoder
 from embedctl_workers.machine.host import Host
-from embedctl_workers.models import references
 from tests.support.families_table import CLASSES, FAILS, cells_in
 
 pytest.importorskip("torch")
@@ -35,11 +34,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::torch.jit.Tr
 from tests.support.chunks import BUDGET, chunk_of  # noqa: E402
 from tests.support.model_families import FAMILIES, ModelFamily  # noqa: E402  (it needs torch)
 from tests.support.onnx_models import quick_artifact  # noqa: E402
-from tests.support.references_here import compute_here  # noqa: E402
+from tests.support.references_here import sentence_transformer  # noqa: E402
 from tests.support.texts import TEXTS, text_of  # noqa: E402
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 #: Beside the usual texts: one token, white space of several kinds, a character that many tokenizers drop.
@@ -57,27 +53,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return functools.cache(lambda family: family.make(tmp_path_factory.mktemp("family")))
 
 
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    """With one cache for all tests; graphs and references are made in this process, which has torch."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("embedctl_workers.backends.onnx.backend.artifact_for", quick_artifact)
-        patch.setattr(references, "_compute", compute_here)
-        yield Host(threads=1, cache=tmp_path_factory.mktemp("cache"))
-
-
-@functools.cache
-def reference_model(folder: Path) -> SentenceTransformer:
-    from sentence_transformers import SentenceTransformer
-
-    return SentenceTransformer(
-        str(folder), device="cpu", local_files_only=True, model_kwargs={"dtype": "float32"}
-    ).eval()
+@pytest.fixture(autouse=True)
+def quick_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedctl_workers.backends.onnx.backend.artifact_for", quick_artifact)
 
 
 def texts_for(family: ModelFamily, folder: Path) -> list[str]:
     """Texts of every kind, among them one of the longest length, one that is shorter by a token and one longer."""
-    tokenizer = reference_model(folder).tokenizer
+    tokenizer = sentence_transformer(folder).tokenizer
     longest = family.longest or 40
     return [*(text_of(longest + more, tokenizer) for more in (-1, 0, 1)), *ODD, *TEXTS]
 
@@ -120,11 +103,7 @@ def of_each_class() -> pytest.MarkDecorator:
 @pytest.mark.family
 @of_each_class()
 def test_a_family_is_encoded_as_sentence_transformers_does_or_refused_in_one_line(
-    family: ModelFamily,
-    hardware: str,
-    made: Made,
-    host: Host,
-    record_property: Callable[[str, object], None],
+    family: ModelFamily, hardware: str, made: Made, host: Host, record_property: Callable[[str, object], None]
 ) -> None:
     if hardware == "cpu-int8":
         pytest.importorskip("onnxruntime")
@@ -137,7 +116,7 @@ def test_a_family_is_encoded_as_sentence_transformers_does_or_refused_in_one_lin
     encoder = load(folder, hardware, host)
     try:
         texts = texts_for(family, folder)
-        expected = unit(reference_model(folder).encode(texts, batch_size=8))
+        expected = unit(sentence_transformer(folder).encode(texts, batch_size=8))
         mixed = ChunkEncoder(encoder.backend, BUDGET).encode(encoder.prepare(chunk_of(*texts), {}))
         assert mixed.errors == []
         cosines = (unit(mixed.vectors) * expected).sum(axis=1)
@@ -154,7 +133,7 @@ def test_a_family_is_encoded_as_sentence_transformers_does_or_refused_in_one_lin
         if hardware == "cpu":
             np.testing.assert_allclose(mixed.vectors, expected, rtol=0, atol=1e-5)
             together = encoder.encode(encoder.prepare(chunk_of(*texts), {"prompt": "query: ", "normalize": False}))
-            plain = reference_model(folder).encode(texts, batch_size=len(texts), prompt="query: ")
+            plain = sentence_transformer(folder).encode(texts, batch_size=len(texts), prompt="query: ")
             np.testing.assert_allclose(together.vectors, plain, rtol=0, atol=1e-5)
             settings = Settings()
             run_gate(encoder, settings.hardware_class(hardware), host)

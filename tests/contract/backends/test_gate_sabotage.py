@@ -7,7 +7,7 @@ import functools
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,31 +28,18 @@ from embedctl_workers.accuracy.gate import measure_backend
 from embedctl_workers.accuracy.report import Report
 from embedctl_workers.arrays.tokens import Ragged, Rows, Side, Tokens, Vectors
 from embedctl_workers.backends import load_backend
-from embedctl_workers.backends.base import Backend, Reference
+from embedctl_workers.backends.base import Backend
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
-from embedctl_workers.models import references
 from embedctl_workers.models.files import resolve_model
-from tests.support.references_here import compute_here
 from tests.support.tiny_models import Tiny, make_model
 
 MINILM = "all-MiniLM-L6-v2"
 #: Their raw vectors are not of unit length, as those of MiniLM are.
-TINY = {
-    "bert": Tiny(prompt="passage: "),
-    "qwen": Tiny("qwen3", pooling="lasttoken", max_seq_length=100),
-}
+TINY = {"bert": Tiny(prompt="passage: "), "qwen": Tiny("qwen3", pooling="lasttoken", max_seq_length=100)}
 
 Sabotage = Callable[[Path], None]
 BackendOf = Callable[[str], Backend]
-
-
-@pytest.fixture(scope="module")
-def host(cache_folder: Path) -> Iterator[Host]:
-    """References are computed in this process, which has torch."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(references, "_compute", compute_here)
-        yield Host(threads=1, cache=cache_folder)
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +76,9 @@ def case(*values: Any, model: str, name: str) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
-@pytest.mark.parametrize("model", [case(model, model=model, name=model) for model in ("MiniLM", *TINY)])
+@pytest.mark.parametrize(
+    ("model", "precision"), [("MiniLM", "fp32"), ("bert", "fp16"), ("bert", "int8"), ("qwen", "fp32")]
+)
 def test_torch_passes_with_little_difference(
     backend_of: BackendOf, host: Host, model: str, precision: Precision
 ) -> None:
@@ -129,10 +117,6 @@ def weights(change: Callable[[torch.Tensor], torch.Tensor]) -> Sabotage:
     return sabotage
 
 
-def as_stored_in(dtype: torch.dtype) -> Sabotage:
-    return weights(lambda value: value.to(dtype) if value.is_floating_point() else value)
-
-
 def crushed(levels: int) -> Sabotage:
     """Weights of few levels, as of a quantisation that went wrong."""
 
@@ -141,10 +125,6 @@ def crushed(levels: int) -> Sabotage:
         return (value / step).round() * step if value.is_floating_point() and value.dim() == 2 else value
 
     return weights(change)
-
-
-def shuffled_rows(value: torch.Tensor) -> torch.Tensor:
-    return value.flip(0) if value.dim() == 2 else value
 
 
 def no_lower_case(folder: Path) -> None:
@@ -156,44 +136,17 @@ def no_lower_case(folder: Path) -> None:
     rewrite(folder / "tokenizer_config.json", lambda config: {**config, "do_lower_case": False, "strip_accents": False})
 
 
-def shifted_vocabulary(folder: Path) -> None:
-    """Another model's tokenizer: the same words under other numbers."""
-
-    def change(tokenizer: dict[str, Any]) -> dict[str, Any]:
-        vocabulary = tokenizer["model"]["vocab"]
-        special = {token["content"] for token in tokenizer["added_tokens"]}
-        words = [word for word in vocabulary if word not in special]
-        moved = dict(zip(words, [vocabulary[word] for word in words[1:] + words[:1]], strict=True))
-        return {**tokenizer, "model": {**tokenizer["model"], "vocab": {**vocabulary, **moved}}}
-
-    rewrite(folder / "tokenizer.json", change)
-
-
 def shorter(folder: Path) -> None:
     rewrite(folder / "sentence_bert_config.json", lambda config: {**config, "max_seq_length": 24})
 
 
-def without_default_prompt(folder: Path) -> None:
-    rewrite(folder / "config_sentence_transformers.json", lambda config: {**config, "default_prompt_name": None})
-
-
 FILES: list[tuple[str, str, Sabotage, Precision]] = [
     ("MiniLM", "cls pooling", pooling("pooling_mode_cls_token"), "int8"),
-    ("bert", "max pooling", pooling("pooling_mode_max_tokens"), "fp32"),
-    ("bert", "last-token pooling", pooling("pooling_mode_lasttoken"), "fp32"),
     ("qwen", "mean pooling", pooling("pooling_mode_mean_tokens"), "fp32"),
-    ("MiniLM", "fp16 weights", as_stored_in(torch.float16), "fp32"),
-    ("bert", "fp16 weights", as_stored_in(torch.float16), "fp32"),
-    ("bert", "bf16 weights", as_stored_in(torch.bfloat16), "fp32"),
+    ("bert", "fp16 weights", weights(lambda value: value.to(torch.float16)), "fp32"),
     ("MiniLM", "too few levels", crushed(7), "int8"),
-    ("bert", "too few levels", crushed(3), "int8"),
-    ("MiniLM", "levels of int8", crushed(127), "fp32"),
-    ("bert", "mixed up weights", weights(shuffled_rows), "int8"),
     ("MiniLM", "no lower case", no_lower_case, "int8"),
-    ("bert", "another vocabulary", shifted_vocabulary, "int8"),
     ("qwen", "cuts too early", shorter, "int8"),
-    ("bert", "no default prompt", without_default_prompt, "fp32"),
-    ("bert", "no default prompt", without_default_prompt, "int8"),
 ]
 
 
@@ -233,23 +186,21 @@ class Proxy:
     """A backend that does as another one, but for what a test makes wrong."""
 
     def __init__(self, good: Backend) -> None:
-        self._good = good
-        self.dim, self.engine, self.reference = good.dim, "sabotaged", good.reference
-        self.fingerprint, self.max_tokens = good.fingerprint, good.max_tokens
-        self.ahead, self.token_budget, self.batch_cost = good.ahead, good.token_budget, good.batch_cost
-        self.budget_by_sum, self.joins = good.budget_by_sum, good.joins
+        self._good: Any = good
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._good, name)
 
     def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
-        return self._good.tokenize(texts, prompt, truncation_side)
+        tokens: Tokens = self._good.tokenize(texts, prompt, truncation_side)
+        return tokens
 
     def forward(self, tokens: Tokens, rows: Rows) -> Any:
         return self._good.forward(tokens, rows)
 
     def finish(self, output: Any, *, normalize: bool) -> Vectors:
-        return self._good.finish(output, normalize=normalize)
-
-    def positions(self, lengths: Rows) -> int:
-        return self._good.positions(lengths)
+        vectors: Vectors = self._good.finish(output, normalize=normalize)
+        return vectors
 
 
 class NoPrompt(Proxy):
@@ -260,11 +211,6 @@ class NoPrompt(Proxy):
 class WrongPrompt(Proxy):
     def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
         return super().tokenize(texts, prompt and "passage: ", truncation_side)
-
-
-class PromptBehind(Proxy):
-    def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
-        return super().tokenize([text + (prompt or "") for text in texts], "", truncation_side)
 
 
 class NeverNormalised(Proxy):
@@ -280,25 +226,15 @@ class AlwaysNormalised(Proxy):
 class NoMask(Proxy):
     """Rows are padded to the longest of their batch, and the padding is encoded with them."""
 
-    left = False
-
     def forward(self, tokens: Tokens, rows: Rows) -> Any:
         width = int(tokens.lengths[rows].max())
         columns = {
-            name: Ragged.of([self._padded(column[row].tolist(), width, name) for row in rows])
+            name: Ragged.of([[*column[row].tolist(), *[0] * (width - len(column[row]))] for row in rows])
             for name, column in tokens.columns.items()
         }
         every = np.arange(len(rows))
         padded = dataclasses.replace(tokens, lengths=np.full(len(rows), width), lost=0 * every, columns=columns)
         return super().forward(padded, every)
-
-    def _padded(self, ids: list[int], width: int, name: str) -> list[int]:
-        filler = [0] * (width - len(ids))
-        return filler + ids if self.left else ids + filler
-
-
-class NoMaskLeft(NoMask):
-    left = True
 
 
 class Permuted(Proxy):
@@ -321,13 +257,6 @@ class KnowsItsPlace(Proxy):
         return vectors
 
 
-class NotFinite(Proxy):
-    def finish(self, output: Any, *, normalize: bool) -> Vectors:
-        vectors = super().finish(output, normalize=normalize).copy()
-        vectors[-1, 0] = np.nan
-        return vectors
-
-
 class Flaky(Proxy):
     def forward(self, tokens: Tokens, rows: Rows) -> Any:
         if tokens.lengths[rows].max() > 20:
@@ -336,21 +265,15 @@ class Flaky(Proxy):
 
 
 BEHAVIOURS: list[tuple[type[Proxy], str, Precision, set[str]]] = [
-    (NoPrompt, "MiniLM", "int8", {"prompt, raw"}),
     (NoPrompt, "bert", "fp32", {"in batches", "prompt, raw"}),
     (WrongPrompt, "MiniLM", "int8", {"prompt, raw"}),
-    (PromptBehind, "bert", "fp32", {"prompt, raw"}),
     (NeverNormalised, "bert", "int8", {"in batches"}),
     (AlwaysNormalised, "bert", "int8", {"prompt, raw"}),
     (NoMask, "MiniLM", "int8", {"beside a longer text"}),
     (NoMask, "bert", "fp32", {"in batches", "beside a longer text"}),
-    (NoMask, "qwen", "fp32", {"in batches", "beside a longer text"}),
-    (NoMaskLeft, "bert", "fp32", {"in batches", "beside a longer text"}),
     (Permuted, "bert", "fp32", {"in batches", "prompt, raw", "in another order"}),
-    (Permuted, "qwen", "int8", {"in batches", "prompt, raw"}),
     (SeesNeighbours, "bert", "fp32", {"in batches", "beside a longer text"}),
     (KnowsItsPlace, "MiniLM", "fp32", {"in batches"}),
-    (NotFinite, "bert", "fp32", {"in batches", "prompt, raw", "alone"}),
     (Flaky, "bert", "int8", {"in batches"}),
 ]
 
@@ -360,19 +283,8 @@ BEHAVIOURS: list[tuple[type[Proxy], str, Precision, set[str]]] = [
     [case(*each, model=each[1], name=f"{each[0].__name__} ({each[1]}, {each[2]})") for each in BEHAVIOURS],
 )
 def test_a_backend_that_does_not_do_as_the_model_does_fails(
-    backend_of: BackendOf,
-    host: Host,
-    kind: type[Proxy],
-    model: str,
-    precision: Precision,
-    where: set[str],
+    backend_of: BackendOf, host: Host, kind: type[Proxy], model: str, precision: Precision, where: set[str]
 ) -> None:
     good: Any = backend_of(model)
     report = examine(kind(good), host, precision)  # type: ignore[arg-type]  # it has all that the gate uses
     assert where <= failed(report), report
-
-
-def test_every_backend_of_a_model_says_what_it_is_measured_against(backend_of: BackendOf) -> None:
-    for backend in map(backend_of, TINY):
-        assert isinstance(backend.reference, Reference)
-        assert backend.reference.files.fingerprint == backend.fingerprint

@@ -26,11 +26,9 @@ import onnxruntime  # noqa: E402
 
 from embedctl_workers.backends.onnx import backend as backends  # noqa: E402
 from embedctl_workers.backends.onnx import recipe  # noqa: E402
-from embedctl_workers.backends.onnx.backend import OnnxBackend, OnnxInt8Backend  # noqa: E402
-from embedctl_workers.backends.onnx.inputs import GRAPH  # noqa: E402
+from embedctl_workers.backends.onnx.backend import OnnxBackend  # noqa: E402
 from embedctl_workers.backends.onnx.providers import CPU  # noqa: E402
-from embedctl_workers.models.builders import BuildOptions  # noqa: E402
-from tests.support.onnx_models import build_here, quick_artifact  # noqa: E402
+from tests.support.onnx_models import quick_artifact  # noqa: E402
 from tests.support.tiny_models import Tiny  # noqa: E402
 
 TINY = Tiny(max_seq_length=64)
@@ -82,11 +80,6 @@ def files(tiny_model: Callable[[Tiny], Path]) -> ModelFiles:
     return resolve_model("tiny", ModelEntry(str(tiny_model(TINY))))
 
 
-@pytest.fixture
-def host(cache_folder: Path) -> Host:
-    return Host(1, cache_folder)
-
-
 def load(files: ModelFiles, host: Host, provider: str = CPU) -> OnnxBackend:
     return OnnxBackend(files, quick_artifact(files, "onnx", host, fused=False), host, provider)
 
@@ -124,11 +117,6 @@ def test_the_provider_is_checked(provider: object, files: ModelFiles, host: Host
         OnnxBackend.load("tiny", ModelEntry(str(files.folder)), host, {"provider": provider})
 
 
-def test_int8_graphs_are_for_cpus() -> None:
-    assert OnnxBackend.OPTIONS == ("provider",)
-    assert OnnxInt8Backend.OPTIONS == ()
-
-
 @pytest.mark.parametrize(
     ("error", "lost"),
     [
@@ -163,19 +151,6 @@ def test_a_gpu_runs_the_graph_of_onnxs_own_operators(
         OnnxBackend.load("tiny", ModelEntry(str(files.folder)), Host(1, tmp_path), {"provider": "cuda"})
     OnnxBackend.load("tiny", ModelEntry(str(files.folder)), Host(1, tmp_path), {})
     assert kinds == [recipe.ONNX_PLAIN, recipe.ONNX]
-
-
-def test_that_graph_is_built_and_measured_as_the_others_are(
-    files: ModelFiles, host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build_here(monkeypatch)
-    artifact = recipe.build_onnx(files, host, BuildOptions({"provider": "cuda"}))
-    assert artifact.manifest["recipe"]["kind"] == "onnx-plain"
-    assert artifact.manifest["accuracy"]["passed"]
-    operators = artifact.manifest["graph"]["operators"]
-    assert {"MatMul", "Softmax", "LayerNormalization"} <= set(operators)
-    assert {"Attention", "BiasGelu"}.isdisjoint(operators)
-    assert (artifact.folder / GRAPH).is_file()
 
 
 def test_onnxruntime_with_providers_for_gpus_counts_as_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,13 +27,14 @@ pytest.importorskip("sentence_transformers")
 
 from embedctl_workers.backends import int8 as chooser
 from embedctl_workers.backends.torch import int8 as backend_module
-from embedctl_workers.backends.torch.int8 import NotInt8, TorchInt8Backend
+from embedctl_workers.backends.torch.int8 import TorchInt8Backend
 from embedctl_workers.backends.torch.packed import native
 from embedctl_workers.backends.torch.packed.buffers import Buffers
 from embedctl_workers.backends.torch.packed.int8 import Int8Layer, Int8Library, Product
 from embedctl_workers.backends.torch.packed.kernels import Texts
 from embedctl_workers.backends.torch.packed.weights import Layer
 from tests.support.chunks import encode
+from tests.support.references_here import sentence_transformer
 from tests.support.texts import TEXTS
 from tests.support.tiny_models import Tiny
 
@@ -50,7 +51,7 @@ VARIANTS = (
     pytest.param("4 lanes", marks=[pytest.mark.needs("x86"), pytest.mark.slow]),
 )
 #: Inputs × outputs of products; rows that leave a rest of a tile and of a block.
-SHAPES = ((16, 16), (48, 80), (384, 192))
+SHAPES = ((48, 80), (384, 192))
 ROWS = (1, 5, 6, 7, 200)
 BAD = (torch.nan, torch.inf, -torch.inf)
 
@@ -78,11 +79,6 @@ def _seeded() -> Iterator[None]:
     torch.set_num_threads(2)
     with torch.inference_mode():
         yield
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    return Host(threads=1, cache=tmp_path_factory.mktemp("cache"))
 
 
 def linear(library: Int8Library, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -140,20 +136,6 @@ def test_a_product_is_that_of_the_nearest_bytes(library: Int8Library, shape: tup
         assert np.mean(np.abs(found - expected) > 1e-4 * unit + 1e-5 * np.abs(expected).max(1, keepdims=True)) < 0.02
 
 
-def test_rows_of_one_number_only_are_exact(library: Int8Library) -> None:
-    weight, bias = torch.randn(64, 48), torch.randn(64)
-    x = torch.zeros(9, 48)
-    x[3], x[5], x[7] = 5.0, -1e20, 1e-40
-    on_grid = torch.from_numpy(rounded(weight.double().numpy())).float()
-    found = linear(library, x, weight, bias)
-    for row in (0, 1, 2, 4, 6, 7, 8):
-        torch.testing.assert_close(found[row], bias, atol=1e-6, rtol=0)
-    torch.testing.assert_close(found[3], 5 * on_grid.sum(1) + bias, atol=1e-4, rtol=1e-5)
-    torch.testing.assert_close(found[5], -1e20 * on_grid.sum(1), atol=1e16, rtol=1e-4)
-    zero = linear(library, torch.randn(9, 48), torch.zeros(64, 48), bias)
-    torch.testing.assert_close(zero, bias.expand(9, 64), atol=0, rtol=0)
-
-
 def test_a_row_that_is_not_finite_stays_so_alone(library: Int8Library) -> None:
     weight, bias, x = torch.randn(80, 48), torch.randn(80), torch.randn(20, 48)
     good = linear(library, x, weight, bias)
@@ -175,23 +157,8 @@ def test_a_row_is_the_same_alone_beside_others_and_on_any_number_of_threads(libr
     assert torch.equal(linear(library, x, weight, bias), both)
 
 
-def test_a_matrix_of_another_size_is_refused(library: Int8Library) -> None:
-    product = Product(torch.randn(40, 32), torch.randn(40), library.panel)
-    for x, y in ((torch.zeros(3, 32), torch.zeros(3, 40)), (torch.zeros(3, 16), torch.zeros(3, 48))):
-        with pytest.raises(ValueError, match="32 × 48"):
-            library.linear(x, product, y, Buffers())
-
-
-def test_a_product_may_be_stored_in_parts(library: Int8Library) -> None:
-    weight, bias, x = torch.randn(96, 64), torch.randn(96), torch.randn(11, 64)
-    parts = torch.empty(3, 11, 32)
-    library.linear(x, Product(weight, bias, library.panel), parts, Buffers())
-    assert torch.equal(parts.transpose(0, 1).reshape(11, 96), linear(library, x, weight, bias))
-
-
 @pytest.mark.needs("x86")
-@pytest.mark.parametrize("march", ["alderlake", "icelake-server"])
-@pytest.mark.parametrize("name", ["int8.c", "int8_attention.c"])
+@pytest.mark.parametrize(("name", "march"), [("int8.c", "alderlake"), ("int8_attention.c", "icelake-server")])
 def test_the_instructions_of_other_cpus_are_assembled(name: str, march: str, tmp_path: Path) -> None:
     compiler = shutil.which("gcc") or "cc"
     source = Path(native.__file__).with_name(name)
@@ -230,7 +197,7 @@ def some_qkv(heads: int, head: int, tokens: int) -> torch.Tensor:
     return qkv
 
 
-@pytest.mark.parametrize(("heads", "head"), [(1, 16), (2, 32), (3, 48), (1, 64), (1, 128), (1, 256)])
+@pytest.mark.parametrize(("heads", "head"), [(1, 16), (3, 48), (1, 256)])
 def test_attention_is_that_of_torch_within_what_int8_may_differ(library: Int8Library, heads: int, head: int) -> None:
     for lengths in ((1,), (2, 1), (17, 15, 1, 33), (3, 8, 9, 7, 64), (257,), (5,) * 9):
         qkv = some_qkv(heads, head, sum(lengths))
@@ -239,7 +206,7 @@ def test_attention_is_that_of_torch_within_what_int8_may_differ(library: Int8Lib
         assert error.mean() < 0.006
 
 
-@pytest.mark.parametrize("length", [512, 513, 1200])
+@pytest.mark.parametrize("length", [513, 1200])
 def test_attention_over_long_texts_neither_overflows_nor_loses_small_weights(library: Int8Library, length: int) -> None:
     """All values have the greatest magnitude, so the sums are as large as they may be; one token draws half."""
     qkv = some_qkv(1, 16, length)
@@ -276,14 +243,6 @@ def test_a_text_that_is_not_finite_stays_so_alone(library: Int8Library) -> None:
         assert torch.equal(found[others], good[others])
 
 
-def test_a_text_is_the_same_alone_and_beside_others(library: Int8Library) -> None:
-    qkv = some_qkv(2, 32, 30)
-    beside = attention(library, qkv, [7, 10, 13])
-    assert torch.equal(attention(library, qkv[:, 7:17].contiguous(), [10]), beside[7:17])
-    torch.set_num_threads(1)
-    assert torch.equal(attention(library, qkv, [7, 10, 13]), beside)
-
-
 # ---- layers
 
 
@@ -313,9 +272,9 @@ def rest_exact(x: torch.Tensor, context: torch.Tensor, layer: Layer) -> torch.Te
     return norm(between + product(inner, layer.down), layer.norm)
 
 
-@pytest.mark.parametrize(("hidden", "wide"), [(64, 136), (96, 384)])
-def test_the_rest_of_a_layer_is_that_of_torch_on_the_same_bytes(library: Int8Library, hidden: int, wide: int) -> None:
-    layer = some_layer(hidden, wide)
+def test_the_rest_of_a_layer_is_that_of_torch_on_the_same_bytes(library: Int8Library) -> None:
+    hidden = 64
+    layer = some_layer(hidden, 136)
     laid_out = Int8Layer(layer, hidden // 32, library)
     for tokens in (1, 7, 110):
         x, context = torch.randn(tokens, hidden), torch.randn(tokens, hidden)
@@ -342,56 +301,22 @@ def test_gelu_is_that_of_torch_all_along_the_line(library: Int8Library) -> None:
     assert (found - expected).abs().mean() < 1e-3
 
 
-def test_a_row_that_is_not_finite_stays_so_through_a_layer(library: Int8Library) -> None:
-    laid_out = Int8Layer(some_layer(64, 136), 2, library)
-    x, context, others = torch.randn(20, 64), torch.randn(20, 64), torch.arange(20) != 13
-    good = x.clone()
-    library.rest(good, context, laid_out, Buffers())
-    for bad in BAD:
-        found, spoilt = x.clone(), context.clone()
-        spoilt[13, 5] = bad
-        library.rest(found, spoilt, laid_out, Buffers())
-        assert not found[13].isfinite().any()
-        assert torch.equal(found[others], good[others])
-
-
 # ---- models
 
 
-@pytest.mark.parametrize(
-    ("family", "pooling"), [("bert", "mean"), ("roberta", "cls"), ("xlm-roberta", "mean"), ("distilbert", "cls")]
-)
+@pytest.mark.parametrize(("family", "pooling"), [("bert", "mean"), ("xlm-roberta", "mean"), ("distilbert", "cls")])
 def test_vectors_point_where_those_of_sentence_transformers_do(
     runnable: None, family: Any, pooling: str, tiny_model: Callable[[Tiny], Path], host: Host
 ) -> None:
-    from sentence_transformers import SentenceTransformer
-
     folder = tiny_model(Tiny(family, pooling=pooling, hidden=64, heads=2))
     backend = TorchInt8Backend(resolve_model("tiny", ModelEntry(source=str(folder))), host)
     assert backend.engine == "packed, int8, VNNI"
     found = encode(backend, TEXTS, normalize=True).vectors
-    expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS, normalize_embeddings=True)
+    expected = sentence_transformer(folder).encode(TEXTS, normalize_embeddings=True)
     cosines = (found * expected).sum(axis=1)
     assert cosines.min() > 0.99
     assert cosines.mean() > 0.998
     np.testing.assert_array_equal(encode(backend, TEXTS[::-1], normalize=True).vectors[::-1], found)
-
-
-@pytest.mark.parametrize(
-    ("tiny", "reason"),
-    [
-        (Tiny(hidden=24, heads=3), "sizes or an activation"),
-        (Tiny(hidden=64, act="relu"), "sizes or an activation"),
-        (Tiny("mpnet", hidden=64), "BERT family"),
-    ],
-    ids=str,
-)
-def test_other_models_are_left_to_onnxruntime(
-    runnable: None, tiny: Tiny, reason: str, tiny_model: Callable[[Tiny], Path], host: Host
-) -> None:
-    files = resolve_model("tiny", ModelEntry(source=str(tiny_model(tiny))))
-    with pytest.raises(NotInt8, match=reason):
-        TorchInt8Backend(files, host)
 
 
 @pytest.fixture
@@ -427,12 +352,14 @@ def test_where_something_is_missing_onnxruntime_does_it_and_one_line_says_why(
     assert missing in record.getMessage()
 
 
-def test_the_packed_engine_is_chosen_where_it_can_run(
-    runnable: None, onnx_loads: list[str], tiny_model: Callable[[Tiny], Path], host: Host
-) -> None:
-    entry = ModelEntry(source=str(tiny_model(Tiny(hidden=64))))
-    backend = chooser.Int8Backend.load("tiny", entry, host, {})
-    assert isinstance(backend, TorchInt8Backend)
-    assert onnx_loads == []
-    assert backend.reference is not None
-    assert backend.reference.bounds == backend_module.BOUNDS
+def test_a_row_that_is_not_finite_stays_so_through_a_layer(library: Int8Library) -> None:
+    laid_out = Int8Layer(some_layer(64, 136), 2, library)
+    x, context, others = torch.randn(20, 64), torch.randn(20, 64), torch.arange(20) != 13
+    good = x.clone()
+    library.rest(good, context, laid_out, Buffers())
+    for bad in BAD:
+        found, spoilt = x.clone(), context.clone()
+        spoilt[13, 5] = bad
+        library.rest(found, spoilt, laid_out, Buffers())
+        assert not found[13].isfinite().any()
+        assert torch.equal(found[others], good[others])

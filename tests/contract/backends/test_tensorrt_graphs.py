@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedctl_config.errors import ModelError
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import resolve_model
@@ -19,8 +18,6 @@ for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
     pytest.importorskip(_needed)
 
 import onnx  # noqa: E402
-import onnxruntime  # noqa: E402
-import torch  # noqa: E402
 from onnx import TensorProto, numpy_helper  # noqa: E402
 
 from embedctl_workers.backends.onnx.export import export_own  # noqa: E402
@@ -67,26 +64,13 @@ def test_sums_norms_and_pooling_stay_in_fp32(dtype: str, kind: int, plain_graph:
         name: {types[each] for node in model.graph.node if node.op_type == name for each in node.input if each}
         for name in ("LayerNormalization", "MatMul", "Erf")
     }
-    assert inputs == {
-        "LayerNormalization": {TensorProto.FLOAT},
-        "MatMul": {kind},
-        "Erf": {kind},
-    }
+    assert inputs == {"LayerNormalization": {TensorProto.FLOAT}, "MatMul": {kind}, "Erf": {kind}}
     behind = [node for node in model.graph.node if node.name.startswith("/_model.1/")]
     assert {"ReduceSum", "Div"} <= {node.op_type for node in behind}
     allowed = {TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL}
     assert {types[each] for node in behind for each in (*node.input, *node.output) if each} <= allowed
     other = {TensorProto.FLOAT16, TensorProto.BFLOAT16} - {kind}
     assert other.isdisjoint(types.values())
-    # Nor do its numbers go through 16 bits from one node to the next.
-    made = {each for node in behind for each in node.output}
-    assert not [
-        node
-        for node in model.graph.node
-        if node.name not in {each.name for each in behind}
-        and made.intersection(node.input)
-        and types[node.output[0]] == kind
-    ]
 
 
 @pytest.mark.parametrize(("tiny", "dtype"), [(BERT, "fp16"), (MPNET, "bf16")], ids=str)
@@ -107,8 +91,9 @@ def test_a_graph_computed_in_its_own_types_gives_the_vectors(
     assert_close(found, by_torch(resolve_model("tiny", ModelEntry(str(tiny_model(tiny)))), TEXTS), 0.999)
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-@pytest.mark.parametrize(("tiny", "operator"), [(Tiny("roberta"), "CumSum"), (MPNET, "Log")], ids=str)
+@pytest.mark.parametrize(
+    ("tiny", "operator", "dtype"), [(Tiny("roberta"), "CumSum", "bf16"), (MPNET, "Log", "fp16")], ids=str
+)
 def test_positions_are_counted_in_fp32(
     tiny: Tiny, operator: str, dtype: str, tmp_path: Path, exported: Exported
 ) -> None:
@@ -129,8 +114,7 @@ def test_positions_are_counted_in_fp32(
     assert types[after.output[0]] in (TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64)
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
-@pytest.mark.parametrize("tiny", [BERT, MPNET, Tiny("modernbert")], ids=str)
+@pytest.mark.parametrize(("tiny", "dtype"), [(BERT, "fp32"), (MPNET, "bf16"), (Tiny("modernbert"), "fp16")], ids=str)
 def test_attention_is_in_the_form_that_is_fused(tiny: Tiny, dtype: str, tmp_path: Path, exported: Exported) -> None:
     """Nothing but sums of masks stands between the first product and the softmax, nor between that and the second."""
     graphs.convert(exported(tiny) / GRAPH, tmp_path / GRAPH, dtype)
@@ -138,26 +122,6 @@ def test_attention_is_in_the_form_that_is_fused(tiny: Tiny, dtype: str, tmp_path
     onnx.checker.check_model(model, full_check=True)
     assert len(fusible(model.graph)) == tiny.layers == sum(node.op_type == "Softmax" for node in model.graph.node)
     assert not fusible(onnx.load(exported(tiny) / GRAPH).graph)
-
-
-@pytest.mark.parametrize(("tiny", "exact"), [(BERT, True), (Tiny(heads=4), False)], ids=str)
-def test_the_scale_of_attention_is_exact_where_it_is_a_power_of_two(
-    tiny: Tiny, exact: bool, tmp_path: Path, exported: Exported
-) -> None:
-    """Heads of 16: the scale is 1/4, as it is 1/8 with heads of 64."""
-    plain = exported(tiny)
-    graphs.convert(plain / GRAPH, tmp_path / GRAPH, "fp32")
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    vectors = []
-    for path in (plain / GRAPH, tmp_path / GRAPH):
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        inputs = GraphInputs(plain, [each.name for each in session.get_inputs()], Host(1, tmp_path))
-        tokens = inputs.tokenize(TEXTS, None)
-        vectors.append(session.run(None, dict(inputs.batch(tokens, np.arange(len(TEXTS)))))[0])
-    assert np.array_equal(vectors[0], vectors[1]) is exact
-    np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-6)
 
 
 def test_the_first_token_is_taken_without_a_question(tmp_path: Path, exported: Exported) -> None:
@@ -187,24 +151,11 @@ def test_no_number_of_a_graph_is_beyond_16_bits(dtype: str, plain_graph: Path, t
     assert largest(tmp_path / GRAPH) == 1e4 if dtype != "bf16" else abs(largest(tmp_path / GRAPH) - 1e4) < 64
 
 
-def test_bf16_numbers_are_rounded_from_fp32(plain_graph: Path, tmp_path: Path) -> None:
-    graphs.convert(plain_graph, tmp_path / GRAPH, "bf16")
-    originals = {each.name: each for each in onnx.load(plain_graph).graph.initializer}
-    compared = 0
-    for each in onnx.load(tmp_path / GRAPH).graph.initializer:
-        if each.data_type == TensorProto.BFLOAT16 and each.name in originals:
-            exact = torch.from_numpy(numpy_helper.to_array(originals[each.name]).copy())
-            found = numpy_helper.to_array(each).astype(np.float32)
-            np.testing.assert_array_equal(found, exact.bfloat16().float().numpy())
-            compared += 1
-    assert compared > 10
-
-
 def test_a_large_graph_keeps_its_weights_beside_it(
     plain_graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graphs, "is_large", lambda graph: True)
-    for dtype in ("fp16", "bf16", "fp32"):
+    for dtype in ("bf16", "fp32"):
         (tmp_path / dtype).mkdir()
         graphs.convert(plain_graph, tmp_path / dtype / GRAPH, dtype)
         assert sorted(path.name for path in (tmp_path / dtype).iterdir()) == [GRAPH, "weights"]
@@ -215,12 +166,3 @@ def test_a_large_graph_keeps_its_weights_beside_it(
         beside = {each.name: each for each in onnx.load(tmp_path / dtype / GRAPH).graph.initializer}
         for each in onnx.load(small).graph.initializer:
             np.testing.assert_array_equal(numpy_helper.to_array(each), numpy_helper.to_array(beside[each.name]))
-
-
-def test_a_graph_of_another_exporter_is_refused(plain_graph: Path, tmp_path: Path) -> None:
-    model = onnx.load(plain_graph)
-    for node in model.graph.node:
-        node.name = node.name.replace("_model", "model")
-    onnx.save(model, tmp_path / "other.onnx")
-    with pytest.raises(ModelError, match="another exporter"):
-        graphs.convert(tmp_path / "other.onnx", tmp_path / GRAPH, "fp16")

@@ -19,6 +19,7 @@ import pytest
 from embedctl_config import cpu
 from embedctl_config.errors import ModelError, SettingsError
 from embedctl_config.hardware import ModelEntry
+from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends import load_backend
 from embedctl_workers.backends.base import Backend
 from embedctl_workers.machine.host import Host
@@ -29,8 +30,6 @@ else:
     torch = pytest.importorskip("torch")
 pytest.importorskip("sentence_transformers")
 
-from sentence_transformers import SentenceTransformer
-
 from embedctl_workers.backends.torch import backend as torch_backend
 from embedctl_workers.backends.torch.packed import choosing, onednn_layers, tiles
 from embedctl_workers.backends.torch.packed.buffers import Buffers
@@ -40,7 +39,8 @@ from embedctl_workers.backends.torch.packed.native import address
 from embedctl_workers.backends.torch.packed.onednn_layers import onednn_bf16_layers
 from embedctl_workers.backends.torch.packed.tiles import AMX, AVX512, EMULATED, Tiles, Unit, tile_layers
 from embedctl_workers.backends.torch.packed.weights import Layer, Weights
-from embedctl_workers.models.files import resolve_model
+from tests.support.chunks import encode
+from tests.support.references_here import sentence_transformer
 from tests.support.tiny_models import Tiny
 
 pytestmark = pytest.mark.needs("compiler")
@@ -62,11 +62,6 @@ KINDS: dict[str, tuple[Callable[[Tiles, Kernels], LayerKind], float]] = {
     "oneDNN": (onednn_bf16_layers, 0.1),
 }
 WAYS = ["one part", "two parts", pytest.param("oneDNN", marks=pytest.mark.needs("bf16"))]
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    return Host(threads=1, cache=tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="module", params=UNITS)
@@ -181,13 +176,6 @@ def test_attention_to_what_is_not_finite_stays_in_its_text(each: Tiles, parts: i
         assert torch.equal(found[25:], clean[25:])
 
 
-def test_attention_stands_scores_that_a_naive_softmax_would_not(each: Tiles) -> None:
-    qkv, texts = torch.randn(40, 3 * 64) * 30, texts_of((40,))
-    expected = torch.empty(40, 64, dtype=torch.float64)
-    TorchKernels().attention(qkv.double(), texts, 2, expected)
-    assert (attend(each, qkv, texts, 2, 2) - expected).abs().max() < 0.3  # of values near 100, and scores near 10,000
-
-
 def layer_of(hidden: int, heads: int, wide: int) -> tuple[Layer, Weights]:
     def linear(inputs: int, outputs: int) -> torch.nn.Linear:
         return torch.nn.Linear(inputs, outputs)
@@ -229,7 +217,6 @@ def test_a_layer_is_that_of_float64(kind: tuple[LayerKind, float]) -> None:
         ((160, 4, 104), 2, 1.0),
         ((160, 4, 104), 1, 1.0),
         ((64, 2, 256), 2, 1e6),
-        ((32, 2, 72), 2, 1e-6),
     ):
         torch.set_num_threads(threads)
         layer, weights = layer_of(*shape)
@@ -294,19 +281,6 @@ def test_a_text_comes_out_the_same_alone_in_a_batch_and_in_another_order(kind: t
         assert (here - run(product, piece, (length,))).abs().max() <= differs
 
 
-def test_a_bad_text_spoils_no_other(kind: tuple[LayerKind, float]) -> None:
-    layer, weights = layer_of(64, 2, 128)
-    product = kind[0].layer(layer, weights)
-    for bad in (torch.nan, torch.inf):
-        x = torch.randn(60, 64)
-        clean = run(product, x, (20, 30, 10))
-        x[25] = bad
-        found = run(product, x, (20, 30, 10))
-        assert not found[20:50].isfinite().any()
-        assert torch.equal(found[:20], clean[:20])
-        assert torch.equal(found[50:], clean[50:])
-
-
 @pytest.mark.needs("x86")
 @pytest.mark.parametrize("name", ["products_bf16.c", "attention_bf16.c"])
 def test_the_instructions_of_amx_are_assembled(name: str, tmp_path: Path) -> None:
@@ -338,11 +312,8 @@ class TestChoice:
         assert self._chosen(choosing.fp32_layers, host).name == "compiled kernels, AMX bf16 x 3"
         assert self._chosen(choosing.bf16_layers, host).name == "compiled kernels, AMX bf16"
 
-    @pytest.mark.parametrize(
-        "choose", [choosing.fp32_layers, pytest.param(choosing.bf16_layers, marks=pytest.mark.needs("bf16"))]
-    )
-    def test_who_asks_for_plain_products_gets_torchs(self, host: Host, choose: Any) -> None:
-        assert "AMX" not in self._chosen(choose, host, plain=True).name
+    def test_who_asks_for_plain_products_gets_torchs(self, host: Host) -> None:
+        assert "AMX" not in self._chosen(choosing.fp32_layers, host, plain=True).name
 
     def test_a_unit_that_is_slower_is_not_used(self, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(choosing, "AMX", _emulating(AMX))
@@ -367,15 +338,12 @@ class TestChoice:
         assert "AMX" not in self._chosen(choosing.fp32_layers, host).name
         assert "computes wrongly" in caplog.text
 
-    @pytest.mark.parametrize("refused", ["compiler", "system"])
     def test_the_next_best_serves_where_a_unit_is_refused(
-        self, host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refused: str
+        self, host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         def refusing(unit: Unit, host: Host) -> Tiles:
             if unit.name == AMX.name:
-                raise ModelError(
-                    "gcc failed: unrecognized option '-mamx-tile'" if refused == "compiler" else "no tiles"
-                )
+                raise ModelError("gcc failed: unrecognized option '-mamx-tile'")
             return Tiles(unit, host)
 
         monkeypatch.setattr(choosing, "AVX512", _emulating(AVX512))
@@ -383,11 +351,6 @@ class TestChoice:
         assert self._chosen(choosing.bf16_layers, host).name == "compiled kernels, AVX512_BF16"
         refusals = [message for message in caplog.messages if message.startswith("no products on ")]
         assert [each.split(",")[0] for each in refusals] == [f"no products on {AMX.name}"]
-
-    @pytest.mark.needs("bf16")
-    def test_without_a_compiler_torchs_own_operators_serve(self, host: Host) -> None:
-        _, weights = layer_of(64, 2, 128)
-        assert choosing.bf16_layers(weights, TorchKernels(), host).name == "torch kernels, oneDNN bf16"
 
     def _chosen(self, choose: Any, host: Host, **options: Any) -> LayerKind:
         _, weights = layer_of(64, 2, 128)
@@ -411,7 +374,7 @@ MODELS = (
 @pytest.mark.parametrize(
     ("tiny", "way"),
     [
-        *((tiny, "two parts") for tiny in MODELS),
+        *((tiny, "two parts") for tiny in MODELS[:3]),
         (MODELS[2], "one part"),
         pytest.param(MODELS[3], "oneDNN", marks=pytest.mark.needs("bf16")),
     ],
@@ -426,30 +389,17 @@ def test_every_packed_family_runs_on_tiles(
     backend = _loaded("torch", host, folder)
     assert backend.engine == f"packed, {layers.name}"
     texts = ["a", "the text", "a query of words", "that is in the passage of a model " * 2, "the model " * 40]
-    tokens = backend.tokenize(texts, None)
-    found = backend.finish(backend.forward(tokens, np.arange(len(texts))), normalize=True)
-    alone = backend.finish(backend.forward(tokens, np.array([3])), normalize=True)
+    found = assert_near(backend, folder, texts, 1e-5 if way == "two parts" else None)
+    alone = encode(backend, texts[3:4], normalize=True).vectors
     np.testing.assert_allclose(found[3], alone[0], rtol=0, atol=0.01 if way == "oneDNN" else 0.0)
-    expected = SentenceTransformer(str(folder), device="cpu").encode(texts, normalize_embeddings=True)
+
+
+def assert_near(backend: Backend, folder: Path, texts: list[str], error: float | None = None) -> Vectors:
+    found = encode(backend, texts, normalize=True).vectors
+    expected = sentence_transformer(folder).encode(texts, normalize_embeddings=True)
     assert (found * expected).sum(1).min() > 0.999
-    if way == "two parts":
-        assert abs(found - expected).max() < 1e-5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-def test_the_real_model_on_emulated_tiles(host: Host, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    layers = KINDS[way][0](Tiles(EMULATED, host), load_kernels(host))
-    monkeypatch.setattr(torch_backend, "fp32_layers", lambda *_, plain: layers)
-    backend = load_backend("torch", "all-MiniLM-L6-v2", entry=None, host=host, options={})
-    texts = ["a", "The quick brown fox jumps over the lazy dog.", "words of a longer passage " * 3]
-    tokens = backend.tokenize(texts, None)
-    found = backend.finish(backend.forward(tokens, np.arange(3)), normalize=True)
-    model = SentenceTransformer(str(resolve_model("all-MiniLM-L6-v2", None).folder), device="cpu")
-    expected = model.encode(texts, normalize_embeddings=True)
-    assert (found * expected).sum(1).min() > 0.9999
-    if way == "two parts":
-        assert abs(found - expected).max() < 1e-5
+    assert error is None or abs(found - expected).max() < error
+    return found
 
 
 def test_an_unknown_choice_of_products_is_refused(host: Host, tiny_model: Callable[[Tiny], Path]) -> None:
@@ -457,22 +407,11 @@ def test_an_unknown_choice_of_products_is_refused(host: Host, tiny_model: Callab
         _loaded("torch", host, tiny_model(Tiny()), products="amx")
 
 
-def test_the_backend_in_bf16_refuses_a_cpu_that_has_nothing_for_it(
-    host: Host, tiny_model: Callable[[Tiny], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset({"avx512f", "amx_tile"}))
-    with pytest.raises(ModelError, match=r"nothing for bf16.*use class cpu"):
-        _loaded("torch-bf16", host, tiny_model(Tiny()))
-
-
 @pytest.mark.parametrize(
     "tiny",
     [
         Tiny(),
-        *(
-            pytest.param(tiny, marks=pytest.mark.needs("bf16"))
-            for tiny in (Tiny(hidden=24, heads=3), Tiny(act="relu"), Tiny("mpnet"))
-        ),
+        *(pytest.param(tiny, marks=pytest.mark.needs("bf16")) for tiny in (Tiny(hidden=24, heads=3), Tiny("mpnet"))),
     ],
     ids=str,
 )
@@ -485,13 +424,7 @@ def test_the_backend_in_bf16_runs_every_model(
         monkeypatch.setattr(module, "cpu_flags", lambda: AVX512.needs)
     backend = _loaded("torch-bf16", host, tiny_model(tiny))
     assert "bf16" in backend.engine.lower()
-    texts = ["the text of a query", "a passage of the text in a model " * 3]
-    tokens = backend.tokenize(texts, None)
-    found = backend.finish(backend.forward(tokens, np.arange(2)), normalize=True)
-    model = SentenceTransformer(str(tiny_model(tiny)), device="cpu")
-    expected = model.encode(texts, normalize_embeddings=True)
-    assert found.dtype == np.float32
-    assert (found * expected).sum(1).min() > 0.999
+    assert_near(backend, tiny_model(tiny), ["the text of a query", "a passage of the text in a model " * 3])
 
 
 def _loaded(alias: str, host: Host, folder: Path, **options: str) -> Backend:
@@ -501,15 +434,3 @@ def _loaded(alias: str, host: Host, folder: Path, **options: str) -> Backend:
 @pytest.mark.needs("amx")
 def test_the_system_permits_tiles(host: Host) -> None:
     assert Tiles(AMX, host).products.may_run()
-
-
-def test_the_kept_memory_is_taken_again_and_grows_with_the_largest() -> None:
-    buffers = Buffers()
-    small = buffers("x", 2, 8)
-    assert buffers("x", 1, 8).data_ptr() == small.data_ptr()
-    assert buffers.hold(small[1])
-    larger = buffers("x", 4, 8)
-    assert larger.shape == (4, 8)
-    assert not buffers.hold(small)
-    assert not buffers.hold(larger.clone())
-    assert buffers("y", 4, 8).data_ptr() != larger.data_ptr()

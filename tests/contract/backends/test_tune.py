@@ -30,18 +30,6 @@ def _configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EMBEDCTL_CACHE_DIR", str(tmp_path / "cache"))
 
 
-@pytest.mark.slow
-def test_larger_batches_are_faster_where_a_batch_costs_as_much_as_another() -> None:
-    cpu = min(os.sched_getaffinity(0))
-    with _measured("paced", "dummy", [frozenset({cpu})]) as (facts, ask):
-        assert facts["threads"] == 1
-        assert len(bytes.fromhex(facts["fingerprint"])) == 32
-        small, large = ask(256), ask(1024)
-    # The backend sleeps for 50 ms a batch: a busy machine makes both slower, and both by the same.
-    assert 0 < small < 256 / 0.05
-    assert large > small
-
-
 def test_a_model_that_cannot_be_loaded_is_said_so(capfd: pytest.CaptureFixture[str]) -> None:
     cpu = min(os.sched_getaffinity(0))
     with pytest.raises(ModelError, match="can't be measured"), _measured("odd", "dummy", [frozenset({cpu})]):

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from embedctl_workers.machine.host import Host
-from embedctl_workers.models import references
 from embedctl_workers.models.files import ModelFiles, fingerprint_of
-from tests.support.references_here import compute_here
 
 if TYPE_CHECKING:  # they import torch, which may be missing
     from embedctl_workers.backends.gpu.backend import TorchGpuBackend
     from tests.support.stand_in_gpu import StandIn
     from tests.support.tiny_models import Tiny
     from tests.support.torch_gpu import Load, MakeModel
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    return Host(threads=2, cache=tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def references_here() -> Iterator[None]:
-    """Computes references in this process, which has torch."""
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(references, "_compute", compute_here)
-        yield
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
-"""Attention over packed texts: torch's own, and the one for everything else."""
+"""Attention over packed texts, torch's own and the one for everything else; a forward asks the device nothing."""
 
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,20 +14,21 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("sentence_transformers")
 
 from embedctl_workers.backends.gpu import attention  # noqa: E402
-from tests.support.stand_in_gpu import StandIn, varlen_attn  # noqa: E402
-from tests.support.torch_gpu import Load, cosines, encode, texts_of  # noqa: E402
-
-
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-def test_attention_over_packed_texts_gives_what_padded_attention_gives(
-    dtype: str, load: Load, with_varlen: None
-) -> None:
-    texts = texts_of([1, 7, 8, 9, 30, 2, 2])
-    on = StandIn(varlen=True)
-    backend = load(on=on, dtype=dtype)
-    assert backend.engine.endswith("packed, varlen")
-    found = encode(backend, texts).vectors
-    assert cosines(found, encode(load(dtype=dtype), texts).vectors).min() > 0.999
+from tests.support.references_here import sentence_transformer  # noqa: E402
+from tests.support.stand_in_gpu import (  # noqa: E402
+    StandIn,
+    Waits,
+    varlen_attn,
+)
+from tests.support.tiny_models import Tiny  # noqa: E402
+from tests.support.torch_gpu import (  # noqa: E402
+    BERT,
+    QWEN,
+    Load,
+    MakeModel,
+    texts_of,
+    tokens_of,
+)
 
 
 def test_attention_that_is_missing_wrong_or_not_for_these_heads_is_not_used(
@@ -78,3 +81,45 @@ def test_no_batch_waits_for_a_plan_of_cudnn(engine: str, load: Load) -> None:
     torch.backends.cuda.enable_cudnn_sdp(True)
     load(dtype="bf16", engine=engine)
     assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+ALL_MODES = "cls+max+mean+mean_sqrt_len_tokens+weightedmean+lasttoken"
+
+
+@pytest.mark.parametrize(
+    ("tiny", "engine"),
+    [(BERT, "auto"), (BERT, "padded"), (Tiny("mpnet"), "auto"), (Tiny("modernbert"), "auto"), (QWEN, "auto")],
+    ids=str,
+)
+def test_a_forward_never_waits_for_the_device(tiny: Tiny, engine: str, load: Load, tiny_model: MakeModel) -> None:
+    tiny = replace(tiny, include_prompt=False, pooling=ALL_MODES)
+    backend = load(tiny, dtype="fp32", engine=engine)
+    texts = texts_of([3, 9, 9, 13])
+    model = sentence_transformer(tiny_model(tiny))
+    for prompt in ("", "query: the "):
+        tokens = backend.tokenize(texts, prompt)
+        expected = model.encode(texts, prompt=prompt)
+        for rows in ([0, 1, 2, 3], [1, 2]):  # with padding, and perhaps without
+            with Waits() as waits:
+                output = backend.forward(tokens, np.array(rows))
+            assert waits.seen == []
+            found = backend.finish(output, normalize=False)
+            np.testing.assert_allclose(found, expected[rows], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("tiny", [BERT, QWEN], ids=str)
+def test_only_a_batch_with_padding_is_masked(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    masks: list[bool] = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def noted(*args: Any, **options: Any) -> Any:
+        masks.append(options.get("attn_mask") is not None)
+        return attend(*args, **options)
+
+    backend = load(tiny, dtype="bf16", engine="padded")
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
+    ids = [[5] * 32, [6] * 32, [7] * 20]
+    for rows, masked in (([0, 1], False), ([0, 2], True)):
+        masks.clear()
+        backend.forward(tokens_of(ids), np.array(rows))
+        assert set(masks) == {masked}

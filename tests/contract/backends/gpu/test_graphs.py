@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,10 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedctl_config.errors import DeviceLost
-from embedctl_config.wire import ChunkInput
 from embedctl_workers.arrays.tokens import Tokens, Vectors
-from tests.support.device_use import RecordedUse
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sentence_transformers")
@@ -25,10 +20,9 @@ pytest.importorskip("sentence_transformers")
 from embedctl_workers.backends.gpu import attention, buckets, device, graphs, memory, packed  # noqa: E402
 from embedctl_workers.backends.gpu import backend as torch_gpu  # noqa: E402
 from embedctl_workers.backends.gpu.backend import TorchGpuBackend  # noqa: E402
-from embedctl_workers.encoding.encoder import ChunkEncoder  # noqa: E402
 from tests.support.stand_in_gpu import StandIn, Waits, varlen_attn  # noqa: E402
 from tests.support.stand_in_graph import StandInGraph  # noqa: E402
-from tests.support.torch_gpu import BERT, Load, encode_with, texts_of, tokens_of  # noqa: E402
+from tests.support.torch_gpu import BERT, Load, tokens_of  # noqa: E402
 
 TINY = replace(BERT, max_seq_length=48)
 ALL_MODES = replace(TINY, include_prompt=False, pooling="cls+max+mean+mean_sqrt_len_tokens+weightedmean+lasttoken")
@@ -58,6 +52,16 @@ def started(load: Load) -> Callable[..., TorchGpuBackend]:
         return backend
 
     return start
+
+
+Both = tuple[StandIn, TorchGpuBackend, Any]
+
+
+@pytest.fixture
+def both(load: Load, started: Callable[..., TorchGpuBackend]) -> Both:
+    """A device, and the model on it without and with graphs."""
+    on = StandIn()
+    return on, load(TINY, dtype="fp32"), started(on)
 
 
 def texts() -> Tokens:
@@ -122,36 +126,8 @@ def test_the_second_batch_of_a_size_is_captured_and_the_third_is_one_call(
     assert_same(backend.finish(output, normalize=False), found[0])
 
 
-def test_before_the_warm_up_has_measured_the_memory_nothing_is_captured(load: Load) -> None:
-    on = StandIn()
-    backend = load(TINY, on=on, dtype="fp32", graphs=True)
-    for _ in range(3):
-        run(backend, SMALL[0])
-    assert on.captured == 0
-    assert backend.positions(np.array([30, 9])) == 39
-
-
-def test_chunks_of_two_threads_do_not_mix(load: Load, started: Any) -> None:
-    on = StandIn()
-    plain, encoder = ChunkEncoder(load(TINY, dtype="fp32"), 64), ChunkEncoder(started(on), 64)
-    chunks = [texts_of(range(at, at + 12)) for at in range(1, 5)]
-    expected = [encode_with(plain, each).vectors for each in chunks]
-    turn = threading.Lock()
-
-    def encode(at: int) -> Vectors:
-        chunk = ChunkInput(0, bytes(12), [text.encode() for text in chunks[at]])
-        return encoder.encode(encoder.prepare(chunk, {"normalize": False}), RecordedUse(turn=lambda: turn)).vectors
-
-    order = list(range(4)) * 3
-    with ThreadPoolExecutor(2) as pool:
-        for at, found in zip(order, pool.map(encode, order), strict=True):
-            assert_same(found, expected[at])
-    assert on.captured > 0
-
-
-def test_sizes_that_no_graph_is_for_run_as_they_are(load: Load, started: Any) -> None:
-    on = StandIn()
-    plain, graphed = load(TINY, dtype="fp32"), started(on)
+def test_sizes_that_no_graph_is_for_run_as_they_are(both: Both) -> None:
+    on, plain, graphed = both
     graphed._graphs.allow(128)
     for rows in ([2] * 5, [2] * 6, [4] * 40):  # larger than allowed, than any size, and more texts than any size has
         for _ in range(3):
@@ -160,20 +136,9 @@ def test_sizes_that_no_graph_is_for_run_as_they_are(load: Load, started: Any) ->
     assert on.captured == 0
 
 
-def test_a_text_longer_than_every_step_is_in_graphs_of_the_models_own_maximum(load: Load, started: Any) -> None:
-    on = StandIn()
-    plain, graphed = load(TINY, dtype="fp32"), started(on)
-    for rows in ([2], [2], [2], [0, 3], [0, 3], [0, 3], [2]):  # 48 tokens; at most 32, in as many tokens and texts
-        assert_same(run(graphed, rows), run(plain, rows))
-    assert on.captured == 2
-
-
-def test_the_graph_that_was_not_used_for_longest_makes_room(
-    load: Load, started: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_graph_that_was_not_used_for_longest_makes_room(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "_MOST_GRAPHS", 2)
-    on = StandIn()
-    plain, graphed = load(TINY, dtype="fp32"), started(on)
+    on, plain, graphed = both
     captured = []
     for rows, _ in (SMALL, SMALL, MIDDLE, MIDDLE, SMALL, LARGE, LARGE, SMALL, MIDDLE, MIDDLE, MIDDLE, LARGE):
         assert_same(run(graphed, rows), run(plain, rows))
@@ -182,11 +147,8 @@ def test_the_graph_that_was_not_used_for_longest_makes_room(
     assert captured == [0, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]  # MIDDLE had to go for LARGE, and then LARGE for MIDDLE
 
 
-def test_work_that_can_not_be_captured_runs_without_graphs(
-    load: Load, started: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    on = StandIn()
-    plain, graphed = load(TINY, dtype="fp32"), started(on)
+def test_work_that_can_not_be_captured_runs_without_graphs(both: Both, caplog: pytest.LogCaptureFixture) -> None:
+    on, plain, graphed = both
     for _ in range(3):
         run(graphed, MIDDLE[0])
     on.refuses = [NOT_PERMITTED]
@@ -199,10 +161,9 @@ def test_work_that_can_not_be_captured_runs_without_graphs(
 
 
 def test_a_size_that_memory_does_not_suffice_for_runs_without_a_graph(
-    load: Load, started: Any, caplog: pytest.LogCaptureFixture
+    both: Both, caplog: pytest.LogCaptureFixture
 ) -> None:
-    on = StandIn()
-    plain, graphed = load(TINY, dtype="fp32"), started(on)
+    on, plain, graphed = both
     on.refuses = [NO_MEMORY]
     for rows, _ in (LARGE, LARGE, LARGE, MIDDLE, MIDDLE, MIDDLE, LARGE, SMALL, SMALL, SMALL):
         assert_same(run(graphed, rows), run(plain, rows))
@@ -212,11 +173,8 @@ def test_a_size_that_memory_does_not_suffice_for_runs_without_a_graph(
     )
 
 
-def test_graphs_give_their_memory_back_to_a_batch_that_lacks_it(
-    load: Load, started: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    on = StandIn()
-    plain, graphed = load(TINY, dtype="fp32"), started(on)
+def test_graphs_give_their_memory_back_to_a_batch_that_lacks_it(both: Both, caplog: pytest.LogCaptureFixture) -> None:
+    on, plain, graphed = both
     for _ in range(3):
         run(graphed, SMALL[0])
     engine_run, held = graphed._engine.run, []
@@ -235,21 +193,11 @@ def test_graphs_give_their_memory_back_to_a_batch_that_lacks_it(
     assert on.captured == 1
 
 
-def test_a_device_that_is_lost_in_a_capture_is_lost(started: Any) -> None:
-    on = StandIn()
-    backend = started(on)
-    run(backend, SMALL[0])
-    on.refuses, on.broken = [NOT_PERMITTED], True
-    with pytest.raises(DeviceLost, match="is lost to this process"):
-        backend.forward(texts(), np.array(SMALL[0]))
-
-
 @pytest.mark.parametrize("wrong", [torch.nan, 1.0])
 def test_a_graph_that_gives_other_vectors_is_not_used(
-    wrong: float, load: Load, started: Any, caplog: pytest.LogCaptureFixture
+    wrong: float, both: Both, caplog: pytest.LogCaptureFixture
 ) -> None:
-    on = StandIn()
-    plain, graphed = load(TINY, dtype="fp32"), started(on)
+    on, plain, graphed = both
 
     capture = on.capture
 
@@ -268,35 +216,6 @@ def test_a_graph_that_gives_other_vectors_is_not_used(
     for _ in range(4):
         assert_same(run(graphed, SMALL[0]), run(plain, SMALL[0]))
     assert caplog.text.count("CUDA graphs are not used: they give other vectors here") == 1
-
-
-def test_one_row_in_a_wider_type_uses_no_graph(load: Load, started: Any) -> None:
-    on = StandIn()
-    plain, graphed = load(TINY, dtype="fp32"), started(on)
-    for _ in range(3):
-        output = graphed.forward_wider(texts(), np.array([2]))
-        assert_same(graphed.finish(output, normalize=False), run(plain, [2]))
-    assert on.captured == 0
-
-
-@pytest.mark.slow
-def test_compiled_layers_are_captured(load: Load, started: Any) -> None:
-    made: list[Any] = []
-
-    def make(graph: Any, _: Any) -> Any:
-        made.append(graph)
-        return graph.forward
-
-    def compiler(function: Any) -> Any:
-        return torch.compile(function, backend=make, dynamic=False, fullgraph=True)
-
-    on = StandIn()
-    plain, both = load(TINY, dtype="fp32"), started(on, compile=True, compile_with=compiler)
-    assert both.engine.endswith("packed, varlen, compiled, graphs")
-    compiled = len(made)
-    for rows, _ in (SMALL, MIDDLE, SMALL, MIDDLE, SMALL, MIDDLE, ([1, 0], 64)):
-        assert_same(run(both, rows), run(plain, rows))
-    assert (on.captured, len(made)) == (2, compiled)
 
 
 @pytest.mark.parametrize("options", [{"engine": "padded"}, {}], ids=["padded", "SDPA"])
@@ -364,27 +283,3 @@ def test_torch_is_asked_for_a_graph_that_other_threads_do_not_disturb(
 
 
 # The stand-in itself
-
-
-def test_the_stand_in_runs_a_graph_at_the_addresses_of_its_capture() -> None:
-    given, result = torch.ones(3), torch.zeros(3)
-    graph = StandInGraph(lambda: result.copy_(given.double() * 2), None)
-    assert result.isnan().all()
-    given.fill_(4)
-    graph.replay()
-    assert result.tolist() == [8, 8, 8]
-
-
-def test_the_stand_in_loses_what_a_graph_leaves_in_memory_that_it_shares() -> None:
-    left = []
-    one = StandInGraph(lambda: left.append(torch.ones(2) + 1), None)
-    other = StandInGraph(lambda: left.append(torch.ones(2) + 2), one)
-    one.replay()
-    assert (left[0].tolist(), left[1].isnan().all()) == ([2, 2], True)
-    other.replay()
-    assert (left[1].tolist(), left[0].isnan().all()) == ([3, 3], True)
-
-
-def test_the_stand_in_refuses_to_capture_what_waits() -> None:
-    with pytest.raises(torch.AcceleratorError, match="not permitted when stream is capturing"):
-        StandInGraph(lambda: torch.ones(1).item(), None)

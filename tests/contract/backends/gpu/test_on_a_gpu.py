@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from embedctl_config.hardware import HardwareClass
-from embedctl_config.wire import ChunkInput
 from embedctl_workers.accuracy.gate import measure_backend
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles, fingerprint_of
+from tests.support.chunks import chunk_of
 from tests.support.device_use import RecordedUse
 
 pytest.importorskip("torch")
@@ -23,8 +23,9 @@ pytest.importorskip("sentence_transformers")
 
 from embedctl_workers.backends.gpu import device
 from embedctl_workers.backends.gpu.backend import TorchGpuBackend
+from tests.support.references_here import sentence_transformer
 from tests.support.tiny_models import Tiny
-from tests.support.torch_gpu import QWEN, MakeModel, cosines, encode, reference, texts_of
+from tests.support.torch_gpu import QWEN, MakeModel, cosines, encode, texts_of
 
 
 @pytest.mark.needs("gpu")
@@ -42,8 +43,8 @@ def test_on_a_gpu(tiny: Tiny, dtype: str, tiny_model: MakeModel, host: Host, cap
     assert report is not None
     assert report.passed, str(report)
     texts = texts_of(np.random.default_rng(1).integers(1, 100, 200).tolist())
-    expected = reference(folder).encode(texts)
-    chunk = ChunkInput(0, bytes(200), [text.encode() for text in texts])
+    expected = sentence_transformer(folder).encode(texts)
+    chunk = chunk_of(*texts)
 
     def run(_: int) -> float:
         found = encoder.encode(encoder.prepare(chunk, {"normalize": False}), RecordedUse(turn=lambda: turn))
@@ -72,7 +73,7 @@ def test_graphs_on_a_gpu(
     encoder, turn = ChunkEncoder(graphed, 2048), threading.Lock()
 
     def run(at: int) -> float:
-        chunk = ChunkInput(0, bytes(len(chunks[at])), [text.encode() for text in chunks[at]])
+        chunk = chunk_of(*chunks[at])
         found = encoder.encode(encoder.prepare(chunk, {"normalize": False}), RecordedUse(turn=lambda: turn))
         assert found.errors == []
         return float(cosines(found.vectors, expected[at]).min())

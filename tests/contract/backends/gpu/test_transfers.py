@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from embedctl_config.errors import DeviceLost
-from embedctl_config.wire import ChunkInput, ErrorCode
 from embedctl_workers.backends.base import WarmsThreads
 from embedctl_workers.encoding.device_use import Stopped
 from embedctl_workers.encoding.encoder import ChunkEncoder
+from tests.support.chunks import chunk_of
 from tests.support.device_use import RecordedUse
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sentence_transformers")
 
 from tests.support.stand_in_gpu import StandIn  # noqa: E402
-from tests.support.torch_gpu import Load, encode, encode_with, texts_of, tokens_of  # noqa: E402
+from tests.support.torch_gpu import Load, encode_with, texts_of, tokens_of  # noqa: E402
 
 
 def error_of_cuda() -> Exception:
@@ -40,15 +40,6 @@ def test_a_device_that_computes_no_more_is_lost(late: bool, load: Load) -> None:
         backend._engine.run = lambda *_: (_ for _ in ()).throw(error_of_cuda())  # type: ignore[method-assign]
     with pytest.raises(DeviceLost, match=r"the CPU as a stand-in is lost to this process: .*illegal memory access"):
         encode_with(encoder, texts_of([5, 6]))
-
-
-def test_an_error_of_one_call_is_the_rows_doing(load: Load) -> None:
-    on = StandIn()
-    backend = load(on=on, dtype="fp32")
-    on.fails_late = RuntimeError("CUDA error: invalid configuration argument")
-    assert [each.code for each in encode(backend, texts_of([5])).errors] == [ErrorCode.ENCODE_ERROR]
-    on.fails_late = None
-    assert encode(backend, texts_of([5])).errors == []
 
 
 def test_an_error_of_python_does_not_ask_the_device(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,15 +79,6 @@ def test_a_batch_is_waited_for_once_and_its_tensors_are_kept_for_the_streams_tha
     assert on.waits == 1
 
 
-def test_outputs_are_their_own_while_others_are_made(load: Load) -> None:
-    backend = load(dtype="fp32")
-    tokens = backend.tokenize(texts_of([4, 9, 13, 2]), None)
-    alone = [backend.finish(backend.forward(tokens, np.array([row])), normalize=False) for row in range(4)]
-    begun = [backend.forward(tokens, np.array([row])) for row in range(4)]
-    for row in (3, 0, 2, 1):
-        np.testing.assert_array_equal(backend.finish(begun[row], normalize=False), alone[row])
-
-
 def test_chunks_of_two_threads_do_not_mix(load: Load) -> None:
     """As the worker does it: forwards take turns, and the last batches of one chunk end beside those of the next."""
     backend = load(dtype="fp32")
@@ -105,7 +87,7 @@ def test_chunks_of_two_threads_do_not_mix(load: Load) -> None:
     expected = [encode_with(encoder, texts).vectors for texts in chunks]
 
     def run(at: int) -> bool:
-        chunk = ChunkInput(0, bytes(12), [text.encode() for text in chunks[at]])
+        chunk = chunk_of(*chunks[at])
         prepared = encoder.prepare(chunk, {"normalize": False})
         if at % 3 == 2:  # an outcome that nobody waits for
             asked = iter([True, True])

@@ -44,14 +44,3 @@ def test_why_there_is_no_gpu_is_told(says: str, message: str, monkeypatch: pytes
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
     with pytest.raises(WorkerError, match=message):
         device.open_gpu()
-
-
-def test_with_rocm_its_own_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise RuntimeError("No HIP GPUs are available")
-
-    monkeypatch.setattr(torch.version, "cuda", None)
-    monkeypatch.setattr(torch.version, "hip", "7.2")
-    monkeypatch.setattr(torch.cuda, "init", fail)
-    with pytest.raises(WorkerError, match=r"\(ROCm 7\.2\) can use no GPU: `amd-smi list` shows"):
-        device.open_gpu()
