@@ -7,7 +7,6 @@ import gc
 import os
 import shutil
 import signal
-import socket
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -30,6 +29,7 @@ from tests.support.hardware import pytest_runtest_setup, pytest_terminal_summary
 from tests.support.limits import limited
 from tests.support.ordering import pytest_collection_modifyitems  # noqa: F401
 from tests.support.packages import need
+from tests.support.processes import free_ports
 from tests.support.qdrant_server import QdrantServer, qdrant_server
 from tests.support.redis_server import CLASSES, QUICK, QUICK_LIMITS, RedisServer, emptied
 
@@ -67,9 +67,7 @@ def short_folder() -> Iterator[Path]:
 @pytest.fixture
 def free_port() -> int:
     """A port on loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
 
 
 @pytest.fixture(scope="session")

@@ -13,11 +13,10 @@ from pathlib import Path
 from embedctl import Job, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl_config import keys
-from tests.chaos.check import keys_without_ttl, left_over, queues_left, unknown_jobs
+from tests.chaos.check import keys_without_ttl, left_over, unknown_jobs
 from tests.chaos.chunk_files import bytes_left
 from tests.chaos.fault import Chaos
 from tests.chaos.faults import faults_named
-from tests.chaos.faults_of_jobs import MISSPELT
 from tests.chaos.jobs import DummyWorkload, Workload
 from tests.chaos.monitor import Monitor
 from tests.chaos.options import DUMMY, Options
@@ -30,8 +29,6 @@ from tests.chaos.storm import Storm
 
 #: Producers pause while the backlog is about this large (seconds of encoding by one worker).
 _MOST_WAITING_S = 30.0
-#: The reaper removes the queues of models that nobody serves within this time (seconds).
-_QUEUES_REMOVED_S = 60.0
 #: Keys whose lifetime is not that of a job expire at most this long after their last use (seconds).
 _LONGEST_OTHER_S = keys.UNCOMMITTED_TTL_S + 30.0
 #: Connections of processes that have ended are closed within this time (seconds).
@@ -121,8 +118,6 @@ class _Campaign:
         self._monitor.check_again()
         endless = keys_without_ttl(self._stack.raw)
         outcome.left += [f"{len(endless)} keys have no time to live: {endless[:5]}"] if endless else []
-        queues = queues_left(self._stack.raw, MISSPELT, _QUEUES_REMOVED_S)
-        outcome.left += [f"{len(queues)} queues that no job uses: {queues[:5]}"] if queues else []
         known = {job_id for order in self._producers.orders for job_id in order.ids}
         unknown = unknown_jobs(self._stack.raw, known)
         outcome.left += [f"{len(unknown)} jobs that nobody ordered: {unknown[:5]}"] if unknown else []

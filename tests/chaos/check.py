@@ -4,7 +4,6 @@ Redis."""
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -243,17 +242,6 @@ def left_over(raw: Any) -> dict[str, float]:
 
 def _speaks_of_a_job(raw: Any, name: bytes) -> bool:
     return any(raw.exists(keys.job(member.decode())) for member in raw.zrange(name, 0, -1))
-
-
-def queues_left(raw: Any, model: str, patience_s: float) -> list[str]:
-    """The queues and bindings that are left of models whose names begin so, after this many seconds of patience."""
-    until = time.monotonic() + patience_s
-    while True:
-        found = [name.decode() for name in raw.scan_iter(match=f"*embed.*.{model}*", count=1000)]
-        left = [name for name in found if not name.startswith("embed:")]
-        if not left or time.monotonic() >= until:
-            return left
-        time.sleep(0.5)
 
 
 def unknown_jobs(raw: Any, known: set[str]) -> list[str]:

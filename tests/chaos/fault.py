@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from embedctl.sweeper import Sweeper
 from tests.chaos.monitor import Monitor
 from tests.chaos.producers import Producers
-from tests.chaos.stack import WIDE, Stack, Worker
+from tests.chaos.stack import Stack, Worker
 
 #: Mends a fault. Returns the seconds after which to call it again, or None when it is done.
 Undo = Callable[[], float | None]
@@ -79,10 +79,7 @@ def a_worker(chaos: Chaos, *, busy: bool = True) -> Worker | None:
     found = [
         worker
         for worker in chaos.stack.workers
-        # The worker of the wide class is spared: tried with care, its one large chunk takes longer than the time to
-        # the next kill.
-        if worker.hardware != WIDE
-        and worker.alive
+        if worker.alive
         and not worker.frozen
         and worker.pid in rows
         and (not busy or rows[worker.pid].instance in owners)

@@ -12,19 +12,20 @@ from tests.chaos.fault import Chaos, Fault, Struck, a_worker
 from tests.chaos.faults_of_jobs import (
     cancel_full_job,
     cancel_job,
-    discard_job_of_misspelt_model,
     kill_drainer,
     kill_retry,
     spend_budget,
     spend_budget_at_the_end,
     spend_budget_of_full_job,
 )
-from tests.chaos.links import slow_proxy, submit_wide_job
 from tests.chaos.rewinding import rewind_redis
 from tests.chaos.sickness import exhaust_files, exhaust_memory, start_sick_worker
 
 #: The id of a job that never existed here.
 _GONE = "20200101-000000-0000000000"
+_SLOW_BYTES_PER_S, _SLOW_DELAY_S = 1e6, 0.05
+#: How long a link stays slow (seconds).
+_SLOW_S = (10.0, 40.0)
 
 
 def _signal_worker(chaos: Chaos, number: signal.Signals, *, busy: bool = True) -> Struck | None:
@@ -141,6 +142,20 @@ def cut_proxy(chaos: Chaos) -> Struck | None:
     return Struck(f"{chaos.stack.proxy.cut()} connections")
 
 
+def slow_proxy(chaos: Chaos) -> Struck | None:
+    """Slow down all traffic through the proxy for a while: everything arrives, but late."""
+    proxy = chaos.stack.proxy
+    if proxy.rate is not None:
+        return None
+    proxy.rate, proxy.delay_s = _SLOW_BYTES_PER_S, _SLOW_DELAY_S
+    seconds = chaos.rng.uniform(*_SLOW_S)
+
+    def quick_again() -> None:
+        proxy.rate, proxy.delay_s = None, 0.0
+
+    return Struck(f"1 MB/s and 50 ms for {seconds:.0f} s", seconds, quick_again)
+
+
 def _stop_redis(chaos: Chaos, *, kill: bool) -> Struck | None:
     if not chaos.redis_well or chaos.stack.site is not None:
         return None
@@ -235,13 +250,11 @@ FAULTS = (
     Fault("producer: two with one key", 3, start_twin_producers),
     Fault("job: cancelled", 3, cancel_job),
     Fault("job: cancelled while its producer waits for room", 3, cancel_full_job),
-    Fault("job: of a misspelt model, discarded", 3, discard_job_of_misspelt_model),
     Fault("job: error budget, spent on the way or not at all", 4, spend_budget),
     Fault("job: error budget, spent by the last chunk", 4, spend_budget_at_the_end),
     Fault("job: error budget, spent while its producer waits for room", 3, spend_budget_of_full_job),
     Fault("job: SIGKILL in the middle of its retry", 3, kill_retry),
     Fault("job: SIGKILL of its drainer", 4, kill_drainer),
-    Fault("job: results larger than a slow link takes in one time-out", 1, submit_wide_job),
     Fault("Redis: SIGKILL, then back at an earlier moment", 3, rewind_redis, 6, "Redis"),
     Fault("Redis: master killed, and a replica takes over", 3, kill_master, 6, "Redis"),
     Fault(

@@ -11,10 +11,7 @@ from embedctl_config import keys
 from tests.chaos.fault import Chaos, Struck
 from tests.chaos.producers import Order
 from tests.chaos.stack import FAR, OUTAGE
-from tests.support.store import add, spec
 
-#: Names of models that nobody serves begin so.
-MISSPELT = "misspelt"
 #: A retry that is to be killed half-way must get there within this time, or it is left alone (seconds).
 _RETRY_S = 30.0
 #: A producer must reach the point where it waits for room within this time, or its job is cancelled as it is (seconds).
@@ -99,45 +96,6 @@ def spend_budget_of_full_job(chaos: Chaos) -> Struck | None:
 def _submit(chaos: Chaos, kind: str) -> Struck | None:
     order = chaos.producers.special(kind)
     return None if order is None else Struck(f"job {order.plan.index}, at most {order.plan.max_errors}")
-
-
-def discard_job_of_misspelt_model(chaos: Chaos) -> Struck | None:
-    """Make a job for a model that nobody serves, and discard it later. Its last tickets may come after its end."""
-    if not chaos.redis_well:
-        return None
-    broker, late = chaos.stack.broker, chaos.rng.random() < 0.5
-    number = chaos.rng.randrange(1 << 40)
-    # By its key, the job is found again if an answer was lost.
-    asked = spec(
-        model=f"{MISSPELT}-{number:x}", hardware=chaos.rng.choice(chaos.stack.classes), idempotency_key=f"{number:x}"
-    )
-    queue = keys.queue(asked.hardware, asked.model)
-
-    def submit() -> None:
-        job_id, _ = broker.jobs.create(asked)
-        for chunk in range(2):
-            add(broker, job_id, chunk)
-        broker.jobs.seal(job_id, 2)
-        broker.send(queue, broker.jobs.issue(job_id, queue))
-        broker.tickets.send(queue, job_id, [0])
-
-    def discard() -> None:
-        job_id, _ = broker.jobs.create(asked)
-        Job(job_id, broker).discard()
-        if late:
-            broker.tickets.send(queue, job_id, [0, 1])
-
-    steps = [submit, discard]
-
-    def go_on() -> float | None:
-        try:
-            steps[0]()
-        except OUTAGE:
-            return 0.5
-        del steps[0]
-        return chaos.rng.uniform(0.5, 8.0) if steps else None
-
-    return Struck(f"{queue}{', with late tickets' if late else ''}", 0.1, go_on)
 
 
 def kill_retry(chaos: Chaos) -> Struck | None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from embedctl_config.wire import ErrorCode
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.chaos.options import DUMMY, Options
-from tests.chaos.stack import DIM, FAR, NEAR, PROXY, WIDE, WIDE_DIM
+from tests.chaos.stack import DIM, FAR, NEAR, PROXY
 
 #: A record of a corpus: its text, and its id if it has one.
 Item = dict[str, Any]
@@ -301,19 +301,6 @@ def _retried(rng: random.Random) -> dict[str, Any]:
     return {"hardware": "quick", "records": size * chunks, "chunk_size": size, "poison": poison, "keep": KEPT}
 
 
-def _wide(_: random.Random) -> dict[str, Any]:
-    """A job whose result is 32 MiB."""
-    return {
-        "hardware": WIDE,
-        "records": 8192,
-        "chunk_size": 8192,
-        "words": (2, 6),
-        "blemishes": False,
-        "by": "library",
-        "keep": KEPT,
-    }
-
-
 _SPECIAL: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "cancelled": _cancelled,
     "cancelled-full": _cancelled_full,
@@ -322,7 +309,6 @@ _SPECIAL: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "budget-full": _budget_full,
     "retried": _retried,
     "slowly": _slowly_submitted,
-    "wide": _wide,
 }
 
 
@@ -360,12 +346,11 @@ def _text(plan: Plan, rng: random.Random, position: int) -> str:
 
 
 def _expected(plan: Plan, items: Sequence[Item]) -> Expected:
-    dim = WIDE_DIM if plan.hardware == WIDE else DIM
-    backend = DummyBackend(dim=dim)
+    backend = DummyBackend(dim=DIM)
     texts = [item["text"] for item in items]
     codes: dict[int, ErrorCode] = {}
     cuts: dict[int, tuple[int, int]] = {}
-    vectors = np.full((len(texts), dim), np.nan, np.float32)
+    vectors = np.full((len(texts), DIM), np.nan, np.float32)
     tokens = backend.tokenize([text or "" for text in texts], plan.prompt)
     for position, text in enumerate(texts):
         code = _code(text)

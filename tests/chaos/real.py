@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +10,7 @@ import numpy.typing as npt
 
 from tests.chaos.jobs import Expected, Item, Plan
 from tests.chaos.options import Options
-from tests.chaos.stack import ROOT
+from tests.support.passages import passages
 
 #: Largest difference of a vector's element (docs/design.md promises 1e-4 between hardware classes).
 TOLERANCE = 1e-5
@@ -72,23 +69,13 @@ class RealWorkload:
 
 def real_texts(count: int) -> list[str]:
     """Passages of docstrings, plus pairs of passages if there are too few. The order mixes short and long texts."""
-    passages = [text for _, text in islice(_passages(), count)]
-    texts = list(passages)
+    single = passages(count)
+    texts = list(single)
     step = 1
     while len(texts) < count:
-        texts += [f"{passages[at]} {passages[at + step]}" for at in range(0, len(passages) - step, 2)]
+        texts += [f"{single[at]} {single[at + step]}" for at in range(0, len(single) - step, 2)]
         step += 1
     return [texts[at] for at in np.random.default_rng(0).permutation(count)]
-
-
-def _passages() -> Iterator[tuple[str, str]]:
-    spec = importlib.util.spec_from_file_location("demo_corpus", ROOT / "demo" / "corpus.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    passages: Iterator[tuple[str, str]] = module.passages()
-    return passages
 
 
 def _reference(model: str, texts: list[str], cache: Path | None) -> npt.NDArray[np.float32]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -26,7 +25,7 @@ from embedctl_config.settings import Settings
 from tests.chaos.options import DUMMY, Options
 from tests.support.chunk_place import ChunkPlace
 from tests.support.limits import settings_of
-from tests.support.processes import before_all_else
+from tests.support.processes import before_all_else, free_ports
 from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisServer
 from tests.support.sentinels import Instance, Site
@@ -38,8 +37,6 @@ OUTAGE = (BrokerUnavailable, redis_py.exceptions.RedisError, OSError)
 RESTART_AFTER_S = 1.0
 STOP_S = 90.0
 DIM = 16
-#: A class whose vectors are so long that a chunk's take many megabytes.
-WIDE, WIDE_DIM = "wide", 1024
 
 #: `hang_s` is short because some poison records hang.
 _CLASSES = f"""
@@ -56,19 +53,14 @@ options = {{dim = {DIM}, poison = true}}
 backend = "dummy"
 token_budget = 64
 options = {{dim = {DIM}, seconds_per_batch = 0.02, poison = true}}
-
-[classes.{WIDE}]
-backend = "dummy"
-options = {{dim = {WIDE_DIM}}}
 """
 
 #: A replacement in the configuration that leaves a worker no memory for any batch, whatever the text.
 _SICK = ("poison = true", "poison = true, memory_tokens = 1")
 
-#: Links to Redis: direct, through the proxy that faults break, with high latency, and over a thin uplink.
-NEAR, PROXY, FAR, THIN = "near", "proxy", "far", "thin"
+#: Links to Redis: direct, through the proxy that faults break, and with high latency.
+NEAR, PROXY, FAR = "near", "proxy", "far"
 _FAR_S = 0.02
-_THIN_BYTES_PER_S, _THIN_S = 1e6, 0.05
 
 
 #: Redis' append-only file at some moment: its path, inode and length.
@@ -131,18 +123,14 @@ class Stack:
         #: Two instances and their sentinels; None where Redis is a single one.
         self.site = Site(folder) if options.sentinels else None
         if self.site is None:
-            port = _free_port()
+            (port,) = free_ports(1)
             self.redis = RedisServer(folder, extra=["--bind", "127.0.0.1", "--port", str(port)])
             self.direct_url = f"redis://127.0.0.1:{port}/0"
         else:
             port, self.redis = self.site.instances[0].port, self.site.instances[0].server
             self.direct_url = self.site.url
         self.proxy = Proxy(port)
-        self._links = {
-            PROXY: self.proxy,
-            FAR: Proxy(port, delay_s=_FAR_S),
-            THIN: Proxy(port, rate=_THIN_BYTES_PER_S, delay_s=_THIN_S),
-        }
+        self._links = {PROXY: self.proxy, FAR: Proxy(port, delay_s=_FAR_S)}
         self.processes: list[subprocess.Popen[bytes]] = []
         self.workers: list[Worker] = []
         self.redis_up = False
@@ -189,15 +177,6 @@ class Stack:
     def sick_config(self) -> Path:
         """The configuration file of workers that can encode nothing."""
         return self.folder / "sick.toml"
-
-    def add_worker(self, hardware: str, link: str) -> Worker:
-        """Start one more worker, and keep it running."""
-        number = len(self.workers)
-        log_file = self.folder / f"worker-{number}.log"
-        worker = Worker(number, hardware, self.options.model, cpus=None, link=link, log_file=log_file)
-        self._start_worker(worker)
-        self.workers.append(worker)
-        return worker
 
     def cut_links(self) -> None:
         """Close every connection through a proxy. Otherwise a half-open connection stays open at its other end."""
@@ -396,13 +375,6 @@ class Stack:
         classes = _CLASSES if self.options.model == DUMMY else ""
         (self.folder / "embedctl.toml").write_text(times + classes, encoding="utf-8")
         self.sick_config.write_text(times + classes.replace(*_SICK), encoding="utf-8")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _end_of(process: subprocess.Popen[bytes]) -> int:

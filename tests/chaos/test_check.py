@@ -11,22 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import redis as redis_py
 
 from embedctl import Job, JobFailed, JobNotFound, JobState, WaitTimeout, enqueue_embeddings
-from embedctl.broker import Broker
 from embedctl_config import keys, wire
 from embedctl_config.wire import ChunkResult
 from tests.chaos.budget import check_stopped
-from tests.chaos.check import Verdict, check_job, freed, keys_without_ttl, left_over, unknown_jobs
+from tests.chaos.check import Verdict, check_job, freed, keys_without_ttl, unknown_jobs
 from tests.chaos.jobs import KEPT, DummyWorkload, Item, Plan
 from tests.chaos.monitor import PRODUCER_ENDS_S, Monitor
 from tests.chaos.options import Options
 from tests.chaos.producers import Order, Producers
 from tests.chaos.pulse import Pulse
 from tests.chaos.rewinding import Waiter
-from tests.chaos.stack import WIDE, Stack
-from tests.support.store import keys_of, new_job
+from tests.chaos.stack import Stack
 from tests.support.waiting import PATIENCE_S, eventually
 
 POISONED = 5
@@ -237,7 +234,7 @@ def test_a_producer_that_outlives_its_cancelled_job_is_told_of_and_ended(stack: 
     monitor.producers.orders.append(order)
     process = stack.spawn(["http.server", "0"], log_file=stack.folder / "stand-in.log")
     order.running.add(process)
-    order.made(submit(stack, DummyWorkload(stack.options).items(PLAN), hardware=WIDE).id)
+    order.made(submit(stack, DummyWorkload(stack.options).items(PLAN), hardware="cpu").id)
     monitor._look(order)
     assert order.lingered_s == 0
     Job(order.ids[0], stack.broker).cancel()
@@ -335,12 +332,3 @@ def test_a_worker_that_lives_and_is_silent_is_seen(stack: Stack) -> None:
     eventually(seen)
     assert [silence.worker for silence in pulse.silences] == [0]
     assert len(pulse.accused) == 1
-
-
-def test_what_jobs_share_is_left_over_only_where_it_speaks_of_a_job(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = new_job(broker, 1)
-    found = left_over(raw)
-    assert {keys.ACTIVE, keys.JOBS, keys.job(job_id)} <= set(found)
-    raw.delete(*keys_of(raw, job_id))
-    assert left_over(raw) == {}
-    assert raw.exists(keys.JOBS, keys.BIRTH) == 2

@@ -26,8 +26,8 @@ from tests.support.batches import ENDED, client_at, lines_of
 from tests.support.forked import Forked
 from tests.support.gateway import NO_TLS, killed_gateway
 from tests.support.prepared import Put
+from tests.support.processes import free_ports
 from tests.support.redis_server import RedisServer
-from tests.support.sentinels import free_ports
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.processes import free_ports
 from tests.support.waiting import eventually
 
 
@@ -43,9 +43,7 @@ class ChunkPlace:
             self._start_server(folder)
 
     def _start_server(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        (port,) = free_ports(1)
         variables = {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
             "AWS_ACCESS_KEY_ID": "chaos",

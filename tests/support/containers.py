@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from packaging.requirements import Requirement
 from embedctl.local import _redis_server
 from tests.support import packages
 from tests.support.alone import packages_of
+from tests.support.processes import free_ports
 from tests.support.tls import tls_redis_server
 from tests.support.waiting import eventually
 
@@ -240,7 +240,7 @@ class Stack:
         self.programs = Path(sys.executable).parent
         #: This folder does not exist, as in the images.
         self.home = folder / "nonexistent"
-        self.redis_port, self.flower_port, self.metrics_port, self.gateway_port = (free_port() for _ in range(4))
+        self.redis_port, self.flower_port, self.metrics_port, self.gateway_port = free_ports(4)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._instead = {"./secrets": folder / "secrets", **(instead or {})}
 
@@ -395,9 +395,3 @@ class Stack:
 def redis_server() -> str:
     """The redis-server of this machine that resembles the image's most."""
     return tls_redis_server() or _redis_server()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -11,6 +11,8 @@ import redis as redis_py
 
 from embedctl import Job
 from embedctl.broker import Broker
+from embedctl.store import JobStatus
+from embedctl.store.status import COUNTS, parse_status
 from embedctl_config import keys
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends.dummy import DummyBackend
@@ -21,6 +23,26 @@ def reference(texts: Sequence[str], prompt: str | None = None, seed: int = 0) ->
     """The unit vectors of the dummy backend: float32, (texts, 16)."""
     backend = DummyBackend(dim=16, seed=seed)
     return backend.finish(backend.forward(backend.tokenize(texts, prompt), np.arange(len(texts))), normalize=True)
+
+
+def status_of(job_id: str, now_ms: int, *, producer_alive: bool = True, **facts: object) -> JobStatus:
+    """What the store says of a running job of 1,000 records that began ten seconds ago, with these facts instead."""
+    plain: dict[str, object] = {
+        **dict.fromkeys(COUNTS, 0),
+        "state": "running",
+        "model": "mini",
+        "hardware": "cpu",
+        "precision": "fp32",
+        "options": "{}",
+        "created_ms": now_ms - 10_000,
+        "started_ms": now_ms - 10_000,
+        "progressed_ms": now_ms,
+        "ttl_ms": 1_000_000,
+        "sealed": 1,
+        "records": 1_000,
+    }
+    texts = {name: str(value) for name, value in {**plain, **facts}.items()}
+    return parse_status(job_id, texts, 1_000_000, producer_alive)
 
 
 def active_job_id(broker: Broker) -> str:

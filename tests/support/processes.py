@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 #: Runs the command line: arguments, `stdin` and variables of the environment.
@@ -71,3 +72,12 @@ def children(pid: int) -> list[int]:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except (FileNotFoundError, ProcessLookupError):
         return []
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports on loopback that nobody listens on at this moment, all different."""
+    with ExitStack() as probes:
+        found = [probes.enter_context(socket.socket()) for _ in range(count)]
+        for probe in found:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in found]

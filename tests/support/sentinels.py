@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shutil
 import signal
-import socket
 import subprocess
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import redis as redis_py
 
 from embedctl.local import _redis_server
+from tests.support.processes import free_ports
 from tests.support.redis_server import CONFIG, RedisServer
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -22,17 +22,6 @@ from tests.support.waiting import PATIENCE_S, eventually
 MASTER = "embedctl"
 #: After how long a silent master counts as down at a sentinel (ms).
 _DOWN_AFTER_MS = 1000
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on at this moment, all different."""
-    with ExitStack() as probes:
-        found = []
-        for _ in range(count):
-            probe = probes.enter_context(socket.socket())
-            probe.bind(("127.0.0.1", 0))
-            found.append(probe.getsockname()[1])
-        return found
 
 
 @dataclass

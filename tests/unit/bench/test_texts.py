@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from embedctl_bench import request
 from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.models import Model
 from embedctl_bench.request import http_requests, long_requests
@@ -86,7 +87,8 @@ def test_a_request_has_infinitys_shape_and_a_smaller_one_its_first_texts() -> No
     assert request_texts(4, 2) != found[:2]
 
 
-def test_the_shape_is_whole_on_a_large_machine_and_a_tenth_on_a_small_one() -> None:
+def test_the_shape_is_whole_on_a_large_machine_and_a_tenth_on_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request, "request_texts", lambda number, texts: ["a text"] * texts)  # how many is the question
     tenth, once = long_requests(2, quick=False)
     assert (tenth.texts, tenth.rounds, tenth.finals) == (255, 3, False)
     assert (once.texts, once.rounds, once.finals) == (10 * TEXTS, 1, True)

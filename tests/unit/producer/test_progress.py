@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pyte
@@ -20,9 +21,9 @@ from embedctl.cli import results
 from embedctl.overview import Paces
 from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
-from embedctl.store.status import COUNTS, parse_status
 from embedctl.terminal.bottom_line import BottomLine
 from embedctl.terminal.progress import Activity, JobProgress, progress_line
+from tests.support.jobs import status_of
 
 JOB = "20261122-104638-04e2b4654b"
 NOW_MS = 1_795_000_000_000
@@ -38,26 +39,9 @@ LARGEST = Activity(
 )
 
 
-def job(done: int = 0, failed: int = 0, state: str = "running", **facts: object) -> JobStatus:
-    plain = {
-        **dict.fromkeys(COUNTS, 0),
-        "state": state,
-        "model": "mini",
-        "hardware": "cpu",
-        "precision": "fp32",
-        "options": "{}",
-        "created_ms": NOW_MS - 10_000,
-        "started_ms": NOW_MS - 10_000,
-        "progressed_ms": NOW_MS,
-        "ttl_ms": 1_000_000,
-        "sealed": 1,
-        "records": 1_000,
-        "done": done,
-        "failed": failed,
-        "tokens": 10 * done,
-    }
-    texts = {name: str(value) for name, value in {**plain, **facts}.items()}
-    return replace(parse_status(JOB, texts, 1_000_000, True), live_workers=1)
+def job(done: int = 0, failed: int = 0, **facts: Any) -> JobStatus:
+    found = status_of(JOB, NOW_MS, done=done, failed=failed, tokens=10 * done, **facts)
+    return replace(found, live_workers=1)
 
 
 def chunk(first: int, rows: int = 100) -> ChunkVectors:

@@ -16,12 +16,11 @@ from embedctl.cli.json_forms import overview_json
 from embedctl.overview import GONE_SHOWN, JobPace, Overview, QueueState, WorkerState
 from embedctl.rates import Rate
 from embedctl.store import GoneWorker, JobStatus, ServedModel, WorkerRow
-from embedctl.store.status import COUNTS, parse_status
-from embedctl.terminal import drawing
 from embedctl.terminal.columns import Column, arrange, plain, share
 from embedctl.terminal.drawing import bar, duration, job_lines, number, overview_lines
 from embedctl.terminal.watch import Feed
 from embedctl_config.errors import BrokerUnavailable, JobNotFound
+from tests.support.jobs import status_of
 from tests.support.waiting import eventually
 
 NOW = datetime(2026, 11, 21, 16, 3, 12, tzinfo=UTC)
@@ -62,25 +61,8 @@ def gone(number: int = 0, how: str = "no word from it") -> GoneWorker:
     return GoneWorker(worker(number), 35.0, how)
 
 
-def job(job_id: str = JOB, *, producer_alive: bool = True, **facts: object) -> JobStatus:
-    plain: dict[str, object] = {
-        **dict.fromkeys(COUNTS, 0),
-        "state": "running",
-        "model": "mini",
-        "hardware": "cpu",
-        "precision": "fp32",
-        "options": "{}",
-        "created_ms": NOW_MS - 60_000,
-        "progressed_ms": NOW_MS,
-        "started_ms": NOW_MS - 50_000,
-        "ttl_ms": 1_000_000,
-        "sealed": 1,
-        "records": 6_000,
-        "done": 3_000,
-        "failed": 0,
-    }
-    texts = {name: str(value) for name, value in {**plain, **facts}.items()}
-    return parse_status(job_id, texts, 1_000_000, producer_alive)
+def job(job_id: str = JOB, **facts: Any) -> JobStatus:
+    return status_of(job_id, NOW_MS, **{"started_ms": NOW_MS - 50_000, "records": 6_000, "done": 3_000, **facts})
 
 
 def pace(status: JobStatus, records_per_s: float | None = 1_000.0) -> JobPace:
@@ -212,21 +194,6 @@ def test_as_json_everything_is_there_at_every_depth() -> None:
     assert facts["gone"] == plain_facts["gone"]
     assert facts["queues"] == plain_facts["queues"]
     assert {each["id"] for each in facts["jobs"]} == {pace.job.id for pace in (*seen.active, *seen.ended)}
-
-
-def test_only_the_rows_that_fit_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[WorkerState] = []
-    worker_row = drawing._worker_row
-
-    def noted(state: WorkerState, now: datetime) -> Any:
-        made.append(state)
-        return worker_row(state, now)
-
-    monkeypatch.setattr(drawing, "_worker_row", noted)
-    seen = overview([busy(worker(at)) for at in range(300)], gone=[gone(at) for at in range(2)])
-    lines = shown(seen, 140, 30)
-    assert len(lines) == 30
-    assert len(made) < 30
 
 
 @pytest.mark.parametrize(("count", "lines"), [(3, 3), (4, 1), (24, 1)])
