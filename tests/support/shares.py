@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from embedctl.broker import Broker
@@ -82,10 +82,9 @@ class Workers:
         self.take()
         return held
 
-    def run(self, steps: int, each: Callable[[], object] = lambda: None) -> None:
+    def run(self, steps: int) -> None:
         for _ in range(steps):
             self.step()
-            each()
 
     def share(self, jobs: Sequence[str]) -> float:
         """The part of all completed chunks that these jobs had."""

@@ -41,17 +41,16 @@ def spec(**changes: Any) -> JobSpec:
     return JobSpec(**{**plain, **changes})
 
 
-def payload(index: int, rows: int = 2, word: str = "text") -> bytes:
-    texts = [f"{word} {index} {row}".encode() for row in range(rows)]
-    return wire.encode_input(ChunkInput(index * rows, bytes(rows), texts))
+def payload(index: int, *, word: str = "text") -> bytes:
+    """A chunk of two records."""
+    texts = [f"{word} {index} {row}".encode() for row in range(2)]
+    return wire.encode_input(ChunkInput(2 * index, bytes(2), texts))
 
 
-def add(
-    broker: Broker, job_id: str, index: int, *, rows: int = 2, word: str = "text", token: str = "p"
-) -> tuple[Added, int]:
-    data = payload(index, rows, word)
+def add(broker: Broker, job_id: str, index: int, *, word: str = "text", token: str = "p") -> tuple[Added, int]:
+    data = payload(index, word=word)
     value = _put(broker, Where(job_id, "in", index), data)
-    return broker.jobs.add(job_id, index, value, digest=wire.digest_of(data), rows=rows, token=token)
+    return broker.jobs.add(job_id, index, value, digest=wire.digest_of(data), rows=2, token=token)
 
 
 def new_job(broker: Broker, chunks: int = 2, *, seal: bool = True, **changes: Any) -> str:
@@ -151,9 +150,9 @@ def active_jobs(broker: Broker) -> list[str]:
         return [job_id.decode() for job_id in client.zrange(keys.ACTIVE, 0, -1)]
 
 
-def reaped(broker: Broker, job_id: str, *, queue: str = QUEUE, taken_before: int = _ANY_MS) -> list[int]:
+def reaped(broker: Broker, job_id: str) -> list[int]:
     """The issued chunks of a job that need another ticket now; see :meth:`Upkeep.look`."""
-    call = broker.upkeep._reap_call(job_id, queue, taken_before, 0, int(AUDIT_AFTER_S * 1000))
+    call = broker.upkeep._reap_call(job_id, QUEUE, _ANY_MS, 0, int(AUDIT_AFTER_S * 1000))
     answer, rest = broker.connection.script(call.name, call.keys, call.args)
     return [int(chunk) for chunk in rest] if answer == "ok" else []
 

@@ -163,12 +163,6 @@ def test_redis_can_not_choose_which_files_are_read_or_removed(tmp_path: Path, na
             ask(value)
 
 
-def test_a_process_without_the_setting_says_what_to_set(folder_files: ChunkFiles) -> None:
-    value = folder_files.put(Where(JOB, "in", 0), chunk(100))
-    with pytest.raises(SettingsError, match="set chunk_files to what the job's producer has"):
-        ChunkFiles().get(value)
-
-
 def test_another_place_is_told_from_the_own_one(tmp_path: Path) -> None:
     mine, other = outside(tmp_path / "mine"), outside(tmp_path / "other")
     mine.make_place()

@@ -40,8 +40,8 @@ def create(broker: Broker, **changes: Any) -> str:
     return broker.jobs.create(spec(tenant=TENANT, **changes))[0]
 
 
-def size(index: int, rows: int = 2) -> int:
-    return len(payload(index, rows))
+def size(index: int) -> int:
+    return len(payload(index))
 
 
 def test_one_job_more_than_the_limit_is_refused_and_other_tenants_go_on(broker: Broker) -> None:

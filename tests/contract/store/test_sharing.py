@@ -7,10 +7,8 @@ import math
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,19 +29,6 @@ from tests.support.redis_server import RedisServer
 from tests.support.store import QUEUE
 from tests.support.waiting import PATIENCE_S, eventually
 
-#: Keeps every job, in a process that may open few files.
-KEEPING = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-import redis
-from embedctl import Job, Settings, enqueue_embeddings
-settings = Settings(redis_url=sys.argv[1], hardware="cpu", model="dummy")
-jobs = [enqueue_embeddings([f"text {i}"], settings=settings) for i in range(80)]
-jobs += [Job.get(job.id, settings) for job in jobs]
-assert jobs[-1].status().records == 1
-print(len(redis.Redis.from_url(sys.argv[1]).client_list()))
-"""
-
 
 def clients(raw: redis_py.Redis) -> int:
     """How many connections there are beside the test's own."""
@@ -52,33 +37,6 @@ def clients(raw: redis_py.Redis) -> int:
 
 def submit(settings: Settings, text: str = "text") -> Job:
     return enqueue_embeddings([text], settings=settings)
-
-
-def forked(what: Callable[[], object]) -> int:
-    """The process id of a child that does this."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            signal.alarm(int(PATIENCE_S))  # ends a child that hangs
-            what()
-            code = 0
-        finally:
-            os._exit(code)
-    return child
-
-
-def ended_with(child: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def test_many_jobs_are_kept_with_few_files_and_connections(redis_server: RedisServer, raw: redis_py.Redis) -> None:
-    others = clients(raw)  # what earlier tests of this process share
-    done = subprocess.run(
-        [sys.executable, "-c", KEEPING, redis_server.url_of("producer")], capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) - others < 10
 
 
 def test_settings_that_say_the_same_share_a_broker(settings: Settings) -> None:
@@ -115,32 +73,8 @@ def test_threads_share_it(settings: Settings, raw: redis_py.Redis) -> None:
     assert clients(raw) - others <= 2 * 12 + 1
 
 
-def test_parent_and_children_go_on_after_a_fork(settings: Settings, raw: redis_py.Redis) -> None:
+def test_parent_and_child_go_on_after_a_fork_whoever_holds_a_lock_of_celery(settings: Settings) -> None:
     kept = submit(settings)
-    stop = threading.Event()
-
-    def busy() -> None:
-        while not stop.is_set():
-            submit(settings)
-
-    def uses_it() -> None:
-        jobs = [kept, *(submit(settings) for _ in range(3))]
-        assert all(job.status().records == 1 for job in jobs)
-
-    threads = [threading.Thread(target=busy, daemon=True) for _ in range(3)]  # locks are held as the children are made
-    for thread in threads:
-        thread.start()
-    children = [forked(uses_it) for _ in range(3)]
-    assert [ended_with(child) for child in children] == [0, 0, 0]
-    stop.set()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    uses_it()
-    assert raw.llen(QUEUE) == min(128, raw.zcard("embed:jobs"))  # a window of small chunks
-
-
-def test_a_child_takes_no_lock_of_celery_that_its_parent_held(settings: Settings) -> None:
-    submit(settings)
     held, fork_is_over = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -150,9 +84,18 @@ def test_a_child_takes_no_lock_of_celery_that_its_parent_held(settings: Settings
 
     threading.Thread(target=hold, daemon=True).start()
     assert held.wait(PATIENCE_S)
-    child = forked(lambda: submit(settings))
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.alarm(int(PATIENCE_S))  # ends a child that hangs
+            assert submit(settings).status().records == kept.status().records == 1
+            code = 0
+        finally:
+            os._exit(code)
     fork_is_over.set()
-    assert ended_with(child) == 0
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert submit(settings).status().records == kept.status().records == 1
 
 
 @pytest.fixture

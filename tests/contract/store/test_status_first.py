@@ -40,16 +40,14 @@ def names(facts: list[tuple[str, str]]) -> list[str]:
     return [name for name, _ in facts]
 
 
-def test_no_live_worker_comes_first_with_the_command_that_starts_one(broker: Broker, shown: Show) -> None:
-    facts = shown(new_job(broker))
+def test_no_live_worker_or_none_of_the_precision_comes_first(broker: Broker, shown: Show) -> None:
+    job_id = new_job(broker)
+    facts = shown(job_id)
     assert names(facts)[:4] == ["job", "state", "workers", "model"]
     assert facts[2][1] == "0 live; start one: embedctl worker --class dummy --model dummy"
     assert names(facts).count("workers") == 1
-
-
-def test_workers_that_offer_another_precision_are_none(broker: Broker, shown: Show) -> None:
     broker.workers.beat(row(precision="fp16"))
-    facts = shown(new_job(broker))
+    facts = shown(job_id)
     assert facts[2] == ("workers", "1 live, but they offer fp16, and the job asks for fp32")
     assert names(facts).count("workers") == 1
 
@@ -123,16 +121,12 @@ def test_hung_workers_come_first_where_no_other_works(broker: Broker, shown: Sho
     assert names(shown(job_id)).count("hung") == 1
 
 
-def test_trouble_comes_first(broker: Broker, raw: redis_py.Redis, shown: Show) -> None:
+def test_trouble_comes_first_until_the_job_has_ended(broker: Broker, raw: redis_py.Redis, shown: Show) -> None:
     broker.workers.beat(row())
     job_id = new_job(broker)
     assert names(shown(job_id))[:5] == ["job", "state", "model", "class", "workers"]
     raw.hset(keys.job(job_id), "trouble", "no space left on device")
     assert shown(job_id)[2] == ("trouble", "no space left on device")
-
-
-def test_an_ended_job_is_kept_from_nothing(broker: Broker, raw: redis_py.Redis, shown: Show) -> None:
-    job_id = new_job(broker)
     work(broker, job_id, 0, 1)
     raw.hset(keys.job(job_id), mapping={"trouble": "once", "mismatch": "w other", "pinned_by": "w"})
     assert names(shown(job_id))[2] == "model"

@@ -86,10 +86,6 @@ def test_what_is_done_can_be_fetched_and_the_rest_is_freed(
     assert claim(broker, job_id, 4).answer is ClaimAnswer.DONE
     assert complete(broker, job_id, 0, "running") == "refused"
     assert broker.jobs.renew(job_id, 0, "running") == "done"
-
-    fetch(job, tmp_path / "v.npy")
-    np.testing.assert_array_equal(np.load(tmp_path / "v.npy"), job.vectors())
-    assert len((tmp_path / "v.errors.jsonl").read_text().splitlines()) == 1
     fetch(job, tmp_path / "v.jsonl")
     positions = [json.loads(line)["position"] for line in (tmp_path / "v.jsonl").read_text().splitlines()]
     assert positions == [2, 3, 6, 7]

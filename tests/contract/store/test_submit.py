@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,16 +14,16 @@ from embedctl import (
     InputError,
     JobState,
     SettingsError,
-    aenqueue_embeddings,
     enqueue_embeddings,
 )
 from embedctl.broker import Broker
 from embedctl.enqueue import submit
-from embedctl.job_options import SubmitOptions
+from embedctl.job_options import MAX_KEY_BYTES, MAX_PROMPT_BYTES, SubmitOptions
+from embedctl.option_checks import MAX_DIMENSIONS
 from embedctl.records import records_of
 from embedctl.store import ServedModel
 from embedctl_config import wire
-from embedctl_config.settings import Settings
+from embedctl_config.settings import MAX_CHUNK_RECORDS, Settings
 from tests.support.store import MINE, QUEUE, row, work
 
 TEXTS = [f"text {number}" for number in range(10)]
@@ -94,6 +93,12 @@ def test_other_options_under_the_same_key_are_refused_by_name(settings: Settings
         ({"model": "a b"}, "a b"),
         ({"hardware": "gpux"}, "gpux"),
         ({"precision": "fp8"}, "fp8"),
+        ({"dimensions": MAX_DIMENSIONS + 1}, "dimensions 65537 is not a whole number between 1 and 65536"),
+        ({"chunk_size": MAX_CHUNK_RECORDS + 1}, "chunk_size 16385 is not a whole number between 1 and 16384"),
+        ({"prompt": "x" * (MAX_PROMPT_BYTES + 1)}, "prompt is 16,385 bytes long, and the maximum is 16,384"),
+        ({"prompt": "\ud800"}, "prompt is not valid UTF-8"),
+        ({"idempotency_key": "x" * (MAX_KEY_BYTES + 1)}, "idempotency_key is 65,537 bytes long"),
+        ({"idempotency_key": "\udcff"}, "idempotency_key is not valid UTF-8"),
         ({"idempotency_key": ""}, "idempotency_key is empty"),
         ({"idempotency_key": 7}, "idempotency_key is a number, not a string"),
         ({"prompt": ["a"]}, "prompt is a list, not a string"),
@@ -160,8 +165,6 @@ def test_a_job_whose_ids_must_be_unique_is_cancelled_for_an_id_twice(broker: Bro
     texts = ["a", "b", "c", "d"]
     with pytest.raises(InputError, match="record 3: its id is that of record 1"):
         enqueue_embeddings(iter(texts), ids=["0", "1", None, 1], duplicates="error", chunk_size=1, settings=settings)
-    with pytest.raises(InputError, match="2 ids are not unique"):
-        asyncio.run(aenqueue_embeddings(iter(texts), ids=["0", "0", "1", "1"], duplicates="error", settings=settings))
-    assert [job.state for job in broker.jobs.newest()] == [JobState.CANCELLED] * 2
+    assert [job.state for job in broker.jobs.newest()] == [JobState.CANCELLED]
     job = enqueue_embeddings(texts, ids=[None, None, 1, 2], duplicates="error", settings=settings)
     assert job.status().records == 4

@@ -11,7 +11,6 @@ from embedctl.broker import Broker
 from embedctl.store import Added, JobState
 from embedctl_config import keys, wire
 from embedctl_config.errors import (
-    BrokerUnavailable,
     CorpusChanged,
     JobCancelled,
     JobError,
@@ -220,24 +219,9 @@ def test_a_job_that_never_was_is_not_found(broker: Broker) -> None:
             broker.jobs.status(job_id)
         assert not isinstance(raised.value, JobLost)
         assert repr(job_id) in str(raised.value) or job_id in str(raised.value)
-
-
-def test_a_job_that_is_older_than_the_database_was_lost(broker: Broker) -> None:
-    broker.jobs.create(spec())
+    # One that is older than the database was lost.
     with pytest.raises(JobLost, match="Submit its corpus again"):
         broker.jobs.status("20200101-000000-0123456789")
-
-
-def test_a_full_redis_refuses_and_says_what_to_do(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = new_job(broker, 1, seal=False)
-    raw.config_set("maxmemory", "1")
-    try:
-        with pytest.raises(BrokerUnavailable, match="is full"):
-            add(broker, job_id, 1)
-    finally:
-        raw.config_set("maxmemory", "0")
-    assert add(broker, job_id, 1)[0] is Added.OK
-    assert_consistent(broker, raw, job_id)
 
 
 def test_a_seal_that_was_refused_half_way_is_taken_up_by_the_next(broker: Broker, raw: redis_py.Redis) -> None:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import pytest
 import redis as redis_py
 
+from embedctl import overview
 from embedctl.broker import Broker
+from embedctl.job import Job
+from embedctl.machine import machine_id
+from embedctl.overview import Gatherer
+from embedctl.reaper import Reaper
 from embedctl.routing import resolve
 from embedctl.store import ServedModel, workers
 from embedctl.store.workers import Offer
@@ -13,7 +21,7 @@ from embedctl_config import keys
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
-from tests.support.store import DIM, MINE, QUEUE, row
+from tests.support.store import DIM, MINE, QUEUE, calls, new_job, row
 
 
 def expire(broker: Broker, raw: redis_py.Redis, instance: str, *queues: str) -> None:
@@ -22,20 +30,20 @@ def expire(broker: Broker, raw: redis_py.Redis, instance: str, *queues: str) -> 
         raw.zadd(members, {instance: broker.connection.now_ms() - 1})
 
 
-def test_a_beat_says_all_about_a_worker(broker: Broker) -> None:
+def test_a_beat_says_all_about_a_worker_and_ends_by_itself(broker: Broker, raw: redis_py.Redis) -> None:
     mine = row("w", "a", "b/c", holding=(("job", 3), ("job", 4)), progressed_ms=17)
     broker.workers.beat(mine)
     assert list(broker.workers.alive()) == [mine]
+    for key in (keys.heartbeat("w"), keys.WORKERS, keys.queue_workers(keys.queue("dummy", "a")), keys.machine("here")):
+        assert keys.HEARTBEAT_TTL_S < raw.ttl(key) <= keys.GONE_TTL_S
 
 
 def test_a_worker_counts_on_each_of_its_queues(broker: Broker) -> None:
     broker.workers.beat(row("w1", "a", "b"))
     broker.workers.beat(row("w2", "b"))
     broker.workers.beat(row("w3", "b", hardware="other"))
-    counts = {
-        name: broker.workers.count(keys.queue(*name.split())) for name in ("dummy a", "dummy b", "other b", "x y")
-    }
-    assert counts == {"dummy a": 1, "dummy b": 2, "other b": 1, "x y": 0}
+    queues = [("dummy", "a"), ("dummy", "b"), ("other", "b"), ("x", "y")]
+    assert [broker.workers.count(keys.queue(*queue)) for queue in queues] == [1, 2, 1, 0]
 
 
 @pytest.mark.parametrize("ended", ["left", "its beat ran out", "its heartbeat is gone"])
@@ -66,12 +74,6 @@ def test_the_next_beat_of_anybody_sweeps_the_dead_away(broker: Broker, raw: redi
     assert raw.zrange(keys.WORKERS, 0, -1) == [b"live"]
 
 
-def test_heartbeats_and_their_lists_end_by_themselves(broker: Broker, raw: redis_py.Redis) -> None:
-    broker.workers.beat(row())
-    for key in (keys.heartbeat("w"), keys.WORKERS, keys.queue_workers(QUEUE), keys.machine("here")):
-        assert keys.HEARTBEAT_TTL_S < raw.ttl(key) <= keys.GONE_TTL_S
-
-
 def test_a_worker_that_beats_during_a_look_counts_once_and_hides_no_other(
     broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,22 +89,26 @@ def test_a_worker_that_beats_during_a_look_counts_once_and_hides_no_other(
     assert sorted(seen) == [f"w{number}" for number in range(7)]
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7])
 def test_workers_that_beat_in_the_same_millisecond_are_all_read(
-    count: int, broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "_SLICE", 2)
     until = broker.connection.now_ms() + 600_000
-    instances = [f"w{number}" for number in range(count)]
-    for instance in instances:
-        broker.workers.beat(row(instance))
-        raw.zadd(keys.WORKERS, {instance: until})
-    assert sorted(worker.instance for worker in broker.workers.alive()) == instances
+    instances: list[str] = []
+    for number in range(7):
+        instances.append(f"w{number}")
+        broker.workers.beat(row(instances[-1]))
+        raw.zadd(keys.WORKERS, {instances[-1]: until})
+        assert sorted(worker.instance for worker in broker.workers.alive()) == instances
 
 
-def classes(settings: Settings) -> Settings:
-    return settings.replace(
-        classes={**settings.classes, "fast": HardwareClass(), "half": HardwareClass(precision="fp16")}
+@pytest.fixture
+def route(broker: Broker, settings: Settings) -> Callable[..., tuple[str, str]]:
+    """Finds the class and the precision of a job."""
+    several = {**settings.classes, "fast": HardwareClass(), "half": HardwareClass(precision="fp16")}
+    mine = settings.replace(classes=several)
+    return lambda model="m", hardware="auto", precision=None: resolve(
+        mine, broker.workers, model=model, hardware=hardware, precision=precision
     )
 
 
@@ -110,23 +116,29 @@ def served(rate: float) -> dict[str, ServedModel]:
     return {"m": ServedModel(MINE, DIM, rate)}
 
 
-def test_auto_takes_the_class_whose_live_workers_are_fastest_together(broker: Broker, settings: Settings) -> None:
-    several = classes(settings)
+def test_auto_takes_the_class_whose_live_workers_are_fastest_together(
+    broker: Broker, route: Callable[..., tuple[str, str]], caplog: pytest.LogCaptureFixture
+) -> None:
     broker.workers.beat(row("a", hardware="cpu", models=served(60)))
     broker.workers.beat(row("b", hardware="cpu", models=served(60)))
     broker.workers.beat(row("c", hardware="fast", models=served(100)))
     broker.workers.beat(row("d", hardware="half", models=served(1000), precision="fp16"))
     broker.workers.beat(row("e", hardware="unknown", models=served(1000)))
-    assert resolve(several, broker.workers, model="m", hardware="auto", precision=None) == ("cpu", "fp32")
-    assert resolve(several, broker.workers, model="m", hardware="auto", precision="fp16") == ("half", "fp16")
-    assert resolve(several, broker.workers, model="other", hardware="auto", precision=None) == ("cpu", "fp32")
+    assert route() == ("cpu", "fp32")
+    assert route(precision="fp16") == ("half", "fp16")
+    assert not caplog.records
+    assert route("other") == ("cpu", "fp32")
+    assert "to class cpu, because no other class is known to have workers, and stays there" in caplog.text
 
 
 @pytest.mark.parametrize("ended", ["left", "died", "fell silent"])
 def test_a_job_that_comes_while_workers_are_started_anew_goes_to_their_class(
-    ended: str, broker: Broker, settings: Settings, raw: redis_py.Redis, caplog: pytest.LogCaptureFixture
+    ended: str,
+    broker: Broker,
+    route: Callable[..., tuple[str, str]],
+    raw: redis_py.Redis,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    several = classes(settings)
     mine = row("a", hardware="fast", models=served(60))
     broker.workers.beat(mine)
     broker.workers.beat(row("b", "other", hardware="cpu"))
@@ -139,44 +151,21 @@ def test_a_job_that_comes_while_workers_are_started_anew_goes_to_their_class(
         expire(broker, raw, "a", queue)
     assert broker.workers.count(queue) == 0
     assert list(broker.workers.alive(queue)) == []
-    assert resolve(several, broker.workers, model="m", hardware="auto", precision=None) == ("fast", "fp32")
+    assert route() == ("fast", "fp32")
     (record,) = caplog.records
     assert "no live worker serves m in fp32: the job goes to class fast, whose workers left" in record.getMessage()
-    assert record.getMessage().endswith("Start one: embedctl worker --class fast --model m")
+    broker.workers.beat(row("c", hardware="cpu", models=served(6)))
+    assert route() == ("cpu", "fp32")
     assert 0 < raw.ttl(keys.queue_workers(queue)) <= keys.GONE_TTL_S
 
 
-def test_with_nobody_known_it_goes_to_cpu_and_says_so(
-    broker: Broker, settings: Settings, caplog: pytest.LogCaptureFixture
-) -> None:
-    several = classes(settings)
-    broker.workers.beat(row("a", hardware="half", models=served(60), precision="fp16"))
-    assert resolve(several, broker.workers, model="m", hardware="auto", precision=None) == ("cpu", "fp32")
-    (record,) = caplog.records
-    assert "to class cpu, because no other class is known to have workers, and stays there" in record.getMessage()
-
-
-def test_one_that_is_alive_is_taken_before_one_that_left_and_nothing_is_said(
-    broker: Broker, settings: Settings, caplog: pytest.LogCaptureFixture
-) -> None:
-    several = classes(settings)
-    left = row("a", hardware="fast", models=served(600))
-    broker.workers.beat(left)
-    broker.workers.beat(row("b", hardware="cpu", models=served(6)))
-    broker.workers.leave(left)
-    assert resolve(several, broker.workers, model="m", hardware="auto", precision=None) == ("cpu", "fp32")
-    assert not caplog.records
-
-
-def test_a_class_that_does_not_offer_the_precision_is_refused(broker: Broker, settings: Settings) -> None:
-    several = classes(settings)
-    assert resolve(several, broker.workers, model="m", hardware="half", precision=None) == ("half", "fp16")
-    with pytest.raises(SettingsError, match="offers precision fp16, not fp32"):
-        resolve(several, broker.workers, model="m", hardware="half", precision="fp32")
-    with pytest.raises(SettingsError, match="fp8"):
-        resolve(several, broker.workers, model="m", hardware="half", precision="fp8")
+def test_a_class_that_does_not_offer_the_precision_is_refused(route: Callable[..., tuple[str, str]]) -> None:
+    assert route(hardware="half") == ("half", "fp16")
+    for precision, says in (("fp32", "offers precision fp16, not fp32"), ("fp8", "fp8")):
+        with pytest.raises(SettingsError, match=says):
+            route(hardware="half", precision=precision)
     with pytest.raises(SettingsError, match="no hardware class 'gone'"):
-        resolve(several, broker.workers, model="m", hardware="gone", precision=None)
+        route(hardware="gone")
 
 
 def test_what_workers_offer_is_read_again_in_time(
@@ -192,3 +181,84 @@ def test_what_workers_offer_is_read_again_in_time(
     for instance in ("w1", "w2"):
         expire(broker, raw, instance, QUEUE)
     assert broker.workers.offers() == {}
+
+
+# Many workers and jobs: nobody reads all of them for a few
+
+
+def test_the_workers_of_this_machine_are_found_without_reading_the_others(broker: Broker, raw: redis_py.Redis) -> None:
+    for number in range(30):
+        broker.workers.beat(row(f"far{number}", machine="another machine"))
+    for instance in ("mine", "expired", "left"):
+        broker.workers.beat(row(instance, machine=machine_id()))
+    raw.zadd(keys.WORKERS, {"expired": broker.connection.now_ms() - 1})
+    broker.workers.leave(row("left", machine=machine_id()))
+    raw.config_resetstat()
+    assert [worker.instance for worker in broker.workers.here()] == ["mine"]
+    assert [calls(raw, name) for name in ("get", "mget", "zrangebyscore")] == [2, 0, 0]
+
+
+def test_a_look_at_a_thousand_workers_takes_ten_round_trips(
+    broker: Broker, observed: Broker, trips: list[str], raw: redis_py.Redis
+) -> None:
+    job_id = new_job(broker, chunks=1)
+    for number in range(1000):
+        broker.workers.beat(row(f"w{number}"))
+    assert len(Gatherer(observed).look().workers) == 1000
+    assert len(trips) <= 10
+    trips.clear()
+    job = Job(job_id, observed)
+    assert (job.status().live_workers, len(job.workers()), job.gone_workers(), job.suspects()) == (1000, 1000, [], [])
+    assert len(trips) <= 12
+    raw.zadd(keys.WORKERS, {f"w{number}": broker.connection.now_ms() - 1 - number for number in range(100)})
+    trips.clear()
+    assert len(list(observed.workers.gone())) == 100
+    assert len(trips) <= 4
+
+
+def test_a_round_of_the_reaper_takes_thirty_round_trips_with_many_workers_and_jobs(
+    old_redis: None, broker: Broker, observed: Broker, trips: list[str], raw: redis_py.Redis
+) -> None:
+    for number in range(300):
+        broker.workers.beat(row(f"w{number}"))
+    for job_id in [new_job(broker, chunks=1) for _ in range(80)]:
+        raw.zadd(keys.UPKEEP, {job_id: 1})
+    raw.config_resetstat()
+    Reaper(observed).round()
+    assert calls(raw, "evalsha") >= 2 * 80  # each job is looked at and issued
+    assert calls(raw, "mget") == 0  # no heartbeat is read
+    assert len(trips) <= 36  # with those that load a script into a new Redis
+
+
+def test_workers_gone_are_counted_by_kind_and_named_if_asked_for(
+    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview, "GONE_SHOWN", 5)
+    for number in range(12):
+        broker.workers.beat(row(f"w{number}", *(["other"] if number % 3 else [])))
+        raw.zadd(keys.WORKERS, {f"w{number}": broker.connection.now_ms() - 1000 * (number + 1)})
+    seen = Gatherer(broker).look()
+    assert len(seen.gone) == 5
+    assert seen.more_gone == {("dummy", "dummy", "dummy"): 4, ("dummy", "other", "dummy"): 8}
+    assert len(Gatherer(broker, all_gone=True).look().gone) == 12
+    # A heartbeat ends a little sooner than its worker's name.
+    raw.delete(*(keys.heartbeat(f"w{number}") for number in range(5, 12)))
+    assert [each.worker.instance for each in Gatherer(broker).look().gone] == ["w4", "w3", "w2", "w1", "w0"]
+
+
+def test_offers_of_many_workers_are_kept_longer(broker: Broker) -> None:
+    for number in range(250):
+        broker.workers.beat(row(f"w{number}"))
+    began = time.monotonic()
+    broker.workers.offers()
+    assert broker.workers._offers_until >= began + 2.5  # a busy machine only makes it later
+
+
+def test_the_end_of_an_id_is_compared_by_redis(broker: Broker, raw: redis_py.Redis) -> None:
+    at = time.strftime("%Y%m%d-%H%M%S", time.gmtime(broker.connection.now_ms() / 1000))
+    raw.zadd(keys.JOBS, {f"{at}-{number:010x}": 1_000_000 + number for number in range(12_000)})
+    job_id = new_job(broker, chunks=1)
+    raw.config_resetstat()
+    assert broker.jobs.resolve(job_id[-9:]) == job_id
+    assert calls(raw, "zscan") <= 20
+    assert calls(raw, "zrange") == 0

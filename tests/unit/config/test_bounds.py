@@ -9,32 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from embedctl.chunk_files import ChunkFiles
-from embedctl.enqueue import job_spec
-from embedctl.job_options import MAX_KEY_BYTES, MAX_PROMPT_BYTES, SubmitOptions
-from embedctl.option_checks import MAX_DIMENSIONS
 from embedctl.records import MAX_ID_BYTES, check_id, records_of
 from embedctl_config import wire
 from embedctl_config.errors import InputError, ModelError, SettingsError, WireForeign, WireTruncated
 from embedctl_config.loading import load_settings
-from embedctl_config.settings import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS, Settings
+from embedctl_config.settings import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS
 from embedctl_config.wire import ChunkInput
 from embedctl_workers.models.files import fingerprint_of
-
-
-class NoWorkers:
-    """As much of a broker as the checks of a job's options look at."""
-
-    def __init__(self) -> None:
-        self.settings = Settings()
-        self.workers = self
-        self.chunk_files = ChunkFiles()
-
-    def offers(self) -> dict[object, object]:
-        return {}
-
-    def served_lately(self, queues: object) -> list[str]:
-        return []
 
 
 def test_an_id_as_long_as_allowed_is_taken_and_a_longer_one_is_named() -> None:
@@ -46,22 +27,6 @@ def test_an_id_as_long_as_allowed_is_taken_and_a_longer_one_is_named() -> None:
             check_id(label, "corpus.jsonl, line 7")
     with pytest.raises(InputError, match="record 1: the id is longer"):
         list(records_of(["a", "b"], ids=["x", "x" * 2000], max_bytes=10))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"prompt": "x" * (MAX_PROMPT_BYTES + 1)}, "prompt is 16,385 bytes long, and the maximum is 16,384"),
-        ({"prompt": "\ud800"}, "prompt is not valid UTF-8"),
-        ({"idempotency_key": "x" * (MAX_KEY_BYTES + 1)}, "idempotency_key is 65,537 bytes long"),
-        ({"idempotency_key": "\udcff"}, "idempotency_key is not valid UTF-8"),
-        ({"dimensions": MAX_DIMENSIONS + 1}, "dimensions 65537 is not a whole number between 1 and 65536"),
-        ({"chunk_size": MAX_CHUNK_RECORDS + 1}, "chunk_size 16385 is not a whole number between 1 and 16384"),
-    ],
-)
-def test_options_of_a_job_are_bounded(options: dict[str, object], words: str) -> None:
-    with pytest.raises(SettingsError, match=words):
-        job_spec(NoWorkers(), SubmitOptions(**options))  # type: ignore[arg-type]  # see its docstring
 
 
 def test_settings_are_bounded() -> None:

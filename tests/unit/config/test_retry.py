@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -129,14 +127,6 @@ def test_the_clients_of_a_redis_do_not_come_back_together(clock: Clock) -> None:
 
 
 # What ends the tries
-
-
-def test_what_succeeds_at_once_does_not_import_tenacity() -> None:
-    script = (
-        "import sys; from embedctl_config.retry import POLL; "
-        "POLL.call(int, OSError); POLL.until(lambda: 1, bool); sys.exit('tenacity' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

@@ -303,37 +303,43 @@ def test_a_password_is_not_joined_with_the_url_of_another_source(sources: Source
     assert sources.load({"EMBEDCTL_REDIS_URL": "redis://other", **none}).redis_url == "redis://other"
 
 
+@pytest.fixture
+def config_show(
+    sources: Sources, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[str, str]]:
+    """Runs `embedctl config show` where something is wrong; returns what it prints and what it says of that."""
+
+    def run(*options: str, **variables: str) -> tuple[str, str]:
+        for name, value in {"HOME": str(sources.home), **variables}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+        monkeypatch.chdir(sources.project)
+        with pytest.raises(SystemExit, match="2"):
+            main(["config", "show", *options], standalone_mode=False)
+        shown, told = capsys.readouterr()
+        assert "attacker" not in shown
+        return shown, told
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (
-            'redis_url = "redis://attacker.example"\n',
-            "redis_url: not allowed in a file that was found in the working directory",
-        ),
+        ('redis_url = "redis://attacker.example"\n', "redis_url: not allowed in a file that was found in the working"),
         ("max_text_byte = 3\n", "max_text_byte: no such setting"),
         ("= 3", "can't be read"),
     ],
 )
-@pytest.mark.parametrize("options", [[], ["--json"]])
 def test_what_is_wrong_is_shown_beside_the_settings(
-    sources: Sources,
-    text: str,
-    problem: str,
-    options: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    sources: Sources, config_show: Callable[..., tuple[str, str]], text: str, problem: str
 ) -> None:
     sources.here(text)
-    monkeypatch.setenv("HOME", str(sources.home))
-    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
-    monkeypatch.chdir(sources.project)
-    with pytest.raises(SystemExit, match="2"):
-        main(["config", "show", *options], standalone_mode=False)
-    shown, told = capsys.readouterr()
-    assert problem in told
-    assert "attacker" not in shown
-    names = json.loads(shown) if options else {line.split()[0] for line in shown.splitlines()}
-    assert {"redis_url", "max_text_bytes", "ttl_s"} <= set(names)
+    for options in ([], ["--json"]):
+        shown, told = config_show(*options)
+        assert problem in told
+        names = json.loads(shown) if options else {line.split()[0] for line in shown.splitlines()}
+        assert {"redis_url", "max_text_bytes", "ttl_s"} <= set(names)
 
 
 @pytest.mark.parametrize(
@@ -344,19 +350,9 @@ def test_what_is_wrong_is_shown_beside_the_settings(
     ],
 )
 def test_a_url_that_is_refused_is_not_shown(
-    variable: str,
-    url: str,
-    problem: str,
-    sources: Sources,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    config_show: Callable[..., tuple[str, str]], variable: str, url: str, problem: str
 ) -> None:
-    monkeypatch.setenv("HOME", str(sources.home))
-    monkeypatch.setenv(f"EMBEDCTL_{variable}", url)
-    monkeypatch.chdir(sources.project)
-    with pytest.raises(SystemExit, match="2"):
-        main(["config", "show"], standalone_mode=False)
-    shown, told = capsys.readouterr()
+    shown, told = config_show(**{f"EMBEDCTL_{variable}": url})
     assert problem in told
     assert "hunter2" not in shown + told
 
