@@ -51,12 +51,6 @@ def workers(plan: Plan) -> list[tuple[str, str, str, int]]:
     return [(each.name, each.pinned.device, each.pinned.cpu_list, each.pinned.threads) for each in plan.workers]
 
 
-def test_a_machine_of_cpus_has_a_worker_of_class_cpu_and_no_other() -> None:
-    plan = make_plan(SETTINGS, LAPTOP)
-    assert workers(plan) == [("cpu:0-3", "cpu 0-3", "0-3", 4)]
-    assert plan.notes == []
-
-
 def test_gpus_have_a_worker_each_near_their_node_and_cpus_none_of_their_own() -> None:
     plan = make_plan(SETTINGS, Machine(TWO_NODES, gpus=gpus(1, 0, 1)))
     assert workers(plan) == [
