@@ -1,14 +1,19 @@
-"""The pool of threads that chunks are handled in: each is warmed up before the first chunk comes."""
+"""The pool of threads that chunks are handled in, each warmed up before the first comes, and the task that they run."""
 
 from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NoReturn, cast
 
 import pytest
+from celery import Celery
+from celery.app.trace import build_tracer
 
+from embedctl_config.celery_app import TASK
 from embedctl_workers.backends.dummy import DummyBackend
+from embedctl_workers.serving.runner import ChunkRunner
+from embedctl_workers.serving.tasks import register
 from embedctl_workers.serving.threads import warmed_threads
 
 
@@ -43,3 +48,21 @@ def test_each_thread_of_the_pool_is_warmed_up_once_before_the_first_chunk(
     assert caplog.text.count("a thread is not warmed up") == (4 if fails else 0)
     assert executor.submit(int, "1").result() == 1
     pool.stop()
+
+
+def test_a_thread_opens_no_file_to_end_its_first_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = Celery(set_as_current=False)
+    register(app, cast("ChunkRunner", None), {})
+    app.finalize()
+
+    def no_files(*_: Any) -> NoReturn:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(app, "_get_backend", no_files)
+
+    def handle() -> object:
+        task = app.tasks[TASK]
+        return build_tracer(TASK, task, app=app)("an id", [], {}, {"id": "an id", "delivery_info": {}})
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(handle).result().info is None  # type: ignore[attr-defined]
