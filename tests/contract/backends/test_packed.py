@@ -42,8 +42,8 @@ HEADS = ((1, 1), (2, 3), (3, 8), (2, 12), (12, 32), (4, 40), (2, 64), (1, 96), (
 #: Levels of CPUs; empty is that of this one. The last is as wide as NEON.
 LEVELS = (
     pytest.param("", id="native"),
-    pytest.param("x86-64-v3", marks=pytest.mark.needs("avx2")),
-    pytest.param("x86-64", marks=pytest.mark.needs("x86")),
+    pytest.param("x86-64-v3", marks=[pytest.mark.needs("avx2"), pytest.mark.slow]),
+    pytest.param("x86-64", marks=[pytest.mark.needs("x86"), pytest.mark.slow]),
 )
 TEXTS = ((1,), (2, 1), (16,), (17, 15, 1, 33), (3, 8, 9, 7, 64), (257,), (5,) * 40, (511, 1, 130))
 

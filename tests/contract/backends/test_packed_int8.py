@@ -45,7 +45,7 @@ EMULATED = "-DINT8_EMULATED"
 #: Where the instruction is emulated in plain C: the level of CPUs with registers of so many floats.
 LEVEL_OF = {"16 lanes": "x86-64-v4", "8 lanes": "x86-64-v3", "4 lanes": "x86-64"}
 VARIANTS = (
-    pytest.param("native", marks=pytest.mark.needs("vnni")),
+    pytest.param("native", marks=[pytest.mark.needs("vnni"), pytest.mark.slow]),
     pytest.param("8 lanes", marks=pytest.mark.needs("avx2")),
     pytest.param("16 lanes", marks=[pytest.mark.needs("avx512"), pytest.mark.slow]),
     pytest.param("4 lanes", marks=[pytest.mark.needs("x86"), pytest.mark.slow]),

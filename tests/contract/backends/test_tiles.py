@@ -51,8 +51,8 @@ ROWS = (1, 7, 16, 17, 31, 33, 255, 256, 257, 1000)
 BOUNDS = {1: 1e-2, 2: 4e-5}
 UNITS = [
     pytest.param(EMULATED, id="emulated"),
-    pytest.param(AVX512, id="avx512", marks=pytest.mark.needs("avx512_bf16")),
-    pytest.param(AMX, id="amx", marks=pytest.mark.needs("amx")),
+    pytest.param(AVX512, id="avx512", marks=[pytest.mark.needs("avx512_bf16"), pytest.mark.slow]),
+    pytest.param(AMX, id="amx", marks=[pytest.mark.needs("amx"), pytest.mark.slow]),
 ]
 LENGTHS = (1, 16, 17, 33, 24, 23, 70)
 #: Ways to compute a layer, each with the largest error of its result.
