@@ -10,7 +10,6 @@ from typing import Any
 
 from embedctl.broker import Broker
 from embedctl.store import ClaimAnswer, Completed, JobStatus
-from embedctl.store.unused import UnusedQueues
 from embedctl_config import keys
 from embedctl_config.errors import EmbedctlError
 from tests.explorer.snapshots import fields
@@ -34,11 +33,6 @@ class Move:
     do: Callable[[World], Done]
     fault: str = ""
     rare: bool = False
-
-    @property
-    def label(self) -> str:
-        """A label that is unique among the moves of one state."""
-        return f"{self.who}: {self.name}" + (f" ({self.fault})" if self.fault else "")
 
 
 # ----------------------------------------------------------------------------------------------------------- programs
@@ -94,9 +88,8 @@ class Program:
     """Client code that runs step by step.
 
     Args:
-        bodies: variant → the code. Each start chooses a variant.
+        bodies: variant → the code. Each start chooses a variant, the first run the first.
         runs: how often it may begin; 0 means any number of times.
-        first: the variants of its first run; empty means all.
         mortal: whether it may die, while deaths are left.
         obliged: whether it also begins when nothing goes wrong any more, and must come to an end.
         holds: whether it keeps the right to add while it runs.
@@ -114,7 +107,6 @@ class Program:
         bodies: dict[str, Body],
         *,
         runs: int = 1,
-        first: tuple[str, ...] = (),
         mortal: bool = False,
         obliged: bool = False,
         holds: bool = False,
@@ -127,7 +119,7 @@ class Program:
         self._rare, self._before = rare, before
         self._sees = sees
         self._only_fair = only_fair
-        self.name, self._bodies, self._runs, self._first = name, bodies, runs, first
+        self.name, self._bodies, self._runs = name, bodies, runs
         self._mortal, self.obliged, self._holds, self._begins = mortal, obliged, holds, begins
 
     def at_first(self) -> Run:
@@ -174,7 +166,7 @@ class Program:
     def _variants(self, world: World, state: State, run: Run) -> list[str]:
         if self._begins is not None:
             return list(self._begins(world, state))
-        return list(self._first if self._first and not run.runs else self._bodies)
+        return list(self._bodies)[: None if run.runs else 1]
 
     def _beginning(self, state: State, at: int, variant: str) -> Move:
         run: Run = state.actors[at]
@@ -385,8 +377,6 @@ class Worker:
         return state.with_actor(at, Hand("dead")), "dies, and is seen to" if witnessed else "dies"
 
     def _start(self, world: World, state: State, at: int) -> Done:
-        # A new process is a new instance, so a report of the old one's death stays true.
-        world.connection.queue("DEL", keys.died(self.name))
         world.beat(self.name)
         return state.with_actor(at, Hand()), "starts again"
 
@@ -397,59 +387,4 @@ def result_of(data: bytes, failed: int) -> tuple[bytes, Completed]:
     return encoded(data, range(failed))
 
 
-# -------------------------------------------------------------------------------------------------------- dead tickets
-
-
-@dataclass(frozen=True, slots=True)
-class Doomed:
-    """The tickets that were found to be of a job that is over, and are about to be removed."""
-
-    tickets: tuple[int, ...] = ()
-    is_over: bool = True
-
-    @property
-    def key(self) -> Any:
-        return self.tickets
-
-
-class Tidier:
-    """A reaper that removes the tickets of a job that is over.
-
-    It may die at any time, and may be as slow as it likes. It also does so while workers live, and may remove a newer
-    ticket for the same chunk; a real one does neither.
-    """
-
-    name, obliged = "tidier", False
-
-    def at_first(self) -> Doomed:
-        return Doomed()
-
-    def holds(self, doomed: Doomed) -> None:
-        return None
-
-    def moves(self, world: World, state: State, at: int) -> Iterator[Move]:
-        doomed: Doomed = state.actors[at]
-        if doomed.tickets:
-            yield Move(self.name, "removes", lambda world: self._remove(state, at))
-        elif state.tickets:
-            yield Move(self.name, "looks", lambda world: self._look(world, state, at))
-
-    def fair_moves(self, world: World, state: State, at: int) -> Iterator[Move]:
-        if state.actors[at].tickets:
-            yield Move(self.name, "removes", lambda world: self._remove(state, at))
-
-    def _look(self, world: World, state: State, at: int) -> Done:
-        over = UnusedQueues(world.broker.connection)._over([world.job_id])
-        found = state.tickets if over else ()
-        return state.with_actor(at, Doomed(found)), f"finds tickets {list(found)} that nobody needs"
-
-    def _remove(self, state: State, at: int) -> Done:
-        doomed: Doomed = state.actors[at]
-        after = state.with_actor(at, Doomed())
-        for chunk in doomed.tickets:
-            if chunk in after.tickets:
-                after = after.without_ticket(chunk)
-        return after, f"removes tickets {list(doomed.tickets)}"
-
-
-Actor = Program | Worker | Tidier
+Actor = Program | Worker

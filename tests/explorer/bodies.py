@@ -26,17 +26,12 @@ def corpus(*words: str) -> list[str]:
     return [f"{word} {chunk} {row}" for chunk, word in enumerate(words) for row in range(2)]
 
 
-def submits(texts: Sequence[str], keep: Sequence[str] = ()) -> Body:
-    """A producer: it submits a corpus to the job, or the missing part of it, and waits for the end.
-
-    Args:
-        keep: names of kept fields. Each holds the record's text.
-    """
-    items = [{"text": text, **dict.fromkeys(keep, text)} for text in texts]
+def submits(texts: Sequence[str]) -> Body:
+    """A producer: it submits a corpus to the job, or the missing part of it, and waits for the end."""
 
     def body(broker: Broker, job_id: str) -> str:
-        records = records_of(items, keep=keep, max_bytes=1000)
-        return str(submit(broker, records, SubmitOptions(resume=job_id, keep=keep)).wait().state)
+        records = records_of(texts, max_bytes=1000)
+        return str(submit(broker, records, SubmitOptions(resume=job_id)).wait().state)
 
     return body
 

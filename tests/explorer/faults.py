@@ -62,16 +62,23 @@ def _replaced(text: str, before: str, after: str) -> str:
     return text.replace(before, after)
 
 
-#: The parts of a fault.
-Fault = tuple[InScript | InMethod, ...]
+@dataclass(frozen=True)
+class Fault:
+    """A fault, and the world in which the explorer finds that it violates an invariant."""
+
+    scenario: str
+    invariant: str
+    parts: tuple[InScript | InMethod, ...]
+    #: Found by random walks: it is deep, and many orders of steps meet it.
+    walks: bool = False
 
 
-def scripts_with(fault: Fault) -> Callable[[str], str]:
+def scripts_with(fault: Fault | None) -> Callable[[str], str]:
     """The text of each script by its name."""
 
     def source(name: str) -> str:
         text = script_source(name)
-        for part in fault:
+        for part in fault.parts if fault else ():
             if isinstance(part, InScript):
                 text = part.applied(text)
         return text
@@ -80,10 +87,10 @@ def scripts_with(fault: Fault) -> Callable[[str], str]:
 
 
 @contextmanager
-def in_client_code(fault: Fault) -> Iterator[None]:
+def in_client_code(fault: Fault | None) -> Iterator[None]:
     """Within the block, the client code has this fault."""
     with ExitStack() as stack:
-        for part in fault:
+        for part in fault.parts if fault else ():
             if isinstance(part, InMethod):
                 stack.enter_context(patch.object(part.owner, part.name, part.method()))
         yield
@@ -92,42 +99,68 @@ def in_client_code(fault: Fault) -> Iterator[None]:
 _SCRIPTS_SCHEDULE_NOTHING = InScript(
     "prelude", "if redis.call('ZADD', UPKEEP, 'LT', at", "if false and redis.call('ZADD', UPKEEP, 'LT', at"
 )
+_IN_VAIN = "nobody waits for what cannot come"
 
 FAULTS: dict[str, Fault] = {
-    "sealing revives a job that its budget ended": (
-        InScript("seal", "if ended and not sealed then return {'stopped'} end\n", ""),
+    "sealing revives a job that its budget ended": Fault(
+        "budget",
+        "a stopped job has failed",
+        (InScript("seal", "if ended and not sealed then return {'stopped'} end\n", ""),),
     ),
-    "a producer waits for room in a cancelled job": (
-        InScript("cancel", "'ended_ms', now, 'waiting_bytes', 0)", "'ended_ms', now)"),
-        InMethod(Submission, "_check_goes_on", "refuse_cancelled(status)", "pass"),
+    "a producer waits for room in a cancelled job": Fault(
+        "room",
+        _IN_VAIN,
+        (
+            InScript("cancel", "'ended_ms', now, 'waiting_bytes', 0)", "'ended_ms', now)"),
+            InMethod(Submission, "_check_goes_on", "refuse_cancelled(status)", "pass"),
+        ),
+        walks=True,
     ),
-    "a producer waits for room in a job that its budget ended": (
-        InScript("prelude", "'stopped_by', by, 'waiting_bytes', 0)", "'stopped_by', by)"),
-        InMethod(Submission, "_check_goes_on", "if status.stopped_by is not None:", "if False:"),
+    "a producer waits for room in a job that its budget ended": Fault(
+        "room and budget",
+        _IN_VAIN,
+        (
+            InScript("prelude", "'stopped_by', by, 'waiting_bytes', 0)", "'stopped_by', by)"),
+            InMethod(Submission, "_check_goes_on", "if status.stopped_by is not None:", "if False:"),
+        ),
+        walks=True,
     ),
-    "nobody closes a retry that died": (
-        InMethod(Reaper, "_look_at", "[job for job in jobs if job.abandoned]", "[]"),
+    "nobody closes a retry that died": Fault(
+        "retry",
+        "a job that has all its records ends",
+        (InMethod(Reaper, "_look_at", "[job for job in jobs if job.abandoned]", "[]"),),
     ),
-    "a result is taken for another text": (
-        InScript("complete", "(text ~= made_of and text ~= '' and made_of ~= '')", "false"),
+    "a result is taken for another text": Fault(
+        "changed corpus",
+        "a result is of the text that the job holds",
+        (InScript("complete", "(text ~= made_of and text ~= '' and made_of ~= '')", "false"),),
     ),
-    "a result is counted twice": (
-        InScript("complete", "  or redis.call('GETBIT', counted, chunk) == 1 or", "  or"),
-    ),
-    "nobody notices that the seal is lost": (
-        InMethod(
-            Waiter, "_check_prospects", "status.original_chunks is not None or status.state is not", "True or status is"
+    "nobody notices that the seal is lost": Fault(
+        "lost seal",
+        _IN_VAIN,
+        (
+            InMethod(
+                Waiter,
+                "_check_prospects",
+                "status.original_chunks is not None or status.state is not",
+                "True or status is",
+            ),
         ),
     ),
-    "nobody tells who waits that the producer died": (
-        InMethod(Waiter, "_check_stalled", "if now - self._stalled_since <= keys.PRODUCER_LEASE_S:", "if True:"),
+    "nobody tells who waits that the producer died": Fault(
+        "death of a producer",
+        _IN_VAIN,
+        (InMethod(Waiter, "_check_stalled", "if now - self._stalled_since <= keys.PRODUCER_LEASE_S:", "if True:"),),
     ),
-    "an audit issues the chunks of an ended job": (
-        InScript("audit", "if ended then return {'ok', 0, 0, 0} end", ""),
+    "an audit issues the chunks of an ended job": Fault(
+        "budget and audit",
+        "an ended job has no bookkeeping of issued chunks",
+        (InScript("audit", "if ended then return {'ok', 0, 0, 0} end", ""),),
     ),
-    "no script schedules a look": (_SCRIPTS_SCHEDULE_NOTHING,),
-    "nobody looks after a job": (
-        _SCRIPTS_SCHEDULE_NOTHING,
-        InMethod(Agenda, "_put", "if not late and not missing:", "if True:"),
+    # If no script schedules a look, that alone does no harm: the sweep mends it.
+    "nobody looks after a job": Fault(
+        "retry",
+        "what is active is looked after",
+        (_SCRIPTS_SCHEDULE_NOTHING, InMethod(Agenda, "_put", "if not late and not missing:", "if True:")),
     ),
-}  # fmt: skip
+}

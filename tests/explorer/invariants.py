@@ -42,7 +42,6 @@ def after_step(world: World, before: State, after: State, reopens: bool) -> Iter
             yield from _bytes_of_results(view)
         yield from _bookkeeping(view)
         yield from _digests(view, after)
-        yield from _kept_fields(view)
         was = world.view(before.snapshot)
     if not reopens and was.ended and was.state != "gone":
         if was.state != view.state:
@@ -134,22 +133,6 @@ def _bytes_of_results(view: View) -> Iterator[Violation]:
             "the bytes of results are those of what is stored and not drained",
             f"{view.number('result_bytes')}, and {view.undrained_bytes()} are there",
         )
-
-
-def _kept_fields(view: View) -> Iterator[Violation]:
-    """The kept fields hold the text, which ends with the numbers of its chunk of two records and of its row."""
-    if '"keep"' not in (view.text("options") or ""):
-        return
-    for chunk in range(view.number("added")):
-        data = view.input(chunk)
-        found = view.result(chunk) or (None if data is None else wire.decode_input(data))
-        if found is None:
-            continue
-        size = found.rows if isinstance(found, wire.ChunkResult) else len(found)
-        positions = found.positions or range(found.first, found.first + size)
-        for position, cell in zip(positions, found.kept or [b"nothing"] * size, strict=True):
-            if not cell.endswith(f' {position // 2} {position % 2}"}}'.encode()):
-                yield Violation("a record's kept fields are its own", f"record {position} has {cell!r}")
 
 
 def _bookkeeping(view: View) -> Iterator[Violation]:

@@ -36,9 +36,9 @@ _ROUND_S = 45.0
 class Found(Exception):
     """A violation and the steps that lead to it."""
 
-    def __init__(self, violation: Violation, trace: list[str], moves: list[str]) -> None:
+    def __init__(self, violation: Violation, trace: list[str]) -> None:
         super().__init__(violation)
-        self.violation, self.trace, self.moves = violation, trace, moves
+        self.violation, self.trace = violation, trace
         #: The seed of the walk that found it; None if the exhaustive exploration found it.
         self.seed: int | None = None
 
@@ -48,11 +48,6 @@ class Found(Exception):
         return f"{self.violation.invariant}: {self.violation.seen}{seed}\n{steps}"
 
 
-#: The property of a test's report that holds its coverage: scenario, interleavings, distinct states, depth, paths and
-#: seconds.
-EXPLORED = "explored"
-
-
 @dataclass
 class Coverage:
     """How far an exploration went."""
@@ -60,19 +55,10 @@ class Coverage:
     states: int = 0
     steps: int = 0
     fair_steps: int = 0
-    paths: int = 0
-    depth: int = 0
-    seconds: float = 0.0
-    cpu_s: float = 0.0
-    complete: bool = True
     found: list[Found] = field(default_factory=list)
 
     def __str__(self) -> str:
-        return (
-            f"{self.steps} interleavings of one step more, {self.paths} paths, {self.states} distinct states, depth "
-            f"{self.depth}{'' if self.complete else ' (cut off)'}, {self.fair_steps} fair steps, {self.seconds:.1f} s "
-            f"({self.cpu_s:.1f} s of them this process)"
-        )
+        return f"{self.steps} steps, {self.states} distinct states, {self.fair_steps} fair steps"
 
 
 class Machine:
@@ -88,11 +74,12 @@ class Machine:
         for actor in actors:
             if isinstance(actor, Worker):
                 world.beat(actor.name)
-        world.connection.flush()
         snapshot = world.connection.look()
+        view = world.view(snapshot)
+        results = ((chunk, view.result(chunk)) for chunk in range(view.number("added")))
         self.first = State(
             snapshot=snapshot,
-            texts=self._texts_at_first(snapshot),
+            texts=tuple((chunk, result.digest) for chunk, result in results if result is not None),
             tickets=(),
             actors=tuple(actor.at_first() for actor in actors),
             left=tuple(sorted(left.items())),
@@ -160,7 +147,7 @@ class Machine:
         try:
             after, what = move.do(world)
         except ScriptFault as fault:
-            return state, move.label, [Violation("no script fails", str(fault))]
+            return state, f"{move.who}: {move.name}", [Violation("no script fails", str(fault))]
         snapshot = world.connection.look()
         if after is state:  # a copy, because cached properties belong to the old state
             after = replace(state)
@@ -178,11 +165,6 @@ class Machine:
     @staticmethod
     def _reopens(move: Move, what: str) -> bool:
         return move.who == "redis" or any(step in what for step in ("retry(", "add(", "resume("))
-
-    def _texts_at_first(self, snapshot: Snapshot) -> tuple[tuple[int, bytes], ...]:
-        view = self.world.view(snapshot)
-        results = ((chunk, view.result(chunk)) for chunk in range(view.number("added")))
-        return tuple((chunk, result.digest) for chunk, result in results if result is not None)
 
     def _texts(self, state: State, snapshot: Snapshot) -> tuple[tuple[int, bytes], ...]:
         view = self.world.view(snapshot)
@@ -277,75 +259,54 @@ class Machine:
 
     # ------------------------------------------------------------------------------------------------- exploration
 
-    def explore(
-        self, *, depth: int = 99, seconds: float = 60.0, stop_at: str | None = None, most: int = 10**9
-    ) -> Coverage:
+    def explore(self, *, most: int = 10**9, seconds: float = 300.0, stop_at: str | None = None) -> Coverage:
         """Go through all states, nearest first.
 
         Args:
-            depth: most steps from the first state.
-            seconds: time limit.
-            stop_at: the invariant whose violation ends the exploration; empty means any invariant, None means none.
             most: the number of steps after which the exploration ends.
+            seconds: time limit.
+            stop_at: the invariant whose violation ends the exploration.
         """
-        began, worked = time.monotonic(), time.process_time()
+        until = time.monotonic() + seconds
         coverage = Coverage()
-        parents: dict[int, tuple[int, str, str]] = {}
-        ways: dict[int, int] = {self.first.key: 1}
-        queue = deque([(self.first, 0)])
+        parents: dict[int, tuple[int, str]] = {}
+        queue = deque([self.first])
         seen = {self.first.key}
         told: set[tuple[str, str]] = set()
 
-        def report(key: int, extra: list[str], violation: Violation) -> bool:
-            kind = (violation.invariant, re.sub(r"\d{5,}", "…", violation.seen))
-            if kind not in told:
-                told.add(kind)
-                trace, moves = _trace(parents, key)
-                coverage.found.append(Found(violation, trace + extra, moves))
-            return stop_at is not None and stop_at in ("", violation.invariant)
+        def report(key: int, extra: list[str], wrong: list[Violation]) -> bool:
+            for violation in wrong:
+                kind = (violation.invariant, re.sub(r"\d{5,}", "…", violation.seen))
+                if kind not in told:
+                    told.add(kind)
+                    coverage.found.append(Found(violation, _trace(parents, key) + extra))
+            return any(violation.invariant == stop_at for violation in wrong)
 
-        while queue:
-            state, at = queue.popleft()
-            coverage.depth = max(coverage.depth, at)
-            if time.monotonic() - began > seconds or coverage.steps > most:
-                coverage.complete = False
-                break
-            trace, wrong = self.settle(state, coverage)
-            stop = [report(state.key, trace, each) for each in wrong]
-            if any(stop):
-                break
-            if at >= depth:
-                coverage.complete = False
-                continue
-            moves = self.moves(state)
-            ends = not moves
-            for move in moves:
+        def visit(state: State) -> bool:
+            """Whether to stop here."""
+            if report(state.key, *self.settle(state, coverage)):
+                return True
+            for move in self.moves(state):
                 after, what, wrong = self.make(state, move)
                 coverage.steps += 1
-                key = after.key
-                if wrong:
-                    stop = [report(state.key, [what], each) for each in wrong]
-                    if any(stop):
-                        queue.clear()
-                        break
-                    continue  # what follows a violation tells nothing new
-                ways[key] = ways.get(key, 0) + ways[state.key]
-                if key not in seen:
-                    seen.add(key)
-                    parents[key] = (state.key, what, move.label)
-                    queue.append((after, at + 1))
-            if ends:
-                coverage.paths += ways[state.key]
-        coverage.paths += sum(ways[state.key] for state, _ in queue)
+                if report(state.key, [what], wrong):
+                    return True
+                if not wrong and after.key not in seen:  # what follows a violation tells nothing new
+                    seen.add(after.key)
+                    parents[after.key] = (state.key, what)
+                    queue.append(after)
+            return False
+
+        while queue and coverage.steps < most and time.monotonic() < until and not visit(queue.popleft()):
+            pass
         coverage.states = len(seen)
-        coverage.seconds, coverage.cpu_s = time.monotonic() - began, time.process_time() - worked
         return coverage
 
     def walk(self, seed: int, *, steps: int = 60, coverage: Coverage | None = None) -> Found | None:
         """Take one random walk from a seed. Return the violation that it finds, or None."""
         coverage = Coverage() if coverage is None else coverage
         dice = random.Random(seed)
-        state, trace, names = self.first, [], []
+        state, trace = self.first, []
         for _ in range(steps):
             moves = self.moves(state)
             if not moves:
@@ -360,61 +321,29 @@ class Machine:
             after, what, wrong = self.make(state, move)
             coverage.steps += 1
             trace.append(what)
-            names.append(move.label)
             if wrong:
-                return Found(wrong[0], trace, names)
+                return Found(wrong[0], trace)
             state = after
         extra, wrong = self.settle(state, coverage)
-        return Found(wrong[0], trace + extra, names) if wrong else None
+        return Found(wrong[0], trace + extra) if wrong else None
 
-    def walks(self, seeds: Iterable[int], *, steps: int = 90, seconds: float = 60.0) -> Coverage:
-        """Take many walks. Report the first violation of each invariant, shrunk to as few moves as possible."""
-        began, worked = time.monotonic(), time.process_time()
-        coverage = Coverage(complete=False)
-        told: set[str] = set()
+    def walks(
+        self, seeds: Iterable[int], *, steps: int = 90, seconds: float = 60.0, stop_at: str | None = None
+    ) -> Coverage:
+        """Take many walks. Report the first violation of each invariant."""
+        until = time.monotonic() + seconds
+        coverage = Coverage()
+        told: set[str | None] = set()
         for seed in seeds:
-            if time.monotonic() - began > seconds:
+            if time.monotonic() > until or stop_at in told:
                 break
-            coverage.paths += 1
             met = self.walk(seed, steps=steps, coverage=coverage)
             if met is not None and met.violation.invariant not in told:
                 told.add(met.violation.invariant)
-                met = self.shrunk(met)
                 met.seed = seed
                 coverage.found.append(met)
-        coverage.depth, coverage.states = steps, len(self._ends)
-        coverage.seconds, coverage.cpu_s = time.monotonic() - began, time.process_time() - worked
+        coverage.states = len(self._ends)
         return coverage
-
-    def replay(self, names: list[str]) -> Found | None:
-        """The violation at the end of these moves, or of the fair ending that follows. None if there is none, or if one
-        of the moves is impossible."""
-        state, trace = self.first, []
-        for name in names:
-            move = next((each for each in self.moves(state) if each.label == name), None)
-            if move is None:
-                return None
-            state, what, wrong = self.make(state, move)
-            trace.append(what)
-            if wrong:
-                return Found(wrong[0], trace, names)
-        extra, wrong = self.settle(state, Coverage())
-        return Found(wrong[0], trace + extra, names) if wrong else None
-
-    def shrunk(self, found: Found) -> Found:
-        """The same violation with fewer moves, found by leaving out groups of moves."""
-        size = max(1, len(found.moves) // 2)
-        while size:
-            at = 0
-            while at < len(found.moves):
-                shorter = found.moves[:at] + found.moves[at + size :]
-                again = self.replay(shorter)
-                if again is not None and again.violation.invariant == found.violation.invariant:
-                    found = again
-                else:
-                    at += size
-            size //= 2
-        return found
 
 
 def _passing(state: State, what: str, happen: Callable[[World], None], fault: str) -> Move:
@@ -427,10 +356,9 @@ def _passing(state: State, what: str, happen: Callable[[World], None], fault: st
     return Move("time", what, do, fault)
 
 
-def _trace(parents: dict[int, tuple[int, str, str]], key: int) -> tuple[list[str], list[str]]:
-    trace, moves = [], []
+def _trace(parents: dict[int, tuple[int, str]], key: int) -> list[str]:
+    trace = []
     while key in parents:
-        key, what, name = parents[key]
+        key, what = parents[key]
         trace.append(what)
-        moves.append(name)
-    return trace[::-1], moves[::-1]
+    return trace[::-1]

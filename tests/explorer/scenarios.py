@@ -11,12 +11,12 @@ from typing import Any
 from embedctl.store import JobStatus
 from embedctl_config.tenants import TenantEntry
 from tests.explorer import bodies
-from tests.explorer.actors import Actor, Body, Program, Tidier, Worker, result_of
+from tests.explorer.actors import Actor, Body, Program, Worker, result_of
 from tests.explorer.bodies import corpus
 from tests.explorer.faults import Fault, in_client_code, scripts_with
 from tests.explorer.machine import Machine
 from tests.explorer.world import State, World, a_world
-from tests.support.store import MINE, OPTIONS, QUEUE, add
+from tests.support.store import MINE, QUEUE, add
 
 #: A text that leaves no room for another.
 LONG = "x" * 600
@@ -42,7 +42,7 @@ class Scenario:
     history: int = 4
 
     @contextmanager
-    def machine(self, folder: Path, fault: Fault = ()) -> Iterator[Machine]:
+    def machine(self, folder: Path, fault: Fault | None = None) -> Iterator[Machine]:
         """The machine of this scenario, in the Redis of this folder, with a fault in scripts and client code."""
         with (
             in_client_code(fault),
@@ -90,13 +90,11 @@ def _reaper(name: str = "reaper", *, only_fair: bool = False, always_sweeps: boo
     )
 
 
-def _producer(
-    *words: str, runs: int = 1, others: Mapping[str, tuple[str, ...]] | None = None, **options: Any
-) -> Program:
+def _producer(*words: str, runs: int = 1, others: Mapping[str, tuple[str, ...]] | None = None) -> Program:
     """A producer that may resume when it is over, with the same corpus or another."""
-    variants = {"": bodies.submits(corpus(*words), **options)}
-    variants |= {name: bodies.submits(corpus(*other), **options) for name, other in (others or {}).items()}
-    return Program("producer", variants, runs=runs, first=("",), mortal=True, obliged=True, holds=True, sees=_nothing)
+    variants = {"": bodies.submits(corpus(*words))}
+    variants |= {name: bodies.submits(corpus(*other)) for name, other in (others or {}).items()}
+    return Program("producer", variants, runs=runs, mortal=True, obliged=True, holds=True, sees=_nothing)
 
 
 def _waiter() -> Program:
@@ -218,11 +216,6 @@ SCENARIOS: dict[str, Scenario] = {
         left={"death": 1},
         prepare=_ended_with_failures,
     ),
-    "two retriers": Scenario(
-        lambda: (_retrier(), _retrier("other"), Worker("w1"), _reaper(), _canceller()),
-        left={"death": 1},
-        prepare=_ended_with_failures,
-    ),
     "retry and resume": Scenario(
         lambda: (
             _retrier(),
@@ -252,11 +245,6 @@ SCENARIOS: dict[str, Scenario] = {
         prepare=_ended_with_failures,
     ),
     # Redis loses one result. The same corpus is submitted again while a client retries or has retried.
-    "lost result": Scenario(
-        lambda: (_retrier(), _repairer(), Worker("w1", fails=(0, 1)), _reaper()),
-        left={"lost result": 1},
-        prepare=_ended_with_failures,
-    ),
     "lost result of a retry": Scenario(
         lambda: (_retrier(), _repairer(), Worker("w1", fails=(0, 1)), _reaper(), _waiter()),
         left={"lost result": 1, "death": 1},
@@ -301,18 +289,9 @@ SCENARIOS: dict[str, Scenario] = {
         lambda: (_producer("a"), Worker("w1", releases=True), Worker("w2"), _reaper()),
         left={"death": 1, "lapse": 2, "lost answer": 1},
     ),
-    "cancel": Scenario(
-        lambda: (_producer("a", "b"), Worker("w1"), _reaper(), _canceller(), _waiter()),
-        left={"death": 1, "lapse": 1},
-    ),
-    # A client stops the job, and its corpus may resume it.
-    "stop": Scenario(
-        lambda: (_producer("a", "b", runs=2), Worker("w1"), _reaper(), _stopper(), _waiter()),
-        left={"death": 1, "lapse": 1},
-    ),
     # A job is stopped while its producer submits it, or resumes it, and workers still hold its chunks.
-    "stop twice": Scenario(
-        lambda: (_producer("a", "b", runs=3), Worker("w1", fails=(0, 1)), _reaper(), _stopper(runs=2)),
+    "stop": Scenario(
+        lambda: (_producer("a", "b", runs=3), Worker("w1", fails=(0, 1)), _reaper(), _stopper(runs=2), _waiter()),
         left={"death": 1, "lapse": 1, "lost answer": 1},
     ),
     "stop and retry": Scenario(
@@ -360,16 +339,6 @@ SCENARIOS: dict[str, Scenario] = {
         lambda: (_producer("a", runs=2), Worker("w1"), _drainer(), _reaper(), _waiter()),
         left={"rollback": 1, "death": 1},
     ),
-    # Tickets of a job that is over are removed while the job is opened again, or after Redis forgot its end.
-    "dead tickets": Scenario(
-        lambda: (_retrier(), _repairer(), Worker("w1"), _reaper(), Tidier()),
-        left={"lost result": 1, "lapse": 2},
-        prepare=_ended_with_failures,
-    ),
-    "dead tickets and rollback": Scenario(
-        lambda: (_producer("a"), Worker("w1"), _reaper(), _waiter(), Tidier()),
-        left={"rollback": 1, "lapse": 1},
-    ),
     "retry and rollback": Scenario(
         lambda: (_retrier(runs=2), Worker("w1", fails=(0, 1)), _reaper(), _waiter()),
         left={"rollback": 1},
@@ -378,10 +347,10 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 
-def _everybody(**options: Any) -> tuple[Actor, ...]:
+def _everybody() -> tuple[Actor, ...]:
     others = {"changed": ("a", "b", "y"), "longer": ("a", "b", "c", "d"), "shorter": ("a", "b")}
     return (
-        _producer("a", "b", "c", runs=3, others=others, **options),
+        _producer("a", "b", "c", runs=3, others=others),
         Worker("w1", fails=(0, 0, 1), releases=True),
         Worker("w2", fails=(0, 0, 2), releases=True),
         _reaper(),
@@ -389,26 +358,15 @@ def _everybody(**options: Any) -> tuple[Actor, ...]:
         _retrier("other"),
         _waiter(),
         Program("reader", {"": bodies.fetches}),
-        Tidier(),
     )
 
 
 #: Large worlds, for random walks.
-SCENARIOS["everybody"] = Scenario(_everybody, left={"death": 3, "lapse": 5, "lost answer": 2})
 SCENARIOS["everybody and a canceller"] = Scenario(
     lambda: (*_everybody(), _canceller()), left={"death": 2, "lapse": 3, "lost answer": 1}
 )
-SCENARIOS["everybody and a stopper"] = Scenario(
-    lambda: (*_everybody(), _stopper(runs=2)), left={"death": 2, "lapse": 3, "lost answer": 1}
-)
 SCENARIOS["everybody with a budget"] = Scenario(
     _everybody, left={"death": 2, "lapse": 3, "lost answer": 1}, job={"max_errors": 2}
-)
-SCENARIOS["everybody and kept fields"] = Scenario(
-    lambda: _everybody(keep=["word"]),
-    left={"death": 2, "lapse": 3, "lost answer": 1, "rollback": 1},
-    job={"options": {**OPTIONS, "keep": ["word"]}},
-    history=8,
 )
 SCENARIOS["everybody and an older Redis"] = Scenario(
     _everybody, left={"death": 2, "lapse": 4, "lost answer": 1, "rollback": 2}, history=12

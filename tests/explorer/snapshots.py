@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
-from embedctl.store.connection import Connection, Put, ScriptCall
+from embedctl.store.connection import Connection
 from embedctl_config import keys, wire
-from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.settings import Settings
-from tests.explorer.resp import Refused, Wire
 
 
 class Snapshot(dict[bytes, bytes]):
@@ -101,226 +99,72 @@ class ScriptFault(AssertionError):
 
 
 class ExplorerConnection(Connection):
-    """The connection of the explored store. One write holds the state to restore, a script, and the look after it.
+    """The connection of the explored store, which takes snapshots of Redis and restores them.
 
     Args:
         scripts: the text of each script by its name.
     """
 
-    def __init__(self, settings: Settings, path: str, scripts: Callable[[str], str]) -> None:
+    def __init__(self, settings: Settings, scripts: Callable[[str], str]) -> None:
         super().__init__(settings)
-        self.wire = Wire(path)
         self._source = scripts
-        self._dump, self._restore = self.wire.ask(["SCRIPT", "LOAD", _DUMP], ["SCRIPT", "LOAD", _RESTORE])
-        self._shas: dict[str, bytes] = {}
-        self._now = Snapshot()
-        self._queued: list[list[Any]] = []
+        self._dump, self._restore = map(self._redis.register_script, (_DUMP, _RESTORE))
+        self._held: Snapshot | None = None
         self._pending: Snapshot | None = None
-        self._looked = False
+        self._now_ms = time.time_ns() // 1_000_000
         self.bare: list[bytes] = []
-        self.commands = 0
 
     def put(self, target: Snapshot) -> None:
         """Make Redis hold this snapshot from the next command on."""
-        self._pending = target
+        self._pending, self.bare = target, []
+
+    def _flush(self) -> None:
+        target, self._pending = self._pending, None
+        if target is None:
+            return
+        held = self.look()
+        changed: list[bytes] = []
+        for key in held.keys() - target.keys():
+            changed += [key, b""]
+        for key, value in target.items():
+            if held.get(key) != value:
+                changed += [key, value]
+        if changed:
+            self._restore(args=changed)
+        self._held = target
 
     def look(self) -> Snapshot:
         """The snapshot that Redis holds now, or will hold from the next command on."""
-        if self._pending is not None and not self._queued:
+        if self._pending is not None:
             return self._pending
-        if not self._looked or self._queued:
-            answers = self.wire.ask(*self._restoring(), *self._told(), ["EVALSHA", self._dump, 0])
-            self._check(answers)
-            self._saw(answers[-1])
-        return self._now
-
-    def script(self, name: str, script_keys: Any, args: Any = ()) -> tuple[str, list[Any]]:
-        sha = self._shas.get(name)
-        if sha is None:
-            (sha,) = self.wire.ask(["SCRIPT", "LOAD", self._source(name)])
-            assert isinstance(sha, bytes), sha
-            self._shas[name] = sha
-        call = ["EVALSHA", sha, len(script_keys), *script_keys, *args]
-        *before, answer, seen = self.wire.ask(*self._restoring(), *self._told(), call, ["EVALSHA", self._dump, 0])
-        self._check(before)
-        self._saw(seen)
-        self.commands += 1
-        if isinstance(answer, Refused):
-            raise ScriptFault(f"{name}: {answer}")
-        word, *rest = answer
-        return word.decode(), rest
-
-    def scripts(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        return [self.script(call.name, call.keys, call.args) for call in calls]
-
-    def raw_scripts(
-        self, calls: Sequence[ScriptCall], put: Put | None = None, ask: Callable[[Any], object] | None = None
-    ) -> list[Any]:
-        if put is not None:
-            self.queue("SET", put.key, put.value, "EX", put.ttl_s)
-        answers = self.scripts(calls)
-        if ask is None:
-            return answers
-        with self.client() as client:
-            pipe = client.pipeline(transaction=False)
-            ask(pipe)
-            return [*answers, *pipe.execute()]
+        if self._held is None:
+            self.bare, flat = self._dump()
+            self._held = Snapshot(zip(flat[::2], flat[1::2], strict=True))
+        return self._held
 
     @contextmanager
     def client(self) -> Iterator[Any]:
-        self.commands += 1
-        with super().client() as real:
-            yield _Looks(self, real)
+        self._flush()
+        self._held = None
+        with super().client() as client:
+            yield client
 
-    def queue(self, *command: Any) -> None:
-        """Send a command together with the next one: nobody needs its answer."""
-        self._queued.append(list(command))
+    def explained(self, error: Exception) -> NoReturn:
+        raise ScriptFault(str(error)) from error
 
-    def go_behind(self) -> None:
-        """Prepare for a change to Redis that does not pass through this connection."""
-        self.flush()
-        self._looked = False
-
-    def flush(self) -> None:
-        """Restore the pending snapshot and send the queued commands now."""
-        if waiting := self._restoring() + self._told():
-            self._check(self.wire.ask(*waiting))
-
-    @staticmethod
-    def _check(answers: list[Any]) -> None:
-        refused = [each for each in answers if isinstance(each, Refused)]
-        assert not refused, refused
+    def now_ms(self) -> int:
+        return self._now_ms
 
     def uptime_s(self) -> int:
         return 10**9
 
-    def _told(self) -> list[list[Any]]:
-        queued, self._queued = self._queued, []
-        if queued:
-            self._looked = False
-        return queued
+    def check_server(self) -> None:
+        pass
 
-    def _restoring(self) -> list[list[Any]]:
-        target, self._pending = self._pending, None
-        if target is None or (self._looked and target is self._now):
-            return []
-        current = self._now if self._looked else self._held()
-        changed: list[Any] = []
-        for key in current.keys() - target.keys():
-            changed += [key, b""]
-        for key, value in target.items():
-            if current.get(key) != value:
-                changed += [key, value]
-        self._now, self._looked = target, True
-        return [["EVALSHA", self._restore, 0, *changed]] if changed else []
-
-    def _held(self) -> Snapshot:
-        (seen,) = self.wire.ask(["EVALSHA", self._dump, 0])
-        self._saw(seen)
-        return self._now
-
-    def _saw(self, answer: Any) -> None:
-        if isinstance(answer, Refused):
-            raise BrokerUnavailable(str(answer))
-        self.bare, flat = answer
-        self._now = Snapshot(zip(flat[::2], flat[1::2], strict=True))
-        self._looked = True
-
-
-class _Looks:
-    """A client that answers reads from the known snapshot of Redis, and passes everything else to the real client."""
-
-    def __init__(self, connection: ExplorerConnection, real: Any) -> None:
-        self._connection, self._real = connection, real
-
-    def get(self, key: str) -> bytes | None:
-        found = self._connection.look().get(key.encode())
-        return None if found is None else found[1:]
-
-    def hget(self, key: str, field: str) -> bytes | None:
-        return self.hgetall(key).get(field.encode())
-
-    def hgetall(self, key: str) -> dict[bytes, bytes]:
-        return fields(self._connection.look().get(key.encode()))
-
-    def hmget(self, key: str, *names: str) -> list[bytes | None]:
-        known = self.hgetall(key)
-        return [known.get(name.encode()) for name in names]
-
-    def zrange(self, key: str, start: int, end: int, *, withscores: bool = False) -> list[Any]:
-        found = self._members(key)
-        found = found[start : None if end == -1 else end + 1]
-        return found if withscores else [member for member, _ in found]
-
-    def zrangebyscore(
-        self, key: str, least: str, most: float, *, start: int, num: int, withscores: bool = False
-    ) -> list[Any]:
-        assert least == "-inf"
-        found = [each for each in self._members(key) if each[1] <= most][start : start + num]
-        return found if withscores else [member for member, _ in found]
-
-    def zcount(self, key: str, least: float, most: str) -> int:
-        assert most == "+inf"
-        return sum(score >= least for _, score in self._members(key))
-
-    def _members(self, key: str) -> list[tuple[bytes, float]]:
-        found = fields(self._connection.look().get(key.encode()))
-        return sorted(((member, float(score)) for member, score in found.items()), key=lambda each: (each[1], each[0]))
-
-    def pttl(self, key: str) -> int:
-        if not self.exists(key):
-            return -2
-        return -1 if key.encode() in self._connection.bare else 86_400_000
-
-    def exists(self, *names: str) -> int:
-        held = self._connection.look()
-        return sum(name.encode() in held for name in names)
-
-    def set(self, key: str, value: bytes, *, ex: int) -> bool:
-        self._connection.queue("SET", key, value, "EX", ex)
-        return True
-
-    # Nobody needs the answers of these commands.
-
-    def zadd(
-        self, key: str, scores: Mapping[Any, float], *, nx: bool = False, xx: bool = False, lt: bool = False
-    ) -> None:
-        flags = [flag for flag, wanted in (("NX", nx), ("XX", xx), ("LT", lt)) if wanted]
-        self._connection.queue("ZADD", key, *flags, *(part for member, at in scores.items() for part in (at, member)))
-
-    def zrem(self, key: str, *members: Any) -> None:
-        self._connection.queue("ZREM", key, *members)
-
-    def pexpire(self, key: str, ms: int) -> None:
-        self._connection.queue("PEXPIRE", key, ms)
-
-    def unlink(self, *names: str) -> None:
-        self._connection.queue("UNLINK", *names)
-
-    def pipeline(self, transaction: bool = True) -> Any:
-        return _Pipeline(self)
-
-    def __getattr__(self, name: str) -> Any:
-        self._connection.go_behind()
-        return getattr(self._real, name)
-
-
-class _Pipeline:
-    """Runs its commands one after the other. Nothing can come between them: each step of the explorer is one write."""
-
-    def __init__(self, client: _Looks) -> None:
-        self._client = client
-        self._asked: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        def ask(*args: Any, **named: Any) -> _Pipeline:
-            self._asked.append((name, args, named))
-            return self
-
-        return ask
-
-    def execute(self, *, raise_on_error: bool = True) -> list[Any]:
-        return [getattr(self._client, name)(*args, **named) for name, args, named in self._asked]
+    def _script(self, name: str) -> Any:
+        if name not in self._scripts:
+            self._scripts[name] = self._redis.register_script(self._source(name))
+        return self._scripts[name]
 
 
 @lru_cache(maxsize=200_000)

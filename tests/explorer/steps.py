@@ -95,12 +95,7 @@ class Recorder:
 
     def call(self, name: str, ask: Callable[..., Any], *args: Any, **named: Any) -> Any:
         if self._at < len(self.log):
-            answer = self.log[self._at]
-            assert answer.name == name, f"asked {name} where it was {answer.name} before: not its answers alone decide"
-            self._at += 1
-            if answer.error is not None:
-                raise answer.error.with_traceback(None)
-            return answer.value
+            return self._again(name)
         if self.asked:
             self.next = (name, *(each for each in args if isinstance(each, int | str | bytes)))
             raise Paused
@@ -124,10 +119,7 @@ class Recorder:
     def instant(self, name: str, value: Any) -> Any:
         """A value that does not come from Redis but is remembered all the same."""
         if self._at < len(self.log):
-            answer = self.log[self._at]
-            assert answer.name == name, f"asked {name} where {answer.name} was asked before"
-            self._at += 1
-            return answer.value
+            return self._again(name)
         self._note(name, value, value, None)
         return value
 
@@ -136,7 +128,7 @@ class Recorder:
         if self._at < len(self.log) or self.asked:
             return self.call(name, lambda: value)
         self.asked = self.polled = True
-        self.last = f"{name}"
+        self.last = name
         if self._follow:
             self._note(name, value, value, None)
             return value
@@ -148,6 +140,14 @@ class Recorder:
         if self.log and self.log[-1].name == "correct":  # a wait within limits: it begins with what was refused
             del self.log[-2:]
         raise Paused
+
+    def _again(self, name: str) -> Any:
+        answer = self.log[self._at]
+        assert answer.name == name, f"asked {name} where it was {answer.name} before: not its answers alone decide"
+        self._at += 1
+        if answer.error is not None:
+            raise answer.error.with_traceback(None)
+        return answer.value
 
     def _note(self, name: str, key: Any, value: Any, error: EmbedctlError | None) -> None:
         self.log.append(Answer(name, key, value, error))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -104,7 +103,6 @@ class World:
     connection: ExplorerConnection
     recorder: Recorder
     job_id: str
-    now_ms: int
     stepped: Broker = field(init=False)
     sent: list[int] = field(default_factory=list)
     clock: float = 1000.0
@@ -117,34 +115,42 @@ class World:
 
     def lapse(self, chunk: int) -> None:
         """Make a chunk overdue: move its due time into the past."""
-        self.connection.queue("ZADD", keys.due(self.job_id), "XX", 1, chunk)
+        self._do("zadd", keys.due(self.job_id), {str(chunk): 1}, xx=True)
 
     def come_up(self) -> None:
         """Make the reaper's next look at the job due now."""
-        self.connection.queue("ZADD", keys.UPKEEP, "XX", NOW, self.job_id)
+        self._do("zadd", keys.UPKEEP, {self.job_id: NOW}, xx=True)
 
     def grow_old(self) -> None:
         """Make the job's last progress long past."""
-        self.connection.queue("HSET", keys.job(self.job_id), "progressed_ms", 1)
+        self._do("hset", keys.job(self.job_id), "progressed_ms", 1)
 
     def lose_result(self, chunk: int) -> None:
-        self.connection.queue("DEL", keys.chunk_result(self.job_id, chunk))
+        self._do("delete", keys.chunk_result(self.job_id, chunk))
 
     def end_producer_lease(self) -> None:
-        self.connection.queue("DEL", keys.producer(self.job_id))
+        self._do("delete", keys.producer(self.job_id))
 
     def beat(self, instance: str) -> None:
+        """Let a worker begin. A new process is a new instance, so a report of the old one's death stays true."""
+        self._do("delete", keys.died(instance))
         self.broker.workers.beat(row(instance))
         self.broker.upkeep.agenda.wake([QUEUE])
-        for members in (keys.WORKERS, keys.queue_workers(QUEUE)):
-            self.connection.queue("ZADD", members, self.now_ms + LONG_S * 3000, instance)
+        self._lives_until(instance, self.connection.now_ms() + LONG_S * 3000)
 
     def die(self, instance: str, *, witnessed: bool) -> None:
         """Let a worker die. Others know only that it is silent or, if witnessed, that it died."""
-        for members in (keys.WORKERS, keys.queue_workers(QUEUE)):
-            self.connection.queue("ZADD", members, 1, instance)
+        self._lives_until(instance, 1)
         if witnessed:
-            self.connection.queue("SET", keys.died(instance), "dead", "PX", 10**8)
+            self._do("set", keys.died(instance), "dead", px=10**8)
+
+    def _lives_until(self, instance: str, at_ms: float) -> None:
+        for members in (keys.WORKERS, keys.queue_workers(QUEUE)):
+            self._do("zadd", members, {instance: at_ms})
+
+    def _do(self, command: str, *args: Any, **options: Any) -> None:
+        with self.connection.client() as client:
+            getattr(client, command)(*args, **options)
 
 
 @contextmanager
@@ -161,9 +167,8 @@ def a_world(
         scripts: the text of each script by its name.
         job: arguments of the job's creation, in addition to the defaults.
     """
-    path = f"{folder}/redis.sock"
     known = Settings(
-        redis_url=f"unix://{path}",
+        redis_url=f"unix://{folder}/redis.sock",
         classes={"dummy": HardwareClass(backend="dummy")},
         hardware="dummy",
         model="dummy",
@@ -171,18 +176,15 @@ def a_world(
         # The high water mark is given, because Redis is not to be asked for its maxmemory.
         limits=Limits(**{"reissue_s": LONG_S * 2, "high_water_bytes": 2**28, **limits}),
     )
-    connection = ExplorerConnection(known, path, scripts)
+    connection = ExplorerConnection(known, scripts)
     recorder = Recorder()
-    now_ms = time.time_ns() // 1_000_000
-    connection.now_ms = lambda: now_ms  # type: ignore[method-assign]
-    connection.check_server = lambda: None  # type: ignore[method-assign]
     jobs = JobStore(connection, known)
     broker = Broker(known, connection, jobs, WorkerRegistry(connection), Upkeep(connection, known))
     try:
         job_id, _ = jobs.create(spec(**job))
         with no_time_of_its_own(recorder):
-            yield World(broker, connection, recorder, job_id, now_ms)
+            yield World(broker, connection, recorder, job_id)
     finally:
-        connection.wire.ask(["FLUSHALL"])
-        connection.wire.close()
+        with connection.client() as client:
+            client.flushall()
         connection.close()

@@ -138,27 +138,6 @@ def test_a_job_that_ends_leaves_the_agenda_and_one_that_is_open_again_comes_back
         assert raw.pttl(key) > TTL_S * 1000
 
 
-def test_a_round_costs_no_more_for_jobs_of_which_nothing_is_due(
-    broker: Broker, observed: Broker, trips: list[str], raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reaper, "BUDGET_S", 60.0)  # a round that is out of time looks at each job once more
-    broker.workers.beat(row())
-
-    def round_trips() -> int:
-        trips.clear()
-        reap(observed, raw)
-        return len(trips)
-
-    few = [new_job(broker, 1) for _ in range(2)]
-    postpone(broker, raw, *few)
-    least = round_trips()
-    many = [new_job(broker, 1) for _ in range(100)]
-    postpone(broker, raw, *many)
-    assert round_trips() <= least + 4  # one more slice of names
-    make_due(raw, *many)  # and many together cost little more than one
-    assert round_trips() <= least + 12
-
-
 def test_a_round_stops_when_its_time_is_over_and_the_next_process_goes_on(
     settings: Settings, broker: Broker, raw: redis_py.Redis, looks: Looks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,7 +203,7 @@ def test_a_round_begins_nothing_after_the_deadline_of_who_waits(
     assert all(deadline is not None and began + LONG_S <= deadline <= first + LONG_S for _, deadline in rounds)
 
 
-@pytest.mark.parametrize("kind", ["owner", "owners", "job", "due", "cursors"])
+@pytest.mark.parametrize("kind", ["owner", "owners", "job", "due", "cursors", "events"])
 def test_a_job_that_redis_refuses_to_touch_costs_no_other_its_look(
     broker: Broker, raw: redis_py.Redis, kind: str
 ) -> None:
@@ -280,41 +259,6 @@ def test_a_job_is_tried_again_ever_later_and_forgiven_when_it_is_well(
     assert one._troubles == {}
 
 
-def test_a_redis_that_is_full_ends_the_round_and_the_reaper_rests(
-    own_redis: RedisServer, settings: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mine = Broker.connect(settings.replace(redis_url=own_redis.url))
-    jobs = [new_job(mine, 1) for _ in range(2)]
-    with mine.connection.client() as client:
-        client.config_set("maxmemory", "1")
-        for job_id in jobs:
-            client.execute_command("CONFIG", "SET", "maxmemory", "0")
-            client.zadd(keys.UPKEEP, {job_id: 1})
-        one = Reaper(mine)
-        look = one._look_at
-
-        def full(*args: Any) -> None:
-            client.config_set("maxmemory", "1")
-            look(*args)
-
-        monkeypatch.setattr(one, "_look_at", full)
-        with pytest.raises(BrokerFull):
-            one.round()
-        client.config_set("maxmemory", "0")
-    assert one._rests_until > 0
-    assert one._troubles == {}
-    mine.close()
-
-
-def test_scripts_that_redis_forgot_are_loaded_again(broker: Broker, raw: redis_py.Redis) -> None:
-    jobs = [new_job(broker, 1) for _ in range(3)]
-    broker.workers.beat(row())
-    make_due(raw, *jobs)
-    raw.script_flush()
-    reap(broker, raw)
-    assert raw.llen(QUEUE) == 3
-
-
 # Jobs whose class has no live worker
 
 
@@ -332,26 +276,6 @@ def test_a_job_without_a_worker_is_looked_at_ever_less(broker: Broker, raw: redi
     assert score(raw, keys.idle(QUEUE), job_id) > broker.connection.now_ms()
     assert raw.pttl(keys.idle(QUEUE)) > 0
     assert not raw.hexists(keys.reissues(job_id), 0)
-
-
-@pytest.mark.slow
-def test_the_first_worker_of_a_queue_has_what_waited_for_it_looked_at(broker: Broker, raw: redis_py.Redis) -> None:
-    mine, other = new_job(broker, 1), new_job(broker, 1, model="another")
-    broker.jobs.issue(mine, QUEUE)
-    raw.delete(QUEUE)
-    for job_id in (mine, other):
-        make_due(raw, job_id)
-        reap(broker, raw)
-    overdue(raw, mine, 0)
-    beating = Heartbeat(broker, InHand(), row, lambda: None)
-    beating.start()
-    try:
-        eventually(lambda: raw.zscore(keys.idle(QUEUE), mine) is None)
-        raw.delete(keys.REAPER)
-        eventually(lambda: raw.hget(keys.reissues(mine), 0) == b"1")
-    finally:
-        beating.stop()
-    assert raw.zscore(keys.idle(keys.queue("dummy", "another")), other) is not None
 
 
 def test_a_woken_queue_has_its_jobs_looked_at_at_once(broker: Broker, raw: redis_py.Redis) -> None:
@@ -418,15 +342,6 @@ def test_the_sweep_comes_through_all_active_jobs_by_slices_whoever_has_the_turn(
     raw.delete(keys.UPKEEP)
     broker.upkeep.agenda.sweep(broker.connection.now_ms())
     assert raw.zcard(keys.UPKEEP) == 2  # from the beginning again
-
-
-def test_a_job_that_an_older_version_ended_is_dropped(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = new_job(broker, 1)
-    work(broker, job_id, 0)
-    make_due(raw, job_id)
-    reap(broker, raw)
-    assert raw.zscore(keys.UPKEEP, job_id) is None
-    assert broker.jobs.status(job_id).state == "completed"
 
 
 def test_names_of_jobs_that_are_gone_leave_the_list_of_all_jobs(
@@ -501,62 +416,6 @@ def test_a_death_costs_nothing_for_jobs_that_are_not_running(
     assert all(due_in_ms(broker, raw, job_id) <= 0 for job_id in (said, since))
 
 
-def abandoned(broker: Broker, raw: redis_py.Redis) -> str:
-    """A job whose failed record was being retried by a process that died."""
-    job_id = new_job(broker, 1)
-    work(broker, job_id, 0, failed=1)
-    broker.jobs.retry(job_id, 0, 1, "dead")
-    raw.delete(keys.producer(job_id))
-    return job_id
-
-
-def spoil_events(broker: Broker, raw: redis_py.Redis) -> str:
-    job_id = abandoned(broker, raw)
-    raw.set(keys.events(job_id), "no stream", ex=1000)
-    return job_id
-
-
-def spoil_queue(broker: Broker, raw: redis_py.Redis) -> str:
-    job_id = new_job(broker, 1, hardware="cpu")
-    raw.set(keys.queue("cpu", "dummy"), "no list", ex=1000)
-    return job_id
-
-
-def spoil_note(broker: Broker, raw: redis_py.Redis) -> str:
-    job_id, queue = new_job(broker, 1, hardware="cpu"), keys.queue("cpu", "dummy")
-    broker.tickets.send(queue, job_id, [0] * 12)
-    raw.hset(keys.NOTES, f"head:{queue}", "garbage")
-    return job_id
-
-
-@pytest.mark.parametrize("spoil", [spoil_events, spoil_queue, spoil_note])
-def test_what_redis_refuses_for_one_job_or_queue_costs_no_other_its_look(
-    broker: Broker, raw: redis_py.Redis, spoil: Callable[[Broker, redis_py.Redis], str]
-) -> None:
-    broker.workers.beat(row())
-    bad, good = spoil(broker, raw), new_job(broker, 1)
-    broker.jobs.issue(good, QUEUE)
-    overdue(raw, good, 0)
-    make_due(raw, bad, good)
-    reap(broker, raw)
-    assert due_in_ms(broker, raw, good) > 0
-    assert raw.llen(QUEUE) == 1
-
-
-def test_a_refused_audit_does_not_swallow_tickets(broker: Broker, raw: redis_py.Redis) -> None:
-    broker.workers.beat(row())
-    job_id = new_job(broker, 2)
-    broker.jobs.issue(job_id, QUEUE)
-    raw.delete(keys.chunk_input(job_id, 1), keys.events(job_id))
-    claim(broker, job_id, 1)
-    overdue(raw, job_id, 0)
-    raw.hset(keys.job(job_id), "progressed_ms", 1)
-    raw.set(keys.events(job_id), "no stream", ex=1000)
-    make_due(raw, job_id)
-    reap(broker, raw)
-    assert raw.llen(QUEUE) == 1
-
-
 def test_one_lease_that_can_not_be_renewed_costs_no_other(broker: Broker, raw: redis_py.Redis) -> None:
     in_hand, before = InHand(), []
     for at in range(2):
@@ -570,14 +429,6 @@ def test_one_lease_that_can_not_be_renewed_costs_no_other(broker: Broker, raw: r
     heartbeat = Heartbeat(broker, in_hand, row, lambda: None)
     heartbeat._renew()
     assert score(raw, keys.due(before[1]), 0) > 1
-
-
-def test_a_sweep_puts_jobs_in_also_where_the_list_of_names_is_gone(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = new_job(broker, 1)
-    raw.delete(keys.JOBS, keys.UPKEEP)
-    broker.upkeep.agenda.sweep(broker.connection.now_ms())
-    assert raw.pttl(keys.UPKEEP) > 1000
-    assert raw.zscore(keys.UPKEEP, job_id) is not None
 
 
 def test_ended_jobs_of_a_short_ttl_stand_behind_those_that_live(
@@ -599,15 +450,20 @@ def test_ended_jobs_of_a_short_ttl_stand_behind_those_that_live(
     assert raw.llen(QUEUE) == 1
 
 
-def test_a_full_redis_is_freed_of_what_ended_jobs_leave(own_redis: RedisServer, settings: Settings) -> None:
+def test_a_full_redis_is_freed_of_what_ended_jobs_leave_and_the_reaper_rests(
+    own_redis: RedisServer, settings: Settings
+) -> None:
     broker = Broker.connect(settings.replace(redis_url=own_redis.url))
     raw = redis_py.Redis.from_url(own_redis.url)
     job_id = new_job(broker, 17, ttl_s=100.0)
     work(broker, job_id, *range(17))
     assert raw.pttl(keys.chunk_result(job_id, 0)) > 1_000_000
     raw.config_set("maxmemory", 1)
+    one = Reaper(broker)
     with pytest.raises(BrokerFull):
-        Reaper(broker).round()
+        one.round()
     assert raw.pttl(keys.chunk_result(job_id, 0)) <= 125_000
+    assert one._rests_until > 0
+    assert one._troubles == {}
     raw.close()
     broker.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -130,16 +129,6 @@ def test_jobs_without_sense_are_counted_and_hide_no_other(raw: Any, watch: Watch
     assert [(total.jobs, total.chunks, total.size) for total in sweep.backlog.queues.values()] == [(1, 7, 420)]
 
 
-def test_tenants_beyond_the_most_are_one(raw: Any, watch: Watch) -> None:
-    for at in range(120):
-        fake_jobs(raw, 1, tenant=f"t{at}", waiting_bytes=1000 + at)
-    tenants = swept(watch).backlog.tenants()
-    assert len(tenants) == 101
-    assert set(tenants) == {OTHERS, *(f"t{at}" for at in range(20, 120))}
-    assert tenants[OTHERS].jobs == 20
-    assert sum(total.size for total in tenants.values()) == sum(range(1000, 1120))
-
-
 def test_memory_is_bounded(raw: Any, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adding, "_MOST_QUEUES", 3)
     monkeypatch.setattr(adding, "_MOST_TENANTS", 3)
@@ -148,15 +137,6 @@ def test_memory_is_bounded(raw: Any, watch: Watch, monkeypatch: pytest.MonkeyPat
     found = swept(watch).backlog
     assert found.queues[OTHERS, OTHERS, OTHERS].jobs == found.tenants()[OTHERS].jobs == 7
     assert (len(found.queues), len(found.tenants())) == (4, 4)
-
-
-def test_a_sweep_rests_when_its_time_is_over(raw: Any, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_jobs(raw, 1000)
-    rests = []
-    monkeypatch.setattr(watching, "BUDGET_S", 0.0)
-    monkeypatch.setattr(threading.Event, "wait", lambda self, timeout=None: rests.append(timeout))
-    assert swept(watch).backlog.queues["cpu", "m", "normal"].jobs == 1000
-    assert rests == [watching.PAUSE_S] * 5  # 1000 is a multiple of the slice
 
 
 @pytest.mark.parametrize("slice_of", [1, 3, 200])

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import redis as redis_py
 
-from embedctl import CorpusChanged, InputError, Job, aenqueue_embeddings, enqueue_embeddings
+from embedctl import Job, aenqueue_embeddings, enqueue_embeddings
 from embedctl.broker import Broker
-from embedctl.chunking import chunks_of
-from embedctl.enqueue import job_spec, submit
+from embedctl.enqueue import submit
 from embedctl.estimate import estimate
 from embedctl.job_options import SubmitOptions
 from embedctl.records import records_of
@@ -98,51 +97,6 @@ def test_a_submission_that_died_resumes_alike_with_other_workers(
     job = submit(broker, records_of(TEXTS, max_bytes=10_000), options, at_hand=True)
     assert job.id == job_id
     assert rows_of(broker, job) == [10] * 9 + [6]
-
-
-def test_a_corpus_repairs_a_chunk_that_redis_lost_with_other_workers(
-    settings: Settings, broker: Broker, raw: redis_py.Redis
-) -> None:
-    beat(broker, 2)
-    job = enqueue_embeddings(TEXTS, idempotency_key="k", settings=settings)
-    raw.delete(keys.chunk_input(job.id, 1))
-    leave(broker)
-    enqueue_embeddings(TEXTS, idempotency_key="k", settings=settings)
-    assert rows_of(broker, job) == [24] * 4
-
-
-def test_another_chunk_size_under_the_same_key_is_still_refused(settings: Settings, broker: Broker) -> None:
-    beat(broker, 2)
-    enqueue_embeddings(TEXTS, idempotency_key="k", settings=settings)
-    with pytest.raises(CorpusChanged, match="chunk_size was 512 and is 100"):
-        enqueue_embeddings(TEXTS, idempotency_key="k", chunk_size=100, settings=settings)
-
-
-def test_the_limits_that_are_stored_with_a_job_make_the_same_chunks(settings: Settings, broker: Broker) -> None:
-    beat(broker, 2)
-    job = enqueue_embeddings(TEXTS, settings=settings)
-    status = job.status()
-    assert status.options.keys() == job_spec(broker, SubmitOptions()).options.keys()
-    rows, size = status.options["chunk_size"], status.options["chunk_bytes"]
-    chunks = chunks_of(records_of(TEXTS, max_bytes=10_000), max_rows=rows, max_bytes=size)
-    assert [wire.encode_input(chunk) for chunk in chunks] == [broker.jobs.input(job.id, at) for at in range(4)]
-
-
-def test_a_resumed_job_keeps_its_chunks(settings: Settings, broker: Broker) -> None:
-    before = job_spec(broker, SubmitOptions(idempotency_key="k"))
-    job_id, _ = broker.jobs.create(before)
-    beat(broker, 2)
-    job = enqueue_embeddings(TEXTS, idempotency_key="k", settings=settings)
-    assert (job.id, rows_of(broker, job)) == (job_id, [96])
-
-
-def test_a_mistake_that_is_seen_while_reading_ahead_leaves_no_job(
-    settings: Settings, broker: Broker, raw: redis_py.Redis
-) -> None:
-    beat(broker, 2)
-    with pytest.raises(InputError, match="record 96"):
-        enqueue_embeddings([*TEXTS, {"body": "x"}], settings=settings)
-    assert members(raw, keys.ACTIVE) == []
 
 
 def test_a_single_text_costs_no_further_question(settings: Settings, broker: Broker, raw: redis_py.Redis) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -52,9 +51,6 @@ def drained(broker: Broker, chunks: int = 3, *, done: int | None = None, parts: 
     return job_id
 
 
-# ----------------------------------------------------------------------------------------------------------- the right
-
-
 def test_one_process_drains_at_a_time_and_the_next_is_told_who_does(broker: Broker) -> None:
     job_id = new_job(broker)
     assert take(broker, job_id) == DrainState(0, 0, 0, "/parts")
@@ -87,9 +83,6 @@ def test_a_cancelled_job_is_not_drained(broker: Broker) -> None:
     broker.jobs.cancel(job_id)
     with pytest.raises(JobCancelled):
         take(broker, job_id)
-
-
-# ----------------------------------------------------------------------------------------------------------- the parts
 
 
 def test_a_part_is_noted_once_whatever_answers_are_lost(broker: Broker) -> None:
@@ -143,9 +136,6 @@ def test_every_key_of_a_drain_has_a_lifetime_and_goes_with_the_job(broker: Broke
     assert keys_of(raw, job_id) == set()
 
 
-# ------------------------------------------------------------------------------- what drained chunks mean to all others
-
-
 def test_the_audit_does_not_take_drained_chunks_for_lost(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = drained(broker, done=2)
     assert issued(broker, job_id) == [2]
@@ -162,9 +152,6 @@ def test_the_same_corpus_skips_drained_chunks_and_another_is_refused(broker: Bro
     assert add(broker, job_id, 1, word="other")[0] is Added.DIFFERS
     after = broker.jobs.status(job_id)
     assert (after.done, after.records, after.state) == (before.done, before.records, before.state)
-
-
-# -------------------------------------------------------------------------------------------------------- back-pressure
 
 
 def test_a_drained_job_gets_no_tickets_while_redis_holds_too_many_of_its_results(broker: Broker) -> None:
@@ -211,12 +198,8 @@ def test_the_count_of_bytes_recovers_from_results_that_are_not_counted(broker: B
     assert broker.jobs.status(job_id).result_bytes == 0
 
 
-# ------------------------------------------------------------------------------------------------------------ memory
-
-
-@pytest.fixture
-def full(own_redis: RedisServer) -> Iterator[tuple[Broker, redis_py.Redis, str]]:
-    """A Redis that a job's results have filled."""
+def test_a_full_redis_is_drained(own_redis: RedisServer) -> None:
+    """Nothing but a drain makes room in it, so a drain must need none."""
     raw = redis_py.Redis.from_url(own_redis.url)
     broker = Broker.connect(Settings(redis_url=own_redis.url, classes=CLASSES, hardware="dummy", model="dummy"))
     job_id = new_job(broker, 2)
@@ -224,15 +207,9 @@ def full(own_redis: RedisServer) -> Iterator[tuple[Broker, redis_py.Redis, str]]
     raw.config_set("maxmemory", raw.info("memory")["used_memory"] - 1)
     with pytest.raises(BrokerFull):
         add(broker, new_job(broker), 0)
-    yield broker, raw, job_id
-    broker.close()
-    raw.close()
-
-
-def test_a_full_redis_is_drained(full: tuple[Broker, redis_py.Redis, str]) -> None:
-    """Nothing but a drain makes room in it, so a drain must need none."""
-    broker, raw, job_id = full
     take(broker, job_id)
     assert note(broker, job_id, 0, 1) == "ok"
     broker.drains.unlink(job_id, [0, 1])
     assert not raw.exists(keys.chunk_result(job_id, 0), keys.chunk_result(job_id, 1))
+    broker.close()
+    raw.close()

@@ -9,9 +9,7 @@ import redis as redis_py
 
 from embedctl.broker import Broker
 from embedctl.job import Job
-from embedctl.reader import ResultReader
 from embedctl.results import FailedRecord
-from embedctl.waiting import Waiter
 from embedctl_config import keys, wire
 from embedctl_config.errors import JobLost, WireTruncated
 from embedctl_config.wire import ChunkInput, ChunkResult, ErrorCode, RecordError
@@ -20,10 +18,11 @@ from tests.support.store import MINE, new_job, row, spec, work
 DIM, ROWS = 1024, 500
 
 
-def wide_job(broker: Broker, chunks: int = 20, **changes: object) -> str:
+def wide_job(broker: Broker, chunks: int = 20, width: int = 0, **changes: object) -> str:
+    """Chunks of many records, whose ids have at least this width."""
     job_id, _ = broker.jobs.create(spec(**changes))
     for index in range(chunks):
-        ids = [f"id-{index * ROWS + at}" for at in range(ROWS)]
+        ids = [f"id-{index * ROWS + at:0{width}}" for at in range(ROWS)]
         data = wire.encode_input(ChunkInput(index * ROWS, bytes(ROWS), [b"text"] * ROWS, ids))
         broker.jobs.add(job_id, index, data, digest=wire.digest_of(data), rows=ROWS, token="p")
     broker.jobs.seal(job_id, chunks)
@@ -46,14 +45,10 @@ def test_one_error_of_ten_thousand_records_is_read_without_their_vectors(broker:
 
 
 def test_a_head_longer_than_what_is_read_first_is_read_on(broker: Broker) -> None:
-    job_id, _ = broker.jobs.create(spec())
-    ids = [f"{at:0900}" for at in range(ROWS)]
-    data = wire.encode_input(ChunkInput(0, bytes(ROWS), [b"text"] * ROWS, ids))
-    broker.jobs.add(job_id, 0, data, digest=wire.digest_of(data), rows=ROWS, token="p")
-    broker.jobs.seal(job_id, 1)
+    job_id = wide_job(broker, 1, width=900)
     work(broker, job_id, 0, dim=DIM, failed=tuple(range(ROWS)))
     errors = Job(job_id, broker).errors()
-    assert [(each.position, each.id) for each in errors] == list(enumerate(ids))
+    assert [(each.position, each.id) for each in errors] == [(at, f"id-{at:0900}") for at in range(ROWS)]
 
 
 def test_records_that_were_retried_are_listed_as_they_are_now(broker: Broker) -> None:
@@ -87,15 +82,6 @@ def test_a_lost_result_is_no_chunk_without_errors(broker: Broker, raw: redis_py.
     raw.unlink(keys.chunk_result(job_id, 1))
     with pytest.raises(JobLost, match="chunks 1 to 1"):
         Job(job_id, broker).errors()
-
-
-def test_every_chunk_has_its_turn_so_that_a_reader_can_go_on(broker: Broker) -> None:
-    job_id = wide_job(broker, 4)
-    for chunk in range(4):
-        work(broker, job_id, chunk, dim=DIM, failed=(0,) if chunk % 2 else ())
-    reader = ResultReader(Waiter(job_id, broker))
-    assert [len(errors) for errors in reader.errors_by_chunk()] == [0, 1, 0, 1]
-    assert [len(errors) for errors in reader.errors_by_chunk(3)] == [1]
 
 
 def test_a_head_says_what_the_whole_says_but_for_the_vectors() -> None:

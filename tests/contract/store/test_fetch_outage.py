@@ -111,22 +111,6 @@ def test_what_was_read_of_a_job_whose_producer_died_is_resumed_once_that_is_subm
     assert len(path.read_text().splitlines()) == 6
 
 
-def test_a_job_that_was_repaired_is_fetched_from_where_it_was_lost(
-    broker: Broker, raw: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job_id = new_job(broker, 3)
-    work(broker, job_id, 0, 1, 2)
-    kept = raw.get(keys.chunk_result(job_id, 2))
-    raw.unlink(keys.chunk_result(job_id, 2))
-    path = tmp_path / "vectors.jsonl"
-    with pytest.raises(JobLost, match="--resume"):
-        fetch(Job(job_id, broker), path)
-    assert kept is not None
-    raw.set(keys.chunk_result(job_id, 2), kept)
-    fetch(Job(job_id, broker), path)
-    assert len(path.read_text().splitlines()) == 6
-
-
 @pytest.mark.parametrize(("error", "stays"), [(JobLost("lost: repair it."), True), (JobFailed("spent"), False)])
 def test_a_run_keeps_a_job_that_the_same_command_repairs(
     error: JobError,

@@ -11,10 +11,10 @@ import redis as redis_py
 
 from embedctl import Job, enqueue_embeddings
 from embedctl.broker import Broker
-from embedctl.store import Doubts, JobStore
+from embedctl.store import Doubts
 from embedctl.tickets import Ticket
 from embedctl_config import keys, wire
-from embedctl_config.errors import BrokerRefused, BrokerUnavailable
+from embedctl_config.errors import BrokerRefused
 from embedctl_config.settings import Settings
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend
@@ -130,37 +130,6 @@ def test_a_record_that_fails_costs_only_its_own_job_one_record(
     assert (bad.status().done, sizes(rig)[0]) == (2, 15)
 
 
-def test_a_job_that_is_cancelled_meanwhile_costs_the_others_nothing(
-    rig: Rig, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, gone, last = submit(settings, 3)
-    candidates = rig.runner._gathering.candidates
-
-    def cancel(*args: Any) -> Any:
-        found = candidates(*args)
-        gone.cancel()
-        return found
-
-    monkeypatch.setattr(rig.runner._gathering, "candidates", cancel)
-    rig.run(first)
-    assert (first.status().done, last.status().done, sizes(rig)) == (3, 3, [6])
-    assert rig.runner.in_hand.all() == []
-
-
-def test_redis_that_goes_away_while_chunks_are_gathered_costs_the_claimed_one_nothing(
-    rig: Rig, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    jobs = submit(settings, 3)
-
-    def away(*args: Any, **options: Any) -> Any:
-        raise BrokerUnavailable("away")
-
-    monkeypatch.setattr(rig.broker.jobs, "claim_all", away)
-    rig.run(jobs[0])
-    assert [job.status().done for job in jobs] == [3, 0, 0]
-    assert rig.runner.in_hand.all() == []
-
-
 def test_a_claim_that_redis_refuses_costs_the_other_claims_nothing(
     rig: Rig, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,27 +143,6 @@ def test_a_claim_that_redis_refuses_costs_the_other_claims_nothing(
     rig.run(jobs[0])
     assert [job.status().done for job in jobs] == [3, 3, 0, 3]
     assert rig.runner.in_hand.all() == []
-
-
-def test_tickets_that_could_not_be_sent_after_a_batch_leave_no_room_taken(
-    rig: Rig, settings: Settings, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their chunks have ended. The tickets come again, and find it so."""
-    jobs, issue_all = submit(settings, 3), rig.broker.jobs.issue_all
-
-    def away(over: Any) -> Any:
-        raise BrokerUnavailable("away")
-
-    monkeypatch.setattr(rig.broker.jobs, "issue_all", away)
-    rig.run(jobs[0])
-    assert [job.status().done for job in jobs] == [3, 3, 3]
-    issued = keys.issued(QUEUE, "small")
-    assert raw.zcard(issued) == 3
-    monkeypatch.setattr(rig.broker.jobs, "issue_all", issue_all)
-    rig.runner.return_tickets()
-    for job in jobs:
-        rig.run(job)
-    assert raw.zcard(issued) == 0
 
 
 def test_a_worker_leaves_the_others_their_share(rig: Rig, settings: Settings, raw: redis_py.Redis) -> None:
@@ -241,23 +189,6 @@ def test_more_than_a_hundred_threads_may_wait_at_once(broker: Broker) -> None:
         taken = [pool.get_connection() for _ in range(120)]
         for each in taken:
             pool.release(each)
-
-
-def test_a_short_submission_renews_its_right_only_to_seal(
-    settings: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held: list[str] = []
-    hold = JobStore.hold
-
-    def counted(self: JobStore, job_id: str, *args: Any, **options: Any) -> bool:
-        held.append(job_id)
-        return hold(self, job_id, *args, **options)
-
-    monkeypatch.setattr(JobStore, "hold", counted)
-    monkeypatch.setattr("embedctl.submission._SHORT_S", 60.0)
-    submit(settings, 1)
-    assert held == []  # it is sealed as it is made
-    assert [enqueue_embeddings(["text"], idempotency_key="key", settings=settings).id] == held
 
 
 def test_a_worker_that_falls_sick_over_a_common_batch_notes_it_at_every_chunk_of_it(

@@ -17,7 +17,7 @@ from embedctl.store.connection import Connection, ScriptCall, script_source
 from embedctl.tickets import TicketSender
 from embedctl_config import keys
 from embedctl_config.settings import Settings
-from tests.support.store import QUEUE, claim, complete, spec
+from tests.support.store import QUEUE, claim, complete
 from tests.support.waiting import PATIENCE_S
 
 TEXTS = ["one", "two", "three", "four"]
@@ -67,15 +67,6 @@ def test_a_redis_without_the_scripts_gets_them(settings: Settings, raw: redis_py
     assert (job.status().state, raw.llen(QUEUE)) == (JobState.QUEUED, 1)
 
 
-def test_a_known_server_is_not_asked_what_it_is(settings: Settings, raw: redis_py.Redis) -> None:
-    enqueue_embeddings(TEXTS, settings=settings)
-    raw.config_resetstat()
-    enqueue_embeddings(TEXTS, settings=settings)
-    stats = raw.info("commandstats")
-    assert "cmdstat_info" not in stats
-    assert "cmdstat_hgetall" not in stats
-
-
 @pytest.mark.in_redis
 def test_the_end_of_a_new_job_is_heard_and_looked_at_once(
     settings: Settings, broker: Broker, raw: redis_py.Redis
@@ -123,15 +114,6 @@ def test_a_step_that_fails_is_taken_by_itself(
     assert raw.zcard(keys.JOBS) == 1
 
 
-def test_a_job_whose_answer_was_lost_is_made_once(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id, call = broker.jobs._creation(spec())
-    connection = broker.connection
-    assert connection.script(call.name, call.keys, call.args)[0] == "created"
-    raw.hset(keys.job(job_id), mapping={"added": 7, "state": "running"})
-    assert connection.script(call.name, call.keys, call.args)[0] == "created"
-    assert raw.hget(keys.job(job_id), "added") == b"7"
-
-
 def test_a_lost_answer_makes_neither_a_second_job_nor_a_second_chunk(
     broker: Broker, settings: Settings, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,17 +150,6 @@ def test_a_job_that_nobody_would_know_is_cancelled(
     assert broker.jobs.status(job_id).state is JobState.CANCELLED
 
 
-def test_a_job_whose_caller_wants_no_more_is_cancelled(settings: Settings, broker: Broker) -> None:
-    def progress(records: int, waits_for: str) -> None:
-        assert (records, waits_for) == (4, "")
-        raise RuntimeError("no more")
-
-    with pytest.raises(RuntimeError, match="no more"):
-        enqueue_embeddings(TEXTS, progress=progress, settings=settings)
-    (job_id,) = broker.jobs.newest_ids(5)
-    assert broker.jobs.status(job_id).state is JobState.CANCELLED
-
-
 def test_tickets_that_can_not_be_sent_leave_a_job_that_goes_on(
     settings: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,16 +162,6 @@ def test_tickets_that_can_not_be_sent_leave_a_job_that_goes_on(
         enqueue_embeddings(TEXTS, settings=settings)
     (job_id,) = broker.jobs.newest_ids(5)
     assert broker.jobs.status(job_id).state is JobState.QUEUED
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"chunk_size": 2}, {"idempotency_key": "key"}, {"timeout": 60.0}, {"keep": ("n",)}, {"truncation": "mean"}],
-)
-def test_other_jobs_are_as_they_were(settings: Settings, options: dict[str, Any]) -> None:
-    texts = [{"text": text, "n": at} for at, text in enumerate(TEXTS)]
-    job = enqueue_embeddings(texts, **options, settings=settings)
-    assert (job.status().records, job.status().sealed) == (4, True)
 
 
 def test_an_input_that_is_wrong_leaves_no_job(settings: Settings, broker: Broker) -> None:

@@ -21,10 +21,6 @@ from tests.support.store import new_job
 ODD = ["", "*", "../../etc/passwd", "x:in:0", "20260731-235959-012345678g", "20260731-235959-0123456789:in:0", "a\nb"]
 
 
-def test_the_ids_that_are_made_have_the_form(broker: Broker) -> None:
-    assert keys.is_job_id(new_job(broker))
-
-
 @pytest.mark.parametrize("job_id", ODD)
 def test_what_has_another_form_is_not_asked_for(job_id: str, broker: Broker, raw: redis_py.Redis) -> None:
     raw.config_resetstat()
@@ -122,20 +118,6 @@ def test_jobs_that_are_gone_make_nothing_ambiguous(broker: Broker, raw: redis_py
     assert raw.zcard(keys.JOBS) == 4  # who only looks changes nothing
 
 
-def test_a_full_id_costs_nothing_and_a_shortened_one_few_small_reads(broker: Broker, raw: redis_py.Redis) -> None:
-    others = [f"20260731-{at // 3600:02}{at // 60 % 60:02}{at % 60:02}-{at:010x}" for at in range(0, 86400, 60)]
-    listed(raw, *others, "20260801-000000-aaaaaaaaaa")
-    raw.config_resetstat()
-    assert broker.jobs.resolve("20260801-000000-ffffffffff") == "20260801-000000-ffffffffff"
-    assert "cmdstat_zrange" not in raw.info("commandstats")
-    assert broker.jobs.resolve("20260801-0") == "20260801-000000-aaaaaaaaaa"
-    with pytest.raises(JobAmbiguous, match="and more"):
-        broker.jobs.resolve("20260731")
-    assert raw.info("commandstats")["cmdstat_zrange"]["calls"] == 2
-    assert broker.jobs.resolve(others[0][-10:]) == others[0]  # the oldest
-    assert raw.info("commandstats")["cmdstat_zrange"]["calls"] <= 2 + 1 + len(others) // SLICE + 1
-
-
 @pytest.mark.parametrize("at", [None, 7], ids=["over time", "in one millisecond"])
 def test_the_walk_meets_each_job_once_whatever_comes_and_goes(
     broker: Broker, raw: redis_py.Redis, at: int | None
@@ -164,3 +146,17 @@ def test_the_library_takes_shortened_ids_everywhere(broker: Broker) -> None:
     assert Job.get(job_id[:12], broker.settings).id == job_id
     assert asyncio.run(AsyncJob.get(job_id[-6:], broker.settings)).id == job_id
     assert submit(broker, records_of(["text"], max_bytes=100), SubmitOptions(resume=job_id[-10:])).id == job_id
+
+
+def test_a_full_id_costs_nothing_and_a_shortened_one_few_small_reads(broker: Broker, raw: redis_py.Redis) -> None:
+    others = [f"20260731-{at // 3600:02}{at // 60 % 60:02}{at % 60:02}-{at:010x}" for at in range(0, 86400, 60)]
+    listed(raw, *others, "20260801-000000-aaaaaaaaaa")
+    raw.config_resetstat()
+    assert broker.jobs.resolve("20260801-000000-ffffffffff") == "20260801-000000-ffffffffff"
+    assert "cmdstat_zrange" not in raw.info("commandstats")
+    assert broker.jobs.resolve("20260801-0") == "20260801-000000-aaaaaaaaaa"
+    with pytest.raises(JobAmbiguous, match="and more"):
+        broker.jobs.resolve("20260731")
+    assert raw.info("commandstats")["cmdstat_zrange"]["calls"] == 2
+    assert broker.jobs.resolve(others[0][-10:]) == others[0]  # the oldest
+    assert raw.info("commandstats")["cmdstat_zrange"]["calls"] <= 2 + 1 + len(others) // SLICE + 1

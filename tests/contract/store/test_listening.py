@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 import redis as redis_py
 
-from embedctl import AsyncJob, Job, JobNotFound, JobState
+from embedctl import AsyncJob, Job, JobState
 from embedctl import listening as listening_module
 from embedctl.broker import Broker
 from embedctl.listening import Listener, Listening
@@ -85,16 +85,6 @@ def test_a_waiting_task_looks_no_oftener_than_each_second(broker: Broker, job: J
     assert asyncio.run(main()) <= 2
 
 
-def test_the_end_is_heard_before_the_next_look(no_looks: None, broker: Broker, job: Job) -> None:
-    async def main() -> None:
-        waiting = asyncio.create_task(AsyncJob(job).wait())
-        await blocked(broker)
-        await asyncio.to_thread(work, broker, job.id, 0)
-        assert (await asyncio.wait_for(waiting, PATIENCE_S)).state is JobState.COMPLETED
-
-    asyncio.run(main())
-
-
 def test_a_hundred_tasks_share_a_thread_and_few_connections(
     no_looks: None, broker: Broker, raw: redis_py.Redis
 ) -> None:
@@ -165,37 +155,6 @@ def test_a_loop_that_is_closed_around_its_waits_is_forgotten(
     loop.close()
     eventually(lambda: not listener._waiting)
     eventually(lambda: not listeners())
-
-
-def test_two_loops_hear_of_one_job(broker: Broker, job: Job) -> None:
-    states: list[JobState] = []
-
-    def loop() -> None:
-        async def main() -> None:
-            states.append((await AsyncJob(job).wait(PATIENCE_S)).state)
-
-        asyncio.run(main())
-
-    threads = [threading.Thread(target=loop) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    eventually(lambda: len(broker.listener._waiting) == 2)
-    work(broker, job.id, 0)
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert states == [JobState.COMPLETED] * 2
-
-
-def test_a_job_that_is_discarded_is_not_waited_for(broker: Broker, job: Job) -> None:
-    async def main() -> None:
-        waiting = asyncio.create_task(AsyncJob(job).wait())
-        await blocked(broker)
-        await asyncio.to_thread(job.discard)
-        (ended,) = await asyncio.wait_for(asyncio.gather(waiting, return_exceptions=True), PATIENCE_S)
-        # It may be looked at between its cancelling and its end.
-        assert isinstance(ended, JobNotFound) or ended.state is JobState.CANCELLED  # type: ignore[union-attr]
-
-    asyncio.run(main())
 
 
 def test_a_redis_that_restarts_is_heard_again(own_redis: RedisServer, settings: Settings) -> None:
