@@ -101,18 +101,6 @@ def starts_of(sorted_entries: Entries, columns: Sequence[str]) -> npt.NDArray[np
     return new
 
 
-def missing_in(old: Entries, new: Entries) -> npt.NDArray[np.int64]:
-    """The places of the old names that no new one is equal to; of equal names, the first place alone."""
-    every = np.concatenate([old, new])
-    is_new = np.arange(len(every)) >= len(old)
-    order = np.lexsort((every["at"], is_new, every["d1"], every["d0"]))
-    every, is_new = every[order], is_new[order]
-    starts = starts_of(every, ("d0", "d1"))
-    group = np.flatnonzero(starts)
-    has_new = np.logical_or.reduceat(is_new, group) if len(group) else np.empty(0, bool)
-    return every["at"][group[~has_new]].astype(np.int64)
-
-
 @contextmanager
 def explained(cost: str) -> Iterator[None]:
     """Explains a full disk of temporary files.

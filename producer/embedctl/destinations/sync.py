@@ -19,7 +19,7 @@ from embedctl.destinations.known import Known
 from embedctl.destinations.writing import sources_of, tried
 from embedctl.digests import as_rows, digest_of
 from embedctl.records import Record
-from embedctl.runs import NAME, Entries, Runs, missing_in, parts_of
+from embedctl.runs import Entries, Runs, parts_of
 from embedctl_config.errors import DestinationRefused, InputError, OutputError
 
 T = TypeVar("T")
@@ -28,15 +28,16 @@ T = TypeVar("T")
 LACKING = -1
 #: Ids in memory; more of them go to the disk.
 _HELD = 2**17
-_COST = "comparing the ids of the corpus with those of the destination takes up to 64 bytes for each"
+_COST = "comparing the ids of the corpus with those of the destination takes up to 16 bytes for each"
 #: Rows that are compared or deleted together.
 _BLOCK, _DELETED = 10_000, 1_000
 #: Rows that a destination refuses to delete: after so many, it is asked for no more, and so many are named.
 _REFUSED, _NAMED = 100, 10
-#: What is the same as long as nobody has written a row: digests of its id and of its source.
-_KEY = np.dtype([(name, "<u8") for name in ("d0", "d1", "s0", "s1")])
-#: A row and where it stands.
-_ROW = np.dtype([*NAME.descr, ("s0", "<u8"), ("s1", "<u8")])
+#: An id of the corpus: its digest. A row that is gone stays if its digest is that of another id of the corpus, which in
+#: a table of 20 million rows happens to one with a probability of 2e-5.
+_NAME = np.dtype([("d0", "<u8")])
+#: A row as it was read: digests of its id and of its source.
+_ROW = np.dtype([("d0", "<u8"), ("source", "<u8")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class Difference:
     found: npt.NDArray[np.int8]
     digest: bytes
     key: str
-    names: Runs = field(repr=False, default_factory=lambda: Runs(NAME, _HELD, _COST))
+    names: Runs = field(repr=False, default_factory=lambda: Runs(_NAME, _HELD, _COST))
     rows: Runs = field(repr=False, default_factory=lambda: Runs(_ROW, _HELD, _COST))
     row_count: int = 0
 
@@ -139,13 +140,13 @@ def compare(
     holds_rows = tried(lambda: destination.open(contract))
     rows, row_count = Runs(_ROW, _HELD, _COST), 0
     for there in _blocks(destination.ids(), _BLOCK) if deletes and holds_rows else ():
-        rows.add(_row_entries(there, row_count))
+        rows.add(_entries(there))
         row_count += len(there)
-    names = Runs(NAME, _HELD, _COST)
+    names = Runs(_NAME, _HELD, _COST)
 
     def found(block: list[Record]) -> npt.NDArray[np.int8]:
         ids = [str(record.id) for record in block]
-        names.add(_entries(ids, 0))
+        names.add(_digests(map(str.encode, ids)).view(_NAME))
         sources = sources_of(destination, ids) if holds_rows else {}
         wanted = (contract.source(digest_of(record)) for record in block)
         is_there = (sources.get(label) == source for label, source in zip(ids, wanted, strict=True))
@@ -204,7 +205,7 @@ def delete_missing(destination: Destination, difference: Difference, limit: Limi
         )
     if not count:
         return 0
-    gone = np.sort(np.concatenate([part[list(_KEY.names or ())].astype(_KEY) for part in _gone(difference)]))
+    gone = np.sort(np.concatenate(list(_gone(difference))))
     deleted, refused = 0, list[str]()
     for block in _blocks(_rows_among(destination, gone), _DELETED):
         deleted += _delete(destination, block, refused)
@@ -233,39 +234,28 @@ def _delete(destination: Destination, rows: list[Row], refused: list[str]) -> in
 def _gone(difference: Difference) -> Iterator[Entries]:
     """The rows that the corpus lacks, in parts."""
     for rows, names in parts_of(difference.rows, difference.names):
-        missing = missing_in(rows[list(NAME.names or ())].astype(NAME), names)
-        yield rows[np.isin(rows["at"].astype(np.int64), missing)]
+        yield rows[~np.isin(rows["d0"], names["d0"])]
 
 
 def _rows_among(destination: Destination, gone: Entries) -> Iterator[Row]:
     """Those of these rows that are still the same."""
     for block in _blocks(destination.ids(), _BLOCK):
-        now = _row_entries(block, 0)[list(_KEY.names or ())].astype(_KEY)
+        now = _entries(block)
         at = np.minimum(np.searchsorted(gone, now), len(gone) - 1)
         for row in np.flatnonzero(gone[at] == now).tolist():
             yield block[row]
 
 
-def _row_entries(rows: Sequence[Row], first: int) -> Entries:
+def _entries(rows: Sequence[Row]) -> Entries:
     made = np.empty(len(rows), _ROW)
-    names = _entries([label for label, _ in rows], first)
-    for column in NAME.names or ():
-        made[column] = names[column]
-    made["s0"], made["s1"] = _digests(b"" if source is None else b"source" + source for _, source in rows)
-    return made
-
-
-def _entries(ids: Sequence[str], first: int) -> Entries:
-    made = np.empty(len(ids), NAME)
-    made["d0"], made["d1"] = _digests(label.encode() for label in ids)
-    made["at"] = np.arange(first, first + len(ids), dtype=np.uint64)
+    made["d0"] = _digests(label.encode() for label, _ in rows)
+    made["source"] = _digests(b"" if source is None else b"source" + source for _, source in rows)
     return made
 
 
 def _digests(words: Iterable[bytes]) -> npt.NDArray[np.uint64]:
-    """16 bytes for each, as two rows of numbers."""
-    found = b"".join(hashlib.blake2b(word, digest_size=16).digest() for word in words)
-    return np.frombuffer(found, "<u8").reshape(-1, 2).T
+    """8 bytes for each, as a number."""
+    return np.frombuffer(b"".join(hashlib.blake2b(word, digest_size=8).digest() for word in words), "<u8")
 
 
 def _mark(record: Record) -> bytes:
