@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from embedctl.destinations.about import ABOUT, About
-from embedctl.destinations.digest_rows import FILES, digest_of
 from embedctl.destinations.known import Earlier, Rows, check_numbers, no_digests, row_type
-from embedctl.destinations.npy import about_beside, beside, digests_beside
+from embedctl.destinations.npy import FILES, about_beside, beside, digests_beside
 from embedctl.destinations.numbers import Numbers, OutputType
-from embedctl.destinations.unfinished import is_begun
+from embedctl.destinations.unfinished import digest_of, is_begun
 from embedctl.digests import DIGEST_BYTES, Digests
 from embedctl_config.errors import OutputError, SettingsError
 

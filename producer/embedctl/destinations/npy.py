@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from embedctl.destinations.digest_rows import DigestRows, no_longer, vouch
-from embedctl.destinations.unfinished import LineFile, json_line, part_of, publish
+from embedctl.destinations.about import ABOUT, About
+from embedctl.destinations.unfinished import LineFile, digest_of, json_line, part_of, publish
 from embedctl.destinations.writer import Content, Writer
+from embedctl.digests import DIGEST_BYTES
 from embedctl.results import ChunkVectors
+from embedctl_config import durable
 
 #: The files next to `NAME.npy`: `NAME.ids.jsonl`, `NAME.errors.jsonl`, `NAME.truncated.jsonl`.
 BESIDE = ("ids", "errors", "truncated")
+#: The entry of the file that says what an array holds: the sha256 of each file, by name.
+FILES = "files"
 _NOT_ENCODED = "the job was ended before it came to this record"
 
 
@@ -48,6 +54,23 @@ def _stem(path: Path) -> Path:
     return path.with_suffix("") if path.suffix == ".npy" else path
 
 
+def vouch(path: Path, about: About, files: Sequence[Path]) -> None:
+    """Say what an array and the files next to it hold. This comes last, so it vouches for no mixture of two arrays.
+
+    Args:
+        files: which it is true of; each has its final name.
+    """
+    facts = {ABOUT: about.text, FILES: {file.name: digest_of(file)[0] for file in files}}
+    part_of(about_beside(path)).unlink(missing_ok=True)  # it might be a link to another file
+    part_of(about_beside(path)).write_text(json.dumps(facts), encoding="utf-8")
+    publish(about_beside(path))
+
+
+def no_longer_vouch(path: Path) -> None:
+    """Remove what :func:`vouch` wrote, before the array is replaced."""
+    durable.remove(about_beside(path))
+
+
 class NpyWriter(Writer):
     """Writes vectors into a preallocated array. The row of a record that failed, or that was not encoded, is NaN; in
     int8 and ubinary it is 0, and `errors` names both.
@@ -67,19 +90,23 @@ class NpyWriter(Writer):
         self._said = dict.fromkeys(BESIDE, 0)
         self._files = {kind: LineFile(file) for kind, file in beside(content.path).items()}
         self._about = content.about
-        self._digests = None if self._about is None else DigestRows(digests_beside(content.path), content.records)
+        self._digests = None if self._about is None else LineFile(digests_beside(content.path), end=b"")
 
     def write(self, chunk: ChunkVectors) -> None:
         if self._array is None:
             self._array = self._preallocated(chunk.vectors.shape[1])
-        if len(chunk.positions):
-            self._skip_to(int(chunk.positions[0]))
-            self._rows = int(chunk.positions[-1]) + 1
         self._array[chunk.positions] = self._numbers.of(chunk.vectors)
-        if self._digests is not None:
-            self._digests.write(chunk.positions, chunk.digests)
+        gaps = np.flatnonzero(np.diff(chunk.positions) > 1) + 1  # where the job was ended, in what is merged with it
+        for first, end in zip([0, *gaps], [*gaps, len(chunk.positions)], strict=True):
+            if first == end:
+                continue
+            self._skip_to(int(chunk.positions[first]))
+            self._rows = int(chunk.positions[end - 1]) + 1
+            self._files["ids"].write(map(json_line, chunk.ids[first:end]))
+            if self._digests is not None:
+                none = bytes((end - first) * DIGEST_BYTES)
+                self._digests.write([none if chunk.digests is None else chunk.digests[first:end].tobytes()])
         self._said["ids"] += sum(label is not None for label in chunk.ids)
-        self._files["ids"].write(map(json_line, chunk.ids))
         for error in chunk.errors:
             self._say("errors", position=error.position, id=error.id, code=error.code.value, message=error.message)
         for cut in chunk.truncations:
@@ -89,10 +116,11 @@ class NpyWriter(Writer):
         if self._array is None:
             self._array = self._preallocated(0)
         self._skip_to(self._records)
-        self._flush()
+        if isinstance(self._array, np.memmap):
+            self._array.flush()
         self.close()
         about = None if self._about is None else self._about()
-        no_longer(about_beside(self._path))
+        no_longer_vouch(self._path)
         written = [self._path]
         for kind, file in self._files.items():
             if self._said[kind]:
@@ -110,24 +138,21 @@ class NpyWriter(Writer):
             written.append(self._digests.path)
         publish(self._path)
         if about is not None:
-            vouch(about_beside(self._path), about, written)
+            vouch(self._path, about, written)
             written.append(about_beside(self._path))
         return written
 
     def close(self) -> None:
-        for file in self._files.values():
-            file.close()
-
-    def _flush(self) -> None:
-        if isinstance(self._array, np.memmap):
-            self._array.flush()
-        if self._digests is not None:
-            self._digests.flush()
+        for file in (*self._files.values(), self._digests):
+            if file is not None:
+                file.close()
 
     def _skip_to(self, row: int) -> None:
         """Fill the rows of the records before this one that were not encoded, because the job was ended."""
         if self._array is not None and self._numbers.has_nan:
             self._array[self._rows : row] = np.nan
+        if self._digests is not None:
+            self._digests.write([bytes((row - self._rows) * DIGEST_BYTES)])
         for position in range(self._rows, row):
             self._files["ids"].write([json_line(None)])
             if not self._numbers.has_nan:

@@ -10,13 +10,13 @@ from functools import partial
 
 from embedctl.destinations.about import About
 from embedctl.destinations.columns import KeptColumns
-from embedctl.destinations.digest_rows import digest_of
 from embedctl.destinations.loop import BeginAgain, Delivered, Refused, RefusedRecord, Taker, Written, run
 from embedctl.destinations.numbers import CALIBRATED_ON, FLOAT32, Numbers, OutputType, ranges_of
 from embedctl.destinations.part import OpenPart, Taken
 from embedctl.destinations.part_list import PartList
 from embedctl.destinations.place import Place
 from embedctl.destinations.right import DrainRight, overtaken
+from embedctl.destinations.unfinished import digest_of
 from embedctl.destinations.unreleased import Unreleased
 from embedctl.destinations.writer import Content
 from embedctl.results import Vectors

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from embedctl.chunk_files.place import plain_errors
-from embedctl.destinations.digest_rows import digest_of
-from embedctl.destinations.unfinished import locked, part_of
+from embedctl.destinations.unfinished import digest_of, locked, part_of
 from embedctl_config import durable
 from embedctl_config.errors import MissingExtra, OutputError, SettingsError
 

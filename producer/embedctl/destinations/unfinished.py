@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -62,21 +64,30 @@ def publish(path: Path) -> None:
     durable.publish(part_of(path), path)
 
 
+def digest_of(path: Path) -> tuple[str, int]:
+    """The sha256 of a file in hexadecimal, and its size in bytes."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest(), os.fstat(stream.fileno()).st_size
+
+
 class LineFile:
-    """An unfinished file of JSON lines.
+    """An unfinished file of JSON lines, or of other values of bytes.
+
+    Args:
+        end: what stands after each.
 
     Raises:
         OSError: it can't be made.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, end: bytes = b"\n") -> None:
+        self.path, self._end = path, end
         part_of(path).unlink(missing_ok=True)  # it might be a link to another file
         self._stream = part_of(path).open("xb", _BUFFER_BYTES)
 
     def write(self, lines: Iterable[bytes]) -> None:
         """Add lines."""
-        self._stream.writelines(line + b"\n" for line in lines)
+        self._stream.writelines(line + self._end for line in lines)
 
     def close(self) -> None:
         """Close the file, which is not synced."""

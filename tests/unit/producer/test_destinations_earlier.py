@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -183,6 +184,19 @@ def test_an_array_that_is_replaced_by_one_without_digests_is_no_longer_vouched_f
     assert not (tmp_path / "old.digests.bin").exists()
     with pytest.raises(OutputError, match="--digests"):
         opened(path)
+
+
+def test_records_that_were_not_encoded_keep_their_rows_wherever_they_are(tmp_path: Path) -> None:
+    path, there = tmp_path / "v.npy", [0, 1, 4, 9]
+    whole = chunk(0, 10)
+    part = replace(whole, positions=whole.positions[there], vectors=whole.vectors[there], digests=digests_of(*there))
+    writer = NpyWriter(Content(path, 12, about=lambda: ABOUT))
+    writer.write(replace(part, ids=[whole.ids[at] for at in there]))
+    writer.finish()
+    assert np.flatnonzero(~np.isnan(np.load(path)).any(axis=1)).tolist() == there
+    ids = [json.loads(line) for line in (tmp_path / "v.ids.jsonl").read_text().splitlines()]
+    assert ids == [whole.ids[at] if at in there else None for at in range(12)]
+    assert np.flatnonzero(opened(path).has(digests_of(*range(10)))).tolist() == there
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "npy"])
