@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,31 +19,27 @@ from embedctl.cli.corpora import records_again
 from embedctl.cli.job_command import JobCommand
 from embedctl.cli.json_forms import job_form, plain
 from embedctl.cli.results import exit_status
+from embedctl.cli.sources import Sources, earlier_of, opened_cache, sources_of
 from embedctl.cli.sync import lacking, submitted
-from embedctl.destinations.about import About, deciding
 from embedctl.destinations.files import fetch
 from embedctl.destinations.loop import Delivered
 from embedctl.enqueue import job_spec
 from embedctl.job import Job
 from embedctl.records import Record
 from embedctl.results import ChunkVectors
-from embedctl.routing import model_files, same_model
-from embedctl.store import JobSpec, JobState, JobStatus
+from embedctl.store import JobState, JobStatus
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import ExitStatus, JobError, JobNotFound, JobStalled, OutputError
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.printable import printable
 
 if TYPE_CHECKING:
-    from embedctl.destinations.cache import Cache, Cached
-    from embedctl.destinations.known import Earlier, Known
+    from embedctl.destinations.cache import Cache
     from embedctl.destinations.merged import Merged
     from embedctl.destinations.sync import Difference
 
 #: How often a line tells how much is written (seconds).
 _LINE_EVERY_S = 10.0
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,37 +63,6 @@ class Updated:
     done: Delivered
 
 
-@dataclass(frozen=True, slots=True)
-class _Sources:
-    """Where vectors come from, other than from a job.
-
-    Attributes:
-        about: what their vectors are; None if nothing tells.
-        confirmed: whether the settings or live workers tell the model's files.
-    """
-
-    earlier: Earlier | None = None
-    cached: Cached | None = None
-    about: About | None = None
-    confirmed: bool = False
-
-    @property
-    def known(self) -> list[Known]:
-        return [each for each in (self.earlier, self.cached) if each is not None]
-
-    def compared(self, records: Iterator[Record], say: Say) -> Difference:
-        from embedctl.destinations.sync import compare_texts  # here, because most commands compare nothing
-
-        if self.known:
-            say(f"Comparing the corpus with {' and '.join(each.name for each in self.known)}")
-        return compare_texts(self.known, records)
-
-    def copied(self, difference: Difference) -> tuple[int, int]:
-        """How many records were found in the earlier output, and in the cache."""
-        numbers = {id(each): difference.count(number) for number, each in enumerate(self.known)}
-        return numbers.get(id(self.earlier), 0), numbers.get(id(self.cached), 0)
-
-
 def update(
     broker: Broker,
     command: JobCommand,
@@ -118,14 +83,14 @@ def update(
     """
     from embedctl.destinations.merged import OtherVectors  # here, because most commands compare nothing
 
-    with _opened_cache(broker, command) as cache:
+    with opened_cache(broker, command) as cache:
         work = _Update(broker, command, path, cache, progress, made)
         try:
             try:
-                return work.run(_sources(broker, command, path, cache, progress.say))
+                return work.run(sources_of(broker, command, path, cache, progress.say))
             except OtherVectors as error:
                 progress.say(f"{error}: nothing is copied, and all records are encoded")
-                return work.run(_Sources())
+                return work.run(Sources())
         except KeyboardInterrupt:
             raise KeyboardInterrupt("the same command resumes where it stopped") from None
         except (JobNotFound, JobStalled):  # nothing is left to free, or the same command resumes
@@ -152,7 +117,7 @@ class _Update:
         #: The first time, lines that are skipped are listed.
         self._reads = iter((command.choice.records,))
 
-    def run(self, sources: _Sources) -> Updated:
+    def run(self, sources: Sources) -> Updated:
         """Compare, encode what is lacking, write everything, and add what was encoded to the cache."""
         from embedctl.destinations.merged import Merged
 
@@ -216,7 +181,7 @@ class _Update:
             self._job.wait(progress=self._progress.running)
         return done
 
-    def _say_what_is_trusted(self, sources: _Sources, difference: Difference) -> None:
+    def _say_what_is_trusted(self, sources: Sources, difference: Difference) -> None:
         if sources.about is None or sources.confirmed or not difference.unchanged:
             return
         if self._job is None or self._job.status().model_fingerprint is None:
@@ -249,81 +214,16 @@ def to_encode(command: JobCommand, broker: Broker | None) -> Iterator[Record]:
         return lacking(broker, command, command.synced, say)
     if not command.sync.copies or not isinstance(path, Path):
         return choice.records()
-    with _opened_cache(broker, command) as cache:
+    with opened_cache(broker, command) as cache:
         if broker is None:
             say("Nothing tells which files the model has: only texts are compared, and not with a cache")
-            sources = _Sources(_earlier(command, path, say))
+            sources = Sources(earlier_of(command, path, say))
         else:
-            sources = _sources(broker, command, path, cache, say)
+            sources = sources_of(broker, command, path, cache, say)
         difference = sources.compared(choice.records(), say)
     unchanged, cached = sources.copied(difference)
     say(f"{unchanged:,} records are unchanged, {cached:,} are in the cache, {difference.to_encode:,} are to encode")
     return difference.taken_from(records_again(choice))
-
-
-def _opened_cache(broker: Broker | None, command: JobCommand) -> AbstractContextManager[Cache | None]:
-    if broker is None or command.sync.cache is None:
-        return nullcontext()
-    from embedctl.destinations.cache import Cache  # here, because most commands have none
-
-    return Cache(command.sync.cache, broker.settings.cache_max_bytes)
-
-
-def _earlier(command: JobCommand, path: Path, say: Say) -> Earlier | None:
-    """The earlier output, if it is to be read, and there."""
-    if not command.sync.of_file or command.sync.force:
-        return None
-    from embedctl.destinations.earlier import open_earlier  # here, because most commands compare nothing
-
-    found = open_earlier(path, command.destination.numbers)
-    if found is None:
-        say(f"{path} is not there yet, or not whole: all records are new")
-    return found
-
-
-def _sources(broker: Broker, command: JobCommand, path: Path, cache: Cache | None, say: Say) -> _Sources:
-    """Open what may have vectors, and see which of it has those of this job."""
-    spec = job_spec(broker, command.choice.options)
-    models = model_files(broker.settings, broker.workers, spec)
-    about = None
-    if len(models) == 1:
-        (model,) = models
-        options = deciding(spec.options)
-        about = About(job_fingerprint(model, options), model, spec.model, spec.precision, options)
-    confirmed = about is not None
-    earlier = _earlier(command, path, say)
-    if earlier is not None and (why_not := _differs(earlier.about, broker, spec, models)):
-        say(f"{earlier.name} is not used, because {why_not}: all records are encoded")
-        earlier = None
-    about = about if earlier is None else earlier.about
-    if cache is None or command.sync.force:
-        return _Sources(earlier, None, about, confirmed)
-    if about is None:
-        say(f"The cache is not read, because no live worker tells which files model {spec.model} has")
-        return _Sources(earlier, None, about, confirmed)
-    from embedctl.destinations.cache import Cached, answering
-
-    precisions = answering(spec.precision, at_least=command.sync.at_least)
-    return _Sources(earlier, Cached(cache, about.fingerprint, precisions), about, confirmed)
-
-
-def _differs(about: About, broker: Broker, spec: JobSpec, models: frozenset[str]) -> str:
-    """Why the vectors of an output are others than those of a job, in words; empty if nothing says so.
-
-    Args:
-        models: the fingerprints of the model's files.
-    """
-    mine: Mapping[str, Any] = deciding(spec.options)
-    options = sorted(name for name in mine.keys() | about.options.keys() if mine.get(name) != about.options.get(name))
-    if options:
-        return f"it was made with another {options[0]}"
-    if about.precision != spec.precision:
-        return f"its vectors promise {about.precision}, not {spec.precision}"
-    if models and about.model_fingerprint not in models:
-        return "it was made with other weights, or another tokenizer or pooling"
-    if not models and not same_model(broker.settings, broker.workers, about.model, spec.model):
-        return f"it was made with model {about.model}, not {spec.model}"
-    return ""
 
 
 def report_update(updated: Updated, progress: JobProgress, *, as_json: bool) -> ExitStatus:

@@ -1,0 +1,124 @@
+"""Vectors that need not be encoded: which earlier output and which cache a command may copy from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from embedctl.broker import Broker
+from embedctl.cli.job_command import JobCommand
+from embedctl.destinations.about import About, deciding
+from embedctl.enqueue import job_spec
+from embedctl.records import Record
+from embedctl.routing import model_files, same_model
+from embedctl.store import JobSpec
+from embedctl_config.fingerprint import job_fingerprint
+
+if TYPE_CHECKING:
+    from embedctl.destinations.cache import Cache, Cached
+    from embedctl.destinations.known import Earlier, Known
+    from embedctl.destinations.sync import Difference
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where vectors come from, other than from a job.
+
+    Attributes:
+        about: what their vectors are; None if nothing tells.
+        confirmed: whether the settings or live workers tell the model's files.
+    """
+
+    earlier: Earlier | None = None
+    cached: Cached | None = None
+    about: About | None = None
+    confirmed: bool = False
+
+    @property
+    def known(self) -> list[Known]:
+        """What is asked, the first one first."""
+        return [each for each in (self.earlier, self.cached) if each is not None]
+
+    def compared(self, records: Iterator[Record], say: Say) -> Difference:
+        """Compare a corpus with it, and say so."""
+        from embedctl.destinations.sync import compare_texts  # here, because most commands compare nothing
+
+        if self.known:
+            say(f"Comparing the corpus with {' and '.join(each.name for each in self.known)}")
+        return compare_texts(self.known, records)
+
+    def copied(self, difference: Difference) -> tuple[int, int]:
+        """How many records were found in the earlier output, and in the cache."""
+        numbers = {id(each): difference.count(number) for number, each in enumerate(self.known)}
+        return numbers.get(id(self.earlier), 0), numbers.get(id(self.cached), 0)
+
+
+def opened_cache(broker: Broker | None, command: JobCommand) -> AbstractContextManager[Cache | None]:
+    """The cache that a command names, if there is one and a Redis; a context manager."""
+    if broker is None or command.sync.cache is None:
+        return nullcontext()
+    from embedctl.destinations.cache import Cache  # here, because most commands have none
+
+    return Cache(command.sync.cache, broker.settings.cache_max_bytes)
+
+
+def earlier_of(command: JobCommand, path: Path, say: Say) -> Earlier | None:
+    """The earlier output, if it is to be read, and there."""
+    if not command.sync.of_file or command.sync.force:
+        return None
+    from embedctl.destinations.earlier import open_earlier  # here, because most commands compare nothing
+
+    found = open_earlier(path, command.destination.numbers)
+    if found is None:
+        say(f"{path} is not there yet, or not whole: all records are new")
+    return found
+
+
+def sources_of(broker: Broker, command: JobCommand, path: Path, cache: Cache | None, say: Say) -> Sources:
+    """Open what may have vectors, and see which of it has those of this job."""
+    spec = job_spec(broker, command.choice.options)
+    models = model_files(broker.settings, broker.workers, spec)
+    about = None
+    if len(models) == 1:
+        (model,) = models
+        options = deciding(spec.options)
+        about = About(job_fingerprint(model, options), model, spec.model, spec.precision, options)
+    confirmed = about is not None
+    earlier = earlier_of(command, path, say)
+    if earlier is not None and (why_not := _differs(earlier.about, broker, spec, models)):
+        say(f"{earlier.name} is not used, because {why_not}: all records are encoded")
+        earlier = None
+    about = about if earlier is None else earlier.about
+    if cache is None or command.sync.force:
+        return Sources(earlier, None, about, confirmed)
+    if about is None:
+        say(f"The cache is not read, because no live worker tells which files model {spec.model} has")
+        return Sources(earlier, None, about, confirmed)
+    from embedctl.destinations.cache import Cached, answering
+
+    precisions = answering(spec.precision, at_least=command.sync.at_least)
+    return Sources(earlier, Cached(cache, about.fingerprint, precisions), about, confirmed)
+
+
+def _differs(about: About, broker: Broker, spec: JobSpec, models: frozenset[str]) -> str:
+    """Why the vectors of an output are others than those of a job, in words; empty if nothing says so.
+
+    Args:
+        models: the fingerprints of the model's files.
+    """
+    mine: Mapping[str, Any] = deciding(spec.options)
+    options = sorted(name for name in mine.keys() | about.options.keys() if mine.get(name) != about.options.get(name))
+    if options:
+        return f"it was made with another {options[0]}"
+    if about.precision != spec.precision:
+        return f"its vectors promise {about.precision}, not {spec.precision}"
+    if models and about.model_fingerprint not in models:
+        return "it was made with other weights, or another tokenizer or pooling"
+    if not models and not same_model(broker.settings, broker.workers, about.model, spec.model):
+        return f"it was made with model {about.model}, not {spec.model}"
+    return ""
