@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +15,7 @@ import pytest
 for _needed in ("torch", "sentence_transformers"):
     pytest.importorskip(_needed)
 
-from tests.support.hub import TOKEN, StandInHub, stand_in_hub  # noqa: E402
+from tests.support.hub import StandInHub, stand_in_hub  # noqa: E402
 from tests.support.limits import settings_of  # noqa: E402
 from tests.support.references_here import expected_vectors, keep_references  # noqa: E402
 from tests.support.terminal import terminal  # noqa: E402
@@ -57,37 +55,6 @@ def weights(hub: StandInHub) -> bytes:
 
 
 @pytest.mark.slow
-def test_a_pull_that_is_killed_three_times_ends_right(
-    embedctl: Run, environment: dict[str, str], hub: StandInHub, tmp_path: Path
-) -> None:
-    blobs = tmp_path / "home" / "hub" / "models--someone--tiny" / "blobs"
-    size = len(weights(hub))
-
-    def there() -> int:
-        return max((part.stat().st_size for part in blobs.glob("*.incomplete")), default=0)
-
-    for step in range(3):
-        before = there()
-        hub.paused = size // 5
-        process = start(environment, NAME)
-        eventually(lambda before=before: there() > before, what="more of the file")  # type: ignore[misc]  # mypy infers no type for a default
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        shown = embedctl("model", "show", NAME)
-        assert shown.returncode == 4, f"after {step + 1} kills, it is found: {shown.stdout}"
-        hub.resumed.set()
-        hub.resumed.clear()
-    kept = there()
-    done = embedctl("model", "pull", NAME, "--json")
-    assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)
-    assert "is there from an earlier try" in done.stderr
-    assert facts["downloaded"] <= size - kept
-    assert (Path(facts["folder"]) / "model.safetensors").read_bytes() == weights(hub)
-    assert json.loads(embedctl("model", "show", NAME, "--json").stdout)["model"]["fingerprint"] == facts["fingerprint"]
-
-
-@pytest.mark.slow
 def test_two_that_pull_at_once_download_once(environment: dict[str, str], hub: StandInHub) -> None:
     environment = environment | {"HF_HUB_DOWNLOAD_TIMEOUT": "600"}  # or a busy machine's first asks for the rest again
     hub.paused = 1000
@@ -109,36 +76,6 @@ def referenced(environment: dict[str, str], tiny_model: Callable[[Tiny], Path]) 
     folder = tiny_model(Tiny())
     keep_references(folder, environment["EMBEDCTL_CACHE_DIR"])
     return folder
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.usefixtures("referenced")
-def test_a_worker_downloads_only_if_it_is_told_to_and_then_loads(
-    environment: dict[str, str], hub: StandInHub, short_folder: Path
-) -> None:
-    """The one that does is a worker of `up`. Workers that start at once take the lock of those that pull at once."""
-
-    def start(log: Path, *command: str) -> subprocess.Popen[bytes]:
-        whole = [sys.executable, "-m", *command, "--class", "cpu", "--model", NAME]
-        with log.open("wb") as stream:
-            return subprocess.Popen(whole, env=environment, stdout=stream, stderr=stream, start_new_session=True)
-
-    log = short_folder / "worker.log"
-    assert start(log, "embedctl_workers").wait(120) == 4
-    assert "embedctl model pull someone/tiny, or add --pull" in log.read_text()
-    assert not hub.asked
-
-    log = short_folder / "up.log"
-    process = start(log, "embedctl", "up", "--cpus", str(min(os.sched_getaffinity(0))), "--pull")
-    try:
-        eventually(lambda: "ready after" in log.read_text(), 180, what="a worker", show=log.read_text)
-    finally:
-        process.terminate()
-        process.wait(60)
-    assert "accuracy gate" in log.read_text()
-    assert hub.downloads().count("model.safetensors") == 1
-    assert "pytorch_model.bin" not in hub.downloads()
 
 
 @pytest.mark.slow
@@ -174,25 +111,6 @@ def test_run_offers_to_pull_and_does_it(embedctl: Run, hub: StandInHub, short_fo
 
     expected = expected_vectors(referenced, ["the text", "a word"])
     np.testing.assert_allclose(np.load(short_folder / "vectors.npy"), expected, rtol=0, atol=1e-5)
-
-    asked = len(hub.asked)
-    # The dummy needs no model, so this worker loads nothing.
-    again = embedctl(*command[:4], "--class", "dummy", "-o", str(short_folder / "x.npy"), "--pull", **private)
-    assert again.returncode == 0, again.stderr
-    assert len(hub.asked) == asked, "a model that is there is not asked for"
-
-
-@pytest.mark.slow
-def test_run_says_in_one_line_why_it_can_not_pull(embedctl: Run, hub: StandInHub, short_folder: Path) -> None:
-    hub.wrong = {"model.safetensors"}
-    (short_folder / "corpus.txt").write_text("the text\n")
-    command = ("run", "corpus.txt", "--model", NAME, "--class", "cpu", "-o", "vectors.npy", "--pull")
-    done = embedctl(*command, EMBEDCTL_REDIS_URL="", HF_TOKEN=TOKEN)
-    assert done.returncode == 1
-    said = done.stderr.strip().splitlines()[-1]
-    assert said.startswith("embedctl: someone/tiny can't be pulled: model.safetensors of someone/tiny: what came has")
-    assert TOKEN not in done.stderr + done.stdout
-    assert "Traceback" not in done.stderr
 
 
 def test_a_pull_prints_the_folder_and_how_to_use_a_revision(

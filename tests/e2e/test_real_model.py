@@ -45,8 +45,8 @@ def test_two_pinned_workers_give_the_vectors_of_sentence_transformers(
     settings: Settings, environment: dict[str, str], start_worker: StartWorker
 ) -> None:
     environment["EMBEDCTL_LEASE_S"] = "30"  # two busy CPUs may keep a heartbeat waiting for more than a second
-    texts = [text for text in real_passages(400) if text]
-    assert len(texts) >= 375
+    texts = [text for text in real_passages(200) if text]
+    assert len(texts) >= 185
     keep_references(resolve_model(MODEL).folder, environment["EMBEDCTL_CACHE_DIR"])
     first, second, *_ = sorted(os.sched_getaffinity(0))
     # Not forked: a fork's threads and variables are those that another process began with.
@@ -57,7 +57,7 @@ def test_two_pinned_workers_give_the_vectors_of_sentence_transformers(
         worker.wait_ready()
     before = [spent_ticks(worker) for worker in workers.values()]
 
-    job = enqueue_embeddings(texts, model=MODEL, hardware="auto", chunk_size=16, settings=settings)
+    job = enqueue_embeddings(texts, model=MODEL, hardware="auto", chunk_size=8, settings=settings)
     eventually(lambda: all(worker.row().progressed_ms for worker in workers.values()))
     for cpu, worker in workers.items():
         assert_pinned(worker, cpu)
@@ -75,5 +75,5 @@ def test_two_pinned_workers_give_the_vectors_of_sentence_transformers(
     print(json.dumps({"passages": len(texts), "tokens": status.tokens, "max_abs_difference": difference}))
     assert difference <= 1e-5
     cut = [cut for chunk in job.iter_results() for cut in chunk.truncations]
-    assert len(cut) >= 4
+    assert len(cut) >= 2
     assert all(each.used == 256 and each.lost > 0 for each in cut)
