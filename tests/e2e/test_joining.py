@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +62,7 @@ def test_a_record_that_kills_a_worker_costs_one_record_of_the_joined_chunks(
 ) -> None:
     texts = texts_of(80)
     texts[33] += " crash-encoder"
-    with kept_alive(start_worker, 1, hardware="joining", prepare=register) as workers:
+    with kept_alive(partial(start_worker, prepare=register), 1, hardware="joining") as workers:
         job = submit(joining, texts)
         eventually(lambda: job.status().state.ended)
         assert deaths(workers)[0] == -signal.SIGSEGV

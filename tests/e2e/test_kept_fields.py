@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import redis as redis_py
 
-from embedctl import CorpusChanged, Job, JobState, aenqueue_embeddings, enqueue_embeddings
+from embedctl import CorpusChanged, Job, JobState, enqueue_embeddings
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.jobs import reference
@@ -69,15 +68,6 @@ def test_they_come_out_of_the_library_if_asked_for(settings: Settings, start_wor
     plain = enqueue_embeddings(ITEMS, settings=settings)
     assert [(chunk.kept, chunk.tokens) for chunk in plain.iter_results(timeout=60)] == [(None, None)]
     assert not {"keep", "count_tokens"} & set(plain.status().options)
-
-
-def test_they_come_out_of_the_async_library(settings: Settings, start_worker: StartWorker) -> None:
-    async def found() -> list[Any]:
-        job = await aenqueue_embeddings(ITEMS, keep=KEEP, count_tokens=True, settings=settings)
-        return [(chunk.kept, chunk.tokens.sum()) async for chunk in job.iter_results(timeout=60)]  # type: ignore[union-attr]  # it was asked for
-
-    start_worker()
-    assert asyncio.run(found()) == [(kept_of(ITEMS), 80)]
 
 
 def test_jsonl_and_parquet_hold_them_and_npy_says_that_it_does_not(

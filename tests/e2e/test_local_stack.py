@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,41 +81,14 @@ def test_a_run_uses_the_live_worker_of_a_given_redis(
     np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(["one", "two"]))
 
 
-@pytest.mark.parametrize(
-    ("hardware", "options"), [("dummy", ["--cpus", "0"]), pytest.param("slow", [], marks=pytest.mark.slow)]
-)
-def test_a_run_starts_a_worker_if_it_is_told_its_cpus_or_none_serves_the_class(
-    environment: dict[str, str], start_worker: StartWorker, short_folder: Path, hardware: str, options: list[str]
+def test_a_run_starts_a_worker_if_it_is_told_its_cpus(
+    environment: dict[str, str], start_worker: StartWorker, short_folder: Path
 ) -> None:
     (short_folder / "c.txt").write_text("one\ntwo\n")
     start_worker()
-    command = [*RUN, "--class", hardware, *options]
-    done = run_forked(command, environment, short_folder)
+    done = run_forked([*RUN, "--class", "dummy", "--cpus", "0"], environment, short_folder)
     assert done.returncode == 0, done.stderr
     assert "Loading dummy" in done.stderr
-
-
-def test_the_same_run_with_another_state_folder_leaves_the_first_ones_job_alone(
-    environment: dict[str, str], start_worker: StartWorker, short_folder: Path, raw: redis_py.Redis
-) -> None:
-    """As of two machines with one Redis and equal paths."""
-    (short_folder / "c.txt").write_text("one\ntwo\n")
-    command = [*RUN, "--class", "dummy"]
-    worker = start_worker()
-    os.kill(worker.pid, signal.SIGSTOP)
-    first = Forked(command, environment, short_folder, subprocess.DEVNULL, subprocess.DEVNULL)
-    try:
-        eventually(lambda: any(job.sealed for job in worker.broker.jobs.newest()))
-    finally:
-        first.kill()
-        first.wait()
-        os.kill(worker.pid, signal.SIGCONT)
-    [job] = raw.zrange(keys.JOBS, 0, -1)
-    elsewhere = {**environment, "EMBEDCTL_STATE_DIR": str(short_folder / "elsewhere")}
-    assert run_forked(command, elsewhere, short_folder).returncode == 0
-    assert raw.zrange(keys.JOBS, 0, -1) == [job]
-    assert run_forked(command, environment, short_folder).returncode == 0
-    assert raw.zrange(keys.JOBS, 0, -1) == []  # the first one's command found it, and freed it
 
 
 def test_a_worker_that_is_not_heard_of_for_a_moment_stays_borrowed(

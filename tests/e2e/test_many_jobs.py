@@ -12,7 +12,7 @@ import pytest
 import redis as redis_py
 from click.testing import CliRunner
 
-from embedctl import JobState, enqueue_embeddings
+from embedctl import JobState
 from embedctl.broker import Broker
 from embedctl.cli.json_forms import printed_array
 from embedctl_config import keys
@@ -46,25 +46,6 @@ def ended(broker: Broker, worker_broker: Broker, raw: redis_py.Redis) -> EndedJo
 
 def states(broker: Broker) -> Mapping[str, JobState]:
     return {job.id: job.state for job in broker.jobs.newest()}
-
-
-def test_every_command_takes_a_shortened_id(
-    settings: Settings, embedctl: RunEmbedctl, start_worker: StartWorker, broker: Broker
-) -> None:
-    start_worker()
-    job = enqueue_embeddings(["one", ""], settings=settings)
-    short = job.id[-10:]  # as `status` shows it
-    assert embedctl("wait", short).returncode == 3
-    assert f"job        {job.id}" in embedctl("status", short).stdout
-    assert "record 1: empty" in embedctl("errors", job.id[:20]).stdout
-    assert embedctl("fetch", short, "-o", "v.jsonl").returncode == 3
-    assert f"{job.id}: 1 records queued again" in embedctl("retry", short).stderr
-    assert embedctl("wait", short).returncode == 3
-    assert f"{job.id}: completed_with_errors" in embedctl("cancel", short).stderr
-    assert f"{job.id}: discarded" in embedctl("discard", short).stderr
-    gone = embedctl("status", short)
-    assert gone.returncode == 4
-    assert f"there is no job '{short}'" in gone.stderr
 
 
 def test_each_of_several_jobs_is_tried_and_the_first_failure_is_the_status(

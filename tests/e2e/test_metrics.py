@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,14 +16,6 @@ from embedctl_config.settings import Settings
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
-
-#: A class whose models take their time.
-LATE = """
-[classes.late]
-backend = "dummy"
-token_budget = 64
-options = {dim = 16, seconds_to_load = 2.0, seconds_per_batch = 0.3}
-"""
 
 
 @pytest.fixture
@@ -76,13 +66,6 @@ def page(environment: dict[str, str], free_port: int) -> Page:
     """Where the workers of this test serve; one at a time."""
     environment["EMBEDCTL_METRICS_ADDRESS"] = str(free_port)
     return Page(free_port)
-
-
-@pytest.fixture
-def late(environment: dict[str, str]) -> None:
-    """There is the class `late`."""
-    config = Path(environment["EMBEDCTL_CONFIG"])
-    config.write_text(config.read_text() + LATE)
 
 
 def distinct_words(texts: list[str]) -> list[int]:
@@ -142,34 +125,10 @@ def test_the_metrics_of_a_finished_job_are_exact(settings: Settings, page: Page,
     assert not [line for line in lines if "word" in line["message"]]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("late")
-def test_a_worker_is_ready_from_when_it_consumes_until_it_drains(
-    settings: Settings, page: Page, start_worker: StartWorker
-) -> None:
-    worker = start_worker("late", wait=False)
-    eventually(lambda: page.ready == (503, "loading dummy\n"))
-    assert page.well == (200, "ok\n")
-    assert page.get("/metrics")[0] == 200
-    eventually(lambda: page.ready == (200, "ok\n"))
-    worker.wait_ready()
-
-    job = enqueue_embeddings([f"{i} " + "word " * 60 for i in range(8)], hardware="late", settings=settings)
-    eventually(lambda: worker.row().progressed_ms > 0)
-    assert page.ready == (200, "ok\n")
-    worker.process.terminate()
-    eventually(lambda: page.ready == (503, "draining\n"))
-    assert page.well == (200, "ok\n")
-    assert page.metrics("late")["chunks_in_hand",] == 1
-    assert worker.process.wait(60) == 0
-    assert page.ready == (0, "")
-    assert job.status().done == 8
-
-
 def test_a_redis_that_goes_makes_it_unready_and_not_unwell_until_it_comes_back(
     settings: Settings, redis_server: RedisServer, page: Page, start_worker: StartWorker
 ) -> None:
-    start_worker()
+    worker = start_worker()
     eventually(lambda: page.ready == (200, "ok\n"))
     redis_server.stop()
     eventually(lambda: page.ready[0] == 503)
@@ -180,33 +139,5 @@ def test_a_redis_that_goes_makes_it_unready_and_not_unwell_until_it_comes_back(
     redis_server.start()
     eventually(lambda: page.ready == (200, "ok\n"))
     assert enqueue_embeddings(["text"], settings=settings).wait(timeout=60).done == 1
-
-
-@pytest.mark.slow  # a batch counts as hung after 10 s
-def test_a_hung_encode_is_an_illness_before_the_worker_ends_itself(
-    settings: Settings, environment: dict[str, str], page: Page, start_worker: StartWorker
-) -> None:
-    environment["EMBEDCTL_HANG_S"] = "20"
-    worker = start_worker("hung")
-    job = enqueue_embeddings(["hang-encoder"], hardware="hung", settings=settings)
-    eventually(lambda: worker.row().holding)
-    assert page.well == (200, "ok\n")
-    eventually(lambda: page.well[0] == 503)
-    assert worker.process.poll() is None
-    for status, told in (page.well, page.ready):
-        assert status == 503
-        assert told.startswith(f"chunk 0 of job {job.id} has finished no batch for 1")
-    assert worker.process.wait(60) == 70
-
-
-@pytest.mark.usefixtures("late")
-def test_a_port_that_is_taken_ends_a_worker_before_it_loads_a_model(page: Page, start_worker: StartWorker) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", page.port))
-        other.listen()
-        worker = start_worker("late", wait=False)
-        assert worker.process.wait(60) == 2
-    assert f"metrics_address: can't listen at 127.0.0.1:{page.port}: Address already in use" in worker.log()
-    assert "EMBEDCTL_METRICS_ADDRESS" in worker.log()
-    assert "fingerprint" not in worker.log()
-    assert "Traceback" not in worker.log()
+    assert worker.stop() == 0
+    assert page.ready == (0, "")

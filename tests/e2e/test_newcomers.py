@@ -12,14 +12,11 @@ import numpy as np
 import pytest
 
 from embedctl import AsyncJob, InputError, JobFailed, JobState, aenqueue_embeddings, enqueue_embeddings
-from embedctl.broker import Broker
 from embedctl_config.settings import Settings
 from tests.support.jobs import reference
 from tests.support.workers import StartWorker
 
 START = "No live worker serves dummy on dummy. Start one: embedctl worker --class dummy --model dummy"
-PAIRS = [("a", "one"), ("b", "two")]
-
 WITHOUT_A_WORKER = """
 import asyncio
 from embedctl import AsyncJob, Job, JobUnfinished, WaitTimeout, enqueue_embeddings
@@ -73,13 +70,6 @@ def test_vectors_of_a_job_without_any_raise(settings: Settings, start_worker: St
     assert len(job.errors()) == 3
 
 
-def test_vectors_of_a_job_with_some_do_not_raise(settings: Settings, start_worker: StartWorker) -> None:
-    start_worker()
-    job = enqueue_embeddings(["", "a text"], chunk_size=1, settings=settings)
-    job.wait(timeout=60)
-    np.testing.assert_array_equal(np.isnan(job.vectors()).all(1), [True, False])
-
-
 def test_the_fields_of_mappings_are_named(settings: Settings, start_worker: StartWorker) -> None:
     start_worker()
     rows = [{"body": "one", "key": 7}]
@@ -91,12 +81,3 @@ def test_the_fields_of_mappings_are_named(settings: Settings, start_worker: Star
     assert [chunk.ids for chunk in job.iter_results()] == [["7"]]
     asyncio.run(same.wait(timeout=60))
     np.testing.assert_array_equal(asyncio.run(same.vectors()), reference(["one"]))
-
-
-def test_pairs_are_refused_and_leave_no_job_behind_that_goes_on(settings: Settings, broker: Broker) -> None:
-    for name, texts in (("tuple", PAIRS), ("int", [1, 2])):
-        with pytest.raises(InputError, match=f"record 0 is of type {name}, not a text: give texts="):
-            enqueue_embeddings(texts, settings=settings)  # type: ignore[arg-type]
-        with pytest.raises(InputError, match=f"record 0 is of type {name}, not a text: give texts="):
-            asyncio.run(aenqueue_embeddings(texts, settings=settings))  # type: ignore[arg-type]
-    assert not list(broker.jobs.newest())  # the first records are read before a job is made

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import threading
@@ -144,11 +143,6 @@ def standing_still(process: Process) -> Iterator[None]:
         yield
     finally:
         process.send_signal(signal.SIGCONT)
-
-
-def let_producer_lapse(raw: redis_py.Redis, job_id: str) -> None:
-    """Let the producer's lease lapse now. It usually lapses 30 s after the producer's last sign of life."""
-    raw.delete(keys.producer(job_id))
 
 
 # Redis and the network away
@@ -290,54 +284,13 @@ def test_a_submission_that_redis_lost_in_a_crash_is_repaired_by_the_same_command
     lose_writes_after(redis_server, size - 7)  # in the middle of a command
 
     assert job.status().chunks <= 3
-    let_producer_lapse(raw, job.id)
+    raw.delete(keys.producer(job.id))  # its lease lapses 30 s after its last sign of life
     assert "submitting (stalled)" in embedctl("status", job.id).stdout
     start_worker("slow")
     again = embedctl(*command, "--wait")
     assert again.returncode == 0, again.stderr
     assert again.stdout.strip() == job.id
     assert_whole(job)
-
-
-@pytest.mark.slow
-def test_a_producer_whose_chunks_redis_lost_in_a_crash_says_how_to_go_on(
-    settings: Settings,
-    broker: Broker,
-    redis_server: RedisServer,
-    raw: redis_py.Redis,
-    embedctl: RunEmbedctl,
-    start_worker: StartWorker,
-    short_folder: Path,
-) -> None:
-    early, late = threading.Event(), threading.Event()
-
-    def texts() -> Iterator[str]:
-        yield from TEXTS[:11]
-        assert early.wait(PATIENCE_S)
-        yield from TEXTS[11:31]
-        assert late.wait(PATIENCE_S)
-        yield from TEXTS[31:]
-
-    busy = start_worker("slow")
-    submitted = in_background(lambda: enqueue_embeddings(texts(), hardware="slow", chunk_size=5, settings=settings))
-    job = active_job(broker)
-    eventually(lambda: job.status().chunks == 2)
-    size = log_of(redis_server).stat().st_size
-    early.set()
-    eventually(lambda: job.status().chunks == 6)
-    eventually(lambda: (job.id, 3) in busy.row().holding)
-    lose_writes_after(redis_server, size)
-    eventually(lambda: re.search(rf"{job.id}\.3\.\w+] succeeded", busy.log()))
-    late.set()
-    with pytest.raises(JobLost, match=f"--resume {job.id}"):
-        submitted.result(60)
-
-    let_producer_lapse(raw, job.id)
-    resumed = embedctl("submit", corpus(short_folder), "--resume", job.id, "--wait")
-    assert resumed.returncode == 0, resumed.stderr
-    assert resumed.stdout.strip() == job.id
-    assert_whole(job)
-    assert job.retry_failed() == 0  # a leftover part of a chunk is not mistaken for its failed records
 
 
 # Chunks lost, damaged, or without room

@@ -175,11 +175,11 @@ def test_what_can_not_be_resumed_is_refused_in_a_sentence(
     other.cancel()
     unknown = "20990101-000000-0000000000"
     for options, code, said in [
-        (["--resume", half, "--chunk-size", "7"], 2, f"job {half} was begun with other options: chunk_size was 10"),
-        (["--resume", other.id], 1, f"job {other.id} was cancelled"),
-        (["--resume", unknown], 4, f"no job {unknown}"),
+        ([half, "--chunk-size", "7"], 2, f"job {half} was begun with other options: chunk_size was 10"),
+        ([other.id], 1, f"job {other.id} was cancelled"),
+        ([unknown], 4, f"no job {unknown}"),
     ]:
-        refused = embedctl("submit", "corpus.jsonl", *options)
+        refused = embedctl("submit", "corpus.jsonl", "--resume", *options)
         assert (refused.returncode, refused.stdout) == (code, ""), refused.stderr
         assert said in refused.stderr
         assert "Traceback" not in refused.stderr

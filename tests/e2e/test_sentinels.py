@@ -118,22 +118,3 @@ def test_what_a_replica_did_not_receive_is_encoded_again_or_named(site: Site, jo
     with pytest.raises(JobNotFound, match="made by this process, and Redis no longer knows it"):
         forgotten.wait(timeout=60)
     assert_every_record_has_its_vector(job)
-
-
-@pytest.mark.slow
-def test_a_producer_goes_on_while_the_sentinels_choose(
-    site: Site, settings: Settings, start_worker: StartWorker
-) -> None:
-    start_worker()
-    old = site.master
-
-    def texts() -> Iterator[str]:
-        yield from TEXTS[:40]
-        # What the replica has: that it lags is another test's matter.
-        eventually(lambda: old.client.info("replication")["slave0"]["lag"] == 0)
-        old.kill()
-        yield from TEXTS[40:]
-
-    job = enqueue_embeddings(texts(), chunk_size=5, settings=settings)
-    assert site.master is not old
-    assert_every_record_has_its_vector(job)

@@ -57,8 +57,7 @@ def test_a_tenant_at_its_limit_is_refused_until_a_job_ends_and_others_go_on(
     worker = start_worker()
     broker = Broker.shared(settings)
     eventually(lambda: [quota.tenant for quota in broker.quotas.all(10)] == ["team/a"])
-    shown = embedctl("doctor").stdout
-    assert "0 of 1 (max_jobs), 0 of 100 (max_waiting_records), of worker" in shown
+    assert "0 of 1 (max_jobs), 0 of 100 (max_waiting_records), of worker" in embedctl("doctor").stdout
     worker.kill()  # the limits hold while no worker runs
     config.write_text(plain)
     corpus = short_folder / "corpus.jsonl"

@@ -181,9 +181,9 @@ def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(
     environment["EMBEDCTL_LEASE_S"] = "6"
     up = start_up("--class", "slow", "--class", "dummy")
     before = up.wait_ready("slow", "dummy")
-    assert {row.hardware: (row.cpus, row.device) for row in before.values()} == {
-        "slow": (str(CPUS[0]), f"cpu {CPUS[0]}"),
-        "dummy": (str(CPUS[1]), f"cpu {CPUS[1]}"),
+    assert {row.hardware: row.device for row in before.values()} == {
+        "slow": f"cpu {CPUS[0]}",
+        "dummy": f"cpu {CPUS[1]}",
     }
     assert all(os.sched_getaffinity(row.pid) == {int(row.cpus)} for row in before.values())
 
@@ -197,11 +197,8 @@ def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(
     assert held
     eventually(lambda: [gone.how for gone in broker.workers.gone()] == ["killed by SIGKILL"])
 
-    def are_due_sooner() -> bool:
-        return all((raw.zscore(keys.due(job.id), chunk) or inf) < lapse[chunk] for chunk in held)
-
-    eventually(are_due_sooner)  # and not when the lease is over
-
+    # And not when the lease is over.
+    eventually(lambda: all((raw.zscore(keys.due(job.id), chunk) or inf) < lapse[chunk] for chunk in held))
     eventually(lambda: {suspect.chunk for suspect in job.suspects()} == held)
     after = up.wait_ready("slow", "dummy")
     assert after["dummy"].pid == before["dummy"].pid
@@ -212,13 +209,8 @@ def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(
     assert up.stop() == 0
     assert not any(is_running(row.pid) for row in after.values())
     assert WORD not in up.said()
-    lines = up.lines()
-    assert {line["level"] for line in lines if line.get("worker") == before["slow"].name} >= {"INFO", "ERROR"}
-    (death,) = [line for line in lines if line["level"] == "ERROR"]
-    assert death["message"] == "killed by SIGKILL; starting it again in 1 s"
-    of_chunks = [line for line in lines if "chunk" in line]
-    assert {(line["job"], line["chunk"]) for line in of_chunks} >= {(job.id, chunk) for chunk in held}
-    assert all(isinstance(line["attempt"], int) and line["worker"] == after["slow"].name for line in of_chunks)
+    (death,) = [line for line in up.lines() if line["level"] == "ERROR"]
+    assert (death["worker"], death["message"]) == (before["slow"].name, "killed by SIGKILL; starting it again in 1 s")
 
 
 @pytest.mark.slow
@@ -320,22 +312,18 @@ def test_a_gpu_has_two_workers_with_names_of_their_own_and_a_new_one_for_each_th
 
     def both() -> list[WorkerRow]:
         eventually(lambda: len(mine()) == 2, show=up.said)
-        return mine()
-
-    def told(rows: list[WorkerRow]) -> list[tuple[str, str, str]]:
-        return sorted((row.name.partition("@")[0], row.device, row.cpus) for row in rows)
+        rows = mine()
+        assert {row.name.partition("@")[0] for row in rows} == {"gpu:0", "gpu:0#2"}
+        assert {(row.device, row.cpus) for row in rows} == {(f"gpu {UUIDS[0]}", str(cpu)) for cpu in CPUS}
+        return rows
 
     before = both()
-    assert {name for name, *_ in told(before)} == {"gpu:0", "gpu:0#2"}
-    assert {(device, on) for _, device, on in told(before)} == {(f"gpu {UUIDS[0]}", str(cpu)) for cpu in CPUS}
     assert up.said().count("--gpu-workers 2") == 2
 
     for row in before:  # both at once, as the kernel does where memory runs out
         os.kill(row.pid, signal.SIGKILL)
     eventually(lambda: not {row.pid for row in before} & {row.pid for row in mine()})
-    after = both()
-    assert {name for name, *_ in told(after)} == {"gpu:0", "gpu:0#2"}
-    assert sorted(row.cpus for row in after) == sorted(map(str, CPUS))
+    both()
     job = enqueue_embeddings(TEXTS, hardware="gpu", chunk_size=5, settings=settings)
     assert job.wait(timeout=60).done == len(TEXTS)
     assert up.stop() == 0

@@ -7,21 +7,15 @@ import re
 import signal
 import subprocess
 import termios
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from embedctl import enqueue_embeddings
-from embedctl.broker import Broker
-from embedctl.overview import Gatherer
-from embedctl.terminal.watch import Feed
 from embedctl_config.settings import Settings
 from tests.support.forked import Forked
 from tests.support.processes import RunEmbedctl
-from tests.support.redis_server import RedisServer
 from tests.support.terminal import COLUMNS, ROWS, Terminal, terminal
-from tests.support.waiting import PATIENCE_S, eventually
+from tests.support.waiting import PATIENCE_S
 from tests.support.workers import StartWorker
 
 ALTERNATE, NORMAL = "\x1b[?1049h", "\x1b[?1049l"
@@ -122,9 +116,6 @@ def test_without_a_terminal_it_looks_once_or_prints_lines(
     assert (facts["live_workers"], facts["active_jobs"], facts["tickets"]) == (1, 0, 0)
     assert [each["name"] for each in facts["workers"]] == [worker.row().name]
     assert [(each["id"], each["state"], each["done"]) for each in facts["jobs"]] == [(job.id, "completed", 2)]
-    (queue,) = facts["queues"]
-    assert (queue["hardware"], queue["model"], queue["tickets"], queue["workers"]) == ("dummy", "dummy", 0, 1)
-    assert (queue["oldest_s"], queue["near_models"]) == (None, [])
 
     refused = embedctl("status", "--watch")
     assert refused.returncode == 2
@@ -138,32 +129,3 @@ def test_without_a_terminal_it_looks_once_or_prints_lines(
         stream.send_signal(signal.SIGINT)
         assert stream.wait(PATIENCE_S) == 0
     assert moments[0] < moments[1]
-
-
-def test_it_says_since_when_redis_is_away_and_goes_on_when_it_is_back(short_folder: Path) -> None:
-    folder = short_folder / "own"
-    folder.mkdir()
-    server = RedisServer(folder)
-    server.start()
-    broker = Broker.connect(Settings(redis_url=server.url))
-    try:
-        with Feed(Gatherer(broker).look, interval_s=0.1) as feed:
-            before = feed.sight()
-            server.stop()
-            eventually(lambda: feed.sight().trouble)
-            away = feed.sight()
-            assert "can't be reached" in away.trouble
-            assert before.at <= away.at
-            server.start()
-            eventually(lambda: not feed.sight().trouble)
-            assert feed.sight().at > away.at
-    finally:
-        broker.close()
-        with suppress(ProcessLookupError):
-            server.stop()
-
-
-def test_a_redis_that_is_not_there_is_an_error_at_once(embedctl: RunEmbedctl, short_folder: Path) -> None:
-    done = embedctl("status", "--watch", "--json", EMBEDCTL_REDIS_URL=f"unix://{short_folder}/nothing.sock")
-    assert (done.returncode, done.stdout) == (69, "")
-    assert "can't be reached" in done.stderr

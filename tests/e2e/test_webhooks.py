@@ -116,17 +116,25 @@ def test_ends_of_batches_are_told(
             assert 'embedctl_gateway_webhooks_total{result="delivered"} 3.0' in raw.get("/metrics").text
 
 
-def test_a_receiver_that_fails_is_told_again_with_the_same_id(
-    settings: Settings, told: Told, start_worker: StartWorker, redis_server: RedisServer
+def test_a_receiver_that_fails_is_told_again_with_the_same_id_until_it_is_given_up(
+    settings: Settings,
+    told: Told,
+    start_worker: StartWorker,
+    redis_server: RedisServer,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     start_worker()
-    told.statuses = [500, 302, 404]  # a redirect is a failure: the operator has not named where it leads
     with running_gateway(settings) as gateway, client_of(gateway) as client:
+        told.statuses = [500, 302, 404]  # a redirect is a failure: the operator has not named where it leads
         batch = run(client, lines_of(["one"]))
         eventually(lambda: len(told.requests) == 4 and is_quiet(redis_server), what="the fourth try")
         assert events(told) == [("batch.completed", batch.id)] * 4
-        assert len({headers["webhook-id"] for headers, _ in told.requests}) == 1
-        assert len({body for _, body in told.requests}) == 1
+        assert len({(headers["webhook-id"], body) for headers, body in told.requests}) == 1
+        told.statuses = [503] * 10
+        batch = run(client, lines_of(["one"]))
+        eventually(lambda: len(told.requests) == 8 and is_quiet(redis_server), what="the last try")
+    assert f"the webhook of {batch.id} is given up after 4 tries: status 503" in caplog.text
+    assert SECRET not in caplog.text
 
 
 def test_webhooks_go_through_the_proxy_of_the_environment(
@@ -144,23 +152,6 @@ def test_webhooks_go_through_the_proxy_of_the_environment(
         run(client, lines_of(["one"]))
         eventually(lambda: is_quiet(redis_server), what="the webhook")
     assert told.targets == ["http://receiver.invalid/told"]
-
-
-def test_a_webhook_is_given_up(
-    settings: Settings,
-    told: Told,
-    start_worker: StartWorker,
-    redis_server: RedisServer,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    start_worker()
-    told.statuses = [503] * 10
-    with running_gateway(settings) as gateway, client_of(gateway) as client:
-        batch = run(client, lines_of(["one"]))
-        eventually(lambda: is_quiet(redis_server), what="the last try")
-        assert len(told.requests) == 4
-    assert f"the webhook of {batch.id} is given up after 4 tries: status 503" in caplog.text
-    assert SECRET not in caplog.text
 
 
 @pytest.mark.slow

@@ -33,19 +33,6 @@ class FadingBackend(DummyBackend):
         return super().forward(tokens, rows)
 
 
-class StickyBackend(DummyBackend):
-    """A dummy that one word makes useless."""
-
-    _broken = False
-
-    def forward(self, tokens: Any, rows: Any) -> Any:
-        ids = tokens.columns["input_ids"]
-        self._broken = self._broken or any(_token("sticky") in ids[row] for row in rows)
-        if self._broken:
-            raise RuntimeError("could not create a primitive")
-        return super().forward(tokens, rows)
-
-
 class JoiningBackend(DummyBackend):
     """A dummy on a device of its own, which takes a while for a batch of several chunks, and logs its size."""
 
@@ -79,7 +66,7 @@ class HungryBackend(DummyBackend):
         return super().forward(tokens, rows)
 
 
-_BACKENDS = {name.lower(): (f"{__name__}:{name}Backend", "") for name in ("Fading", "Sticky", "Joining", "Hungry")}
+_BACKENDS = {name.lower(): (f"{__name__}:{name}Backend", "") for name in ("Fading", "Joining", "Hungry")}
 
 
 def register(group: Path | None = None) -> None:

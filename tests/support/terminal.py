@@ -7,7 +7,6 @@ import os
 import pty
 import select
 import struct
-import subprocess
 import termios
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +24,6 @@ class Terminal:
     """The command line on a pseudo-terminal.
 
     Args:
-        piped: whether its standard output is a pipe instead of the terminal.
         prepare: what it runs first; it is pickled.
 
     Attributes:
@@ -38,8 +36,6 @@ class Terminal:
         environment: Mapping[str, str],
         folder: Path | None,
         columns: int,
-        *,
-        piped: bool,
         prepare: Callable[[], None] | None,
     ) -> None:
         self._main, self._side = pty.openpty()
@@ -48,9 +44,8 @@ class Terminal:
         self.resize(columns)
         self.modes = termios.tcgetattr(self._side)
         self.text = ""
-        out = subprocess.PIPE if piped else self._side
         variables = {**environment, "TERM": "xterm-256color"}
-        self.process = Forked(arguments, variables, folder, out, self._side, stdin=self._side, prepare=prepare)
+        self.process = Forked(arguments, variables, folder, self._side, self._side, stdin=self._side, prepare=prepare)
 
     @property
     def side(self) -> int:
@@ -99,8 +94,6 @@ class Terminal:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
         os.close(self._main)
         os.close(self._side)
 
@@ -112,11 +105,10 @@ def terminal(
     folder: Path | None = None,
     *,
     columns: int = COLUMNS,
-    piped: bool = False,
     prepare: Callable[[], None] | None = None,
 ) -> Iterator[Terminal]:
     """Runs the command line on a terminal of this width; kills it at the end of the block."""
-    opened = Terminal(arguments, environment, folder, columns, piped=piped, prepare=prepare)
+    opened = Terminal(arguments, environment, folder, columns, prepare)
     try:
         yield opened
     finally:

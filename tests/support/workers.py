@@ -101,11 +101,9 @@ StartWorker = Callable[..., WorkerProcess]
 
 
 @contextmanager
-def kept_alive(
-    start: StartWorker, count: int, hardware: str = "poison", prepare: Callable[[], None] | None = None
-) -> Iterator[list[WorkerProcess]]:
+def kept_alive(start: StartWorker, count: int, hardware: str = "poison") -> Iterator[list[WorkerProcess]]:
     """Workers that are restarted when they die, as by a supervisor. Yields all workers that ever ran."""
-    workers = [start(hardware, prepare=prepare) for _ in range(count)]
+    workers = [start(hardware) for _ in range(count)]
     over = threading.Event()
 
     def keep() -> None:
@@ -113,7 +111,7 @@ def kept_alive(
         while not over.wait(0.1):
             for at, worker in enumerate(current):
                 if worker.process.poll() is not None:
-                    current[at] = start(hardware, wait=False, prepare=prepare)
+                    current[at] = start(hardware, wait=False)
                     workers.append(current[at])
 
     keeper = threading.Thread(target=keep)
