@@ -34,12 +34,12 @@ def play_gpus(folder: Path, gpus: Sequence[Mapping[str, Any]] = (), *, driver: s
     (folder / "gpus.json").write_text(json.dumps({"gpus": gpus, "driver": driver, "fails": fails}))
 
 
-def play(tool: Path, says: str, *, status: int = 0) -> None:
-    """Write a program that prints `says` and exits with `status`."""
+def play(tool: Path, says: str) -> None:
+    """Write a program that prints `says`."""
     tool.parent.mkdir(exist_ok=True)
     answer = tool.with_name(f"{tool.name}.answer")
     answer.write_text(says if says.endswith("\n") else says + "\n")
-    tool.write_text(f'#!/bin/sh\nwhile IFS= read -r line; do echo "$line"; done < {answer}\nexit {status}\n')
+    tool.write_text(f'#!/bin/sh\nwhile IFS= read -r line; do echo "$line"; done < {answer}\n')
     tool.chmod(0o755)
 
 

@@ -30,11 +30,11 @@ def use_site(folder: Path, patch: pytest.MonkeyPatch) -> None:
     del sys.modules["torch_neuronx"]
 
 
-def fake_site(folder: Path, patch: pytest.MonkeyPatch, *, compiler: str = "2.20.1.0") -> None:
+def fake_site(folder: Path, patch: pytest.MonkeyPatch) -> None:
     """Install the fake runtime, with the release of this PyTorch."""
     torch = ".".join(runtime.version_of("torch").split(".")[:2])
     installed(folder, runtime.RUNTIME, f"{torch}.0.2.13")
-    installed(folder, runtime.COMPILER, compiler)
+    installed(folder, runtime.COMPILER, "2.20.1.0")
     (folder / FAKE.name).symlink_to(FAKE)
     use_site(folder, patch)
 

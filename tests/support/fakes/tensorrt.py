@@ -43,13 +43,13 @@ def record_of(version: str) -> dict[str, Any]:
 def load(version: str, device: FakeDevice) -> ModuleType:
     """The package, of a version, on a device.
 
-    Its `calls` counts plans that were built and loaded. Those that `refuses` says yes to are not loaded.
+    Its `calls` counts plans that were built. Those that `refuses` says yes to are not loaded.
     """
     record = record_of(version)
     module = _Module("tensorrt")
     vars(module)["__version__"] = record["version"]
     module._device = device
-    module._calls = {"built": 0, "loaded": 0}
+    module._calls = {"built": 0}
     module._refuses = lambda plan: False
     behaviours = _behaviours(module)
     for name, each in record["classes"].items():
@@ -221,7 +221,6 @@ def _behaviours(trt: Any) -> Mapping[str, type]:
                 raise Crash("bytes that are no plan")
             header, model = plan.removeprefix(_MAGIC).split(b"\n", 1)
             facts = json.loads(header)
-            trt._calls["loaded"] += 1
             if (facts["version"], facts["gpu"]) != (trt.__version__, device.name) or trt._refuses(plan):
                 tell(self._logger, "the plan was built for something else")
                 return None
