@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import redis as redis_py
@@ -15,7 +14,7 @@ from embedctl_config.settings import Settings
 from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.rig import SECRET, TEXTS, Rig
-from tests.support.store import OTHER, QUEUE
+from tests.support.store import QUEUE
 from tests.support.waiting import PATIENCE_S, eventually
 
 
@@ -85,23 +84,6 @@ def test_a_chunk_is_counted_as_what_became_of_it(rig: Rig) -> None:
     assert speed.rows_per_s > 0
     assert speed.padding == pytest.approx(2 / 6)
     assert rig.runner.in_hand.progressed_ms > 0
-
-
-def test_a_result_that_is_not_needed_counts_no_record(
-    rig: Rig, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = rig.submit()
-    encode = rig.runner._encoding.encode
-
-    def other_weights_win(*args: Any) -> Any:
-        raw.hset(keys.job(job.id), "model_fingerprint", OTHER)
-        return encode(*args)
-
-    monkeypatch.setattr(rig.runner._encoding, "encode", other_weights_win)
-    rig.run(job)
-    assert rig.value("results_total", answer="mismatch") == 1
-    assert rig.value("records_total", outcome="done") == 0
-    assert rig.value("tokens_total") == 6
 
 
 def test_a_later_attempt_counts_as_a_repeated_one(rig: Rig, broker: Broker) -> None:
