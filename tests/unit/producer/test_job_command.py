@@ -67,7 +67,6 @@ def test_a_prompt_is_a_text_or_a_name(words: str | None, prompt: str | None, nam
         ("error", None, True),
         ("all", None, False),
         (None, "lancedb:x", None),
-        ("error", "lancedb:x", None),
         ("first", "lancedb:x", None),
     ],
 )
