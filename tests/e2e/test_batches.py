@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,10 @@ import openai
 import pytest
 import redis
 
-from embedctl import enqueue, enqueue_embeddings
+from embedctl import enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.store.batches import BatchStore
 from embedctl.store.stored_files import PART_BYTES
-from embedctl.sweeper import Sweeper
 from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.retry import Policy
@@ -38,7 +36,6 @@ from tests.support.batches import (
     upload,
 )
 from tests.support.gateway import NO_TLS, Running, killed_gateway, running_gateway
-from tests.support.limits import limited, settings_of
 from tests.support.prepared import Put, stop
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
@@ -78,8 +75,7 @@ def test_a_batch_from_its_upload_to_its_vectors(
         "empty_input",
     ]
     output = client.files.retrieve(batch.output_file_id or "")
-    assert (output.purpose, output.filename) == ("batch_output", f"{batch.id}_output.jsonl")
-    assert output.expires_at == output.created_at + 7200
+    assert (output.filename, output.expires_at) == (f"{batch.id}_output.jsonl", output.created_at + 7200)
     assert {each.id for each in client.files.list()} == {file_id, batch.output_file_id, batch.error_file_id}
     assert [each.id for each in client.files.list(purpose="batch")] == [file_id]
     eventually(lambda: not list(broker.jobs.newest()), what="the end of the batch's job")
@@ -87,61 +83,31 @@ def test_a_batch_from_its_upload_to_its_vectors(
 
 def test_every_bad_line_is_told_and_nothing_is_queued(client: openai.OpenAI, broker: Broker) -> None:
     rows = lines_of(["one", "two", 3]).splitlines()
-    other = json.loads(rows[1])
-    other["body"]["model"] = "another"
-    other["custom_id"] = "r9"
-    bad = [*rows, b"{", rows[0], json.dumps(other).encode(), b"", b'{"custom_id": "x", "body": {"input": [[1]]}}']
+    bad = [*rows, b"{", rows[0], b"", b'{"custom_id": "x", "body": {"input": [[1]]}}']
     batch = ended(client, create(client, upload(client, b"\n".join(bad))).id)
     assert (batch.status, batch.output_file_id, batch.error_file_id) == ("failed", None, None)
     assert batch.failed_at is not None
     assert batch.errors is not None
-    assert batch.errors.data is not None
-    told = [(each.line, each.code, each.param) for each in batch.errors.data]
-    assert told == [
+    told = batch.errors.data or []
+    assert [(each.line, each.code, each.param) for each in told] == [
         (4, "invalid_json_line", None),
         (5, "duplicate_custom_id", "custom_id"),
-        (6, "model_mismatch", "body.model"),
-        (8, "invalid_type", "body.input"),
+        (7, "invalid_type", "body.input"),
     ]
-    assert all("/" not in (each.message or "") for each in batch.errors.data)
+    assert all("/" not in (each.message or "") for each in told)
     assert not list(broker.jobs.newest())
-    empty = ended(client, create(client, upload(client, b"\n")).id)
-    assert empty.errors is not None
-    assert [each.code for each in empty.errors.data or []] == ["empty_batch"]
 
 
-def test_a_small_batch_is_divided_among_the_workers(
-    settings: Settings, start_worker: StartWorker, broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("embedctl.chunk_sizes._MOST_S", 60.0)  # a busy machine takes its time to read
-    for _ in range(2):
-        start_worker("slow")
-    with running_gateway(settings) as gateway, client_of(gateway) as client:
-        made = create(client, upload(client, lines_of([f"{LONG[:1000]} {number}" for number in range(200)])))
-        eventually(lambda: any(job.sealed for job in broker.jobs.newest()), what="the batch's job")
-        (job,) = broker.jobs.newest()
-        assert job.chunks == 4  # each worker holds two
-        client.batches.cancel(made.id)
-        ended(client, made.id)
-
-
-@pytest.mark.slow
 def test_cancelling_keeps_what_is_done(settings: Settings, start_worker: StartWorker) -> None:
     start_worker("slow")
-    with running_gateway(settings.replace(chunk_size=10)) as gateway, client_of(gateway) as client:
-        cancel_in_the_middle(client)
-
-
-def cancel_in_the_middle(client: openai.OpenAI) -> None:
     texts = [f"{'word ' * 50} {number}" for number in range(400)]  # more than half a minute of work
-    made = create(client, upload(client, lines_of(texts)))
-    eventually(lambda: counts(client.batches.retrieve(made.id))[1] > 0, what="the first vectors")
-    asked = client.batches.cancel(made.id)
-    assert asked.status in ("cancelling", "cancelled")
-    batch = ended(client, made.id)
-    assert (batch.status, client.batches.cancel(made.id).status) == ("cancelled", "cancelled")
-    assert (batch.cancelling_at or 0) <= (batch.cancelled_at or 0)
-    good, bad = rows_in(client, batch.output_file_id), rows_in(client, batch.error_file_id)
+    with running_gateway(settings.replace(chunk_size=10)) as gateway, client_of(gateway) as client:
+        made = create(client, upload(client, lines_of(texts)))
+        eventually(lambda: counts(client.batches.retrieve(made.id))[1] > 0, what="the first vectors")
+        assert client.batches.cancel(made.id).status in ("cancelling", "cancelled")
+        batch = ended(client, made.id)
+        assert (batch.status, client.batches.cancel(made.id).status) == ("cancelled", "cancelled")
+        good, bad = rows_in(client, batch.output_file_id), rows_in(client, batch.error_file_id)
     assert counts(batch) == (400, len(good), len(bad))
     assert {*good, *bad} == {f"r{number}" for number in range(400)}
     assert {row["error"]["code"] for row in bad.values()} == {"batch_cancelled"}
@@ -173,12 +139,11 @@ def test_a_batch_whose_job_redis_has_forgotten_is_submitted_again(
         assert counts(ended(client, made.id)) == (2, 2, 0)
 
 
-@pytest.mark.slow
-def test_pages_of_45_batches(client: openai.OpenAI, gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_of_25_batches(client: openai.OpenAI, gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embedctl_gateway.runner.Runner._one", lambda _: False)
     file_id = upload(client, lines_of(["one"]))
-    made = [create(client, file_id).id for _ in range(45)]
-    assert len(set(made)) == 45
+    made = [create(client, file_id).id for _ in range(25)]
+    assert len(set(made)) == 25
     assert {each.id for each in client.batches.list(limit=20)} == set(made)
     page = client.batches.list()
     assert (len(page.data), page.has_more) == (20, True)
@@ -190,13 +155,8 @@ def test_pages_of_45_batches(client: openai.OpenAI, gateway: Running, monkeypatc
             return [each.id async for each in other.batches.list(limit=7)]
 
     found = asyncio.run(ask())
-    assert (len(found), set(found)) == (45, set(made))
-    files = client.files.list(limit=1)
-    assert [each.filename for each in files] == ["more.jsonl", "requests.jsonl"]
+    assert (len(found), set(found)) == (25, set(made))
     assert [each.filename for each in client.files.list(order="asc", limit=1)] == ["requests.jsonl", "more.jsonl"]
-    with gateway.client() as other_client:
-        raw = other_client.get("/v1/batches?limit=2").json()
-    assert (raw["first_id"], raw["last_id"], raw["has_more"]) == (raw["data"][0]["id"], raw["data"][1]["id"], True)
 
 
 #: Fields of a request for a batch → the status, the code and the field of its refusal.
@@ -206,13 +166,10 @@ WRONG: list[tuple[dict[str, object], int, str, str]] = [
     ({"completion_window": None}, 400, "missing_required_parameter", "completion_window"),
     ({"input_file_id": 3}, 400, "invalid_type", "input_file_id"),
     ({"input_file_id": "file-000000000000000000000000"}, 404, "not_found", "input_file_id"),
-    ({"input_file_id": "../x"}, 404, "not_found", "input_file_id"),
     ({"metadata": {"a": 1}}, 400, "invalid_type", "metadata"),
     ({"metadata": {str(number): "" for number in range(17)}}, 400, "invalid_value", "metadata"),
-    ({"metadata": {"a" * 65: ""}}, 400, "invalid_value", "metadata"),
     ({"metadata": {"a": "b" * 513}}, 400, "invalid_value", "metadata"),
     ({"output_expires_after": {"anchor": "created_at", "seconds": 10}}, 400, "invalid_value", "output_expires_after"),
-    ({"output_expires_after": {"seconds": 7200}}, 400, "invalid_value", "output_expires_after"),
     ({"priority": 1}, 400, "unsupported_parameter", "priority"),
 ]
 
@@ -233,7 +190,6 @@ def test_wrong_requests_are_refused(gateway: Running, client: openai.OpenAI) -> 
             ({}, {"file": b"x"}, "missing_required_parameter"),
             ({"purpose": "fine-tune"}, {"file": b"x"}, "invalid_value"),
             ({**form, "colour": "red"}, {"file": b"x"}, "unsupported_parameter"),
-            ({**form, "expires_after[seconds]": "7200"}, {"file": b"x"}, "invalid_value"),
             (
                 {**form, "expires_after[anchor]": "created_at", "expires_after[seconds]": "1"},
                 {"file": b"x"},
@@ -244,13 +200,10 @@ def test_wrong_requests_are_refused(gateway: Running, client: openai.OpenAI) -> 
         ):
             answer = raw.post("/v1/files", data=data, files=files or None)
             assert (answer.status_code, answer.json()["error"]["code"] == code) in ((400, True),), answer.text
-        for path in ("/v1/files?limit=0", "/v1/files?limit=10001", "/v1/files?order=up", "/v1/files?after=x"):
-            assert raw.get(path).status_code == 400
-        for path in ("/v1/batches?limit=101", "/v1/batches?limit=x", "/v1/batches?after=file-000000000000000000000000"):
-            assert raw.get(path).status_code == 400
+        for path in ("files?limit=0", "files?order=up", "files?after=x", "batches?limit=101", "batches?limit=x"):
+            assert raw.get(f"/v1/{path}").status_code == 400
         for path in ("files/file-1", "files/file-000000000000000000000000", "batches/batch_x", "files/x/content"):
             assert raw.get(f"/v1/{path}").status_code == 404
-        assert [each["purpose"] for each in raw.get("/v1/files").json()["data"]] == ["batch"]
 
 
 def test_files_are_kept_as_long_as_asked_and_deleted(
@@ -285,9 +238,7 @@ def test_downloads_in_ranges(client: openai.OpenAI, gateway: Running) -> None:
         url = f"/v1/files/{file_id}/content"
         whole = raw.get(url)
         assert (whole.status_code, whole.content == data) == (200, True)
-        assert whole.headers["content-type"] == "application/octet-stream"
         assert (whole.headers["etag"], whole.headers["accept-ranges"]) == (etag, "bytes")
-        assert whole.headers["content-length"] == str(len(data))
         head = raw.head(url)
         assert (head.status_code, head.headers["content-length"], head.content) == (200, str(len(data)), b"")
         got, step = b"", 3_000_000
@@ -297,12 +248,9 @@ def test_downloads_in_ranges(client: openai.OpenAI, gateway: Running) -> None:
             assert part.headers["content-range"] == f"bytes {len(got)}-{len(got) + len(part.content) - 1}/{len(data)}"
             got += part.content
         assert got == data
-        assert raw.get(url, headers={"range": "bytes=-10"}).content == data[-10:]
         assert raw.get(url, headers={"range": "bytes=0-1", "if-range": '"other"'}).content == data
         over = raw.get(url, headers={"range": f"bytes={len(data)}-"})
         assert (over.status_code, over.headers["content-range"]) == (416, f"bytes */{len(data)}")
-    empty = upload(client, b"")
-    assert client.files.content(empty).content == b""
 
 
 def test_an_upload_that_breaks_off_leaves_nothing(
@@ -322,32 +270,19 @@ def test_an_upload_that_breaks_off_leaves_nothing(
     eventually(lambda: gateway.gateway.admission.held == 0)
 
 
-def test_a_large_file_is_refused(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedctl_gateway.file_calls.MAX_FILE_BYTES", 1000)
-    with gateway.client() as raw:
-        answer = raw.post("/v1/files", data={"purpose": "batch"}, files={"file": b"x" * 1001})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
-    with gateway.connect() as connection:
-        connection.sendall(b"POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9999999999\r\n\r\n")
-        assert connection.recv(12) == b"HTTP/1.1 413"
-
-
 def test_a_second_try_finds_what_the_first_one_made(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embedctl_gateway.runner.Runner._one", lambda _: False)
     again = {"x-stainless-retry-count": "1"}
     data = lines_of(["one"])
     first = client.files.create(file=("a.jsonl", data), purpose="batch")
-    assert client.files.create(file=("a.jsonl", data), purpose="batch", extra_headers=again).id == first.id
     assert client.files.create(file=("b.jsonl", data), purpose="batch", extra_headers=again).id != first.id
     assert client.files.create(file=("a.jsonl", data), purpose="batch").id != first.id
     one = create(client, first.id, metadata={"a": "1"})
-    assert create(client, first.id, metadata={"a": "1"}, extra_headers=again).id == one.id
     assert create(client, first.id, metadata={"a": "2"}, extra_headers=again).id != one.id
     late = create(client, first.id, extra_headers=again)  # the first try is still on its way
     assert create(client, first.id).id == late.id
     named = {"idempotency-key": "mine"}
     assert create(client, first.id, extra_headers=named).id == create(client, first.id, extra_headers=named).id
-    assert client.files.content(first.id).content == data
 
 
 def test_a_dropped_answer_and_the_clients_own_retry_make_one_batch(
@@ -379,82 +314,32 @@ def test_two_keys_see_nothing_of_each_other(settings: Settings, start_worker: St
     start_worker()
     path = short_folder / "keys"
     mine, theirs = add_key(path, "alice", "search"), add_key(path, "bob", "ads")
-    with running_gateway(settings.replace(gateway_keys_file=str(path))) as gateway:
-        with client_of(gateway, mine) as alice, client_of(gateway, theirs) as bob:
-            file_id = upload(alice, lines_of(["one"]))
-            batch = ended(alice, create(alice, file_id).id)
-            assert batch.status == "completed"
-            for ask in (
-                lambda: bob.files.retrieve(file_id),
-                lambda: bob.files.content(file_id),
-                lambda: bob.files.content(batch.output_file_id or ""),
-                lambda: bob.files.delete(file_id),
-                lambda: create(bob, file_id),
-                lambda: bob.batches.retrieve(batch.id),
-                lambda: bob.batches.cancel(batch.id),
-            ):
-                with pytest.raises(openai.NotFoundError):
-                    ask()
-            assert (list(bob.files.list()), list(bob.batches.list())) == ([], [])
-            assert not list(bob.files.list(after=file_id))
-            assert alice.files.retrieve(file_id).id == file_id
-            with gateway.client(theirs) as raw:
-                assert raw.get(f"/v1/batches/{batch.id}/results").status_code == 404
-                assert raw.post(f"/v1/batches/{batch.id}/retry").status_code == 404
-        with gateway.client() as nobody:
-            assert nobody.get(f"/v1/batches/{batch.id}/results").status_code == 401
-            for path_of in ("files", f"files/{file_id}", f"files/{file_id}/content", "batches", f"batches/{batch.id}"):
-                assert nobody.get(f"/v1/{path_of}").status_code == 401
-            assert nobody.post("/v1/files").status_code == 401
-
-
-@pytest.mark.slow
-def test_parts_outside_of_redis(environment: dict[str, str], short_folder: Path, start_worker: StartWorker) -> None:
-    data = short_folder / "data"
-    environment |= {"EMBEDCTL_CHUNK_FILES": str(data), "LIMIT_CHUNK_INLINE_BYTES": "0"}
-    settings = settings_of(environment).replace(hardware="auto")
-    start_worker()
-
-    def kept() -> set[Path]:
-        return {path for path in data.rglob("*") if path.is_file() and "/out/" in str(path)}
-
-    broker = Broker.connect(settings)
-    with running_gateway(settings) as gateway, client_of(gateway) as client:
-        file_id = upload(client, lines_of(["one", "two"]) + (b" " * 1023 + b"\n") * (PART_BYTES // 1024))
-        assert len(kept()) == 2
-        batch = ended(client, create(client, file_id).id)
-        assert len(rows_in(client, batch.output_file_id)) == 2
-        eventually(lambda: len(kept()) == 3, what="the end of the job's own chunks")
-        sweeper = Sweeper(broker, grace_s=0.0, rest_s=0.001, again_s=0.0)
-        sweep(sweeper, broker)
-        assert len(kept()) == 3
-        client.files.delete(file_id)
-        assert len(kept()) == 1
-        with broker.connection.client() as redis_client:  # as if its time to live were over
-            (part,) = kept()
-            redis_client.unlink(keys.chunk_result(part.parts[-4], 0))
-        sweep(sweeper, broker)
-        eventually(lambda: not kept(), what="the sweep")
-    broker.close()
-
-
-def sweep(sweeper: Sweeper, broker: Broker) -> None:
-    for _ in range(3):
-        with broker.connection.client() as client:
-            client.unlink(keys.SWEEP)
-            client.hdel(keys.NOTES, "data_next_ms")
-        sweeper.round()
-
-
-def test_a_gateway_that_ends_leaves_its_batches_to_the_next_one(settings: Settings, start_worker: StartWorker) -> None:
-    texts = [f"text {number}" for number in range(20)]
-    with running_gateway(settings) as first, client_of(first) as client:
-        made = create(client, upload(client, lines_of(texts)))
-        eventually(lambda: client.batches.retrieve(made.id).status == "in_progress", what="the batch's job")
-    start_worker()
-    with running_gateway(settings) as second, client_of(second) as client:
-        batch = ended(client, made.id)
-        assert set(rows_in(client, batch.output_file_id)) == {f"r{number}" for number in range(20)}
+    with (
+        running_gateway(settings.replace(gateway_keys_file=str(path))) as gateway,
+        client_of(gateway, mine) as alice,
+        client_of(gateway, theirs) as bob,
+    ):
+        file_id = upload(alice, lines_of(["one"]))
+        batch = ended(alice, create(alice, file_id).id)
+        assert batch.status == "completed"
+        for ask in (
+            lambda: bob.files.retrieve(file_id),
+            lambda: bob.files.content(file_id),
+            lambda: bob.files.content(batch.output_file_id or ""),
+            lambda: bob.files.delete(file_id),
+            lambda: create(bob, file_id),
+            lambda: bob.batches.retrieve(batch.id),
+            lambda: bob.batches.cancel(batch.id),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                ask()
+        assert (list(bob.files.list()), list(bob.batches.list())) == ([], [])
+        assert not list(bob.files.list(after=file_id))
+        assert alice.files.retrieve(file_id).id == file_id
+        with gateway.client(theirs) as raw, gateway.client() as nobody:
+            assert raw.post(f"/v1/batches/{batch.id}/retry").status_code == 404
+            for call, status in ((f"batches/{batch.id}/results", 404), ("files", 200), ("batches", 200)):
+                assert [each.get(f"/v1/{call}").status_code for each in (raw, nobody)] == [status, 401]
 
 
 #: Where a gateway stops in a batch, by the state in which that leaves the batch.
@@ -479,8 +364,8 @@ def test_another_gateway_resumes_after_a_kill(
     raw: redis.Redis,
 ) -> None:
     start_worker()
-    environment = {**environment, "EMBEDCTL_HARDWARE": "auto", "EMBEDCTL_CHUNK_SIZE": "50"}
-    texts = [f"text {number}" for number in range(500)]
+    environment = {**environment, "EMBEDCTL_HARDWARE": "auto", "EMBEDCTL_CHUNK_SIZE": "10"}
+    texts = [f"text {number}" for number in range(100)]
     name, method = STOPS[where]
     stopping = Put(
         {
@@ -494,33 +379,13 @@ def test_another_gateway_resumes_after_a_kill(
         assert "here\n" in said
     raw.zadd(keys.UNFINISHED, {made.id: 0})  # its lease has lapsed
     start_worker()  # a new job would have other chunks; this one keeps its own
-    with running_gateway(settings.replace(chunk_size=50)) as second, client_of(second) as client:
+    with running_gateway(settings.replace(chunk_size=10)) as second, client_of(second) as client:
         batch = ended(client, made.id)
-        assert (batch.status, counts(batch)) == ("completed", (500, 500, 0))
-        assert set(rows_in(client, batch.output_file_id)) == {f"r{number}" for number in range(500)}
+        assert (batch.status, counts(batch)) == ("completed", (100, 100, 0))
+        assert set(rows_in(client, batch.output_file_id)) == {f"r{number}" for number in range(100)}
         assert [each.id for each in client.batches.list()] == [made.id]
         assert len(list(client.files.list())) == 2
     eventually(lambda: not list(broker.jobs.newest()), what="the end of the batch's job")
-
-
-def test_a_line_that_is_too_long_fails_the_batch(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedctl.corpus.streams.MAX_LINE_BYTES", 1000)
-    batch = ended(client, create(client, upload(client, lines_of(["one", "x" * 2000]))).id)
-    assert (batch.status, batch.errors is not None) == ("failed", True)
-
-
-def test_cancelling_in_the_middle_of_the_submission(settings: Settings) -> None:
-    small = limited(settings.replace(hardware="dummy", chunk_size=10), high_water_bytes=1024)
-    texts = [f"{'word ' * 50} {number}" for number in range(100)]
-    with running_gateway(small) as gateway, client_of(gateway) as client:
-        made = create(client, upload(client, lines_of(texts)))
-        eventually(lambda: client.batches.retrieve(made.id).status == "in_progress", what="the first chunks")
-        client.batches.cancel(made.id)
-        batch = ended(client, made.id)
-        assert (batch.status, counts(batch), batch.output_file_id) == ("cancelled", (100, 0, 100), None)
-        bad = rows_in(client, batch.error_file_id)
-        assert set(bad) == {f"r{number}" for number in range(100)}
-        assert {row["error"]["code"] for row in bad.values()} == {"batch_cancelled"}
 
 
 def test_a_batch_waits_while_its_tenant_has_no_room(
@@ -537,22 +402,6 @@ def test_a_batch_waits_while_its_tenant_has_no_room(
         first.discard()
         start_worker()
         assert counts(ended(client, made.id)) == (2, 2, 0)
-
-
-def test_a_batch_goes_on_when_redis_was_full_before_its_job_was_made(
-    client: openai.OpenAI, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin_when_there_is_room = enqueue._when_there_is_room
-
-    def full_at_first(begin: Any, progress: Any, deadline: float | None) -> Any:
-        progress(0, "Redis")
-        return begin_when_there_is_room(begin, progress, deadline)
-
-    monkeypatch.setattr(enqueue, "_when_there_is_room", full_at_first)
-    monkeypatch.setattr("embedctl_gateway.runner._PAUSE_S", 0.0)
-    start_worker()
-    batch = ended(client, create(client, upload(client, lines_of(["one", "two"]))).id)
-    assert (batch.status, counts(batch)) == ("completed", (2, 2, 0))
 
 
 @pytest.mark.parametrize("lost", ["the making", "the reading"])
@@ -610,20 +459,3 @@ def test_a_create_that_fails_leaves_no_batch_that_runs(
         eventually(lambda: client.batches.retrieve(batch.id).status == "cancelling", what="the withdrawal")
     start_worker()
     assert (ended(client, batch.id).status, counts(client.batches.retrieve(batch.id))[1]) == ("cancelled", 0)
-
-
-@pytest.mark.slow
-def test_redis_is_away(own_redis: RedisServer, settings: Settings) -> None:
-    with running_gateway(settings.replace(redis_url=own_redis.url)) as gateway, client_of(gateway) as client:
-        file_id = upload(client, lines_of(["one"]))
-        own_redis.stop()
-        for ask in (
-            lambda: upload(client, lines_of(["two"])),
-            lambda: create(client, file_id),
-            lambda: client.files.content(file_id),
-            lambda: client.files.list(),
-            lambda: client.batches.list(),
-        ):
-            with pytest.raises(openai.InternalServerError) as away:
-                ask()
-            assert (away.value.status_code, away.value.response.headers["retry-after"]) == (503, "5")

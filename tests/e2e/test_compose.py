@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 import subprocess
 import urllib.error
@@ -22,9 +21,7 @@ import numpy as np
 import pytest
 import redis
 
-from embedctl_config.hardware import SHIPPED_CLASSES
 from embedctl_gateway.key_file import add_key
-from embedctl_workers.machine.discovery import DEVICE_NAMES, discover
 from tests.support.containers import ROOT, Build, Dockerfile, Stack, redis_server
 from tests.support.jobs import reference
 from tests.support.waiting import eventually
@@ -38,8 +35,6 @@ MODEL = "all-MiniLM-L6-v2"
 #: What a service of workers logs when they are ready.
 READY = "ready after"
 TEXTS = [f"passage {at} of a corpus" for at in range(700)]
-#: The classes for devices other than CPUs.
-ACCELERATED = [name for name, entry in SHIPPED_CLASSES.items() if entry.device != "cpu"]
 
 
 def make_secrets(stack: Stack) -> None:
@@ -69,32 +64,10 @@ def stack(short_folder: Path) -> Iterator[Stack]:
         yield stack
 
 
-@pytest.fixture
-def with_model(stack: Stack, tiny_model: Callable[[Tiny], Path]) -> Stack:
-    """With a small model in the place of the declared one, as an operator would put it among the models."""
-    from tests.support.tiny_models import Tiny
-
-    (stack.folder / "models" / MODEL).symlink_to(tiny_model(Tiny(normalize=True)))
-    return stack
-
-
-def with_dummy(stack: Stack) -> None:
-    """Have the workers of class `cpu` make vectors without a model."""
-    with (stack.folder / "containers.toml").open("a") as config:
-        config.write('\n[classes.cpu]\nbackend = "dummy"\noptions = { dim = 16 }\n')
-
-
 def start_redis(stack: Stack) -> None:
     make_secrets(stack)
     stack.start("redis", "--port", str(stack.redis_port), "--bind", "127.0.0.1")
     stack.wait_healthy("redis")
-
-
-def stop_and_look(stack: Stack) -> None:
-    """End all, and see that no process left anything in a home folder, which the images have not."""
-    for name in reversed(list(stack.processes)):
-        assert stack.stop(name) == 0, stack.log(name)
-    assert not stack.home.exists()
 
 
 def fetched(stack: Stack, hardware: str = "auto") -> np.ndarray:
@@ -108,7 +81,8 @@ def fetched(stack: Stack, hardware: str = "auto") -> np.ndarray:
 
 
 def test_the_services_do_a_job_together_show_it_and_stop_when_told(stack: Stack) -> None:
-    with_dummy(stack)
+    with (stack.folder / "containers.toml").open("a") as config:
+        config.write('\n[classes.cpu]\nbackend = "dummy"\noptions = { dim = 16 }\n')
     start_redis(stack)
     stack.start("cpu")
     stack.start("flower")
@@ -121,12 +95,14 @@ def test_the_services_do_a_job_together_show_it_and_stop_when_told(stack: Stack)
         assert answer.status == 200
     assert all(json.loads(line)["level"] for line in stack.log("cpu").splitlines())
     users = (stack.folder / "secrets" / "flower-users").read_text().split()
-    assert_shown_to_those_who_have_the_password(f"http://127.0.0.1:{stack.flower_port}/api/tasks", users[0])
+    assert_flower_shows_the_tasks(f"http://127.0.0.1:{stack.flower_port}/api/tasks", users[0])
     assert_the_gateway_answers_those_who_have_a_key(stack)
     with pytest.raises(redis.exceptions.AuthenticationError), redis.Redis(port=stack.redis_port) as nobody:
         nobody.ping()
     assert_passwords_are_nowhere_to_be_seen(stack)
-    stop_and_look(stack)
+    for name in reversed(list(stack.processes)):
+        assert stack.stop(name) == 0, stack.log(name)
+    assert not stack.home.exists(), "the images have no home folder"
 
 
 def assert_the_gateway_answers_those_who_have_a_key(stack: Stack) -> None:
@@ -154,7 +130,7 @@ def assert_the_gateway_answers_those_who_have_a_key(stack: Stack) -> None:
     eventually(is_answered, show=lambda: stack.log("gateway"))
 
 
-def assert_shown_to_those_who_have_the_password(url: str, user: str) -> None:
+def assert_flower_shows_the_tasks(url: str, user: str) -> None:
     with pytest.raises(urllib.error.HTTPError) as refusal:
         urllib.request.urlopen(url, timeout=120)
     assert refusal.value.code == 401
@@ -186,105 +162,34 @@ def assert_passwords_are_nowhere_to_be_seen(stack: Stack) -> None:
     assert not any(password.decode() in files["users.acl"] for password in passwords)
 
 
-def test_what_setup_made_it_leaves_alone(stack: Stack) -> None:
-    folder = stack.folder / "secrets"
+@pytest.mark.timeout(1500)
+def test_the_install_steps_of_the_cpu_s_image_make_workers_that_encode(
+    stack: Stack, tiny_model: Callable[[Tiny], Path]
+) -> None:
+    """The other images build and install the same wheel likewise, with other extras."""
+    from tests.support.tiny_models import Tiny
 
-    def secrets() -> dict[str, bytes]:
-        return {file.name: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-
-    make_secrets(stack)
-    before = secrets()
-    declared = {Path(secret["file"]).name for secret in stack.file["secrets"].values()}
-    assert set(before) == {*declared, "admin", "keys"}
-    # A container's user is nobody of this machine: the folder keeps others out, not the files.
-    readable = {file.name for file in folder.rglob("*") if file.stat().st_mode & 0o777 == 0o644}
-    assert readable == {*declared, "keys"}
-    add_key(folder / "gateway" / "keys", "alice", "search")
-    assert (folder / "gateway" / "keys").stat().st_mode & 0o777 == 0o644
-    before = secrets()
-    make_secrets(stack)
-    assert secrets() == before
-    (folder / "worker").unlink()
-    make_secrets(stack)
-    assert {name for name, held in secrets().items() if held != before[name]} == {"worker", "users.acl"}
-
-
-@pytest.mark.parametrize("name", ACCELERATED)
-def test_a_class_whose_device_is_missing_is_refused_in_so_many_words(name: str, stack: Stack) -> None:
-    device = SHIPPED_CLASSES[name].device
-    if discover().accelerators(device):
-        pytest.skip(f"there is a {DEVICE_NAMES[device]}")
-    done = stack.run(name)
-    assert done.returncode == 2
-    assert f"class {name} needs a {DEVICE_NAMES[device]}, and none is found here" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.timeout(400)
-def test_the_model_is_served_from_the_mounted_folder(with_model: Stack) -> None:
-    """In int8; in fp32, the image's own environment serves it below."""
-    stack = with_model
-    start_redis(stack)
-    stack.start("cpu-int8")
-    stack.wait_healthy("cpu-int8", 300, logged=READY)
-    assert_the_models(fetched(stack, "cpu-int8"))
-    assert list((stack.folder / "volumes" / "cache").iterdir())
-    stop_and_look(stack)
-
-
-def assert_the_models(vectors: np.ndarray) -> None:
-    assert vectors.shape == (len(TEXTS), 32)
-    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
-
-
-def built(path: Path, folder: Path) -> tuple[Build, set[str]]:
-    """An image's environment, looked at with its own commands, and the names of its packages."""
-    build = Build(Dockerfile(path), folder / "root")
+    (stack.folder / "models" / MODEL).symlink_to(tiny_model(Tiny(normalize=True)))
+    build = Build(Dockerfile(ROOT / "workers" / "Dockerfile.cpu"), stack.folder / "root")
     build.run()
     assert len(build.left_out) == 1
-    listed = in_image(build, "embedctl", "--version")
-    assert listed.returncode == 0, listed.stderr
     for file in ("store/claim.lua", "py.typed"):
         assert list(build.at("/opt/embedctl").glob(f"lib/*/site-packages/embedctl/{file}"))
-    frozen = in_image(build, "python", "-m", "pip", "freeze").stdout.splitlines()
+    freeze = [str(build.at("/opt/embedctl/bin/python")), "-m", "pip", "freeze"]
+    frozen = subprocess.run(freeze, capture_output=True, text=True, check=True).stdout.splitlines()
     pinned = {line.partition(" ")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
     others = {line.partition("+")[0] for line in frozen if "==" in line} - pinned
     assert not {line for line in others if not line.startswith(("nvidia-", "cuda-", "triton"))}
     names = {line.partition("==")[0].lower() for line in frozen}
-    assert not any("minilm" in name for name in names)
-    return build, names
-
-
-def in_image(build: Build, *command: str) -> subprocess.CompletedProcess[str]:
-    folder = build.root.parent
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("EMBEDCTL_", "PYTHON"))}
-    environment = {**own, "PATH": f"{build.at('/opt/embedctl/bin')}:/usr/bin:/bin", "HOME": str(folder)}
-    return subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=120, check=False
-    )
-
-
-@pytest.mark.timeout(1500)
-def test_the_install_steps_of_the_command_line_s_image_make_what_runs_in_it(short_folder: Path) -> None:
-    _, names = built(ROOT / "producer" / "Dockerfile", short_folder)
-    assert "torch" not in names
-    assert "flower" in names
-
-
-@pytest.mark.timeout(1500)
-def test_the_install_steps_of_the_cpu_s_image_make_workers_that_encode(with_model: Stack) -> None:
-    stack = with_model
-    build, names = built(ROOT / "workers" / "Dockerfile.cpu", stack.folder)
     assert {"torch", "onnxruntime", "sentence-transformers"} <= names
-    help_page = in_image(build, "embedctl", "worker", "--help")
-    assert help_page.returncode == 0
-    assert "--ready" in help_page.stdout
-    findings = json.loads(in_image(build, "embedctl", "doctor", "--json").stdout)
-    assert {"extras", "redis"} & {finding["subject"] for finding in findings}
+    assert not any("minilm" in name for name in names)
     start_redis(stack)
     stack.programs = build.at("/opt/embedctl/bin")
     stack.start("cpu")
     stack.wait_healthy("cpu", 300, logged=READY)
-    assert_the_models(fetched(stack))
+    vectors = fetched(stack)
+    assert vectors.shape == (len(TEXTS), 32)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    assert list((stack.folder / "volumes" / "cache").iterdir())
     assert "compiled kernels" in stack.log("cpu")
     assert stack.stop("cpu") == 0, stack.log("cpu")

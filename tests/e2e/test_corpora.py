@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 from pathlib import Path
 
 import numpy as np
-import pytest
-import redis as redis_py
 
 from embedctl.cli.run import _run_key
 from embedctl.corpus import open_corpus
-from tests.support.forked import Forked, run_forked
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl
-from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker
 
 
@@ -49,35 +44,6 @@ def test_several_inputs_are_one_job_in_the_order_given(
     np.testing.assert_array_equal(np.load(short_folder / "nested.npy"), reference(["nested"]))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["c.jsonl", "nothing"], "embedctl: nothing can't be read: no such file"),
-        (["https://x.org/c.jsonl"], "curl -sSL https://x.org/c.jsonl | embedctl submit - …"),
-        (["empty.jsonl"], "holds no record"),
-        (["bad.csv", "--skip-bad-lines"], "bad.csv, line 1: no field 'text'; fields seen: body"),
-        (["c.jsonl", "-o", "c.jsonl"], "c.jsonl is in the corpus, and the vectors would overwrite it"),
-        (["c.jsonl", "-o", "out.xyz"], "name it .npy, .jsonl, .parquet, or - for standard output (jsonl)"),
-        (["c.jsonl", "--class", "gpux"], "no hardware class 'gpux'"),
-        (["c.jsonl", "--model", "no good"], "model name 'no good'"),
-        (["c.jsonl", "--limit", "0"], "0 is not in the range x>=1"),
-        ([], "Missing argument 'CORPUS...'"),
-    ],
-)
-def test_what_is_wrong_is_said_before_anything_is_queued(
-    arguments: list[str], words: str, embedctl: RunEmbedctl, raw: redis_py.Redis, short_folder: Path
-) -> None:
-    (short_folder / "c.jsonl").write_text('{"text": "a"}\n')
-    (short_folder / "empty.jsonl").touch()
-    (short_folder / "bad.csv").write_text("body\nx\n")
-    done = embedctl("submit", *arguments)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
-    assert not list(raw.scan_iter("embed:*"))
-
-
 def test_a_dry_run_on_one_machine_needs_no_redis_and_writes_nothing(embedctl: RunEmbedctl, short_folder: Path) -> None:
     texts = ["A cat sits on the mat.", "A cat sits on the mat.", "", "word " * 600]
     (short_folder / "c.json").write_text(json.dumps(texts))
@@ -95,19 +61,10 @@ def test_a_dry_run_on_one_machine_needs_no_redis_and_writes_nothing(embedctl: Ru
     assert (facts["tokens"], facts["truncated"]) == (str(9 + 9 + 256), "1")
     assert facts["vectors"] == f"{4 * 384 * 4:,} bytes"
     assert facts["workers"] == "no Redis was asked"
-    assert dry_run("--limit", "2").stdout.splitlines()[1].split() == ["records", "2"]
     wrong = dry_run("--precision", "int8")
     assert wrong.returncode == 2
     assert "offers precision fp32, not int8" in wrong.stderr
     assert sorted(short_folder.rglob("*")) == before
-
-
-def test_plain_text_in_a_pipe_is_said_before_anything_is_started(embedctl: RunEmbedctl) -> None:
-    command = ["run", "-", "-o", "out.npy", "--class", "dummy", "--model", "dummy"]
-    done = embedctl(*command, stdin="a cat\n", EMBEDCTL_REDIS_URL="")
-    assert done.returncode == 2
-    assert done.stderr.startswith("embedctl: standard input, line 1: not JSON: ")
-    assert "give --format txt for plain text" in done.stderr
 
 
 def test_the_key_of_a_run_covers_all_files_and_the_limit(tmp_path: Path) -> None:
@@ -128,25 +85,3 @@ def test_the_key_of_a_run_covers_all_files_and_the_limit(tmp_path: Path) -> None
     seen.add(key())
     assert len(seen) == 6
     assert _run_key(open_corpus(str(tmp_path), "-", max_bytes=10), "command") is None
-
-
-@pytest.mark.slow
-def test_a_run_whose_folder_has_changed_says_so_and_begins_anew(
-    environment: dict[str, str], short_folder: Path
-) -> None:
-    texts = [f"text {i} " + "word " * 60 for i in range(60)]
-    folder = short_folder / "d"
-    folder.mkdir()
-    (folder / "a.txt").write_text("\n".join(texts))
-    command = ["run", "d", "-o", "out.npy", "--class", "slow", "--model", "dummy"]
-    own = {**environment, "EMBEDCTL_REDIS_URL": "", "EMBEDCTL_CHUNK_SIZE": "5"}
-    first = Forked(command, own, short_folder)
-    eventually(lambda: (short_folder / ".out.npy.part").exists())
-    first.send_signal(signal.SIGINT)
-    _, told = first.communicate(timeout=PATIENCE_S)
-    assert "the same command resumes" in told
-    (folder / "b.txt").write_text("one more\n")
-    done = run_forked(command, own, short_folder)
-    assert done.returncode == 0, done.stderr
-    assert "The corpus has changed since this command was interrupted: starting over" in done.stderr
-    np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference([*texts, "one more"]))

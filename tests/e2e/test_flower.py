@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
-import tempfile
 from base64 import b64encode
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 import pytest
 import redis as redis_py
 
-from embedctl import JobState, enqueue_embeddings
+from embedctl import enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl_config.celery_app import TASK
 from embedctl_config.settings import Settings
@@ -28,7 +25,7 @@ from tests.support.workers import StartWorker
 
 @pytest.mark.slow
 def test_flower_and_status_agree_about_a_running_job(
-    settings: Settings, environment: dict[str, str], start_worker: StartWorker, short_folder: Path, raw: redis_py.Redis
+    settings: Settings, environment: dict[str, str], start_worker: StartWorker, short_folder: Path
 ) -> None:
     environment["LIMIT_REISSUE_S"] = "60"  # one ticket a chunk
     texts = [f"secret {i} " + "word " * 60 for i in range(60)]
@@ -37,30 +34,18 @@ def test_flower_and_status_agree_about_a_running_job(
         job = enqueue_embeddings(texts, hardware="slow", chunk_size=5, settings=limited(settings, reissue_s=60))
 
         def agree() -> bool:
-            tasks = flower.tasks(job.id)
+            states = [task["state"] for task in flower.tasks(job.id)]
             status = job.status()
-            states = [task["state"] for task in tasks]
-            return (
-                status.state is JobState.RUNNING
-                and 2 <= status.chunks_done < status.chunks
-                and states.count("SUCCESS") == status.chunks_done
-                and states.count("STARTED") >= 1
-                and all(task["name"] == TASK and task["worker"] == worker.row().name for task in tasks)
-            )
+            running = 2 <= status.chunks_done < status.chunks
+            return running and "STARTED" in states and states.count("SUCCESS") == status.chunks_done
 
-        def depth_is_right() -> bool:
-            (queue,) = flower.ask("/api/queues/length")["active_queues"]
-            assert (queue["name"], queue["consumers"]) == ("embed.slow.dummy", 1)
-            return bool(queue["messages"] == raw.llen("embed.slow.dummy") > 0)
-
-        eventually(depth_is_right)
         eventually(agree)
         job.wait(timeout=60)
         eventually(lambda: {task["state"] for task in flower.tasks(job.id)} == {"SUCCESS"})
         tasks = flower.tasks(job.id)
         assert sorted(task["args"] for task in tasks) == sorted(f"job {job.id}, chunk {i}" for i in range(12))
         assert {task["kwargs"] for task in tasks} == {"class slow, model dummy"}
-        assert all(task["uuid"].startswith(f"{job.id}.") for task in tasks)
+        assert {(task["name"], task["worker"]) for task in tasks} == {(TASK, worker.row().name)}
         assert "secret" not in json.dumps(tasks)
         assert flower.stop() == 0
 
@@ -70,32 +55,14 @@ def test_flower_and_status_agree_about_a_running_job(
     assert {path.stat().st_mode & 0o777 for path in (short_folder / "state").glob("flower-*")} == {0o700}
 
 
-def test_a_queue_without_workers_is_listed(settings: Settings, environment: dict[str, str], short_folder: Path) -> None:
-    job = enqueue_embeddings(["one"], hardware="slow", settings=settings)
-    with dashboard(environment, short_folder) as flower:
-        (queue,) = flower.ask("/api/queues/length")["active_queues"]
-        assert (queue["name"], queue["messages"], queue["consumers"]) == (job.status().queue, 1, 0)
-
-
-@pytest.fixture
-def guarded_url(short_folder: Path) -> Iterator[str]:
-    """A separate Redis on a unix socket, with a password. kombu's form of such a URL shows the password."""
-    folder = Path(tempfile.mkdtemp(prefix="ec-"))
-    server = RedisServer(folder)
-    server.start()
-    client = redis_py.Redis.from_url(server.url)
-    client.config_set("requirepass", "r3d1s")
-    client.close()
-    yield server.url.replace("unix://", "unix://:r3d1s@")
-    server.stop()
-    shutil.rmtree(folder)
-
-
 @pytest.mark.slow
 def test_with_users_nothing_is_shown_to_others_and_no_password_to_anybody(
-    environment: dict[str, str], guarded_url: str, start_worker: StartWorker, short_folder: Path
+    environment: dict[str, str], own_redis: RedisServer, start_worker: StartWorker, short_folder: Path
 ) -> None:
-    environment["EMBEDCTL_REDIS_URL"] = guarded_url
+    with redis_py.Redis.from_url(own_redis.url) as admin:
+        admin.config_set("requirepass", "r3d1s")
+    # kombu's form of a unix socket's URL shows the password.
+    environment["EMBEDCTL_REDIS_URL"] = own_redis.url.replace("unix://", "unix://:r3d1s@")
     users = short_folder / "users"
     users.write_text("kim:fl0w3r\nlee:with:colon\n")
     broker = Broker.connect(settings_of(environment))
@@ -156,16 +123,3 @@ def test_it_changes_nothing_and_answers_no_other_site(
         taken = embedctl("flower", "--address", port, EMBEDCTL_STATE_DIR=str(short_folder / "other"))
         assert (taken.returncode, "Set EMBEDCTL_FLOWER_ADDRESS to another" in taken.stderr) == (2, True)
         assert flower.stop(signal.SIGINT) == 130
-
-
-@pytest.mark.slow
-def test_it_refuses_to_start_where_others_could_look_and_without_redis(
-    short_folder: Path, embedctl: RunEmbedctl
-) -> None:
-    refused = embedctl("flower", EMBEDCTL_FLOWER_ADDRESS="0.0.0.0:0")
-    assert refused.returncode == 2
-    assert "flower_address: '0.0.0.0:0' can be reached from other machines" in refused.stderr
-    assert "--auth-file" in refused.stderr
-    away = embedctl("flower", "--address", "0", EMBEDCTL_REDIS_URL=f"unix://{short_folder}/absent.sock")
-    assert away.returncode == 69
-    assert "can't be reached" in away.stderr

@@ -6,24 +6,21 @@ import csv
 import gzip
 import json
 from pathlib import Path
-from subprocess import DEVNULL
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
+import redis as redis_py
 
-from embedctl import OutputError, enqueue_embeddings
+from embedctl import enqueue_embeddings
 from embedctl.destinations.files import fetch
+from embedctl_config import keys
 from embedctl_config.settings import Settings
-from tests.support.forked import Forked
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl
-from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
 TEXTS = [f'text {i}, with "quotes" and ünïcode' for i in range(50)]
-SLOW = [f"text {i} " + "word " * 60 for i in range(40)]
 
 
 def write_corpus(path: Path, ids: str) -> str:
@@ -96,49 +93,34 @@ def test_every_format_out_holds_the_same_vectors(
     assert not list(short_folder.glob(".out*"))
 
 
-@pytest.mark.parametrize(
-    "name", ["out.npy", *(pytest.param(name, marks=pytest.mark.slow) for name in ("out.jsonl", "out.parquet"))]
-)
-def test_a_reader_that_was_killed_is_resumed(
-    name: str,
-    settings: Settings,
-    environment: dict[str, str],
-    embedctl: RunEmbedctl,
-    start_worker: StartWorker,
-    short_folder: Path,
+def test_vectors_in_fp16_take_half_the_room_and_come_out_as_float32(
+    raw: redis_py.Redis, settings: Settings, start_worker: StartWorker, short_folder: Path
 ) -> None:
-    texts = [*SLOW, *(f"more {text}" for text in SLOW)]
-    start_worker("slow")
-    job = enqueue_embeddings(texts, hardware="slow", chunk_size=5, settings=settings)
-    log = short_folder / "reader.log"
-    reader = Forked(["fetch", job.id, "-o", name], environment, short_folder, log, log)
-    eventually(lambda: (short_folder / f".{name}.part").exists())
-    reader.kill()
-    reader.wait()
-    assert not (short_folder / name).exists()
-    done = embedctl("fetch", job.id, "-o", name)
-    assert done.returncode == 0, done.stderr
-    expected = reference(texts)
-    if name == "out.npy":
-        found = np.load(short_folder / name)
-    elif name == "out.jsonl":
-        lines = (short_folder / name).read_text().splitlines()
-        found = np.array([json.loads(line)["embedding"] for line in lines], np.float32)
-    else:
-        found = np.array(pq.read_table(short_folder / name)["embedding"].to_pylist(), np.float32)
+    start_worker("half")
+    start_worker()
+    texts = [*TEXTS[:40], "", "last"]
+    half, whole = (
+        enqueue_embeddings(texts, hardware=name, chunk_size=9, settings=settings) for name in ("half", "dummy")
+    )
+    assert (half.wait(timeout=60).done, whole.wait(timeout=60).done) == (41, 41)
+    sizes = [raw.strlen(keys.chunk_result(job.id, 0)) for job in (half, whole)]
+    assert sizes[1] - sizes[0] == 9 * 16 * 2
+    expected = reference([text or "none" for text in texts]).astype(np.float16).astype(np.float32)
+    expected[-2] = np.nan  # it failed
+    vectors = half.vectors()
+    assert vectors.dtype == np.float32
+    np.testing.assert_array_equal(vectors, expected)
+    chunks = list(half.iter_results())
+    assert {chunk.vectors.dtype for chunk in chunks} == {np.dtype(np.float32)}
+    assert {chunk.precision for chunk in chunks} == {"fp16"}
+    np.testing.assert_array_equal(np.concatenate([chunk.vectors for chunk in chunks]), expected)
+    np.testing.assert_allclose(vectors[:40], reference(texts[:40]), rtol=0, atol=2**-12)
+
+    fetch(half, short_folder / "out.npy")
+    found = np.load(short_folder / "out.npy")
+    assert found.dtype == np.float32
     np.testing.assert_array_equal(found, expected)
-    assert not list(short_folder.glob(".out*"))
-
-
-@pytest.mark.slow
-def test_two_fetches_to_one_file_do_not_mix(
-    settings: Settings, environment: dict[str, str], start_worker: StartWorker, short_folder: Path
-) -> None:
-    job = enqueue_embeddings(SLOW, hardware="slow", settings=settings)
-    first = Forked(["fetch", job.id, "-o", "out.npy"], environment, short_folder, DEVNULL, DEVNULL)
-    eventually(lambda: (short_folder / ".out.npy.lock").exists())
-    with pytest.raises(OutputError, match="another fetch"):
-        fetch(job, short_folder / "out.npy")
-    start_worker("slow")
-    assert first.wait(60) == 0
-    np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(SLOW))
+    fetch(half, short_folder / "out.parquet")
+    column = pq.read_table(short_folder / "out.parquet")["embedding"]
+    assert column.type == pa.list_(pa.float32(), 16)
+    np.testing.assert_array_equal(np.array(column.to_pylist()[:40], np.float32), expected[:40])

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,7 +89,6 @@ def test_no_request_meets_a_fault(
     short_folder: Path,
     start_worker: StartWorker,
     pytestconfig: pytest.Config,
-    record_property: Any,
 ) -> None:
     """Every answer is as described, comes in time, and is no 500; the gateway's memory stays flat."""
     if not SCHEMATHESIS.exists():
@@ -115,26 +113,15 @@ def test_no_request_meets_a_fault(
         assert peak - before < GROWTH_KIB
     assert "Traceback" not in log.read_text()
     assert key not in log.read_text()
-    record_property("cases", cases)
 
 
 def fuzz(schema: Path, url: str, key: str, seed: int, report: Path) -> None:
     """A round of requests; fails with what schemathesis says if an answer is wrong."""
     config = report.with_suffix(".toml")
     config.write_text(CONFIG)
-    command = [
-        str(SCHEMATHESIS),
-        "--config-file",
-        str(config),
-        "run",
-        str(schema),
-        "--url",
-        url,
-        "-H",
-        f"Authorization: Bearer {key}",
-    ]
-    command += ["--seed", str(seed), "--max-examples", "30", "--request-timeout", "30", "--warnings", "off"]
-    command += ["--continue-on-failure", "--report", "json", "--report-json-path", str(report)]
-    began = time.monotonic()
+    command = [str(SCHEMATHESIS), "--config-file", str(config), "run", str(schema), "--url", url]
+    command += ["-H", f"Authorization: Bearer {key}", "--seed", str(seed), "--max-examples", "10"]
+    command += ["--request-timeout", "30", "--warnings", "off", "--continue-on-failure"]
+    command += ["--report", "json", "--report-json-path", str(report)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=report.parent, check=False)
-    assert done.returncode == 0, f"after {time.monotonic() - began:.0f} s:\n{done.stdout}{done.stderr[-2000:]}"
+    assert done.returncode == 0, f"{done.stdout}{done.stderr[-2000:]}"

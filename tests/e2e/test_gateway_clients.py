@@ -37,7 +37,6 @@ Run = Callable[..., Any]
 
 @pytest.fixture
 def gateway(settings: Settings, start_worker: StartWorker) -> Iterator[Running]:
-    """A gateway and a worker."""
     start_worker()
     with running_gateway(settings.replace(hardware="auto")) as running:
         yield running
@@ -219,33 +218,6 @@ def assert_right(got: dict[str, Any]) -> None:
 def test_langchain(run: Run) -> None:
     source = framework("langchain-openai", "langchain.embed_documents(texts)", "langchain.embed_query(texts[0])")
     assert_right(run(installed("frameworks", "bin/python"), "example.py", source))
-
-
-LANGCHAIN = """
-import json, sys
-from importlib.metadata import version
-import openai, tiktoken
-from langchain_openai import OpenAIEmbeddings
-
-def nearest(name):  # the real one is downloaded
-    ranks = {bytes([at]): at for at in range(256)}
-    return tiktoken.Encoding("bytes", pat_str=".", mergeable_ranks=ranks, special_tokens={})
-
-tiktoken.encoding_for_model = tiktoken.get_encoding = nearest
-client = OpenAIEmbeddings(base_url=f"{sys.argv[1]}/v1", api_key="none", model="dummy")
-try:
-    client.embed_documents(["one"])
-except openai.BadRequestError as error:
-    print(json.dumps({"version": version("langchain-openai"), "code": error.code, "message": error.message}))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.client("langchain-openai", "as it is by default, it sends token ids: refused, and told what to set")
-def test_langchain_by_default(run: Run) -> None:
-    got = run(installed("frameworks", "bin/python"), "default.py", LANGCHAIN)
-    assert got["code"] == "invalid_type"
-    assert "set check_embedding_ctx_length=False" in got["message"]
 
 
 @pytest.mark.slow

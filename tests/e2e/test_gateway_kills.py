@@ -8,8 +8,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from embedctl import JobState
 from embedctl.broker import Broker
 from embedctl_config import keys
 from embedctl_gateway.embedding import RESULT_TTL_S
-from tests.support.batches import ENDED, client_at, lines_of
+from tests.support.batches import client_at, counts, create, ended, lines_of, upload
 from tests.support.forked import Forked
 from tests.support.gateway import NO_TLS, killed_gateway
 from tests.support.prepared import Put
@@ -33,7 +35,7 @@ from tests.support.workers import StartWorker
 
 SEED = 2611
 #: How often each of the three processes, and Redis, is killed.
-KILLS = 3
+KILLS = 2
 #: Time from one kill to the next, and how long what was killed stays away (seconds).
 _BETWEEN_S, _AWAY_S = (0.3, 2.0), (0.0, 1.5)
 _CLIENTS = 3
@@ -41,22 +43,21 @@ _CLIENTS = 3
 _REQUESTS = 60
 
 
-@dataclass
 class Child:
     """A process that is started again after a kill."""
 
-    command: list[str]
-    environment: dict[str, str]
-    log: Path
-    process: Forked | None = None
+    def __init__(self, arguments: list[str], environment: dict[str, str], log: Path) -> None:
+        self._make = partial(Forked, arguments, environment, None, log, log)
+        self.start()
 
     def start(self) -> None:
-        self.process = Forked(self.command, self.environment, None, self.log, self.log)
+        self.process = self._make()
 
-    def kill(self) -> None:
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
+
+def kill(killed: Child | RedisServer) -> None:
+    assert killed.process is not None
+    killed.process.kill()
+    killed.process.wait()
 
 
 @dataclass
@@ -66,17 +67,14 @@ class Told:
     Attributes:
         made: batches by the file of their requests.
         refused: files for which a create was answered with 5xx.
-        lost: files for which no answer came.
         cancelled: batches whose cancellation was confirmed.
         sizes: requests by file.
     """
 
     made: dict[str, str] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
-    lost: set[str] = field(default_factory=set)
     cancelled: set[str] = field(default_factory=set)
     sizes: dict[str, int] = field(default_factory=dict)
-    broken: list[str] = field(default_factory=list)
 
 
 def insisting(ask: Callable[[], Any]) -> Any:
@@ -92,76 +90,56 @@ def insisting(ask: Callable[[], Any]) -> Any:
     return got[0]
 
 
-class Client(threading.Thread):
-    """Uploads, creates, now and then cancels, and never gives up, except that it creates once."""
+def use(number: int, urls: list[str], told: Told, over: threading.Event) -> None:
+    """A client that uploads, creates, now and then cancels, and never gives up, except that it creates once."""
+    draw = random.Random(SEED * 100 + number)
+    with ExitStack() as opened:
+        clients = [opened.enter_context(client_at(url, retries=2).with_options(timeout=60)) for url in urls]
+        while not over.is_set():
+            one_batch(str(number), clients, draw, told)
 
-    def __init__(self, number: int, urls: list[str], told: Told, over: threading.Event) -> None:
-        super().__init__()
-        self._draw = random.Random(SEED * 100 + number)
-        self._told, self._over = told, over
-        self._clients = [client_at(url, retries=2).with_options(timeout=60) for url in urls]
 
-    def run(self) -> None:
-        try:
-            while not self._over.is_set():
-                self._one()
-        except Exception as error:  # noqa: BLE001  (the test fails with it)
-            self._told.broken.append(repr(error))
-        finally:
-            for client in self._clients:
-                client.close()
-
-    def _one(self) -> None:
-        told, draw = self._told, self._draw
-        size = draw.randint(1, _REQUESTS)
-        # Of equal files, a second try finds the first one; here each has a create of its own.
-        name = f"{self.name} {draw.random()}"
-        data = lines_of([f"{name} {number}" if draw.random() < 0.9 else "" for number in range(size)], user=name)
-        client = draw.choice(self._clients)
-        file_id = insisting(lambda: client.files.create(file=("requests.jsonl", data), purpose="batch")).id
-        told.sizes[file_id] = size
-        once = draw.choice(self._clients).with_options(max_retries=0)
-        try:
-            batch_id = once.batches.create(input_file_id=file_id, endpoint="/v1/embeddings", completion_window="24h").id
-        except openai.APIConnectionError:
-            told.lost.add(file_id)
-            return
-        except openai.InternalServerError:
-            told.refused.add(file_id)
-            return
-        told.made[file_id] = batch_id
-        if draw.random() < 0.3:
-            time.sleep(draw.random())  # a random moment of the batch
-            client = draw.choice(self._clients)
-            with suppress(openai.BadRequestError):  # it has ended before
-                insisting(lambda: client.batches.cancel(batch_id))
-                told.cancelled.add(batch_id)
-        elif draw.random() < 0.5:
-            client = draw.choice(self._clients)
-            assert insisting(lambda: client.files.content(file_id).content) == data
+def one_batch(who: str, clients: list[openai.OpenAI], draw: random.Random, told: Told) -> None:
+    size = draw.randint(1, _REQUESTS)
+    # Of equal files, a second try finds the first one; here each has a create of its own.
+    name = f"{who} {draw.random()}"
+    data = lines_of([f"{name} {number}" if draw.random() < 0.9 else "" for number in range(size)], user=name)
+    client = draw.choice(clients)
+    file_id = insisting(lambda: upload(client, data))
+    told.sizes[file_id] = size
+    try:
+        batch_id = create(draw.choice(clients).with_options(max_retries=0), file_id).id
+    except openai.APIConnectionError:  # its answer is lost
+        return
+    except openai.InternalServerError:
+        told.refused.add(file_id)
+        return
+    told.made[file_id] = batch_id
+    client = draw.choice(clients)
+    if draw.random() < 0.3:
+        time.sleep(draw.random())  # a random moment of the batch
+        with suppress(openai.BadRequestError):  # it has ended before
+            insisting(lambda: client.batches.cancel(batch_id))
+            told.cancelled.add(batch_id)
+    else:
+        assert insisting(lambda: client.files.content(file_id).content) == data
 
 
 @contextmanager
 def stack(environment: dict[str, str], folder: Path) -> Iterator[tuple[list[str], dict[str, Child]]]:
     """Two gateways and a worker; gives the gateways' URLs, and all of them by name."""
-    ports = free_ports(2)
     own = {**environment, "EMBEDCTL_HARDWARE": "auto", "EMBEDCTL_CHUNK_SIZE": "10"}
-    children = {
-        f"gateway-{at}": Child(["gateway", "--address", str(port)], own, folder / f"gateway-{at}.log")
-        for at, port in enumerate(ports)
-    }
-    worker = ["worker", "--class", "dummy", "--model", "dummy"]
-    children["worker"] = Child(worker, own, folder / "worker.log")
+    ports = free_ports(2)
+    commands = {f"gateway-{port}": ["gateway", "--address", str(port)] for port in ports}
+    commands["worker"] = ["worker", "--class", "dummy", "--model", "dummy"]
+    children = {name: Child(command, own, folder / f"{name}.log") for name, command in commands.items()}
     try:
-        for child in children.values():
-            child.start()
         urls = [f"http://127.0.0.1:{port}" for port in ports]
         eventually(lambda: all(map(serves, urls)), what="the gateways' and the worker's start")
         yield urls, children
     finally:
         for child in children.values():
-            with suppress(AssertionError):
-                child.kill()
+            kill(child)
 
 
 def serves(url: str) -> bool:
@@ -209,34 +187,25 @@ def test_what_a_gateway_killed_after_its_answer_leaves_behind_has_an_end(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_what_a_gateway_has_answered_stays_true_under_kills(
-    environment: dict[str, str], own_redis: RedisServer, short_folder: Path, record_property: Any
+    environment: dict[str, str], own_redis: RedisServer, short_folder: Path
 ) -> None:
     draw, told, over = random.Random(SEED), Told(), threading.Event()
     environment = {**environment, "EMBEDCTL_REDIS_URL": own_redis.url}
     with stack(environment, short_folder) as (urls, children):
-        clients = [Client(number, urls, told, over) for number in range(_CLIENTS)]
-        for client in clients:
-            client.start()
-        hit: Counter[str] = Counter()
         names = [*children, "redis"] * KILLS
         draw.shuffle(names)
-        for name in names:
-            time.sleep(draw.uniform(*_BETWEEN_S))  # a random moment of everything
-            hit[name] += 1
-            if name == "redis":
-                assert own_redis.process is not None
-                own_redis.process.kill()
-                own_redis.process.wait()
-                time.sleep(draw.uniform(*_AWAY_S))
-                own_redis.start()
-            else:
-                children[name].kill()
-                time.sleep(draw.uniform(*_AWAY_S))
-                children[name].start()
-        over.set()
+        with ThreadPoolExecutor() as pool:
+            clients = [pool.submit(use, number, urls, told, over) for number in range(_CLIENTS)]
+            try:
+                for name in names:
+                    time.sleep(draw.uniform(*_BETWEEN_S))  # a random moment of everything
+                    kill(own_redis if name == "redis" else children[name])
+                    time.sleep(draw.uniform(*_AWAY_S))
+                    (own_redis if name == "redis" else children[name]).start()
+            finally:
+                over.set()
         for client in clients:
-            client.join()
-        assert told.broken == []
+            client.result()
         eventually(lambda: all(map(serves, urls)), what="the last start")
         with (
             client_at(urls[0], retries=2) as reader,
@@ -249,25 +218,10 @@ def test_what_a_gateway_has_answered_stays_true_under_kills(
             assert not told.refused & set(files), "a batch runs whose create was refused"
             assert set(told.made.values()) <= {each.id for each in everything}, "a batch is missing"
             for each in everything:
-                eventually(
-                    lambda batch_id=each.id: reader.batches.retrieve(batch_id).status in ENDED,  # type: ignore[misc]
-                    what="the batch's end",
-                )
-                ended = reader.batches.retrieve(each.id)
+                batch = ended(reader, each.id)
                 allowed = ("completed", "cancelled") if each.id in told.cancelled else ("completed",)
-                assert ended.status in allowed or each.id not in told.made.values(), (each.id, ended.status)
+                assert batch.status in allowed or each.id not in told.made.values(), (each.id, batch.status)
                 # What was cancelled before its requests were read has none.
-                unread = ended.status == "cancelled" and ended.request_counts and not ended.request_counts.total
+                unread = batch.status == "cancelled" and not counts(batch)[0]
                 size = 0 if unread else told.sizes[each.input_file_id]
-                expected = [f"r{number}" for number in range(size)]
-                assert answered(other, each.id) == Counter(expected), each.id
-    facts = {
-        "kills": dict(hit),
-        "made": len(told.made),
-        "refused": len(told.refused),
-        "lost": len(told.lost),
-        "cancelled": len(told.cancelled),
-        "records": sum(told.sizes[each] for each in files),
-    }
-    print(facts)
-    record_property("facts", facts)
+                assert answered(other, each.id) == Counter(f"r{number}" for number in range(size)), each.id

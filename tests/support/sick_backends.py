@@ -5,16 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from embedctl_workers import backends
-from embedctl_workers.backends.dummy import DummyBackend, _token
-
-#: What the backend `hungry` takes for a row of a batch: real memory, and ten times that for the word "huge".
-MEGABYTES = 60
+from embedctl_workers.backends.dummy import DummyBackend
 
 
 class FadingBackend(DummyBackend):
@@ -57,20 +51,9 @@ class JoiningBackend(DummyBackend):
         return super().finish(output.result(), normalize=normalize)
 
 
-class HungryBackend(DummyBackend):
-    """A dummy that takes real memory."""
-
-    def forward(self, tokens: Any, rows: Any) -> Any:
-        ids = tokens.columns["input_ids"]
-        np.ones(MEGABYTES * sum(10 if _token("huge") in ids[row] else 1 for row in rows) << 17)
-        return super().forward(tokens, rows)
+_BACKENDS = {name.lower(): (f"{__name__}:{name}Backend", "") for name in ("Fading", "Joining")}
 
 
-_BACKENDS = {name.lower(): (f"{__name__}:{name}Backend", "") for name in ("Fading", "Joining", "Hungry")}
-
-
-def register(group: Path | None = None) -> None:
-    """Let this process know these backends, by the first words of their names, in a memory cgroup if one is given."""
-    if group is not None:
-        (group / "cgroup.procs").write_text("0")
+def register() -> None:
+    """Let this process know these backends, by the first words of their names."""
     backends.BACKENDS.update(_BACKENDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from datetime import datetime
@@ -109,6 +110,25 @@ def test_systems_take_turns_after_a_run_to_warm_up_and_a_second_command_runs_not
     again = go(tmp_path, *systems[:2])
     assert Process.events == []
     assert [run.seconds for run in again.runs[1].loads["W1"].values()] == [2.0, 2.0]
+
+
+def test_the_command_ranks_engines_beside_the_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMBEDCTL_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 512}')
+    monkeypatch.setattr(engines, "measured_model", lambda *_: replace(SMALL, folder=tmp_path))
+    monkeypatch.setattr(engines, "make_workload", lambda *_: ground(tmp_path, None).workload)
+    monkeypatch.setattr("embedctl_bench.asking.reference_of", lambda *_: np.ones((2, 3), np.float32))
+    options = ["--quick", "--class", "cpu", "--peers", "none", "--workload", "W1", "-o", str(tmp_path / "report")]
+    done = CliRunner().invoke(engines.command, options, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    tables = json.loads((tmp_path / "report" / "engines.json").read_text())["tables"]
+    (rows,) = (table["rows"] for table in tables if table["name"].endswith("figures"))
+    assert [(row["system"], row["rank"]) for row in rows] == [
+        ("sentence-transformers, torch", 1),
+        ("embedctl's engine, class cpu", 2),
+        ("embedctl, class cpu", 3),
+        ("floor", None),
+    ]
 
 
 def test_a_half_round_is_measured_anew(tmp_path: Path) -> None:
