@@ -92,24 +92,14 @@ def test_parts_in_a_bucket_keep_the_type_of_the_first_one(encode: Encode, bucket
     np.testing.assert_array_equal(job.vectors(), numbers.restored(numbers.of(reference(TEXTS)), 16))
 
 
-@pytest.mark.parametrize(("owner", "name"), [(Drains, "note"), (Drains, "unlink"), (PartsBucket, "publish")])
-def test_a_drain_that_dies_is_resumed(
-    encode: Encode, bucket: Any, raw: redis_py.Redis, tmp_path: Path, owner: Any, name: str
+@pytest.mark.parametrize("after", [False, True])
+def test_a_drain_that_dies_as_it_publishes_a_part_is_resumed(
+    encode: Encode, bucket: Any, raw: redis_py.Redis, tmp_path: Path, after: bool
 ) -> None:
     job = encode()
-    real, calls = getattr(owner, name), 0
-
-    def dies(*args: Any, **options: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        answer = real(*args, **options) if calls != 3 or name == "publish" else None
-        if calls == 3:
-            raise KeyboardInterrupt
-        return answer
-
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(owner, name, dies)
-        with pytest.raises(KeyboardInterrupt):
+        kill_at(patched, PartsBucket, "publish", 3, after=after)
+        with pytest.raises(Killed):
             job.deliver(PLACE)
     job.deliver(PLACE)
     folder = downloaded(bucket, tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from embedctl.destinations.not_run import ReadRequests, Reason, Requests, reason_of, reason_of_error
@@ -43,15 +44,15 @@ class _Input(NamedTuple):
     tokens: int
 
 
+@dataclass(slots=True)
 class _Open:
     """A request of which not all inputs have come."""
 
-    def __init__(self, custom_id: str | None, first: int, inputs: int, encoding_format: str) -> None:
-        self.custom_id = custom_id
-        self.first = first
-        self.size = inputs
-        self.encoding_format = encoding_format
-        self.inputs: list[_Input] = []
+    custom_id: str | None
+    first: int
+    size: int
+    encoding_format: str
+    inputs: list[_Input] = field(default_factory=list)
 
 
 class Answers:
@@ -104,7 +105,7 @@ class Answers:
             facts: Mapping[str, object] = {} if chunk.kept is None else chunk.kept[row]
             index, size = _whole(facts.get("index"), 0), _whole(facts.get("inputs"), 1)
             if self.open is not None and position - index != self.open.first:  # the job was ended before its end
-                yield self._unfinished(self.open)
+                yield self._unanswered(self.open.custom_id, self.open.first)
                 self.open = None
             if self.open is None:
                 yield from self._not_run(position - index, chunk.ids[row])
@@ -128,7 +129,7 @@ class Answers:
     def end(self) -> Iterator[Answer]:
         """After the last chunk: the lines of requests that were not run, or of which some inputs were not encoded."""
         if self.open is not None:
-            yield self._unfinished(self.open)
+            yield self._unanswered(self.open.custom_id, self.open.first)
             self.open = None
         if self._requests is not None:
             job = self._job if self._job.sealed or self._given_up else self._latest()
@@ -137,7 +138,7 @@ class Answers:
     def _answer(self, request: _Open) -> Answer:
         failed = next((each.error for each in request.inputs if each.error is not None), None)
         if len(request.inputs) < request.size:
-            return self._unfinished(request)
+            return self._unanswered(request.custom_id, request.first)
         return self._success(request) if failed is None else self._failure(request, failed)
 
     def _success(self, request: _Open) -> Answer:
@@ -184,9 +185,6 @@ class Answers:
             return
         for first, custom_id in self._requests.between(self._known, end, before):
             yield self._unanswered(custom_id, first)
-
-    def _unfinished(self, request: _Open) -> Answer:
-        return self._unanswered(request.custom_id, request.first)
 
     def _unanswered(self, custom_id: str | None, first: int) -> Answer:
         if self._reason is None:

@@ -101,14 +101,14 @@ def fetch(
     if answers is not None:
         chosen = BATCH_FORMAT
     stored = job.stored_numbers() if job.status().drained_to is not None else FLOAT32
-    results = partial(_results, job, progress, _taken_from_parts(numbers, stored))
-    numbers = _agreed(job, numbers, stored)
+    results = partial(job.iter_results, progress=progress)
+    from_parts, numbers = _taken_from_parts(numbers, stored), _agreed(job, numbers, stored)
     refuse_numbers(path, chosen, numbers, stored)
     if is_stdout(path):
         if chosen not in ("jsonl", BATCH_FORMAT):
             raise SettingsError(f"standard output takes jsonl, not {chosen}: name a file with the suffix .{chosen}")
         writer: Writer = JsonlWriter(Content(path, 0), answers)
-        return _fetch(results, _File(job, path, writer, numbers, written, refused))
+        return _fetch(results, _File(job, path, writer, numbers, from_parts, written, refused))
     try:
         with locked(path):
             if not clobber:
@@ -121,7 +121,7 @@ def fetch(
                 job.wait_until_sealed(progress)
             content = Content.of(job.status(), path, numbers, lambda: About.of(job.status()))
             writer = writer_of(chosen)(content) if answers is None else JsonlWriter(content, answers, one_file=one_file)
-            return _fetch(results, _File(job, path, writer, numbers, written, refused))
+            return _fetch(results, _File(job, path, writer, numbers, from_parts, written, refused))
     except BrokerUnavailable:  # also an OSError, but one of Redis
         raise
     except OSError as error:
@@ -181,23 +181,6 @@ def _taken_from_parts(numbers: Numbers | None, stored: Numbers) -> Collection[st
     return () if stored.kind is OutputType.FLOAT32 else (stored.kind,)
 
 
-def _results(
-    job: Readable, progress: Callable[[JobStatus], None] | None, from_parts: Collection[str]
-) -> Iterator[ChunkVectors]:
-    """The results.
-
-    Raises:
-        OutputError: vectors are not what the file is to hold, because the job was drained since the fetch began.
-    """
-    for chunk in job.iter_results(progress=progress):
-        if chunk.stored_as and chunk.stored_as not in from_parts:
-            raise OutputError(
-                f"job {job.id} was drained as {chunk.stored_as} since this fetch began: fetch it once more, without an "
-                "output type"
-            )
-        yield chunk
-
-
 def _fetch(results: _Results, file: _File) -> Delivered:
     """Write the results; what is unfinished is removed if that fails."""
     try:
@@ -217,16 +200,23 @@ class _File(Taker[ChunkVectors]):
         path: Path,
         writer: Writer,
         numbers: Numbers,
+        from_parts: Collection[str],
         written: Written | None,
         refused: Refused | None,
     ) -> None:
         self.job, self.writer = job, writer
-        self._path, self._numbers, self._written, self._refused = path, numbers, written, refused
+        self._path, self._numbers, self._from_parts = path, numbers, from_parts
+        self._written, self._refused = written, refused
         self._chunks = 0
         self._named = -1  # the position of the last record that was refused
         self.done = Delivered()
 
     def take(self, chunk: ChunkVectors) -> None:
+        if chunk.stored_as and chunk.stored_as not in self._from_parts:
+            raise OutputError(
+                f"job {self.job.id} was drained as {chunk.stored_as} since this fetch began: fetch it once more, "
+                "without an output type"
+            )
         chunk, refused = self._numbers.fitting(chunk)
         try:
             self.writer.write(chunk)

@@ -105,7 +105,7 @@ class _Parts(Taker[Taken]):
         with self._right.kept(), self._place.locked():
             self._list = PartList(self._place, self._drains, self._job_id, state)
             self._list.check()
-            self._list.state = self._right.renew(self._place.name)
+            self._list.state = self._right.take(self._place.name)
             status = self._source.look()
             if left := list(self._drains.chunks(self._job_id, status.chunks, drained=True)):
                 self._drains.unlink(self._job_id, left)  # an earlier drainer may have died before it did
@@ -241,7 +241,7 @@ class _Parts(Taker[Taken]):
         try:
             self._place.publish(name)
         except FileExistsError:
-            self._list.state = self._right.renew()
+            self._list.state = self._right.take()
             self._list.publish_over(name, of_corpus=part.of_corpus)
 
     def _note(self, name: str, facts: PartFacts, part: OpenPart) -> None:
@@ -257,7 +257,7 @@ class _Parts(Taker[Taken]):
         )
         answer = self._waiter.ask(note)
         if answer == "not_owner":  # this process stood still, or Redis lost the lease
-            self._right.renew()
+            self._right.take()
             answer = self._waiter.ask(note)
         if answer != "ok":
             raise overtaken(self._job_id)

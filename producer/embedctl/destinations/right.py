@@ -37,29 +37,20 @@ class DrainRight:
         self._take = partial(waiter.broker.drains.take, waiter.job_id, self._me, high_water=high_water)
         self.token = self._me.token
 
-    def take(self) -> DrainState:
-        """Become the job's only drainer."""
-        found = self._ask()
-        if isinstance(found, Holder) and found.machine == self._me.machine != "" and not runs(found.process):
-            log.warning("job %s: its drainer, %s, has died; this process goes on", self._waiter.job_id, found)
-            found = self._ask(dead=found.token)
-        if isinstance(found, Holder):
-            raise JobHeld(
-                f"job {self._waiter.job_id} is being drained by {found}: wait for that. If it died, another may drain "
-                f"the job {keys.DRAINER_LEASE_S} s later"
-            )
-        return found
-
-    def renew(self, place: str = "") -> DrainState:
-        """Have it still, or again.
+    def take(self, place: str = "") -> DrainState:
+        """Become the job's only drainer, or be it still.
 
         Args:
             place: where the parts are, if that is known now.
         """
         found = self._ask(place=place)
+        if isinstance(found, Holder) and found.machine == self._me.machine != "" and not runs(found.process):
+            log.warning("job %s: its drainer, %s, has died; this process goes on", self._waiter.job_id, found)
+            found = self._ask(place=place, dead=found.token)
         if isinstance(found, Holder):
             raise JobHeld(
-                f"job {self._waiter.job_id} is being drained by {found}, because this process stood still for too long"
+                f"job {self._waiter.job_id} is being drained by {found}: wait for that. If it died, another may drain "
+                f"the job {keys.DRAINER_LEASE_S} s later"
             )
         return found
 
