@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from benchmarks.ours.service import Figures
 
-from embedctl.destinations.about import About
 from embedctl.destinations.earlier import open_earlier
+from embedctl.destinations.interface import Contract
 from embedctl.destinations.parquet import ParquetWriter
 from embedctl.destinations.sync import compare_texts
 from embedctl.destinations.writer import Content
@@ -42,7 +42,7 @@ def since_scale(*, records: int = 1_000_000, changed: float = 0.01) -> Figures:
 
 def write_earlier(path: Path, records: int) -> None:
     """An earlier output, with vectors of one component: they are not looked at."""
-    about = About(job_fingerprint("ab" * 32, _OPTIONS), "ab" * 32, "model", "fp32", _OPTIONS)
+    about = Contract(job_fingerprint("ab" * 32, _OPTIONS), "model", "fp32", _OPTIONS, model_fingerprint="ab" * 32)
     writer = ParquetWriter(Content(path, records, about=lambda: about))
     for first in range(0, records, _GROUP):
         at = range(first, min(records, first + _GROUP))

@@ -19,7 +19,11 @@ LATER_OPTIONS = ("dimensions", "prompt_name", "truncation_side")
 
 def job_fingerprint(model_fingerprint: str, options: Mapping[str, Any]) -> str:
     """The fingerprint of a job's vectors, in hexadecimal: its model's fingerprint joined with its own options."""
-    deciding = {name: options.get(name) for name in DECIDING_OPTIONS}
-    deciding |= {name: options[name] for name in LATER_OPTIONS if options.get(name) is not None}
-    text = json.dumps([model_fingerprint, deciding], sort_keys=True)
+    text = json.dumps([model_fingerprint, deciding(options)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def deciding(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a job that determine its vectors."""
+    later = {name: options[name] for name in LATER_OPTIONS if options.get(name) is not None}
+    return {name: options.get(name) for name in DECIDING_OPTIONS} | later

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from embedctl.broker import Broker
 from embedctl.cli.job_command import JobCommand
-from embedctl.destinations.about import About, deciding
+from embedctl.destinations.interface import Contract
 from embedctl.enqueue import job_spec
 from embedctl.records import Record
 from embedctl.routing import model_files, same_model
 from embedctl.store import JobSpec
-from embedctl_config.fingerprint import job_fingerprint
+from embedctl_config.fingerprint import deciding, job_fingerprint
 
 if TYPE_CHECKING:
     from embedctl.destinations.cache import Cache, Cached
@@ -36,7 +36,7 @@ class Sources:
 
     earlier: Earlier | None = None
     cached: Cached | None = None
-    about: About | None = None
+    about: Contract | None = None
     confirmed: bool = False
 
     @property
@@ -87,7 +87,7 @@ def sources_of(broker: Broker, command: JobCommand, path: Path, cache: Cache | N
     if len(models) == 1:
         (model,) = models
         options = deciding(spec.options)
-        about = About(job_fingerprint(model, options), model, spec.model, spec.precision, options)
+        about = Contract(job_fingerprint(model, options), spec.model, spec.precision, options, model_fingerprint=model)
     confirmed = about is not None
     earlier = earlier_of(command, path, say)
     if earlier is not None and (why_not := _differs(earlier.about, broker, spec, models)):
@@ -105,7 +105,7 @@ def sources_of(broker: Broker, command: JobCommand, path: Path, cache: Cache | N
     return Sources(earlier, Cached(cache, about.fingerprint, precisions), about, confirmed)
 
 
-def _differs(about: About, broker: Broker, spec: JobSpec, models: frozenset[str]) -> str:
+def _differs(about: Contract, broker: Broker, spec: JobSpec, models: frozenset[str]) -> str:
     """Why the vectors of an output are others than those of a job, in words; empty if nothing says so.
 
     Args:

@@ -18,7 +18,6 @@ from embedctl.cli.delivery import DatabaseChoice, list_failed
 from embedctl.cli.job_command import JobCommand
 from embedctl.cli.json_forms import job_form, plain
 from embedctl.cli.results import exit_status
-from embedctl.destinations.about import deciding
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.loop import Delivered
 from embedctl.destinations.sync import Difference, compare, delete_missing
@@ -39,7 +38,7 @@ from embedctl_config.errors import (
     OtherContract,
     OutputError,
 )
-from embedctl_config.fingerprint import job_fingerprint
+from embedctl_config.fingerprint import deciding, job_fingerprint
 
 #: How often the destination is compared again, because another run has changed it, or has left a job.
 _ROUNDS = 5

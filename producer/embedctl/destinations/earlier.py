@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from embedctl.destinations.about import ABOUT, About
+from embedctl.destinations.interface import ABOUT, Contract
 from embedctl.destinations.known import Earlier, Rows, check_numbers, no_digests, row_type
 from embedctl.destinations.npy import FILES, about_beside, beside, digests_beside
 from embedctl.destinations.numbers import Numbers, OutputType
@@ -93,7 +93,7 @@ class NpyEarlier(Earlier):
         return rows
 
 
-def _checked(path: Path, about: Path) -> About:
+def _checked(path: Path, about: Path) -> Contract:
     """What an array's vectors are, after a look at the checksums of its files.
 
     Raises:
@@ -111,7 +111,7 @@ def _checked(path: Path, about: Path) -> About:
                 f"{file} is not the file that was written with {about}: restore both, or give --force to encode "
                 "everything"
             )
-    return About.parse(facts[ABOUT], str(about))
+    return Contract.in_file(facts[ABOUT], str(about))
 
 
 def _lines(path: Path) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from embedctl.destinations.about import ABOUT, About
+from embedctl.destinations.interface import ABOUT, Contract
 from embedctl.destinations.known import Earlier, Rows, check_numbers, no_digests, row_type, scratch
 from embedctl.destinations.numbers import FLOAT32, Numbers
 from embedctl.digests import NO_DIGEST, Digests, as_rows
@@ -47,7 +47,7 @@ class ParquetEarlier(Earlier):
         column = schema.field(TEXT_SHA256) if TEXT_SHA256 in schema.names else None
         if ABOUT.encode() not in entries or column is None or column.type != pa.binary(32):
             raise no_digests(self.name)
-        self.about = About.parse(entries[ABOUT.encode()], self.name)
+        self.about = Contract.in_file(entries[ABOUT.encode()], self.name)
         facts = entries.get(FACTS.encode())
         self._numbers = Numbers.of_facts(json.loads(facts)) if facts else FLOAT32
         check_numbers(self.name, self._numbers, numbers)

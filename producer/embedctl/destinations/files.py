@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Protocol
 
 from embedctl.corpus.batch import BATCH_FORMAT
-from embedctl.destinations.about import About
 from embedctl.destinations.answers import Answers, is_of_batch
 from embedctl.destinations.formats import guess_format, refuse_numbers, refuse_to_clobber, writer_of
+from embedctl.destinations.interface import Contract
 from embedctl.destinations.jsonl import JsonlWriter, is_stdout
 from embedctl.destinations.loop import BeginAgain, Delivered, Refused, RefusedRecord, Taker, Written, run
 from embedctl.destinations.not_run import ReadRequests
@@ -119,7 +119,7 @@ def fetch(
                 numbers = Numbers(numbers.kind, ranges)
             if chosen == "npy":  # its array has a row for each record
                 job.wait_until_sealed(progress)
-            content = Content.of(job.status(), path, numbers, lambda: About.of(job.status()))
+            content = Content.of(job.status(), path, numbers, lambda: Contract.of(job.status()))
             writer = writer_of(chosen)(content) if answers is None else JsonlWriter(content, answers, one_file=one_file)
             return _fetch(results, _File(job, path, writer, numbers, from_parts, written, refused))
     except BrokerUnavailable:  # also an OSError, but one of Redis

@@ -15,13 +15,14 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from embedctl.destinations.about import deciding
 from embedctl.store import JobStatus
-from embedctl_config.errors import OtherContract
-from embedctl_config.fingerprint import job_fingerprint
+from embedctl_config.errors import OtherContract, OutputError
+from embedctl_config.fingerprint import deciding, job_fingerprint
 
 #: Vectors as they are stored: float32 or float16, records × dimensions.
 Stored = npt.NDArray[np.float32] | npt.NDArray[np.float16]
+#: The entry of a parquet file's footer, and of the file beside an array, that is the contract of its vectors.
+ABOUT = "embedctl.about"
 #: An id and the source of its row; None if the row does not tell from what it was made.
 Row = tuple[str, bytes | None]
 
@@ -35,31 +36,50 @@ class Contract:
         model: the name that the job was submitted with.
         precision: what the vectors promise, such as `fp32`.
         options: the options that decide them.
-        dim: dimensions of a vector; 0 while no worker has told them.
-        dtype: float32 or float16.
+        dim: dimensions of a vector; 0 while no worker has told them, and in a file, which tells them itself.
+        dtype: float32 or float16; of a file, which tells its numbers itself, float32.
+        model_fingerprint: the model's part of the fingerprint; empty where none is kept.
     """
 
     fingerprint: str
     model: str
     precision: str
     options: Mapping[str, Any]
-    dim: int
+    dim: int = 0
     dtype: str = "float32"
+    model_fingerprint: str = ""
 
     @classmethod
-    def of(cls, job: JobStatus, dim: int, dtype: str) -> Self:
-        """The contract of a job whose model is known, because a worker has claimed a chunk of it."""
-        fingerprint = job_fingerprint(job.model_fingerprint or "", job.options)
-        return cls(fingerprint, job.model, job.precision, deciding(job.options), dim, dtype)
+    def of(cls, job: JobStatus, dim: int = 0, dtype: str = "float32", *, model: str | None = None) -> Self:
+        """The contract of a job whose model is known, because a worker has claimed a chunk of it, or whose model's
+        fingerprint is given here."""
+        model = model or job.model_fingerprint or ""
+        fingerprint = job_fingerprint(model, job.options)
+        return cls(fingerprint, job.model, job.precision, deciding(job.options), dim, dtype, model)
 
     @classmethod
-    def from_json(cls, text: str) -> Self | None:
+    def from_json(cls, text: str | bytes) -> Self | None:
         """What :attr:`text` wrote; None if it is something else."""
         try:
             facts = json.loads(text)
-            return cls(**{name: facts[name] for name in cls.__dataclass_fields__})
-        except (ValueError, KeyError, TypeError):
+            return cls(**{name: facts[name] for name in cls.__dataclass_fields__ if name in facts})
+        except (ValueError, TypeError):
             return None
+
+    @classmethod
+    def in_file(cls, text: str | bytes, where: str) -> Self:
+        """What :attr:`text` wrote into a file.
+
+        Raises:
+            OutputError: it did not write this.
+        """
+        found = cls.from_json(text)
+        try:
+            if found is not None and found.fingerprint == job_fingerprint(found.model_fingerprint, found.options):
+                return found
+        except (TypeError, AttributeError):
+            pass
+        raise OutputError(f"{where}: what it says of its vectors is damaged: restore it, or give --force")
 
     @property
     def text(self) -> str:

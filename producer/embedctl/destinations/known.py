@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embedctl.destinations.about import About
+from embedctl.destinations.interface import Contract
 from embedctl.destinations.numbers import Numbers
 from embedctl.digests import DIGEST_BYTES, Digests
 from embedctl.runs import NAME, Runs, explained, parts_of, starts_of
@@ -69,7 +69,7 @@ class Earlier(Known):
         rows: how many there are.
     """
 
-    about: About
+    about: Contract
     rows: int
     dim: int
     _index: Index | None = None

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from embedctl.destinations.about import About
 from embedctl.destinations.files import Readable
+from embedctl.destinations.interface import Contract
 from embedctl.destinations.known import Known
 from embedctl.destinations.numbers import FLOAT32, Numbers
 from embedctl.destinations.sync import LACKING, Difference, corpus_changed
@@ -65,7 +65,7 @@ class Merged:
         records: Callable[[], Iterator[Record]],
         spec: JobSpec,
         job: Readable | None,
-        about: About | None,
+        about: Contract | None,
     ) -> None:
         self._difference, self._known, self._records = difference, known, records
         self._spec, self._job = spec, job

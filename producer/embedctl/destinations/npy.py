@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embedctl.destinations.about import ABOUT, About
+from embedctl.destinations.interface import ABOUT, Contract
 from embedctl.destinations.unfinished import LineFile, digest_of, json_line, part_of, publish
 from embedctl.destinations.writer import Content, Writer
 from embedctl.digests import DIGEST_BYTES
@@ -54,7 +54,7 @@ def _stem(path: Path) -> Path:
     return path.with_suffix("") if path.suffix == ".npy" else path
 
 
-def vouch(path: Path, about: About, files: Sequence[Path]) -> None:
+def vouch(path: Path, about: Contract, files: Sequence[Path]) -> None:
     """Say what an array and the files next to it hold. This comes last, so it vouches for no mixture of two arrays.
 
     Args:

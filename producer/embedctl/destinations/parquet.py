@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from embedctl.destinations.about import ABOUT
+from embedctl.destinations.interface import ABOUT
 from embedctl.destinations.loop import BeginAgain
 from embedctl.destinations.numbers import Numbers, OutputType, as_text
 from embedctl.destinations.unfinished import part_of, publish

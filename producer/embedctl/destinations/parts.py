@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from embedctl.destinations.about import About
 from embedctl.destinations.columns import KeptColumns
+from embedctl.destinations.interface import Contract
 from embedctl.destinations.loop import BeginAgain, Delivered, Refused, RefusedRecord, Taker, Written, run
 from embedctl.destinations.numbers import CALIBRATED_ON, FLOAT32, Numbers, OutputType, ranges_of
 from embedctl.destinations.part import OpenPart, Taken
@@ -262,9 +262,10 @@ class _Parts(Taker[Taken]):
         if answer != "ok":
             raise overtaken(self._job_id)
 
-    def _about(self) -> About:
+    def _about(self) -> Contract:
         status = self._source.status
-        return About.of(status, status.model_fingerprint or self._broker.jobs.status(self._job_id).model_fingerprint)
+        model = status.model_fingerprint or self._broker.jobs.status(self._job_id).model_fingerprint
+        return Contract.of(status, model=model)
 
     def _abandon(self) -> None:
         if self._part is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from embedctl.destinations.about import About
+from embedctl.destinations.interface import Contract
 from embedctl.destinations.numbers import FLOAT32, Numbers
 from embedctl.destinations.unfinished import part_of
 from embedctl.kept import tells_tokens
@@ -36,10 +36,10 @@ class Content:
     keep: Sequence[str] = ()
     numbers: Numbers = FLOAT32
     tokens: bool = False
-    about: Callable[[], About] | None = None
+    about: Callable[[], Contract] | None = None
 
     @classmethod
-    def of(cls, job: JobStatus, path: Path, numbers: Numbers, about: Callable[[], About]) -> Self:
+    def of(cls, job: JobStatus, path: Path, numbers: Numbers, about: Callable[[], Contract]) -> Self:
         """All of a job's results."""
         options = job.options
         digests = about if options.get("digests") else None

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from embedctl.destinations import known, parquet
-from embedctl.destinations.about import About
 from embedctl.destinations.earlier import open_earlier
+from embedctl.destinations.interface import Contract
 from embedctl.destinations.known import Earlier
 from embedctl.destinations.npy import NpyWriter
 from embedctl.destinations.numbers import Numbers, OutputType
@@ -25,7 +25,7 @@ from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.wire import ErrorCode
 
 OPTIONS = {"prompt": None, "truncation": "truncate", "normalize": True}
-ABOUT = About(job_fingerprint("ab" * 32, OPTIONS), "ab" * 32, "model", "fp32", OPTIONS)
+ABOUT = Contract(job_fingerprint("ab" * 32, OPTIONS), "model", "fp32", OPTIONS, model_fingerprint="ab" * 32)
 RECORDS, DIM = 100, 3
 #: float16 holds these exactly.
 VECTORS = np.arange(RECORDS * DIM, dtype=np.float32).reshape(RECORDS, DIM)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from embedctl import SettingsError
-from embedctl.destinations.about import About
+from embedctl.destinations.interface import Contract
 from embedctl.digests import DIGEST_BYTES, digest_of, taken_out, with_digests
 from embedctl.kept import DIGEST_FIELD, check_keep
 from embedctl.records import make_record
@@ -74,8 +74,8 @@ def test_users_can_not_keep_a_field_of_that_name() -> None:
 
 
 def test_what_an_output_says_of_itself_is_checked() -> None:
-    about = About(job_fingerprint(MODEL, OPTIONS), MODEL, "model", "fp32", OPTIONS)
-    assert About.parse(about.text, "here") == about
+    about = Contract(job_fingerprint(MODEL, OPTIONS), "model", "fp32", OPTIONS, model_fingerprint=MODEL)
+    assert Contract.in_file(about.text, "here") == about
     for damaged in ("", "{}", "[]", about.text.replace(MODEL, "cd" * 32), about.text.replace("truncate", "mean")):
         with pytest.raises(OutputError, match="here"):
-            About.parse(damaged, "here")
+            Contract.in_file(damaged, "here")
