@@ -43,6 +43,10 @@ options = {dim = 16, poison = true}
 [classes.small]
 backend = "dummy"
 options = {dim = 16, memory_tokens = 100}
+
+[classes.hung]
+backend = "dummy"
+options = {dim = 16, poison = true}
 """
 
 
