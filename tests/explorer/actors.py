@@ -35,8 +35,6 @@ class Move:
     rare: bool = False
 
 
-# ----------------------------------------------------------------------------------------------------------- programs
-
 Body = Callable[[Broker, str], Any]
 
 
@@ -227,9 +225,6 @@ class Program:
 def _short(value: Any) -> str:
     text = "" if value is None else str(value)
     return text if len(text) < 100 else text[:97] + "…"
-
-
-# ------------------------------------------------------------------------------------------------------------ workers
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,8 +85,6 @@ class Machine:
             left=tuple(sorted(left.items())),
         )
 
-    # ------------------------------------------------------------------------------------------------------- moves
-
     def moves(self, state: State) -> list[Move]:
         """All moves that may happen next."""
         found: list[Move] = []
@@ -176,8 +174,6 @@ class Machine:
                 known[chunk] = wire.digest_of(data)
         return tuple(sorted(known.items()))
 
-    # -------------------------------------------------------------------------------------------------- fair ending
-
     def settle(self, state: State, coverage: Coverage) -> tuple[list[str], list[Violation]]:
         """Let all live actors go on with nothing going wrong. Return the steps and the violations at the end."""
         try:
@@ -256,8 +252,6 @@ class Machine:
         if view.job and not view.ended:
             world.grow_old()
         return replace(state, snapshot=world.connection.look())
-
-    # ------------------------------------------------------------------------------------------------- exploration
 
     def explore(self, *, most: int = 10**9, seconds: float = 300.0, stop_at: str | None = None) -> Coverage:
         """Go through all states, nearest first.

@@ -155,9 +155,6 @@ class ExplorerConnection(Connection):
     def now_ms(self) -> int:
         return self._now_ms
 
-    def uptime_s(self) -> int:
-        return 10**9
-
     def check_server(self) -> None:
         pass
 

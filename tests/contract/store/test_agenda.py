@@ -259,9 +259,6 @@ def test_a_job_is_tried_again_ever_later_and_forgiven_when_it_is_well(
     assert one._troubles == {}
 
 
-# Jobs whose class has no live worker
-
-
 def test_a_job_without_a_worker_is_looked_at_ever_less(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 1, ttl_s=1_000_000)
     broker.jobs.issue(job_id, QUEUE)
@@ -289,17 +286,6 @@ def test_a_woken_queue_has_its_jobs_looked_at_at_once(broker: Broker, raw: redis
     assert raw.zscore(keys.UPKEEP, gone) is None, "a job that left meanwhile is not added again"
     assert not raw.exists(keys.idle(QUEUE))
     broker.upkeep.agenda.wake([])
-
-
-def test_jobs_that_expired_are_not_kept_among_those_that_wait(broker: Broker, raw: redis_py.Redis) -> None:
-    gone, job_id = "20200101-000000-0123456789", new_job(broker, 1)
-    raw.zadd(keys.idle(QUEUE), {gone: 5})
-    make_due(raw, job_id)
-    reap(broker, raw)
-    assert raw.zrange(keys.idle(QUEUE), 0, -1) == [job_id.encode()]
-
-
-# The sweep
 
 
 def test_the_sweep_puts_in_what_is_missing_and_late_and_leaves_the_rest(broker: Broker, raw: redis_py.Redis) -> None:
@@ -361,9 +347,6 @@ def test_names_of_jobs_that_are_gone_leave_the_list_of_all_jobs(
     assert all(before - after <= 10 for before, after in pairwise(sizes))
     assert sizes[-1] == 8
     assert members(raw, keys.JOBS) == jobs
-
-
-# Workers
 
 
 def test_a_worker_beats_and_renews_while_its_reaper_hangs(

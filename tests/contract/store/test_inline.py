@@ -68,7 +68,7 @@ def test_a_redis_without_the_scripts_gets_them(settings: Settings, raw: redis_py
 
 
 @pytest.mark.in_redis
-def test_the_end_of_a_new_job_is_heard_and_looked_at_once(
+def test_the_end_of_a_new_job_is_heard_and_looked_at_once_and_its_vectors_ask_no_status_again(
     settings: Settings, broker: Broker, raw: redis_py.Redis
 ) -> None:
     job = enqueue_embeddings(TEXTS, settings=settings)
@@ -79,14 +79,6 @@ def test_the_end_of_a_new_job_is_heard_and_looked_at_once(
     assert job.wait(PATIENCE_S).state is JobState.COMPLETED
     assert raw.info("commandstats")["cmdstat_hgetall"]["calls"] <= 1 + 1  # and perhaps one of the reaper
     assert raw.info("commandstats")["cmdstat_xread"]["calls"] == 1
-
-
-@pytest.mark.in_redis
-def test_vectors_after_a_wait_ask_no_status_again(settings: Settings, broker: Broker, raw: redis_py.Redis) -> None:
-    job = enqueue_embeddings(TEXTS, settings=settings)
-    assert claim(broker, job.id, 0).answer == "ok"
-    assert complete(broker, job.id, 0) == "ok"
-    assert job.wait(PATIENCE_S).state is JobState.COMPLETED
     raw.config_resetstat()
     assert len(job.vectors()) == 4
     assert "cmdstat_hgetall" not in raw.info("commandstats")
