@@ -106,10 +106,7 @@ class _Sync:
         try:
             for _ in range(_ROUNDS):
                 with self._compared() as difference:
-                    if not difference.to_encode:
-                        self._delete(difference)
-                        return self._result
-                    if self._brought(difference):
+                    if not difference.to_encode or self._brought(difference):
                         self._delete(difference)
                         return self._result
         except KeyboardInterrupt:

@@ -115,7 +115,8 @@ class Cache:
             OutputError: the file can't be written.
         """
         if self._database.in_transaction:
-            self._database.execute("COMMIT")
+            with self._explained():
+                self._database.execute("COMMIT")
         source = iter(vectors)
         while some := list(islice(source, _WRITTEN)):
             rows = [(key, _written(key, *cached)) for key, cached in some]

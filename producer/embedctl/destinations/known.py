@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedctl.destinations.interface import Contract
-from embedctl.destinations.numbers import Numbers
+from embedctl.destinations.numbers import FLOAT32, Numbers, OutputType
 from embedctl.digests import DIGEST_BYTES, Digests
 from embedctl.runs import NAME, Runs, explained, parts_of, starts_of
 from embedctl_config.errors import OutputError, SettingsError
@@ -175,17 +175,13 @@ def check_numbers(name: str, stored: Numbers, numbers: Numbers | None) -> None:
     Raises:
         SettingsError: they can't.
     """
-    wanted = numbers.kind.value if numbers is not None else "float32"
-    if stored.kind.value not in ("float32", "float16"):
-        raise SettingsError(
-            f"{name} stores {stored.kind.value}, from which vectors can't be copied exactly: --sync takes float32 and "
-            "float16"
-        )
-    if stored.kind.value != wanted:
-        raise SettingsError(
-            f"{name} stores {stored.kind.value}, and the new output is to store {wanted}: give --output-type "
-            f"{stored.kind.value}, or --force to encode everything"
-        )
+    wanted = FLOAT32 if numbers is None else numbers
+    if stored.kind is wanted.kind and stored.kind in (OutputType.FLOAT32, OutputType.FLOAT16):
+        return
+    raise SettingsError(
+        f"{name} stores {stored.kind}, and the new output is to store {wanted.kind}: vectors are copied exactly from "
+        "float32 to float32, and from float16 to float16. Give that --output-type, or --force to encode everything"
+    )
 
 
 def _halves(digests: Digests) -> npt.NDArray[np.uint64]:
