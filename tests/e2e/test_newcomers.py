@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedctl import AsyncJob, InputError, JobFailed, JobState, aenqueue_embeddings, enqueue_embeddings
+from embedctl import AsyncJob, InputError, JobFailed, JobState, enqueue_embeddings
 from embedctl_config.settings import Settings
 from tests.support.jobs import reference
 from tests.support.workers import StartWorker
@@ -76,8 +76,6 @@ def test_the_fields_of_mappings_are_named(settings: Settings, start_worker: Star
     with pytest.raises(InputError, match=r"text_field= in Python"):
         enqueue_embeddings(rows, settings=settings)
     job = enqueue_embeddings(rows, text_field="body", id_field="key", settings=settings)
-    same = asyncio.run(aenqueue_embeddings(rows, text_field="body", id_field="key", settings=settings))
     job.wait(timeout=60)
     assert [chunk.ids for chunk in job.iter_results()] == [["7"]]
-    asyncio.run(same.wait(timeout=60))
-    np.testing.assert_array_equal(asyncio.run(same.vectors()), reference(["one"]))
+    np.testing.assert_array_equal(job.vectors(), reference(["one"]))
