@@ -104,7 +104,6 @@ def test_the_whole_way_awaited(settings: Settings, start_worker: StartWorker) ->
             str(at) for at in range(1900, 2000)
         ]
         assert [(error.id, error.code) async for error in same.iter_errors()] == [("7", "empty")]
-        assert len(await same.workers()) == 1
         assert (await same.gone_workers(), await same.suspects()) == ([], [])
 
         assert await job.retry_failed() == 1

@@ -21,7 +21,8 @@ from tests.support.tiny_models import Tiny  # noqa: E402
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 COMMAND = (sys.executable, "-m", "embedctl", "bench")
-OPTIONS = ("--quick", "--model", "tiny", "-o", "report", "--class")
+OPTIONS = ("--quick", "--model", "tiny", "-o", "report", "--class", "dummy", "--peers", "none")
+Tables = dict[str, list[dict[str, Any]]]
 #: Its processes start without torch, so most tests use it; its vectors are not the model's.
 DUMMY = '[classes.dummy]\nbackend = "dummy"\noptions = {dim = 32}\n'
 
@@ -42,25 +43,20 @@ def environment(tiny_model: Callable[[Tiny], Path], short_folder: Path, cache_fo
     }
 
 
-def bench(
-    environment: dict[str, str], folder: Path, name: str, hardware: str, *more: str
-) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, name, *OPTIONS, hardware, "--peers", "none", *more]
-    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=400)
-
-
-def tables_of(done: subprocess.CompletedProcess[str], folder: Path, name: str) -> dict[str, list[dict[str, Any]]]:
-    """The rows of the report's tables, whose path was printed; and nothing else is left."""
+def tables(environment: dict[str, str], folder: Path, name: str, *more: str, page: str = "") -> Tables:
+    """Run a verb; the rows of the report's tables, whose path was printed. Nothing else is left."""
+    command = [*COMMAND, name, *OPTIONS, *more]
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
-    page = folder / done.stdout.strip()
-    assert page.name == f"{name}.md"
+    written = folder / done.stdout.strip()
+    assert written.name == f"{page or name}.md"
     assert list((folder / "tmp").glob("embedctl-bench-*")) == []
-    report = json.loads(page.with_suffix(".json").read_text())
+    report = json.loads(written.with_suffix(".json").read_text())
     return {table["name"]: table["rows"] for table in report["tables"]}
 
 
 def test_a_request_that_was_interrupted_resumes(environment: dict[str, str], short_folder: Path) -> None:
-    command = [*COMMAND, "request", *OPTIONS, "dummy", "--peers", "none"]
+    command = [*COMMAND, "request", *OPTIONS]
     with subprocess.Popen(
         command, env=environment, cwd=short_folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -76,8 +72,7 @@ def test_a_request_that_was_interrupted_resumes(environment: dict[str, str], sho
     assert "Stopped with Ctrl-C" in (short_folder / "report" / "request.md").read_text()
     assert list((short_folder / "tmp").glob("embedctl-bench-*")) == []
 
-    tables = tables_of(bench(environment, short_folder, "request", "dummy"), short_folder, "request")
-    (row,) = tables["tiny-figures"]
+    (row,) = tables(environment, short_folder, "request")["tiny-figures"]
     assert row["system"] == "embedctl, class dummy"
     assert "not fp32" in row["remark"]
     assert row["texts_per_s"] == pytest.approx(30 / row["seconds"])
@@ -90,8 +85,8 @@ def test_a_request_that_was_interrupted_resumes(environment: dict[str, str], sho
 
 def test_requests_over_http_and_a_grid_of_one_cell(environment: dict[str, str], short_folder: Path) -> None:
     """In one test, because both compare their vectors with the same references."""
-    tables = tables_of(bench(environment, short_folder, "request", "dummy", "--http"), short_folder, "request-http")
-    rows, servers = tables["tiny-class-dummy-figures"], tables["tiny-class-dummy-systems"]
+    found = tables(environment, short_folder, "request", "--http", page="request-http")
+    rows, servers = found["tiny-class-dummy-figures"], found["tiny-class-dummy-systems"]
     assert [row["system"] for row in servers] == [
         "embedctl gateway, class dummy",
         "the same engine in the server's process, class dummy",
@@ -101,8 +96,8 @@ def test_requests_over_http_and_a_grid_of_one_cell(environment: dict[str, str], 
     assert all(0 < row["p50_ms"] <= row["p90_ms"] and row["texts_per_s"] > 0 for row in rows)
 
     cell = ("--cores", "1", "--length", "8", "--batch", "2")
-    tables = tables_of(bench(environment, short_folder, "grid", "dummy", *cell), short_folder, "grid")
-    by_system = {row["system"]: row for row in tables["tiny-1-core-figures"]}
+    found = tables(environment, short_folder, "grid", *cell)
+    by_system = {row["system"]: row for row in found["tiny-1-core-figures"]}
     assert set(by_system) == {"embedctl's engine, class dummy", "transformers", "floor"}
     assert {(row["length"], row["batch"]) for row in by_system.values()} == {(8, 2)}
     assert by_system["transformers"]["share_of_floor"] > 0

@@ -37,11 +37,6 @@ def test_several_inputs_are_one_job_in_the_order_given(
     cut = embedctl("submit", "*.json", "d/*.txt", "--limit", "3", "-o", "cut.npy")
     assert cut.returncode == 0, cut.stderr
     np.testing.assert_array_equal(np.load(short_folder / "cut.npy"), reference(["z1", "z2", "b1"]))
-    (short_folder / "batch.jsonl").write_text('{"custom_id": "x", "body": {"input": "nested"}}\n')
-    nested = ["--text-field", "body.input", "--id-field", "custom_id"]
-    done = embedctl("submit", "batch.jsonl", *nested, "-o", "nested.npy")
-    assert done.returncode == 0, done.stderr
-    np.testing.assert_array_equal(np.load(short_folder / "nested.npy"), reference(["nested"]))
 
 
 def test_a_dry_run_on_one_machine_needs_no_redis_and_writes_nothing(embedctl: RunEmbedctl, short_folder: Path) -> None:

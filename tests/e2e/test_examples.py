@@ -70,11 +70,6 @@ def test_a_search_encodes_a_folder_once(run: Run, notes: Path, broker: Broker, s
     assert run("semantic_search", str(notes), "another question").returncode == 0
     assert sorted(job.records for job in broker.jobs.newest()) == [1, 1, 1, 8, 9]
 
-    (notes / "empty").mkdir()
-    nothing = run("semantic_search", str(notes / "empty"), "anything")
-    assert (nothing.returncode, nothing.stdout) == (1, "")
-    assert "holds no .txt or .md file" in nothing.stderr
-
 
 @pytest.fixture
 def app(environment: dict[str, str], short_folder: Path) -> Iterator[httpx2.Client]:

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import trustme
 
-from embedctl import JobStatus, enqueue_embeddings
+from embedctl import enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
@@ -50,17 +50,6 @@ def settings(settings: Settings) -> Settings:
 
 def jobs_left(broker: Broker) -> list[str]:
     return [job.id for job in broker.jobs.newest()]
-
-
-def first_job(broker: Broker) -> JobStatus:
-    found: list[JobStatus] = []
-
-    def look() -> bool:
-        found.extend(broker.jobs.newest())
-        return bool(found)
-
-    eventually(look, what="the request's job")
-    return found[0]
 
 
 def error_of(response: httpx2.Response) -> dict[str, Any]:
@@ -467,7 +456,8 @@ def test_keys_tenants_and_tls(
             texts = [f"{'word ' * 50} {number}" for number in range(500)]  # minutes of work
             with ThreadPoolExecutor() as pool:
                 asked = pool.submit(client.post, "/v1/embeddings", json={"input": texts, "model": "dummy"})
-                seen = first_job(broker)
+                eventually(lambda: jobs_left(broker), what="the request's job")
+                (seen,) = broker.jobs.newest()
                 broker.jobs.cancel(seen.id)
                 ended = asked.result()
             assert (seen.tenant, seen.lane) == ("search", "interactive")

@@ -143,11 +143,10 @@ class Build:
     that this environment has in the same version are not unpacked again: the image's pip finds them installed.
     """
 
-    def __init__(self, dockerfile: Dockerfile, root: Path, arguments: Mapping[str, str] | None = None) -> None:
+    def __init__(self, dockerfile: Dockerfile, root: Path) -> None:
         self.root = root
         self.left_out: list[str] = []
         self._dockerfile = dockerfile
-        self._arguments = arguments or {}
         self._bin = root / "usr" / "local" / "bin"
         self._bin.mkdir(parents=True)
         (self._bin / "python").symlink_to(Path(sys.base_prefix) / "bin" / "python3")
@@ -171,7 +170,7 @@ class Build:
         for keyword, rest in stage.lines:
             if keyword == "ARG":
                 name, _, default = rest.partition("=")
-                arguments[name] = self._arguments.get(name, shlex.split(default)[0] if shlex.split(default) else "")
+                arguments[name] = "".join(shlex.split(default)[:1])
             elif keyword == "WORKDIR":
                 folder = rest
                 self.at(folder).mkdir(parents=True, exist_ok=True)
