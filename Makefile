@@ -57,14 +57,21 @@ test-loaded: $(VENV)/.dev ## the quick tests, three times, with both CPUs busy b
 .PHONY: test-slow
 test-slow: $(VENV)/.dev tools ## the slow tests and those that need a browser
 	@$(PY) -m pytest $(SLOW_SIDE) -m "slow or browser" $(ARGS)
+	@$(MAKE) --no-print-directory -j2 test-as-users test-outside
+
+.PHONY: test-as-users
+test-as-users: $(VENV)/.dev
 	@$(PY) -m pytest $(SIDE) --acl -m "not slow and not browser" $(AS_USERS:%=tests/e2e/test_%.py) $(ARGS)
+
+.PHONY: test-outside
+test-outside: $(VENV)/.dev
 	@$(PY) -m pytest $(SIDE) --chunk-files s3 -m "not slow and not browser" $(OUTSIDE:%=tests/%) $(ARGS)
 
 # These run once more as the users of `embedctl config acl`; `pytest --acl tests/e2e` runs them all.
 AS_USERS := main_job deaths poison producers everyday_use gateway
 
 # These run once more with the bytes of chunks outside of Redis; `pytest --chunk-files s3 tests` runs them all.
-OUTSIDE := contract/store/test_invariants.py contract/store/test_runner.py e2e/test_main_job.py e2e/test_deaths.py \
+OUTSIDE := contract/store/test_runner.py e2e/test_main_job.py e2e/test_deaths.py \
 	e2e/test_poison.py e2e/test_stopping.py e2e/test_drain.py::test_results_go_to_parts_and_are_read_from_there \
 	e2e/test_drain.py::test_retried_records_come_in_a_part_of_their_own e2e/test_drain.py::test_a_stopped_job_is_drained_and_goes_on
 
