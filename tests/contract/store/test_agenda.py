@@ -229,6 +229,49 @@ def test_a_job_that_redis_refuses_to_touch_costs_no_other_its_look(
     assert 0 < due_in_ms(broker, raw, damaged) <= 60_000
 
 
+def spoil_events(broker: Broker, raw: redis_py.Redis) -> str:
+    """A job whose failed record was being retried by a process that died."""
+    job_id = new_job(broker, 1)
+    work(broker, job_id, 0, failed=1)
+    broker.jobs.retry(job_id, 0, 1, "dead")
+    raw.delete(keys.producer(job_id))
+    raw.set(keys.events(job_id), "no stream", ex=1000)
+    return job_id
+
+
+def spoil_queue(broker: Broker, raw: redis_py.Redis) -> str:
+    job_id = new_job(broker, 1, hardware="cpu")
+    raw.set(keys.queue("cpu", "dummy"), "no list", ex=1000)
+    return job_id
+
+
+def spoil_note(broker: Broker, raw: redis_py.Redis) -> str:
+    job_id, queue = new_job(broker, 1, hardware="cpu"), keys.queue("cpu", "dummy")
+    broker.tickets.send(queue, job_id, [0] * 12)
+    raw.hset(keys.NOTES, f"head:{queue}", "garbage")
+    return job_id
+
+
+def spoil_job(broker: Broker, raw: redis_py.Redis) -> str:
+    job_id = new_job(broker, 1)
+    raw.hset(keys.job(job_id), "state", "paused")  # as another program might say
+    return job_id
+
+
+@pytest.mark.parametrize("spoil", [spoil_events, spoil_queue, spoil_note, spoil_job])
+def test_what_is_damaged_of_one_job_or_queue_costs_no_other_its_look(
+    broker: Broker, raw: redis_py.Redis, spoil: Callable[[Broker, redis_py.Redis], str]
+) -> None:
+    broker.workers.beat(row())
+    bad, good = spoil(broker, raw), new_job(broker, 1)
+    broker.jobs.issue(good, QUEUE)
+    overdue(raw, good, 0)
+    make_due(raw, bad, good)
+    reap(broker, raw)
+    assert due_in_ms(broker, raw, good) > 0
+    assert raw.llen(QUEUE) == 1
+
+
 def test_a_job_is_tried_again_ever_later_and_forgiven_when_it_is_well(
     broker: Broker,
     raw: redis_py.Redis,
