@@ -18,6 +18,7 @@ from embedctl import enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.store.batches import BatchStore
 from embedctl.store.stored_files import PART_BYTES
+from embedctl.sweeper import Sweeper
 from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.retry import Policy
@@ -36,6 +37,7 @@ from tests.support.batches import (
     upload,
 )
 from tests.support.gateway import NO_TLS, Running, killed_gateway, running_gateway
+from tests.support.limits import settings_of
 from tests.support.prepared import Put, stop
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
@@ -340,6 +342,45 @@ def test_two_keys_see_nothing_of_each_other(settings: Settings, start_worker: St
             assert raw.post(f"/v1/batches/{batch.id}/retry").status_code == 404
             for call, status in ((f"batches/{batch.id}/results", 404), ("files", 200), ("batches", 200)):
                 assert [each.get(f"/v1/{call}").status_code for each in (raw, nobody)] == [status, 401]
+
+
+@pytest.mark.slow
+def test_parts_outside_of_redis_stay_as_long_as_their_file(
+    environment: dict[str, str], short_folder: Path, start_worker: StartWorker
+) -> None:
+    data = short_folder / "data"
+    environment |= {"EMBEDCTL_CHUNK_FILES": str(data), "LIMIT_CHUNK_INLINE_BYTES": "0"}
+    settings = settings_of(environment).replace(hardware="auto")
+    start_worker()
+
+    def kept() -> list[Path]:
+        return [path for path in data.rglob("*") if path.is_file() and "/out/" in str(path)]
+
+    broker = Broker.connect(settings)
+    with running_gateway(settings) as gateway, client_of(gateway) as client:
+        file_id = upload(client, lines_of(["one", "two"]) + (b" " * 1023 + b"\n") * (PART_BYTES // 1024))
+        assert len(kept()) == 2
+        batch = ended(client, create(client, file_id).id)
+        assert len(rows_in(client, batch.output_file_id)) == 2
+        eventually(lambda: len(kept()) == 3, what="the end of the job's own chunks")
+        sweep(broker)
+        assert len(kept()) == 3
+        client.files.delete(file_id)
+        (part,) = kept()
+        with broker.connection.client() as redis_client:  # as if its time to live were over
+            redis_client.unlink(keys.chunk_result(part.parts[-4], 0))
+        sweep(broker)
+        eventually(lambda: not kept(), what="the sweep")
+    broker.close()
+
+
+def sweep(broker: Broker) -> None:
+    sweeper = Sweeper(broker, grace_s=0.0, rest_s=0.001, again_s=0.0)
+    for _ in range(3):
+        with broker.connection.client() as client:
+            client.unlink(keys.SWEEP)
+            client.hdel(keys.NOTES, "data_next_ms")
+        sweeper.round()
 
 
 #: Where a gateway stops in a batch, by the state in which that leaves the batch.
