@@ -176,6 +176,7 @@ def test_one_worker_with_two_suspect_chunks_does_one_after_the_other(
     assert job.status().deaths == 2
 
 
+@pytest.mark.in_redis  # others are not joined
 def test_a_worker_that_is_killed_in_the_middle_leaves_each_joined_chunk_to_be_tried_alone(
     settings: Settings,
     raw: redis_py.Redis,
