@@ -58,24 +58,6 @@ def test_other_vectors_are_no_hits(
         assert (short_folder / "b.parquet").read_bytes() == (short_folder / "c.parquet").read_bytes(), options
 
 
-def test_a_better_precision_answers_if_it_is_asked_to(
-    write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
-) -> None:
-    start_worker()
-    start_worker("half")
-    documents = many(20)
-    corpus, cache = write(documents), ("--cache", "c.db", "--json")
-    told(embedctl("submit", corpus, "-o", "a.parquet", *cache))
-    half = ("--class", "half", *cache, "--cache-precision", "at-least")
-    assert counts(told(embedctl("submit", corpus, "-o", "b.parquet", *half))) == (0, 20, 0)
-    assert_holds(short_folder / "b.parquet", documents)
-    told(embedctl("submit", corpus, "-o", "c.parquet", "--force", *half))
-    (short_folder / "c.db").unlink()
-    told(embedctl("submit", corpus, "-o", "d.parquet", *half))
-    worse = embedctl("submit", corpus, "-o", "e.parquet", *cache, "--cache-precision", "at-least")
-    assert counts(told(worse)) == (0, 0, 20), "fp16 must not answer for fp32"
-
-
 def test_a_damaged_value_is_encoded_again(
     write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
 ) -> None:

@@ -204,7 +204,6 @@ def test_what_can_not_be_done_is_refused_before_anything_is_queued(
     assert "--limit" in refused(corpus, "--sync", "--limit", "2", "-o", "old.npy")
     assert "omit --delete" in refused(corpus, "--sync", "--delete", "-o", "old.npy")
     assert "--delete goes with --sync" in refused(corpus, "--delete", "-o", "old.npy")
-    assert "--cache-precision" in refused(corpus, "--cache-precision", "at-least", "-o", "new.parquet")
     assert "stores float32" in refused(corpus, "--sync", "--output-type", "float16", "-o", "old.npy")
     (short_folder / "old.digests.bin").write_bytes(bytes(5 * 32))
     assert "not the file that was written" in refused(corpus, "--sync", "-o", "old.npy")

@@ -99,10 +99,9 @@ def sources_of(broker: Broker, command: JobCommand, path: Path, cache: Cache | N
     if about is None:
         say(f"The cache is not read, because no live worker tells which files model {spec.model} has")
         return Sources(earlier, None, about, confirmed)
-    from embedctl.destinations.cache import Cached, answering
+    from embedctl.destinations.cache import Cached
 
-    precisions = answering(spec.precision, at_least=command.sync.at_least)
-    return Sources(earlier, Cached(cache, about.fingerprint, precisions), about, confirmed)
+    return Sources(earlier, Cached(cache, about.fingerprint, spec.precision), about, confirmed)
 
 
 def _differs(about: Contract, broker: Broker, spec: JobSpec, models: frozenset[str]) -> str:

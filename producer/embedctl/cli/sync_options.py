@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from embedctl.cli.destination import Destination
     from embedctl.destinations.sync import Limit
 
-_NAMES = ("sync", "delete", "delete_at_most", "cache", "cache_precision", "digests", "force")
+_NAMES = ("sync", "delete", "delete_at_most", "cache", "digests", "force")
 #: Of the rows, unless the command says otherwise: a corpus that lost a file must not empty a database.
 _AT_MOST = "10%"
 
@@ -52,13 +52,6 @@ sync_options = together(
         help="A file, or sqlite:///FILE, of vectors by text: what it has is not encoded, and what is encoded is added.",
     ),
     option(
-        "--cache-precision",
-        type=click.Choice(["exact", "at-least"]),
-        default="exact",
-        show_default=True,
-        help="at-least: the cache may also answer with vectors of a better precision, such as fp32 for fp16.",
-    ),
-    option(
         "--digests",
         is_flag=True,
         help="Write the SHA-256 of each text beside its vector, which --sync needs next time. Implied by --sync and "
@@ -77,7 +70,6 @@ class SyncChoice:
         of_file: whether that is a file.
         deletes: how many rows of a database may be deleted at most; None if none may.
         cache: a path or a URL.
-        at_least: whether the cache may answer with a better precision.
         digests: whether the output, and so the job, is to hold digests.
         force: encode everything, and read neither the file nor the cache.
     """
@@ -86,7 +78,6 @@ class SyncChoice:
     of_file: bool
     deletes: Limit | None
     cache: str | None
-    at_least: bool
     digests: bool
     force: bool
 
@@ -103,7 +94,7 @@ class SyncChoice:
         """
         from embedctl.destinations.sync import Limit  # here, because most commands compare nothing
 
-        sync, delete, at_most, cache, precision, digests, force = map(given.pop, _NAMES)
+        sync, delete, at_most, cache, digests, force = map(given.pop, _NAMES)
         of_file = sync and not to_database
         if delete and not sync:
             raise click.UsageError("--delete goes with --sync")
@@ -112,11 +103,9 @@ class SyncChoice:
         # A variable may be meant for other commands.
         if force and not of_file and cache is None and _is_typed("force"):
             raise click.UsageError("--force goes with --cache, or with --sync of a file")
-        if cache is None and _is_typed("cache_precision"):
-            raise click.UsageError("--cache-precision goes with --cache")
         number, share = parse_budget(at_most, "--delete-at-most")
         limit = Limit(number or 0, share) if delete else None
-        return cls(sync, of_file, limit, cache, precision == "at-least", digests or of_file or bool(cache), force)
+        return cls(sync, of_file, limit, cache, digests or of_file or bool(cache), force)
 
     @property
     def copies(self) -> bool:

@@ -6,7 +6,7 @@ import hashlib
 import sqlite3
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -19,7 +19,6 @@ from embedctl.destinations.known import Known, Rows, row_type
 from embedctl.digests import NO_DIGEST, Digests
 from embedctl.results import ChunkVectors
 from embedctl_config.errors import OutputError, SettingsError
-from embedctl_config.hardware import PRECISIONS
 
 #: What SQLite notes of the file's program ("EMBC") and of its format.
 _APPLICATION, _FORMAT = 0x454D4243, 1
@@ -43,12 +42,6 @@ def key_of(fingerprint: str, precision: str, digest: bytes) -> bytes:
         digest: the SHA-256 of the text.
     """
     return hashlib.sha256(bytes.fromhex(fingerprint) + precision.encode() + digest).digest()
-
-
-def answering(precision: str, *, at_least: bool) -> list[str]:
-    """The precisions whose vectors may answer a job of this one, the best match first."""
-    from_here = list(PRECISIONS[: PRECISIONS.index(precision) + 1])[::-1]
-    return from_here if at_least else [precision]
 
 
 class Cache:
@@ -190,12 +183,12 @@ class Cached(Known):
 
     Args:
         fingerprint: of the job, in hexadecimal.
-        precisions: those that may answer it, the best match first.
+        precision: of the job. No other one answers it, not even a better one.
     """
 
-    def __init__(self, cache: Cache, fingerprint: str, precisions: Sequence[str]) -> None:
+    def __init__(self, cache: Cache, fingerprint: str, precision: str) -> None:
         self.name = str(cache.path)
-        self._cache, self._fingerprint, self._precisions = cache, fingerprint, precisions
+        self._cache, self._fingerprint, self._precision = cache, fingerprint, precision
         self.dim: int | None = None
         cache.stand_still()
 
@@ -216,12 +209,11 @@ class Cached(Known):
         """What there is, by digest, of the same dimensions as what was found first."""
         found: dict[bytes, Vector] = {}
         wanted = {row.tobytes() for row in digests} - {NO_DIGEST}
-        for precision in self._precisions:
-            by_key = {key_of(self._fingerprint, precision, digest): digest for digest in wanted - found.keys()}
-            for key, (cut, vector) in self._cache.find(by_key):
-                self.dim = self.dim or len(vector)
-                if len(vector) == self.dim:
-                    found[by_key[key]] = cut, vector
+        by_key = {key_of(self._fingerprint, self._precision, digest): digest for digest in wanted}
+        for key, (cut, vector) in self._cache.find(by_key):
+            self.dim = self.dim or len(vector)
+            if len(vector) == self.dim:
+                found[by_key[key]] = cut, vector
         return found
 
 

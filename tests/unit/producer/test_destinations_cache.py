@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedctl.destinations.cache import Cache, Cached, Vector, answering, key_of, path_of
+from embedctl.destinations.cache import Cache, Cached, Vector, key_of, path_of
 from embedctl.digests import NO_DIGEST, as_rows
 from embedctl_config.errors import OutputError, SettingsError
 from tests.support.waiting import PATIENCE_S
@@ -118,14 +118,14 @@ def test_it_is_asked_by_texts_and_answers_the_same_whatever_others_write(tmp_pat
     digests = as_rows(digest("a") + digest("b") + NO_DIGEST + digest("a") + digest("c"))
     there = [
         (key_of(FINGERPRINT, "fp32", digest("a")), cached(1.0)),
-        (key_of(FINGERPRINT, "fp16", digest("b")), cached(2.0, cut=(3, 4))),
-        (key_of(FINGERPRINT, "fp32", digest("b")), cached(3.0)),
+        (key_of(FINGERPRINT, "fp16", digest("b")), cached(2.0)),
+        (key_of(FINGERPRINT, "fp32", digest("b")), cached(3.0, cut=(3, 4))),
         (key_of(FINGERPRINT, "fp32", digest("c")), cached(4.0, dim=5)),
         (key_of(FINGERPRINT, "fp32", NO_DIGEST), cached(5.0)),
     ]
     with Cache(str(tmp_path / "c.db"), LARGE) as cache, Cache(str(tmp_path / "c.db"), 1) as other:
         cache.put(there)
-        known = Cached(cache, FINGERPRINT, ["fp16", "fp32"])
+        known = Cached(cache, FINGERPRINT, "fp32")
         assert known.has(digests[:2]).tolist() == [True, True]
         other.put([(key_of(FINGERPRINT, "fp32", digest("d")), cached(6.0))])  # which makes room
         # A record without a text has no vector, and c's has other dimensions than the others.
@@ -134,15 +134,8 @@ def test_it_is_asked_by_texts_and_answers_the_same_whatever_others_write(tmp_pat
         cache.put(there[:1])
         assert known.has(digests).tolist() == [True, False, False, True, False]
     assert [row.tobytes() for row in rows["digest"]] == [digest("a"), digest("b"), digest("a")]
-    assert rows["vector"][:, 0].tolist() == [1.0, 2.0, 1.0]
+    assert rows["vector"][:, 0].tolist() == [1.0, 3.0, 1.0]
     assert rows["cut"].tolist() == [[0, 0], [3, 4], [0, 0]]
-
-
-def test_a_better_precision_answers_only_if_it_may() -> None:
-    assert answering("fp16", at_least=False) == ["fp16"]
-    assert answering("fp16", at_least=True) == ["fp16", "fp32"]
-    assert answering("int8", at_least=True) == ["int8", "fp16", "fp32"]
-    assert answering("fp32", at_least=True) == ["fp32"]
 
 
 @pytest.mark.parametrize(
