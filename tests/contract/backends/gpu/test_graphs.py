@@ -74,7 +74,8 @@ def run(backend: TorchGpuBackend, rows: Sequence[int], tokens: Tokens | None = N
 
 
 def assert_same(found: Vectors, expected: Vectors) -> None:
-    np.testing.assert_allclose(found, expected, atol=2e-6)
+    # A product of another size is summed in another order; the components of some poolings are larger than 1.
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=5e-6)
 
 
 @pytest.mark.parametrize("tiny", [TINY, ALL_MODES], ids=["mean", "all modes"])
