@@ -68,8 +68,8 @@ def opened_cache(broker: Broker | None, command: JobCommand) -> AbstractContextM
 
 
 def earlier_of(command: JobCommand, path: Path, say: Say) -> Earlier | None:
-    """The earlier output, if it is to be read, and there."""
-    if not command.sync.of_file or command.sync.force:
+    """The earlier output, if it is asked for, and there."""
+    if not command.sync.of_file:
         return None
     from embedctl.destinations.earlier import open_earlier  # here, because most commands compare nothing
 
@@ -94,7 +94,7 @@ def sources_of(broker: Broker, command: JobCommand, path: Path, cache: Cache | N
         say(f"{earlier.name} is not used, because {why_not}: all records are encoded")
         earlier = None
     about = about if earlier is None else earlier.about
-    if cache is None or command.sync.force:
+    if cache is None:
         return Sources(earlier, None, about, confirmed)
     if about is None:
         say(f"The cache is not read, because no live worker tells which files model {spec.model} has")

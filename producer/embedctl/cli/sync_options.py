@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from embedctl.cli.options import option, together
 from embedctl.corpus import BatchCorpus, Corpus
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from embedctl.cli.destination import Destination
     from embedctl.destinations.sync import Limit
 
-_NAMES = ("sync", "delete", "delete_at_most", "cache", "digests", "force")
+_NAMES = ("sync", "delete", "delete_at_most", "cache", "digests")
 #: Of the rows, unless the command says otherwise: a corpus that lost a file must not empty a database.
 _AT_MOST = "10%"
 
@@ -57,7 +56,6 @@ sync_options = together(
         help="Write the SHA-256 of each text beside its vector, which --sync needs next time. Implied by --sync and "
         "--cache.",
     ),
-    option("--force", is_flag=True, help="Encode everything, whatever --sync and --cache have."),
 )
 
 
@@ -71,7 +69,6 @@ class SyncChoice:
         deletes: how many rows of a database may be deleted at most; None if none may.
         cache: a path or a URL.
         digests: whether the output, and so the job, is to hold digests.
-        force: encode everything, and read neither the file nor the cache.
     """
 
     is_asked: bool
@@ -79,7 +76,6 @@ class SyncChoice:
     deletes: Limit | None
     cache: str | None
     digests: bool
-    force: bool
 
     @classmethod
     def taken_from(cls, given: MutableMapping[str, Any], *, to_database: bool) -> SyncChoice:
@@ -94,18 +90,15 @@ class SyncChoice:
         """
         from embedctl.destinations.sync import Limit  # here, because most commands compare nothing
 
-        sync, delete, at_most, cache, digests, force = map(given.pop, _NAMES)
+        sync, delete, at_most, cache, digests = map(given.pop, _NAMES)
         of_file = sync and not to_database
         if delete and not sync:
             raise click.UsageError("--delete goes with --sync")
         if at_most != _AT_MOST and not delete:
             raise click.UsageError("--delete-at-most goes with --delete")
-        # A variable may be meant for other commands.
-        if force and not of_file and cache is None and _is_typed("force"):
-            raise click.UsageError("--force goes with --cache, or with --sync of a file")
         number, share = parse_budget(at_most, "--delete-at-most")
         limit = Limit(number or 0, share) if delete else None
-        return cls(sync, of_file, limit, cache, digests or of_file or bool(cache), force)
+        return cls(sync, of_file, limit, cache, digests or of_file or bool(cache))
 
     @property
     def copies(self) -> bool:
@@ -114,7 +107,7 @@ class SyncChoice:
 
     def named(self) -> dict[str, Any]:
         """The options that name a command, if they are given."""
-        given = {"sync": self.is_asked, "cache": self.cache, "force": self.force}
+        given = {"sync": self.is_asked, "cache": self.cache}
         return {name: value for name, value in given.items() if value}
 
     def updates(self, choice: CorpusChoice, path: Path | Place | None) -> bool:
@@ -168,8 +161,3 @@ class SyncChoice:
             raise SettingsError("with --sync, the table has one row for each id of the corpus: omit --duplicates")
         if self.deletes is not None and corpus.limit is not None:
             raise SettingsError("with --limit, all other rows would look deleted: omit --delete or --limit")
-
-
-def _is_typed(name: str) -> bool:
-    """Whether an option stands on the command line, rather than in a variable."""
-    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE

@@ -201,7 +201,7 @@ class Cached(Known):
         rows = np.zeros(len(digests), row_type(self.dim or 0))
         for at, row in enumerate(digests):
             if (vector := found.get(row.tobytes())) is None:
-                raise OutputError(f"the cache {self.name} was damaged meanwhile: start again, or give --force")
+                raise OutputError(f"the cache {self.name} was damaged meanwhile: start again, or omit --cache")
             rows[at] = row, *vector
         return rows
 

@@ -70,10 +70,10 @@ class NpyEarlier(Earlier):
             self._cuts = {row["position"]: (row["used"], row["lost"]) for row in _lines(beside(path)["truncated"])}
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise OutputError(
-                f"{path} can't be read: {error}. Restore it, or give --force to encode everything"
+                f"{path} can't be read: {error}. Restore it, or remove it to encode everything"
             ) from error
         if self._array.ndim != 2 or len(self._array) != len(self._digests):
-            raise OutputError(f"{path} and {digests_beside(path)} do not belong together: give --force")
+            raise OutputError(f"{path} and {digests_beside(path)} do not belong together: restore both, or remove them")
         kinds = {"float32": OutputType.FLOAT32, "float16": OutputType.FLOAT16, "int8": OutputType.INT8}
         stored = kinds.get(self._array.dtype.name, OutputType.UBINARY)
         check_numbers(self.name, Numbers(stored), numbers)
@@ -108,8 +108,8 @@ def _checked(path: Path, about: Path) -> Contract:
         file = about.with_name(name)
         if digest_of(file)[0] != sha256:
             raise OutputError(
-                f"{file} is not the file that was written with {about}: restore both, or give --force to encode "
-                "everything"
+                f"{file} is not the file that was written with {about}: restore both, or remove them to "
+                "encode everything"
             )
     return Contract.in_file(facts[ABOUT], str(about))
 

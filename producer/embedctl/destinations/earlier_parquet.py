@@ -121,4 +121,4 @@ class ParquetEarlier(Earlier):
         return rows
 
     def _damaged(self, error: Exception) -> OutputError:
-        return OutputError(f"{self.name} can't be read: {error}. Restore it, or give --force to encode everything")
+        return OutputError(f"{self.name} can't be read: {error}. Restore it, or remove it to encode everything")

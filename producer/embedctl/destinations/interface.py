@@ -79,7 +79,7 @@ class Contract:
                 return found
         except (TypeError, AttributeError):
             pass
-        raise OutputError(f"{where}: what it says of its vectors is damaged: restore it, or give --force")
+        raise OutputError(f"{where}: what it says of its vectors is damaged: restore it, or remove the output")
 
     @property
     def text(self) -> str:

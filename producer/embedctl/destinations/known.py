@@ -164,8 +164,8 @@ def scratch(count: int, dtype: np.dtype[Any], folder: Path | None = None) -> npt
 def no_digests(name: str) -> OutputError:
     """The error for an output that does not say which texts it is of."""
     return OutputError(
-        f"{name} has no digests of its texts, so nothing tells what has changed: make it once with --digests, or give "
-        "--force to encode everything"
+        f"{name} has no digests of its texts, so nothing tells what has changed: make it once with --digests, or "
+        "remove it to encode everything"
     )
 
 
@@ -180,7 +180,7 @@ def check_numbers(name: str, stored: Numbers, numbers: Numbers | None) -> None:
         return
     raise SettingsError(
         f"{name} stores {stored.kind}, and the new output is to store {wanted.kind}: vectors are copied exactly from "
-        "float32 to float32, and from float16 to float16. Give that --output-type, or --force to encode everything"
+        "float32 to float32, and from float16 to float16. Give that --output-type, or remove it to encode everything"
     )
 
 

@@ -137,7 +137,7 @@ class Merged:
                 if not position:
                     self._check_model()
                 if chunk.digests is None:
-                    raise OutputError("the job's results have no digests: submit it again with --force")
+                    raise OutputError(f"job {self._job.id} has no digests: discard it, and start again")
                 while position < chunk.positions[0]:
                     yield None
                     position += 1
@@ -215,7 +215,7 @@ def _copied(known: Known, places: list[int], digests: Digests) -> Iterator[tuple
     rows = known.take(digests[places]) if places else np.empty(0)
     for at, row in zip(places, rows, strict=True):
         if not np.array_equal(row["digest"], digests[at]) or not np.isfinite(row["vector"]).all():
-            raise OutputError(f"{known.name} is damaged, or was changed meanwhile: start again, or give --force")
+            raise OutputError(f"{known.name} is damaged, or was changed meanwhile: start again, or remove it")
         yield at, _Result(row["vector"], row["digest"].tobytes(), tuple(row["cut"].tolist()))
 
 

@@ -121,7 +121,6 @@ def test_options_are_checked_before_anything_else(options: dict[str, Any], words
         (("--sync", "--delete", "--delete-at-most", "many"), "--delete-at-most 'many' is neither"),
         (("--sync", "--delete", "--limit", "3"), "omit --delete or --limit"),
         (("--sync", "--duplicates", "last"), "omit --duplicates"),
-        (("--sync", "--force"), "--force goes with"),
         (("--cache", "c.db"), "name it with -o"),
         (("--no-clobber",), "are for files"),
         (("--output-type", "int8"), "takes float32 or float16"),
