@@ -17,7 +17,8 @@ from embedctl_config import keys
 from tests.chaos.fault import Chaos, Struck
 from tests.chaos.faults_of_jobs import cancel_all
 from tests.chaos.producers import Order
-from tests.chaos.stack import OUTAGE, Stack, Written
+from tests.chaos.stack import OUTAGE, Stack
+from tests.support.redis_server import Written
 
 #: Redis forgets the writes of this much time (seconds).
 _FORGOTTEN_S = (0.2, 2.0)
@@ -136,13 +137,13 @@ class History:
         if not self._moments:
             return None
         at, written = max([each for each in self._moments if each[0] <= moment] or self._moments[:1])
-        return at if self._stack.rewind(written) else None
+        return at if self._stack.redis.rewind(written) else None
 
     def note(self) -> None:
         """Note the file's length now."""
         # Take the time first: everything written by then is in the file.
         at = time.monotonic()
-        written = self._stack.written()
+        written = self._stack.redis.written()
         if written is not None:
             self._moments.append((at, written))
 

@@ -63,10 +63,6 @@ NEAR, PROXY, FAR = "near", "proxy", "far"
 _FAR_S = 0.02
 
 
-#: Redis' append-only file at some moment: its path, inode and length.
-Written = tuple[Path, int, int]
-
-
 @dataclass(frozen=True)
 class Death:
     """The end of a worker process: its exit status, and whether the harness had sent it a deadly signal."""
@@ -236,23 +232,6 @@ class Stack:
             )
         self.processes.append(process)
         return process
-
-    def written(self) -> Written | None:
-        """The path, inode and length of Redis' append-only file now. None while it is being rewritten."""
-        files = [*self.redis.folder.glob("appendonlydir/*.incr.aof"), *self.redis.folder.glob("appendonly.aof")]
-        if len(files) != 1 or self.raw.info("persistence")["aof_rewrite_in_progress"]:
-            return None
-        found = files[0].stat()
-        return files[0], found.st_ino, found.st_size
-
-    def rewind(self, written: Written) -> bool:
-        """Make a stopped Redis forget everything it wrote since then. False if its file was rewritten meanwhile."""
-        file, inode, size = written
-        found = file.stat() if file.exists() else None
-        if found is None or found.st_ino != inode or found.st_size < size:
-            return False
-        os.truncate(file, size)
-        return True
 
     def start_redis(self) -> None:
         if self.site is None:

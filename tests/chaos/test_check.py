@@ -279,12 +279,12 @@ def test_a_job_that_redis_forgot_and_nobody_made_again_is_lost(stack: Stack) -> 
 def test_redis_forgets_what_it_wrote_since_a_moment(short_folder: Path) -> None:
     with running(short_folder, workers=0) as stack:
         stack.raw.set("embed:before", 1, ex=100)
-        written = stack.written()
+        written = stack.redis.written()
         assert written is not None
         stack.raw.set("embed:after", 1, ex=100)
         stack.stop_redis(kill=True)
-        assert stack.rewind(written)
-        assert not stack.rewind((written[0], written[1] + 1, written[2]))
+        assert stack.redis.rewind(written)
+        assert not stack.redis.rewind((written[0], written[1] + 1, written[2]))
         stack.start_redis()
         assert stack.raw.exists("embed:before")
         assert not stack.raw.exists("embed:after")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import signal
@@ -108,32 +107,9 @@ def corpus(folder: Path, texts: list[str] = TEXTS) -> str:
     return "corpus.txt"
 
 
-def crash(server: RedisServer) -> None:
-    """Kill Redis without a chance to write anything."""
-    assert server.process is not None
-    server.process.kill()
-    server.process.wait()
-    server.process = None
-
-
-def log_of(server: RedisServer) -> Path:
-    """The server's append-only file. Redis 7 keeps it in a folder, Redis 6 does not."""
-    newer = sorted((server.folder / "appendonlydir").glob("*.incr.aof"))
-    return newer[-1] if newer else server.folder / "appendonly.aof"
-
-
 def forget_everything(server: RedisServer) -> None:
     (server.folder / "appendonly.aof").unlink(missing_ok=True)
     shutil.rmtree(server.folder / "appendonlydir", ignore_errors=True)
-
-
-def lose_writes_after(server: RedisServer, size: int) -> None:
-    """Crash, and come back as if the end of the log had not reached the disk."""
-    crash(server)
-    log = log_of(server)
-    assert log.stat().st_size > size
-    os.truncate(log, size)
-    server.start()
 
 
 @contextmanager
@@ -277,11 +253,12 @@ def test_a_submission_that_redis_lost_in_a_crash_is_repaired_by_the_same_command
     )
     job = active_job(broker)
     eventually(lambda: job.status().chunks == 3)
-    size = log_of(redis_server).stat().st_size
+    written = redis_server.written()
+    assert written is not None
     gate.set()
     assert submitted.result(60).id == job.id
     assert (job.status().state, job.status().chunks) == (JobState.QUEUED, 8)
-    lose_writes_after(redis_server, size - 7)  # in the middle of a command
+    redis_server.forget_since((*written[:2], written[2] - 7))  # in the middle of a command
 
     assert job.status().chunks <= 3
     raw.delete(keys.producer(job.id))  # its lease lapses 30 s after its last sign of life

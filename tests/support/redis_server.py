@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -29,6 +30,9 @@ CLASSES = {
     "half": HardwareClass(backend="dummy", precision="fp16", options={"dim": 16}),
     "slow": HardwareClass(backend="dummy", token_budget=64, options={"dim": 16, "seconds_per_batch": 0.1}),
 }
+
+#: The path, inode and length of an append-only file.
+Written = tuple[Path, int, int]
 
 
 @dataclass
@@ -87,6 +91,32 @@ class RedisServer:
             self.process.terminate()
             self.process.wait(PATIENCE_S)
             self.process = None
+
+    def written(self) -> Written | None:
+        """The path, inode and length of the append-only file now. None while it is being rewritten."""
+        files = [*self.folder.glob("appendonlydir/*.incr.aof"), *self.folder.glob("appendonly.aof")]
+        with redis_py.Redis.from_url(self.url, socket_timeout=10) as client:
+            if len(files) != 1 or client.info("persistence")["aof_rewrite_in_progress"]:
+                return None
+        found = files[0].stat()
+        return files[0], found.st_ino, found.st_size
+
+    def rewind(self, written: Written) -> bool:
+        """Make a stopped Redis forget everything it wrote since then. False if its file was rewritten meanwhile."""
+        file, inode, size = written
+        found = file.stat() if file.exists() else None
+        if found is None or found.st_ino != inode or found.st_size < size:
+            return False
+        os.truncate(file, size)
+        return True
+
+    def forget_since(self, written: Written) -> None:
+        """Crash, and come back as if the end of the append-only file had not reached the disk."""
+        assert self.process is not None
+        self.process.kill()
+        self.stop()
+        assert self.rewind(written)
+        self.start()
 
 
 def as_user(environment: Mapping[str, str], user: str) -> dict[str, str]:
