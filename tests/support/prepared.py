@@ -88,6 +88,42 @@ def stop(*_: object, **__: object) -> None:
 
 
 @dataclass(frozen=True)
+class PauseAt:
+    """Makes the command wait before a step: as long as a file exists that it makes there."""
+
+    step: Step
+    file: Path
+
+    def __call__(self) -> None:
+        where, name, count = self.step
+        owner = found(where)
+        real, calls = getattr(owner, name), 0
+
+        def pauses(*given: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == count:
+                self.file.touch()
+                while self.file.exists():
+                    time.sleep(0.01)
+            return real(*given, **named)
+
+        setattr(owner, name, pauses)
+
+
+@dataclass(frozen=True)
+class MoveClock:
+    """Makes the clock on the wall of this process wrong by some seconds."""
+
+    seconds: int
+
+    def __call__(self) -> None:
+        now, now_ns = time.time, time.time_ns
+        time.time = lambda: now() + self.seconds
+        time.time_ns = lambda: now_ns() + self.seconds * 10**9
+
+
+@dataclass(frozen=True)
 class WaitFor:
     """Makes a function wait until a file exists."""
 
