@@ -311,6 +311,22 @@ def idempotency(key: str, tag: str = "") -> str:
     return f"embed:idempotency:{tag}:{hashed}" if tag else f"embed:idempotency:{hashed}"
 
 
+#: A `--sync` that is silent for this long counts as over (seconds).
+SYNC_LEASE_S = 30
+
+
+@_used_by(_PRODUCER, pattern="embed:sync:*")
+def sync(destination: str, tag: str = "") -> str:
+    """String: `ms token machine process host` of the process whose `--sync` writes a destination, and since when.
+
+    Args:
+        destination: its name, of which the key has a hash.
+        tag: of the tenant. It does not learn what others write.
+    """
+    hashed = hashlib.sha256(destination.encode()).hexdigest()
+    return f"embed:sync:{tag}:{hashed}" if tag else f"embed:sync:{hashed}"
+
+
 @_used_by(_PRODUCER, _WORKER, _MONITOR, _TENANT)
 def heartbeat(instance: str) -> str:
     """String: a worker instance's heartbeat, as JSON."""
@@ -437,7 +453,8 @@ def patterns_of_tenant(name: str, tag: str) -> list[str]:
     jobs = [
         pattern.replace(JOB_IDS, ids) for pattern, roles in ACCESS.items() if JOB_IDS in pattern and _PRODUCER in roles
     ]
-    return [*shared, flow("*", name, "*"), quota(name), f"embed:idempotency:{tag}:*", *jobs]
+    own = [flow("*", name, "*"), quota(name), f"embed:idempotency:{tag}:*", f"embed:sync:{tag}:*"]
+    return [*shared, *own, *jobs]
 
 
 def created_s(job_id: str) -> int:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import socket
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from redis import Redis
 
 from embedctl.broker import Broker
 from tests.support.changes import Documents, Kill, Write, killer, many, told
 from tests.support.databases import KINDS, Database, Postgres, QdrantByHttp, database
 from tests.support.forked import Forked
 from tests.support.jobs import reference
+from tests.support.prepared import PauseAt
 from tests.support.processes import RunEmbedctl
 from tests.support.waiting import eventually
 from tests.support.workers import CONFIG, StartWorker
@@ -351,6 +355,65 @@ def test_two_at_once_do_no_harm(
         assert [process.returncode for process in both] == [0, 0], said
         assert_table(table, documents)
         assert did(told(embedctl(*night(table, *DELETE)))) == (len(documents), 0, 0)
+
+
+@pytest.mark.parametrize("to", ["a table", "a file"])
+def test_the_second_of_two_says_who_is_writing(
+    table: Database,
+    write: Write,
+    embedctl: RunEmbedctl,
+    environment: dict[str, str],
+    short_folder: Path,
+    raw: Redis,
+    start_worker: StartWorker,
+    to: str,
+) -> None:
+    start_worker()
+    write(many(10))
+    name = table.url if to == "a table" else str(short_folder.resolve() / "v.parquet")
+    command = ("submit", "corpus.jsonl", "-o", name, "--sync", "--json")
+    pause = short_folder / "paused"
+    first = Forked(
+        command, environment, short_folder, prepare=PauseAt(("embedctl.cli.job_command", "submit", 1), pause)
+    )
+    eventually(pause.exists)
+    second = embedctl(*command)
+    told(second)
+    said = [line for line in second.stderr.splitlines() if "Another sync" in line]
+    assert len(said) == 1
+    assert f"is writing {name} now: process {first.pid} on {socket.gethostname()}, since {date.today().year}" in said[0]
+    first.kill()
+    first.wait(60)
+    assert raw.keys("embed:sync:*"), "it lapses only later"
+    later = embedctl(*command)
+    told(later)
+    assert "Another sync" not in later.stderr
+    assert not raw.keys("embed:sync:*")
+
+
+@pytest.mark.slow
+def test_what_an_error_budget_ends_is_written_and_lacks_the_rest(
+    table: Database, write: Write, embedctl: RunEmbedctl, broker: Broker, start_worker: StartWorker
+) -> None:
+    start_worker("poison")
+    documents = many(40)
+    options = ("--class", "poison", "--chunk-size", "2")
+    write(documents)
+    told(embedctl(*night(table, *options)))
+    after = {**documents, **{f"id-{at}": f"changed {at}" for at in range(10, 30)}}
+    del after["id-7"]
+    write({**after, "id-10": "fail-encoder", "id-11": "fail-encoder"})
+    failed = embedctl(*night(table, *options, *DELETE, "--max-errors", "1"))
+    assert failed.returncode == 1
+    assert "error budget" in failed.stderr
+    assert not list(broker.jobs.newest())
+    rows = table.rows()
+    assert sorted(rows) == sorted(documents), "nothing is deleted"
+    write(after)
+    unchanged, written, deleted = did(told(embedctl(*night(table, *options, *DELETE))))
+    assert (unchanged + written, deleted) == (39, 1)
+    assert 2 <= written <= 20
+    assert_table(table, after)
 
 
 @pytest.mark.slow

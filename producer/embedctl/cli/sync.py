@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -20,6 +20,7 @@ from embedctl.cli.json_forms import job_form, plain
 from embedctl.cli.results import exit_status
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.loop import Delivered
+from embedctl.destinations.right import announced
 from embedctl.destinations.sync import Difference, compare, delete_missing
 from embedctl.enqueue import job_spec
 from embedctl.job import Job
@@ -84,7 +85,17 @@ def synchronise(
         OtherContract, DestinationUnavailable, OutputError, InputError, JobError: it can't be done, or not all of it.
         KeyboardInterrupt: says that the same command resumes.
     """
-    return _Sync(broker, command, database, progress, made).run()
+    with said(broker, database.table.name, progress):
+        return _Sync(broker, command, database, progress, made).run()
+
+
+@contextmanager
+def said(broker: Broker, name: str, progress: JobProgress) -> Iterator[None]:
+    """Say whether another sync is writing a destination now. The next one hears of this one."""
+    with announced(broker, name) as other:
+        if other:
+            progress.say(f"Another sync is writing {name} now: {other}")
+        yield
 
 
 class _Sync:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from embedctl.cli.job_command import JobCommand
 from embedctl.cli.json_forms import job_form, plain
 from embedctl.cli.results import exit_status
 from embedctl.cli.sources import Sources, earlier_of, opened_cache, sources_of
-from embedctl.cli.sync import lacking, submitted
+from embedctl.cli.sync import lacking, said, submitted
 from embedctl.destinations.files import fetch
 from embedctl.destinations.loop import Delivered
 from embedctl.enqueue import job_spec
@@ -83,7 +83,8 @@ def update(
     """
     from embedctl.destinations.merged import OtherVectors  # here, because most commands compare nothing
 
-    with opened_cache(broker, command) as cache:
+    sync = said(broker, str(path.absolute()), progress) if command.sync.of_file else nullcontext()
+    with sync, opened_cache(broker, command) as cache:
         work = _Update(broker, command, path, cache, progress, made)
         try:
             try:

@@ -1,4 +1,4 @@
-"""The right to drain a job, which one process at a time has."""
+"""What one process at a time does: it drains a job, which is its right, or its `--sync` writes a destination."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ import secrets
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from functools import partial
 from typing import Any
 
+from embedctl.broker import Broker
 from embedctl.machine import machine_id, process_id, runs
 from embedctl.store import DrainState, Holder
-from embedctl.store.lease import Lease
+from embedctl.store.connection import Connection
+from embedctl.store.lease import Lease, keep_turn, take_turn
 from embedctl.waiting import Waiter
 from embedctl_config import keys
 from embedctl_config.errors import EmbedctlError, JobHeld
+from embedctl_config.tenants import DEFAULT, tag_of
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +37,7 @@ class DrainRight:
 
     def __init__(self, waiter: Waiter, high_water: int) -> None:
         self._waiter = waiter
-        self._me = Holder(secrets.token_hex(8), machine_id(), process_id(os.getpid()), socket.gethostname())
+        self._me = _this_process()
         self._take = partial(waiter.broker.drains.take, waiter.job_id, self._me, high_water=high_water)
         self.token = self._me.token
 
@@ -44,7 +48,7 @@ class DrainRight:
             place: where the parts are, if that is known now.
         """
         found = self._ask(place=place)
-        if isinstance(found, Holder) and found.machine == self._me.machine != "" and not runs(found.process):
+        if isinstance(found, Holder) and _has_died(found):
             log.warning("job %s: its drainer, %s, has died; this process goes on", self._waiter.job_id, found)
             found = self._ask(place=place, dead=found.token)
         if isinstance(found, Holder):
@@ -73,3 +77,55 @@ def overtaken(job_id: str) -> JobHeld:
     return JobHeld(
         f"job {job_id} was drained by another process, while this one stood still; the same command resumes there"
     )
+
+
+@contextmanager
+def announced(broker: Broker, destination: str) -> Iterator[str]:
+    """Tell other syncs meanwhile that this process writes a destination. None is refused, because two do no harm.
+
+    Args:
+        destination: its name, which holds no password.
+
+    Yields:
+        Who told that before, and since when; empty if nobody did.
+    """
+    connection = broker.connection
+    key = keys.sync(destination, tag_of(connection.tenant or DEFAULT))
+    mine = f"{connection.recent_now_ms()} {_this_process().as_text()}"
+    take = partial(take_turn, connection, key, keys.SYNC_LEASE_S, mine)
+    keep = partial(keep_turn, connection, key, mine)
+    if not take() and (other := _told_by_another(connection, key)):
+        yield other
+        return
+    try:
+        # Redis may have forgotten it, or hold that of a process that has died.
+        with Lease(lambda: keep(keys.SYNC_LEASE_S) or bool(take()), keys.SYNC_LEASE_S / 3, 0.0):
+            yield ""
+    finally:
+        with suppress(EmbedctlError):  # otherwise the lease runs out, only later
+            keep(0)
+
+
+def _told_by_another(connection: Connection, key: str) -> str:
+    """What a living process has said under this key, in words. What a dead one has said is removed."""
+    with connection.client() as client:
+        text = client.get(key)
+    if text is None:
+        return ""
+    since_ms, *rest = text.decode().split(" ", 4)
+    holder = Holder(*rest)
+    if _has_died(holder):
+        with connection.client() as client:
+            client.unlink(key)
+        return ""
+    since = datetime.fromtimestamp(int(since_ms) / 1000).astimezone()
+    return f"{holder}, since {since:%Y-%m-%d %H:%M:%S %Z}"
+
+
+def _this_process() -> Holder:
+    return Holder(secrets.token_hex(8), machine_id(), process_id(os.getpid()), socket.gethostname())
+
+
+def _has_died(holder: Holder) -> bool:
+    """Whether it is known that a process does not run any more: those of other machines may."""
+    return holder.machine == machine_id() != "" and not runs(holder.process)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from embedctl.store.connection import Connection
-from embedctl.store.lease import take_turn
+from embedctl.store.lease import keep_turn, take_turn
 from embedctl.store.sweeps import next_slice
 from embedctl_config import keys, tenants
 from embedctl_config.errors import NotPermitted
@@ -45,11 +45,7 @@ class Agenda:
 
     def keep_turn(self, token: str, held_s: float) -> bool:
         """Let the turn end this many seconds from now. False if this process had lost it already."""
-        with self._connection.client() as client:
-            mine: bool = client.get(keys.REAPER) == token.encode()
-            if mine:
-                client.pexpire(keys.REAPER, max(1, int(held_s * 1000)))
-        return mine
+        return keep_turn(self._connection, keys.REAPER, token, held_s)
 
     def due(self, now_ms: int, limit: int) -> list[str]:
         """The jobs to look at now, in the order of their due times."""

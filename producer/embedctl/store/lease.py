@@ -25,15 +25,25 @@ _END_S = 1.0
 _LOOKED_AT = 16
 
 
-def take_turn(connection: Connection, key: str, held_s: float) -> str:
-    """The token of a turn that nobody gives back, if no process has it now; otherwise an empty string.
+def take_turn(connection: Connection, key: str, held_s: float, token: str = "") -> str:
+    """The token of a turn, if no process has it now; otherwise an empty string.
 
     Args:
         held_s: the length of the turn (seconds).
+        token: by default, a random one.
     """
-    token = secrets.token_hex(8)
+    token = token or secrets.token_hex(8)
     with connection.client() as client:
         return token if client.set(key, token, nx=True, px=max(1, int(held_s * 1000))) else ""
+
+
+def keep_turn(connection: Connection, key: str, token: str, held_s: float) -> bool:
+    """Let a turn end this many seconds from now. False if this process had lost it already."""
+    with connection.client() as client:
+        mine: bool = client.get(key) == token.encode()
+        if mine:
+            client.pexpire(key, max(1, int(held_s * 1000)))
+    return mine
 
 
 def take_due(

@@ -50,6 +50,7 @@ ARGUMENTS = {
     "size": "small",
     "tag": tag_of("team@a.example"),
     "digest": "0123456789abcdef",
+    "destination": "postgresql://host/base?table=t",
     "version": 2,
     "file_id": "file-019ab2c3d4e0123456789abc",
     "batch_id": "batch_019ab2c3d4e0123456789abc",
@@ -140,8 +141,9 @@ def test_a_tenant_has_the_keys_of_its_own_jobs_alone() -> None:
     assert matches(keys.flow("normal", "acme", "embed.cpu.m"), "tenant-acme")
     assert not matches(keys.flow("normal", "globex", "embed.cpu.m"), "tenant-acme")
     assert [matches(keys.quota(tenant), "tenant-acme") for tenant in ("acme", "globex")] == [True, False]
-    assert matches(keys.idempotency("k", tag_of("acme")), "tenant-acme")
-    assert not any(matches(keys.idempotency("k", tag), "tenant-acme") for tag in ("", tag_of("globex")))
+    for key in (keys.idempotency, keys.sync):
+        assert matches(key("k", tag_of("acme")), "tenant-acme")
+        assert not any(matches(key("k", tag), "tenant-acme") for tag in ("", tag_of("globex")))
 
 
 @pytest.mark.parametrize(
