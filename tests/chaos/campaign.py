@@ -15,6 +15,7 @@ from embedctl.broker import Broker
 from embedctl_config import keys
 from tests.chaos.check import keys_without_ttl, left_over, unknown_jobs
 from tests.chaos.chunk_files import bytes_left
+from tests.chaos.deliveries import miscounted
 from tests.chaos.fault import Chaos
 from tests.chaos.faults import faults_named
 from tests.chaos.jobs import DummyWorkload, Workload
@@ -116,6 +117,7 @@ class _Campaign:
         outcome.hung = [self._in_words(order) for order in hanging]
         self._monitor.stop()
         self._monitor.check_again()
+        outcome.left += miscounted(self._chaos)
         endless = keys_without_ttl(self._stack.raw)
         outcome.left += [f"{len(endless)} keys have no time to live: {endless[:5]}"] if endless else []
         known = {job_id for order in self._producers.orders for job_id in order.ids}

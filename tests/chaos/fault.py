@@ -35,6 +35,8 @@ class Chaos:
     notes: list[str] = field(default_factory=list)
     #: Exit statuses of sick workers that ended without a signal from the harness.
     sick_ends: list[int] = field(default_factory=list)
+    #: Jobs of which a delivery into a database was begun.
+    delivered: set[str] = field(default_factory=set)
     #: Removes what nobody needs from the place outside of Redis, once it was asked to.
     sweeper: Sweeper | None = None
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from embedctl_config import keys
 from tests.chaos.chunk_files import leave_place, sweep_place
+from tests.chaos.deliveries import kill_delivery
 from tests.chaos.failover import freeze_master, kill_master, kill_master_whose_replica_is_behind
 from tests.chaos.fault import Chaos, Fault, Struck, a_worker
 from tests.chaos.faults_of_jobs import (
@@ -255,6 +256,7 @@ FAULTS = (
     Fault("job: error budget, spent while its producer waits for room", 3, spend_budget_of_full_job),
     Fault("job: SIGKILL in the middle of its retry", 3, kill_retry),
     Fault("job: SIGKILL of its drainer", 4, kill_drainer),
+    Fault("job: SIGKILL of its delivery into a database", 4, kill_delivery),
     Fault("Redis: SIGKILL, then back at an earlier moment", 3, rewind_redis, 6, "Redis"),
     Fault("Redis: master killed, and a replica takes over", 3, kill_master, 6, "Redis"),
     Fault(
