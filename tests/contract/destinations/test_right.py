@@ -1,0 +1,34 @@
+"""What syncs tell each other of the destination that they write."""
+
+from __future__ import annotations
+
+import pytest
+import redis as redis_py
+
+from embedctl.broker import Broker
+from embedctl.destinations import right
+from embedctl.destinations.right import announced
+from embedctl_config import keys
+from tests.support.waiting import eventually
+
+
+def test_a_sync_that_redis_forgot_is_told_again(
+    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "SYNC_LEASE_S", 3.0)
+    with announced(broker, "a table"):
+        raw.flushall()
+        eventually(lambda: raw.keys("embed:sync:*"))
+    eventually(lambda: not raw.exists(keys.sync("a table")))
+
+
+@pytest.mark.parametrize(("machine", "is_told"), [("here", False), ("elsewhere", True)])
+def test_only_a_process_of_this_machine_is_known_to_have_died(
+    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch, machine: str, is_told: bool
+) -> None:
+    monkeypatch.setattr(right, "machine_id", lambda: "here")
+    raw.set(keys.sync("a table"), f"1767225600000 token {machine} 4194999.1 host", px=60_000)
+    with announced(broker, "a table") as other:
+        assert ("process 4194999 on host, since 20" in other) is is_told
+    with announced(broker, "another table") as other:
+        assert not other
