@@ -86,7 +86,7 @@ def synchronise(
         KeyboardInterrupt: says that the same command resumes.
     """
     with said(broker, database.table.name, progress):
-        return _Sync(broker, command, database, progress, made).run()
+        return _Sync(broker, command, database, progress, made, contract_of(broker, command, database)).run()
 
 
 @contextmanager
@@ -98,20 +98,16 @@ def said(broker: Broker, name: str, progress: JobProgress) -> Iterator[None]:
         yield
 
 
+@dataclass
 class _Sync:
-    def __init__(
-        self,
-        broker: Broker,
-        command: JobCommand,
-        database: DatabaseChoice,
-        progress: JobProgress,
-        made: Callable[[Job], None],
-    ) -> None:
-        self._broker, self._command, self._database = broker, command, database
-        self._progress, self._made = progress, made
-        self._contract = contract_of(broker, command, database)
-        self._skipped = Skipped()
-        self._result = Synced()
+    _broker: Broker
+    _command: JobCommand
+    _database: DatabaseChoice
+    _progress: JobProgress
+    _made: Callable[[Job], None]
+    _contract: Contract
+    _skipped: Skipped = field(default_factory=Skipped)
+    _result: Synced = field(default_factory=Synced)
 
     def run(self) -> Synced:
         try:

@@ -101,22 +101,20 @@ def update(
             raise
 
 
+@dataclass
 class _Update:
-    def __init__(
-        self,
-        broker: Broker,
-        command: JobCommand,
-        path: Path,
-        cache: Cache | None,
-        progress: JobProgress,
-        made: Callable[[Job], None],
-    ) -> None:
-        self._broker, self._command, self._path, self._cache = broker, command, path, cache
-        self._progress, self._made = progress, made
-        self._spec = job_spec(broker, command.choice.options)
-        self._job: Job | None = None
+    _broker: Broker
+    _command: JobCommand
+    _path: Path
+    _cache: Cache | None
+    _progress: JobProgress
+    _made: Callable[[Job], None]
+    _job: Job | None = None
+
+    def __post_init__(self) -> None:
+        self._spec = job_spec(self._broker, self._command.choice.options)
         #: The first time, lines that are skipped are listed.
-        self._reads = iter((command.choice.records,))
+        self._reads = iter((self._command.choice.records,))
 
     def run(self, sources: Sources) -> Updated:
         """Compare, encode what is lacking, write everything, and add what was encoded to the cache."""
