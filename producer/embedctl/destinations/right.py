@@ -94,13 +94,15 @@ def announced(broker: Broker, destination: str) -> Iterator[str]:
     mine = f"{connection.recent_now_ms()} {_this_process().as_text()}"
     take = partial(take_turn, connection, key, keys.SYNC_LEASE_S, mine)
     keep = partial(keep_turn, connection, key, mine)
-    if not take() and (other := _told_by_another(connection, key)):
-        yield other
-        return
+
+    def renew() -> bool:
+        """Take it too if Redis forgot it, and if the other one has died or come to its end."""
+        return keep(keys.SYNC_LEASE_S) or bool(take()) or True
+
+    other = "" if take() else _told_by_another(connection, key)
     try:
-        # Redis may have forgotten it, or hold that of a process that has died.
-        with Lease(lambda: keep(keys.SYNC_LEASE_S) or bool(take()), keys.SYNC_LEASE_S / 3, 0.0):
-            yield ""
+        with Lease(renew, keys.SYNC_LEASE_S / 3, 0.0):
+            yield other
     finally:
         with suppress(EmbedctlError):  # otherwise the lease runs out, only later
             keep(0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 import redis as redis_py
 
@@ -20,6 +22,18 @@ def test_a_sync_that_redis_forgot_is_told_again(
         raw.flushall()
         eventually(lambda: raw.keys("embed:sync:*"))
     eventually(lambda: not raw.exists(keys.sync("a table")))
+
+
+def test_the_second_one_is_told_of_when_the_first_has_ended(
+    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "SYNC_LEASE_S", 3.0)
+    with ExitStack() as first, ExitStack() as second:
+        assert not first.enter_context(announced(broker, "a table"))
+        assert second.enter_context(announced(broker, "a table"))
+        before = raw.get(keys.sync("a table"))
+        first.close()
+        eventually(lambda: raw.get(keys.sync("a table")) not in (None, before))
 
 
 @pytest.mark.parametrize(("machine", "is_told"), [("here", False), ("elsewhere", True)])
