@@ -149,6 +149,9 @@ def submit(
     broker.connection.check_server()
     # Imports take a while. Where one fails, or is interrupted, there is no job yet.
     broker.tickets.prepare()
+    if options.resume is not None:  # by any producer: those on the command line ask for digests, others may not
+        begun = broker.jobs.status(broker.jobs.resolve(options.resume))
+        options = dataclasses.replace(options, digests=bool(begun.options.get("digests")))
     if options.duplicates == "error":
         from embedctl.unique import checked  # here, because few calls need it
 

@@ -56,7 +56,8 @@ class JobOptions(TypedDict, total=False):
         lane: "interactive" if somebody waits for the vectors, "background" if the job has time: it is done while
             nothing else waits.
         digests: give the SHA-256 of each text with its vector (:attr:`ChunkVectors.digests`), and write it into .npy
-            and .parquet files, so that `--sync` can tell what has changed.
+            and .parquet files, so that `--sync` can tell what has changed. A job that is resumed by its id stays as it
+            was begun.
     """
 
     model: str | None
@@ -147,8 +148,8 @@ class SubmitOptions:
         ):
             if option and name in self.keep:
                 raise SettingsError(
-                    f"keep: {name!r} is what output files call the {what} ({option}): rename the field, or leave one "
-                    "of them out"
+                    f"keep: {name!r} is what output files call the {what} ({option}): rename the field, or do not "
+                    "keep it"
                 )
 
     def _check_names(self) -> None:

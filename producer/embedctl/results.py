@@ -47,7 +47,7 @@ class ChunkVectors:
         vectors: float32, records × dimensions.
         precision: what the vectors promise, such as `fp32`.
         bounds: the bounds that the worker's class sets in place of the precision's, in words; empty if it sets none.
-        kept: each record's kept fields, by name; None if the job keeps none.
+        kept: each record's kept fields, by name; None, or all empty, if the job keeps none.
         tokens: int64, how many tokens of each record were encoded, special ones included; 0 for a failed record. None
             if the job does not count them.
         digests: uint8, records × 32, the SHA-256 of each text in UTF-8; zeros for a record without a text. None if the

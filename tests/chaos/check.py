@@ -110,8 +110,8 @@ def _check_records(job: Job, plan: Plan, expected: Expected, verdict: Verdict) -
         for row in inside:
             if chunk.ids[row] != expected.ids[positions[row]]:
                 verdict.must_be(f"id of record {positions[row]}", chunk.ids[row], expected.ids[positions[row]])
-            found = None if chunk.kept is None else chunk.kept[row]
-            wanted = None if expected.kept is None else expected.kept[positions[row]]
+            found = None if chunk.kept is None else chunk.kept[row] or None
+            wanted = None if expected.kept is None else expected.kept[positions[row]] or None
             if found != wanted and found is not None and wanted is not None:  # perhaps read from a part
                 wanted = {name: _in_a_column(value) for name, value in wanted.items()}
             verdict.must_be(f"what record {positions[row]} keeps", found, wanted)

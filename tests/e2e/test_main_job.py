@@ -111,7 +111,8 @@ def test_run_starts_everything_it_needs_and_leaves_nothing(embedctl: RunEmbedctl
     ran = embedctl("run", "corpus.txt", *options, EMBEDCTL_REDIS_URL="")
     assert ran.returncode == 0, ran.stderr
     facts = json.loads(ran.stdout)
-    assert (facts["vectors"], facts["dim"], facts["files"]) == (3, 16, ["out.npy"])
+    files = ["out.npy", "out.digests.bin", "out.about.json"]
+    assert (facts["vectors"], facts["dim"], facts["files"]) == (3, 16, files)
     np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(["one", "two", "three"]))
     eventually(lambda: not _processes_naming(str(short_folder)))
 

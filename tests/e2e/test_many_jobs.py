@@ -176,8 +176,11 @@ def test_commands_print_one_json_value(
     assert told.returncode == 3
     assert (facts["state"], facts["records"], facts["vectors"], facts["failed"]) == ("completed_with_errors", 3, 2, 1)
     assert facts["records_per_s"] == pytest.approx(3 / facts["seconds"])  # failed ones too
-    assert facts["files"] == ["out.npy", "out.errors.jsonl"]
-    for command, files in ((["wait"], []), (["fetch", "-o", "again.npy"], ["again.npy", "again.errors.jsonl"])):
+    assert facts["files"] == ["out.npy", "out.errors.jsonl", "out.digests.bin", "out.about.json"]
+    for command, files in (
+        (["wait"], []),
+        (["fetch", "-o", "again.npy"], [file.replace("out", "again", 1) for file in facts["files"]]),
+    ):
         verb, *options = command
         shown = json.loads(embedctl(verb, facts["id"], *options, "--json").stdout)
         assert [shown[name] for name in ("vectors", "seconds", "files")] == [facts["vectors"], facts["seconds"], files]

@@ -194,7 +194,7 @@ def test_one_that_comes_while_another_submits_waits_for_it_however_slow_its_corp
     job_id = begun(broker, 30)
     since = broker.connection.now_ms()
     told: list[str] = []
-    options = SubmitOptions(chunk_size=10, idempotency_key="k")
+    options = SubmitOptions(chunk_size=10, idempotency_key="k", digests=True)
     records = records_of(({"text": text, "id": i} for i, text in enumerate(TEXTS)), max_bytes=1000)
     second = threading.Thread(
         target=submit, args=(broker, records, options, lambda _, waiting: told.append(waiting)), daemon=True

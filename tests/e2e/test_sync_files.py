@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from embedctl import enqueue_embeddings
 from embedctl.broker import Broker
 from tests.support.changes import (
     OTHER_VECTORS,
@@ -44,12 +45,13 @@ def test_an_unchanged_corpus_makes_no_job_and_the_same_bytes(
 ) -> None:
     start_worker()
     corpus = write(many(300))
-    assert counts(told(embedctl("submit", corpus, "--digests", "-o", f"v.{suffix}", "--json"))) == (0, 0, 300)
+    told(embedctl("submit", corpus, "-o", f"v.{suffix}", "--json"))
+    (first,) = broker.jobs.newest()
     before = {file.name: file.read_bytes() for file in short_folder.glob("v.*")}
     facts = told(embedctl("submit", corpus, "--sync", "-o", f"v.{suffix}", "--json", prepare=SMALL_BLOCKS))
     assert counts(facts) == (300, 0, 0)
     assert facts["id"] is None
-    assert not list(broker.jobs.newest())
+    assert [job.id for job in broker.jobs.newest()] == [first.id]
     assert {file.name: file.read_bytes() for file in short_folder.glob("v.*")} == before
 
 
@@ -59,12 +61,12 @@ def test_what_changed_is_encoded_and_the_output_is_that_of_a_full_run(
 ) -> None:
     start_worker()
     before = many(300)
-    told(embedctl("submit", write(before), "--digests", "-o", f"v.{suffix}", "--json"))
+    told(embedctl("submit", write(before), "--sync", "-o", f"v.{suffix}", "--json"))
     after = changed(before)
     corpus = write(after)
     facts = told(embedctl("submit", corpus, "--sync", "-o", f"v.{suffix}", "--json", prepare=SMALL_BLOCKS))
     assert counts(facts) == (296, 0, 4)
-    told(embedctl("submit", corpus, "--digests", "-o", f"full.{suffix}", "--json"))
+    told(embedctl("submit", corpus, "--sync", "-o", f"full.{suffix}", "--json"))
     assert (short_folder / f"v.{suffix}").read_bytes() == (short_folder / f"full.{suffix}").read_bytes()
     if suffix == "parquet":
         assert_holds(short_folder / "v.parquet", after)
@@ -102,12 +104,13 @@ def test_other_vectors_are_not_copied(
     for name in ("dummy", "half", "reseeded"):
         start_worker(name)
     corpus = write(many(20))
-    told(embedctl("submit", corpus, "--digests", "-o", "old.parquet", "--json"))
+    told(embedctl("submit", corpus, "-o", "old.parquet", "--json"))
     for options, why in OTHER_VECTORS.items():
         done = embedctl("submit", corpus, *synced(short_folder), "--json", *options)
         assert counts(told(done)) == (0, 0, 20), options
         assert why in done.stderr
-        told(embedctl("submit", corpus, "--digests", "-o", "full.parquet", "--json", *options))
+        (short_folder / "full.parquet").unlink(missing_ok=True)
+        told(embedctl("submit", corpus, "--sync", "-o", "full.parquet", "--json", *options))
         assert (short_folder / "new.parquet").read_bytes() == (short_folder / "full.parquet").read_bytes(), options
 
 
@@ -118,7 +121,7 @@ def test_a_worker_with_other_weights_that_comes_later_makes_everything_be_encode
     """Nothing tells the model's files before the job is claimed."""
     first = start_worker()
     documents = many(20)
-    told(embedctl("submit", write(documents), "--digests", "-o", "old.parquet", "--json"))
+    told(embedctl("submit", write(documents), "-o", "old.parquet", "--json"))
     first.stop()
     (short_folder / "embedctl.toml").write_text(
         CONFIG.replace("options = {dim = 16}", "options = {dim = 16, seed = 1}", 1)
@@ -137,7 +140,7 @@ def test_without_a_worker_an_unchanged_corpus_is_copied_on_trust(
 ) -> None:
     worker = start_worker()
     corpus = write(many(20))
-    told(embedctl("submit", corpus, "--digests", "-o", "old.parquet", "--json"))
+    told(embedctl("submit", corpus, "-o", "old.parquet", "--json"))
     worker.stop()
     done = embedctl("submit", corpus, *synced(short_folder), "--json")
     assert counts(told(done)) == (20, 0, 0)
@@ -151,7 +154,7 @@ def test_a_failed_text_is_encoded_again_and_other_fields_are_new(
     start_worker("small")
     documents = {"a": "one", "b": "word " * 200, "c": "one", "d": ""}
     options = ("--class", "small", "--keep", "title", "--json")
-    first = embedctl("submit", write(documents, title="old"), "--digests", "-o", "old.parquet", *options)
+    first = embedctl("submit", write(documents, title="old"), "-o", "old.parquet", *options)
     assert first.returncode == 3, first.stderr
     again = embedctl("submit", write(documents, title="new"), *synced(short_folder), *options)
     assert again.returncode == 3
@@ -169,7 +172,7 @@ def test_records_without_ids_and_equal_ids_are_compared_by_their_texts(
     (short_folder / "c.jsonl").write_text("".join(f'{{"text": "text {at % 3}", "id": "same"}}\n' for at in range(6)))
     (short_folder / "c.txt").write_text("text 0\ntext 1\ntext 2\ntext 0\n")
     for corpus, texts in (("c.jsonl", 6), ("c.txt", 4)):
-        told(embedctl("submit", corpus, "--digests", "-o", "old.parquet", "--json"))
+        told(embedctl("submit", corpus, "-o", "old.parquet", "--json"))
         facts = told(embedctl("submit", corpus, *synced(short_folder), "--json"))
         assert counts(facts) == (texts, 0, 0)
         assert (short_folder / "new.parquet").read_bytes() == (short_folder / "old.parquet").read_bytes()
@@ -183,8 +186,9 @@ def test_what_can_not_be_done_is_refused_before_anything_is_queued(
 ) -> None:
     start_worker()
     corpus = write(many(5))
-    told(embedctl("submit", corpus, "--digests", "-o", "old.npy", "--json"))
-    assert embedctl("submit", corpus, "-o", "plain.parquet").returncode == 0
+    told(embedctl("submit", corpus, "-o", "old.npy", "--json"))
+    job = enqueue_embeddings(["one"], settings=broker.settings)
+    assert embedctl("fetch", job.id, "-o", "plain.parquet").returncode == 0
     before = len(list(broker.jobs.newest()))
 
     def refused(*arguments: str, stdin: str | None = None) -> str:
@@ -193,11 +197,10 @@ def test_what_can_not_be_done_is_refused_before_anything_is_queued(
         assert "Traceback" not in done.stderr
         return done.stderr
 
-    assert "--digests" in refused(corpus, "--sync", "-o", "plain.parquet")
+    assert "has no digests" in refused(corpus, "--sync", "-o", "plain.parquet")
     assert "name it with -o" in refused(corpus, "--sync")
     assert "name it with -o" in refused(corpus, "--sync", "-o", "parts/")
     assert "no room for digests" in refused(corpus, "--sync", "-o", "new.jsonl")
-    assert "no room for digests" in refused(corpus, "--digests", "-o", "new.jsonl")
     assert "save it to a file" in refused("-", "--sync", "-o", "old.npy", stdin='{"text": "a"}\n')
     assert "--limit" in refused(corpus, "--sync", "--limit", "2", "-o", "old.npy")
     assert "omit --delete" in refused(corpus, "--sync", "--delete", "-o", "old.npy")
@@ -208,12 +211,12 @@ def test_what_can_not_be_done_is_refused_before_anything_is_queued(
     assert len(list(broker.jobs.newest())) == before
 
 
-def test_a_job_with_digests_is_fetched_with_them(
+def test_any_job_of_the_command_line_is_fetched_with_digests(
     write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
 ) -> None:
     start_worker()
     documents = many(20)
-    done = embedctl("submit", write(documents), "--digests", "--wait", "--json")
+    done = embedctl("submit", write(documents), "--wait", "--json")
     job = told(done)["id"]
     for name in ("a.parquet", "a.npy", "a.jsonl"):
         assert embedctl("fetch", job, "-o", name).returncode == 0
@@ -230,7 +233,7 @@ def test_a_damaged_vector_is_not_copied(
 ) -> None:
     start_worker()
     corpus = write(many(50))
-    told(embedctl("submit", corpus, "--digests", "-o", "old.parquet", "--json"))
+    told(embedctl("submit", corpus, "-o", "old.parquet", "--json"))
     file = short_folder / "old.parquet"
     column = pq.read_metadata(file).row_group(0).column(2)
     assert column.path_in_schema == "embedding.list.element"
@@ -249,7 +252,7 @@ def test_a_dry_run_counts_what_is_to_be_encoded(
 ) -> None:
     start_worker()
     documents = many(300)
-    told(embedctl("submit", write(documents), "--digests", "-o", "old.parquet", "--json"))
+    told(embedctl("submit", write(documents), "--sync", "-o", "old.parquet", "--json"))
     sync = ("corpus.jsonl", *synced(short_folder), "--dry-run", "--json")
     facts = embedctl("submit", *sync)
     assert told(facts)["records"] == 0
@@ -283,7 +286,7 @@ def test_ten_thousand_records_are_encoded_once(
         return int(sum(sample.value for sample in samples if sample.name == "embedctl_records_total"))
 
     documents = many(10_000)
-    told(embedctl("submit", write(documents), "--digests", "-o", "old.parquet", "--json"))
+    told(embedctl("submit", write(documents), "--sync", "-o", "old.parquet", "--json"))
     assert encoded() == 10_000
     facts = told(embedctl("submit", "corpus.jsonl", *synced(short_folder), "--json"))
     assert counts(facts) == (10_000, 0, 0)
@@ -294,7 +297,7 @@ def test_ten_thousand_records_are_encoded_once(
     after = {label: text if at % 100 else f"{text} changed" for at, (label, text) in enumerate(documents.items())}
     told(embedctl("submit", write(after), *synced(short_folder), "--json"))
     assert encoded() == 10_100
-    told(embedctl("submit", "corpus.jsonl", "--digests", "-o", "full.parquet", "--json"))
+    told(embedctl("submit", "corpus.jsonl", "--sync", "-o", "full.parquet", "--json"))
     assert encoded() == 20_100
     assert (short_folder / "full.parquet").read_bytes() == (short_folder / "new.parquet").read_bytes()
     assert_holds(short_folder / "new.parquet", after)
@@ -336,7 +339,7 @@ def test_of_a_job_that_its_error_budget_ends_what_is_done_is_written_beside_all_
     start_worker("poison")
     documents = many(40)
     options = ("--class", "poison", "--chunk-size", "2", "--json")
-    told(embedctl("submit", write(documents), "--digests", "-o", f"v.{suffix}", *options))
+    told(embedctl("submit", write(documents), "--sync", "-o", f"v.{suffix}", *options))
     changes = {f"id-{at}": f"changed {at}" for at in range(10, 30)} | {"id-10": "fail-encoder", "id-11": "fail-encoder"}
     after = documents | changes
     sync = ("--sync", "-o", f"v.{suffix}")
@@ -361,5 +364,5 @@ def test_of_a_job_that_its_error_budget_ends_what_is_done_is_written_beside_all_
     facts = told(embedctl("submit", write(documents), *sync, *options))
     assert facts["unchanged"] + facts["encoded"] == len(documents)
     assert facts["unchanged"] >= len(copied)
-    told(embedctl("submit", "corpus.jsonl", "--digests", "-o", f"full.{suffix}", *options))
+    told(embedctl("submit", "corpus.jsonl", "--sync", "-o", f"full.{suffix}", *options))
     assert (short_folder / f"v.{suffix}").read_bytes() == (short_folder / f"full.{suffix}").read_bytes()

@@ -230,7 +230,7 @@ class JobCommand:
             **_prompt(given.pop("prompt")),
             **_LONG[given.pop("long")],
             keep=parse_keep(given.pop("keep")),
-            digests=sync.digests or destination.database is not None,
+            digests=True,  # so that any output of the job, also a later one, can be brought up to date
             **given,
         )
         options = replace(options, resume=resume, drain=drain or isinstance(destination.path, Place))
@@ -241,7 +241,7 @@ class JobCommand:
     def updated(self) -> Path | None:
         """The file that this command brings up to date; None if it writes the vectors of a whole job."""
         path = self.destination.path
-        return path if isinstance(path, Path) and self.sync.updates(self.choice, path) else None
+        return path if isinstance(path, Path) and self.sync.copies else None
 
     @property
     def synced(self) -> DatabaseChoice | None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from embedctl.cli.destination import Destination
     from embedctl.destinations.sync import Limit
 
-_NAMES = ("sync", "delete", "delete_at_most", "cache", "digests")
+_NAMES = ("sync", "delete", "delete_at_most", "cache")
 #: Of the rows, unless the command says otherwise: a corpus that lost a file must not empty a database.
 _AT_MOST = "10%"
 
@@ -50,12 +50,6 @@ sync_options = together(
         metavar="FILE",
         help="A file, or sqlite:///FILE, of vectors by text: what it has is not encoded, and what is encoded is added.",
     ),
-    option(
-        "--digests",
-        is_flag=True,
-        help="Write the SHA-256 of each text beside its vector, which --sync needs next time. Implied by --sync and "
-        "--cache.",
-    ),
 )
 
 
@@ -68,14 +62,12 @@ class SyncChoice:
         of_file: whether that is a file.
         deletes: how many rows of a database may be deleted at most; None if none may.
         cache: a path or a URL.
-        digests: whether the output, and so the job, is to hold digests.
     """
 
     is_asked: bool
     of_file: bool
     deletes: Limit | None
     cache: str | None
-    digests: bool
 
     @classmethod
     def taken_from(cls, given: MutableMapping[str, Any], *, to_database: bool) -> SyncChoice:
@@ -90,7 +82,7 @@ class SyncChoice:
         """
         from embedctl.destinations.sync import Limit  # here, because most commands compare nothing
 
-        sync, delete, at_most, cache, digests = map(given.pop, _NAMES)
+        sync, delete, at_most, cache = map(given.pop, _NAMES)
         of_file = sync and not to_database
         if delete and not sync:
             raise click.UsageError("--delete goes with --sync")
@@ -98,7 +90,7 @@ class SyncChoice:
             raise click.UsageError("--delete-at-most goes with --delete")
         number, share = parse_budget(at_most, "--delete-at-most")
         limit = Limit(number or 0, share) if delete else None
-        return cls(sync, of_file, limit, cache, digests or of_file or bool(cache))
+        return cls(sync, of_file, limit, cache)
 
     @property
     def copies(self) -> bool:
@@ -110,27 +102,19 @@ class SyncChoice:
         given = {"sync": self.is_asked, "cache": self.cache}
         return {name: value for name, value in given.items() if value}
 
-    def updates(self, choice: CorpusChoice, path: Path | Place | None) -> bool:
-        """Whether the command brings one file up to date."""
-        if self.copies:
-            return True
-        # A file that is written with digests holds the same bytes, whatever is copied into it later.
-        return self.digests and isinstance(path, Path) and choice.corpus.rereadable and choice.options.resume is None
-
     def check(self, choice: CorpusChoice, destination: Destination) -> None:
         """Check that this can be done with a corpus and a destination.
 
         Raises:
             SettingsError, InputError: it can't; the message says why.
         """
-        if not (self.is_asked or self.digests):
+        if not (self.is_asked or self.copies):
             return
         if isinstance(choice.corpus, BatchCorpus):
-            raise SettingsError("a batch file is answered request by request: omit --sync, --cache and --digests")
-        if self.digests:
-            self._check_digests(destination.path)
-        if self.copies or self.is_asked:
-            self._check_own_job(choice)
+            raise SettingsError("a batch file is answered request by request: omit --sync and --cache")
+        if self.copies:
+            self._check_file(destination.path)
+        self._check_own_job(choice)
         if self.of_file and self.deletes is not None:
             raise SettingsError("a file has the records of the corpus and no others: omit --delete")
         if self.of_file and choice.corpus.limit is not None:
@@ -138,13 +122,11 @@ class SyncChoice:
         if self.is_asked and destination.database is not None:
             self._check_table(choice.corpus, destination.database)
 
-    def _check_digests(self, path: Path | Place | None) -> None:
-        if isinstance(path, Path) and self.cache is None and guess_format(path) == "jsonl":
-            raise SettingsError(
-                f"{path} has no room for digests: name the output .parquet or .npy, or omit --digests and --sync"
-            )
-        if self.copies and not isinstance(path, Path):
+    def _check_file(self, path: Path | Place | None) -> None:
+        if not isinstance(path, Path):
             raise SettingsError("--sync and --cache copy vectors into a file: name it with -o, such as -o new.parquet")
+        if self.of_file and guess_format(path) == "jsonl":
+            raise SettingsError(f"{path} has no room for digests: name the output .parquet or .npy, or omit --sync")
 
     def _check_own_job(self, choice: CorpusChoice) -> None:
         if not choice.corpus.rereadable:

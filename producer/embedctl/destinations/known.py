@@ -164,8 +164,7 @@ def scratch(count: int, dtype: np.dtype[Any], folder: Path | None = None) -> npt
 def no_digests(name: str) -> OutputError:
     """The error for an output that does not say which texts it is of."""
     return OutputError(
-        f"{name} has no digests of its texts, so nothing tells what has changed: make it once with --digests, or "
-        "remove it to encode everything"
+        f"{name} has no digests of its texts, so nothing tells what has changed: remove it to encode everything"
     )
 
 

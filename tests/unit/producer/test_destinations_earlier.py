@@ -182,7 +182,7 @@ def test_an_array_that_is_replaced_by_one_without_digests_is_no_longer_vouched_f
     writer.finish()
     assert not (tmp_path / "old.about.json").exists()
     assert not (tmp_path / "old.digests.bin").exists()
-    with pytest.raises(OutputError, match="--digests"):
+    with pytest.raises(OutputError, match="no digests"):
         opened(path)
 
 
@@ -210,7 +210,7 @@ def test_an_array_whose_writer_died_while_it_replaced_it_counts_as_not_there(tmp
     """Its files have their names one after the other."""
     path = written(tmp_path / "v.npy", Numbers())
     (tmp_path / "v.about.json").unlink()
-    with pytest.raises(OutputError, match="--digests"):
+    with pytest.raises(OutputError, match="no digests"):
         opened(path)
     (tmp_path / ".v.npy.lock").touch()
     assert open_earlier(path, None) is None
