@@ -74,7 +74,7 @@ def test_redis_forgets_meanwhile(
     write(documents)
     command = night(table, "--chunk-size", "8")
     if not syncs:
-        command = *(each for each in command if each != "--sync"), "--digests"
+        command = tuple(each for each in command if each != "--sync")
     first, second = short_folder / "first", short_folder / "second"
     pauses = InTurn((SMALL_BATCHES, PauseAt(since, first), PauseAt(until, second)))
     run = Forked(command, environment, short_folder, prepare=pauses)
@@ -107,7 +107,7 @@ def test_a_clock_that_is_wrong_changes_nothing(
     start_worker()
     documents = many(40)
     write(documents)
-    delivery = ("submit", "corpus.jsonl", "-o", table.url, "--digests", "--json")
+    delivery = ("submit", "corpus.jsonl", "-o", table.url, "--json")
     wrong = MoveClock(seconds)
     told(run_forked(delivery, environment, short_folder, prepare=wrong))
     assert did(told(embedctl(*night(table)))) == (40, 0, None)
