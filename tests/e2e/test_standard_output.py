@@ -92,8 +92,9 @@ def test_chunks_are_printed_while_others_are_encoded(
 def test_a_closed_pipe_ends_the_command_quietly_and_not_the_job(
     settings: Settings, environment: dict[str, str], start_worker: StartWorker, short_folder: Path
 ) -> None:
-    start_worker("slow")
-    job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=2, settings=settings)
+    start_worker()
+    texts = TEXTS * 50  # more than a pipe holds, so that the command is still writing
+    job = enqueue_embeddings(texts, settings=settings)
     process = piped(environment, short_folder, "fetch", job.id, "-o", "-")
     assert process.stdout
     assert process.stderr
@@ -101,7 +102,7 @@ def test_a_closed_pipe_ends_the_command_quietly_and_not_the_job(
     process.stdout.close()
     assert process.wait(60) == 0
     assert process.stderr.read() == ""
-    assert job.wait(timeout=60).done == len(SLOW)
+    assert job.wait(timeout=60).done == len(texts)
 
 
 def test_a_full_disk_is_an_error_in_one_line(

@@ -221,13 +221,16 @@ def test_a_round_of_the_reaper_takes_thirty_round_trips_with_many_workers_and_jo
 ) -> None:
     for number in range(300):
         broker.workers.beat(row(f"w{number}"))
-    for job_id in [new_job(broker, chunks=1) for _ in range(80)]:
-        raw.zadd(keys.UPKEEP, {job_id: 1})
-    raw.config_resetstat()
-    Reaper(observed).round()
+    for jobs in (1, 80):  # the first one has its scripts loaded
+        for job_id in [new_job(broker, chunks=1) for _ in range(jobs)]:
+            raw.zadd(keys.UPKEEP, {job_id: 1})
+        raw.delete(keys.REAPER)
+        raw.config_resetstat()
+        trips.clear()
+        Reaper(observed).round()
     assert calls(raw, "evalsha") >= 2 * 80  # each job is looked at and issued
     assert calls(raw, "mget") == 0  # no heartbeat is read
-    assert len(trips) <= 36  # with those that load a script into a new Redis
+    assert len(trips) <= 36, trips
 
 
 def test_workers_gone_are_counted_by_kind_and_named_if_asked_for(
