@@ -31,7 +31,7 @@ from embedctl_config.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_NAMES = ("output", "duplicates", "one_file", "output_type", "ranges", "no_clobber")
+_NAMES = ("output", "duplicates", "output_type", "ranges", "no_clobber")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,6 @@ def destination_options(duplicates: Iterable[str], if_same: str) -> Callable[[F]
         ),
         option("--duplicates", type=click.Choice([str(each) for each in duplicates]), help=if_same),
         option(
-            "--one-file",
-            is_flag=True,
-            help="Of a batch file, write failed requests to the same file. Default: to NAME.errors.jsonl.",
-        ),
-        option(
             "--output-type",
             type=click.Choice([str(kind) for kind in OutputType]),
             help="The type of the numbers in .npy, .parquet and parts. ubinary: a bit for each component, whether it "
@@ -103,14 +98,12 @@ class Destination:
         database: None if there is none.
         numbers: how a file or parts store vectors; None if that is left open.
         clobber: whether files that exist may be replaced.
-        one_file: whether failed requests of a batch file go to the file of the others.
     """
 
     path: Path | Place | None
     database: DatabaseChoice | None
     numbers: Numbers | None
     clobber: bool
-    one_file: bool
 
     @classmethod
     def taken_from(cls, given: MutableMapping[str, Any], settings: Settings) -> Destination:
@@ -120,16 +113,16 @@ class Destination:
             click.UsageError: an option makes no sense without another, or two exclude each other.
             SettingsError, MissingExtra, OutputError: the ranges can't be read, or the database can't be used.
         """
-        path, duplicates, one_file, output_type, ranges, no_clobber = map(given.pop, _NAMES)
+        path, duplicates, output_type, ranges, no_clobber = map(given.pop, _NAMES)
         numbers = _numbers(output_type, ranges)
         if isinstance(path, DatabaseUrl):
-            if one_file or no_clobber or ranges is not None:
-                raise click.UsageError("--one-file, --no-clobber and --ranges are for files: omit them.")
+            if no_clobber or ranges is not None:
+                raise click.UsageError("--no-clobber and --ranges are for files: omit them.")
             database = DatabaseChoice.of(settings, path.text, duplicates, output_type)
-            return cls(None, database, numbers, not no_clobber, one_file)
+            return cls(None, database, numbers, not no_clobber)
         if duplicates is not None:
             raise click.UsageError(f"--duplicates {duplicates} is for the URL of a database: omit it")
-        return cls(path, None, numbers, not no_clobber, one_file)
+        return cls(path, None, numbers, not no_clobber)
 
     @property
     def is_given(self) -> bool:
@@ -163,8 +156,7 @@ class Destination:
                 raise click.UsageError(
                     "--json and --output - both print to standard output: name a file, or omit --json"
                 )
-            batch = is_batch and not self.one_file
-            check_output(self.path, keep, clobber=self.clobber, numbers=self.numbers, batch=batch)
+            check_output(self.path, keep, clobber=self.clobber, numbers=self.numbers, batch=is_batch)
 
     def _check_folder(self, folder: Place) -> None:
         folder.check()  # first, because the extra s3 has all that its parts need
@@ -241,7 +233,6 @@ class Destination:
             job,
             path,
             file_format=file_format,
-            one_file=self.one_file,
             progress=progress.running,
             written=progress.written,
             refused=progress.refused,

@@ -260,8 +260,6 @@ class JobCommand:
             click.UsageError, SettingsError, InputError, OutputError, MissingExtra: they can't; the message says why.
         """
         choice, destination = self.choice, self.destination
-        if destination.one_file and choice.requests(destination.path) is None:
-            raise click.UsageError("--one-file is for the .jsonl output of a batch file: omit it")
         if choice.options.drain and destination.is_given and not isinstance(destination.path, Place):
             # Only a folder takes vectors out of Redis, so the job would pause for ever.
             raise click.UsageError("--drain is for vectors that go into a folder: omit it, or name one with -o DIR/")

@@ -119,8 +119,8 @@ def _refuse_senseless(given: Mapping[str, Any], *, for_batch: bool) -> None:
     """
     if given["output"] is None:
         raise click.UsageError("Missing option '--output' / '-o'.")
-    if (for_batch or given["one_file"]) and isinstance(given["output"], Place | DatabaseUrl):
-        raise click.UsageError("--format, --one-file and --input-file are for files: omit them, or name one with -o.")
+    if for_batch and isinstance(given["output"], Place | DatabaseUrl):
+        raise click.UsageError("--format and --input-file are for files: omit them, or name one with -o.")
 
 
 @click.command()

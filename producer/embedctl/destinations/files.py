@@ -54,7 +54,6 @@ def fetch(
     path: Path,
     *,
     file_format: str | None = None,
-    one_file: bool = False,
     progress: Callable[[JobStatus], None] | None = None,
     written: Written | None = None,
     refused: Refused | None = None,
@@ -71,7 +70,6 @@ def fetch(
         path: `-` and `/dev/stdout` are standard output, which is written from the job's first chunk on.
         file_format: npy, jsonl, parquet or openai-batch; by the path's suffix if None. A job made of a batch file is
             written as openai-batch where others are as jsonl. Standard output takes these two alone.
-        one_file: of openai-batch, write failed requests among the others, as on standard output.
         progress: as for :meth:`Job.wait`.
         written: called with each chunk once it is in the file.
         refused: called with each record whose vector these numbers can't hold; it is one that failed, in the file.
@@ -97,7 +95,7 @@ def fetch(
             says, and no other fetch writes there.
     """
     chosen = file_format or guess_format(path)
-    answers = _answers(job, chosen, guessed=file_format is None, one_file=one_file, requests=requests)
+    answers = _answers(job, chosen, guessed=file_format is None, requests=requests)
     if answers is not None:
         chosen = BATCH_FORMAT
     stored = job.stored_numbers() if job.status().drained_to is not None else FLOAT32
@@ -113,14 +111,14 @@ def fetch(
         with locked(path):
             if not clobber:
                 # Again, because another process may have written the file since the command began.
-                refuse_to_clobber(path, "jsonl" if one_file else chosen)
+                refuse_to_clobber(path, chosen)
             if numbers.kind is OutputType.INT8 and numbers.ranges is None:
                 ranges, _ = ranges_of(_up_to_its_end(job, progress), f"job {job.id}")
                 numbers = Numbers(numbers.kind, ranges)
             if chosen == "npy":  # its array has a row for each record
                 job.wait_until_sealed(progress)
             content = Content.of(job.status(), path, numbers, lambda: Contract.of(job.status()))
-            writer = writer_of(chosen)(content) if answers is None else JsonlWriter(content, answers, one_file=one_file)
+            writer = writer_of(chosen)(content) if answers is None else JsonlWriter(content, answers)
             return _fetch(results, _File(job, path, writer, numbers, from_parts, written, refused))
     except BrokerUnavailable:  # also an OSError, but one of Redis
         raise
@@ -128,9 +126,7 @@ def fetch(
         raise OutputError(f"{path} can't be written: {error.strerror or error}") from error
 
 
-def _answers(
-    job: Readable, chosen: str, *, guessed: bool, one_file: bool, requests: ReadRequests | None
-) -> Answers | None:
+def _answers(job: Readable, chosen: str, *, guessed: bool, requests: ReadRequests | None) -> Answers | None:
     """The answers to a batch file, if they are asked for; they are where jsonl is only guessed.
 
     Raises:
@@ -147,8 +143,6 @@ def _answers(
         raise SettingsError(
             "requests are for the answers to a batch file: leave out --input-file (requests= in Python)"
         )
-    if one_file:
-        raise SettingsError("one file is for the answers to a batch file: omit --one-file (one_file= in Python)")
     return None
 
 

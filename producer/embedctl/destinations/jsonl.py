@@ -77,17 +77,16 @@ class JsonlWriter(Writer):
 
     Args:
         answers: makes the lines of requests; those of failed ones go to the file beside, which exists only if a request
-            failed. None for a line for each record.
-        one_file: write failed requests among the others, as on standard output.
+            failed, and on standard output among the others. None for a line for each record.
 
     Raises:
         OutputError: standard output is closed; in :meth:`write` and :meth:`finish`, it can't be written.
     """
 
-    def __init__(self, content: Content, answers: Answers | None = None, *, one_file: bool = False) -> None:
+    def __init__(self, content: Content, answers: Answers | None = None) -> None:
         assert content.numbers.kind is OutputType.FLOAT32
         printed = is_stdout(content.path)
-        beside = None if answers is None or one_file or printed else errors_beside(content.path)
+        beside = None if answers is None or printed else errors_beside(content.path)
         self.paths = [] if printed else [content.path, *([] if beside is None else [beside])]
         self._answers = answers
         self._lines = _StandardOutput() if printed else LineFile(content.path)
