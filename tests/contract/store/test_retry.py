@@ -48,6 +48,7 @@ def test_failed_records_move_to_a_new_chunk_and_the_job_is_open_again(broker: Br
         with pytest.raises(JobError, match="another process"):
             broker.jobs.retry(job_id, 0, wrong, "p")
     assert broker.jobs.retry(job_id, 0, 3, "p") == 1
+    assert broker.jobs.retry(job_id, 1, 4, "p") == 0  # nothing of it failed
     status = broker.jobs.status(job_id)
     assert (status.state, status.sealed, status.chunks) == (JobState.SUBMITTING, False, 4)
     assert (status.records, status.done, status.failed, status.ended_at) == (6, 4, 1, None)
