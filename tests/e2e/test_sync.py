@@ -8,17 +8,25 @@ import json
 import socket
 from datetime import date
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from redis import Redis
 
 from embedctl.broker import Broker
-from tests.support.changes import Documents, Kill, Write, killer, many, told
+from tests.support.changes import (
+    DELETE,
+    Kill,
+    Write,
+    assert_table,
+    did,
+    killer,
+    many,
+    next_day,
+    night,
+    told,
+)
 from tests.support.databases import KINDS, Database, Postgres, QdrantByHttp, database
 from tests.support.forked import Forked
-from tests.support.jobs import reference
 from tests.support.prepared import PauseAt
 from tests.support.processes import RunEmbedctl
 from tests.support.waiting import eventually
@@ -35,35 +43,12 @@ STEPS = [
     ("embedctl.cli.sync", "delete_missing", 1),
     ("embedctl.destinations.postgresql:PostgresTable", "delete", 1),
 ]
-DELETE = ("--delete", "--delete-at-most", "50%")
 
 
 @pytest.fixture
 def table(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
     """The database whose commands cost the least, unless a test is for all of them."""
     return database(request, getattr(request, "param", "pgvector"), tmp_path)
-
-
-def night(table: Database, *options: str) -> tuple[str, ...]:
-    return "submit", "corpus.jsonl", "-o", table.url, "--sync", "--json", *options
-
-
-def did(facts: dict[str, Any]) -> tuple[int, int, int | None]:
-    return facts["delivered"]["unchanged"], facts["delivered"]["written"], facts["deleted"]
-
-
-def assert_table(table: Database, documents: Documents) -> None:
-    """The table has exactly the vectors of these documents."""
-    rows = table.rows()
-    assert sorted(rows) == sorted(documents)
-    found = np.array([rows[label][0] for label in documents])
-    np.testing.assert_allclose(found, reference(list(documents.values())), rtol=0, atol=1e-6)
-
-
-def next_day(documents: Documents) -> Documents:
-    """One is changed, one is new and one is gone."""
-    after = {label: text for label, text in documents.items() if label != "id-7"}
-    return {**after, "id-3": "changed", "new": "a new text"}
 
 
 @pytest.mark.parametrize("table", KINDS, indirect=True)

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from embedctl.broker import Broker
-from tests.e2e.test_sync import DELETE, assert_table, did, next_day, night
-from tests.support.changes import Write, many, told
+from tests.support.changes import DELETE, Write, assert_table, did, many, next_day, night, told
 from tests.support.databases import Database, database
 from tests.support.forked import Forked, run_forked
 from tests.support.prepared import InTurn, MoveClock, PauseAt, Put, Step

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from tests.support.databases import Database
 from tests.support.forked import run_forked
 from tests.support.jobs import reference
 from tests.support.prepared import DieAt, InTurn, Put, Step
@@ -33,6 +34,8 @@ OTHER_VECTORS = {
     ("--class", "reseeded"): "other weights",
 }
 RESEEDED = '\n[classes.reseeded]\nbackend = "dummy"\noptions = {dim = 16, seed = 1}\n'
+#: Deletes up to half of a table, because in a small corpus a few records are more than the usual tenth.
+DELETE = ("--delete", "--delete-at-most", "50%")
 
 #: Texts by id.
 Documents = dict[str, Any]
@@ -107,3 +110,25 @@ def killer(environment: dict[str, str], folder: Path, *prepare: Callable[[], Non
         assert done.returncode == -signal.SIGKILL, f"it did not come to {step}: {done.stdout}{done.stderr}"
 
     return kill
+
+
+def night(table: Database, *options: str) -> tuple[str, ...]:
+    return "submit", "corpus.jsonl", "-o", table.url, "--sync", "--json", *options
+
+
+def did(facts: dict[str, Any]) -> tuple[int, int, int | None]:
+    return facts["delivered"]["unchanged"], facts["delivered"]["written"], facts["deleted"]
+
+
+def assert_table(table: Database, documents: Documents) -> None:
+    """The table has exactly the vectors of these documents."""
+    rows = table.rows()
+    assert sorted(rows) == sorted(documents)
+    found = np.array([rows[label][0] for label in documents])
+    np.testing.assert_allclose(found, reference(list(documents.values())), rtol=0, atol=1e-6)
+
+
+def next_day(documents: Documents) -> Documents:
+    """One is changed, one is new and one is gone."""
+    after = {label: text for label, text in documents.items() if label != "id-7"}
+    return {**after, "id-3": "changed", "new": "a new text"}
