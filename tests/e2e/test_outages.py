@@ -248,7 +248,12 @@ def test_a_submission_that_redis_lost_in_a_crash_is_repaired_by_the_same_command
     gate = threading.Event()
     submitted = in_background(
         lambda: enqueue_embeddings(
-            held_at(20, gate), hardware="slow", chunk_size=5, idempotency_key="k", settings=settings
+            held_at(20, gate),
+            hardware="slow",
+            chunk_size=5,
+            idempotency_key="k",
+            digests=True,  # as a command asks for them
+            settings=settings,
         )
     )
     job = active_job(broker)
