@@ -176,9 +176,18 @@ def test_producer_waiter_and_worker_sit_out_a_redis_that_is_away(
 
 @pytest.mark.slow
 def test_who_was_cut_off_too_takes_nobody_for_dead(
-    settings: Settings, broker: Broker, redis_server: RedisServer, start_worker: StartWorker
+    settings: Settings,
+    environment: dict[str, str],
+    short_folder: Path,
+    broker: Broker,
+    redis_server: RedisServer,
+    start_worker: StartWorker,
 ) -> None:
     texts = [*TEXTS, *TEXTS]
+    # Who comes back within two leases is not taken for dead: ten seconds, in which a busy machine gets there.
+    longer = short_folder / "longer.toml"
+    longer.write_text(Path(environment["EMBEDCTL_CONFIG"]).read_text().replace("lease_s = 1.0", "lease_s = 5.0"))
+    environment["EMBEDCTL_CONFIG"], settings = str(longer), settings.replace(lease_s=5.0)
     first, later = start_worker("slow"), start_worker("slow")
     job = enqueue_embeddings(texts, hardware="slow", chunk_size=20, settings=settings)
     waited = in_background(lambda: job.wait(timeout=60))
