@@ -320,7 +320,7 @@ def sync(destination: str, tag: str = "") -> str:
     """String: `ms token machine process host` of the process whose `--sync` writes a destination, and since when.
 
     Args:
-        destination: its name, of which the key has a hash.
+        destination: its name. The key has a hash of it.
         tag: of the tenant. It does not learn what others write.
     """
     hashed = hashlib.sha256(destination.encode()).hexdigest()

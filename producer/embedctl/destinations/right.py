@@ -42,7 +42,7 @@ class DrainRight:
         self.token = self._me.token
 
     def take(self, place: str = "") -> DrainState:
-        """Become the job's only drainer, or be it still.
+        """Become the job's only drainer, or stay it.
 
         Args:
             place: where the parts are, if that is known now.
