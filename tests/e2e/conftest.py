@@ -11,6 +11,7 @@ from typing import Any
 
 import openai
 import pytest
+import redis as redis_py
 
 from embedctl import Job
 from embedctl.broker import Broker
@@ -21,7 +22,9 @@ from tests.support.batches import client_of
 from tests.support.changes import Write, writer
 from tests.support.forked import Forked, Process, can_be_forked, run_forked
 from tests.support.gateway import Running, running_gateway
+from tests.support.here import Here
 from tests.support.limits import settings_of
+from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import RedisServer, as_user
 from tests.support.rig import TEXTS_OF_13_CHUNKS, Encode, encoded_job
 from tests.support.workers import CONFIG, StartWorker, WorkerProcess
@@ -136,7 +139,7 @@ def client(gateway: Running) -> Iterator[openai.OpenAI]:
 
 
 @pytest.fixture
-def embedctl(environment: dict[str, str], short_folder: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def embedctl(environment: dict[str, str], short_folder: Path) -> RunEmbedctl:
     """Runs the command line; with `model`, as a fork that has the libraries of models."""
 
     def run(
@@ -163,3 +166,17 @@ def embedctl(environment: dict[str, str], short_folder: Path) -> Callable[..., s
         )
 
     return run
+
+
+@pytest.fixture
+def here(
+    environment: dict[str, str],
+    short_folder: Path,
+    settings: Settings,
+    broker: Broker,
+    raw: redis_py.Redis,
+    embedctl: RunEmbedctl,
+    start_worker: StartWorker,
+    write: Write,
+) -> Here:
+    return Here(environment, short_folder, settings, broker, raw, embedctl, start_worker, write)

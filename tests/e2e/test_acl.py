@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,15 +15,13 @@ from embedctl import enqueue_embeddings
 from embedctl.acl import USERS, access_list, read_passwords
 from embedctl_config import keys
 from embedctl_config.celery_app import make_celery
-from embedctl_config.settings import Settings
 from tests.support.dashboard import dashboard
+from tests.support.here import Here
 from tests.support.jobs import reference
 from tests.support.monitor import running_monitor
-from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import RedisServer, emptied
 from tests.support.tls import VERSIONS, restricted_redis
 from tests.support.waiting import PATIENCE_S, eventually
-from tests.support.workers import StartWorker
 
 JOB = "20260731-235959-0123456789"
 QUEUE = keys.queue("dummy", "dummy")
@@ -145,36 +142,27 @@ def _may(client: redis_py.Redis, command: tuple[str, ...]) -> bool:
 
 
 @OLD
-def test_a_monitor_sees_jobs_and_workers_and_is_told_what_it_may_not(
-    settings: Settings,
-    environment: dict[str, str],
-    embedctl: RunEmbedctl,
-    acl_redis: RedisServer,
-    raw: redis_py.Redis,
-    start_worker: StartWorker,
-) -> None:
-    start_worker()
-    job = enqueue_embeddings(["one", "two", ""], settings=settings)
+def test_a_monitor_sees_jobs_and_workers_and_is_told_what_it_may_not(here: Here, acl_redis: RedisServer) -> None:
+    here.start_worker()
+    job = enqueue_embeddings(["one", "two", ""], settings=here.settings)
     job.wait(timeout=60)
-    raw.zadd(keys.JOBS, {JOB: 1})  # a job that is gone; other users would take it off the list
-    environment["EMBEDCTL_REDIS_URL"] = acl_redis.url_of("monitor")
-    assert json.loads(embedctl("status", job.id, "--json").stdout)["done"] == 2
-    assert job.id in embedctl("list").stdout
-    looked = embedctl("doctor")
+    here.raw.zadd(keys.JOBS, {JOB: 1})  # a job that is gone; other users would take it off the list
+    here.environment["EMBEDCTL_REDIS_URL"] = acl_redis.url_of("monitor")
+    assert json.loads(here.embedctl("status", job.id, "--json").stdout)["done"] == 2
+    assert job.id in here.embedctl("list").stdout
+    looked = here.embedctl("doctor")
     assert (looked.returncode, "1 live for dummy on dummy" in looked.stdout) == (0, True), looked.stdout + looked.stderr
-    refused = embedctl("discard", job.id)
+    refused = here.embedctl("discard", job.id)
     assert (refused.returncode, "does not let its user do this" in refused.stderr) == (77, True), refused.stderr
     assert job.status().done == 2
-    raw.acl_log_reset()  # it was denied on purpose
+    here.raw.acl_log_reset()  # it was denied on purpose
 
 
 @OLD
-def test_the_metrics_of_the_backlog_need_no_other_user(
-    settings: Settings, environment: dict[str, str], raw: redis_py.Redis, short_folder: Path, start_worker: StartWorker
-) -> None:
-    start_worker()
-    enqueue_embeddings(["a text"], model="nobody-serves-it", hardware="dummy", settings=settings)
-    with running_monitor(environment, short_folder) as monitor:
+def test_the_metrics_of_the_backlog_need_no_other_user(here: Here) -> None:
+    here.start_worker()
+    enqueue_embeddings(["a text"], model="nobody-serves-it", hardware="dummy", settings=here.settings)
+    with running_monitor(here.environment, here.folder) as monitor:
         eventually(lambda: monitor.metrics().get(("waiting_chunks", "dummy", "nobody-serves-it", "normal")) == 1)
         eventually(lambda: monitor.metrics().get(("workers_alive", "dummy", "dummy")) == 1)
         assert monitor.stop() == 0
@@ -182,17 +170,11 @@ def test_the_metrics_of_the_backlog_need_no_other_user(
 
 @pytest.mark.slow
 @NEW
-def test_flower_works_as_its_own_user(
-    settings: Settings,
-    environment: dict[str, str],
-    acl_redis: RedisServer,
-    short_folder: Path,
-    start_worker: StartWorker,
-) -> None:
-    worker = start_worker("slow")
-    with dashboard(environment, short_folder) as flower:
+def test_flower_works_as_its_own_user(here: Here, acl_redis: RedisServer) -> None:
+    worker = here.start_worker("slow")
+    with dashboard(here.environment, here.folder) as flower:
         job = enqueue_embeddings(
-            [f"text {i} " + "word " * 50 for i in range(40)], chunk_size=5, hardware="slow", settings=settings
+            [f"text {i} " + "word " * 50 for i in range(40)], chunk_size=5, hardware="slow", settings=here.settings
         )
         eventually(lambda: flower.ask("/api/queues/length")["active_queues"][0]["consumers"] == 1)
         job.wait(timeout=60)
@@ -201,32 +183,30 @@ def test_flower_works_as_its_own_user(
         assert flower.stop() == 0
 
     # The right to query workers would also allow commands to them, but workers accept none.
-    remote = make_celery(settings.replace(redis_url=acl_redis.url_of("flower"))).control
+    remote = make_celery(here.settings.replace(redis_url=acl_redis.url_of("flower"))).control
     refused = remote.pool_shrink(1, reply=True, timeout=PATIENCE_S, limit=1)
     assert refused
     assert [list(answer) for answer in refused[0].values()] == [["error"]]
     remote.shutdown()
     remote.cancel_consumer("embed.slow.dummy")
     assert worker.row().name in (remote.inspect([worker.row().name], timeout=PATIENCE_S).ping() or {})
-    enqueue_embeddings(["one more"], hardware="slow", settings=settings).wait(timeout=60)
+    enqueue_embeddings(["one more"], hardware="slow", settings=here.settings).wait(timeout=60)
     assert worker.process.poll() is None
 
 
 @pytest.mark.slow
 @OLD
-def test_passwords_are_changed_while_a_job_runs(
-    settings: Settings, acl_redis: RedisServer, raw: redis_py.Redis, start_worker: StartWorker
-) -> None:
+def test_passwords_are_changed_while_a_job_runs(here: Here, acl_redis: RedisServer) -> None:
     texts = [f"text {i} " + "word " * 50 for i in range(200)]
-    worker = start_worker("slow")
-    job = enqueue_embeddings(texts, chunk_size=5, hardware="slow", settings=settings)
+    worker = here.start_worker("slow")
+    job = enqueue_embeddings(texts, chunk_size=5, hardware="slow", settings=here.settings)
     folder, users = acl_redis.folder / "passwords", acl_redis.folder / "users.acl"
     before = users.read_text()
 
     def load_list() -> dict[str, tuple[str, ...]]:
         passwords, _ = read_passwords(folder)
         users.write_text(access_list(passwords, database=0, redis_7=False))
-        _load_users(raw)
+        _load_users(here.raw)
         return passwords
 
     try:
@@ -245,9 +225,9 @@ def test_passwords_are_changed_while_a_job_runs(
         worker.stop()
         users.write_text(before)
         (folder / "worker").write_text(acl_redis.passwords["worker"])
-        _load_users(raw)
-        raw.connection_pool.disconnect()
-        raw.acl_log_reset()
+        _load_users(here.raw)
+        here.raw.connection_pool.disconnect()
+        here.raw.acl_log_reset()
 
 
 def _load_users(raw: redis_py.Redis) -> None:

@@ -11,15 +11,12 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import redis as redis_py
 
 from embedctl.broker import Broker
 from embedctl.results import Vectors
-from embedctl_config.settings import Settings
+from tests.support.here import Here
 from tests.support.jobs import reference
-from tests.support.processes import RunEmbedctl
 from tests.support.waiting import PATIENCE_S, eventually
-from tests.support.workers import StartWorker
 
 REQUESTS: list[dict[str, Any]] = [
     {
@@ -70,64 +67,59 @@ def assert_answered(lines: list[dict[str, Any]], rows: list[dict[str, Any]]) -> 
         assert (answer.model, answer.usage.prompt_tokens) == ("dummy", sum(len(text.split()) for text in texts))
 
 
-def test_a_batch_file_is_told_by_its_first_line_and_answered(
-    embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path
-) -> None:
-    start_worker()
-    corpus = write(short_folder, [*REQUESTS, EMPTY, LONG])
-    submitted = embedctl("submit", corpus, "--chunk-size", "5", "-o", "results.jsonl")
+def test_a_batch_file_is_told_by_its_first_line_and_answered(here: Here) -> None:
+    here.start_worker()
+    corpus = write(here.folder, [*REQUESTS, EMPTY, LONG])
+    submitted = here.embedctl("submit", corpus, "--chunk-size", "5", "-o", "results.jsonl")
     assert submitted.returncode == 3, submitted.stderr
-    assert_answered(lines_of(short_folder / "results.jsonl"), REQUESTS)
-    errors = lines_of(short_folder / "results.errors.jsonl")
+    assert_answered(lines_of(here.folder / "results.jsonl"), REQUESTS)
+    errors = lines_of(here.folder / "results.errors.jsonl")
     assert [(line["custom_id"], line["response"]["status_code"]) for line in errors] == [("empty", 400), ("long", 400)]
     assert [line["response"]["body"]["error"]["code"] for line in errors] == ["empty_input", "context_length_exceeded"]
 
     job = submitted.stdout.strip()
-    refused = embedctl("fetch", job, "-o", "results.jsonl", "--no-clobber")
+    refused = here.embedctl("fetch", job, "-o", "results.jsonl", "--no-clobber")
     assert (refused.returncode, "results.jsonl exists" in refused.stderr) == (1, True)
-    printed = embedctl("fetch", job, "-o", "-")
+    printed = here.embedctl("fetch", job, "-o", "-")
     assert printed.returncode == 3
     together = [json.loads(line) for line in printed.stdout.splitlines()]
     assert_answered(together[:-2], REQUESTS)
     assert together[-2:] == errors
     # In other formats, each text is a row.
-    assert embedctl("fetch", job, "-o", "plain.jsonl", "--format", "jsonl").returncode == 3
-    first = lines_of(short_folder / "plain.jsonl")[0]
+    assert here.embedctl("fetch", job, "-o", "plain.jsonl", "--format", "jsonl").returncode == 3
+    first = lines_of(here.folder / "plain.jsonl")[0]
     assert {name: first[name] for name in ("id", "index", "inputs")} == {"id": "request-0", "index": 0, "inputs": 1}
-    fetched = embedctl("fetch", job, "-o", "out.parquet")
+    fetched = here.embedctl("fetch", job, "-o", "out.parquet")
     assert (fetched.returncode, "Not in" in fetched.stderr) == (3, False)
-    assert pq.read_table(short_folder / "out.parquet")["id"].to_pylist()[-3:] == ["empty", "empty", "long"]
+    assert pq.read_table(here.folder / "out.parquet")["id"].to_pylist()[-3:] == ["empty", "empty", "long"]
 
 
 @pytest.mark.parametrize("how", ["gone while it is fetched", "stopped while it is submitted"])
-def test_a_job_that_ends_early_has_a_line_for_each_request(
-    how: str,
-    embedctl: RunEmbedctl,
-    start_worker: StartWorker,
-    settings: Settings,
-    raw: redis_py.Redis,
-    short_folder: Path,
-) -> None:
-    start_worker("slow")
+def test_a_job_that_ends_early_has_a_line_for_each_request(here: Here, how: str) -> None:
+    here.start_worker("slow")
     gone = how.startswith("gone")
     rows = [{"custom_id": f"r{i}", "body": {"input": f"{i} " + "word " * 40}} for i in range(60 if gone else 200)]
 
     def end() -> None:
-        eventually(lambda: [job for job in Broker.shared(settings).jobs.newest() if job.done >= 5])
-        (job,) = Broker.shared(settings).jobs.newest()
+        eventually(lambda: [job for job in Broker.shared(here.settings).jobs.newest() if job.done >= 5])
+        (job,) = Broker.shared(here.settings).jobs.newest()
         if gone:
-            eventually(lambda: raw.delete(*raw.scan_iter(f"*{job.id}*")) and not list(raw.scan_iter(f"*{job.id}*")))
+            eventually(
+                lambda: (
+                    here.raw.delete(*here.raw.scan_iter(f"*{job.id}*")) and not list(here.raw.scan_iter(f"*{job.id}*"))
+                )
+            )
         else:
-            embedctl("stop", job.id)
+            here.embedctl("stop", job.id)
 
     ending = threading.Thread(target=end)
     ending.start()
     limits = {} if gone else {"LIMIT_HIGH_WATER_BYTES": "2000"}
     options = ["--class", "slow", "--chunk-size", "5", "-o", "r.jsonl"]
-    done = embedctl("submit", write(short_folder, rows), *options, **limits)
+    done = here.embedctl("submit", write(here.folder, rows), *options, **limits)
     ending.join(PATIENCE_S)
     assert (done.returncode, "Traceback" in done.stderr) == (4 if gone else 1, False), done.stderr
-    written = [*lines_of(short_folder / "r.jsonl"), *lines_of(short_folder / "r.errors.jsonl")]
+    written = [*lines_of(here.folder / "r.jsonl"), *lines_of(here.folder / "r.errors.jsonl")]
     lines = sorted(written, key=lambda line: int(line["custom_id"][1:]))
     assert [line["custom_id"] for line in lines] == [row["custom_id"] for row in rows], done.stderr
     codes = {line["error"]["code"] for line in lines if line["response"] is None}
@@ -135,7 +127,7 @@ def test_a_job_that_ends_early_has_a_line_for_each_request(
     answered = {line["custom_id"]: line for line in lines if line["response"]}
     assert_answered([*answered.values()], [row for row in rows if row["custom_id"] in answered])
     if not gone:
-        printed = embedctl("fetch", done.stdout.strip(), "-o", "-", "-i", "requests.jsonl")
+        printed = here.embedctl("fetch", done.stdout.strip(), "-o", "-", "-i", "requests.jsonl")
         again = [json.loads(line) for line in printed.stdout.splitlines()]
         assert [(line["custom_id"], line["error"]) for line in again] == [
             (line["custom_id"], line["error"]) for line in lines

@@ -10,11 +10,11 @@ import httpx2
 import openai
 import pytest
 
-from embedctl.broker import Broker
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.batches import counts, create, ended, lines_of, rows_in, upload
 from tests.support.gateway import Running
+from tests.support.here import Here
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
@@ -81,19 +81,15 @@ def test_answers_come_while_the_batch_runs_each_once_and_in_order(
 
 @pytest.mark.slow
 def test_pages_end_within_a_chunk_and_within_a_request(
-    gateway: Running,
-    client: openai.OpenAI,
-    start_worker: StartWorker,
-    broker: Broker,
-    monkeypatch: pytest.MonkeyPatch,
+    here: Here, gateway: Running, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker has done some of the chunks; requests of several texts lie across their borders."""
     monkeypatch.setattr("embedctl_gateway.batch_answers._PAGE_BYTES", 1)
     monkeypatch.setattr("embedctl_gateway.runner._Work._look", lambda self: self._held.release(0.2))
     texts: list[Any] = [["one", f"two {number}", "three"] if number % 2 else f"text {number}" for number in range(20)]
     made = create(client, upload(client, lines_of(texts)))
-    start_worker()
-    eventually(lambda: [each.done for each in broker.jobs.newest()] == [40], what="all vectors")
+    here.start_worker()
+    eventually(lambda: [each.done for each in here.broker.jobs.newest()] == [40], what="all vectors")
     after, found = "0", []
     for _ in range(20):
         ids, answer = ask(gateway, made.id, after)
@@ -105,8 +101,8 @@ def test_pages_end_within_a_chunk_and_within_a_request(
     # So does the place of a job with other chunks.
     line, _, position = ask(gateway, made.id, "7")[1].headers["x-last-line"].split(".")
     assert ask(gateway, made.id, f"{line}.3.{position}")[0] == ["r8"]
-    (job,) = broker.jobs.newest()
-    with broker.connection.client() as redis_client:  # a chunk is not there yet: nothing comes out of turn
+    (job,) = here.broker.jobs.newest()
+    with here.broker.connection.client() as redis_client:  # a chunk is not there yet: nothing comes out of turn
         redis_client.unlink(keys.chunk_result(job.id, 1))
     assert ask(gateway, made.id, "12")[0] == []
 

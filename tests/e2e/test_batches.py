@@ -37,6 +37,7 @@ from tests.support.batches import (
     upload,
 )
 from tests.support.gateway import NO_TLS, Running, killed_gateway, running_gateway
+from tests.support.here import Here
 from tests.support.limits import settings_of
 from tests.support.prepared import Put, stop
 from tests.support.redis_server import RedisServer
@@ -52,10 +53,8 @@ def settings(settings: Settings) -> Settings:
     return settings.replace(hardware="auto")
 
 
-def test_a_batch_from_its_upload_to_its_vectors(
-    client: openai.OpenAI, start_worker: StartWorker, broker: Broker
-) -> None:
-    start_worker()
+def test_a_batch_from_its_upload_to_its_vectors(here: Here, client: openai.OpenAI) -> None:
+    here.start_worker()
     texts = ["one", "two words", LONG, "", "three words here"]
     file_id = upload(client, lines_of(texts))
     made = create(
@@ -80,7 +79,7 @@ def test_a_batch_from_its_upload_to_its_vectors(
     assert (output.filename, output.expires_at) == (f"{batch.id}_output.jsonl", output.created_at + 7200)
     assert {each.id for each in client.files.list()} == {file_id, batch.output_file_id, batch.error_file_id}
     assert [each.id for each in client.files.list(purpose="batch")] == [file_id]
-    eventually(lambda: not list(broker.jobs.newest()), what="the end of the batch's job")
+    eventually(lambda: not list(here.broker.jobs.newest()), what="the end of the batch's job")
 
 
 def test_every_bad_line_is_told_and_nothing_is_queued(client: openai.OpenAI, broker: Broker) -> None:
@@ -100,10 +99,10 @@ def test_every_bad_line_is_told_and_nothing_is_queued(client: openai.OpenAI, bro
     assert not list(broker.jobs.newest())
 
 
-def test_cancelling_keeps_what_is_done(settings: Settings, start_worker: StartWorker) -> None:
-    start_worker("slow")
+def test_cancelling_keeps_what_is_done(here: Here) -> None:
+    here.start_worker("slow")
     texts = [f"{'word ' * 50} {number}" for number in range(400)]  # more than half a minute of work
-    with running_gateway(settings.replace(chunk_size=10)) as gateway, client_of(gateway) as client:
+    with running_gateway(here.settings.replace(chunk_size=10)) as gateway, client_of(gateway) as client:
         made = create(client, upload(client, lines_of(texts)))
         eventually(lambda: counts(client.batches.retrieve(made.id))[1] > 0, what="the first vectors")
         assert client.batches.cancel(made.id).status in ("cancelling", "cancelled")
@@ -128,16 +127,14 @@ def test_a_batch_that_nobody_serves_waits_and_expires(client: openai.OpenAI, bro
         client.batches.cancel(made.id)
 
 
-def test_a_batch_whose_job_redis_has_forgotten_is_submitted_again(
-    start_worker: StartWorker, settings: Settings, broker: Broker, redis_server: RedisServer
-) -> None:
-    with running_gateway(settings.replace(hardware="dummy")) as gateway, client_of(gateway) as client:
+def test_a_batch_whose_job_redis_has_forgotten_is_submitted_again(here: Here, redis_server: RedisServer) -> None:
+    with running_gateway(here.settings.replace(hardware="dummy")) as gateway, client_of(gateway) as client:
         made = create(client, upload(client, lines_of(["one", "two"])))
         eventually(lambda: client.batches.retrieve(made.id).status == "in_progress", what="the batch's job")
-        (job,) = broker.jobs.newest()
+        (job,) = here.broker.jobs.newest()
         with redis.Redis.from_url(redis_server.url_of("admin")) as admin:
             admin.unlink(*admin.keys(f"{keys.job(job.id)}*"), *admin.keys("embed:idempotency:*"))
-        start_worker()
+        here.start_worker()
         assert counts(ended(client, made.id)) == (2, 2, 0)
 
 
@@ -312,12 +309,12 @@ def test_a_dropped_answer_and_the_clients_own_retry_make_one_batch(
     assert dropped == ["/v1/files", "/v1/batches"]
 
 
-def test_two_keys_see_nothing_of_each_other(settings: Settings, start_worker: StartWorker, short_folder: Path) -> None:
-    start_worker()
-    path = short_folder / "keys"
+def test_two_keys_see_nothing_of_each_other(here: Here) -> None:
+    here.start_worker()
+    path = here.folder / "keys"
     mine, theirs = add_key(path, "alice", "search"), add_key(path, "bob", "ads")
     with (
-        running_gateway(settings.replace(gateway_keys_file=str(path))) as gateway,
+        running_gateway(here.settings.replace(gateway_keys_file=str(path))) as gateway,
         client_of(gateway, mine) as alice,
         client_of(gateway, theirs) as bob,
     ):
@@ -345,13 +342,11 @@ def test_two_keys_see_nothing_of_each_other(settings: Settings, start_worker: St
 
 
 @pytest.mark.slow
-def test_parts_outside_of_redis_stay_as_long_as_their_file(
-    environment: dict[str, str], short_folder: Path, start_worker: StartWorker
-) -> None:
-    data = short_folder / "data"
+def test_parts_outside_of_redis_stay_as_long_as_their_file(here: Here, environment: dict[str, str]) -> None:
+    data = here.folder / "data"
     environment |= {"EMBEDCTL_CHUNK_FILES": str(data), "LIMIT_CHUNK_INLINE_BYTES": "0"}
     settings = settings_of(environment).replace(hardware="auto")
-    start_worker()
+    here.start_worker()
 
     def kept() -> list[Path]:
         return [path for path in data.rglob("*") if path.is_file() and "/out/" in str(path)]
@@ -396,52 +391,38 @@ STOPS = {
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("where", STOPS)
-def test_another_gateway_resumes_after_a_kill(
-    where: str,
-    environment: dict[str, str],
-    settings: Settings,
-    start_worker: StartWorker,
-    broker: Broker,
-    raw: redis.Redis,
-) -> None:
-    start_worker()
+def test_another_gateway_resumes_after_a_kill(here: Here, where: str, environment: dict[str, str]) -> None:
+    here.start_worker()
     environment = {**environment, "EMBEDCTL_HARDWARE": "auto", "EMBEDCTL_CHUNK_SIZE": "10"}
     texts = [f"text {number}" for number in range(100)]
     name, method = STOPS[where]
-    stopping = Put(
-        {
-            ("embedctl_config.keys", "PRODUCER_LEASE_S"): 1,
-            (f"embedctl_gateway.runner:{name}", method): stop,
-        }
-    )
+    stopping = Put({("embedctl_config.keys", "PRODUCER_LEASE_S"): 1, (f"embedctl_gateway.runner:{name}", method): stop})
     with killed_gateway(environment, stopping) as (url, said):
         with client_at(url) as client:
             made = create(client, upload(client, lines_of(texts)))
         assert "here\n" in said
-    raw.zadd(keys.UNFINISHED, {made.id: 0})  # its lease has lapsed
-    start_worker()  # a new job would have other chunks; this one keeps its own
-    with running_gateway(settings.replace(chunk_size=10)) as second, client_of(second) as client:
+    here.raw.zadd(keys.UNFINISHED, {made.id: 0})  # its lease has lapsed
+    here.start_worker()  # a new job would have other chunks; this one keeps its own
+    with running_gateway(here.settings.replace(chunk_size=10)) as second, client_of(second) as client:
         batch = ended(client, made.id)
         assert (batch.status, counts(batch)) == ("completed", (100, 100, 0))
         assert set(rows_in(client, batch.output_file_id)) == {f"r{number}" for number in range(100)}
         assert [each.id for each in client.batches.list()] == [made.id]
         assert len(list(client.files.list())) == 2
-    eventually(lambda: not list(broker.jobs.newest()), what="the end of the batch's job")
+    eventually(lambda: not list(here.broker.jobs.newest()), what="the end of the batch's job")
 
 
-def test_a_batch_waits_while_its_tenant_has_no_room(
-    settings: Settings, start_worker: StartWorker, broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_waits_while_its_tenant_has_no_room(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embedctl_gateway.runner._NO_ROOM_S", 0.2)
-    broker.quotas.state("default", TenantEntry(max_jobs=1), by="a test", since_ms=1)
-    first = enqueue_embeddings(["one"], settings=settings.replace(hardware="dummy"))
-    with running_gateway(settings.replace(hardware="dummy")) as gateway, client_of(gateway) as client:
+    here.broker.quotas.state("default", TenantEntry(max_jobs=1), by="a test", since_ms=1)
+    first = enqueue_embeddings(["one"], settings=here.settings.replace(hardware="dummy"))
+    with running_gateway(here.settings.replace(hardware="dummy")) as gateway, client_of(gateway) as client:
         made = create(client, upload(client, lines_of(["one", "two"])))
         eventually(lambda: counts(client.batches.retrieve(made.id))[0] == 2, what="the check of the requests")
         time.sleep(1)  # several tries; a busy machine may hide one that makes the job
         assert client.batches.retrieve(made.id).status == "validating"
         first.discard()
-        start_worker()
+        here.start_worker()
         assert counts(ended(client, made.id)) == (2, 2, 0)
 
 

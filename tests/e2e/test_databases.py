@@ -28,13 +28,13 @@ from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.databases import KINDS, Database, Lance, Postgres, QdrantByHttp, database
 from tests.support.forked import Forked, status_of_fork
+from tests.support.here import Here
 from tests.support.jobs import reference
 from tests.support.prepared import Put
 from tests.support.processes import RunEmbedctl
 from tests.support.rig import TEXTS_OF_13_CHUNKS as TEXTS
 from tests.support.rig import Encode, Rig
 from tests.support.waiting import eventually
-from tests.support.workers import StartWorker
 
 CHUNKS = 13
 
@@ -222,17 +222,17 @@ def test_retried_records_are_delivered_by_the_next_call(
 
 @pytest.mark.usefixtures("small_batches")
 def test_a_stopped_job_is_delivered_as_far_as_it_is_and_later_from_its_gap(
-    worker_broker: Broker, settings: Settings, embedctl: RunEmbedctl, corpus: Path, table: Database
+    here: Here, worker_broker: Broker, corpus: Path, table: Database
 ) -> None:
-    job = Job.get(embedctl("submit", str(corpus), "--chunk-size", "8").stdout.strip(), settings)
-    rig = Rig(worker_broker, settings, DummyBackend(dim=16))
+    job = Job.get(here.embedctl("submit", str(corpus), "--chunk-size", "8").stdout.strip(), here.settings)
+    rig = Rig(worker_broker, here.settings, DummyBackend(dim=16))
     for chunk in (0, 1, 3):
         rig.run(job, chunk)
     job.stop()
     assert job.deliver(table.url) == Delivered(written=24, not_encoded=76)
     done = [i for chunk in (0, 1, 3) for i in range(chunk * 8, chunk * 8 + 8)]
     assert_records(table, [f"r{i}" for i in done], [TEXTS[i] for i in done])
-    resumed = embedctl("submit", str(corpus), "--chunk-size", "8", "--resume", job.id)
+    resumed = here.embedctl("submit", str(corpus), "--chunk-size", "8", "--resume", job.id)
     assert resumed.returncode == 0, resumed.stderr
     for chunk in range(CHUNKS):
         if chunk not in (0, 1, 3):
@@ -313,27 +313,25 @@ def test_two_deliveries_of_a_job_at_once_double_nothing(encode: Encode, settings
 # The command line
 
 
-def test_fetch_and_submit_deliver(
-    embedctl: RunEmbedctl, start_worker: StartWorker, corpus: Path, table: Database
-) -> None:
-    start_worker()
-    done = embedctl("submit", str(corpus), "-o", table.url)
+def test_fetch_and_submit_deliver(here: Here, corpus: Path, table: Database) -> None:
+    here.start_worker()
+    done = here.embedctl("submit", str(corpus), "-o", table.url)
     assert done.returncode == 0, done.stderr
     assert f"Wrote 100 records to {table.url}" in done.stderr
     assert_records(table, [f"r{i}" for i in range(100)], TEXTS)
-    again = embedctl("fetch", done.stdout.strip(), "-o", table.url)
+    again = here.embedctl("fetch", done.stdout.strip(), "-o", table.url)
     assert again.returncode == 0, again.stderr
     assert f"Wrote 0 records to {table.url}; 100 were there already" in again.stderr
-    other = embedctl("submit", str(corpus), "--prompt", "query: ", "-o", table.url)
+    other = here.embedctl("submit", str(corpus), "--prompt", "query: ", "-o", table.url)
     assert other.returncode == 65
     assert "choose another name" in other.stderr
 
 
 @pytest.mark.slow
-def test_run_delivers_and_lists_what_failed(embedctl: RunEmbedctl, short_folder: Path, table: Database) -> None:
+def test_run_delivers_and_lists_what_failed(here: Here, table: Database) -> None:
     items = named(["" if i == 3 else text for i, text in enumerate(TEXTS)])
-    (short_folder / "c.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
-    done = embedctl("run", "c.jsonl", "--class", "dummy", "-o", table.url, EMBEDCTL_REDIS_URL="")
+    (here.folder / "c.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    done = here.embedctl("run", "c.jsonl", "--class", "dummy", "-o", table.url, EMBEDCTL_REDIS_URL="")
     assert done.returncode == 3, done.stderr
     assert "record 3 (r3): empty:" in done.stderr
     assert "Wrote 99 records" in done.stderr
@@ -341,19 +339,19 @@ def test_run_delivers_and_lists_what_failed(embedctl: RunEmbedctl, short_folder:
 
 
 @pytest.mark.slow
-def test_run_refuses_ids_before_it_starts_anything(embedctl: RunEmbedctl, short_folder: Path, table: Database) -> None:
+def test_run_refuses_ids_before_it_starts_anything(here: Here, table: Database) -> None:
     items = named()
     items[5]["id"] = "r4"
-    (short_folder / "c.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
-    done = embedctl("run", "c.jsonl", "--class", "dummy", "-o", table.url, EMBEDCTL_REDIS_URL="")
+    (here.folder / "c.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    done = here.embedctl("run", "c.jsonl", "--class", "dummy", "-o", table.url, EMBEDCTL_REDIS_URL="")
     assert done.returncode == 2
     assert "record 5: its id is that of record 4" in done.stderr
     assert "Loading" not in done.stderr
-    (short_folder / "c.txt").write_text("one\ntwo\n")
-    done = embedctl("run", "c.txt", "--class", "dummy", "-o", table.url, EMBEDCTL_REDIS_URL="")
+    (here.folder / "c.txt").write_text("one\ntwo\n")
+    done = here.embedctl("run", "c.txt", "--class", "dummy", "-o", table.url, EMBEDCTL_REDIS_URL="")
     assert done.returncode == 2
     assert "--duplicates position" in done.stderr
-    done = embedctl(
+    done = here.embedctl(
         "run", "c.txt", "--class", "dummy", "-o", table.url, "--duplicates", "position", EMBEDCTL_REDIS_URL=""
     )
     assert done.returncode == 0, done.stderr
@@ -373,30 +371,23 @@ def test_a_database_that_is_away_has_its_own_status(embedctl: RunEmbedctl, free_
 @pytest.mark.timeout(900)
 # The embedded Qdrant reads all at each start.
 @pytest.mark.parametrize("table", ["pgvector", "qdrant-http", "lancedb"], indirect=True)
-def test_records_survive_kills_at_random_moments(
-    table: Database,
-    environment: dict[str, str],
-    embedctl: RunEmbedctl,
-    start_worker: StartWorker,
-    settings: Settings,
-    short_folder: Path,
-) -> None:
+def test_records_survive_kills_at_random_moments(here: Here, table: Database) -> None:
     """The fetching process is killed within the time that it needs. If it is done before the last kill, the table is
     removed."""
     records, kills = 2_000, 5
     seed = random.SystemRandom().randrange(2**32)
     chance = random.Random(seed)
-    start_worker()
+    here.start_worker()
     texts = [f"t{i}" for i in range(records)]
-    job = enqueue_embeddings([{"id": f"r{i}", "text": text} for i, text in enumerate(texts)], settings=settings)
+    job = enqueue_embeddings([{"id": f"r{i}", "text": text} for i, text in enumerate(texts)], settings=here.settings)
     job.wait()
     arguments = ["fetch", job.id, "-o", table.url, "-q"]
-    log = short_folder / "fetch.log"
+    log = here.folder / "fetch.log"
     classes = ("interface:Destination", "lancedb:LanceTable")
     small = Put({(f"embedctl.destinations.{each}", "batch_records"): 200 for each in classes})
 
     def fetching() -> Forked:
-        return Forked(arguments, environment, short_folder, log, log, prepare=small)
+        return Forked(arguments, here.environment, here.folder, log, log, prepare=small)
 
     began = time.monotonic()
     assert fetching().wait(120) == 0, log.read_text()
@@ -417,7 +408,7 @@ def test_records_survive_kills_at_random_moments(
             assert len(table.rows()) == records, f"seed {seed}"
             if killed < kills:
                 table.remove()
-    done = embedctl(*arguments)
+    done = here.embedctl(*arguments)
     assert done.returncode == 0, done.stderr
     rows = table.rows()
     assert len(rows) == records, f"seed {seed}"
@@ -426,12 +417,12 @@ def test_records_survive_kills_at_random_moments(
     found = np.array([rows[f"r{i}"][0] for i in sample])
     np.testing.assert_allclose(found, reference([texts[i] for i in sample]), rtol=0, atol=1e-6)
     stamps = table.stamps() if isinstance(table, Postgres) else None
-    assert embedctl(*arguments).returncode == 0
+    assert here.embedctl(*arguments).returncode == 0
     assert len(table.rows()) == records
     if isinstance(table, Postgres):
         assert table.stamps() == stamps
     with pytest.raises(OtherContract):
-        enqueue_one(settings).deliver(table.url)
+        enqueue_one(here.settings).deliver(table.url)
 
 
 def enqueue_one(settings: Settings) -> Job:

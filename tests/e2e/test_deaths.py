@@ -10,12 +10,12 @@ import pytest
 import redis as redis_py
 
 from embedctl import Job, JobState, JobStatus, enqueue_embeddings
-from embedctl.broker import Broker
 from embedctl_config.settings import Settings
+from tests.support.here import Here
 from tests.support.jobs import owners, reference
 from tests.support.limits import limited
 from tests.support.waiting import eventually
-from tests.support.workers import StartWorker, WorkerProcess
+from tests.support.workers import WorkerProcess
 
 TEXTS = [f"text {i} " + "word " * 60 for i in range(60)]
 #: Six chunks of five: half a second of the class `slow` each.
@@ -58,14 +58,12 @@ def assert_every_record_has_its_vector(job: Job, records: int = 40) -> None:
     np.testing.assert_array_equal(job.vectors(), reference(texts))
 
 
-def test_kill_9_in_the_middle_of_a_chunk_loses_and_doubles_nothing(
-    settings: Settings, start_worker: StartWorker
-) -> None:
-    doomed = start_worker("slow")
-    job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=5, settings=settings)
+def test_kill_9_in_the_middle_of_a_chunk_loses_and_doubles_nothing(here: Here) -> None:
+    doomed = here.start_worker("slow")
+    job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=5, settings=here.settings)
     eventually(lambda: doomed.row().progressed_ms > 0 and doomed.row().holding)
     doomed.kill()
-    start_worker("slow")
+    here.start_worker("slow")
     status = job.wait(timeout=60)
     assert status.state is JobState.COMPLETED
     assert (status.records, status.done, status.failed) == (30, 30, 0)
@@ -75,32 +73,28 @@ def test_kill_9_in_the_middle_of_a_chunk_loses_and_doubles_nothing(
     np.testing.assert_array_equal(job.vectors(), reference(SLOW))
 
 
-def test_sigterm_finishes_the_chunk_it_encodes_and_hands_back_the_next(
-    settings: Settings, environment: dict[str, str], start_worker: StartWorker
-) -> None:
-    environment["EMBEDCTL_LEASE_S"] = "10"  # none lapses on a busy machine
-    patient = limited(settings.replace(lease_s=60), reissue_s=60)
-    leaving = start_worker("slow")
+def test_sigterm_finishes_the_chunk_it_encodes_and_hands_back_the_next(here: Here) -> None:
+    here.environment["EMBEDCTL_LEASE_S"] = "10"  # none lapses on a busy machine
+    patient = limited(here.settings.replace(lease_s=60), reissue_s=60)
+    leaving = here.start_worker("slow")
     job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=5, settings=patient)
     eventually(lambda: job.status().claims >= 2 and leaving.row().progressed_ms)
     assert leaving.stop() == 0
     left = job.status()
     assert left.chunks_done >= 1
-    start_worker("slow")
+    here.start_worker("slow")
     status = job.wait(timeout=60)
     assert status.lapsed == 0
     assert (status.done, status.refused) == (30, 0)
     np.testing.assert_array_equal(job.vectors(), reference(SLOW))
 
 
-def test_a_stopped_worker_whose_lease_lapsed_does_no_harm_when_it_goes_on(
-    settings: Settings, start_worker: StartWorker
-) -> None:
-    frozen = start_worker("slow")
-    job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=5, settings=settings)
+def test_a_stopped_worker_whose_lease_lapsed_does_no_harm_when_it_goes_on(here: Here) -> None:
+    frozen = here.start_worker("slow")
+    job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=5, settings=here.settings)
     eventually(lambda: frozen.row().holding)
     frozen.process.send_signal(signal.SIGSTOP)
-    start_worker("slow")
+    here.start_worker("slow")
     eventually(lambda: job.status().lapsed > 0)
     frozen.process.send_signal(signal.SIGCONT)
     status = job.wait(timeout=60)
@@ -108,68 +102,60 @@ def test_a_stopped_worker_whose_lease_lapsed_does_no_harm_when_it_goes_on(
     np.testing.assert_array_equal(job.vectors(), reference(SLOW))
 
 
-def test_deleted_and_doubled_tickets(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, start_worker: StartWorker
-) -> None:
-    job = enqueue_embeddings(TEXTS, chunk_size=5, settings=settings)
+def test_deleted_and_doubled_tickets(here: Here) -> None:
+    job = enqueue_embeddings(TEXTS, chunk_size=5, settings=here.settings)
     queue = job.status().queue
-    assert raw.llen(queue) == 8  # the window
-    raw.rpop(queue)
-    raw.rpop(queue)
-    broker.tickets.send(queue, job.id, [3, 3, 4])
-    broker.tickets.send(queue, "20200101-000000-0000000000", [0])
-    start_worker()
+    assert here.raw.llen(queue) == 8  # the window
+    here.raw.rpop(queue)
+    here.raw.rpop(queue)
+    here.broker.tickets.send(queue, job.id, [3, 3, 4])
+    here.broker.tickets.send(queue, "20200101-000000-0000000000", [0])
+    here.start_worker()
     status = job.wait(timeout=60)
     assert (status.done, status.claims, status.refused) == (60, 12, 0)
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
 
 
 @pytest.mark.slow
-def test_sigterm_in_the_middle_of_a_suspect_chunk_hands_it_back_and_blames_nobody(
-    settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
-) -> None:
-    doomed = start_worker("slow")
-    job = submit(settings, records=60, chunk_size=60)
-    eventually(lambda: in_the_middle(raw, job, doomed))
+def test_sigterm_in_the_middle_of_a_suspect_chunk_hands_it_back_and_blames_nobody(here: Here) -> None:
+    doomed = here.start_worker("slow")
+    job = submit(here.settings, records=60, chunk_size=60)
+    eventually(lambda: in_the_middle(here.raw, job, doomed))
     doomed.kill()
-    leaving = start_worker("slow")
-    eventually(lambda: row_in_hand(raw, job) >= 2)
+    leaving = here.start_worker("slow")
+    eventually(lambda: row_in_hand(here.raw, job) >= 2)
     leaving.process.terminate()
     assert leaving.process.wait(120) == 0
-    assert owners(raw, job) == {}
+    assert owners(here.raw, job) == {}
     assert job.status().chunks_done == 0
     (suspect,) = job.suspects()
     assert (suspect.given_up, len(suspect.deaths)) == ((), 1)
-    start_worker("slow")
+    here.start_worker("slow")
     assert_every_record_has_its_vector(job, 60)
     assert job.status().deaths == 1
 
 
-def test_ctrl_c_twice_in_the_middle_of_a_chunk_loses_nothing(
-    settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
-) -> None:
-    leaving = start_worker("slow")
-    job = submit(settings)
-    eventually(lambda: in_the_middle(raw, job, leaving, chunks=2))
+def test_ctrl_c_twice_in_the_middle_of_a_chunk_loses_nothing(here: Here) -> None:
+    leaving = here.start_worker("slow")
+    job = submit(here.settings)
+    eventually(lambda: in_the_middle(here.raw, job, leaving, chunks=2))
     leaving.process.send_signal(signal.SIGINT)
     eventually(lambda: "a second Ctrl-C" in leaving.log())
     leaving.process.send_signal(signal.SIGINT)
     assert leaving.process.wait(60) == 0
     assert "gives back" in leaving.log()
     assert "Traceback" not in leaving.log()
-    assert owners(raw, job) == {}
-    start_worker("slow")
+    assert owners(here.raw, job) == {}
+    here.start_worker("slow")
     assert_every_record_has_its_vector(job)
     assert job.status().deaths == 0
 
 
-def test_one_worker_with_two_suspect_chunks_does_one_after_the_other(
-    settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
-) -> None:
-    doomed = start_worker("slow")
-    job = submit(settings, records=20)
-    kill_in_the_middle(raw, job, doomed)
-    careful = start_worker("slow")
+def test_one_worker_with_two_suspect_chunks_does_one_after_the_other(here: Here) -> None:
+    doomed = here.start_worker("slow")
+    job = submit(here.settings, records=20)
+    kill_in_the_middle(here.raw, job, doomed)
+    careful = here.start_worker("slow")
     eventually(lambda: len(job.suspects()) == 2)
     assert_every_record_has_its_vector(job, 20)
     assert careful.log().count("encoding it alone") == 2
@@ -177,25 +163,19 @@ def test_one_worker_with_two_suspect_chunks_does_one_after_the_other(
 
 
 @pytest.mark.in_redis  # others are not joined
-def test_a_worker_that_is_killed_in_the_middle_leaves_each_joined_chunk_to_be_tried_alone(
-    settings: Settings,
-    raw: redis_py.Redis,
-    environment: dict[str, str],
-    short_folder: Path,
-    start_worker: StartWorker,
-) -> None:
+def test_a_worker_that_is_killed_in_the_middle_leaves_each_joined_chunk_to_be_tried_alone(here: Here) -> None:
     corpora = [[f"job {number} text {row}" for row in range(1 + number % 8)] for number in range(12)]
-    jobs = [enqueue_embeddings(texts, hardware="slow", settings=settings) for texts in corpora]
-    usual = environment["EMBEDCTL_CONFIG"]
-    slower = short_folder / "slower.toml"  # so that the worker is still there when the test has seen what it holds
+    jobs = [enqueue_embeddings(texts, hardware="slow", settings=here.settings) for texts in corpora]
+    usual = here.environment["EMBEDCTL_CONFIG"]
+    slower = here.folder / "slower.toml"  # so that the worker is still there when the test has seen what it holds
     slower.write_text(Path(usual).read_text().replace("seconds_per_batch = 0.1}", "seconds_per_batch = 1.0}"))
-    environment["EMBEDCTL_CONFIG"] = str(slower)
-    worker = start_worker("slow")
-    environment["EMBEDCTL_CONFIG"] = usual
-    eventually(lambda: sum(len(owners(raw, job)) for job in jobs) > 3)
+    here.environment["EMBEDCTL_CONFIG"] = str(slower)
+    worker = here.start_worker("slow")
+    here.environment["EMBEDCTL_CONFIG"] = usual
+    eventually(lambda: sum(len(owners(here.raw, job)) for job in jobs) > 3)
     worker.kill()
-    held = [job for job in jobs if owners(raw, job)]
-    second = start_worker("slow")
+    held = [job for job in jobs if owners(here.raw, job)]
+    second = here.start_worker("slow")
     for texts, job in zip(corpora, jobs, strict=True):
         assert job.wait(timeout=60).state is JobState.COMPLETED
         np.testing.assert_array_equal(job.vectors(), reference(texts))

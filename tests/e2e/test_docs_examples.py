@@ -23,6 +23,7 @@ import pytest
 
 from embedctl_config.settings import Settings
 from tests.support.gateway import running_gateway
+from tests.support.here import Here
 from tests.support.jobs import reference
 from tests.support.packages import need
 from tests.support.shim import embedctl_on_path
@@ -66,32 +67,23 @@ def commands(block: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if examples(page, "python")])
-def test_python_examples_run(
-    page: str,
-    environment: dict[str, str],
-    settings: Settings,
-    start_worker: StartWorker,
-    short_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    start_worker()
-    (short_folder / "corpus.txt").write_text("".join(f"{text}\n" for text in TEXTS))
-    monkeypatch.chdir(short_folder)
-    for name, value in environment.items():
+def test_python_examples_run(here: Here, page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    here.start_worker()
+    (here.folder / "corpus.txt").write_text("".join(f"{text}\n" for text in TEXTS))
+    monkeypatch.chdir(here.folder)
+    for name, value in here.environment.items():
         monkeypatch.setenv(name, value)
     names: dict[str, object] = {"__name__": "__main__"}
-    with gateway_for(page, settings, start_worker) as put:
+    with gateway_for(page, here.settings, here.start_worker) as put:
         for source in examples(page, "python"):
             exec(compile(put(source), page, "exec"), names)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if examples(page, "console")])
-def test_shell_examples_run(
-    page: str, environment: dict[str, str], settings: Settings, start_worker: StartWorker, short_folder: Path
-) -> None:
+def test_shell_examples_run(here: Here, page: str) -> None:
     rows = [{"id": f"id-{at}", "text": text} for at, text in enumerate(TEXTS)]
-    (short_folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    start_worker()
+    (here.folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    here.start_worker()
     lines = ["set -eo pipefail"]
     for block in examples(page, "console"):
         assert commands(block), f"{page} has an example without a command: {block}"
@@ -101,24 +93,24 @@ def test_shell_examples_run(
             lines.append(f"(unset EMBEDCTL_REDIS_URL; {command})" if alone else command)
             if "-o vectors.npy" in command:
                 lines.append("mv vectors.npy fetched-$((++files)).npy")
-    script = short_folder / "examples.sh"
-    with gateway_for(page, settings, start_worker) as put, embedctl_on_path(short_folder) as ours:
+    script = here.folder / "examples.sh"
+    with gateway_for(page, here.settings, here.start_worker) as put, embedctl_on_path(here.folder) as ours:
         script.write_text(put("\n".join(lines) + "\n"))
         done = subprocess.run(
             ["bash", "-x", str(script)],
             env={
-                **environment,
-                "PATH": os.pathsep.join([ours, str(Path(sys.executable).parent), environment["PATH"]]),
+                **here.environment,
+                "PATH": os.pathsep.join([ours, str(Path(sys.executable).parent), here.environment["PATH"]]),
                 "EMBEDCTL_HARDWARE": "dummy",
                 "EMBEDCTL_MODEL": "dummy",
             },
-            cwd=short_folder,
+            cwd=here.folder,
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
         )
     assert done.returncode == 0, done.stdout + done.stderr
-    written = sorted(short_folder.glob("fetched-*.npy"))
+    written = sorted(here.folder.glob("fetched-*.npy"))
     assert len(written) == sum("mv vectors.npy" in line for line in lines)
     for file in written:
         np.testing.assert_array_equal(np.load(file), reference(TEXTS))
@@ -169,14 +161,14 @@ np.testing.assert_array_equal(np.array([made[70], made[90]], np.float32), expect
 """
 
 
-def test_recipes_run(environment: dict[str, str], start_worker: StartWorker, short_folder: Path) -> None:
-    start_worker()
+def test_recipes_run(here: Here) -> None:
+    here.start_worker()
     found = recipes("docs/library.md")
     assert set(found) == set(AFTER)
-    pq.write_table(pa.table(TABLE), short_folder / "documents.parquet")
-    np.save(short_folder / "expected.npy", reference([TEXTS[0], TEXTS[2]]))
+    pq.write_table(pa.table(TABLE), here.folder / "documents.parquet")
+    np.save(here.folder / "expected.npy", reference([TEXTS[0], TEXTS[2]]))
     missing = [package for package in found if find_spec(package) is None]
-    script = short_folder / "recipes.py"
+    script = here.folder / "recipes.py"
     # One process of its own for all: what they import is large, and Django is set up only once.
     script.write_text(
         f"import numpy as np\nexpected = np.load('expected.npy')\nTABLE = {TABLE}\n"
@@ -188,8 +180,8 @@ def test_recipes_run(environment: dict[str, str], start_worker: StartWorker, sho
     )
     done = subprocess.run(
         [sys.executable, "-W", "error::DeprecationWarning:__main__", str(script)],
-        env={**environment, "HF_HOME": str(short_folder), "HF_HUB_OFFLINE": "1"},
-        cwd=short_folder,
+        env={**here.environment, "HF_HOME": str(here.folder), "HF_HUB_OFFLINE": "1"},
+        cwd=here.folder,
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -203,17 +195,15 @@ def _without_figures(line: str) -> str:
     return re.sub(r"[\d.,]*\d", "N", re.sub(r"\(the worker's log: .*\)", "(the worker's log)", line))
 
 
-def test_the_first_command_of_the_readme_prints_what_stands_below_it(
-    environment: dict[str, str], short_folder: Path
-) -> None:
+def test_the_first_command_of_the_readme_prints_what_stands_below_it(here: Here) -> None:
     block = next(block for block in examples("README.md", "console") if "embedctl run" in block)
     shown = [line.replace("all-MiniLM-L6-v2", "dummy") for line in block.splitlines() if not line.startswith("$ ")]
-    (short_folder / "new").mkdir()
-    with embedctl_on_path(short_folder) as ours:
+    (here.folder / "new").mkdir()
+    with embedctl_on_path(here.folder) as ours:
         done = subprocess.run(
             ["bash", "-ec", "\n".join(commands(block))],
-            env={**environment, "EMBEDCTL_REDIS_URL": "", "PATH": f"{ours}{os.pathsep}{environment['PATH']}"},
-            cwd=short_folder / "new",
+            env={**here.environment, "EMBEDCTL_REDIS_URL": "", "PATH": f"{ours}{os.pathsep}{here.environment['PATH']}"},
+            cwd=here.folder / "new",
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,

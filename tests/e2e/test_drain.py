@@ -28,13 +28,13 @@ from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.drained_parts import manifest_of, rows_of, unlocked
 from tests.support.failpoints import Killed, full_disk, kill_at
 from tests.support.forked import Forked
+from tests.support.here import Here
 from tests.support.jobs import reference
 from tests.support.limits import limited
 from tests.support.processes import RunEmbedctl
 from tests.support.rig import TEXTS_OF_13_CHUNKS as TEXTS
 from tests.support.rig import Encode, Rig
 from tests.support.waiting import PATIENCE_S, eventually
-from tests.support.workers import StartWorker
 
 CHUNKS = 13
 
@@ -131,17 +131,17 @@ def test_retries_of_retries_are_drained_once(
 
 
 def test_records_that_were_retried_before_the_drain_are_in_their_places(
-    encode: Encode, worker_broker: Broker, settings: Settings, raw: redis_py.Redis, tmp_path: Path
+    here: Here, encode: Encode, worker_broker: Broker, tmp_path: Path
 ) -> None:
     job = encode(["" if i == 7 else text for i, text in enumerate(TEXTS)])
     job.retry_failed()
-    Rig(worker_broker, settings, DummyBackend(dim=16)).run(job, 13)
+    Rig(worker_broker, here.settings, DummyBackend(dim=16)).run(job, 13)
     job.deliver(tmp_path)
     assert not list(tmp_path.glob("part-retry-*"))
-    assert not raw.exists(keys.chunk_result(job.id, 13))
+    assert not here.raw.exists(keys.chunk_result(job.id, 13))
     assert [each.position for each in job.errors()] == [7]
     assert job.retry_failed() == 1, "the retry failed too, and is retried after the drain"
-    Rig(worker_broker, settings, DummyBackend(dim=16)).run(job, 14)
+    Rig(worker_broker, here.settings, DummyBackend(dim=16)).run(job, 14)
     assert [each.position for each in job.errors()] == [7]
 
 
@@ -163,13 +163,7 @@ STEPS = [
 @pytest.mark.parametrize("count", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("owner", "name", "after"), STEPS)
 def test_a_drain_that_dies_between_two_steps_is_resumed(
-    encode: Encode,
-    raw: redis_py.Redis,
-    tmp_path: Path,
-    owner: Any,
-    name: str,
-    after: bool,
-    count: int,
+    encode: Encode, raw: redis_py.Redis, tmp_path: Path, owner: Any, name: str, after: bool, count: int
 ) -> None:
     job = encode()
     folder = tmp_path / "out"
@@ -396,112 +390,96 @@ def corpus(folder: Path, count: int) -> list[str]:
     return texts
 
 
-SMALL = {
-    "LIMIT_PART_RECORDS": "500",
-    "LIMIT_RESULTS_HIGH_WATER_BYTES": "40000",
-    "LIMIT_HIGH_WATER_BYTES": "20000",
-}
+SMALL = {"LIMIT_PART_RECORDS": "500", "LIMIT_RESULTS_HIGH_WATER_BYTES": "40000", "LIMIT_HIGH_WATER_BYTES": "20000"}
 
 
 @pytest.mark.slow
-def test_a_job_goes_through_a_bounded_redis_while_it_is_submitted(
-    embedctl: RunEmbedctl, start_worker: StartWorker, broker: Broker, short_folder: Path
-) -> None:
+def test_a_job_goes_through_a_bounded_redis_while_it_is_submitted(here: Here) -> None:
     """Neither all texts nor all results fit into the bounds, so submitting and draining must go on together."""
-    texts = corpus(short_folder, 2000)
-    start_worker()
+    texts = corpus(here.folder, 2000)
+    here.start_worker()
     most, over = 0, threading.Event()
 
     def watch() -> None:
         nonlocal most
         while not over.wait(0.02):  # the others need the CPU too
-            for job in broker.jobs.newest():
+            for job in here.broker.jobs.newest():
                 most = max(most, job.result_bytes)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    done = embedctl("submit", "c.jsonl", "-o", "out/", "--chunk-size", "50", **SMALL)
+    done = here.embedctl("submit", "c.jsonl", "-o", "out/", "--chunk-size", "50", **SMALL)
     over.set()
     watcher.join()
     assert done.returncode == 0, done.stderr
     assert "parts and manifest.json" in done.stderr
-    assert_complete(short_folder / "out", texts)
+    assert_complete(here.folder / "out", texts)
     assert 0 < most < 40000 + 8 * 50 * 80
-    fetched = embedctl("fetch", done.stdout.strip(), "-o", "v.npy")
+    fetched = here.embedctl("fetch", done.stdout.strip(), "-o", "v.npy")
     assert fetched.returncode == 0, fetched.stderr
-    np.testing.assert_array_equal(np.load(short_folder / "v.npy"), reference(texts))
+    np.testing.assert_array_equal(np.load(here.folder / "v.npy"), reference(texts))
 
 
 @pytest.mark.parametrize("way", [("-o", "v.npy"), ("-o", "-"), ("-o", "lancedb:v?table=t")], ids=" ".join)
-def test_only_a_folder_drains(embedctl: RunEmbedctl, short_folder: Path, way: tuple[str, str]) -> None:
-    corpus(short_folder, 3)
-    done = embedctl("submit", "c.jsonl", "--drain", *way)
+def test_only_a_folder_drains(here: Here, way: tuple[str, str]) -> None:
+    corpus(here.folder, 3)
+    done = here.embedctl("submit", "c.jsonl", "--drain", *way)
     assert done.returncode == 2
     assert "--drain is for vectors that go into a folder" in done.stderr
 
 
-def test_a_job_that_waits_for_its_reader_says_so(
-    embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path
-) -> None:
-    texts = corpus(short_folder, 1000)
-    start_worker()
-    submitted = embedctl(
+def test_a_job_that_waits_for_its_reader_says_so(here: Here) -> None:
+    texts = corpus(here.folder, 1000)
+    here.start_worker()
+    submitted = here.embedctl(
         *("submit", "c.jsonl", "--drain", "--chunk-size", "50"), **{**SMALL, "LIMIT_HIGH_WATER_BYTES": "1000000"}
     )
     job_id = submitted.stdout.strip()
 
     def said() -> str:
-        return embedctl("status", job_id).stdout
+        return here.embedctl("status", job_id).stdout
 
     eventually(lambda: "waiting for a reader" in said(), what="the job's pause")
     assert f"embedctl fetch {job_id} -o DIR/" in said()
-    drained = embedctl("fetch", job_id, "-o", "out/", **SMALL)
+    drained = here.embedctl("fetch", job_id, "-o", "out/", **SMALL)
     assert drained.returncode == 0, drained.stderr
     assert "waiting for a reader" not in said()
-    assert_complete(short_folder / "out", texts)
+    assert_complete(here.folder / "out", texts)
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
-def test_every_record_is_in_the_parts_once_however_often_the_drainer_is_killed(
-    embedctl: RunEmbedctl,
-    start_worker: StartWorker,
-    environment: dict[str, str],
-    short_folder: Path,
-    kills: int,
-) -> None:
-    texts = corpus(short_folder, 1000 * kills)
-    start_worker()
+def test_every_record_is_in_the_parts_once_however_often_the_drainer_is_killed(here: Here, kills: int) -> None:
+    texts = corpus(here.folder, 1000 * kills)
+    here.start_worker()
     small = {**SMALL, "LIMIT_HIGH_WATER_BYTES": "10000000"}
-    job_id = embedctl("submit", "c.jsonl", "--drain", "--chunk-size", "50", **small).stdout.strip()
+    job_id = here.embedctl("submit", "c.jsonl", "--drain", "--chunk-size", "50", **small).stdout.strip()
     rng = random.Random(kills)
-    log = short_folder / "drain.log"
+    log = here.folder / "drain.log"
     for _ in range(kills):
         arguments = ["fetch", job_id, "-o", "out/", "-q"]
-        drainer = Forked(arguments, {**environment, **small}, short_folder, log, log)
+        drainer = Forked(arguments, {**here.environment, **small}, here.folder, log, log)
         time.sleep(rng.uniform(0.1, 0.6))  # a random moment of the drain
         drainer.send_signal(signal.SIGKILL)
         drainer.wait(120)
-    done = embedctl("fetch", job_id, "-o", "out/", **small)
+    done = here.embedctl("fetch", job_id, "-o", "out/", **small)
     assert done.returncode == 0, done.stderr + log.read_text()
-    assert_complete(short_folder / "out", texts)
+    assert_complete(here.folder / "out", texts)
 
 
-def test_a_stopped_job_is_drained_and_goes_on(
-    worker_broker: Broker, settings: Settings, raw: redis_py.Redis, tmp_path: Path
-) -> None:
+def test_a_stopped_job_is_drained_and_goes_on(here: Here, worker_broker: Broker, tmp_path: Path) -> None:
     """What was done when it was stopped is in the parts, and its holes are filled once its corpus continues it."""
-    job = enqueue_embeddings(TEXTS, settings=settings, chunk_size=8, idempotency_key="k")
-    rig = Rig(worker_broker, settings, DummyBackend(dim=16))
+    job = enqueue_embeddings(TEXTS, settings=here.settings, chunk_size=8, idempotency_key="k")
+    rig = Rig(worker_broker, here.settings, DummyBackend(dim=16))
     done = [0, 1, 2, 5, 7]
     for chunk in done:
         rig.run(job, chunk)
     job.stop()
     job.deliver(tmp_path)
-    assert results_in_redis(raw, job) == set()
+    assert results_in_redis(here.raw, job) == set()
     assert sorted(rows_of(tmp_path)) == [row for chunk in done for row in range(8 * chunk, 8 * chunk + 8)]
     there = ~np.isnan(job.vectors()).any(axis=1)
     assert there.sum() == 8 * len(done)
-    again = enqueue_embeddings(TEXTS, settings=settings, chunk_size=8, idempotency_key="k")
+    again = enqueue_embeddings(TEXTS, settings=here.settings, chunk_size=8, idempotency_key="k")
     assert again.id == job.id
     for chunk in set(range(CHUNKS)) - set(done):
         rig.run(job, chunk)
@@ -512,14 +490,14 @@ def test_a_stopped_job_is_drained_and_goes_on(
 
 
 def test_what_an_error_budget_left_is_drained_before_the_command_fails(
-    worker_broker: Broker, settings: Settings, raw: redis_py.Redis, tmp_path: Path
+    here: Here, worker_broker: Broker, tmp_path: Path
 ) -> None:
     texts: list[Any] = [None if 40 <= at < 44 else text for at, text in enumerate(TEXTS)]
-    job = enqueue_embeddings(texts, settings=settings, chunk_size=8, max_errors=2)
-    rig = Rig(worker_broker, settings, DummyBackend(dim=16))
+    job = enqueue_embeddings(texts, settings=here.settings, chunk_size=8, max_errors=2)
+    rig = Rig(worker_broker, here.settings, DummyBackend(dim=16))
     for chunk in (0, 3, 5):
         rig.run(job, chunk)
     with pytest.raises(JobFailed, match=r"error budget after 4 failed records.*What is done is in"):
         job.deliver(tmp_path)
-    assert results_in_redis(raw, job) == set()
+    assert results_in_redis(here.raw, job) == set()
     assert sorted(rows_of(tmp_path)) == [row for chunk in (0, 3, 5) for row in range(8 * chunk, 8 * chunk + 8)]

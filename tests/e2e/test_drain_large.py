@@ -18,10 +18,10 @@ import redis as redis_py
 
 from tests.support.drained_parts import manifest_of
 from tests.support.forked import Forked
+from tests.support.here import Here
 from tests.support.jobs import reference
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
-from tests.support.workers import StartWorker
 
 pytestmark = pytest.mark.slow
 
@@ -83,40 +83,36 @@ def highest_memory(server: RedisServer) -> Iterator[Callable[[], int]]:
 SMALL = {"LIMIT_HIGH_WATER_BYTES": "1000000", "EMBEDCTL_LEASE_S": "2"}
 
 
-def test_200_000_records_go_through_8_mb(
-    environment: dict[str, str], start_worker: StartWorker, redis_server: RedisServer, short_folder: Path
-) -> None:
+def test_200_000_records_go_through_8_mb(here: Here, redis_server: RedisServer) -> None:
     """All results together take some 14 MB, and the texts as much again."""
-    texts = write_corpus(short_folder, 200_000)
-    start_worker()
-    log = short_folder / "submit.log"
+    texts = write_corpus(here.folder, 200_000)
+    here.start_worker()
+    log = here.folder / "submit.log"
     with highest_memory(redis_server) as used:
         arguments = ["submit", "c.jsonl", "-o", "out/", "-q"]
-        submitter = Forked(arguments, {**environment, **SMALL}, short_folder, log, log)
+        submitter = Forked(arguments, {**here.environment, **SMALL}, here.folder, log, log)
         assert submitter.wait(150) == 0, log.read_text()
         assert used() < MAXMEMORY
-    assert not assert_every_record_once(short_folder / "out", texts)
+    assert not assert_every_record_once(here.folder / "out", texts)
 
 
 @pytest.mark.timeout(400)
-def test_nothing_is_lost_or_doubled_whatever_is_killed(
-    environment: dict[str, str], start_worker: StartWorker, redis_server: RedisServer, short_folder: Path
-) -> None:
+def test_nothing_is_lost_or_doubled_whatever_is_killed(here: Here, redis_server: RedisServer) -> None:
     """A drainer is killed at 8 random moments, Redis at 3 and a worker at 4."""
-    texts = write_corpus(short_folder, 150_000)
+    texts = write_corpus(here.folder, 150_000)
     rng = random.Random(22)
-    own = {**environment, **SMALL}
-    log = short_folder / "commands.log"
+    own = {**here.environment, **SMALL}
+    log = here.folder / "commands.log"
     key = ["--resume", "k", "--chunk-size", "100", "--drain", "-q"]
-    workers = [start_worker() for _ in range(2)]
-    submitter = Forked(["submit", "c.jsonl", *key], own, short_folder, log, log)
+    workers = [here.start_worker() for _ in range(2)]
+    submitter = Forked(["submit", "c.jsonl", *key], own, here.folder, log, log)
     with redis_py.Redis.from_url(redis_server.url) as client:
         eventually(lambda: client.zcard("embed:jobs"), what="the job", show=log.read_text)
         ids = [name.decode() for name in client.zrange("embed:jobs", 0, -1)]
 
     def drainer() -> Forked:
         arguments = ["fetch", ids[0], "-o", "out/", "-q"]
-        return Forked(arguments, own, short_folder, log, log)
+        return Forked(arguments, own, here.folder, log, log)
 
     draining = drainer()
     for what in rng.sample(["drainer"] * 8 + ["redis"] * 3 + ["worker"] * 4, 15):
@@ -133,10 +129,10 @@ def test_nothing_is_lost_or_doubled_whatever_is_killed(
         else:
             at = rng.randrange(2)
             workers[at].kill()
-            workers[at] = start_worker(wait=False)
+            workers[at] = here.start_worker(wait=False)
     status = draining.wait(200)
     assert submitter.wait(60) == 0, log.read_text()
-    codes = assert_every_record_once(short_folder / "out", texts)
+    codes = assert_every_record_once(here.folder / "out", texts)
     # A kill that hits a worker in the middle of a suspect chunk makes the record at hand look guilty.
     assert set(codes.values()) <= {"crashed_worker"}
     assert len(codes) <= 5

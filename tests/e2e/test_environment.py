@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import redis as redis_py
 
 from embedctl_config import keys
+from tests.support.here import Here
 from tests.support.redis_server import RedisServer, as_user
-from tests.support.workers import StartWorker
 
 QUEUE = keys.queue("dummy", "dummy")
 SUBMIT = """
@@ -43,26 +42,22 @@ URLS = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL"
 
 
 def test_tickets_go_to_the_configured_redis_alone_and_a_program_keeps_its_environment(
-    own_redis: RedisServer,
-    environment: dict[str, str],
-    start_worker: StartWorker,
-    short_folder: Path,
-    raw: redis_py.Redis,
+    here: Here, own_redis: RedisServer
 ) -> None:
     elsewhere = f"redis+socket://{own_redis.folder}/redis.sock?virtual_host=0"
-    environment.update({**OTHERS, **dict.fromkeys(URLS, elsewhere)})
-    raw.config_resetstat()
-    worker = start_worker()
+    here.environment.update({**OTHERS, **dict.fromkeys(URLS, elsewhere)})
+    here.raw.config_resetstat()
+    worker = here.start_worker()
     done = subprocess.run(
         [sys.executable, "-c", SUBMIT],
-        env=as_user(environment, "producer"),
-        cwd=short_folder,
+        env=as_user(here.environment, "producer"),
+        cwd=here.folder,
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert (done.stdout, done.returncode) == ("completed\n", 0), done.stderr + worker.log()
-    commands = raw.info("commandstats")
+    commands = here.raw.info("commandstats")
     assert commands["cmdstat_lpush"]["calls"] >= 1
     assert commands["cmdstat_brpop"]["calls"] >= 1
     assert worker.process.poll() is None

@@ -14,24 +14,20 @@ import redis as redis_py
 from embedctl import enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl_config.celery_app import TASK
-from embedctl_config.settings import Settings
 from tests.support.dashboard import PAGES, dashboard
+from tests.support.here import Here
 from tests.support.limits import limited, settings_of
-from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
-from tests.support.workers import StartWorker
 
 
 @pytest.mark.slow
-def test_flower_and_status_agree_about_a_running_job(
-    settings: Settings, environment: dict[str, str], start_worker: StartWorker, short_folder: Path
-) -> None:
-    environment["LIMIT_REISSUE_S"] = "60"  # one ticket a chunk
+def test_flower_and_status_agree_about_a_running_job(here: Here) -> None:
+    here.environment["LIMIT_REISSUE_S"] = "60"  # one ticket a chunk
     texts = [f"secret {i} " + "word " * 60 for i in range(60)]
-    with dashboard(environment, short_folder) as flower:
-        worker = start_worker("slow")
-        job = enqueue_embeddings(texts, hardware="slow", chunk_size=5, settings=limited(settings, reissue_s=60))
+    with dashboard(here.environment, here.folder) as flower:
+        worker = here.start_worker("slow")
+        job = enqueue_embeddings(texts, hardware="slow", chunk_size=5, settings=limited(here.settings, reissue_s=60))
 
         def agree() -> bool:
             states = [task["state"] for task in flower.tasks(job.id)]
@@ -49,28 +45,26 @@ def test_flower_and_status_agree_about_a_running_job(
         assert "secret" not in json.dumps(tasks)
         assert flower.stop() == 0
 
-    with dashboard(environment, short_folder) as flower:
+    with dashboard(here.environment, here.folder) as flower:
         # The history outlives it.
         assert {task["uuid"] for task in flower.tasks(job.id)} == {task["uuid"] for task in tasks}
-    assert {path.stat().st_mode & 0o777 for path in (short_folder / "state").glob("flower-*")} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in (here.folder / "state").glob("flower-*")} == {0o700}
 
 
 @pytest.mark.slow
-def test_with_users_nothing_is_shown_to_others_and_no_password_to_anybody(
-    environment: dict[str, str], own_redis: RedisServer, start_worker: StartWorker, short_folder: Path
-) -> None:
+def test_with_users_nothing_is_shown_to_others_and_no_password_to_anybody(here: Here, own_redis: RedisServer) -> None:
     with redis_py.Redis.from_url(own_redis.url) as admin:
         admin.config_set("requirepass", "r3d1s")
     # kombu's form of a unix socket's URL shows the password.
-    environment["EMBEDCTL_REDIS_URL"] = own_redis.url.replace("unix://", "unix://:r3d1s@")
-    users = short_folder / "users"
+    here.environment["EMBEDCTL_REDIS_URL"] = own_redis.url.replace("unix://", "unix://:r3d1s@")
+    users = here.folder / "users"
     users.write_text("kim:fl0w3r\nlee:with:colon\n")
-    broker = Broker.connect(settings_of(environment))
-    start_worker(wait=False)
+    broker = Broker.connect(settings_of(here.environment))
+    here.start_worker(wait=False)
     eventually(lambda: list(broker.workers.alive()))
     (worker,) = broker.workers.alive()
     broker.close()
-    with dashboard(environment, short_folder, "--address", "0.0.0.0:0", "--auth-file", str(users)) as flower:
+    with dashboard(here.environment, here.folder, "--address", "0.0.0.0:0", "--auth-file", str(users)) as flower:
         flower.url = flower.url.replace("0.0.0.0", "127.0.0.1")
 
         def look(path: str, user: str) -> tuple[int, str]:
@@ -96,13 +90,11 @@ def test_with_users_nothing_is_shown_to_others_and_no_password_to_anybody(
 
 
 @pytest.mark.slow
-def test_it_changes_nothing_and_answers_no_other_site(
-    environment: dict[str, str], short_folder: Path, embedctl: RunEmbedctl
-) -> None:
+def test_it_changes_nothing_and_answers_no_other_site(here: Here) -> None:
     from flower.urls import handlers
     from tornado.web import RequestHandler
 
-    with dashboard(environment, short_folder, "--url-prefix", "/flower") as flower:
+    with dashboard(here.environment, here.folder, "--url-prefix", "/flower") as flower:
         assert flower.get("/flower/workers")[0] == 200
         assert flower.get("/flower/api/tasks", Origin=flower.url.removesuffix("/flower"))[0] == 200
         assert flower.get("/flower/api/tasks", Host="localhost")[0] == 200
@@ -117,9 +109,9 @@ def test_it_changes_nothing_and_answers_no_other_site(
             status, said = flower.send("POST", "/flower" + path.replace("(.+)", "x"), {"Content-Length": "0"})
             assert (status, said) == (403, "Read only mode is enabled")
 
-        again = embedctl("flower", "--address", "0")
+        again = here.embedctl("flower", "--address", "0")
         assert (again.returncode, "running already" in again.stderr) == (1, True)
         port = str(urlsplit(flower.url).port)
-        taken = embedctl("flower", "--address", port, EMBEDCTL_STATE_DIR=str(short_folder / "other"))
+        taken = here.embedctl("flower", "--address", port, EMBEDCTL_STATE_DIR=str(here.folder / "other"))
         assert (taken.returncode, "Set EMBEDCTL_FLOWER_ADDRESS to another" in taken.stderr) == (2, True)
         assert flower.stop(signal.SIGINT) == 130

@@ -10,15 +10,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import redis as redis_py
 
 from embedctl import enqueue_embeddings
 from embedctl.destinations.files import fetch
 from embedctl_config import keys
-from embedctl_config.settings import Settings
+from tests.support.here import Here
 from tests.support.jobs import reference
-from tests.support.processes import RunEmbedctl
-from tests.support.workers import StartWorker
 
 TEXTS = [f'text {i}, with "quotes" and ünïcode' for i in range(50)]
 
@@ -49,38 +46,34 @@ def write_corpus(path: Path, ids: str) -> str:
     return str(path)
 
 
-def test_every_format_in_gives_the_same_vectors(
-    embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path
-) -> None:
-    start_worker()
+def test_every_format_in_gives_the_same_vectors(here: Here) -> None:
+    here.start_worker()
     suffixes = ["jsonl", "csv", "tsv", "txt", "parquet", "jsonl.gz", "csv.gz", "tsv.zst", "jsonl.zst", "parquet.gz"]
-    corpora = [write_corpus(short_folder / f"{at}.{suffix}", suffix) for at, suffix in enumerate(suffixes)]
-    done = embedctl("submit", *corpora, "-o", "out.npy", "--chunk-size", "13")
+    corpora = [write_corpus(here.folder / f"{at}.{suffix}", suffix) for at, suffix in enumerate(suffixes)]
+    done = here.embedctl("submit", *corpora, "-o", "out.npy", "--chunk-size", "13")
     assert done.returncode == 0, done.stderr
-    np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(TEXTS * len(suffixes)))
-    ids = [json.loads(line) for line in (short_folder / "out.ids.jsonl").read_text().splitlines()]
+    np.testing.assert_array_equal(np.load(here.folder / "out.npy"), reference(TEXTS * len(suffixes)))
+    ids = [json.loads(line) for line in (here.folder / "out.ids.jsonl").read_text().splitlines()]
     assert ids == [None if suffix == "txt" else f"{suffix}-{i}" for suffix in suffixes for i in range(50)]
 
 
-def test_every_format_out_holds_the_same_vectors(
-    settings: Settings, start_worker: StartWorker, short_folder: Path
-) -> None:
-    start_worker()
+def test_every_format_out_holds_the_same_vectors(here: Here) -> None:
+    here.start_worker()
     texts = [*TEXTS[:20], "", *TEXTS[20:], "word " * 300]
-    job = enqueue_embeddings(texts, ids=[f"id-{i}" for i in range(52)], chunk_size=7, settings=settings)
+    job = enqueue_embeddings(texts, ids=[f"id-{i}" for i in range(52)], chunk_size=7, settings=here.settings)
     job.wait(timeout=60)
     vectors = job.vectors()
 
-    fetch(job, short_folder / "out.jsonl")
-    rows = [json.loads(line) for line in (short_folder / "out.jsonl").read_text().splitlines()]
+    fetch(job, here.folder / "out.jsonl")
+    rows = [json.loads(line) for line in (here.folder / "out.jsonl").read_text().splitlines()]
     assert [row["position"] for row in rows] == list(range(52))
     assert rows[20] == {"position": 20, "id": "id-20", "error": {"code": "empty", "message": "the text is empty"}}
     assert rows[51]["truncated"] == {"used": 256, "lost": 44}
     good = [row for row in rows if "embedding" in row]
     np.testing.assert_array_equal(np.array([row["embedding"] for row in good], np.float32), np.delete(vectors, 20, 0))
 
-    fetch(job, short_folder / "out.parquet")
-    table = pq.read_table(short_folder / "out.parquet")
+    fetch(job, here.folder / "out.parquet")
+    table = pq.read_table(here.folder / "out.parquet")
     assert table["id"].to_pylist() == [f"id-{i}" for i in range(52)]
     assert table["embedding"].null_count == 1
     assert table["error_code"].to_pylist()[20] == "empty"
@@ -88,22 +81,20 @@ def test_every_format_out_holds_the_same_vectors(
     column = [row for row in table["embedding"].to_pylist() if row is not None]
     np.testing.assert_array_equal(np.array(column, np.float32), np.delete(vectors, 20, 0))
 
-    assert len(fetch(job, short_folder / "out.npy").files) == 4
-    np.testing.assert_array_equal(np.load(short_folder / "out.npy"), vectors)
-    assert not list(short_folder.glob(".out*"))
+    assert len(fetch(job, here.folder / "out.npy").files) == 4
+    np.testing.assert_array_equal(np.load(here.folder / "out.npy"), vectors)
+    assert not list(here.folder.glob(".out*"))
 
 
-def test_vectors_in_fp16_take_half_the_room_and_come_out_as_float32(
-    raw: redis_py.Redis, settings: Settings, start_worker: StartWorker, short_folder: Path
-) -> None:
-    start_worker("half")
-    start_worker()
+def test_vectors_in_fp16_take_half_the_room_and_come_out_as_float32(here: Here) -> None:
+    here.start_worker("half")
+    here.start_worker()
     texts = [*TEXTS[:40], "", "last"]
     half, whole = (
-        enqueue_embeddings(texts, hardware=name, chunk_size=9, settings=settings) for name in ("half", "dummy")
+        enqueue_embeddings(texts, hardware=name, chunk_size=9, settings=here.settings) for name in ("half", "dummy")
     )
     assert (half.wait(timeout=60).done, whole.wait(timeout=60).done) == (41, 41)
-    sizes = [raw.strlen(keys.chunk_result(job.id, 0)) for job in (half, whole)]
+    sizes = [here.raw.strlen(keys.chunk_result(job.id, 0)) for job in (half, whole)]
     assert sizes[1] - sizes[0] == 9 * 16 * 2
     expected = reference([text or "none" for text in texts]).astype(np.float16).astype(np.float32)
     expected[-2] = np.nan  # it failed
@@ -116,11 +107,11 @@ def test_vectors_in_fp16_take_half_the_room_and_come_out_as_float32(
     np.testing.assert_array_equal(np.concatenate([chunk.vectors for chunk in chunks]), expected)
     np.testing.assert_allclose(vectors[:40], reference(texts[:40]), rtol=0, atol=2**-12)
 
-    fetch(half, short_folder / "out.npy")
-    found = np.load(short_folder / "out.npy")
+    fetch(half, here.folder / "out.npy")
+    found = np.load(here.folder / "out.npy")
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, expected)
-    fetch(half, short_folder / "out.parquet")
-    column = pq.read_table(short_folder / "out.parquet")["embedding"]
+    fetch(half, here.folder / "out.parquet")
+    column = pq.read_table(here.folder / "out.parquet")["embedding"]
     assert column.type == pa.list_(pa.float32(), 16)
     np.testing.assert_array_equal(np.array(column.to_pylist()[:40], np.float32), expected[:40])

@@ -15,8 +15,8 @@ import httpx2
 import pytest
 
 from embedctl_gateway.key_file import add_key
+from tests.support.here import Here
 from tests.support.waiting import eventually
-from tests.support.workers import StartWorker
 
 SCHEMATHESIS = Path(__file__).parents[2] / "build/schemathesis/bin/st"
 #: The memory of the gateway may grow by this while it answers (KiB).
@@ -84,26 +84,21 @@ def description(client: httpx2.Client) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_no_request_meets_a_fault(
-    environment: dict[str, str],
-    short_folder: Path,
-    start_worker: StartWorker,
-    pytestconfig: pytest.Config,
-) -> None:
+def test_no_request_meets_a_fault(here: Here, pytestconfig: pytest.Config) -> None:
     """Every answer is as described, comes in time, and is no 500; the gateway's memory stays flat."""
     if not SCHEMATHESIS.exists():
         pytest.skip("tests/support/get-schemathesis.sh has not installed schemathesis")
-    start_worker()
-    keys, log = short_folder / "keys", short_folder / "gateway.log"
+    here.start_worker()
+    keys, log = here.folder / "keys", here.folder / "gateway.log"
     key = add_key(keys, "fuzz", "fuzz")
     wanted = pytestconfig.getoption("--fuzz-cases")
-    with gateway_process({**environment, "EMBEDCTL_HARDWARE": "auto"}, keys, log) as (url, pid):
+    with gateway_process({**here.environment, "EMBEDCTL_HARDWARE": "auto"}, keys, log) as (url, pid):
         with httpx2.Client(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=60) as client:
-            schema = short_folder / "openapi.json"
+            schema = here.folder / "openapi.json"
             schema.write_text(json.dumps(description(client)))
         cases, before, peak, round_of = 0, 0, 0, 0
         while cases < wanted:
-            report = short_folder / f"report-{round_of}.json"
+            report = here.folder / f"report-{round_of}.json"
             fuzz(schema, url, key, SEED + round_of, report)
             cases += json.loads(report.read_text())["test_cases"]["generated"]
             round_of += 1

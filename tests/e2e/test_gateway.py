@@ -31,6 +31,7 @@ from embedctl_gateway.key_file import add_key
 from tests.support.batches import async_client_at, client_of
 from tests.support.forked import Forked
 from tests.support.gateway import NO_TLS, Running, request_bytes, running_gateway
+from tests.support.here import Here
 from tests.support.jobs import reference
 from tests.support.limits import limited
 from tests.support.packages import need
@@ -60,14 +61,11 @@ def error_of(response: httpx2.Response) -> dict[str, Any]:
 
 
 @pytest.mark.client(
-    "openai",
-    "lists models; embeds, as base64 and as floats, with `dimensions`: the vectors of the library",
+    "openai", "lists models; embeds, as base64 and as floats, with `dimensions`: the vectors of the library"
 )
-def test_the_official_client_gets_the_vectors_of_the_library(
-    gateway: Running, settings: Settings, start_worker: StartWorker, broker: Broker
-) -> None:
-    start_worker()
-    job = enqueue_embeddings(TEXTS, settings=settings)
+def test_the_official_client_gets_the_vectors_of_the_library(here: Here, gateway: Running) -> None:
+    here.start_worker()
+    job = enqueue_embeddings(TEXTS, settings=here.settings)
     job.wait(timeout=60)
     expected = job.vectors()
     job.discard()
@@ -84,12 +82,12 @@ def test_the_official_client_gets_the_vectors_of_the_library(
         np.testing.assert_allclose([each.embedding for each in got.data], expected, atol=1e-6)
     shorter = expected[1, :4] / np.linalg.norm(expected[1, :4])
     np.testing.assert_allclose(one.data[0].embedding, shorter, atol=1e-6)
-    eventually(lambda: not jobs_left(broker), what="the end of the requests' jobs")
+    eventually(lambda: not jobs_left(here.broker), what="the end of the requests' jobs")
 
 
 @pytest.mark.client("openai", "16 requests at once of the asynchronous client, to two gateways")
-def test_the_asynchronous_client_and_two_gateways(settings: Settings, start_worker: StartWorker) -> None:
-    start_worker()
+def test_the_asynchronous_client_and_two_gateways(here: Here) -> None:
+    here.start_worker()
 
     async def ask(url: str, number: int) -> list[float]:
         async with async_client_at(url) as client:
@@ -98,7 +96,7 @@ def test_the_asynchronous_client_and_two_gateways(settings: Settings, start_work
     async def ask_all(urls: list[str]) -> list[list[float]]:
         return await asyncio.gather(*(ask(urls[number % 2], number) for number in range(16)))
 
-    with running_gateway(settings) as one, running_gateway(settings) as other:
+    with running_gateway(here.settings) as one, running_gateway(here.settings) as other:
         got = asyncio.run(ask_all([one.url, other.url]))
     np.testing.assert_allclose(got, reference([f"text {number}" for number in range(16)]), atol=1e-6)
 
@@ -176,8 +174,7 @@ def test_wrong_requests_are_refused_with_all_four_fields(gateway: Running, start
 
 
 @pytest.mark.client(
-    "raw HTTP",
-    "TEI's `/embed`, `/` and `/info`, HF Infinity's `/predict` with `x-compute-time`, infinity's paths",
+    "raw HTTP", "TEI's `/embed`, `/` and `/info`, HF Infinity's `/predict` with `x-compute-time`, infinity's paths"
 )
 def test_the_calls_of_tei_infinity_and_hf_infinity(gateway: Running, start_worker: StartWorker) -> None:
     start_worker()
@@ -227,8 +224,8 @@ def test_the_client_of_hugging_face(gateway: Running, start_worker: StartWorker)
         np.testing.assert_allclose(got, reference(["two words"]), atol=1e-6)
 
 
-def test_nobody_serves_and_redis_is_away(own_redis: RedisServer, settings: Settings, start_worker: StartWorker) -> None:
-    apart = settings.replace(redis_url=own_redis.url)
+def test_nobody_serves_and_redis_is_away(here: Here, own_redis: RedisServer) -> None:
+    apart = here.settings.replace(redis_url=own_redis.url)
     with running_gateway(apart) as gateway, gateway.client() as client:
         none = client.post("/v1/embeddings", json={"input": "one", "model": "dummy"})
         assert (none.status_code, error_of(none)["code"]) == (503, "model_unavailable")
@@ -258,23 +255,21 @@ def test_a_redis_that_hangs_is_told_soon_and_harms_no_request_that_can_wait(
         eventually(lambda: "serves" in client.get("/ready").text, what="Redis' answer")
 
 
-def test_a_caller_who_goes_away_cancels_its_records(
-    gateway: Running, start_worker: StartWorker, broker: Broker
-) -> None:
-    start_worker("slow")
+def test_a_caller_who_goes_away_cancels_its_records(here: Here, gateway: Running) -> None:
+    here.start_worker("slow")
     texts = [f"{'word ' * 50} {number}" for number in range(500)]  # minutes of work
     with gateway.connect() as connection:
         connection.sendall(request_bytes("/v1/embeddings", {"input": texts, "model": "dummy"}))
-        eventually(lambda: jobs_left(broker), what="the request's job")
-    eventually(lambda: not jobs_left(broker), what="the end of the request's job")
+        eventually(lambda: jobs_left(here.broker), what="the request's job")
+    eventually(lambda: not jobs_left(here.broker), what="the end of the request's job")
     eventually(lambda: gateway.gateway.admission.requests == 0)
     assert gateway.gateway.admission.held == 0
 
 
-def test_more_than_the_limit_is_asked_to_come_again(settings: Settings, start_worker: StartWorker) -> None:
-    start_worker("slow")
+def test_more_than_the_limit_is_asked_to_come_again(here: Here) -> None:
+    here.start_worker("slow")
     long = {"input": [f"{'word ' * 50} {number}" for number in range(500)], "model": "dummy"}
-    with running_gateway(limited(settings, gateway_in_flight=1)) as gateway, gateway.connect() as busy:
+    with running_gateway(limited(here.settings, gateway_in_flight=1)) as gateway, gateway.connect() as busy:
         busy.sendall(request_bytes("/v1/embeddings", long))
         eventually(lambda: gateway.gateway.admission.requests == 1)
         with gateway.client() as client:
@@ -285,20 +280,20 @@ def test_more_than_the_limit_is_asked_to_come_again(settings: Settings, start_wo
             assert client.get("/health").status_code == 200
 
 
-def test_a_request_that_takes_too_long_ends(settings: Settings, start_worker: StartWorker, broker: Broker) -> None:
-    start_worker("slow")
+def test_a_request_that_takes_too_long_ends(here: Here) -> None:
+    here.start_worker("slow")
     long = {"input": [f"{'word ' * 50} {number}" for number in range(500)], "model": "dummy"}
-    with running_gateway(settings.replace(gateway_timeout_s=0.5)) as gateway, gateway.client() as client:
+    with running_gateway(here.settings.replace(gateway_timeout_s=0.5)) as gateway, gateway.client() as client:
         late = client.post("/v1/embeddings", json=long)
         assert (late.status_code, error_of(late)["code"]) == (503, "timeout")
-        eventually(lambda: not jobs_left(broker), what="the end of the request's job")
+        eventually(lambda: not jobs_left(here.broker), what="the end of the request's job")
 
 
-def test_what_is_in_flight_at_the_end_is_answered(settings: Settings, start_worker: StartWorker) -> None:
-    start_worker("slow")
+def test_what_is_in_flight_at_the_end_is_answered(here: Here) -> None:
+    here.start_worker("slow")
     asked = {"input": [f"{'word ' * 50} {number}" for number in range(8)], "model": "dummy"}
     with ThreadPoolExecutor() as pool:
-        with running_gateway(settings) as gateway:
+        with running_gateway(here.settings) as gateway:
             answer = pool.submit(httpx2.post, f"{gateway.url}/v1/embeddings", json=asked, timeout=60)
             eventually(lambda: gateway.gateway.admission.requests == 1 or answer.done())
         assert len(answer.result().json()["data"]) == 8
@@ -432,13 +427,11 @@ def certificate(short_folder: Path) -> Path:
 
 
 @pytest.mark.client("raw HTTP", "keys and tenants, over TLS")
-def test_keys_tenants_and_tls(
-    settings: Settings, start_worker: StartWorker, broker: Broker, short_folder: Path, certificate: Path
-) -> None:
-    start_worker("slow")
-    keys = short_folder / "keys"
+def test_keys_tenants_and_tls(here: Here, certificate: Path) -> None:
+    here.start_worker("slow")
+    keys = here.folder / "keys"
     key = add_key(keys, "alice", "search")
-    guarded = settings.replace(gateway_keys_file=str(keys), gateway_tls_cert_file=str(certificate))
+    guarded = here.settings.replace(gateway_keys_file=str(keys), gateway_tls_cert_file=str(certificate))
     trusted = ssl.create_default_context(cafile=certificate.with_name("ca.pem"))
     with running_gateway(guarded) as gateway:
         assert gateway.url.startswith("https://")
@@ -456,22 +449,20 @@ def test_keys_tenants_and_tls(
             texts = [f"{'word ' * 50} {number}" for number in range(500)]  # minutes of work
             with ThreadPoolExecutor() as pool:
                 asked = pool.submit(client.post, "/v1/embeddings", json={"input": texts, "model": "dummy"})
-                eventually(lambda: jobs_left(broker), what="the request's job")
-                (seen,) = broker.jobs.newest()
-                broker.jobs.cancel(seen.id)
+                eventually(lambda: jobs_left(here.broker), what="the request's job")
+                (seen,) = here.broker.jobs.newest()
+                here.broker.jobs.cancel(seen.id)
                 ended = asked.result()
             assert (seen.tenant, seen.lane) == ("search", "interactive")
             assert (ended.status_code, error_of(ended)["code"]) == (503, "stopped")
-    wrong = settings.replace(gateway_tls_cert_file=str(short_folder / "none.pem"))
+    wrong = here.settings.replace(gateway_tls_cert_file=str(here.folder / "none.pem"))
     with pytest.raises(SettingsError, match="gateway_tls_cert_file"), running_gateway(wrong):
         pass
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)], ids=["stopped", "Ctrl-C"])
-def test_the_command_answers_and_ends(
-    number: int, status: int, environment: dict[str, str], short_folder: Path
-) -> None:
-    with Forked(["gateway", "--address", "0"], environment, short_folder, DEVNULL) as process:
+def test_the_command_answers_and_ends(here: Here, number: int, status: int) -> None:
+    with Forked(["gateway", "--address", "0"], here.environment, here.folder, DEVNULL) as process:
         assert process.stderr is not None
         said = process.stderr.readline()
         url = re.search(r"the gateway is at (http://127\.0\.0\.1:\d+)/v1 for everyone on this machine", said)

@@ -11,14 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import redis as redis_py
 
 from embedctl import CorpusChanged, Job, JobState, enqueue_embeddings
 from embedctl_config import keys
 from embedctl_config.settings import Settings
+from tests.support.here import Here
 from tests.support.jobs import reference
-from tests.support.processes import RunEmbedctl
-from tests.support.workers import StartWorker
 
 KEEP = ("title", "n", "of")
 ITEMS: list[dict[str, Any]] = [
@@ -52,44 +50,42 @@ def write_corpus(folder: Path, items: list[dict[str, Any]]) -> str:
 
 
 @pytest.mark.in_redis
-def test_they_come_out_of_the_library_if_asked_for(settings: Settings, start_worker: StartWorker) -> None:
-    start_worker()
-    start_worker("half")
-    job = enqueue_embeddings(ITEMS, keep=KEEP, count_tokens=True, chunk_size=9, settings=settings)
+def test_they_come_out_of_the_library_if_asked_for(here: Here) -> None:
+    here.start_worker()
+    here.start_worker("half")
+    job = enqueue_embeddings(ITEMS, keep=KEEP, count_tokens=True, chunk_size=9, settings=here.settings)
     assert found_in(job) == kept_of(ITEMS)
     assert counted(job) == [2] * 40
     assert (job.status().options["keep"], job.status().options["count_tokens"]) == (list(KEEP), True)
     np.testing.assert_array_equal(job.vectors(), reference([item["text"] for item in ITEMS]))
     texts = ["word " * 3, "", "w " * 300]
-    half = enqueue_embeddings(texts, count_tokens=True, hardware="half", settings=settings)
+    half = enqueue_embeddings(texts, count_tokens=True, hardware="half", settings=here.settings)
     assert counted(half) == [3, 0, 256]  # as many as the dummy takes
-    whole = enqueue_embeddings(texts, count_tokens=True, truncation="mean", settings=settings)
+    whole = enqueue_embeddings(texts, count_tokens=True, truncation="mean", settings=here.settings)
     assert counted(whole) == [3, 0, 300]
-    plain = enqueue_embeddings(ITEMS, settings=settings)
+    plain = enqueue_embeddings(ITEMS, settings=here.settings)
     assert [(chunk.kept, chunk.tokens) for chunk in plain.iter_results(timeout=60)] == [(None, None)]
     assert not {"keep", "count_tokens"} & set(plain.status().options)
 
 
-def test_jsonl_and_parquet_hold_them_and_npy_says_that_it_does_not(
-    embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path, raw: redis_py.Redis
-) -> None:
+def test_jsonl_and_parquet_hold_them_and_npy_says_that_it_does_not(here: Here) -> None:
     items = [*ITEMS, {"text": "", "title": "no vector"}]
-    submit = ("submit", write_corpus(short_folder, items), "--keep", "title,n,of,text", "-o")
-    refused = embedctl(*submit, "out.npy")
+    submit = ("submit", write_corpus(here.folder, items), "--keep", "title,n,of,text", "-o")
+    refused = here.embedctl(*submit, "out.npy")
     assert refused.returncode == 2
     assert "can't hold the kept fields (title, n, of, text): name the output .jsonl or .parquet" in refused.stderr
-    assert not list(raw.scan_iter("embed:job:*"))
-    start_worker()
-    done = embedctl(*submit, "out.jsonl")
+    assert not list(here.raw.scan_iter("embed:job:*"))
+    here.start_worker()
+    done = here.embedctl(*submit, "out.jsonl")
     assert done.returncode == 3, done.stderr
-    rows = [json.loads(line) for line in (short_folder / "out.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (here.folder / "out.jsonl").read_text().splitlines()]
     assert [{name: row[name] for name in (*KEEP, "text")} for row in rows] == kept_of(items, (*KEEP, "text"))
     assert list(rows[0]) == ["position", "id", "title", "n", "of", "text", "embedding"]
     assert rows[40]["error"]["code"] == "empty"
 
     job = done.stdout.strip()
-    assert embedctl("fetch", job, "-o", "out.parquet").returncode == 3
-    table = pq.read_table(short_folder / "out.parquet")
+    assert here.embedctl("fetch", job, "-o", "out.parquet").returncode == 3
+    table = pq.read_table(here.folder / "out.parquet")
     assert {name: table.schema.field(name).type for name in KEEP} == {
         "title": pa.string(),
         "n": pa.float64(),
@@ -99,20 +95,20 @@ def test_jsonl_and_parquet_hold_them_and_npy_says_that_it_does_not(
     assert table["n"].to_pylist() == [item.get("n") for item in items]
     assert [json.loads(cell or "null") for cell in table["of"].to_pylist()] == [item.get("of") for item in items]
 
-    fetched = embedctl("fetch", job, "-o", "out.npy")
+    fetched = here.embedctl("fetch", job, "-o", "out.npy")
     assert "Not in out.npy: the kept fields (title, n, of, text). Fetch into a .jsonl or .parquet" in fetched.stderr
 
 
-def test_an_empty_job_has_the_columns_too(settings: Settings, embedctl: RunEmbedctl, short_folder: Path) -> None:
-    job = enqueue_embeddings([], keep=("title",), settings=settings)
-    assert embedctl("fetch", job.id, "-o", "out.parquet").returncode == 0
-    assert "title" in pq.read_table(short_folder / "out.parquet").column_names
+def test_an_empty_job_has_the_columns_too(here: Here) -> None:
+    job = enqueue_embeddings([], keep=("title",), settings=here.settings)
+    assert here.embedctl("fetch", job.id, "-o", "out.parquet").returncode == 0
+    assert "title" in pq.read_table(here.folder / "out.parquet").column_names
 
 
-def test_what_is_retried_keeps_them(settings: Settings, start_worker: StartWorker) -> None:
-    small = start_worker("small")  # too little memory for a text of more than 100 tokens
+def test_what_is_retried_keeps_them(here: Here) -> None:
+    small = here.start_worker("small")  # too little memory for a text of more than 100 tokens
     items = [{"text": "word " * size, "title": f"t{size}"} for size in (3, 150, 4)]
-    job = enqueue_embeddings(items, keep=("title",), count_tokens=True, hardware="small", settings=settings)
+    job = enqueue_embeddings(items, keep=("title",), count_tokens=True, hardware="small", settings=here.settings)
     for _ in range(2):
         assert job.wait(timeout=60).failed == 1
         assert (found_in(job), counted(job)) == (kept_of(items, ("title",)), [3, 0, 4])
@@ -122,21 +118,19 @@ def test_what_is_retried_keeps_them(settings: Settings, start_worker: StartWorke
     assert job.retry_failed() == 1
     config = small.log_file.parent / "embedctl.toml"
     config.write_text(config.read_text().replace("memory_tokens = 100", "memory_tokens = 1000"))
-    start_worker("small")
+    here.start_worker("small")
     assert job.wait(timeout=60).state is JobState.COMPLETED
     assert (found_in(job), counted(job)) == (kept_of(items, ("title",)), [3, 150, 4])
 
 
-def test_what_killed_a_worker_keeps_its_fields_and_counts_for_nothing(
-    settings: Settings, start_worker: StartWorker
-) -> None:
+def test_what_killed_a_worker_keeps_its_fields_and_counts_for_nothing(here: Here) -> None:
     """In careful mode, by workers that doubt each other, and beside the failed records."""
     items = [
         {"text": text, "title": text.upper()} for text in ("one", "crash-encoder", "three words", "fail-tokenizer")
     ]
-    job = enqueue_embeddings(items, keep=("title",), count_tokens=True, hardware="poison", settings=settings)
+    job = enqueue_embeddings(items, keep=("title",), count_tokens=True, hardware="poison", settings=here.settings)
     for _ in range(3):
-        start_worker("poison", wait=False)
+        here.start_worker("poison", wait=False)
     status = job.wait(timeout=60)
     assert (status.done, status.failed) == (2, 2)
     assert status.deaths >= 1
@@ -144,16 +138,14 @@ def test_what_killed_a_worker_keeps_its_fields_and_counts_for_nothing(
 
 
 @pytest.mark.parametrize("lost", [keys.chunk_input, keys.chunk_result])
-def test_a_chunk_that_redis_lost_is_repaired_with_them_by_the_same_corpus(
-    lost: Any, raw: redis_py.Redis, settings: Settings, start_worker: StartWorker
-) -> None:
+def test_a_chunk_that_redis_lost_is_repaired_with_them_by_the_same_corpus(here: Here, lost: Any) -> None:
     def submit(items: list[dict[str, Any]] = ITEMS, **options: Any) -> Job:
         options = {"keep": KEEP, "count_tokens": True, **options}
-        return enqueue_embeddings(items, chunk_size=10, idempotency_key="key", settings=settings, **options)
+        return enqueue_embeddings(items, chunk_size=10, idempotency_key="key", settings=here.settings, **options)
 
     job = submit()
     if lost is keys.chunk_result:
-        start_worker()
+        here.start_worker()
         job.wait(timeout=60)
     with pytest.raises(CorpusChanged, match="record 21 is not the one"):
         submit([*ITEMS[:21], {**ITEMS[21], "n": "other"}, *ITEMS[22:]])
@@ -163,10 +155,10 @@ def test_a_chunk_that_redis_lost_is_repaired_with_them_by_the_same_corpus(
     ):
         with pytest.raises(CorpusChanged, match=said):
             submit(**options)
-    assert raw.delete(lost(job.id, 2))
+    assert here.raw.delete(lost(job.id, 2))
     assert submit().id == job.id
     if lost is keys.chunk_input:
-        start_worker()
+        here.start_worker()
     assert job.wait(timeout=60).state is JobState.COMPLETED
     assert (found_in(job), counted(job)) == (kept_of(ITEMS), [2] * 40)
 

@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import time
-from pathlib import Path
 
 import pytest
 import redis as redis_py
@@ -18,11 +17,12 @@ from embedctl.store.heartbeats import HUNG_AFTER_S
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from embedctl_workers.serving.heartbeat import INTERVAL_S
+from tests.support.here import Here
 from tests.support.prepared import go_elsewhere
-from tests.support.processes import RunEmbedctl, before_all_else, changed
+from tests.support.processes import before_all_else, changed
 from tests.support.store import row
 from tests.support.waiting import PATIENCE_S, eventually
-from tests.support.workers import StartWorker, WorkerProcess
+from tests.support.workers import WorkerProcess
 
 #: The time that the documentation promises.
 KNOWN_WITHIN_S = 20.0
@@ -61,45 +61,43 @@ def test_what_tells_of_a_worker_takes_less_than_the_time_that_is_promised() -> N
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_stopped_or_hung_is_known_within_twenty_seconds(
-    settings: Settings, environment: dict[str, str], embedctl: RunEmbedctl, start_worker: StartWorker
-) -> None:
-    environment["EMBEDCTL_HANG_S"] = "600"
-    hung, stopped, idle = start_worker("hung"), start_worker(), start_worker()
+def test_a_worker_that_is_stopped_or_hung_is_known_within_twenty_seconds(here: Here) -> None:
+    here.environment["EMBEDCTL_HANG_S"] = "600"
+    hung, stopped, idle = here.start_worker("hung"), here.start_worker(), here.start_worker()
     name = stopped.row().name
     began = time.monotonic()
-    waiting = enqueue_embeddings(["hang-encoder"], hardware="hung", settings=settings)
+    waiting = enqueue_embeddings(["hang-encoder"], hardware="hung", settings=here.settings)
     eventually(lambda: busy(hung))
     stopped.process.send_signal(signal.SIGSTOP)
-    served = enqueue_embeddings(["text"], settings=settings)
+    served = enqueue_embeddings(["text"], settings=here.settings)
 
     eventually(lambda: hung.row().activity == "hung")
     assert time.monotonic() - began >= 9.5  # not every slow batch is hung
-    shown = embedctl("status", waiting.id).stdout
+    shown = here.embedctl("status", waiting.id).stdout
     assert lines(shown, "workers") == ["1 live: 1 hung"]
     (line,) = lines(shown, "hung")
     assert re.match(rf"{re.escape(hung.row().name)}: no batch finished for \d+ s", line)
-    (found,) = findings(settings, "hung worker")
+    (found,) = findings(here.settings, "hung worker")
     assert found.level is Level.WARN
     assert hung.row().name in found.found
-    assert "it ends itself after hang_s (600 s)" in embedctl("doctor").stdout
-    ready = embedctl("worker", "--ready")
+    assert "it ends itself after hang_s (600 s)" in here.embedctl("doctor").stdout
+    ready = here.embedctl("worker", "--ready")
     assert (ready.returncode, ready.stdout) == (1, "")
     assert f"{hung.row().name} has finished no batch for " in ready.stderr
-    assert embedctl("worker", "--ready", "--class", "hung").returncode == 1
-    assert embedctl("worker", "--ready", "--class", "dummy").returncode == 0
+    assert here.embedctl("worker", "--ready", "--class", "hung").returncode == 1
+    assert here.embedctl("worker", "--ready", "--class", "dummy").returncode == 0
 
     def gone() -> list[str]:
         return [each.worker.name for each in served.gone_workers()]
 
     eventually(lambda: gone() == [name])
     assert [worker.pid for worker in served.workers()] == [idle.pid]
-    (found,) = findings(settings, "worker gone")
+    (found,) = findings(here.settings, "worker gone")
     assert (found.level, found.found.startswith(f"{name} has been gone for ")) == (Level.WARN, True)
     assert found.found.endswith(": no word from it")
-    assert f"{name} has been gone for " in embedctl("doctor").stdout
+    assert f"{name} has been gone for " in here.embedctl("doctor").stdout
     if not served.status().state.ended:  # the stopped one may have its ticket
-        (line,) = lines(embedctl("status", served.id).stdout, "gone")
+        (line,) = lines(here.embedctl("status", served.id).stdout, "gone")
         assert line.startswith(name)
     stopped.process.send_signal(signal.SIGCONT)
     eventually(lambda: gone() == [])
@@ -108,86 +106,76 @@ def test_a_worker_that_is_stopped_or_hung_is_known_within_twenty_seconds(
 
 
 @pytest.mark.slow
-def test_a_worker_that_was_killed_is_known_at_once_where_another_runs_beside_it(
-    settings: Settings, raw: redis_py.Redis, embedctl: RunEmbedctl, start_worker: StartWorker
-) -> None:
+def test_a_worker_that_was_killed_is_known_at_once_where_another_runs_beside_it(here: Here) -> None:
     """Also if one of another machine has the turn to look after jobs."""
-    start_worker(prepare=go_elsewhere)
-    start_worker("slow")
-    doomed = start_worker("slow")
+    here.start_worker(prepare=go_elsewhere)
+    here.start_worker("slow")
+    doomed = here.start_worker("slow")
     name = doomed.row().name
-    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=5, settings=settings)
+    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=5, settings=here.settings)
     eventually(lambda: busy(doomed))
-    kill_while_its_heartbeat_counts(doomed, raw)
+    kill_while_its_heartbeat_counts(doomed, here.raw)
     eventually(lambda: [each.worker.name for each in job.gone_workers()] == [name])
-    shown = embedctl("status", job.id).stdout
+    shown = here.embedctl("status", job.id).stdout
     (line,) = lines(shown, "gone")
     assert line.startswith(f"{name}, ")
     assert line.endswith(" s ago: its process ended without a word")
     assert lines(shown, "workers") == ["1 live: 1 busy"]
     assert lines(shown, "engine")[0].startswith("sha256")
-    (found,) = findings(settings, "worker gone")
+    (found,) = findings(here.settings, "worker gone")
     assert name in found.found
     assert "its process ended without a word" in found.found
     assert job.wait(timeout=60).done == 40
 
 
-def test_busy_and_idle_workers_are_told_apart_and_both_make_a_machine_ready(
-    settings: Settings, embedctl: RunEmbedctl, raw: redis_py.Redis, start_worker: StartWorker
-) -> None:
-    one, other = start_worker("slow"), start_worker("slow")
+def test_busy_and_idle_workers_are_told_apart_and_both_make_a_machine_ready(here: Here) -> None:
+    one, other = here.start_worker("slow"), here.start_worker("slow")
     # One chunk, too little text to be divided, that takes longer than the commands: it is cancelled once they are done.
-    job = enqueue_embeddings([f"a b c d e {i}" for i in range(500)], hardware="slow", settings=settings)
+    job = enqueue_embeddings([f"a b c d e {i}" for i in range(500)], hardware="slow", settings=here.settings)
     eventually(lambda: busy(one) or busy(other))
-    assert lines(embedctl("status", job.id).stdout, "workers") == ["2 live: 1 busy, 1 idle"]
-    workers = json.loads(embedctl("status", job.id, "--json").stdout)["workers"]
+    assert lines(here.embedctl("status", job.id).stdout, "workers") == ["2 live: 1 busy, 1 idle"]
+    workers = json.loads(here.embedctl("status", job.id, "--json").stdout)["workers"]
     assert sorted(bool(worker["holding"]) for worker in workers) == [False, True]
-    ready = embedctl("worker", "--ready")
+    ready = here.embedctl("worker", "--ready")
     assert (ready.returncode, ready.stderr) == (0, "")
     names = ready.stdout.removeprefix("ready: ").strip().split(", ")
     assert set(names) == {one.row().name, other.row().name}
     job.cancel()
     eventually(lambda: not busy(one) and not busy(other))
-    assert lines(embedctl("status", job.id).stdout, "workers") == ["2 live: 2 idle"]
-    kill_while_its_heartbeat_counts(one, raw)
-    eventually(lambda: embedctl("worker", "--ready").stdout == f"ready: {other.row().name}\n")
+    assert lines(here.embedctl("status", job.id).stdout, "workers") == ["2 live: 2 idle"]
+    kill_while_its_heartbeat_counts(one, here.raw)
+    eventually(lambda: here.embedctl("worker", "--ready").stdout == f"ready: {other.row().name}\n")
 
 
-def test_a_machine_without_a_worker_is_not_ready(
-    embedctl: RunEmbedctl, worker_broker: Broker, short_folder: Path
-) -> None:
+def test_a_machine_without_a_worker_is_not_ready(here: Here, worker_broker: Broker) -> None:
     worker_broker.workers.beat(row("far", machine="another machine"))
-    none = embedctl("worker", "--ready")
+    none = here.embedctl("worker", "--ready")
     assert (none.returncode, none.stdout) == (1, "")
     assert none.stderr == "embedctl worker: no live worker on this machine\n"
-    away = embedctl("worker", "--ready", EMBEDCTL_REDIS_URL=f"unix://{short_folder}/nothing.sock")
+    away = here.embedctl("worker", "--ready", EMBEDCTL_REDIS_URL=f"unix://{here.folder}/nothing.sock")
     assert (away.returncode, away.stdout) == (69, "")
     assert "can't be reached" in away.stderr
 
 
-def test_a_job_without_a_live_worker_says_so_and_names_the_command_that_starts_one(
-    settings: Settings, embedctl: RunEmbedctl, short_folder: Path
-) -> None:
+def test_a_job_without_a_live_worker_says_so_and_names_the_command_that_starts_one(here: Here) -> None:
     command = "embedctl worker --class dummy --model dummy"
-    (short_folder / "corpus.txt").write_text("one\ntwo\n")
-    submitted = embedctl("submit", "corpus.txt")
+    (here.folder / "corpus.txt").write_text("one\ntwo\n")
+    submitted = here.embedctl("submit", "corpus.txt")
     assert submitted.returncode == 0
     assert submitted.stderr.strip() == f"No live worker serves dummy on dummy. Start one: {command}"
     job_id = submitted.stdout.strip()
-    assert lines(embedctl("status", job_id).stdout, "workers") == [f"0 live; start one: {command}"]
-    waited = embedctl("wait", job_id, "--timeout", "0.5")
+    assert lines(here.embedctl("status", job_id).stdout, "workers") == [f"0 live; start one: {command}"]
+    waited = here.embedctl("wait", job_id, "--timeout", "0.5")
     assert waited.returncode == 124
     assert f"Start one: {command}" in waited.stderr
-    assert any(finding.level is Level.WARN and "none is alive" in finding.found for finding in examine(settings))
+    assert any(finding.level is Level.WARN and "none is alive" in finding.found for finding in examine(here.settings))
 
 
 @pytest.mark.slow
-def test_nothing_that_libraries_do_at_the_end_delays_a_worker_that_has_said_good_bye(
-    start_worker: StartWorker, environment: dict[str, str], short_folder: Path
-) -> None:
-    slow_end = before_all_else(short_folder, "end", SLOW_END)
-    with changed(environment, slow_end):
-        worker = start_worker()
+def test_nothing_that_libraries_do_at_the_end_delays_a_worker_that_has_said_good_bye(here: Here) -> None:
+    slow_end = before_all_else(here.folder, "end", SLOW_END)
+    with changed(here.environment, slow_end):
+        worker = here.start_worker()
     eventually(lambda: worker.logged(" ready."))
     worker.process.terminate()
     assert worker.process.wait(PATIENCE_S) == 0

@@ -12,35 +12,31 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import redis as redis_py
 
 from embedctl import local
 from embedctl.broker import Broker
 from embedctl_config import keys
-from embedctl_config.settings import Settings
 from tests.support.forked import Forked, run_forked
+from tests.support.here import Here
 from tests.support.jobs import reference
-from tests.support.processes import RunEmbedctl, children
+from tests.support.processes import children
 from tests.support.store import row
 from tests.support.terminal import terminal
 from tests.support.waiting import PATIENCE_S, eventually
-from tests.support.workers import StartWorker
 
 UP = ["up", "--class", "dummy", "--model", "dummy"]
 RUN = ["run", "c.txt", "-o", "out.npy", "--model", "dummy"]
 SLOW = [f"text {i} " + "word " * 60 for i in range(60)]
 
 
-def test_up_keeps_a_stack_running_for_other_commands_and_stays_quiet(
-    environment: dict[str, str], embedctl: RunEmbedctl, short_folder: Path
-) -> None:
-    (short_folder / "c.txt").write_text("one\ntwo\n")
-    own = {**environment, "EMBEDCTL_REDIS_URL": ""}
-    with terminal(UP, own, short_folder, columns=200) as up:
+def test_up_keeps_a_stack_running_for_other_commands_and_stays_quiet(here: Here) -> None:
+    (here.folder / "c.txt").write_text("one\ntwo\n")
+    own = {**here.environment, "EMBEDCTL_REDIS_URL": ""}
+    with terminal(UP, own, here.folder, columns=200) as up:
         up.until(lambda: re.search(r"export EMBEDCTL_REDIS_URL=unix://\S+\r\n", up.text))
         url = up.text.rpartition("export EMBEDCTL_REDIS_URL=")[2].split()[0]
         assert "In another terminal: the line below" in up.text.splitlines()[-2]
-        assert embedctl("submit", "c.txt", "-o", "out.npy", EMBEDCTL_REDIS_URL=url).returncode == 0
+        assert here.embedctl("submit", "c.txt", "-o", "out.npy", EMBEDCTL_REDIS_URL=url).returncode == 0
         up.process.send_signal(signal.SIGINT)
         assert up.ended() == 0
     assert "ready after" in up.text
@@ -50,55 +46,47 @@ def test_up_keeps_a_stack_running_for_other_commands_and_stays_quiet(
 
 
 @pytest.mark.slow
-def test_a_run_whose_worker_dies_says_so_and_resumes_when_run_again(
-    environment: dict[str, str], short_folder: Path
-) -> None:
-    (short_folder / "c.txt").write_text("\n".join(SLOW))
+def test_a_run_whose_worker_dies_says_so_and_resumes_when_run_again(here: Here) -> None:
+    (here.folder / "c.txt").write_text("\n".join(SLOW))
     command = [*RUN, "--class", "slow"]
-    own = {**environment, "EMBEDCTL_REDIS_URL": "", "EMBEDCTL_CHUNK_SIZE": "5"}
-    run = Forked(command, own, short_folder)
-    eventually(lambda: (short_folder / ".out.npy.part").exists())
+    own = {**here.environment, "EMBEDCTL_REDIS_URL": "", "EMBEDCTL_CHUNK_SIZE": "5"}
+    run = Forked(command, own, here.folder)
+    eventually(lambda: (here.folder / ".out.npy.part").exists())
     started = children(run.pid)
     [worker] = [pid for pid in started if b"embedctl_workers" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     os.kill(worker, signal.SIGKILL)
     _, told = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 1
     assert "the worker ended with status -9" in told
-    done = run_forked(command, own, short_folder)
+    done = run_forked(command, own, here.folder)
     assert done.returncode == 0, done.stderr
-    np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(SLOW))
+    np.testing.assert_array_equal(np.load(here.folder / "out.npy"), reference(SLOW))
 
 
-def test_a_run_uses_the_live_worker_of_a_given_redis(
-    environment: dict[str, str], start_worker: StartWorker, short_folder: Path
-) -> None:
-    (short_folder / "c.txt").write_text("one\ntwo\n")
-    worker = start_worker()
-    done = run_forked([*RUN, "--class", "dummy"], environment, short_folder)
+def test_a_run_uses_the_live_worker_of_a_given_redis(here: Here) -> None:
+    (here.folder / "c.txt").write_text("one\ntwo\n")
+    worker = here.start_worker()
+    done = run_forked([*RUN, "--class", "dummy"], here.environment, here.folder)
     assert done.returncode == 0, done.stderr
     assert f"Encoded by live workers of this Redis: {worker.row().name}" in done.stderr
     assert "Loading" not in done.stderr
-    np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(["one", "two"]))
+    np.testing.assert_array_equal(np.load(here.folder / "out.npy"), reference(["one", "two"]))
 
 
-def test_a_run_starts_a_worker_if_it_is_told_its_cpus(
-    environment: dict[str, str], start_worker: StartWorker, short_folder: Path
-) -> None:
-    (short_folder / "c.txt").write_text("one\ntwo\n")
-    start_worker()
-    done = run_forked([*RUN, "--class", "dummy", "--cpus", "0"], environment, short_folder)
+def test_a_run_starts_a_worker_if_it_is_told_its_cpus(here: Here) -> None:
+    (here.folder / "c.txt").write_text("one\ntwo\n")
+    here.start_worker()
+    done = run_forked([*RUN, "--class", "dummy", "--cpus", "0"], here.environment, here.folder)
     assert done.returncode == 0, done.stderr
     assert "Loading dummy" in done.stderr
 
 
-def test_a_worker_that_is_not_heard_of_for_a_moment_stays_borrowed(
-    settings: Settings, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_is_not_heard_of_for_a_moment_stays_borrowed(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when Redis was away for longer than heartbeats last."""
     monkeypatch.setattr(local, "_LOOK_EVERY_S", 0.0)
     clock = iter(float(second) for second in range(1000))
     monkeypatch.setattr(local, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    broker = Broker.connect(settings)
+    broker = Broker.connect(here.settings)
     broker.workers.beat(row())
     started: list[str] = []
 
@@ -108,14 +96,14 @@ def test_a_worker_that_is_not_heard_of_for_a_moment_stays_borrowed(
         yield lambda: None
 
     said: list[str] = []
-    with local.borrowed_worker(settings, hardware="dummy", model="dummy", start=start, say=said.append) as watch:
+    with local.borrowed_worker(here.settings, hardware="dummy", model="dummy", start=start, say=said.append) as watch:
         for _ in range(10):
-            raw.delete(keys.WORKERS, keys.queue_workers(keys.queue("dummy", "dummy")))
+            here.raw.delete(keys.WORKERS, keys.queue_workers(keys.queue("dummy", "dummy")))
             watch()
             broker.workers.beat(row())
             watch()
         assert started == []
-        raw.delete(keys.queue_workers(keys.queue("dummy", "dummy")))
+        here.raw.delete(keys.queue_workers(keys.queue("dummy", "dummy")))
         for _ in range(10):
             watch()
         assert started == ["own"]
@@ -124,17 +112,15 @@ def test_a_worker_that_is_not_heard_of_for_a_moment_stays_borrowed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("high_water", ["1024", "1000000"])
-def test_a_run_whose_borrowed_worker_is_killed_starts_its_own(
-    environment: dict[str, str], start_worker: StartWorker, short_folder: Path, high_water: str
-) -> None:
+def test_a_run_whose_borrowed_worker_is_killed_starts_its_own(here: Here, high_water: str) -> None:
     """While it submits and waits for room, or while it waits for vectors."""
-    (short_folder / "c.txt").write_text("\n".join(SLOW))
-    worker = start_worker("slow")
-    own = {**environment, "EMBEDCTL_CHUNK_SIZE": "5", "LIMIT_HIGH_WATER_BYTES": high_water}
+    (here.folder / "c.txt").write_text("\n".join(SLOW))
+    worker = here.start_worker("slow")
+    own = {**here.environment, "EMBEDCTL_CHUNK_SIZE": "5", "LIMIT_HIGH_WATER_BYTES": high_water}
     command = [*RUN, "--class", "slow"]
-    run = Forked(command, own, short_folder)
+    run = Forked(command, own, here.folder)
     try:
-        part = short_folder / ".out.npy.part"
+        part = here.folder / ".out.npy.part"
         eventually(lambda: worker.row().holding and (high_water == "1024" or part.exists()))
         assert len(children(run.pid)) == 0
         worker.kill()
@@ -144,4 +130,4 @@ def test_a_run_whose_borrowed_worker_is_killed_starts_its_own(
         run.wait()
     assert run.returncode == 0, told
     assert "No live worker serves dummy on slow any more: this command starts one" in told
-    np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(SLOW))
+    np.testing.assert_array_equal(np.load(here.folder / "out.npy"), reference(SLOW))

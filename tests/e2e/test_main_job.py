@@ -8,25 +8,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-import redis as redis_py
 
 from embedctl import JobCancelled, JobState, SettingsError, enqueue_embeddings
-from embedctl_config.settings import Settings
+from tests.support.here import Here
 from tests.support.jobs import reference
-from tests.support.processes import RunEmbedctl
 from tests.support.waiting import eventually
-from tests.support.workers import StartWorker
 
 
-def test_vectors_come_back_in_input_order_with_ids_and_errors(settings: Settings, start_worker: StartWorker) -> None:
-    start_worker()
+def test_vectors_come_back_in_input_order_with_ids_and_errors(here: Here) -> None:
+    here.start_worker()
     texts = [f"text number {i} {'word ' * (i % 50)}" for i in range(3000)]
     items: list[dict[str, object]] = [{"text": text, "id": f"id-{i}"} for i, text in enumerate(texts)]
     bad = {7: None, 600: "  ", 2999: "\ud800"}
     for at, text in bad.items():
         items[at]["text"] = text
 
-    job = enqueue_embeddings(iter(items), settings=settings)
+    job = enqueue_embeddings(iter(items), settings=here.settings)
     status = job.wait(timeout=60)
 
     assert status.state is JobState.COMPLETED_WITH_ERRORS
@@ -45,15 +42,15 @@ def test_vectors_come_back_in_input_order_with_ids_and_errors(settings: Settings
     assert [label for chunk in job.iter_results() for label in chunk.ids] == [f"id-{i}" for i in range(3000)]
 
 
-def test_options_reach_the_worker(settings: Settings, start_worker: StartWorker) -> None:
-    start_worker()
+def test_options_reach_the_worker(here: Here) -> None:
+    here.start_worker()
     long = "word " * 300
-    prompted = enqueue_embeddings(["a b"], prompt="query: ", settings=settings)
-    strict = enqueue_embeddings(["a b", long], truncation="error", settings=settings)
-    cut = enqueue_embeddings(["a b", long], settings=settings)
-    raw = enqueue_embeddings(["a b"], normalize=False, settings=settings)
-    mean = enqueue_embeddings(["a b", long], truncation="mean", settings=settings)
-    short = enqueue_embeddings(["a b", ""], dimensions=5, settings=settings)
+    prompted = enqueue_embeddings(["a b"], prompt="query: ", settings=here.settings)
+    strict = enqueue_embeddings(["a b", long], truncation="error", settings=here.settings)
+    cut = enqueue_embeddings(["a b", long], settings=here.settings)
+    raw = enqueue_embeddings(["a b"], normalize=False, settings=here.settings)
+    mean = enqueue_embeddings(["a b", long], truncation="mean", settings=here.settings)
+    short = enqueue_embeddings(["a b", ""], dimensions=5, settings=here.settings)
     for job in (prompted, strict, cut, raw, mean, short):
         job.wait(timeout=60)
     np.testing.assert_array_equal(prompted.vectors(), reference(["a b"], "query: "))
@@ -70,51 +67,47 @@ def test_options_reach_the_worker(settings: Settings, start_worker: StartWorker)
     np.testing.assert_allclose(short.vectors()[0], expected / np.linalg.norm(expected), rtol=0, atol=1e-6)
 
 
-def test_cancel_stops_a_running_job_and_frees_it(
-    settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
-) -> None:
-    start_worker("slow")
+def test_cancel_stops_a_running_job_and_frees_it(here: Here) -> None:
+    here.start_worker("slow")
     job = enqueue_embeddings(
-        [f"text {i} " + "word " * 60 for i in range(2000)], hardware="slow", chunk_size=100, settings=settings
+        [f"text {i} " + "word " * 60 for i in range(2000)], hardware="slow", chunk_size=100, settings=here.settings
     )
     eventually(lambda: job.status().claims > 0)
     assert job.cancel().state is JobState.CANCELLED
     with pytest.raises(JobCancelled):
         job.vectors()
-    eventually(lambda: not list(raw.scan_iter(f"embed:job:{job.id}:in:*")))
-    eventually(lambda: not list(raw.scan_iter(f"embed:job:{job.id}:out:*")))
-    eventually(lambda: raw.zcard("embed:active") == 0)
+    eventually(lambda: not list(here.raw.scan_iter(f"embed:job:{job.id}:in:*")))
+    eventually(lambda: not list(here.raw.scan_iter(f"embed:job:{job.id}:out:*")))
+    eventually(lambda: here.raw.zcard("embed:active") == 0)
 
 
-def test_standard_input_partial_failure_and_exit_codes(
-    embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path
-) -> None:
-    start_worker()
-    partial = embedctl("submit", "-", "--format", "txt", "-o", "out.npy", stdin="one\n\nthree\n")
+def test_standard_input_partial_failure_and_exit_codes(here: Here) -> None:
+    here.start_worker()
+    partial = here.embedctl("submit", "-", "--format", "txt", "-o", "out.npy", stdin="one\n\nthree\n")
     assert partial.returncode == 3, partial.stderr
-    assert np.isnan(np.load(short_folder / "out.npy")).all(axis=1).tolist() == [False, True, False]
-    [error] = [json.loads(line) for line in (short_folder / "out.errors.jsonl").read_text().splitlines()]
+    assert np.isnan(np.load(here.folder / "out.npy")).all(axis=1).tolist() == [False, True, False]
+    [error] = [json.loads(line) for line in (here.folder / "out.errors.jsonl").read_text().splitlines()]
     assert (error["position"], error["code"]) == (1, "empty")
 
-    assert embedctl("submit", "-", "--wait", "--format", "txt", stdin="\n").returncode == 1
-    assert embedctl("status", "20200101-000000-0000000000").returncode == 4
-    assert embedctl("submit", "missing.jsonl").returncode == 2
-    down = embedctl("status", "x", EMBEDCTL_REDIS_URL=f"unix://{short_folder}/nothing.sock")
+    assert here.embedctl("submit", "-", "--wait", "--format", "txt", stdin="\n").returncode == 1
+    assert here.embedctl("status", "20200101-000000-0000000000").returncode == 4
+    assert here.embedctl("submit", "missing.jsonl").returncode == 2
+    down = here.embedctl("status", "x", EMBEDCTL_REDIS_URL=f"unix://{here.folder}/nothing.sock")
     assert down.returncode == 69
     assert "can't be reached" in down.stderr
     assert "Traceback" not in down.stderr
 
 
-def test_run_starts_everything_it_needs_and_leaves_nothing(embedctl: RunEmbedctl, short_folder: Path) -> None:
-    (short_folder / "corpus.txt").write_text("one\ntwo\nthree\n")
+def test_run_starts_everything_it_needs_and_leaves_nothing(here: Here) -> None:
+    (here.folder / "corpus.txt").write_text("one\ntwo\nthree\n")
     options = ["-o", "out.npy", "--class", "dummy", "--model", "dummy", "--json"]
-    ran = embedctl("run", "corpus.txt", *options, EMBEDCTL_REDIS_URL="")
+    ran = here.embedctl("run", "corpus.txt", *options, EMBEDCTL_REDIS_URL="")
     assert ran.returncode == 0, ran.stderr
     facts = json.loads(ran.stdout)
     files = ["out.npy", "out.digests.bin", "out.about.json"]
     assert (facts["vectors"], facts["dim"], facts["files"]) == (3, 16, files)
-    np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(["one", "two", "three"]))
-    eventually(lambda: not _processes_naming(str(short_folder)))
+    np.testing.assert_array_equal(np.load(here.folder / "out.npy"), reference(["one", "two", "three"]))
+    eventually(lambda: not _processes_naming(str(here.folder)))
 
 
 @pytest.mark.parametrize(
@@ -131,12 +124,10 @@ def test_run_starts_everything_it_needs_and_leaves_nothing(embedctl: RunEmbedctl
         ({"lane": "fast"}, "lane 'fast' is none of interactive, normal, background"),
     ],
 )
-def test_wrong_options_are_refused_before_anything_is_queued(
-    settings: Settings, raw: redis_py.Redis, options: dict[str, Any], said: str
-) -> None:
+def test_wrong_options_are_refused_before_anything_is_queued(here: Here, options: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError, match=said):
-        enqueue_embeddings([{"text": "a"}], settings=settings, **options)
-    assert not list(raw.scan_iter("embed:job:*"))
+        enqueue_embeddings([{"text": "a"}], settings=here.settings, **options)
+    assert not list(here.raw.scan_iter("embed:job:*"))
 
 
 def _processes_naming(text: str) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from pathlib import Path
 
 import click
 import pytest
@@ -16,12 +15,11 @@ from embedctl import JobState
 from embedctl.broker import Broker
 from embedctl.cli.json_forms import printed_array
 from embedctl_config import keys
-from embedctl_config.settings import Settings
+from tests.support.here import Here
 from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import RedisServer
 from tests.support.store import new_job, pass_ms, work
 from tests.support.terminal import terminal
-from tests.support.workers import StartWorker
 
 EndedJob = Callable[..., str]
 
@@ -48,12 +46,10 @@ def states(broker: Broker) -> Mapping[str, JobState]:
     return {job.id: job.state for job in broker.jobs.newest()}
 
 
-def test_each_of_several_jobs_is_tried_and_the_first_failure_is_the_status(
-    ended: EndedJob, embedctl: RunEmbedctl, broker: Broker, raw: redis_py.Redis
-) -> None:
-    good, active, other, foreign = ended(failed=1), new_job(broker), ended(failed=2), ended()
-    raw.hset(keys.job(foreign), mapping={"version": 99, "state": "levitating"})
-    told = embedctl("retry", good, GONE, active, foreign, other, good)
+def test_each_of_several_jobs_is_tried_and_the_first_failure_is_the_status(here: Here, ended: EndedJob) -> None:
+    good, active, other, foreign = ended(failed=1), new_job(here.broker), ended(failed=2), ended()
+    here.raw.hset(keys.job(foreign), mapping={"version": 99, "state": "levitating"})
+    told = here.embedctl("retry", good, GONE, active, foreign, other, good)
     assert told.returncode == 4
     assert told.stdout == ""
     lines = told.stderr.splitlines()
@@ -63,64 +59,57 @@ def test_each_of_several_jobs_is_tried_and_the_first_failure_is_the_status(
     assert lines[3].startswith(f"embedctl: job {foreign} is of version 99, and this embedctl handles version 1:")
     assert lines[4] == f"{other}: 2 records queued again"
     assert len(lines) == 5
-    cancelled = embedctl("cancel", active, other, "--json")
+    cancelled = here.embedctl("cancel", active, other, "--json")
     assert cancelled.returncode == 0
     assert json.loads(cancelled.stdout) == [{"id": active, "state": "cancelled"}, {"id": other, "state": "cancelled"}]
-    partly = embedctl("discard", GONE, other, "--json")
-    assert (partly.returncode, other in states(broker)) == (4, False)
+    partly = here.embedctl("discard", GONE, other, "--json")
+    assert (partly.returncode, other in states(here.broker)) == (4, False)
     unknown, discarded = json.loads(partly.stdout)
     assert unknown["id"] == GONE
     assert "was lost" in unknown["error"]
     assert discarded == {"id": other, "discarded": True}
 
 
-def test_discard_chooses_ended_jobs_by_state_and_age(
-    ended: EndedJob, embedctl: RunEmbedctl, broker: Broker, raw: redis_py.Redis
-) -> None:
+def test_discard_chooses_ended_jobs_by_state_and_age(here: Here, ended: EndedJob) -> None:
     old, week = timedelta(hours=3), timedelta(days=8)
-    active, done, old_done = new_job(broker), ended(), ended(ago=old)
+    active, done, old_done = new_job(here.broker), ended(), ended(ago=old)
     old_failed, ancient = ended(failed=2, ago=old), ended(failed=1, ago=week)
     gone = ended(ago=old)
-    raw.unlink(keys.job(gone))
+    here.raw.unlink(keys.job(gone))
     everything = {active, done, old_done, old_failed, ancient}
 
     for wrong in ([], [active, "--state", "failed"], ["--state", "running"], ["--older-than", "soon"]):
-        assert embedctl("discard", *wrong).returncode == 2
-    looked = embedctl("discard", "--older-than", "1h", "--dry-run")
+        assert here.embedctl("discard", *wrong).returncode == 2
+    looked = here.embedctl("discard", "--older-than", "1h", "--dry-run")
     assert sorted(looked.stdout.splitlines()) == sorted(
         f"{job}: would be discarded" for job in (old_done, old_failed, ancient)
     )
     assert looked.stderr.strip() == "3 jobs would be discarded"
-    assert set(states(broker)) == everything
+    assert set(states(here.broker)) == everything
 
-    first = embedctl("discard", "--older-than", "2h", "--state", "failed", "--state", "completed_with_errors")
+    first = here.embedctl("discard", "--older-than", "2h", "--state", "failed", "--state", "completed_with_errors")
     assert first.returncode == 0
     assert sorted(first.stderr.splitlines()) == sorted(
         [f"{old_failed}: discarded", f"{ancient}: discarded", "2 jobs discarded"]
     )
-    assert json.loads(embedctl("discard", "--older-than", "7d", "--json").stdout) == []
-    assert json.loads(embedctl("discard", "--state", "completed", "--json").stdout) == [
+    assert json.loads(here.embedctl("discard", "--older-than", "7d", "--json").stdout) == []
+    assert json.loads(here.embedctl("discard", "--state", "completed", "--json").stdout) == [
         {"id": old_done, "discarded": True},
         {"id": done, "discarded": True},
     ]
-    assert states(broker) == {active: JobState.QUEUED}
-    assert not list(raw.scan_iter(f"*{ancient}*"))
+    assert states(here.broker) == {active: JobState.QUEUED}
+    assert not list(here.raw.scan_iter(f"*{ancient}*"))
 
 
 def test_list_says_how_far_and_how_old_jobs_are_and_what_it_leaves_out(
-    ended: EndedJob,
-    worker_broker: Broker,
-    settings: Settings,
-    embedctl: RunEmbedctl,
-    broker: Broker,
-    raw: redis_py.Redis,
+    here: Here, ended: EndedJob, worker_broker: Broker
 ) -> None:
     done = ended()
-    half = new_job(broker, chunks=2)
-    pass_ms(broker)  # jobs of one millisecond are listed in any order
-    other = new_job(broker, chunks=1, model="other", hardware="slow")
+    half = new_job(here.broker, chunks=2)
+    pass_ms(here.broker)  # jobs of one millisecond are listed in any order
+    other = new_job(here.broker, chunks=1, model="other", hardware="slow")
     work(worker_broker, half, 0)
-    head, *rows = [line.split() for line in embedctl("list").stdout.splitlines()]
+    head, *rows = [line.split() for line in here.embedctl("list").stdout.splitlines()]
     assert head == ["JOB", "STATE", "AGE", "CLASS", "DONE", "RECORDS", "FAILED", "MODEL"]
     assert [row[0] for row in rows] == [other, half, done]
     assert rows[1][1:2] + rows[1][3:] == ["running", "s", "dummy", "50%", "4", "0", "dummy"]
@@ -129,22 +118,20 @@ def test_list_says_how_far_and_how_old_jobs_are_and_what_it_leaves_out(
         (other, ["--model", "other"]),
         (other, ["--class", "slow"]),
     ):
-        assert [job["id"] for job in json.loads(embedctl("list", *option, "--json").stdout)] == [chosen]
-    short = embedctl("list", "--limit", "1")
+        assert [job["id"] for job in json.loads(here.embedctl("list", *option, "--json").stdout)] == [chosen]
+    short = here.embedctl("list", "--limit", "1")
     assert len(short.stdout.splitlines()) == 2
     assert short.stderr == "… and 2 more; --limit 3 shows all\n"
-    assert embedctl("list", "--limit", "3").stderr == ""
-    assert json.loads(embedctl("list", "--state", "failed", "--json").stdout) == []
+    assert here.embedctl("list", "--limit", "3").stderr == ""
+    assert json.loads(here.embedctl("list", "--state", "failed", "--json").stdout) == []
 
 
 @pytest.mark.parametrize("columns", [60, 80])
-def test_list_fits_the_terminal(
-    ended: EndedJob, columns: int, environment: dict[str, str], broker: Broker, raw: redis_py.Redis, short_folder: Path
-) -> None:
+def test_list_fits_the_terminal(here: Here, ended: EndedJob, columns: int) -> None:
     ended()
-    job_id = new_job(broker)
-    raw.hset(keys.job(job_id), mapping={"model": "sentence-transformers/all-MiniLM-L12-v2", "records": 12_345_678})
-    with terminal(["list", "--limit", "1"], environment, columns=columns) as screen:
+    job_id = new_job(here.broker)
+    here.raw.hset(keys.job(job_id), mapping={"model": "sentence-transformers/all-MiniLM-L12-v2", "records": 12_345_678})
+    with terminal(["list", "--limit", "1"], here.environment, columns=columns) as screen:
         assert screen.ended() == 0
     head, row, left_out = screen.screen  # a longer line would be two
     assert row.startswith(f"{job_id} ")
@@ -163,14 +150,12 @@ def test_what_redis_interrupts_is_told_up_to_there(embedctl: RunEmbedctl, own_re
     assert json.loads(told.stdout) == []
 
 
-def test_commands_print_one_json_value(
-    ended: EndedJob, embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path
-) -> None:
-    start_worker()
-    (short_folder / "c.txt").write_text("one\n\nthree\n")
-    assert json.loads(embedctl("submit", "c.txt", "--dry-run", "--json").stdout)["records"] == 3
-    assert set(json.loads(embedctl("submit", "c.txt", "--json").stdout)) >= {"id"}
-    told = embedctl("submit", "c.txt", "--json", "-o", "out.npy")
+def test_commands_print_one_json_value(here: Here, ended: EndedJob) -> None:
+    here.start_worker()
+    (here.folder / "c.txt").write_text("one\n\nthree\n")
+    assert json.loads(here.embedctl("submit", "c.txt", "--dry-run", "--json").stdout)["records"] == 3
+    assert set(json.loads(here.embedctl("submit", "c.txt", "--json").stdout)) >= {"id"}
+    told = here.embedctl("submit", "c.txt", "--json", "-o", "out.npy")
     facts = json.loads(told.stdout)
     assert f"job {facts['id']}" in told.stderr
     assert told.returncode == 3
@@ -182,12 +167,12 @@ def test_commands_print_one_json_value(
         (["fetch", "-o", "again.npy"], [file.replace("out", "again", 1) for file in facts["files"]]),
     ):
         verb, *options = command
-        shown = json.loads(embedctl(verb, facts["id"], *options, "--json").stdout)
+        shown = json.loads(here.embedctl(verb, facts["id"], *options, "--json").stdout)
         assert [shown[name] for name in ("vectors", "seconds", "files")] == [facts["vectors"], facts["seconds"], files]
-    (error,) = json.loads(embedctl("errors", facts["id"], "--json").stdout)
+    (error,) = json.loads(here.embedctl("errors", facts["id"], "--json").stdout)
     assert error["position"] == 1
-    assert json.loads(embedctl("errors", ended(), "--json").stdout) == []
-    unknown = embedctl("errors", GONE, "--json")
+    assert json.loads(here.embedctl("errors", ended(), "--json").stdout) == []
+    unknown = here.embedctl("errors", GONE, "--json")
     assert (unknown.returncode, unknown.stdout) == (4, "")
     assert "was lost" in unknown.stderr
 
@@ -206,17 +191,15 @@ def test_errors_are_printed_as_they_are_read() -> None:
 
 
 @pytest.mark.parametrize("file", ["v.npy", "v.ids.jsonl", "v.errors.jsonl", "v.jsonl"])
-def test_no_clobber_refuses_before_any_work(
-    ended: EndedJob, file: str, embedctl: RunEmbedctl, broker: Broker, short_folder: Path
-) -> None:
-    (short_folder / "c.txt").write_text("one\n")
-    (short_folder / file).write_text("precious")
+def test_no_clobber_refuses_before_any_work(here: Here, ended: EndedJob, file: str) -> None:
+    (here.folder / "c.txt").write_text("one\n")
+    (here.folder / file).write_text("precious")
     output = "v.jsonl" if file == "v.jsonl" else "v.npy"
     job_id = ended()
     commands = [["submit", "c.txt"], ["run", "c.txt"], ["fetch", job_id]]
     for command in commands if file == "v.npy" else commands[-1:]:
-        refused = embedctl(*command, "-o", output, "--no-clobber")
+        refused = here.embedctl(*command, "-o", output, "--no-clobber")
         assert refused.returncode == 1
         assert f"{file} exists" in refused.stderr
-    assert list(states(broker)) == [job_id]
-    assert (short_folder / file).read_text() == "precious"
+    assert list(states(here.broker)) == [job_id]
+    assert (here.folder / file).read_text() == "precious"

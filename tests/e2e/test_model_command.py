@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from embedctl import JobState, enqueue_embeddings
-from embedctl_config.settings import Settings
 from tests.support.forked import run_forked
+from tests.support.here import Here
 from tests.support.limits import settings_of
 from tests.support.references_here import expected_vectors
-from tests.support.workers import StartWorker
 
 for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
     pytest.importorskip(_needed)
@@ -35,44 +34,38 @@ def environment(environment: dict[str, str], tiny_model: Callable[[Tiny], Path],
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_model_is_built_once_listed_shown_and_served(
-    embedctl: Run,
-    environment: dict[str, str],
-    start_worker: StartWorker,
-    settings: Settings,
-    short_folder: Path,
-) -> None:
+def test_a_model_is_built_once_listed_shown_and_served(here: Here) -> None:
     unbuilt = ["worker", "--class", "graph", "--model", "tiny", "--no-build"]
-    refused = run_forked(unbuilt, environment, short_folder, model=True)
+    refused = run_forked(unbuilt, here.environment, here.folder, model=True)
     assert refused.returncode == 1
     assert "run `embedctl model build tiny`" in refused.stderr
-    assert "embedctl model build tiny" in embedctl("model", "show", "tiny").stdout
+    assert "embedctl model build tiny" in here.embedctl("model", "show", "tiny").stdout
 
-    built = embedctl("model", "build", "tiny", "--class", "graph", model=True)
+    built = here.embedctl("model", "build", "tiny", "--class", "graph", model=True)
     assert built.returncode == 0, built.stderr
     assert "comparing with torch" in built.stderr
     folder = Path(built.stdout.strip())
-    again = embedctl("model", "build", "tiny", "--class", "graph", "--json", model=True)
+    again = here.embedctl("model", "build", "tiny", "--class", "graph", "--json", model=True)
     assert "comparing" not in again.stderr
     facts = json.loads(again.stdout)
     assert facts["folder"] == str(folder)
     assert facts["accuracy"]["max_abs_error"] <= 1e-4
 
     (listed,) = [
-        each for each in json.loads(embedctl("model", "list", "--json").stdout)["models"] if each["name"] == "tiny"
+        each for each in json.loads(here.embedctl("model", "list", "--json").stdout)["models"] if each["name"] == "tiny"
     ]
     assert listed["built"] == [facts]
     for name in ("tiny", facts["fingerprint"], str(folder)):
-        assert json.loads(embedctl("model", "show", name, "--json").stdout)["built"] == [facts]
-    shown = embedctl("model", "show", "tiny").stdout
+        assert json.loads(here.embedctl("model", "show", name, "--json").stdout)["built"] == [facts]
+    shown = here.embedctl("model", "show", "tiny").stdout
     for fact in (facts["fingerprint"], facts["engine"], "min_cosine", "sentences_per_s", "graph.fused", "sha256"):
         assert fact in shown
 
-    worker = start_worker("graph", model="tiny")
+    worker = here.start_worker("graph", model="tiny")
     assert worker.row().models["tiny"].engine == facts["engine"]
-    job = enqueue_embeddings(["the text", "a word"], model="tiny", hardware="graph", settings=settings)
+    job = enqueue_embeddings(["the text", "a word"], model="tiny", hardware="graph", settings=here.settings)
     assert job.wait(timeout=60).state is JobState.COMPLETED
-    expected = expected_vectors(settings_of(environment).models["tiny"].source, ["the text", "a word"])
+    expected = expected_vectors(settings_of(here.environment).models["tiny"].source, ["the text", "a word"])
     np.testing.assert_allclose(job.vectors(), expected, rtol=0, atol=1e-5)
 
 

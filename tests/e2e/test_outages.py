@@ -29,14 +29,13 @@ from embedctl.records import records_of
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.forked import Process
+from tests.support.here import Here
 from tests.support.jobs import reference
 from tests.support.prepared import WaitFor
-from tests.support.processes import RunEmbedctl
 from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisServer
 from tests.support.store import active_jobs
 from tests.support.waiting import PATIENCE_S, eventually
-from tests.support.workers import StartWorker
 
 #: Each of these texts is one batch for a worker of the class "slow": a tenth of a second.
 TEXTS = [f"text {i} " + "word " * 60 for i in range(40)]
@@ -88,12 +87,7 @@ def active_job(broker: Broker) -> Job:
 def assert_whole(job: Job, texts: list[str] = TEXTS) -> None:
     """Every record has its vector, each counted once, and nobody is blamed for what Redis did."""
     status = job.status()
-    assert (status.state, status.records, status.done, status.failed) == (
-        JobState.COMPLETED,
-        len(texts),
-        len(texts),
-        0,
-    )
+    assert (status.state, status.records, status.done, status.failed) == (JobState.COMPLETED, len(texts), len(texts), 0)
     assert status.chunks_done == status.chunks
     assert status.waiting_bytes == 0
     assert (status.deaths, job.suspects(), job.errors()) == (0, [], [])
@@ -125,15 +119,13 @@ def standing_still(process: Process) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_worker_whose_connections_are_half_open(
-    settings: Settings, environment: dict[str, str], proxy: Proxy, start_worker: StartWorker
-) -> None:
-    direct = environment["EMBEDCTL_REDIS_URL"]
-    environment["EMBEDCTL_REDIS_URL"] = proxy.url
-    cut_off = start_worker("slow")
-    environment["EMBEDCTL_REDIS_URL"] = direct
-    beside = start_worker("slow")
-    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=5, settings=settings)
+def test_a_worker_whose_connections_are_half_open(here: Here, proxy: Proxy) -> None:
+    direct = here.environment["EMBEDCTL_REDIS_URL"]
+    here.environment["EMBEDCTL_REDIS_URL"] = proxy.url
+    cut_off = here.start_worker("slow")
+    here.environment["EMBEDCTL_REDIS_URL"] = direct
+    beside = here.start_worker("slow")
+    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=5, settings=here.settings)
     eventually(lambda: cut_off.row().holding and beside.row().holding)
     proxy.freeze()
     accepted = proxy.accepted
@@ -143,7 +135,7 @@ def test_a_worker_whose_connections_are_half_open(
     eventually(lambda: proxy.accepted > accepted, what="a new connection, after a socket's time-out", show=cut_off.log)
     proxy.thaw(resume=True)
     assert beside.stop() == 0
-    again = enqueue_embeddings(TEXTS[:10], hardware="slow", chunk_size=5, settings=settings)
+    again = enqueue_embeddings(TEXTS[:10], hardware="slow", chunk_size=5, settings=here.settings)
     again.wait(timeout=60)
     assert_whole(again, TEXTS[:10])
     assert_whole(job)
@@ -152,15 +144,13 @@ def test_a_worker_whose_connections_are_half_open(
 
 
 @pytest.mark.slow
-def test_producer_waiter_and_worker_sit_out_a_redis_that_is_away(
-    settings: Settings, broker: Broker, redis_server: RedisServer, start_worker: StartWorker
-) -> None:
-    worker = start_worker("slow")
+def test_producer_waiter_and_worker_sit_out_a_redis_that_is_away(here: Here, redis_server: RedisServer) -> None:
+    worker = here.start_worker("slow")
     gate = threading.Event()
     submitted = in_background(
-        lambda: enqueue_embeddings(held_at(23, gate), hardware="slow", chunk_size=5, settings=settings)
+        lambda: enqueue_embeddings(held_at(23, gate), hardware="slow", chunk_size=5, settings=here.settings)
     )
-    job = active_job(broker)
+    job = active_job(here.broker)
     waited = in_background(lambda: job.wait(timeout=60))
     eventually(lambda: job.status().chunks == 4 and worker.row().holding)
     redis_server.stop()
@@ -175,20 +165,13 @@ def test_producer_waiter_and_worker_sit_out_a_redis_that_is_away(
 
 
 @pytest.mark.slow
-def test_who_was_cut_off_too_takes_nobody_for_dead(
-    settings: Settings,
-    environment: dict[str, str],
-    short_folder: Path,
-    broker: Broker,
-    redis_server: RedisServer,
-    start_worker: StartWorker,
-) -> None:
+def test_who_was_cut_off_too_takes_nobody_for_dead(here: Here, settings: Settings, redis_server: RedisServer) -> None:
     texts = [*TEXTS, *TEXTS]
     # Who comes back within two leases is not taken for dead: ten seconds, in which a busy machine gets there.
-    longer = short_folder / "longer.toml"
-    longer.write_text(Path(environment["EMBEDCTL_CONFIG"]).read_text().replace("lease_s = 1.0", "lease_s = 5.0"))
-    environment["EMBEDCTL_CONFIG"], settings = str(longer), settings.replace(lease_s=5.0)
-    first, later = start_worker("slow"), start_worker("slow")
+    longer = here.folder / "longer.toml"
+    longer.write_text(Path(here.environment["EMBEDCTL_CONFIG"]).read_text().replace("lease_s = 1.0", "lease_s = 5.0"))
+    here.environment["EMBEDCTL_CONFIG"], settings = str(longer), settings.replace(lease_s=5.0)
+    first, later = here.start_worker("slow"), here.start_worker("slow")
     job = enqueue_embeddings(texts, hardware="slow", chunk_size=20, settings=settings)
     waited = in_background(lambda: job.wait(timeout=60))
     eventually(lambda: first.row().holding and later.row().holding)
@@ -196,7 +179,7 @@ def test_who_was_cut_off_too_takes_nobody_for_dead(
     with standing_still(later.process):
         with standing_still(redis_server.process):
             time.sleep(keys.HEARTBEAT_TTL_S + 1)  # after it, no heartbeat counts that Redis knows of
-        eventually(lambda: any(row.pid == first.pid for row in broker.workers.alive()))
+        eventually(lambda: any(row.pid == first.pid for row in here.broker.workers.alive()))
         time.sleep(0.5)  # a network comes back for some hosts before others
     assert waited.result(60).done == len(texts)
     assert_whole(job, texts)
@@ -206,54 +189,42 @@ def test_who_was_cut_off_too_takes_nobody_for_dead(
 
 
 @pytest.mark.slow
-def test_a_redis_that_comes_back_empty(
-    broker: Broker,
-    redis_server: RedisServer,
-    raw: redis_py.Redis,
-    embedctl: RunEmbedctl,
-    start_worker: StartWorker,
-    short_folder: Path,
-) -> None:
+def test_a_redis_that_comes_back_empty(here: Here, redis_server: RedisServer) -> None:
     texts = TEXTS[:20]
-    name = corpus(short_folder, texts)
+    name = corpus(here.folder, texts)
     command = ["submit", name, "--class", "slow", "--chunk-size", "5", "--resume", "k"]
-    lost = embedctl(*command).stdout.strip()
-    waiting = in_background(lambda: embedctl("wait", lost))
-    eventually(lambda: any(each["cmd"] == "xread" for each in raw.client_list()))
-    worker = start_worker("slow")
+    lost = here.embedctl(*command).stdout.strip()
+    waiting = in_background(lambda: here.embedctl("wait", lost))
+    eventually(lambda: any(each["cmd"] == "xread" for each in here.raw.client_list()))
+    worker = here.start_worker("slow")
     eventually(lambda: worker.row().holding)
     redis_server.stop()
     forget_everything(redis_server)
     redis_server.start()
 
     with pytest.raises(JobLost, match="lost by the broker"):
-        Job(lost, broker).status()
+        Job(lost, here.broker).status()
     assert waiting.result(60).returncode == 4
     for verb in ("status", "wait"):
-        told = embedctl(verb, lost)
+        told = here.embedctl(verb, lost)
         assert told.returncode == 4
         assert "lost by the broker" in told.stderr
 
-    again = embedctl(*command, "--wait")
+    again = here.embedctl(*command, "--wait")
     assert again.returncode == 0, again.stderr
     made = again.stdout.strip()
     assert made != lost
-    assert_whole(Job(made, broker), texts)
-    assert "lost by the broker" in embedctl("status", lost).stderr
+    assert_whole(Job(made, here.broker), texts)
+    assert "lost by the broker" in here.embedctl("status", lost).stderr
 
 
 @pytest.mark.slow
 def test_a_submission_that_redis_lost_in_a_crash_is_repaired_by_the_same_command(
-    broker: Broker,
-    redis_server: RedisServer,
-    raw: redis_py.Redis,
-    embedctl: RunEmbedctl,
-    start_worker: StartWorker,
-    short_folder: Path,
+    here: Here, redis_server: RedisServer
 ) -> None:
-    name = corpus(short_folder)
+    name = corpus(here.folder)
     command = ["submit", name, "--class", "slow", "--chunk-size", "5", "--resume", "k"]
-    settings = broker.settings
+    settings = here.broker.settings
     gate = threading.Event()
     submitted = in_background(
         lambda: enqueue_embeddings(
@@ -265,7 +236,7 @@ def test_a_submission_that_redis_lost_in_a_crash_is_repaired_by_the_same_command
             settings=settings,
         )
     )
-    job = active_job(broker)
+    job = active_job(here.broker)
     eventually(lambda: job.status().chunks == 3)
     written = redis_server.written()
     assert written is not None
@@ -275,10 +246,10 @@ def test_a_submission_that_redis_lost_in_a_crash_is_repaired_by_the_same_command
     redis_server.forget_since((*written[:2], written[2] - 7))  # in the middle of a command
 
     assert job.status().chunks <= 3
-    raw.delete(keys.producer(job.id))  # its lease lapses 30 s after its last sign of life
-    assert "submitting (stalled)" in embedctl("status", job.id).stdout
-    start_worker("slow")
-    again = embedctl(*command, "--wait")
+    here.raw.delete(keys.producer(job.id))  # its lease lapses 30 s after its last sign of life
+    assert "submitting (stalled)" in here.embedctl("status", job.id).stdout
+    here.start_worker("slow")
+    again = here.embedctl(*command, "--wait")
     assert again.returncode == 0, again.stderr
     assert again.stdout.strip() == job.id
     assert_whole(job)
@@ -308,22 +279,20 @@ def fill(raw: redis_py.Redis) -> None:
     raw.config_set("maxmemory", int(raw.info("memory")["used_memory"] * 0.5))
 
 
-def test_lost_and_damaged_inputs_are_told_of_and_repaired_by_the_same_corpus(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, embedctl: RunEmbedctl, start_worker: StartWorker
-) -> None:
-    job = enqueue_embeddings(TEXTS, chunk_size=5, idempotency_key="k", settings=settings)
+def test_lost_and_damaged_inputs_are_told_of_and_repaired_by_the_same_corpus(here: Here) -> None:
+    job = enqueue_embeddings(TEXTS, chunk_size=5, idempotency_key="k", settings=here.settings)
     damages: dict[int, Callable[[bytearray], object]] = {
         1: lambda data: data.__setitem__(0, data[0] ^ 0xFF),  # the prefix of every chunk
         2: lambda data: data.__setitem__(8, data[8] ^ 0x01),  # its digest
         4: lambda data: data.__setitem__(-9, data[-9] ^ 0x20),  # a letter of a text
         5: lambda data: data.__delitem__(slice(len(data) // 2, None)),
     }
-    raw.delete(keys.chunk_input(job.id, 3))
+    here.raw.delete(keys.chunk_input(job.id, 3))
     for chunk, damage in damages.items():
-        data = bytearray(broker.jobs.input(job.id, chunk) or b"")
+        data = bytearray(here.broker.jobs.input(job.id, chunk) or b"")
         damage(data)
-        raw.set(keys.chunk_input(job.id, chunk), bytes(data), keepttl=True)
-    worker = start_worker()
+        here.raw.set(keys.chunk_input(job.id, chunk), bytes(data), keepttl=True)
+    worker = here.start_worker()
     eventually(
         lambda: (
             job.status().chunks_done == 3
@@ -331,49 +300,47 @@ def test_lost_and_damaged_inputs_are_told_of_and_repaired_by_the_same_corpus(
         )
     )
     assert all(worker.logged("input is damaged", job=job.id, chunk=at, attempt=1) for at in damages)
-    assert audit(broker, raw, job) == (1, 5)
-    shown = embedctl("status", job.id).stdout
+    assert audit(here.broker, here.raw, job) == (1, 5)
+    shown = here.embedctl("status", job.id).stdout
     assert "Redis lost chunks 1 to 5" in shown
     assert "its input was damaged in Redis" in next(line for line in shown.splitlines() if line.startswith("trouble"))
     assert job.status().done == 15
     with pytest.raises(JobLost, match="--resume"):
         job.wait(timeout=60)
-    enqueue_embeddings(TEXTS, chunk_size=5, idempotency_key="k", settings=settings)
+    enqueue_embeddings(TEXTS, chunk_size=5, idempotency_key="k", settings=here.settings)
     job.wait(timeout=60)
     assert_whole(job)
 
 
 @pytest.mark.slow
-def test_a_full_redis_makes_everybody_wait_and_nobody_drop_anything(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, start_worker: StartWorker, short_folder: Path
-) -> None:
-    may_encode = short_folder / "may-encode"
+def test_a_full_redis_makes_everybody_wait_and_nobody_drop_anything(here: Here) -> None:
+    may_encode = here.folder / "may-encode"
     may_encode.touch()
-    worker = start_worker(prepare=WaitFor("embedctl_workers.backends.dummy:DummyBackend", "forward", may_encode))
+    worker = here.start_worker(prepare=WaitFor("embedctl_workers.backends.dummy:DummyBackend", "forward", may_encode))
     may_encode.unlink()
     told: list[tuple[int, str]] = []
     gate = threading.Event()
     submitted = in_background(
         lambda: submit(
-            broker,
+            here.broker,
             records_of(held_at(23, gate), max_bytes=10_000),
             SubmitOptions(chunk_size=5),
             lambda records, waiting_for: told.append((records, waiting_for)),
         )
     )
-    job = active_job(broker)
+    job = active_job(here.broker)
     eventually(lambda: job.status().chunks == 4 and worker.row().holding)
-    fill(raw)
+    fill(here.raw)
     may_encode.touch()
     gate.set()
     eventually(lambda: told[-1] == (20, "Redis") and "held back" in worker.log())
     full = job.status()
-    time.sleep(3 * settings.lease_s)  # time enough for what must not happen; a busy machine may only hide it
+    time.sleep(3 * here.settings.lease_s)  # time enough for what must not happen; a busy machine may only hide it
     later = job.status()
     assert (later.done, later.records, later.chunks) == (full.done, full.records, full.chunks)
     assert told[-1] == (20, "Redis")
     assert not submitted.done()
-    raw.config_set("maxmemory", 0)
+    here.raw.config_set("maxmemory", 0)
     assert submitted.result(60).id == job.id
     job.wait(timeout=60)
     assert_whole(job)
@@ -381,41 +348,33 @@ def test_a_full_redis_makes_everybody_wait_and_nobody_drop_anything(
 
 
 @pytest.mark.slow
-def test_a_ticket_taken_from_a_full_redis_does_not_end_the_worker(
-    settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
-) -> None:
-    worker = start_worker()
+def test_a_ticket_taken_from_a_full_redis_does_not_end_the_worker(here: Here) -> None:
+    worker = here.start_worker()
     eventually(lambda: worker.logged(" ready."))
     with standing_still(worker.process):
-        job = enqueue_embeddings(TEXTS, chunk_size=5, settings=settings)
-        fill(raw)
+        job = enqueue_embeddings(TEXTS, chunk_size=5, settings=here.settings)
+        fill(here.raw)
     eventually(lambda: "is full" in worker.log() or worker.process.poll() is not None)
-    time.sleep(2 * settings.lease_s)  # time enough for it to end; a busy machine may only hide it
+    time.sleep(2 * here.settings.lease_s)  # time enough for it to end; a busy machine may only hide it
     assert worker.process.poll() is None, worker.log()
-    raw.config_set("maxmemory", 0)
+    here.raw.config_set("maxmemory", 0)
     job.wait(timeout=60)
     assert_whole(job)
     assert worker.process.poll() is None
 
 
-def test_retrying_failed_records_while_they_are_fetched(
-    settings: Settings,
-    environment: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    short_folder: Path,
-    start_worker: StartWorker,
-) -> None:
+def test_retrying_failed_records_while_they_are_fetched(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [f"text {i}{' fail-encoder' * (i % 7 == 3)}" for i in range(60)]
     vectors = reference(texts)
-    failing = start_worker("poison")
-    jobs = [enqueue_embeddings(texts, hardware="poison", chunk_size=2, settings=settings) for _ in range(5)]
+    failing = here.start_worker("poison")
+    jobs = [enqueue_embeddings(texts, hardware="poison", chunk_size=2, settings=here.settings) for _ in range(5)]
     for job in jobs:
         assert job.wait(timeout=60).failed == 9
     assert failing.stop() == 0
-    config = Path(environment["EMBEDCTL_CONFIG"])
+    config = Path(here.environment["EMBEDCTL_CONFIG"])
     config.write_text(config.read_text().replace(", poison = true", ""))
-    start_worker("poison")
-    reader = Broker.connect(settings)
+    here.start_worker("poison")
+    reader = Broker.connect(here.settings)
     result = reader.jobs.result
 
     def slow_result(job_id: str, chunk: int) -> bytes | None:
@@ -425,7 +384,7 @@ def test_retrying_failed_records_while_they_are_fetched(
     monkeypatch.setattr(reader.jobs, "result", slow_result)
     dice, mixed = random.Random(3), 0
     for at, job in enumerate(jobs):
-        path = short_folder / f"{at}.jsonl"
+        path = here.folder / f"{at}.jsonl"
         fetched = in_background(partial(fetch, Job(job.id, reader), path))
         time.sleep(dice.uniform(0, 0.09))  # a random moment of the fetch
         assert job.retry_failed() == 9
@@ -443,11 +402,11 @@ def test_retrying_failed_records_while_they_are_fetched(
 
 
 def test_a_worker_that_loses_redis_while_it_says_hello_still_hears_sigterm(
-    redis_server: RedisServer, start_worker: StartWorker, short_folder: Path
+    here: Here, redis_server: RedisServer
 ) -> None:
     """Celery sends its first heartbeat between connecting and consuming."""
-    go = short_folder / "go"
-    worker = start_worker(prepare=WaitFor("celery.worker.heartbeat:Heart", "start", go))
+    go = here.folder / "go"
+    worker = here.start_worker(prepare=WaitFor("celery.worker.heartbeat:Heart", "start", go))
     eventually(lambda: worker.logged("Connected to"), show=worker.log)
     redis_server.stop()
     go.touch()

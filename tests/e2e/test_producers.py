@@ -22,12 +22,11 @@ from embedctl.records import records_of
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.forked import Forked
+from tests.support.here import Here
 from tests.support.jobs import active_job_id, reference
 from tests.support.prepared import Put
-from tests.support.processes import RunEmbedctl
 from tests.support.store import active_jobs
 from tests.support.waiting import eventually
-from tests.support.workers import StartWorker
 
 TEXTS = [f"text {i}" for i in range(100)]
 LINES = [json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(TEXTS)]
@@ -108,25 +107,19 @@ def assert_every_record_has_its_vector(job_id: str, settings: Settings, texts: l
 
 @pytest.mark.parametrize("way", ["key", "resume"])
 def test_a_producer_that_was_killed_is_resumed_at_the_right_record(
-    way: str,
-    settings: Settings,
-    broker: Broker,
-    embedctl: RunEmbedctl,
-    short_folder: Path,
-    start_producer: StartProducer,
-    start_worker: StartWorker,
+    here: Here, way: str, start_producer: StartProducer
 ) -> None:
     key = ["--resume", "k"] if way == "key" else []
-    job_id = die_half_way(start_producer, broker, *key)
-    start_worker()
-    eventually(lambda: broker.jobs.status(job_id).done == 30)
-    write_corpus(short_folder, LINES)
-    again = embedctl("submit", "corpus.jsonl", "--chunk-size", "10", *(key or ["--resume", job_id]))
+    job_id = die_half_way(start_producer, here.broker, *key)
+    here.start_worker()
+    eventually(lambda: here.broker.jobs.status(job_id).done == 30)
+    write_corpus(here.folder, LINES)
+    again = here.embedctl("submit", "corpus.jsonl", "--chunk-size", "10", *(key or ["--resume", job_id]))
     assert (again.returncode, again.stdout) == (0, f"{job_id}\n"), again.stderr
-    assert broker.jobs.newest_ids(2) == [job_id]
-    assert_every_record_has_its_vector(job_id, settings)
-    assert broker.jobs.status(job_id).claims == 10
-    ids = [label for chunk in Job.get(job_id, settings).iter_results() for label in chunk.ids]
+    assert here.broker.jobs.newest_ids(2) == [job_id]
+    assert_every_record_has_its_vector(job_id, here.settings)
+    assert here.broker.jobs.status(job_id).claims == 10
+    ids = [label for chunk in Job.get(job_id, here.settings).iter_results() for label in chunk.ids]
     assert ids == [str(i) for i in range(100)]
 
 
@@ -150,11 +143,9 @@ def resume(broker: Broker, job_id: str, texts: list[str] = TEXTS, **options: Any
     return submit(broker, records_of(texts, max_bytes=1000), SubmitOptions(resume=job_id, **options))
 
 
-def test_what_can_not_be_resumed_is_refused_in_a_sentence(
-    embedctl: RunEmbedctl, settings: Settings, half: str, short_folder: Path
-) -> None:
-    write_corpus(short_folder, [json.dumps({"text": text}) + "\n" for text in TEXTS])
-    other = enqueue_embeddings(["text"], settings=settings)
+def test_what_can_not_be_resumed_is_refused_in_a_sentence(here: Here, half: str) -> None:
+    write_corpus(here.folder, [json.dumps({"text": text}) + "\n" for text in TEXTS])
+    other = enqueue_embeddings(["text"], settings=here.settings)
     other.cancel()
     unknown = "20990101-000000-0000000000"
     for options, code, said in [
@@ -162,60 +153,58 @@ def test_what_can_not_be_resumed_is_refused_in_a_sentence(
         ([other.id], 1, f"job {other.id} was cancelled"),
         ([unknown], 4, f"no job {unknown}"),
     ]:
-        refused = embedctl("submit", "corpus.jsonl", "--resume", *options)
+        refused = here.embedctl("submit", "corpus.jsonl", "--resume", *options)
         assert (refused.returncode, refused.stdout) == (code, ""), refused.stderr
         assert said in refused.stderr
         assert "Traceback" not in refused.stderr
-    assert Job.get(half, settings).status().records == 30
-    assert Job.get(other.id, settings).status().state is JobState.CANCELLED
+    assert Job.get(half, here.settings).status().records == 30
+    assert Job.get(other.id, here.settings).status().state is JobState.CANCELLED
 
 
-def test_two_submitters_with_one_key_at_the_same_time_make_one_job(
-    settings: Settings, broker: Broker, environment: dict[str, str], short_folder: Path, start_worker: StartWorker
-) -> None:
-    start_worker()
-    write_corpus(short_folder, LINES)
+def test_two_submitters_with_one_key_at_the_same_time_make_one_job(here: Here) -> None:
+    here.start_worker()
+    write_corpus(here.folder, LINES)
     command = ["submit", "corpus.jsonl", "--chunk-size", "5", "--resume", "k"]
-    both = [Forked(command, environment, short_folder) for _ in range(2)]
+    both = [Forked(command, here.environment, here.folder) for _ in range(2)]
     said = [process.communicate(timeout=60)[0].strip() for process in both]
     assert [process.returncode for process in both] == [0, 0]
-    assert said == broker.jobs.newest_ids(2) * 2
-    assert_every_record_has_its_vector(said[0], settings)
-    assert Job.get(said[0], settings).status().claims == 20
+    assert said == here.broker.jobs.newest_ids(2) * 2
+    assert_every_record_has_its_vector(said[0], here.settings)
+    assert Job.get(said[0], here.settings).status().claims == 20
 
 
 @pytest.mark.slow
 def test_one_that_comes_while_another_submits_waits_for_it_however_slow_its_corpus_is(
-    settings: Settings, broker: Broker, start_producer: StartProducer, start_worker: StartWorker
+    here: Here, start_producer: StartProducer
 ) -> None:
-    start_worker()
+    here.start_worker()
     first = start_producer("--resume", "k", lease_s=5)  # of which a busy machine does not miss two thirds
     first.give(LINES[:35])
-    job_id = begun(broker, 30)
-    since = broker.connection.now_ms()
+    job_id = begun(here.broker, 30)
+    since = here.broker.connection.now_ms()
     told: list[str] = []
     options = SubmitOptions(chunk_size=10, idempotency_key="k", digests=True)
     records = records_of(({"text": text, "id": i} for i, text in enumerate(TEXTS)), max_bytes=1000)
     second = threading.Thread(
-        target=submit, args=(broker, records, options, lambda _, waiting: told.append(waiting)), daemon=True
+        target=submit, args=(here.broker, records, options, lambda _, waiting: told.append(waiting)), daemon=True
     )
     second.start()
-    eventually(lambda: broker.connection.now_ms() - since > 10_000)  # two leases
+    eventually(lambda: here.broker.connection.now_ms() - since > 10_000)  # two leases
     assert told == ["another producer of this job"] * len(told)
-    assert broker.jobs.status(job_id).records == 30
+    assert here.broker.jobs.status(job_id).records == 30
     first.give(LINES[35:])
     first.pipe.close()
     assert first.process.wait(60) == 0
     second.join(60)
     assert not second.is_alive()
     assert told.count("") == 10
-    assert broker.jobs.newest_ids(2) == [job_id]
-    assert_every_record_has_its_vector(job_id, settings)
-    assert broker.jobs.status(job_id).claims == 10
+    assert here.broker.jobs.newest_ids(2) == [job_id]
+    assert_every_record_has_its_vector(job_id, here.settings)
+    assert here.broker.jobs.status(job_id).claims == 10
 
 
 def test_another_corpus_or_other_options_of_a_half_submitted_job_are_refused_and_the_right_ones_resume(
-    broker: Broker, half: str, monkeypatch: pytest.MonkeyPatch, start_worker: StartWorker
+    here: Here, half: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keys, "PRODUCER_LEASE_S", 3600)  # who was refused gives up the right to add at once
     for changed, said in [
@@ -224,8 +213,8 @@ def test_another_corpus_or_other_options_of_a_half_submitted_job_are_refused_and
         (TEXTS[:25], "record 25"),
     ]:
         with pytest.raises(CorpusChanged, match=said):
-            resume(broker, half, changed)
-        assert broker.jobs.status(half).state is JobState.SUBMITTING
+            resume(here.broker, half, changed)
+        assert here.broker.jobs.status(half).state is JobState.SUBMITTING
     others: dict[str, Any] = {
         "hardware": "slow",
         "precision": "int8",
@@ -235,8 +224,8 @@ def test_another_corpus_or_other_options_of_a_half_submitted_job_are_refused_and
     }
     for option, value in others.items():
         with pytest.raises((CorpusChanged, SettingsError), match=option):
-            resume(broker, half, **{option: value})
-    start_worker()
+            resume(here.broker, half, **{option: value})
+    here.start_worker()
     same: dict[str, Any] = {
         "prompt": "query: ",
         "chunk_size": 10,
@@ -244,30 +233,23 @@ def test_another_corpus_or_other_options_of_a_half_submitted_job_are_refused_and
         "hardware": "auto",
         "precision": "fp32",
     }
-    job = resume(broker, half, **same)
+    job = resume(here.broker, half, **same)
     assert job.wait(timeout=60).done == 100
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS, "query: "))
 
 
-def test_ctrl_c_leaves_a_job_for_another_that_goes_on_at_once(
-    settings: Settings,
-    broker: Broker,
-    embedctl: RunEmbedctl,
-    short_folder: Path,
-    start_producer: StartProducer,
-    start_worker: StartWorker,
-) -> None:
+def test_ctrl_c_leaves_a_job_for_another_that_goes_on_at_once(here: Here, start_producer: StartProducer) -> None:
     """A producer's right to add ends with the producer. Only after a kill do others have to wait for it."""
     first = start_producer("--resume", "k", lease_s=3600)
     first.give(LINES[:35])
-    job_id = begun(broker, 30)
+    job_id = begun(here.broker, 30)
     first.process.send_signal(signal.SIGINT)
     _, said = first.end()
     assert first.process.returncode == 130
     assert "the same command resumes where it stopped" in said
-    assert broker.jobs.status(job_id).state is JobState.SUBMITTING
-    write_corpus(short_folder, LINES)
-    resumed = embedctl("submit", "corpus.jsonl", "--resume", job_id)
+    assert here.broker.jobs.status(job_id).state is JobState.SUBMITTING
+    write_corpus(here.folder, LINES)
+    resumed = here.embedctl("submit", "corpus.jsonl", "--resume", job_id)
     assert (resumed.returncode, resumed.stdout) == (0, f"{job_id}\n"), resumed.stderr
-    start_worker()
-    assert_every_record_has_its_vector(job_id, settings)
+    here.start_worker()
+    assert_every_record_has_its_vector(job_id, here.settings)

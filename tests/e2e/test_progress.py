@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from embedctl import enqueue_embeddings
-from embedctl_config.settings import Settings
+from tests.support.here import Here
 from tests.support.prepared import write_slowly
-from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import as_user
 from tests.support.terminal import Terminal, terminal
 from tests.support.waiting import eventually
-from tests.support.workers import StartWorker
 
 JOB = re.compile(r"\d{8}-\d{6}-[0-9a-f]{10}")
 BAR = re.compile(
@@ -56,13 +54,11 @@ def next_bar(screen: Terminal) -> re.Match[str]:
 
 
 @pytest.mark.slow
-def test_the_id_stands_whole_above_one_line_whose_time_left_fits_its_rate(
-    environment: dict[str, str], start_worker: StartWorker, corpus: Path
-) -> None:
-    start_worker("slow")
+def test_the_id_stands_whole_above_one_line_whose_time_left_fits_its_rate(here: Here, corpus: Path) -> None:
+    here.start_worker("slow")
     corpus.write_text("\n".join(3 * SLOW))
     command = ["submit", corpus.name, "--wait", *SLOW_OPTIONS]
-    with terminal(command, environment, corpus.parent, columns=80) as screen:
+    with terminal(command, here.environment, corpus.parent, columns=80) as screen:
         for _ in range(2):
             facts = next_bar(screen)
             rest, rate = int(facts["all"]) - int(facts["done"]), int(facts["rate"])
@@ -75,12 +71,10 @@ def test_the_id_stands_whole_above_one_line_whose_time_left_fits_its_rate(
         assert JOB.fullmatch(screen.screen[0])
 
 
-def test_a_narrower_terminal_and_ctrl_c_leave_one_line(
-    environment: dict[str, str], start_worker: StartWorker, settings: Settings, short_folder: Path
-) -> None:
-    start_worker("slow")
-    job = enqueue_embeddings(SLOW * 10, hardware="slow", chunk_size=2, settings=settings)
-    with terminal(["fetch", job.id, "-o", "out.npy"], environment, short_folder, columns=120) as screen:
+def test_a_narrower_terminal_and_ctrl_c_leave_one_line(here: Here) -> None:
+    here.start_worker("slow")
+    job = enqueue_embeddings(SLOW * 10, hardware="slow", chunk_size=2, settings=here.settings)
+    with terminal(["fetch", job.id, "-o", "out.npy"], here.environment, here.folder, columns=120) as screen:
         screen.until(lambda: "left" in screen.screen[-1])
         screen.resize(50)
         screen.until(lambda: len(screen.screen) == 1 and re.fullmatch(r"running .* s left", screen.screen[0]))
@@ -94,14 +88,12 @@ def test_a_narrower_terminal_and_ctrl_c_leave_one_line(
 
 
 @pytest.mark.slow
-def test_fetch_shows_what_it_writes_of_an_ended_job(
-    environment: dict[str, str], start_worker: StartWorker, settings: Settings, short_folder: Path
-) -> None:
-    start_worker()
-    job = enqueue_embeddings(["", *map(str, range(199))], chunk_size=10, settings=settings)
+def test_fetch_shows_what_it_writes_of_an_ended_job(here: Here) -> None:
+    here.start_worker()
+    job = enqueue_embeddings(["", *map(str, range(199))], chunk_size=10, settings=here.settings)
     job.wait(timeout=60)
     fetch = ["fetch", job.id, "-o", "out.jsonl"]
-    with terminal(fetch, environment, short_folder, prepare=write_slowly) as screen:
+    with terminal(fetch, here.environment, here.folder, prepare=write_slowly) as screen:
         drawn: list[str] = []
         while screen.process.poll() is None:
             screen.read(0.1)
@@ -118,27 +110,23 @@ def test_fetch_shows_what_it_writes_of_an_ended_job(
         assert f"embedctl errors {job.id}" in whole
 
 
-def test_wait_tells_time_and_rate_of_a_job_that_it_found_at_work(
-    embedctl: RunEmbedctl, start_worker: StartWorker, settings: Settings
-) -> None:
-    start_worker("slow")
-    job = enqueue_embeddings(["", *SLOW[:15]], hardware="slow", chunk_size=2, settings=settings)
+def test_wait_tells_time_and_rate_of_a_job_that_it_found_at_work(here: Here) -> None:
+    here.start_worker("slow")
+    job = enqueue_embeddings(["", *SLOW[:15]], hardware="slow", chunk_size=2, settings=here.settings)
     eventually(lambda: job.status().done)
-    waited = embedctl("wait", job.id)
+    waited = here.embedctl("wait", job.id)
     assert waited.returncode == 3
     assert re.fullmatch(rf"15 {SUMMARY}\nThe failed records: embedctl errors {job.id}\n", waited.stderr)
-    assert embedctl("wait", job.id, "-q").stderr == ""
+    assert here.embedctl("wait", job.id, "-q").stderr == ""
 
 
 @pytest.mark.slow
-def test_run_moves_while_its_worker_loads_and_names_the_file_of_the_failed_records(
-    environment: dict[str, str], short_folder: Path
-) -> None:
-    config = Path(environment["EMBEDCTL_CONFIG"])
+def test_run_moves_while_its_worker_loads_and_names_the_file_of_the_failed_records(here: Here) -> None:
+    config = Path(here.environment["EMBEDCTL_CONFIG"])
     config.write_text(config.read_text() + LATE)
-    (short_folder / "c.txt").write_text("one\n\nthree\n")
+    (here.folder / "c.txt").write_text("one\n\nthree\n")
     command = ["run", "c.txt", "--class", "late", "--model", "dummy", "-o", "out.npy"]
-    with terminal(command, as_user(environment, "worker"), short_folder) as screen:
+    with terminal(command, as_user(here.environment, "worker"), here.folder) as screen:
         seen: set[str] = set()
         while screen.process.poll() is None:
             screen.read(0.1)

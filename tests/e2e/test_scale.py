@@ -45,10 +45,7 @@ def peak_rss_kb(arguments: list[str], environment: dict[str, str], folder: Path)
 @pytest.mark.slow
 @pytest.mark.parametrize("line", [record, request])
 def test_submitting_and_fetching_take_no_more_memory_for_five_times_the_records(
-    line: Callable[[int], dict[str, object]],
-    environment: dict[str, str],
-    start_worker: StartWorker,
-    short_folder: Path,
+    line: Callable[[int], dict[str, object]], environment: dict[str, str], start_worker: StartWorker, short_folder: Path
 ) -> None:
     start_worker()
     submitted, fetched = {}, {}

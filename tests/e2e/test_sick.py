@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from embedctl import JobState, enqueue_embeddings
+from tests.support.here import Here
 from tests.support.jobs import reference
 from tests.support.limits import settings_of
 from tests.support.sick_backends import register
 from tests.support.waiting import eventually
-from tests.support.workers import StartWorker, WorkerProcess
+from tests.support.workers import WorkerProcess
 
 TEXTS = [f"text {i} of many" for i in range(4000)]
 
 
-def test_a_worker_that_falls_sick_leaves_and_the_others_encode_every_record(
-    environment: dict[str, str], short_folder: Path, start_worker: StartWorker
-) -> None:
-    config = short_folder / "embedctl.toml"
+def test_a_worker_that_falls_sick_leaves_and_the_others_encode_every_record(here: Here) -> None:
+    config = here.folder / "embedctl.toml"
     common = config.read_text()
 
     def start(backend: str, option: str) -> WorkerProcess:
         config.write_text(f'{common}\n[classes.mixed]\nbackend = "{backend}"\noptions = {{dim = 16, {option}}}\n')
-        return start_worker("mixed", prepare=register)
+        return here.start_worker("mixed", prepare=register)
 
-    environment["EMBEDCTL_LEASE_S"] = "10"  # no lease is to lapse, however busy the machine is
+    here.environment["EMBEDCTL_LEASE_S"] = "10"  # no lease is to lapse, however busy the machine is
     sick, well = start("fading", "batches = 8"), start("dummy", "seconds_per_batch = 0.02")
-    job = enqueue_embeddings(TEXTS, hardware="mixed", chunk_size=100, settings=settings_of(environment))
+    job = enqueue_embeddings(TEXTS, hardware="mixed", chunk_size=100, settings=settings_of(here.environment))
     status = job.wait(timeout=120)
     assert (status.state, status.done, status.failed) == (JobState.COMPLETED, 4000, 0)
     assert sick.process.wait(60) == 71
@@ -42,22 +39,20 @@ def test_a_worker_that_falls_sick_leaves_and_the_others_encode_every_record(
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
 
 
-def test_a_bad_record_does_not_wait_for_a_worker_that_is_busy(
-    environment: dict[str, str], short_folder: Path, start_worker: StartWorker
-) -> None:
+def test_a_bad_record_does_not_wait_for_a_worker_that_is_busy(here: Here) -> None:
     """With the default times of users: a ticket is sent again only later than the wait here."""
-    config = short_folder / "embedctl.toml"
+    config = here.folder / "embedctl.toml"
     config.write_text(config.read_text().replace("lease_s = 1.0\n", "hang_s = 1000\n"))
-    del environment["LIMIT_REISSUE_S"]
-    settings = settings_of(environment)
+    del here.environment["LIMIT_REISSUE_S"]
+    settings = settings_of(here.environment)
     assert settings.limits.reissue_s == 60
-    busy = start_worker("poison")
+    busy = here.start_worker("poison")
     long = [  # with other options each: they share no batch, so each keeps a thread busy
         enqueue_embeddings([f"{at} hang-encoder"], normalize=bool(at), hardware="poison", settings=settings)
         for at in range(2)
     ]
     eventually(lambda: all(job.status().claims for job in long))
-    start_worker("poison")
+    here.start_worker("poison")
     job = enqueue_embeddings(["a", "b fail-encoder", "c"], hardware="poison", settings=settings)
     status = job.wait(timeout=50)  # less than reissue_s
     assert (status.done, status.failed) == (2, 1)

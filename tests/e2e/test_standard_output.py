@@ -12,17 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import redis as redis_py
 
 from embedctl import Job, enqueue_embeddings
-from embedctl.broker import Broker
-from embedctl_config.settings import Settings
 from tests.support.forked import Forked
+from tests.support.here import Here
 from tests.support.jobs import reference
-from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import PATIENCE_S, eventually
-from tests.support.workers import StartWorker
 
 TEXTS = [f"text {i}" for i in range(40)]
 SLOW = [f"text {i} " + "word " * 60 for i in range(18)]
@@ -56,32 +52,24 @@ def corpus(short_folder: Path) -> str:
     return "c.txt"
 
 
-def test_submit_prints_results_and_says_the_id_on_the_other_stream(
-    corpus: str, settings: Settings, embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path
-) -> None:
-    start_worker()
-    done = embedctl("submit", corpus, "-o", "/dev/stdout", "--chunk-size", "9")
+def test_submit_prints_results_and_says_the_id_on_the_other_stream(here: Here, corpus: str) -> None:
+    here.start_worker()
+    done = here.embedctl("submit", corpus, "-o", "/dev/stdout", "--chunk-size", "9")
     assert done.returncode == 0, done.stderr
     assert_whole(done.stdout)
-    assert Job.get(done.stderr.split()[0], settings).status().done == 40
+    assert Job.get(done.stderr.split()[0], here.settings).status().done == 40
     assert "Wrote" not in done.stderr
-    assert sorted(each.name for each in short_folder.glob("*.jsonl")) == []
+    assert sorted(each.name for each in here.folder.glob("*.jsonl")) == []
 
 
-def test_chunks_are_printed_while_others_are_encoded(
-    settings: Settings,
-    environment: dict[str, str],
-    start_worker: StartWorker,
-    short_folder: Path,
-    raw: redis_py.Redis,
-) -> None:
-    job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=2, settings=settings)
-    fetching = Forked(["fetch", job.id, "-o", "-"], environment, short_folder)
+def test_chunks_are_printed_while_others_are_encoded(here: Here) -> None:
+    job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=2, settings=here.settings)
+    fetching = Forked(["fetch", job.id, "-o", "-"], here.environment, here.folder)
     eventually(
-        lambda: any(each["cmd"] == "xread" and "b" in each["flags"] for each in raw.client_list()),
+        lambda: any(each["cmd"] == "xread" and "b" in each["flags"] for each in here.raw.client_list()),
         what="a fetch that waits",
     )
-    start_worker("slow")
+    here.start_worker("slow")
     assert fetching.stdout
     assert json.loads(fetching.stdout.readline())["position"] == 0
     assert not job.status().state.ended
@@ -89,13 +77,11 @@ def test_chunks_are_printed_while_others_are_encoded(
     assert fetching.wait(60) == 0
 
 
-def test_a_closed_pipe_ends_the_command_quietly_and_not_the_job(
-    settings: Settings, environment: dict[str, str], start_worker: StartWorker, short_folder: Path
-) -> None:
-    start_worker()
+def test_a_closed_pipe_ends_the_command_quietly_and_not_the_job(here: Here) -> None:
+    here.start_worker()
     texts = TEXTS * 50  # more than a pipe holds, so that the command is still writing
-    job = enqueue_embeddings(texts, settings=settings)
-    process = piped(environment, short_folder, "fetch", job.id, "-o", "-")
+    job = enqueue_embeddings(texts, settings=here.settings)
+    process = piped(here.environment, here.folder, "fetch", job.id, "-o", "-")
     assert process.stdout
     assert process.stderr
     assert process.stdout.readline().startswith('{"position":0')
@@ -105,35 +91,31 @@ def test_a_closed_pipe_ends_the_command_quietly_and_not_the_job(
     assert job.wait(timeout=60).done == len(texts)
 
 
-def test_a_full_disk_is_an_error_in_one_line(
-    settings: Settings, environment: dict[str, str], start_worker: StartWorker
-) -> None:
-    start_worker()
-    job = enqueue_embeddings(TEXTS, settings=settings)
+def test_a_full_disk_is_an_error_in_one_line(here: Here) -> None:
+    here.start_worker()
+    job = enqueue_embeddings(TEXTS, settings=here.settings)
     with Path("/dev/full").open("wb") as full:
-        process = Forked(["fetch", job.id, "-o", "-"], environment, None, full.fileno())
+        process = Forked(["fetch", job.id, "-o", "-"], here.environment, None, full.fileno())
     _, said = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, said) == (1, "embedctl: standard output can't be written: No space left on device\n")
 
 
-def test_a_closed_standard_output_is_an_error_in_one_line(
-    environment: dict[str, str], broker: Broker, corpus: str, short_folder: Path
-) -> None:
+def test_a_closed_standard_output_is_an_error_in_one_line(here: Here, corpus: str) -> None:
     command = f'exec "{sys.executable}" -m embedctl submit {corpus} -o - >&-'
-    done = subprocess.run(["sh", "-c", command], env=environment, cwd=short_folder, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        ["sh", "-c", command], env=here.environment, cwd=here.folder, stderr=subprocess.PIPE, text=True
+    )
     assert (done.returncode, done.stderr) == (1, "embedctl: standard output is closed: name a file, or open it\n")
-    assert broker.jobs.newest_ids(2) == []
+    assert here.broker.jobs.newest_ids(2) == []
 
 
-def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_everything(
-    settings: Settings, environment: dict[str, str], start_worker: StartWorker, short_folder: Path
-) -> None:
-    start_worker()
-    job = enqueue_embeddings(["word"] * 3000, settings=settings)
+def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_everything(here: Here) -> None:
+    here.start_worker()
+    job = enqueue_embeddings(["word"] * 3000, settings=here.settings)
     job.wait(timeout=60)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    process = Forked(["fetch", job.id, "-o", "-"], environment, None, writer, subprocess.DEVNULL)
+    process = Forked(["fetch", job.id, "-o", "-"], here.environment, None, writer, subprocess.DEVNULL)
     os.close(writer)
     with os.fdopen(reader, "rb") as stream:
         assert len(stream.readlines()) == 3000
@@ -141,14 +123,12 @@ def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_everything(
 
 
 @pytest.mark.slow
-def test_run_prints_everything_again_and_encodes_only_what_is_left(
-    environment: dict[str, str], redis_server: RedisServer, broker: Broker, short_folder: Path
-) -> None:
-    environment["EMBEDCTL_REDIS_URL"] = redis_server.url  # its user is a producer's and a worker's at once
+def test_run_prints_everything_again_and_encodes_only_what_is_left(here: Here, redis_server: RedisServer) -> None:
+    here.environment["EMBEDCTL_REDIS_URL"] = redis_server.url  # its user is a producer's and a worker's at once
     texts = [f"text {i} " + "word " * 60 for i in range(80)]  # more than a worker has in hand as it is stopped
-    (short_folder / "slow.txt").write_text("\n".join(texts) + "\n")
+    (here.folder / "slow.txt").write_text("\n".join(texts) + "\n")
     arguments = ["run", "slow.txt", "--class", "slow", "--chunk-size", "2", "-o", "-", "-q"]
-    first = piped(environment, short_folder, *arguments)
+    first = piped(here.environment, here.folder, *arguments)
     assert first.stdout
     assert first.stderr
     for _ in range(5):
@@ -156,26 +136,24 @@ def test_run_prints_everything_again_and_encodes_only_what_is_left(
     first.stdout.close()
     assert first.wait(60) == 0
     assert first.stderr.read() == ""
-    (job_id,) = broker.jobs.newest_ids(2)
-    assert 4 <= broker.jobs.status(job_id).done < len(texts)
+    (job_id,) = here.broker.jobs.newest_ids(2)
+    assert 4 <= here.broker.jobs.status(job_id).done < len(texts)
 
-    second = piped(environment, short_folder, *arguments[:-1])
+    second = piped(here.environment, here.folder, *arguments[:-1])
     output, said = second.communicate(timeout=60)
     assert second.returncode == 0
     assert_whole(output, texts)
     assert "this command resumed it at" in said
-    assert not broker.jobs.newest_ids(2)
+    assert not here.broker.jobs.newest_ids(2)
 
 
-def test_progress_is_not_drawn_over_results_on_the_same_terminal(
-    settings: Settings, environment: dict[str, str], start_worker: StartWorker, short_folder: Path
-) -> None:
-    start_worker("slow")
-    job = enqueue_embeddings(SLOW[:8], hardware="slow", chunk_size=2, settings=settings)
+def test_progress_is_not_drawn_over_results_on_the_same_terminal(here: Here) -> None:
+    here.start_worker("slow")
+    job = enqueue_embeddings(SLOW[:8], hardware="slow", chunk_size=2, settings=here.settings)
     for both in (True, False):
         ours, theirs = pty.openpty()
         out = theirs if both else subprocess.DEVNULL
-        process = Forked(["fetch", job.id, "-o", "-"], environment, None, out, theirs)
+        process = Forked(["fetch", job.id, "-o", "-"], here.environment, None, out, theirs)
         os.close(theirs)
         shown = b""
         with suppress(OSError):  # a terminal whose other end is closed

@@ -10,27 +10,14 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from redis import Redis
 
-from embedctl.broker import Broker
-from tests.support.changes import (
-    DELETE,
-    Kill,
-    Write,
-    assert_table,
-    did,
-    killer,
-    many,
-    next_day,
-    night,
-    told,
-)
+from tests.support.changes import DELETE, Kill, assert_table, did, killer, many, next_day, night, told
 from tests.support.databases import KINDS, Database, Postgres, QdrantByHttp, database
 from tests.support.forked import Forked
+from tests.support.here import Here
 from tests.support.prepared import PauseAt
-from tests.support.processes import RunEmbedctl
 from tests.support.waiting import eventually
-from tests.support.workers import CONFIG, StartWorker
+from tests.support.workers import CONFIG
 
 #: Steps of a night: a module and a class, a function, and which of its calls. A destination's own steps are walked
 #: through in tests/e2e/test_databases.py.
@@ -52,41 +39,37 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
 
 
 @pytest.mark.parametrize("table", KINDS, indirect=True)
-def test_each_night_a_table_becomes_what_the_corpus_says(
-    table: Database, write: Write, embedctl: RunEmbedctl, broker: Broker, start_worker: StartWorker
-) -> None:
-    start_worker()
+def test_each_night_a_table_becomes_what_the_corpus_says(here: Here, table: Database) -> None:
+    here.start_worker()
     documents = many(40)
-    write(documents)
-    assert did(told(embedctl(*night(table)))) == (0, 40, None)
+    here.write(documents)
+    assert did(told(here.embedctl(*night(table)))) == (0, 40, None)
     assert_table(table, documents)
     stamps = dict(table.stamps()) if isinstance(table, Postgres) else {}
 
     after = next_day(documents)
-    write(after)
-    assert did(told(embedctl(*night(table)))) == (38, 2, None)
+    here.write(after)
+    assert did(told(here.embedctl(*night(table)))) == (38, 2, None)
     assert_table(table, {**after, "id-7": documents["id-7"]})
     if isinstance(table, Postgres):
         later = dict(table.stamps())
         assert {label for label in documents if later[label] != stamps[label]} == {"id-3"}
 
-    assert did(told(embedctl(*night(table, "--delete")))) == (40, 0, 1)
+    assert did(told(here.embedctl(*night(table, "--delete")))) == (40, 0, 1)
     assert_table(table, after)
-    assert did(told(embedctl(*night(table, "--delete")))) == (40, 0, 0)
-    assert not list(broker.jobs.newest())
+    assert did(told(here.embedctl(*night(table, "--delete")))) == (40, 0, 0)
+    assert not list(here.broker.jobs.newest())
 
 
-def test_what_happened_to_the_table_is_seen(
-    table: Database, write: Write, embedctl: RunEmbedctl, start_worker: StartWorker
-) -> None:
+def test_what_happened_to_the_table_is_seen(here: Here, table: Database) -> None:
     """It was dropped, restored from an older state, or lost, got or changed rows by hand; and a night was skipped."""
     assert isinstance(table, Postgres)
-    start_worker()
+    here.start_worker()
     documents = many(40)
-    write(documents)
-    told(embedctl(*night(table)))
+    here.write(documents)
+    told(here.embedctl(*night(table)))
     table.remove()
-    assert did(told(embedctl(*night(table, "--delete")))) == (0, 40, 0)
+    assert did(told(here.embedctl(*night(table, "--delete")))) == (0, 40, 0)
     assert_table(table, documents)
     table.connection.execute(f"DELETE FROM {table.table} WHERE id IN ('id-1', 'id-2')")
     table.connection.execute(f"UPDATE {table.table} SET source = NULL WHERE id = 'id-4'")
@@ -95,70 +78,64 @@ def test_what_happened_to_the_table_is_seen(
     )
     documents = next_day(documents)
     documents = {**next_day(documents), "later": "another night"}
-    write(documents)
-    assert did(told(embedctl(*night(table, "--delete")))) == (35, 6, 2)
+    here.write(documents)
+    assert did(told(here.embedctl(*night(table, "--delete")))) == (35, 6, 2)
     assert_table(table, documents)
 
 
-def test_more_than_allowed_are_not_deleted(
-    table: Database, write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
-) -> None:
-    start_worker()
+def test_more_than_allowed_are_not_deleted(here: Here, table: Database) -> None:
+    here.start_worker()
     documents = many(20)
-    write(documents)
-    told(embedctl(*night(table)))
+    here.write(documents)
+    told(here.embedctl(*night(table)))
     few = dict(itertools.islice(documents.items(), 17))
-    write({**few, "new": "a new text"})
-    done = embedctl(*night(table, "--delete"))
+    here.write({**few, "new": "a new text"})
+    done = here.embedctl(*night(table, "--delete"))
     assert done.returncode == 1
     assert "lacks 3 of the 20 rows" in done.stderr
     assert "at most 2 may be deleted: nothing is deleted" in done.stderr
     assert_table(table, {**documents, "new": "a new text"})
-    assert embedctl(*night(table, "--delete", "--delete-at-most", "2")).returncode == 1
-    assert did(told(embedctl(*night(table, "--delete", "--delete-at-most", "3")))) == (18, 0, 3)
+    assert here.embedctl(*night(table, "--delete", "--delete-at-most", "2")).returncode == 1
+    assert did(told(here.embedctl(*night(table, "--delete", "--delete-at-most", "3")))) == (18, 0, 3)
     assert_table(table, {**few, "new": "a new text"})
-    (short_folder / "corpus.jsonl").write_text('{"id": "id-0", "text": "text 0"}\nnonsense\n')
-    done = embedctl(*night(table, "--skip-bad-lines", "--delete", "--delete-at-most", "100%"))
+    (here.folder / "corpus.jsonl").write_text('{"id": "id-0", "text": "text 0"}\nnonsense\n')
+    done = here.embedctl(*night(table, "--skip-bad-lines", "--delete", "--delete-at-most", "100%"))
     assert done.returncode == 1
     assert "nothing is deleted" in done.stderr
     assert "1 bad lines of the corpus were skipped" in done.stderr
     assert_table(table, {**few, "new": "a new text"})
 
 
-def test_another_model_is_refused_before_anything_is_encoded(
-    table: Database, write: Write, embedctl: RunEmbedctl, broker: Broker, short_folder: Path, start_worker: StartWorker
-) -> None:
-    worker = start_worker()
+def test_another_model_is_refused_before_anything_is_encoded(here: Here, table: Database) -> None:
+    worker = here.start_worker()
     documents = many(10)
-    write(documents)
-    told(embedctl(*night(table)))
+    here.write(documents)
+    told(here.embedctl(*night(table)))
     del documents["id-1"]
-    write(documents)
+    here.write(documents)
     for other in (("--prompt", "query: "), ("--output-type", "float16")):
-        done = embedctl(*night(table, *DELETE, *other))
+        done = here.embedctl(*night(table, *DELETE, *other))
         assert done.returncode == 65, done.stderr
     worker.stop()
-    done = embedctl(*night(table, *DELETE))
+    done = here.embedctl(*night(table, *DELETE))
     assert done.returncode == 1
     assert "start a worker, or set [models.dummy] fingerprint" in done.stderr
-    (short_folder / "embedctl.toml").write_text(
+    (here.folder / "embedctl.toml").write_text(
         CONFIG.replace("options = {dim = 16}", "options = {dim = 16, seed = 1}", 1)
     )
-    start_worker()
-    done = embedctl(*night(table, *DELETE))
+    here.start_worker()
+    done = here.embedctl(*night(table, *DELETE))
     assert done.returncode == 65, done.stderr
     assert len(table.rows()) == 10
-    assert not list(broker.jobs.newest())
+    assert not list(here.broker.jobs.newest())
 
 
-def test_what_fails_keeps_its_row_and_is_tried_each_night(
-    table: Database, write: Write, embedctl: RunEmbedctl, start_worker: StartWorker
-) -> None:
-    start_worker()
-    write({"a": "one", "b": "two"})
-    told(embedctl(*night(table)))
-    write({"a": ""})
-    done = embedctl(*night(table, *DELETE))
+def test_what_fails_keeps_its_row_and_is_tried_each_night(here: Here, table: Database) -> None:
+    here.start_worker()
+    here.write({"a": "one", "b": "two"})
+    told(here.embedctl(*night(table)))
+    here.write({"a": ""})
+    done = here.embedctl(*night(table, *DELETE))
     assert done.returncode == 1, "not one record of its job has a vector"
     assert "record 0 (a): empty:" in done.stderr
     assert did(json.loads(done.stdout)) == (0, 0, 1)
@@ -166,275 +143,220 @@ def test_what_fails_keeps_its_row_and_is_tried_each_night(
     assert_table(table, {"a": "one"})
 
 
-def test_an_estimate_is_of_what_is_lacking(
-    table: Database, write: Write, embedctl: RunEmbedctl, start_worker: StartWorker
-) -> None:
-    start_worker()
+def test_an_estimate_is_of_what_is_lacking(here: Here, table: Database) -> None:
+    here.start_worker()
     documents = many(40)
-    write(documents)
-    told(embedctl(*night(table)))
-    write(next_day(documents))
-    assert told(embedctl(*night(table, "--dry-run")))["records"] == 2
+    here.write(documents)
+    told(here.embedctl(*night(table)))
+    here.write(next_day(documents))
+    assert told(here.embedctl(*night(table, "--dry-run")))["records"] == 2
     assert_table(table, documents)
 
 
 @pytest.mark.parametrize("changes", [False, True])
-def test_a_job_that_an_earlier_run_has_left_is_found_again(
-    table: Database,
-    write: Write,
-    embedctl: RunEmbedctl,
-    environment: dict[str, str],
-    broker: Broker,
-    short_folder: Path,
-    start_worker: StartWorker,
-    changes: bool,
-) -> None:
+def test_a_job_that_an_earlier_run_has_left_is_found_again(here: Here, table: Database, changes: bool) -> None:
     """It is delivered first, also if the destination lacks less by now; and if it had not all of its records yet, it is
     begun again."""
-    start_worker()
+    here.start_worker()
     documents = many(40)
-    write(documents)
-    kill = killer(environment, short_folder)
+    here.write(documents)
+    kill = killer(here.environment, here.folder)
     kill(("embedctl.destinations.keyed:_Delivery", "_write", 1), "before", *night(table))
-    (left,) = broker.jobs.newest()
+    (left,) = here.broker.jobs.newest()
     if changes:
         assert isinstance(table, Postgres)
         told(
-            embedctl(
-                "submit", write(dict(itertools.islice(documents.items(), 10)), "part.jsonl"), "-o", table.url, "--json"
+            here.embedctl(
+                "submit",
+                here.write(dict(itertools.islice(documents.items(), 10)), "part.jsonl"),
+                "-o",
+                table.url,
+                "--json",
             )
         )
-        write(documents)
-    done = embedctl(*night(table))
+        here.write(documents)
+    done = here.embedctl(*night(table))
     assert did(told(done))[1] == (30 if changes else 40)
     assert (f"Resuming job {left.id}" in done.stderr) is changes
     assert_table(table, documents)
-    assert left.id not in {job.id for job in broker.jobs.newest()}
+    assert left.id not in {job.id for job in here.broker.jobs.newest()}
 
 
-def test_a_job_that_was_left_with_other_options_stops_no_later_night(
-    table: Database,
-    write: Write,
-    embedctl: RunEmbedctl,
-    environment: dict[str, str],
-    short_folder: Path,
-    start_worker: StartWorker,
-) -> None:
+def test_a_job_that_was_left_with_other_options_stops_no_later_night(here: Here, table: Database) -> None:
     """Nobody knows its key, and it stays until it expires."""
-    start_worker()
+    here.start_worker()
     documents = many(10)
-    write(documents)
-    kill = killer(environment, short_folder)
+    here.write(documents)
+    kill = killer(here.environment, here.folder)
     kill(("embedctl.destinations.keyed:_Delivery", "_write", 1), "before", *night(table, "--chunk-size", "5"))
-    assert did(told(embedctl(*night(table)))) == (0, 10, None)
+    assert did(told(here.embedctl(*night(table)))) == (0, 10, None)
     assert_table(table, documents)
 
 
-def test_a_job_that_another_model_took_is_not_found_again(
-    table: Database,
-    write: Write,
-    embedctl: RunEmbedctl,
-    environment: dict[str, str],
-    broker: Broker,
-    short_folder: Path,
-    start_worker: StartWorker,
-) -> None:
+def test_a_job_that_another_model_took_is_not_found_again(here: Here, table: Database) -> None:
     """The worker that told its model was replaced before it took the job, and is back the next night."""
-    first = start_worker()
+    first = here.start_worker()
     documents = many(10)
-    write(documents)
-    told(embedctl(*night(table)))
+    here.write(documents)
+    told(here.embedctl(*night(table)))
     documents["new"] = "a new text"
-    write(documents)
+    here.write(documents)
     first.kill()  # it counts as alive for some seconds
-    run = Forked(night(table), environment, short_folder)
-    eventually(lambda: list(broker.jobs.newest()))
-    (short_folder / "embedctl.toml").write_text(
+    run = Forked(night(table), here.environment, here.folder)
+    eventually(lambda: list(here.broker.jobs.newest()))
+    (here.folder / "embedctl.toml").write_text(
         CONFIG.replace("options = {dim = 16}", "options = {dim = 16, seed = 1}", 1)
     )
-    second = start_worker()
+    second = here.start_worker()
     _, said = run.communicate(timeout=120)
     assert run.returncode == 65, said
-    assert not list(broker.jobs.newest())
+    assert not list(here.broker.jobs.newest())
     second.stop()
-    (short_folder / "embedctl.toml").write_text(CONFIG)
-    start_worker()
-    assert did(told(embedctl(*night(table)))) == (10, 1, None)
+    (here.folder / "embedctl.toml").write_text(CONFIG)
+    here.start_worker()
+    assert did(told(here.embedctl(*night(table)))) == (10, 1, None)
     assert_table(table, documents)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("table", ["qdrant-http"], indirect=True)
-def test_a_database_that_is_away_is_healed_by_the_same_command(
-    table: Database, write: Write, embedctl: RunEmbedctl, broker: Broker, start_worker: StartWorker
-) -> None:
+def test_a_database_that_is_away_is_healed_by_the_same_command(here: Here, table: Database) -> None:
     assert isinstance(table, QdrantByHttp)
-    start_worker()
+    here.start_worker()
     documents = many(10)
-    write(documents)
-    told(embedctl(*night(table)))
+    here.write(documents)
+    told(here.embedctl(*night(table)))
     after = next_day(documents)
-    write(after)
+    here.write(after)
     table.server.faults.extend([503] * 5)
-    done = embedctl(*night(table, *DELETE))
+    done = here.embedctl(*night(table, *DELETE))
     assert done.returncode == 69, done.stderr
     assert_table(table, documents)
-    assert did(told(embedctl(*night(table, *DELETE)))) == (8, 2, 1)
+    assert did(told(here.embedctl(*night(table, *DELETE)))) == (8, 2, 1)
     assert_table(table, after)
-    assert not list(broker.jobs.newest())
+    assert not list(here.broker.jobs.newest())
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_night_that_is_killed_at_any_step_is_repeated(
-    table: Database,
-    write: Write,
-    embedctl: RunEmbedctl,
-    environment: dict[str, str],
-    broker: Broker,
-    short_folder: Path,
-    start_worker: StartWorker,
-) -> None:
-    kill: Kill = killer(environment, short_folder)
-    start_worker()
+def test_a_night_that_is_killed_at_any_step_is_repeated(here: Here, table: Database) -> None:
+    kill: Kill = killer(here.environment, here.folder)
+    here.start_worker()
     documents = many(30)
-    write(documents)
-    told(embedctl(*night(table)))
+    here.write(documents)
+    told(here.embedctl(*night(table)))
     for number, (step, when) in enumerate(itertools.product(STEPS, ("before", "after"))):
         del documents[next(iter(documents))]
         changed = {f"changed {number}": f"changed {number}", next(iter(documents)): f"changed {number}"}
         documents = {**documents, **changed, f"new-{number}": "a new text"}
-        write(documents)
+        here.write(documents)
         kill(step, when, *night(table, *DELETE))
-        done = embedctl(*night(table, *DELETE))
+        done = here.embedctl(*night(table, *DELETE))
         assert done.returncode == 0, (step, when, done.stderr)
         assert_table(table, documents)
-        left = list(broker.jobs.newest())
+        left = list(here.broker.jobs.newest())
         assert not left or step[1] in ("write", "close", "discard"), (step, when)
         for job in left:  # all that it had was written already, so nobody looks for it
-            embedctl("discard", job.id)
+            here.embedctl("discard", job.id)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("rounds", [6])
-def test_two_at_once_do_no_harm(
-    table: Database,
-    write: Write,
-    embedctl: RunEmbedctl,
-    environment: dict[str, str],
-    short_folder: Path,
-    start_worker: StartWorker,
-    rounds: int,
-) -> None:
-    start_worker()
+def test_two_at_once_do_no_harm(here: Here, table: Database, rounds: int) -> None:
+    here.start_worker()
     documents = many(300)
-    write(documents)
-    told(embedctl(*night(table)))
+    here.write(documents)
+    told(here.embedctl(*night(table)))
     for number in range(rounds):
         documents = {**next_day(documents), f"more-{number}": f"more {number}", "id-3": f"changed {number}"}
         del documents[f"id-{number + 20}"]
-        write(documents)
-        both = [Forked(night(table, *DELETE), environment, short_folder) for _ in range(2)]
+        here.write(documents)
+        both = [Forked(night(table, *DELETE), here.environment, here.folder) for _ in range(2)]
         said = [process.communicate(timeout=120)[1] for process in both]
         assert [process.returncode for process in both] == [0, 0], said
         assert_table(table, documents)
-        assert did(told(embedctl(*night(table, *DELETE)))) == (len(documents), 0, 0)
+        assert did(told(here.embedctl(*night(table, *DELETE)))) == (len(documents), 0, 0)
 
 
 @pytest.mark.parametrize("to", ["a table", "a file"])
-def test_the_second_of_two_says_who_is_writing(
-    table: Database,
-    write: Write,
-    embedctl: RunEmbedctl,
-    environment: dict[str, str],
-    short_folder: Path,
-    raw: Redis,
-    start_worker: StartWorker,
-    to: str,
-) -> None:
-    start_worker()
-    write(many(10))
-    name = table.url if to == "a table" else str(short_folder.resolve() / "v.parquet")
+def test_the_second_of_two_says_who_is_writing(here: Here, table: Database, to: str) -> None:
+    here.start_worker()
+    here.write(many(10))
+    name = table.url if to == "a table" else str(here.folder.resolve() / "v.parquet")
     command = ("submit", "corpus.jsonl", "-o", name, "--sync", "--json")
-    pause = short_folder / "paused"
+    pause = here.folder / "paused"
     first = Forked(
-        command, environment, short_folder, prepare=PauseAt(("embedctl.cli.job_command", "submit", 1), pause)
+        command, here.environment, here.folder, prepare=PauseAt(("embedctl.cli.job_command", "submit", 1), pause)
     )
     eventually(pause.exists)
-    second = embedctl(*command)
+    second = here.embedctl(*command)
     told(second)
     said = [line for line in second.stderr.splitlines() if "Another sync" in line]
     assert len(said) == 1
     assert f"is writing {name} now: process {first.pid} on {socket.gethostname()}, since {date.today().year}" in said[0]
     first.kill()
     first.wait(60)
-    assert raw.keys("embed:sync:*"), "it lapses only later"
-    later = embedctl(*command)
+    assert here.raw.keys("embed:sync:*"), "it lapses only later"
+    later = here.embedctl(*command)
     told(later)
     assert "Another sync" not in later.stderr
-    assert not raw.keys("embed:sync:*")
+    assert not here.raw.keys("embed:sync:*")
 
 
 @pytest.mark.slow
-def test_what_an_error_budget_ends_is_written_and_lacks_the_rest(
-    table: Database, write: Write, embedctl: RunEmbedctl, broker: Broker, start_worker: StartWorker
-) -> None:
-    start_worker("poison")
+def test_what_an_error_budget_ends_is_written_and_lacks_the_rest(here: Here, table: Database) -> None:
+    here.start_worker("poison")
     documents = many(40)
     options = ("--class", "poison", "--chunk-size", "2")
-    write(documents)
-    told(embedctl(*night(table, *options)))
+    here.write(documents)
+    told(here.embedctl(*night(table, *options)))
     after = {**documents, **{f"id-{at}": f"changed {at}" for at in range(10, 30)}}
     del after["id-7"]
-    write({**after, "id-10": "fail-encoder", "id-11": "fail-encoder"})
-    failed = embedctl(*night(table, *options, *DELETE, "--max-errors", "1"))
+    here.write({**after, "id-10": "fail-encoder", "id-11": "fail-encoder"})
+    failed = here.embedctl(*night(table, *options, *DELETE, "--max-errors", "1"))
     assert failed.returncode == 1
     assert "error budget" in failed.stderr
-    assert not list(broker.jobs.newest())
+    assert not list(here.broker.jobs.newest())
     rows = table.rows()
     assert sorted(rows) == sorted(documents), "nothing is deleted"
-    write(after)
-    unchanged, written, deleted = did(told(embedctl(*night(table, *options, *DELETE))))
+    here.write(after)
+    unchanged, written, deleted = did(told(here.embedctl(*night(table, *options, *DELETE))))
     assert (unchanged + written, deleted) == (39, 1)
     assert 2 <= written <= 20
     assert_table(table, after)
 
 
 @pytest.mark.slow
-def test_run_syncs_too_also_if_it_was_killed(
-    table: Database, write: Write, embedctl: RunEmbedctl, environment: dict[str, str], short_folder: Path
-) -> None:
+def test_run_syncs_too_also_if_it_was_killed(here: Here, table: Database) -> None:
     documents = many(10)
-    write(documents)
+    here.write(documents)
     command = ("run", *night(table, "--class", "dummy", *DELETE)[1:])
-    assert did(told(embedctl(*command, EMBEDCTL_REDIS_URL=""))) == (0, 10, 0)
+    assert did(told(here.embedctl(*command, EMBEDCTL_REDIS_URL=""))) == (0, 10, 0)
     after = next_day(documents)
-    write(after)
-    kill = killer({**environment, "EMBEDCTL_REDIS_URL": ""}, short_folder)
+    here.write(after)
+    kill = killer({**here.environment, "EMBEDCTL_REDIS_URL": ""}, here.folder)
     kill(("embedctl.cli.sync", "delete_missing", 1), "before", *command)
     assert_table(table, {**after, "id-7": documents["id-7"]})
-    assert did(told(embedctl(*command, EMBEDCTL_REDIS_URL=""))) == (10, 0, 1)
+    assert did(told(here.embedctl(*command, EMBEDCTL_REDIS_URL=""))) == (10, 0, 1)
     assert_table(table, after)
 
 
-def test_ids_are_needed(table: Database, embedctl: RunEmbedctl, short_folder: Path) -> None:
+def test_ids_are_needed(here: Here, table: Database) -> None:
     for line, message in (({"text": "b"}, "has no id"), ({"id": "a", "text": "b"}, "is not unique")):
         lines = [{"id": "a", "text": "a"}, line]
-        (short_folder / "corpus.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
-        done = embedctl(*night(table))
+        (here.folder / "corpus.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+        done = here.embedctl(*night(table))
         assert done.returncode == 2
         assert message in done.stderr
 
 
-def test_rows_tell_the_text_that_they_are_made_from(
-    table: Database, write: Write, embedctl: RunEmbedctl, start_worker: StartWorker
-) -> None:
+def test_rows_tell_the_text_that_they_are_made_from(here: Here, table: Database) -> None:
     """By 16 bytes of SHA-256 over the contract's digest and the text's."""
     assert isinstance(table, Postgres)
-    start_worker()
-    write({"a": "one"})
-    told(embedctl(*night(table)))
+    here.start_worker()
+    here.write({"a": "one"})
+    told(here.embedctl(*night(table)))
     (source,) = table.connection.execute(f"SELECT source FROM {table.table}").fetchone() or ()
     (contract,) = table.connection.execute("SELECT digest FROM embedctl_contracts ORDER BY 1").fetchall()[-1]
     contracts = [row[0] for row in table.connection.execute("SELECT digest FROM embedctl_contracts").fetchall()]

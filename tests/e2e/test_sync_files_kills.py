@@ -16,12 +16,11 @@ from subprocess import DEVNULL
 
 import pytest
 
-from embedctl.broker import Broker
 from tests.support.changes import SMALL_BLOCKS, Kill, Write, assert_holds, counts, killer, many, told
 from tests.support.forked import Forked
+from tests.support.here import Here
 from tests.support.prepared import Step
 from tests.support.processes import RunEmbedctl
-from tests.support.workers import StartWorker
 
 #: Steps: a module and a class, a function, and which of its calls.
 STEPS = [
@@ -96,39 +95,28 @@ class Nights:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("output", "steps"), [("v.parquet", STEPS), ("v.npy", STEPS_OF_ARRAYS)])
-def test_an_output_survives_a_kill_at_any_step(
-    output: str,
-    steps: Sequence[Step],
-    write: Write,
-    embedctl: RunEmbedctl,
-    kill: Kill,
-    broker: Broker,
-    short_folder: Path,
-    start_worker: StartWorker,
-) -> None:
-    start_worker()
-    nights = Nights(short_folder, write, embedctl, output)
+def test_an_output_survives_a_kill_at_any_step(here: Here, output: str, steps: Sequence[Step], kill: Kill) -> None:
+    here.start_worker()
+    nights = Nights(here.folder, here.write, here.embedctl, output)
     if output == "v.parquet":
-        assert_holds(short_folder / output, nights.documents)
+        assert_holds(here.folder / output, nights.documents)
     for step, when in itertools.product(steps, ("before", "after")):
         nights.begin()
         kill(step, when, *nights.command)
         done = nights.again()
         assert done.returncode == 0, (step, when, done.stderr)
         nights.assert_done()
-        left = list(broker.jobs.newest())
+        left = list(here.broker.jobs.newest())
         assert not left or step[1] in LEAVE_A_JOB, (step, when)
         for job in left:
-            embedctl("discard", job.id)
+            here.embedctl("discard", job.id)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_kills_at_random_moments(
-    write: Write, embedctl: RunEmbedctl, environment: dict[str, str], short_folder: Path, start_worker: StartWorker
-) -> None:
-    start_worker()
-    nights = Nights(short_folder, write, embedctl, "v.parquet")
+def test_kills_at_random_moments(here: Here) -> None:
+    here.start_worker()
+    nights = Nights(here.folder, here.write, here.embedctl, "v.parquet")
     moments = random.Random(7)
     nights.begin()
     began = time.monotonic()
@@ -138,7 +126,7 @@ def test_kills_at_random_moments(
     for _ in range(20):
         nights.begin()
         for _ in range(3):
-            process = Forked(nights.command, environment, short_folder, DEVNULL, DEVNULL, prepare=SMALL_BLOCKS)
+            process = Forked(nights.command, here.environment, here.folder, DEVNULL, DEVNULL, prepare=SMALL_BLOCKS)
             time.sleep(moments.uniform(0.1, 1.0) * took_s)  # a random moment of what takes about that long
             process.kill()
             process.wait()
@@ -151,14 +139,12 @@ def test_kills_at_random_moments(
 
 
 @pytest.mark.slow
-def test_two_at_once_make_one_output(
-    write: Write, embedctl: RunEmbedctl, environment: dict[str, str], short_folder: Path, start_worker: StartWorker
-) -> None:
-    start_worker()
-    nights = Nights(short_folder, write, embedctl, "v.parquet", 2500)  # so that they take long enough to meet
+def test_two_at_once_make_one_output(here: Here) -> None:
+    here.start_worker()
+    nights = Nights(here.folder, here.write, here.embedctl, "v.parquet", 2500)  # so that they take long enough to meet
     for _ in range(3):
         nights.begin()
-        both = [Forked(nights.command, environment, short_folder, prepare=SMALL_BLOCKS) for _ in range(2)]
+        both = [Forked(nights.command, here.environment, here.folder, prepare=SMALL_BLOCKS) for _ in range(2)]
         said = [process.communicate(timeout=120)[1] for process in both]
         assert 0 in [process.returncode for process in both], said
         assert "Traceback" not in "".join(said), said

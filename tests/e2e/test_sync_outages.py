@@ -6,15 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from embedctl.broker import Broker
-from tests.support.changes import DELETE, Write, assert_table, did, many, next_day, night, told
+from tests.support.changes import DELETE, assert_table, did, many, next_day, night, told
 from tests.support.databases import Database, database
 from tests.support.forked import Forked, run_forked
+from tests.support.here import Here
 from tests.support.prepared import InTurn, MoveClock, PauseAt, Put, Step
-from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
-from tests.support.workers import StartWorker
 
 DAY_S = 86_400
 #: Each chunk of eight records is a batch.
@@ -53,30 +51,20 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
 )
 @pytest.mark.parametrize("syncs", [False, True], ids=["delivery", "sync"])
 def test_redis_forgets_meanwhile(
-    table: Database,
-    write: Write,
-    embedctl: RunEmbedctl,
-    environment: dict[str, str],
-    broker: Broker,
-    redis_server: RedisServer,
-    short_folder: Path,
-    start_worker: StartWorker,
-    since: Step,
-    until: Step,
-    syncs: bool,
+    here: Here, table: Database, redis_server: RedisServer, since: Step, until: Step, syncs: bool
 ) -> None:
-    start_worker()
+    here.start_worker()
     documents = many(40)
-    write(documents)
-    told(embedctl(*night(table)))
+    here.write(documents)
+    told(here.embedctl(*night(table)))
     documents = {**documents, **{f"id-{at}": f"changed {at}" for at in range(30)}}
-    write(documents)
+    here.write(documents)
     command = night(table, "--chunk-size", "8")
     if not syncs:
         command = tuple(each for each in command if each != "--sync")
-    first, second = short_folder / "first", short_folder / "second"
+    first, second = here.folder / "first", here.folder / "second"
     pauses = InTurn((SMALL_BATCHES, PauseAt(since, first), PauseAt(until, second)))
-    run = Forked(command, environment, short_folder, prepare=pauses)
+    run = Forked(command, here.environment, here.folder, prepare=pauses)
     eventually(first.exists)
     written = redis_server.written()
     assert written is not None
@@ -87,32 +75,23 @@ def test_redis_forgets_meanwhile(
     _, said = run.communicate(timeout=120)
     if run.returncode != 0:
         assert "Traceback" not in said
-        told(embedctl(*command))
-    assert did(told(embedctl(*night(table, *DELETE)))) == (40, 0, 0)
+        told(here.embedctl(*command))
+    assert did(told(here.embedctl(*night(table, *DELETE)))) == (40, 0, 0)
     assert_table(table, documents)
 
 
 @pytest.mark.parametrize("seconds", [-DAY_S, DAY_S])
-def test_a_clock_that_is_wrong_changes_nothing(
-    table: Database,
-    write: Write,
-    embedctl: RunEmbedctl,
-    environment: dict[str, str],
-    broker: Broker,
-    short_folder: Path,
-    start_worker: StartWorker,
-    seconds: int,
-) -> None:
-    start_worker()
+def test_a_clock_that_is_wrong_changes_nothing(here: Here, table: Database, seconds: int) -> None:
+    here.start_worker()
     documents = many(40)
-    write(documents)
+    here.write(documents)
     delivery = ("submit", "corpus.jsonl", "-o", table.url, "--json")
     wrong = MoveClock(seconds)
-    told(run_forked(delivery, environment, short_folder, prepare=wrong))
-    assert did(told(embedctl(*night(table)))) == (40, 0, None)
+    told(run_forked(delivery, here.environment, here.folder, prepare=wrong))
+    assert did(told(here.embedctl(*night(table)))) == (40, 0, None)
     documents = next_day(documents)
-    write(documents)
-    assert did(told(run_forked(night(table, *DELETE), environment, short_folder, prepare=wrong))) == (38, 2, 1)
-    assert did(told(embedctl(*night(table, *DELETE)))) == (40, 0, 0)
+    here.write(documents)
+    assert did(told(run_forked(night(table, *DELETE), here.environment, here.folder, prepare=wrong))) == (38, 2, 1)
+    assert did(told(here.embedctl(*night(table, *DELETE)))) == (40, 0, 0)
     assert_table(table, documents)
-    assert len(list(broker.jobs.newest())) == 1, "a sync frees its job"
+    assert len(list(here.broker.jobs.newest())) == 1, "a sync frees its job"

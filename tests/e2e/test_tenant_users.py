@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,12 @@ from embedctl_config import keys, tenants
 from embedctl_config.errors import QuotaExceeded
 from embedctl_config.settings import Settings
 from embedctl_config.tenants import TenantEntry
+from tests.support.here import Here
 from tests.support.jobs import owners, reference
 from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import RedisServer, emptied
 from tests.support.tls import VERSIONS, restricted_redis
 from tests.support.waiting import eventually
-from tests.support.workers import StartWorker
 
 TEXTS = [f"text {i} " + "word " * 60 for i in range(20)]
 BAD = 7
@@ -73,61 +72,51 @@ def settings_of(settings: Settings, redis_server: RedisServer) -> Callable[[str]
 
 @pytest.mark.slow
 def test_a_tenant_does_all_of_its_work(
-    settings_of: Callable[[str], Settings],
-    become: Callable[[str], None],
-    embedctl: RunEmbedctl,
-    raw: redis_py.Redis,
-    start_worker: StartWorker,
-    short_folder: Path,
+    here: Here, settings_of: Callable[[str], Settings], become: Callable[[str], None]
 ) -> None:
     """With a worker that dies and a record that fails and is retried; no command is denied (see `emptied`)."""
     texts = [*TEXTS[:BAD], "", *TEXTS[BAD + 1 :]]
-    (short_folder / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    doomed = start_worker("slow")
+    (here.folder / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    doomed = here.start_worker("slow")
     become("tenant-acme")
     settings = settings_of("tenant-acme")
-    submitted = embedctl("submit", "corpus.jsonl", "--class", "slow", "--chunk-size", "5", "--resume", "nightly")
+    submitted = here.embedctl("submit", "corpus.jsonl", "--class", "slow", "--chunk-size", "5", "--resume", "nightly")
     assert submitted.returncode == 0, submitted.stderr
     job = Job.get(submitted.stdout.strip(), settings)
     assert job.status().tenant == "acme"
     assert keys.tag_in(job.id) == tenants.tag_of("acme")
-    eventually(lambda: owners(raw, job) and doomed.row().progressed_ms)
-    again = embedctl("submit", "corpus.jsonl", "--class", "slow", "--chunk-size", "5", "--resume", "nightly")
+    eventually(lambda: owners(here.raw, job) and doomed.row().progressed_ms)
+    again = here.embedctl("submit", "corpus.jsonl", "--class", "slow", "--chunk-size", "5", "--resume", "nightly")
     assert again.stdout.strip() == job.id, again.stderr
     doomed.kill()
     become("producer")
-    start_worker("slow")
+    here.start_worker("slow")
     become("tenant-acme")
-    assert embedctl("wait", job.id).returncode == 3
-    assert "1 records queued again" in embedctl("retry", job.id[-6:]).stderr
-    assert embedctl("wait", job.id).returncode == 3
+    assert here.embedctl("wait", job.id).returncode == 3
+    assert "1 records queued again" in here.embedctl("retry", job.id[-6:]).stderr
+    assert here.embedctl("wait", job.id).returncode == 3
     for verb in (["status", job.id], ["list"], ["errors", job.id], ["doctor"]):
-        done = embedctl(*verb)
+        done = here.embedctl(*verb)
         assert done.returncode == 0, (verb, done.stdout, done.stderr)
-    fetched = embedctl("fetch", job.id, "-o", "out.npy")
+    fetched = here.embedctl("fetch", job.id, "-o", "out.npy")
     assert fetched.returncode == 3, fetched.stderr
     good = [at for at in range(len(texts)) if at != BAD]
-    np.testing.assert_array_equal(np.load(short_folder / "out.npy")[good], reference([texts[at] for at in good]))
-    assert embedctl("discard", job.id).returncode == 0
+    np.testing.assert_array_equal(np.load(here.folder / "out.npy")[good], reference([texts[at] for at in good]))
+    assert here.embedctl("discard", job.id).returncode == 0
     # The killed worker may have stored a result that it did not get to count. That has a time to live of its own.
     uncommitted = re.compile(rb":out:\d+:")
-    assert not [name for name in raw.scan_iter(f"*{job.id}*") if not uncommitted.search(name)]
+    assert not [name for name in here.raw.scan_iter(f"*{job.id}*") if not uncommitted.search(name)]
 
     given_up = enqueue_embeddings(TEXTS * 20, hardware="slow", chunk_size=20, settings=settings)
     eventually(lambda: given_up.status().claims)
-    assert embedctl("cancel", given_up.id).returncode == 0
-    eventually(lambda: not list(raw.scan_iter(f"embed:job:{given_up.id}:in:*")))
+    assert here.embedctl("cancel", given_up.id).returncode == 0
+    eventually(lambda: not list(here.raw.scan_iter(f"embed:job:{given_up.id}:in:*")))
 
 
 def test_another_tenant_reads_and_changes_nothing_of_a_job(
-    settings_of: Callable[[str], Settings],
-    become: Callable[[str], None],
-    embedctl: RunEmbedctl,
-    raw: redis_py.Redis,
-    redis_server: RedisServer,
-    start_worker: StartWorker,
+    here: Here, settings_of: Callable[[str], Settings], become: Callable[[str], None], redis_server: RedisServer
 ) -> None:
-    start_worker()
+    here.start_worker()
     theirs, others = settings_of("tenant-acme"), settings_of("tenant-globex")
     jobs = [
         enqueue_embeddings(["a", "b", ""], idempotency_key="k", settings=theirs),
@@ -141,13 +130,13 @@ def test_another_tenant_reads_and_changes_nothing_of_a_job(
     ]
     ids = [job.id for job in (*jobs, *waiting)]
 
-    found = [key for key in raw.scan_iter("*") if any(job_id in key.decode() for job_id in ids)]
+    found = [key for key in here.raw.scan_iter("*") if any(job_id in key.decode() for job_id in ids)]
     assert {f"embed:job:{job_id}" for job_id in ids} <= {key.decode() for key in found}
     assert any(b":in:" in key for key in found)
     assert any(b":out:" in key for key in found)
-    found += raw.keys("embed:idempotency:*")
+    found += here.raw.keys("embed:idempotency:*")
     client = redis_py.Redis.from_url(redis_server.url_of("tenant-globex"))
-    before = {key: content(raw, key) for key in found}
+    before = {key: content(here.raw, key) for key in found}
     touched = []
     for key in found:
         reads = [[part.format(key.decode()) for part in command] for command in READS.values()]
@@ -163,17 +152,17 @@ def test_another_tenant_reads_and_changes_nothing_of_a_job(
     become("tenant-globex")
     for job_id in (ids[0], ids[1][-6:]):
         for verb in ("status", "cancel", "errors", "wait", "discard", "retry"):
-            refused = embedctl(verb, job_id)
+            refused = here.embedctl(verb, job_id)
             assert (refused.returncode, "Traceback" in refused.stderr) == (4, False), (verb, refused.stderr)
             assert "job" in refused.stderr
-    assert not any(job_id in embedctl("list").stdout for job_id in ids)
-    assert not any(job_id in embedctl("status").stdout for job_id in ids)
-    assert {key: content(raw, key) for key in found} == before
+    assert not any(job_id in here.embedctl("list").stdout for job_id in ids)
+    assert not any(job_id in here.embedctl("status").stdout for job_id in ids)
+    assert {key: content(here.raw, key) for key in found} == before
     # Two tenants may use one key for different jobs.
     own = enqueue_embeddings(["another"], idempotency_key="k", settings=others)
     assert own.id not in ids
     own.wait(timeout=60)
-    raw.acl_log_reset()  # it was denied on purpose
+    here.raw.acl_log_reset()  # it was denied on purpose
 
 
 def test_a_user_makes_jobs_of_its_own_tenant_alone(become: Callable[[str], None], embedctl: RunEmbedctl) -> None:
@@ -185,7 +174,7 @@ def test_a_user_makes_jobs_of_its_own_tenant_alone(become: Callable[[str], None]
 
 @pytest.mark.slow
 def test_a_job_has_its_turn_whoever_chooses(
-    settings_of: Callable[[str], Settings], redis_server: RedisServer, raw: redis_py.Redis, start_worker: StartWorker
+    here: Here, settings_of: Callable[[str], Settings], redis_server: RedisServer
 ) -> None:
     """Another tenant's job is first; its producer is gone. A tenant's process leaves that choice to the workers."""
     before = enqueue_embeddings(TEXTS * 10, chunk_size=5, hardware="slow", settings=settings_of("tenant-globex"))
@@ -193,11 +182,11 @@ def test_a_job_has_its_turn_whoever_chooses(
     queue = mine.status().queue
     turns = [keys.lanes(queue), keys.flows(tenants.NORMAL, queue), keys.issued(queue, "large")]
     turns += [keys.flow(tenants.NORMAL, name, queue) for name in ("acme", "globex")]
-    there = {key: set(raw.zrange(key, 0, -1)) for key in turns}
-    raw.zadd(keys.flows(tenants.NORMAL, queue), {"globex": -1e15})  # it is its turn
+    there = {key: set(here.raw.zrange(key, 0, -1)) for key in turns}
+    here.raw.zadd(keys.flows(tenants.NORMAL, queue), {"globex": -1e15})  # it is its turn
     assert Broker.connect(settings_of("tenant-acme")).jobs.issue(mine.id, queue) == []
-    assert {key: set(raw.zrange(key, 0, -1)) for key in turns} == there
-    start_worker("slow")
+    assert {key: set(here.raw.zrange(key, 0, -1)) for key in turns} == there
+    here.start_worker("slow")
     mine.wait(timeout=60)
     assert before.status().chunks_done < before.status().chunks  # equal shares, and it has ten times as much
     np.testing.assert_array_equal(mine.vectors(), reference(TEXTS))

@@ -18,17 +18,15 @@ from kombu.exceptions import OperationalError
 
 from embedctl import BrokerUnavailable, enqueue_embeddings
 from embedctl.acl import ADMIN, USERS
-from embedctl.broker import Broker
 from embedctl.store import Connection
 from embedctl_config.celery_app import make_celery
 from embedctl_config.settings import Settings
 from tests.support.dashboard import PAGES, dashboard
+from tests.support.here import Here
 from tests.support.jobs import reference
-from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import RedisServer
 from tests.support.tls import TlsRedis, need_tls_redis
 from tests.support.waiting import PATIENCE_S, eventually
-from tests.support.workers import StartWorker
 
 pytestmark = pytest.mark.slow
 
@@ -73,24 +71,18 @@ def refusals(settings: Settings) -> Iterator[str]:
 
 
 def test_a_job_with_tls_users_and_password_files_and_no_password_is_ever_shown(
-    environment: dict[str, str],
-    redis_server: TlsRedis,
-    settings: Settings,
-    broker: Broker,
-    start_worker: StartWorker,
-    embedctl: RunEmbedctl,
-    short_folder: Path,
+    here: Here, environment: dict[str, str], redis_server: TlsRedis
 ) -> None:
     environment |= {**login(redis_server, "worker"), "EMBEDCTL_LOG_LEVEL": "debug"}
-    worker = start_worker("slow", forked=False)  # its arguments are looked at
+    worker = here.start_worker("slow", forked=False)  # its arguments are looked at
     environment |= login(redis_server, "flower")
-    users = short_folder / "users"
+    users = here.folder / "users"
     users.write_text("kim:fl0w3r-password\n")
-    with dashboard(environment, short_folder, "--auth-file", str(users)) as flower:
+    with dashboard(environment, here.folder, "--auth-file", str(users)) as flower:
         environment |= login(redis_server, "producer")
         kim = {"Authorization": f"Basic {b64encode(b'kim:fl0w3r-password').decode()}"}
         eventually(lambda: worker.row().name in flower.get("/workers?json=1", **kim)[1])  # it gets events
-        job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=20, settings=settings)
+        job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=20, settings=here.settings)
         job.wait(timeout=60)
         np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
 
@@ -100,14 +92,14 @@ def test_a_job_with_tls_users_and_password_files_and_no_password_is_ever_shown(
         eventually(lambda: json.loads(flower.get("/api/workers", **kim)[1])[worker.row().name].get("stats"))
         shown = [flower.get(path, **kim)[1] for path in (*PAGES, page)]
 
-        shown += [path.read_text(errors="replace") for path in short_folder.rglob("*.log")]
+        shown += [path.read_text(errors="replace") for path in here.folder.rglob("*.log")]
         for command in (["config", "show"], ["config", "show", "--json"], ["doctor"], ["list"], ["status", job.id]):
-            done = embedctl(*command)
+            done = here.embedctl(*command)
             assert done.returncode == 0, done.stdout + done.stderr
             shown += [done.stdout, done.stderr]
         shown += _command_lines()
-        shown.append(repr([settings, broker, broker.connection, job]))
-        flower_app = make_celery(settings.replace(**_as_settings(login(redis_server, "flower"))))
+        shown.append(repr([here.settings, here.broker, here.broker.connection, job]))
+        flower_app = make_celery(here.settings.replace(**_as_settings(login(redis_server, "flower"))))
         asked = flower_app.control.inspect([worker.row().name], timeout=PATIENCE_S)
         shown += [json.dumps(asked.stats()), json.dumps(asked.conf())]
         assert worker.row().name in shown[-2]
@@ -182,17 +174,15 @@ def test_only_the_systems_authorities_are_trusted_unless_another_is_named(redis_
         connection.ensure_connection(max_retries=1)
 
 
-def test_insecure_checks_nothing_and_says_so(
-    environment: dict[str, str], redis_server: TlsRedis, embedctl: RunEmbedctl, start_worker: StartWorker
-) -> None:
+def test_insecure_checks_nothing_and_says_so(here: Here, environment: dict[str, str], redis_server: TlsRedis) -> None:
     redis_server.stop()
     redis_server.certify("redis.example", authority=trustme.CA())
     redis_server.start()
-    by_flag = embedctl("--insecure", "list")
+    by_flag = here.embedctl("--insecure", "list")
     assert by_flag.returncode == 0, by_flag.stderr
     assert "is not checked (insecure)" in by_flag.stderr
     environment |= {**login(redis_server, "worker"), "EMBEDCTL_INSECURE": "1"}
-    worker = start_worker(wait=False)
+    worker = here.start_worker(wait=False)
     eventually(lambda: worker.logged(" ready."))  # its queues are kombu's
     assert "is not checked (insecure)" in worker.log()
     _assert_no_secret(redis_server, by_flag.stderr + worker.log())

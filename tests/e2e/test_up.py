@@ -19,7 +19,6 @@ from pathlib import Path
 import httpx2
 import numpy as np
 import pytest
-import redis as redis_py
 
 from embedctl import Job, JobState, enqueue_embeddings
 from embedctl.acl import ADMIN
@@ -32,13 +31,13 @@ from embedctl_workers.machine.discovery import find_cpu_sets
 from embedctl_workers.models.cache import locked
 from tests.support.forked import Forked, can_be_forked
 from tests.support.gateway import NO_TLS
+from tests.support.here import Here
 from tests.support.jobs import owners, reference
 from tests.support.limits import settings_of
 from tests.support.machines import GPUS, UUIDS, play_gpus
-from tests.support.processes import RunEmbedctl, children, is_running
+from tests.support.processes import children, is_running
 from tests.support.redis_server import as_user
 from tests.support.waiting import PATIENCE_S, eventually
-from tests.support.workers import StartWorker
 
 #: A word of every record, to be looked for where it must not be.
 WORD = "zanzibar"
@@ -156,11 +155,13 @@ def assert_every_record_has_its_vector(job: Job, records: int) -> None:
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS[:records]))
 
 
-def test_the_plan_is_printed_and_nothing_is_started(environment: dict[str, str], embedctl: RunEmbedctl) -> None:
-    environment["EMBEDCTL_REDIS_URL"] = "redis://127.0.0.1:1"  # nobody is asked
+def test_the_plan_is_printed_and_nothing_is_started(here: Here) -> None:
+    here.environment["EMBEDCTL_REDIS_URL"] = "redis://127.0.0.1:1"  # nobody is asked
     cpus = ",".join(map(str, CPUS))
     addresses = {"EMBEDCTL_METRICS_ADDRESS": "9100", "EMBEDCTL_GATEWAY_ADDRESS": "9000"}
-    done = embedctl("up", "--dry-run", "--class", "slow", "--class", "dummy", "--cpus", cpus, "--gateway", **addresses)
+    done = here.embedctl(
+        "up", "--dry-run", "--class", "slow", "--class", "dummy", "--cpus", cpus, "--gateway", **addresses
+    )
     assert done.returncode == 0, done.stderr
     rows = [re.split(r" {2,}", line) for line in done.stdout.splitlines()[1:]]
     command = "EMBEDCTL_METRICS_ADDRESS=127.0.0.1:{} embedctl worker --class {} --cpus {} --model dummy"
@@ -169,16 +170,14 @@ def test_the_plan_is_printed_and_nothing_is_started(environment: dict[str, str],
         for at, (hardware, cpu) in enumerate(zip(("slow", "dummy"), CPUS, strict=True))
     ]
     assert (rows[2][:2], rows[2][-1].endswith(" embedctl gateway")) == (["gateway", "127.0.0.1:9000"], True)
-    refused = embedctl("up", "--dry-run", "--gateway", EMBEDCTL_REDIS_URL="redis://worker:secret@127.0.0.1:1")
+    refused = here.embedctl("up", "--dry-run", "--gateway", EMBEDCTL_REDIS_URL="redis://worker:secret@127.0.0.1:1")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "run `embedctl gateway` as the user producer" in refused.stderr
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(
-    environment: dict[str, str], broker: Broker, raw: redis_py.Redis, start_up: StartUp
-) -> None:
-    environment["EMBEDCTL_LEASE_S"] = "6"
+def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(here: Here, start_up: StartUp) -> None:
+    here.environment["EMBEDCTL_LEASE_S"] = "6"
     up = start_up("--class", "slow", "--class", "dummy")
     before = up.wait_ready("slow", "dummy")
     assert {row.hardware: row.device for row in before.values()} == {
@@ -188,17 +187,17 @@ def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(
     assert all(os.sched_getaffinity(row.pid) == {int(row.cpus)} for row in before.values())
 
     # The others keep the worker busy until it has told of its progress, which it does every two seconds.
-    *_, job = [submit(settings_of(environment), records=30) for _ in range(4)]
-    eventually(lambda: owners(raw, job) and up.workers()["slow"].progressed_ms)
+    *_, job = [submit(settings_of(here.environment), records=30) for _ in range(4)]
+    eventually(lambda: owners(here.raw, job) and up.workers()["slow"].progressed_ms)
     os.kill(before["slow"].pid, signal.SIGSTOP)  # it claims and renews no more
-    lapse = {int(chunk): at for chunk, at in raw.zscan_iter(keys.due(job.id))}
+    lapse = {int(chunk): at for chunk, at in here.raw.zscan_iter(keys.due(job.id))}
     os.kill(before["slow"].pid, signal.SIGKILL)
-    held = set(owners(raw, job))
+    held = set(owners(here.raw, job))
     assert held
-    eventually(lambda: [gone.how for gone in broker.workers.gone()] == ["killed by SIGKILL"])
+    eventually(lambda: [gone.how for gone in here.broker.workers.gone()] == ["killed by SIGKILL"])
 
     # And not when the lease is over.
-    eventually(lambda: all((raw.zscore(keys.due(job.id), chunk) or inf) < lapse[chunk] for chunk in held))
+    eventually(lambda: all((here.raw.zscore(keys.due(job.id), chunk) or inf) < lapse[chunk] for chunk in held))
     eventually(lambda: {suspect.chunk for suspect in job.suspects()} == held)
     after = up.wait_ready("slow", "dummy")
     assert after["dummy"].pid == before["dummy"].pid
@@ -214,31 +213,27 @@ def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(
 
 
 @pytest.mark.slow
-def test_sigterm_drains_and_loses_nothing(
-    settings: Settings, raw: redis_py.Redis, start_up: StartUp, start_worker: StartWorker
-) -> None:
+def test_sigterm_drains_and_loses_nothing(here: Here, start_up: StartUp) -> None:
     up = start_up("--class", "slow")
     worker = up.wait_ready("slow")["slow"]
-    job = submit(settings, records=30)
-    eventually(lambda: owners(raw, job) and up.workers()["slow"].progressed_ms)
+    job = submit(here.settings, records=30)
+    eventually(lambda: owners(here.raw, job) and up.workers()["slow"].progressed_ms)
     assert up.stop() == 0
     assert not is_running(worker.pid)
-    assert owners(raw, job) == {}
+    assert owners(here.raw, job) == {}
     status = job.status()
     assert 5 <= status.done < 30
     assert (status.deaths, status.lapsed) == (0, 0)
-    start_worker("slow")
+    here.start_worker("slow")
     assert_every_record_has_its_vector(job, 30)
     assert job.status().deaths == 0
 
 
 @pytest.mark.slow
-def test_ctrl_c_twice_kills_and_blames_nobody(
-    settings: Settings, raw: redis_py.Redis, broker: Broker, start_up: StartUp
-) -> None:
+def test_ctrl_c_twice_kills_and_blames_nobody(here: Here, start_up: StartUp) -> None:
     up = start_up("--class", "hung")
     worker = up.wait_ready("hung")["hung"]
-    enqueue_embeddings(["hang-encoder"], hardware="hung", settings=settings)
+    enqueue_embeddings(["hang-encoder"], hardware="hung", settings=here.settings)
     eventually(lambda: up.workers()["hung"].quiet_s > 0.5)  # a chunk whose encode has not begun is given back
     up.process.send_signal(signal.SIGINT)
     eventually(lambda: "stopping" in up.said())
@@ -246,8 +241,8 @@ def test_ctrl_c_twice_kills_and_blames_nobody(
     assert up.stop(signal.SIGINT) == 0
     assert not is_running(worker.pid)
     assert "killed, for it had not ended by itself" in up.said()
-    assert list(broker.workers.gone()) == []
-    assert raw.get(keys.died(worker.instance)) == keys.LEFT.encode()
+    assert list(here.broker.workers.gone()) == []
+    assert here.raw.get(keys.died(worker.instance)) == keys.LEFT.encode()
 
 
 @pytest.mark.slow
@@ -300,11 +295,11 @@ def test_a_redis_that_is_not_there_is_said_before_anything_starts(
 
 @pytest.mark.slow
 def test_a_gpu_has_two_workers_with_names_of_their_own_and_a_new_one_for_each_that_dies(
-    environment: dict[str, str], settings: Settings, short_folder: Path, start_up: StartUp
+    here: Here, start_up: StartUp
 ) -> None:
-    configure(short_folder, GPU + "workers_per_device = 2\n")
-    play_gpus(short_folder / "driver", GPUS[:1])
-    environment["PYTHONPATH"] = str(short_folder / "driver")
+    configure(here.folder, GPU + "workers_per_device = 2\n")
+    play_gpus(here.folder / "driver", GPUS[:1])
+    here.environment["PYTHONPATH"] = str(here.folder / "driver")
     up = start_up("--class", "gpu")
 
     def mine() -> list[WorkerRow]:
@@ -324,7 +319,7 @@ def test_a_gpu_has_two_workers_with_names_of_their_own_and_a_new_one_for_each_th
         os.kill(row.pid, signal.SIGKILL)
     eventually(lambda: not {row.pid for row in before} & {row.pid for row in mine()})
     both()
-    job = enqueue_embeddings(TEXTS, hardware="gpu", chunk_size=5, settings=settings)
+    job = enqueue_embeddings(TEXTS, hardware="gpu", chunk_size=5, settings=here.settings)
     assert job.wait(timeout=60).done == len(TEXTS)
     assert up.stop() == 0
 
@@ -393,11 +388,9 @@ def test_a_gateway_that_can_not_start_is_told_before_any_worker_does(
     assert up.said().startswith(f"{said}127.0.0.1:{port}: Address already in use")
 
 
-def test_workers_that_start_together_choose_their_names_in_turn(
-    cache_folder: Path, broker: Broker, start_worker: StartWorker
-) -> None:
+def test_workers_that_start_together_choose_their_names_in_turn(here: Here, cache_folder: Path) -> None:
     with locked(cache_folder / "names"):
-        second = start_worker("dummy", wait=False)
+        second = here.start_worker("dummy", wait=False)
         eventually(lambda: "another process chooses its name: waiting for it" in second.log_file.read_text())
-        assert not any(broker.workers.here())
-    eventually(lambda: any(broker.workers.here()))
+        assert not any(here.broker.workers.here())
+    eventually(lambda: any(here.broker.workers.here()))

@@ -11,12 +11,10 @@ import termios
 import pytest
 
 from embedctl import enqueue_embeddings
-from embedctl_config.settings import Settings
 from tests.support.forked import Forked
-from tests.support.processes import RunEmbedctl
+from tests.support.here import Here
 from tests.support.terminal import COLUMNS, ROWS, Terminal, terminal
 from tests.support.waiting import PATIENCE_S
-from tests.support.workers import StartWorker
 
 ALTERNATE, NORMAL = "\x1b[?1049h", "\x1b[?1049l"
 CURSOR = "\x1b[?25h"
@@ -44,16 +42,14 @@ def filled(drawn: list[list[str]], job_id: str) -> list[int]:
 
 
 @pytest.mark.slow
-def test_watch_shows_a_job_at_work_until_it_is_left(
-    environment: dict[str, str], settings: Settings, start_worker: StartWorker
-) -> None:
-    worker = start_worker("slow")
+def test_watch_shows_a_job_at_work_until_it_is_left(here: Here) -> None:
+    worker = here.start_worker("slow")
     texts = [f"secret {i} " + "word " * 60 for i in range(200)]
-    job = enqueue_embeddings(texts, hardware="slow", chunk_size=5, settings=settings)
-    waiting = enqueue_embeddings(["one"], hardware="dummy", settings=settings)
-    with terminal(["status", "--watch"], environment) as screen:
+    job = enqueue_embeddings(texts, hardware="slow", chunk_size=5, settings=here.settings)
+    waiting = enqueue_embeddings(["one"], hardware="dummy", settings=here.settings)
+    with terminal(["status", "--watch"], here.environment) as screen:
         screen.until(lambda: len(set(filled(frames(screen), job.id))) >= 2)
-        with terminal(["status", job.id, "--watch"], environment) as one:
+        with terminal(["status", job.id, "--watch"], here.environment) as one:
             one.until(lambda: any(BAR.fullmatch(line) for frame in frames(one) for line in frame))
             job.cancel()
             assert one.ended() == 0
@@ -98,13 +94,11 @@ def test_the_terminal_is_restored_however_one_leaves(
         assert is_as_before(screen)
 
 
-def test_without_a_terminal_it_looks_once_or_prints_lines(
-    embedctl: RunEmbedctl, environment: dict[str, str], settings: Settings, start_worker: StartWorker
-) -> None:
-    worker = start_worker()
-    job = enqueue_embeddings(["one", "two"], settings=settings)
+def test_without_a_terminal_it_looks_once_or_prints_lines(here: Here) -> None:
+    worker = here.start_worker()
+    job = enqueue_embeddings(["one", "two"], settings=here.settings)
     job.wait(timeout=60)
-    once = embedctl("status")
+    once = here.embedctl("status")
     assert once.returncode == 0, once.stderr
     lines = once.stdout.splitlines()
     assert lines[0].startswith("workers 1  ")
@@ -112,18 +106,18 @@ def test_without_a_terminal_it_looks_once_or_prints_lines(
     assert any(line.startswith(job.id) and "completed" in line and line.endswith("dummy  dummy") for line in lines)
     assert "\x1b" not in once.stdout
 
-    facts = json.loads(embedctl("status", "--json").stdout)
+    facts = json.loads(here.embedctl("status", "--json").stdout)
     assert (facts["live_workers"], facts["active_jobs"], facts["tickets"]) == (1, 0, 0)
     assert [each["name"] for each in facts["workers"]] == [worker.row().name]
     assert [(each["id"], each["state"], each["done"]) for each in facts["jobs"]] == [(job.id, "completed", 2)]
 
-    refused = embedctl("status", "--watch")
+    refused = here.embedctl("status", "--watch")
     assert refused.returncode == 2
     assert "--watch draws on a terminal" in refused.stderr
-    ended = embedctl("status", job.id, "--watch", "--json")
+    ended = here.embedctl("status", job.id, "--watch", "--json")
     assert [json.loads(line)["state"] for line in ended.stdout.splitlines()] == ["completed"]
 
-    with Forked(["status", "--watch", "--json"], environment, None, err=subprocess.DEVNULL) as stream:
+    with Forked(["status", "--watch", "--json"], here.environment, None, err=subprocess.DEVNULL) as stream:
         assert stream.stdout is not None
         moments = [json.loads(stream.stdout.readline())["at"] for _ in range(2)]
         stream.send_signal(signal.SIGINT)

@@ -19,9 +19,9 @@ from embedctl_config.settings import Settings
 from embedctl_gateway import webhooks
 from tests.support.batches import client_of, create, ended, lines_of, upload
 from tests.support.gateway import NO_TLS, running_gateway
+from tests.support.here import Here
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
-from tests.support.workers import StartWorker
 
 SECRET = "whsec_" + base64.b64encode(b"a secret of the test, of 34 bytes.").decode()
 
@@ -96,11 +96,9 @@ def is_quiet(server: RedisServer) -> bool:
         return not admin.keys("embed:webhook*")
 
 
-def test_ends_of_batches_are_told(
-    settings: Settings, told: Told, start_worker: StartWorker, redis_server: RedisServer
-) -> None:
-    start_worker()
-    with running_gateway(settings) as gateway, client_of(gateway) as client:
+def test_ends_of_batches_are_told(here: Here, told: Told, redis_server: RedisServer) -> None:
+    here.start_worker()
+    with running_gateway(here.settings) as gateway, client_of(gateway) as client:
         good, bad = run(client, lines_of(["one", ""])), run(client, b"{")
         cancelled = create(client, upload(client, lines_of(["one"]).replace(b"dummy", b"nobody-serves-it")))
         client.batches.cancel(cancelled.id)
@@ -117,14 +115,10 @@ def test_ends_of_batches_are_told(
 
 
 def test_a_receiver_that_fails_is_told_again_with_the_same_id_until_it_is_given_up(
-    settings: Settings,
-    told: Told,
-    start_worker: StartWorker,
-    redis_server: RedisServer,
-    caplog: pytest.LogCaptureFixture,
+    here: Here, told: Told, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    start_worker()
-    with running_gateway(settings) as gateway, client_of(gateway) as client:
+    here.start_worker()
+    with running_gateway(here.settings) as gateway, client_of(gateway) as client:
         told.statuses = [500, 302, 404]  # a redirect is a failure: the operator has not named where it leads
         batch = run(client, lines_of(["one"]))
         eventually(lambda: len(told.requests) == 4 and is_quiet(redis_server), what="the fourth try")
@@ -138,16 +132,12 @@ def test_a_receiver_that_fails_is_told_again_with_the_same_id_until_it_is_given_
 
 
 def test_webhooks_go_through_the_proxy_of_the_environment(
-    settings: Settings,
-    told: Told,
-    start_worker: StartWorker,
-    redis_server: RedisServer,
-    monkeypatch: pytest.MonkeyPatch,
+    here: Here, told: Told, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start_worker()
-    monkeypatch.setenv("http_proxy", settings.gateway_webhook_url)  # the receiver plays the proxy
+    here.start_worker()
+    monkeypatch.setenv("http_proxy", here.settings.gateway_webhook_url)  # the receiver plays the proxy
     monkeypatch.setenv("no_proxy", "127.0.0.1")  # for the client of this test
-    elsewhere = settings.replace(gateway_webhook_url="http://receiver.invalid/told")
+    elsewhere = here.settings.replace(gateway_webhook_url="http://receiver.invalid/told")
     with running_gateway(elsewhere) as gateway, client_of(gateway) as client:
         run(client, lines_of(["one"]))
         eventually(lambda: is_quiet(redis_server), what="the webhook")
@@ -156,31 +146,25 @@ def test_webhooks_go_through_the_proxy_of_the_environment(
 
 @pytest.mark.slow
 def test_another_gateway_tells_what_the_first_one_could_not(
-    settings: Settings,
-    told: Told,
-    start_worker: StartWorker,
-    redis_server: RedisServer,
-    monkeypatch: pytest.MonkeyPatch,
+    here: Here, told: Told, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first one dies between its try and its note."""
     monkeypatch.setattr(webhooks, "_LEASE_S", 0.5)
-    start_worker()
+    here.start_worker()
     with monkeypatch.context() as patched:
         patched.setattr("embedctl.store.webhook_events.EventStore.note", lambda *_: None)
-        with running_gateway(settings) as gateway, client_of(gateway) as client:
+        with running_gateway(here.settings) as gateway, client_of(gateway) as client:
             batch = run(client, lines_of(["one"]))
             eventually(lambda: told.requests, what="the first try")
     assert not is_quiet(redis_server)
-    with running_gateway(settings):
+    with running_gateway(here.settings):
         eventually(lambda: is_quiet(redis_server), what="the second gateway's try")
     assert set(events(told)) == {("batch.completed", batch.id)}
     assert len({headers["webhook-id"] for headers, _ in told.requests}) == 1
 
 
-def test_nothing_is_noted_without_a_url(
-    settings: Settings, start_worker: StartWorker, redis_server: RedisServer
-) -> None:
-    start_worker()
-    with running_gateway(settings.replace(gateway_webhook_url="")) as gateway, client_of(gateway) as client:
+def test_nothing_is_noted_without_a_url(here: Here, redis_server: RedisServer) -> None:
+    here.start_worker()
+    with running_gateway(here.settings.replace(gateway_webhook_url="")) as gateway, client_of(gateway) as client:
         assert run(client, lines_of(["one"])).status == "completed"
         assert is_quiet(redis_server)
