@@ -24,11 +24,8 @@ _LOOK_S = 1.0
 
 
 class Access:
-    """Knows the tenant of a request.
-
-    Raises:
-        SettingsError: other machines can reach the gateway, and it has no keys; or the file of keys is not valid.
-    """
+    """Knows the tenant of a request; raises SettingsError if other machines can reach the gateway, and it has no keys;
+    or the file of keys is not valid."""
 
     def __init__(self, settings: Settings) -> None:
         self._tenant = settings.tenant
@@ -48,11 +45,8 @@ class Access:
         return self._keys is not None
 
     def tenant_of(self, request: Request) -> str:
-        """The tenant that a request is for.
-
-        Raises:
-            Refusal: its key is missing or wrong, or it comes from a page of another site.
-        """
+        """The tenant that a request is for; raises Refusal if its key is missing or wrong, or it comes from a page of
+        another site."""
         if self._keys is None:
             _check_local(request)
             return self._tenant
@@ -74,10 +68,8 @@ class Access:
 class Keys:
     """The keys of a file, which may change at any time.
 
-    While the file is missing or not valid, no key is: a key that was removed must not live on because of a slip.
-
-    Raises:
-        SettingsError: the file is not valid at the start.
+    While the file is missing or not valid, no key is: a key that was removed must not live on because of a slip. Raises
+    SettingsError if the file is not valid at the start.
     """
 
     def __init__(self, path: Path) -> None:

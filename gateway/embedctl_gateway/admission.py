@@ -53,11 +53,7 @@ class Admission:
 
     @contextmanager
     def answering(self, tenant: str) -> Iterator[None]:
-        """The place of a tenant's request.
-
-        Raises:
-            Refusal: there is none.
-        """
+        """The place of a tenant's request; raises Refusal if there is none."""
         self.check(tenant)
         self.requests += 1
         self._of_tenant[tenant] += 1
@@ -70,11 +66,7 @@ class Admission:
                 del self._of_tenant[tenant]
 
     def check(self, tenant: str) -> None:
-        """See that there is a place for one more request of a tenant.
-
-        Raises:
-            Refusal: there is none.
-        """
+        """See that there is a place for one more request of a tenant; raises Refusal if there is none."""
         self._note(tenant)
         free = self._most - self.requests
         if free <= 0:
@@ -97,11 +89,7 @@ class Admission:
             del self._asked[first]
 
     def hold(self, part: Bytes, count: int) -> None:
-        """Count more bytes of a request.
-
-        Raises:
-            Refusal: there is no room for them beside those of other requests.
-        """
+        """Count more bytes of a request; raises Refusal if there is no room for them beside those of other requests."""
         if self.held + count > self._max_bytes and self.held > part.count:
             raise busy("too many large requests are in flight; come again in a second")
         self.held += count

@@ -135,11 +135,8 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, given: str | None) -> Self:
-        """The parameter `after`: a number of lines, or what a page's header `x-last-line` told, which is found sooner.
-
-        Raises:
-            Refusal: it is neither.
-        """
+        """The parameter `after`: a number of lines, or what a page's header `x-last-line` told, which is found sooner;
+        raises Refusal if it is neither."""
         found = _PLACE.fullmatch(given or "0")
         if found is None:
             refuse(

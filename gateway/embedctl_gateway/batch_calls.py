@@ -117,10 +117,7 @@ async def _made(call: Call, facts: dict[str, object], request: str) -> Response:
 
 
 async def _surely(work: Callable[[], T]) -> T:
-    """Do what may be done twice until it is known to be done: the answer of a Redis that dies may be lost.
-
-    Raises:
-        BrokerUnavailable: Redis has not answered for some time.
-    """
+    """Do what may be done twice until it is known to be done: the answer of a Redis that dies may be lost; raises
+    BrokerUnavailable if Redis has not answered for some time."""
     limit = RetryLimit(longest_s=_SURE_S, while_full=False)
     return await REDIS.acall(lambda: in_shared_thread(work), BrokerUnavailable, failed=limit)

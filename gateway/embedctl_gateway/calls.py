@@ -75,12 +75,8 @@ class Gateway:
 
     @classmethod
     def of(cls, settings: Settings) -> Gateway:
-        """The gateway of these settings.
-
-        Raises:
-            SettingsError: other machines can reach it, and it has no keys; or the file of keys, or what is set of
-                webhooks, is not valid.
-        """
+        """The gateway of these settings; raises SettingsError if other machines can reach it, and it has no keys; or
+        the file of keys, or what is set of webhooks, is not valid."""
         receiver = receiver_of(settings)
         admission = Admission(settings.limits.gateway_in_flight)
         broker = Broker.shared(settings)
@@ -158,11 +154,7 @@ class Call:
         self._held.hold(count)
 
     async def fields(self) -> dict[str, Any]:
-        """The body, which is a JSON object.
-
-        Raises:
-            Refusal: it is none, is too large, or takes too long.
-        """
+        """The body, which is a JSON object; raises Refusal if it is none, is too large, or takes too long."""
         self.gateway.admission.check(self.tenant)  # before the caller has sent what nobody will answer
         body = await self._body()
         try:
@@ -263,11 +255,8 @@ class CallerGone(Exception):
 
 
 async def while_caller_waits(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns. If the caller goes away, it is cancelled.
-
-    Raises:
-        CallerGone: the caller went away before.
-    """
+    """What a coroutine returns. If the caller goes away, it is cancelled. Raises CallerGone if the caller went away
+    before."""
     task, gone = asyncio.create_task(work), asyncio.create_task(_disconnected(request))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -288,10 +277,8 @@ async def _disconnected(request: Request) -> None:
 def check_sizes(asked: Asked, served: Served) -> None:
     """Refuse more than a model or a request can have.
 
-    A gateway has no tokenizer, so it estimates tokens from bytes, up to those that the model takes of a text.
-
-    Raises:
-        Refusal: it is too much.
+    A gateway has no tokenizer, so it estimates tokens from bytes, up to those that the model takes of a text. Raises
+    Refusal if it is too much.
     """
     if asked.dimensions is not None and asked.dimensions > served.dim:
         refuse(f"vectors of {served.name} have {served.dim} dimensions", "invalid_value", "dimensions")

@@ -50,11 +50,7 @@ def _are_token_ids(given: object) -> bool:
 
 
 def dimensions_of(fields: Mapping[str, Any]) -> int | None:
-    """The field `dimensions`.
-
-    Raises:
-        Refusal: it is no number of dimensions.
-    """
+    """The field `dimensions`; raises Refusal if it is no number of dimensions."""
     given = fields.get("dimensions")
     dimensions = whole(given)
     if given is not None and (dimensions is None or dimensions < 1):
@@ -70,11 +66,7 @@ def whole(given: object) -> int | None:
 
 
 def check_known(fields: Mapping[str, Any], taken: tuple[str, ...]) -> None:
-    """Refuse a field that would be ignored, unless it is null.
-
-    Raises:
-        Refusal: there is one.
-    """
+    """Refuse a field that would be ignored, unless it is null; raises Refusal if there is one."""
     for name, value in fields.items():
         if name not in taken and value is not None:
             refuse(f"{name[:100]} is not a field of this call: leave it out", "unsupported_parameter", name[:100])

@@ -148,11 +148,7 @@ async def _write(call: Call, form: Form, writer: PartWriter) -> None:
 
 
 async def _file(call: Call, file_id: str) -> StoredFile:
-    """A file of the caller's.
-
-    Raises:
-        Refusal: the caller has no such file.
-    """
+    """A file of the caller's; raises Refusal if the caller has no such file."""
     file = await file_of(call, file_id)
     if file is None:
         raise missing("file")

@@ -45,11 +45,8 @@ def hash_of(key: str) -> str:
 
 
 def read_keys(path: Path) -> list[Key]:
-    """The keys of a file.
-
-    Raises:
-        SettingsError: it can't be read, others may write to it, or a line is none of ours.
-    """
+    """The keys of a file; raises SettingsError if it can't be read, others may write to it, or a line is none of
+    ours."""
     try:
         with path.open(encoding="utf-8") as file:
             if os.fstat(file.fileno()).st_mode & 0o022:
@@ -67,11 +64,8 @@ def read_keys(path: Path) -> list[Key]:
 
 
 def add_key(path: Path, name: str, tenant: str) -> str:
-    """Make a key and write its hash; returns the key, which is nowhere else.
-
-    Raises:
-        SettingsError: the name or the tenant is wrong, there is such a key already, or the file can't be written.
-    """
+    """Make a key and write its hash; returns the key, which is nowhere else. Raises SettingsError if the name or the
+    tenant is wrong, there is such a key already, or the file can't be written."""
     if check_tenant(name):  # the same alphabet, for the same reason: it is a word of a line
         raise SettingsError(f"key {name!r}: use 1 to 64 characters, only letters, digits and . _ - / @")
     if wrong := check_tenant(tenant):
@@ -85,11 +79,7 @@ def add_key(path: Path, name: str, tenant: str) -> str:
 
 
 def remove_key(path: Path, name: str) -> None:
-    """Remove a key.
-
-    Raises:
-        SettingsError: there is none of this name, or the file can't be written.
-    """
+    """Remove a key; raises SettingsError if there is none of this name, or the file can't be written."""
     with _changing(path, must_exist=True) as keys:
         left = [each for each in keys if each.name != name]
         if len(left) == len(keys):

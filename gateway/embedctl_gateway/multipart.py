@@ -64,11 +64,7 @@ class Form:
             refuse("the boundary of the form is too long", "invalid_content_type")
 
     def add(self, piece: bytes) -> None:
-        """Take a piece of the body.
-
-        Raises:
-            Refusal: it is not what a form may be.
-        """
+        """Take a piece of the body; raises Refusal if it is not what a form may be."""
         try:
             self._parser.write(piece)
         except FormParserError:

@@ -68,11 +68,7 @@ def page_of(data: Sequence[Mapping[str, Any]], limit: int) -> dict[str, Any]:
 
 
 def limit_of(given: str | None, otherwise: int, most: int) -> int:
-    """The parameter `limit`.
-
-    Raises:
-        Refusal: it is no whole number from 1 to `most`.
-    """
+    """The parameter `limit`; raises Refusal if it is no whole number from 1 to `most`."""
     if given is None:
         return otherwise
     if not (given.isascii() and given.isdigit() and len(given) < 9 and 1 <= int(given) <= most):
@@ -105,11 +101,8 @@ def missing(what: str, param: str | None = None) -> Refusal:
 
 
 def ttl_of_form(fields: Mapping[str, str]) -> int:
-    """How long a file of a form is kept (seconds).
-
-    Raises:
-        Refusal: the form has another purpose, other fields, or such a time is not possible.
-    """
+    """How long a file of a form is kept (seconds); raises Refusal if the form has another purpose, other fields, or
+    such a time is not possible."""
     anchor, seconds = "expires_after[anchor]", "expires_after[seconds]"
     for name in fields:
         if name not in ("purpose", anchor, seconds):
@@ -126,11 +119,8 @@ def ttl_of_form(fields: Mapping[str, str]) -> int:
 
 
 def expiry_of(given: object, param: str) -> int:
-    """How long a file is kept (seconds), of `{"anchor": "created_at", "seconds": …}`.
-
-    Raises:
-        Refusal: it is not such an object.
-    """
+    """How long a file is kept (seconds), of `{"anchor": "created_at", "seconds": …}`; raises Refusal if it is not such
+    an object."""
     if not isinstance(given, Mapping) or set(given) != {"anchor", "seconds"} or given["anchor"] != "created_at":
         refuse(f"{param} is not an object with the anchor created_at, and seconds", "invalid_value", param)
     seconds = whole(given["seconds"])
@@ -174,11 +164,7 @@ def batch_object(batch: StoredBatch) -> dict[str, Any]:
 
 
 def facts_of_batch(fields: Mapping[str, Any], now_s: int) -> dict[str, object]:
-    """The facts of a new batch from the fields of a request, without its tenant.
-
-    Raises:
-        Refusal: a field is wrong.
-    """
+    """The facts of a new batch from the fields of a request, without its tenant; raises Refusal if a field is wrong."""
     check_known(fields, _TAKEN)
     for name in _TAKEN[:3]:
         if fields.get(name) is None:

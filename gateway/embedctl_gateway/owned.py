@@ -20,11 +20,7 @@ async def file_of(call: Call, file_id: str) -> StoredFile | None:
 
 
 async def batch_of(call: Call, batch_id: str) -> StoredBatch:
-    """A batch of the caller's.
-
-    Raises:
-        Refusal: the caller has no such batch.
-    """
+    """A batch of the caller's; raises Refusal if the caller has no such batch."""
     batch = None
     if is_id(batch_id, BATCH):
         batch = await in_shared_thread(lambda: call.gateway.batches.get(batch_id, call.tenant))

@@ -216,11 +216,8 @@ class _Held:
                 raise _Turn
 
     def note(self, facts: Mapping[str, object]) -> None:
-        """Note facts, if the batch has the state that this process knows.
-
-        Raises:
-            _Lost, _Turn: it has lost the batch, or the state is another one.
-        """
+        """Note facts, if the batch has the state that this process knows; raises _Lost or _Turn if it has lost the
+        batch, or the state is another one."""
         self._step(Step(facts, before=self.batch.status, next_s=self._lease_s))
         known = {name: str(value) for name, value in facts.items()}
         self.batch = StoredBatch(self.batch.id, {**self.batch.facts, **known})
@@ -475,11 +472,7 @@ class _Work:
 
     @contextmanager
     def _copied(self) -> Iterator[BatchCorpus]:
-        """The requests, in a file of this machine.
-
-        Raises:
-            _Refused: their file is gone.
-        """
+        """The requests, in a file of this machine; raises _Refused if their file is gone."""
         gone = _told("invalid_input_file", "the input file, or that of the requests to retry, is deleted or expired")
         file = self._input()
         if file is None:
@@ -495,11 +488,8 @@ class _Work:
         return self._files.get(self._batch.facts["input_file_id"], self._batch.tenant)
 
     def _copy(self, file: StoredFile, folder: Path) -> Path:
-        """The requests, in a file of a folder.
-
-        Raises:
-            FileGone: their file is gone, or that of the answers that they are to replace.
-        """
+        """The requests, in a file of a folder; raises FileGone if their file is gone, or that of the answers that they
+        are to replace."""
         path = folder / "input.jsonl"
         parts: Iterator[bytes] = self._files.read(file)
         if retried_id := self._batch.facts.get("retried_file_id"):

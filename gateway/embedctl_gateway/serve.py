@@ -59,11 +59,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
 
 
 def make_server(settings: Settings, gateway: Gateway) -> Server:
-    """The server, not yet running.
-
-    Raises:
-        SettingsError: the certificate or its key can't be read.
-    """
+    """The server, not yet running; raises SettingsError if the certificate or its key can't be read."""
     config = Config(
         application(gateway),
         http=TimedProtocol,
@@ -89,11 +85,8 @@ def make_server(settings: Settings, gateway: Gateway) -> Server:
 
 
 def listening(settings: Settings) -> tuple[socket.socket, str]:
-    """The socket of the gateway, and the URL where callers find it.
-
-    Raises:
-        SettingsError: the address is none of this machine, or the port is taken.
-    """
+    """The socket of the gateway, and the URL where callers find it; raises SettingsError if the address is none of this
+    machine, or the port is taken."""
     listener, address = listen_at(settings.gateway_address, "gateway_address")
     # Connections inherit it. asyncio sets it only for sockets that name their protocol; without it, the body of an
     # answer waits until the client has acknowledged the headers, which takes 40 ms.

@@ -58,11 +58,8 @@ class Receiver:
 
 
 def receiver_of(settings: Settings) -> Receiver | None:
-    """The receiver in the settings; None if there is none.
-
-    Raises:
-        SettingsError: the URL is none, or the secret is missing or wrong.
-    """
+    """The receiver in the settings; None if there is none. Raises SettingsError if the URL is none, or the secret is
+    missing or wrong."""
     url, file = settings.gateway_webhook_url, settings.gateway_webhook_secret_file
     if not url:
         return None

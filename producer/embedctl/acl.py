@@ -146,11 +146,7 @@ ADMIN = "admin"
 
 
 def names_of(tenants: Iterable[str]) -> list[str]:
-    """The names of all users, those of these tenants included.
-
-    Raises:
-        SettingsError: a tenant can't have a user.
-    """
+    """The names of all users, those of these tenants included; raises SettingsError if a tenant can't have a user."""
     try:
         return [*USERS, ADMIN, *dict.fromkeys(map(user_of, tenants))]
     except ValueError as error:

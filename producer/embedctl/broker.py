@@ -65,11 +65,8 @@ class Broker:
 
     @classmethod
     def shared(cls, settings: Settings) -> Broker:
-        """The broker of this process for these settings. All jobs of the process share its few connections.
-
-        Raises:
-            SettingsError: no Redis is configured.
-        """
+        """The broker of this process for these settings. All jobs of the process share its few connections. Raises
+        SettingsError if no Redis is configured."""
         return _shared.get(settings)
 
     @cached_property

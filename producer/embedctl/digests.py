@@ -37,11 +37,8 @@ def with_digests(records: Iterable[Record]) -> Iterator[Record]:
 
 
 def taken_out(kept: Sequence[dict[str, Any]]) -> Digests | None:
-    """Remove the digests from the kept fields of records; returns them, or None if there are none.
-
-    Raises:
-        WireForeign: one is no digest.
-    """
+    """Remove the digests from the kept fields of records; returns them, or None if there are none. Raises WireForeign
+    if one is no digest."""
     found = [fields.pop(DIGEST_FIELD, None) for fields in kept]
     if all(digest is None for digest in found):
         return None

@@ -281,11 +281,8 @@ def tenant_for(settings: Settings, tenant: str | None) -> str:
 
 
 def job_spec(broker: Broker, options: SubmitOptions) -> JobSpec:
-    """The specification of a job: the options completed from the settings, the hardware class resolved, all checked.
-
-    Raises:
-        SettingsError: an option is wrong.
-    """
+    """The specification of a job: the options completed from the settings, the hardware class resolved, all checked;
+    raises SettingsError if an option is wrong."""
     settings = broker.settings
     model = settings.model if options.model is None else options.model
     tenant = tenant_for(settings, options.tenant)

@@ -117,10 +117,8 @@ def local_estimate(settings: Settings, records: Iterable[Record], options: Submi
 def estimate(broker: Broker, records: Iterable[Record], options: SubmitOptions, *, at_hand: bool = False) -> Estimate:
     """Read a corpus once and estimate a job of it. Memory does not grow with the corpus.
 
-    `at_hand` is as for :func:`submit`.
-
-    Raises:
-        SettingsError, InputError: submitting the corpus would raise the same error.
+    `at_hand` is as for :func:`submit`. Raises SettingsError or InputError if submitting the corpus would raise the same
+    error.
     """
     ahead = ReadAhead(records, at_hand=at_hand)
     spec = with_chunk_size(broker.settings, broker.workers, job_spec(broker, options), ahead)

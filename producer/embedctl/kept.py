@@ -40,20 +40,13 @@ _WRITTEN_OUT = ("Decimal", "UUID", "datetime64")
 
 
 def parse_keep(words: str | None) -> tuple[str, ...]:
-    """The names in `title,url`, as the command line takes them.
-
-    Raises:
-        SettingsError: as by :func:`check_keep`.
-    """
+    """The names in `title,url`, as the command line takes them; raises SettingsError as by :func:`check_keep`."""
     return () if words is None else check_keep([word.strip() for word in words.split(",")])
 
 
 def check_keep(names: Iterable[str]) -> tuple[str, ...]:
-    """The names of fields to keep, each once.
-
-    Raises:
-        SettingsError: they are too many or too long, or one is a name that output files use themselves.
-    """
+    """The names of fields to keep, each once; raises SettingsError if they are too many or too long, or one is a name
+    that output files use themselves."""
     try:
         chosen = () if isinstance(names, str) else tuple(dict.fromkeys(names))
     except TypeError:  # not iterable, or a name that is a list
@@ -99,9 +92,7 @@ def kept_fields(item: Mapping[str, Any], names: Sequence[str], where: str) -> by
 
     Numbers, truth values, null, text, lists and objects stay what they are. NaN and the infinities become null, dates
     and times text (ISO 8601), durations seconds, decimals and UUIDs text. In a text, what is not UTF-8 becomes U+FFFD.
-
-    Raises:
-        InputError: a value has no such form, or the fields are too large.
+    Raises InputError if a value has no such form, or the fields are too large.
     """
     if not names:
         return None

@@ -151,11 +151,7 @@ class Gatherer:
         self._active: list[str] = []
 
     def look(self) -> Overview:
-        """Everything at this moment.
-
-        Raises:
-            BrokerUnavailable: Redis can't be reached.
-        """
+        """Everything at this moment; raises BrokerUnavailable if Redis can't be reached."""
         workers = list(self._broker.workers.alive())
         gone = tuple(islice(self._broker.workers.gone(), None if self._all_gone else GONE_SHOWN))
         cut = len(gone) == GONE_SHOWN and not self._all_gone

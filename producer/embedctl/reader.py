@@ -46,11 +46,8 @@ class ResultReader:
         self._drained: DrainedChunks | None = None
 
     def ended_status(self) -> JobStatus:
-        """The status of a job that has ended.
-
-        Raises:
-            JobUnfinished, JobCancelled: it has not, or it was cancelled.
-        """
+        """The status of a job that has ended; raises JobUnfinished or JobCancelled if it has not, or it was
+        cancelled."""
         status = self._waiter.ended_lately() or self._waiter.status(recent=True)
         refuse_cancelled(status)
         if not status.state.ended:
@@ -118,10 +115,7 @@ class ResultReader:
 
     def ready(self, start: int) -> Iterator[ChunkVectors]:
         """Those results that are there already, from a chunk on up to the first that is not there. Does not wait.
-
-        Raises:
-            JobCancelled, JobLost: as for :meth:`Job.iter_results`.
-        """
+        Raises JobCancelled or JobLost as for :meth:`Job.iter_results`."""
         status = self._waiter.status()
         refuse_cancelled(status)
         with suppress(_NotThere):
@@ -168,11 +162,7 @@ class ResultReader:
 
     def heads(self, progress: Progress | None = None) -> Iterator[ChunkVectors]:
         """The chunks of a job without their vectors and kept fields, once the job has ended, in input order. A chunk
-        that was not encoded is left out.
-
-        Raises:
-            JobCancelled, JobLost, JobStalled: as for :meth:`Job.iter_results`.
-        """
+        that was not encoded is left out. Raises JobCancelled, JobLost or JobStalled as for :meth:`Job.iter_results`."""
         status = self._waiter.until_ended(TimeLimit.from_now(None), progress)
         refuse_cancelled(status)
         for index in range(status.original_chunks or status.chunks):
@@ -193,11 +183,8 @@ class ResultReader:
         return chunk
 
     def _wait_for_chunk(self, index: int, limit: TimeLimit, progress: Progress | None = None) -> JobStatus:
-        """Wait until a chunk's result is there, or the job turns out to have no such chunk, or was ended without it.
-
-        Raises:
-            JobCancelled, JobLost: the result will never come.
-        """
+        """Wait until a chunk's result is there, or the job turns out to have no such chunk, or was ended without it;
+        raises JobCancelled or JobLost if the result will never come."""
 
         def is_there(status: JobStatus) -> bool:
             refuse_cancelled(status)

@@ -129,11 +129,8 @@ def _records(
 
 
 def _nothing_kept(item: object, keep: Sequence[str], where: str, text_field: str) -> bytes | None:
-    """The kept fields of an item that is no mapping: null, if the item is missing in the data.
-
-    Raises:
-        InputError: it is not missing.
-    """
+    """The kept fields of an item that is no mapping: null, if the item is missing in the data; raises InputError if it
+    is not missing."""
     if is_missing(item):
         return kept_fields({}, keep, where)
     raise InputError(
@@ -181,11 +178,8 @@ def _check_label(label: object, where: str) -> str | None:
 
 
 def text_and_id(item: Mapping[str, Any], text_field: str, id_field: str, where: str) -> tuple[object, object]:
-    """The text and the id of a mapping, whose fields may be nested: see :func:`field_of`.
-
-    Raises:
-        InputError: the text field is missing; the message lists the fields that exist.
-    """
+    """The text and the id of a mapping, whose fields may be nested: see :func:`field_of`; raises InputError if the text
+    field is missing; the message lists the fields that exist."""
     text = field_of(item, text_field, MISSING)
     if text is MISSING:
         raise no_field(text_field, item, where)
@@ -193,11 +187,8 @@ def text_and_id(item: Mapping[str, Any], text_field: str, id_field: str, where: 
 
 
 def check_id(label: object, where: str) -> str | None:
-    """An id as text; None stays None.
-
-    Raises:
-        InputError: the id is neither text nor a whole number, can't be written as UTF-8, or is too long.
-    """
+    """An id as text; None stays None. Raises InputError if the id is neither text nor a whole number, can't be written
+    as UTF-8, or is too long."""
     if label is None:
         return None
     if hasattr(label, "__index__") and not isinstance(label, bool):

@@ -69,11 +69,8 @@ class TimeLimit:
 
     @classmethod
     def from_now(cls, timeout: float | None) -> Self:
-        """A limit that counts from this moment.
-
-        Raises:
-            SettingsError: the timeout is neither None nor a number of seconds from 0 on.
-        """
+        """A limit that counts from this moment; raises SettingsError if the timeout is neither None nor a number of
+        seconds from 0 on."""
         check_timeout(timeout)
         return cls(timeout, time.monotonic())
 
@@ -84,11 +81,8 @@ class TimeLimit:
 
 
 def check_timeout(timeout: object) -> None:
-    """Refuse a timeout that is not one.
-
-    Raises:
-        SettingsError: it is neither None nor a number of seconds from 0 on.
-    """
+    """Refuse a timeout that is not one; raises SettingsError if it is neither None nor a number of seconds from 0
+    on."""
     if timeout is None:
         return
     if isinstance(timeout, bool) or not isinstance(timeout, Real) or math.isnan(timeout) or timeout < 0:

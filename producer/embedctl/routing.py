@@ -37,10 +37,8 @@ def resolve(
     `auto` considers the classes with a live worker that serves this model in this precision (fp32 if none is given). It
     chooses the class whose workers together encode the most tokens/s. If no such worker is alive, it chooses a class
     that had workers in the last minutes, because they may be restarting; otherwise `cpu`. The absence of workers is
-    logged. What workers offer may be one second old, or with many workers five.
-
-    Raises:
-        SettingsError: the class or the precision does not exist, or the class does not offer the precision.
+    logged. What workers offer may be one second old, or with many workers five. Raises SettingsError if the class or
+    the precision does not exist, or the class does not offer the precision.
     """
     if precision is not None and precision not in PRECISIONS:
         raise SettingsError(f"precision {precision!r} is none of {', '.join(PRECISIONS)}")
@@ -105,10 +103,7 @@ def reminder(sentence: str) -> Reminder:
 
 def local_class(settings: Settings, hardware: str | None) -> str:
     """The hardware class of a worker that this command starts: the argument, else the setting; `auto` means `cpu`.
-
-    Raises:
-        SettingsError: there is no such class.
-    """
+    Raises SettingsError if there is no such class."""
     chosen = hardware or settings.hardware
     chosen = FALLBACK_CLASS if chosen == "auto" else chosen
     settings.hardware_class(chosen)

@@ -53,11 +53,7 @@ class Runs:
         return self._folder is not None
 
     def add(self, entries: Entries) -> None:
-        """Take some entries.
-
-        Raises:
-            InputError: there is no room for temporary files.
-        """
+        """Take some entries; raises InputError if there is no room for temporary files."""
         self._held.append(entries)
         self._count += len(entries)
         if self._count >= self._most:

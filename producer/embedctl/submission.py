@@ -216,11 +216,7 @@ class Submission:
         self._report(_store_of(error))
 
     def _wait(self, for_what: str) -> None:
-        """Log and report what the submission waits for.
-
-        Raises:
-            WaitTimeout: the time is over.
-        """
+        """Log and report what the submission waits for; raises WaitTimeout if the time is over."""
         self._check_time(f": its submission waits for {for_what}")
         self._remind(f"job {self._job_id}: its submission waits for {for_what}")
         self._report(for_what)

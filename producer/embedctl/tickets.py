@@ -83,11 +83,8 @@ class TicketSender:
         self.process = os.getpid()
 
     def send(self, queue: str, job_id: str, chunks: Sequence[int]) -> None:
-        """Publish one ticket per chunk.
-
-        Raises:
-            BrokerUnavailable: Redis can't be reached. Some tickets may not have been sent; the reaper sends them later.
-        """
+        """Publish one ticket per chunk; raises BrokerUnavailable if Redis can't be reached. Some tickets may not have
+        been sent; the reaper sends them later."""
         if chunks:
             self.forward(self.written(queue, job_id, chunks))
 
@@ -97,11 +94,7 @@ class TicketSender:
         return [Ticket(queue, job_id, chunk, facts) for chunk in chunks]
 
     def forward(self, tickets: Sequence[Ticket]) -> None:
-        """Publish tickets unchanged.
-
-        Raises:
-            BrokerUnavailable: as for :meth:`send`.
-        """
+        """Publish tickets unchanged; raises BrokerUnavailable as for :meth:`send`."""
         if not tickets:
             return
         idle = bool(self._idle)
@@ -125,11 +118,8 @@ class TicketSender:
         _ = self._app.connection_for_write().transport  # is imported when it is asked for
 
     def open(self) -> None:
-        """Connect as :meth:`send` does; the connection stays for the next tickets.
-
-        Raises:
-            BrokerUnavailable: as for :meth:`send`.
-        """
+        """Connect as :meth:`send` does; the connection stays for the next tickets. Raises BrokerUnavailable as for
+        :meth:`send`."""
         try:
             with self._connection() as connection:
                 _connect(connection)

@@ -78,11 +78,8 @@ class UniqueIds:
         self._used += 1
 
     def find(self) -> None:
-        """Compare all ids. Memory holds the ids of one file.
-
-        Raises:
-            InputError: there is no room for temporary files.
-        """
+        """Compare all ids. Memory holds the ids of one file. Raises InputError if there is no room for temporary
+        files."""
         if not self._runs.on_disk:
             self._distinct(self._held[: self._used])
             return
@@ -112,11 +109,8 @@ class UniqueIds:
 
 
 def checked(records: Iterable[Record]) -> Iterator[Record]:
-    """The same records; after the last one, the error if two have the same id.
-
-    Raises:
-        InputError: two have; it names their positions. Or the disk of temporary files is full.
-    """
+    """The same records; after the last one, the error if two have the same id. Raises InputError if two have; it names
+    their positions. Or the disk of temporary files is full."""
     with UniqueIds() as ids:
         for position, record in enumerate(records):
             if record.id is not None:

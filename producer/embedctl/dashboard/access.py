@@ -11,11 +11,8 @@ from embedctl_config.settings import Settings, expanded
 
 
 def allowed_users(settings: Settings) -> list[str]:
-    """The users who may look, as `user:password`; empty if everyone on this machine may.
-
-    Raises:
-        SettingsError: other machines can reach the dashboard, and it has no users; or `flower_auth_file` is not valid.
-    """
+    """The users who may look, as `user:password`; empty if everyone on this machine may. Raises SettingsError if other
+    machines can reach the dashboard, and it has no users; or `flower_auth_file` is not valid."""
     if settings.flower_auth_file:
         return _read_users(expanded(settings.flower_auth_file, "flower_auth_file"))
     if not is_loopback(address_of(settings.flower_address, "flower_address").host):

@@ -73,11 +73,8 @@ class Dashboard(Flower):  # type: ignore[misc]  # Flower ships no types
         return super().find_handler(request, **kwargs)
 
     async def queues(self, _: object) -> list[dict[str, Any]]:
-        """Flower's question to a broker: the queues, and the number of messages that wait in each.
-
-        Raises:
-            HTTPError: Redis can't be reached, or its access list does not permit this.
-        """
+        """Flower's question to a broker: the queues, and the number of messages that wait in each; raises HTTPError if
+        Redis can't be reached, or its access list does not permit this."""
         try:
             return await self.io_loop.run_in_executor(None, _queue_rows, self._broker)  # type: ignore[no-any-return]
         except EmbedctlError as error:

@@ -71,11 +71,8 @@ class Endpoint:
 
 
 def listen_at(text: str, setting: str) -> tuple[socket.socket, Address]:
-    """A socket that listens where a setting says, and its address, which names the port that was free if it said 0.
-
-    Raises:
-        SettingsError: it is no address, or none of this machine, or the port is taken.
-    """
+    """A socket that listens where a setting says, and its address, which names the port that was free if it said 0;
+    raises SettingsError if it is no address, or none of this machine, or the port is taken."""
     address = address_of(text, setting)
     try:
         family, _, _, _, where = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]

@@ -78,11 +78,7 @@ class Watch:
         self._stopping.set()
 
     def wait(self) -> None:
-        """Block until it is stopped.
-
-        Raises:
-            NotPermitted: Redis' access list does not permit its user to look.
-        """
+        """Block until it is stopped; raises NotPermitted if Redis' access list does not permit its user to look."""
         self._stopping.wait()
         if self._failed is not None:
             raise self._failed
@@ -135,11 +131,8 @@ class Watch:
             self._stopping.set()
 
     def look(self) -> None:
-        """Do one sweep. One that Redis does not answer to its end is given up.
-
-        Raises:
-            NotPermitted: Redis' access list does not permit its user to look.
-        """
+        """Do one sweep. One that Redis does not answer to its end is given up. Raises NotPermitted if Redis' access
+        list does not permit its user to look."""
         try:
             sweep = self._sweep()
         except BrokerUnavailable as error:

@@ -77,11 +77,8 @@ class Feed(Generic[T]):
         self._stop.set()
 
     def sight(self) -> Sight[T]:
-        """What was seen last.
-
-        Raises:
-            EmbedctlError: what the last look raised, other than BrokerUnavailable: Redis may come back.
-        """
+        """What was seen last; raises EmbedctlError if what the last look raised, other than BrokerUnavailable: Redis
+        may come back."""
         if self._failed is not None:
             raise self._failed
         return self._sight
@@ -146,10 +143,7 @@ def _draw_until(
 
 def looks(look: Callable[[], T]) -> Iterator[T | BrokerUnavailable]:
     """What is seen every :data:`INTERVAL_S` seconds, or the error if Redis can't be reached; for output in lines.
-
-    Raises:
-        BrokerUnavailable: Redis can't be reached at the first look.
-    """
+    Raises BrokerUnavailable if Redis can't be reached at the first look."""
     yield look()
     while True:
         time.sleep(INTERVAL_S)
