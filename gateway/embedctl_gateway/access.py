@@ -24,8 +24,8 @@ _LOOK_S = 1.0
 
 
 class Access:
-    """Knows the tenant of a request; raises SettingsError if other machines can reach the gateway, and it has no keys;
-    or the file of keys is not valid."""
+    """Knows the tenant of a request. Raises SettingsError if other machines can reach the gateway, and it has no keys,
+    or if the file of keys is not valid."""
 
     def __init__(self, settings: Settings) -> None:
         self._tenant = settings.tenant
@@ -41,7 +41,6 @@ class Access:
 
     @property
     def has_keys(self) -> bool:
-        """Whether callers need a key."""
         return self._keys is not None
 
     def tenant_of(self, request: Request) -> str:
@@ -66,11 +65,8 @@ class Access:
 
 
 class Keys:
-    """The keys of a file, which may change at any time.
-
-    While the file is missing or not valid, no key is: a key that was removed must not live on because of a slip. Raises
-    SettingsError if the file is not valid at the start.
-    """
+    """The keys of a file, which may change at any time. While the file is missing or not valid, no key is: a key that
+    was removed must not live on because of a slip. Raises SettingsError if the file is not valid at the start."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -80,7 +76,6 @@ class Keys:
         self._read()
 
     def tenant_of(self, key: str) -> str | None:
-        """The tenant of a key, None if it is none of these."""
         self._look()
         return self._tenants.get(hash_of(key))
 

@@ -18,17 +18,11 @@ _LATELY_S = 10.0
 
 
 class Admission:
-    """Counts what is in flight.
+    """Counts what is in flight: the `requests` that are being answered, at most `most`, and the bytes `held` of bodies
+    and answers.
 
     A tenant that asks alone may have all places. If several ask, each has an equal share of them, and the last places
     are for those below their share. So a tenant that has all loses them as its requests end, and nobody waits in line.
-
-    Attributes:
-        requests: those that are being answered.
-        held: the bytes of bodies and answers.
-
-    Args:
-        most: the most requests at once.
     """
 
     def __init__(self, most: int, max_bytes: int = MAX_BYTES, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -44,7 +38,6 @@ class Admission:
 
     @contextmanager
     def bytes_held(self) -> Iterator[Bytes]:
-        """Bytes that are given back at the end."""
         part = Bytes(self)
         try:
             yield part
@@ -97,12 +90,9 @@ class Admission:
 
 
 class Bytes:
-    """The bytes of one request."""
-
     def __init__(self, admission: Admission) -> None:
         self.count = 0
         self._admission = admission
 
     def hold(self, count: int) -> None:
-        """Count more; see :meth:`Admission.hold`."""
         self._admission.hold(self, count)

@@ -48,8 +48,6 @@ _BELOW_V1 = ("/embeddings", "/models", "/files", "/batches", "/health")
 
 
 def application(gateway: Gateway) -> Starlette:
-    """The gateway as an ASGI application."""
-
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         gateway.start()
@@ -71,7 +69,6 @@ def _routes(gateway: Gateway) -> Iterator[Route]:
 
 
 async def _no_such_call(request: Request, error: Exception) -> Response:
-    """The answer to a path or a method that there is not."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         said, code, headers = "there is no such path", "not_found", error.headers

@@ -31,13 +31,8 @@ _POSITION = re.compile(rb'\{"id":"[^"]*_(\d+)"')
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The files of a batch, which nobody sees yet.
-
-    Attributes:
-        output, error: None if they would be empty.
-        completed, failed: requests with and without vectors.
-        tokens: how many were encoded.
-    """
+    """The files of a batch, which nobody sees yet, None in place of an empty one; how many requests are `completed`,
+    with vectors, and `failed`; and how many tokens were encoded."""
 
     output: StoredFile | None
     error: StoredFile | None
@@ -47,7 +42,6 @@ class Written:
 
     @property
     def files(self) -> list[StoredFile]:
-        """Those that there are."""
         return [file for file in (self.output, self.error) if file is not None]
 
 
@@ -59,18 +53,9 @@ def write(
     reason: Reason,
     check: Callable[[], None],
 ) -> Written:
-    """Write the answers to a batch whose job has ended.
-
-    Args:
-        job: None if nothing was run.
-        read: reads the requests; None if they are gone.
-        reason: why requests were not run.
-        check: called after each chunk; what it raises ends the writing, and what was written is removed.
-
-    Raises:
-        JobNotFound: the job, or a result of it, is gone.
-        BrokerUnavailable: Redis can't be reached, or the place of files.
-    """
+    """Write the answers to a batch whose job has ended; without a job, nothing was run. `read` reads the requests; None
+    if they are gone. `reason` says why requests were not run. `check` is called after each chunk; what it raises ends
+    the writing, and what was written is removed. Raises JobNotFound if the job, or a result of it, is gone."""
     output, error = files.writer(), files.writer()
     completed = failed = tokens = 0
     try:
@@ -121,13 +106,8 @@ def _finished(writer: PartWriter, batch: StoredBatch, what: str) -> StoredFile |
 
 
 class Place(NamedTuple):
-    """How far a caller has read.
-
-    Attributes:
-        line: how many answers it has, in the order of the requests.
-        chunk: of the job, in which the next answer begins, or an earlier one.
-        position: of the first input of the next answer's request, if the caller knows it.
-    """
+    """How far a caller has read: so many answers, in the order of the requests. The next answer begins in that `chunk`
+    of the job, or a later one, with the `position` of its request's first input, if the caller knows it."""
 
     line: int
     chunk: int = 0
@@ -150,12 +130,8 @@ class Place(NamedTuple):
 
 
 def page(broker: Broker, job_id: str, after: Place) -> tuple[bytes, Place]:
-    """The next answers that are there, and the place behind them. Does not wait.
-
-    Raises:
-        JobNotFound, JobCancelled: the job is gone: Redis has lost it, or its batch has ended.
-        BrokerUnavailable: Redis can't be reached.
-    """
+    """The next answers that are there, and the place behind them; does not wait. Raises JobNotFound or JobCancelled if
+    Redis has lost the job, or its batch has ended."""
     waiter = Waiter(job_id, broker)
     lines, place, gap = _page(waiter, after)
     if gap and not lines and after.chunk:  # the job was submitted again, and cut in another way
@@ -186,14 +162,8 @@ def _page(waiter: Waiter, after: Place) -> tuple[list[bytes], Place, bool]:
 
 
 def in_order(store: FileStore, files: Iterable[StoredFile], after: int) -> Iterator[bytes]:
-    """The answers of a batch, which are in several files, in the order of its requests.
-
-    Args:
-        after: how many to leave out.
-
-    Raises:
-        FileGone: a file has been deleted, or has expired.
-    """
+    """The answers of a batch, which are in several files, in the order of its requests, without the first ones. Raises
+    FileGone if a file has been deleted, or has expired."""
     merged = heapq.merge(*(lines_of(store.read(file)) for file in files), key=_position)
     return islice(merged, after, None)
 

@@ -39,7 +39,6 @@ _WITHDRAW_S = 600.0
 
 
 async def create(call: Call) -> Response:
-    """`POST /v1/batches`."""
     fields = await call.fields()
     facts = {"tenant": call.tenant, **facts_of_batch(fields, int(time.time()))}
     file_id = str(facts["input_file_id"])
@@ -55,7 +54,6 @@ async def create(call: Call) -> Response:
 
 
 async def listed(call: Call) -> Response:
-    """`GET /v1/batches`."""
     asked = call.request.query_params
     limit, after = limit_of(asked.get("limit"), _LISTED, _MOST_LISTED), after_of(asked.get("after"), BATCH)
     found = await in_shared_thread(lambda: call.gateway.batches.newest(call.tenant, limit + 1, after))
@@ -63,12 +61,10 @@ async def listed(call: Call) -> Response:
 
 
 async def retrieve(call: Call) -> Response:
-    """`GET /v1/batches/ID`."""
     return JSONResponse(batch_object(await batch_of(call, call.request.path_params["id"])))
 
 
 async def cancel(call: Call) -> Response:
-    """`POST /v1/batches/ID/cancel`."""
     batch = await batch_of(call, call.request.path_params["id"])
     status = await in_shared_thread(lambda: call.gateway.batches.cancel(batch.id, call.tenant))
     if status is None:
@@ -80,7 +76,6 @@ async def cancel(call: Call) -> Response:
 
 
 async def retry(call: Call) -> Response:
-    """`POST /v1/batches/ID/retry`: a new batch of the requests without vectors."""
     batch = await batch_of(call, call.request.path_params["id"])
     if batch.status == REFUSED:
         refuse("nothing of the batch was run: mend its file, and create another batch", "invalid_value", "batch_id")
@@ -96,11 +91,7 @@ async def retry(call: Call) -> Response:
 
 
 async def _made(call: Call, facts: dict[str, object], request: str) -> Response:
-    """Make a batch, unless this request has made it before.
-
-    Args:
-        request: names the request, if the caller does not.
-    """
+    """Make a batch, unless this request has made it before. `request` names it, if the caller does not."""
     name = call.idempotency_key or request
     batches, batch_id = call.gateway.batches, new_id(BATCH)
     try:
@@ -117,7 +108,7 @@ async def _made(call: Call, facts: dict[str, object], request: str) -> Response:
 
 
 async def _surely(work: Callable[[], T]) -> T:
-    """Do what may be done twice until it is known to be done: the answer of a Redis that dies may be lost; raises
+    """Do what may be done twice until it is known to be done: the answer of a Redis that dies may be lost. Raises
     BrokerUnavailable if Redis has not answered for some time."""
     limit = RetryLimit(longest_s=_SURE_S, while_full=False)
     return await REDIS.acall(lambda: in_shared_thread(work), BrokerUnavailable, failed=limit)

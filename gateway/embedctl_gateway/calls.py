@@ -56,8 +56,6 @@ _GONE = 499
 
 @dataclass(frozen=True)
 class Gateway:
-    """What all calls share."""
-
     settings: Settings
     access: Access
     admission: Admission
@@ -75,8 +73,8 @@ class Gateway:
 
     @classmethod
     def of(cls, settings: Settings) -> Gateway:
-        """The gateway of these settings; raises SettingsError if other machines can reach it, and it has no keys; or
-        the file of keys, or what is set of webhooks, is not valid."""
+        """The gateway of these settings; raises SettingsError as :class:`Access` does, and if what is set of webhooks
+        is not valid."""
         receiver = receiver_of(settings)
         admission = Admission(settings.limits.gateway_in_flight)
         broker = Broker.shared(settings)
@@ -97,13 +95,11 @@ class Gateway:
         )
 
     def start(self) -> None:
-        """Begin with what it does besides answering."""
         self.runner.start()
         if self.webhooks is not None:
             self.webhooks.start()
 
     def stop(self) -> None:
-        """End that."""
         self.runner.stop()
         if self.webhooks is not None:
             self.webhooks.stop()
@@ -113,11 +109,8 @@ class Gateway:
         return await asyncio.get_running_loop().run_in_executor(self._movers, work)
 
     def tidy(self, work: Callable[[], object], retry_s: float = 0.0) -> None:
-        """Free what a request has left; nobody waits for that. What can't be freed goes with its time to live.
-
-        Args:
-            retry_s: how long it is tried again.
-        """
+        """Free what a request has left; nobody waits for that. It is tried again for `retry_s`; what can't be freed
+        goes with its time to live."""
 
         async def free() -> None:
             with suppress(EmbedctlError):
@@ -150,7 +143,6 @@ class Call:
         return self.request.headers.get("idempotency-key", "")
 
     def hold(self, count: int) -> None:
-        """Count bytes of the request or of its answer; see :meth:`Admission.hold`."""
         self._held.hold(count)
 
     async def fields(self) -> dict[str, Any]:
@@ -166,12 +158,8 @@ class Call:
         return fields
 
     async def embed(self, asked: Asked) -> Embedded:
-        """The vectors that a caller asks for, as long as the caller waits.
-
-        Raises:
-            Refusal: there is no such model, no room, or no answer in time; or the request is wrong.
-            CallerGone: the caller is gone.
-        """
+        """The vectors that a caller asks for, as long as the caller waits; else CallerGone is raised. Raises Refusal if
+        there is no such model, no room, or no answer in time; or the request is wrong."""
         with self.gateway.admission.answering(self.tenant):
             limit = self.gateway.settings.gateway_timeout_s
             try:
@@ -209,13 +197,7 @@ Handler = Callable[[Call], Awaitable[Response]]
 
 
 class Endpoint:
-    """A call as an ASGI application: every way in which it can end is a response.
-
-    Args:
-        path: for the metrics.
-        style: the form of errors.
-        is_open: whether it needs no key.
-    """
+    """A call as an ASGI application: every way in which it can end is a response. The path is for the metrics."""
 
     def __init__(self, gateway: Gateway, path: str, handler: Handler, style: Style, *, is_open: bool = False) -> None:
         self._gateway = gateway
@@ -255,8 +237,7 @@ class CallerGone(Exception):
 
 
 async def while_caller_waits(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns. If the caller goes away, it is cancelled. Raises CallerGone if the caller went away
-    before."""
+    """What a coroutine returns. If the caller goes away, it is cancelled, and CallerGone is raised."""
     task, gone = asyncio.create_task(work), asyncio.create_task(_disconnected(request))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -275,11 +256,8 @@ async def _disconnected(request: Request) -> None:
 
 
 def check_sizes(asked: Asked, served: Served) -> None:
-    """Refuse more than a model or a request can have.
-
-    A gateway has no tokenizer, so it estimates tokens from bytes, up to those that the model takes of a text. Raises
-    Refusal if it is too much.
-    """
+    """Refuse more than a model or a request can have. A gateway has no tokenizer, so it estimates tokens from bytes, up
+    to those that the model takes of a text."""
     if asked.dimensions is not None and asked.dimensions > served.dim:
         refuse(f"vectors of {served.name} have {served.dim} dimensions", "invalid_value", "dimensions")
     most = 0 if asked.truncation == "mean" else served.max_tokens

@@ -24,14 +24,9 @@ _LOOK_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model that live workers serve.
-
-    Attributes:
-        precision: the most accurate one of those in which they do.
-        dim: the dimensions of its vectors.
-        max_tokens: longer texts are truncated; 0 if the model has no limit, or no worker says so.
-        spelling_of: the model's name, if this one is another spelling of it; else empty.
-    """
+    """A model that live workers serve: in which precision, the most accurate one, and of how many dimensions. Texts
+    longer than `max_tokens` are truncated; 0 if the model has no limit, or no worker says so. `spelling_of` is the
+    model's name, if this one is another spelling of it; else empty."""
 
     name: str
     precision: str
@@ -51,12 +46,8 @@ class Catalogue:
         self._looking: asyncio.Task[Mapping[str, Served]] | None = None
 
     async def served(self) -> Mapping[str, Served]:
-        """The models by name, other spellings included.
-
-        Raises:
-            Refusal: Redis does not answer.
-            BrokerUnavailable: Redis can't be reached.
-        """
+        """The models by name, other spellings included. Raises Refusal if Redis does not answer, and BrokerUnavailable
+        if it can't be reached."""
         if self._known and time.monotonic() < self._known_until:
             return self._known
         if self._looking is None:
@@ -69,12 +60,8 @@ class Catalogue:
             raise unavailable("the queue does not answer") from None
 
     async def find(self, name: str | None) -> Served:
-        """A model; the setting's, or the only one, if the caller names none.
-
-        Raises:
-            Refusal: no live worker serves it, or Redis does not answer.
-            BrokerUnavailable: Redis can't be reached.
-        """
+        """A model; the setting's, or the only one, if the caller names none. Raises Refusal if no live worker serves
+        it, and as :meth:`served`."""
         served = await self.served()
         if name is None:
             return self._default(served)

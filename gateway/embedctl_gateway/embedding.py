@@ -46,13 +46,8 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """The answer to a request.
-
-    Attributes:
-        vectors: float32, texts × dimensions.
-        tokens: how many tokens of all texts were encoded.
-        truncations: the texts of which only the first tokens were, in order.
-    """
+    """The answer to a request: vectors (float32, texts × dimensions), how many tokens of all texts were encoded, and
+    the texts of which only the first tokens were, in order."""
 
     vectors: Vectors
     tokens: int
@@ -60,20 +55,14 @@ class Embedded:
 
 
 class Embedder:
-    """Makes vectors through the library."""
-
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._freeing: set[asyncio.Task[None]] = set()
         self._answered: list[AsyncJob] = []
 
     async def embed(self, asked: Asked, served: Served, tenant: str) -> Embedded:
-        """The vectors of all texts. A task that is cancelled here cancels the job.
-
-        Raises:
-            Refusal: a text has failed, or somebody ended the job.
-            EmbedctlError: as the library raises it.
-        """
+        """The vectors of all texts. A task that is cancelled here cancels the job. Raises Refusal if a text has failed,
+        or somebody ended the job, and as the library does."""
         submitting = asyncio.create_task(self._submit(asked, served, tenant))
         try:
             # Shielded, because a task that is cancelled as its job is made would not know the job.
@@ -98,7 +87,6 @@ class Embedder:
         task.add_done_callback(self._freeing.discard)
 
     async def _free_answered(self) -> None:
-        """Free what Redis holds of answered requests, in a moment."""
         await asyncio.sleep(_FREE_AFTER_S)
         jobs, self._answered = self._answered, []
         await _discard(jobs)

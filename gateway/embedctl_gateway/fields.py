@@ -21,14 +21,8 @@ _IDS_OF_TOKENS = (
 
 
 def texts_of(given: object, name: str) -> list[str]:
-    """The texts of a request: a string, or an array of strings.
-
-    Args:
-        name: of the field.
-
-    Raises:
-        Refusal: it is neither, has none, one of them is empty, or there are too many.
-    """
+    """The texts of a request's field: a string, or an array of strings. Raises Refusal if it is neither, has none, one
+    of them is empty, or there are too many."""
     texts: list[Any] = given if isinstance(given, list) else [given]
     if isinstance(given, list) and any(map(_are_token_ids, given)):  # first: ids may be more than there may be texts
         refuse(_IDS_OF_TOKENS.format(name=name), "invalid_type", name)
@@ -50,7 +44,6 @@ def _are_token_ids(given: object) -> bool:
 
 
 def dimensions_of(fields: Mapping[str, Any]) -> int | None:
-    """The field `dimensions`; raises Refusal if it is no number of dimensions."""
     given = fields.get("dimensions")
     dimensions = whole(given)
     if given is not None and (dimensions is None or dimensions < 1):

@@ -28,7 +28,6 @@ _MOST_LISTED = 10_000
 
 
 async def create(call: Call) -> Response:
-    """`POST /v1/files`."""
     length = call.request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > MAX_FILE_BYTES + _AROUND_BYTES:
         raise _too_large()
@@ -56,7 +55,6 @@ async def create(call: Call) -> Response:
 
 
 async def listed(call: Call) -> Response:
-    """`GET /v1/files`."""
     asked = call.request.query_params
     limit, after = limit_of(asked.get("limit"), _MOST_LISTED, _MOST_LISTED), after_of(asked.get("after"), FILE_IDS)
     if asked.get("order", "desc") not in ("asc", "desc"):
@@ -74,19 +72,16 @@ async def listed(call: Call) -> Response:
 
 
 async def retrieve(call: Call) -> Response:
-    """`GET /v1/files/ID`."""
     return JSONResponse(file_object(await _file(call, call.request.path_params["id"])))
 
 
 async def delete(call: Call) -> Response:
-    """`DELETE /v1/files/ID`."""
     file = await _file(call, call.request.path_params["id"])
     await call.gateway.in_thread(lambda: call.gateway.files.remove(file))
     return JSONResponse({"id": file.id, "object": "file", "deleted": True})
 
 
 async def content(call: Call) -> Response:
-    """`GET /v1/files/ID/content`: all of it, or the range that is asked for."""
     file = await _file(call, call.request.path_params["id"])
     etag = f'"{file.sha256}"'
     headers = {"etag": etag, "accept-ranges": "bytes", "content-type": "application/octet-stream"}
@@ -110,12 +105,8 @@ async def content(call: Call) -> Response:
 
 
 async def _receive(call: Call, form: Form, writer: PartWriter) -> None:
-    """Take the body, as fast as the place of the parts takes it.
-
-    Raises:
-        Refusal: it is no form, is too large, or takes too long.
-        CallerGone: the caller went away before its end.
-    """
+    """Take the body, as fast as the place of the parts takes it. Raises Refusal if it is no form, is too large, or
+    takes too long, and CallerGone if the caller went away before its end."""
     deadline = time.monotonic() + UPLOAD_S
     pieces = call.request.stream()
     try:

@@ -35,12 +35,10 @@ class Key:
 
     @property
     def line(self) -> str:
-        """Its line in the file."""
         return f"{self.name} {self.tenant} {self.day} {self.hashed}\n"
 
 
 def hash_of(key: str) -> str:
-    """The hash of a key, as it stands in the file."""
     return f"sha256:{hashlib.sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()}"
 
 

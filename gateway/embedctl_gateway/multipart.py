@@ -16,20 +16,9 @@ _LONGEST_NAME = 255
 
 
 class Form:
-    """A form that arrives in pieces.
-
-    Attributes:
-        fields: of the parts that have arrived in full, the file apart.
-        file_name: None before the file begins.
-        data: the file's bytes that nobody has taken yet.
-        complete: whether all of it is there.
-
-    Args:
-        content_type: the header.
-
-    Raises:
-        Refusal: the request has no form.
-    """
+    """A form that arrives in pieces: `fields` of the parts that have arrived in full, the file apart; its `file_name`,
+    None before it begins; and `data`, those of its bytes that nobody has taken yet. Raises Refusal if the header tells
+    of no form."""
 
     def __init__(self, content_type: str) -> None:
         kind, options = parse_options_header(content_type)

@@ -37,7 +37,6 @@ _PAIRS, _NAME, _VALUE = 16, 64, 512
 
 
 def file_object(file: StoredFile) -> dict[str, Any]:
-    """A file."""
     return {
         "id": file.id,
         "object": "file",
@@ -52,11 +51,7 @@ def file_object(file: StoredFile) -> dict[str, Any]:
 
 
 def page_of(data: Sequence[Mapping[str, Any]], limit: int) -> dict[str, Any]:
-    """A page of a list.
-
-    Args:
-        data: up to one object more than the page holds.
-    """
+    """A page of a list. `data` has up to one object more than it holds."""
     shown = data[:limit]
     return {
         "object": "list",
@@ -77,26 +72,17 @@ def limit_of(given: str | None, otherwise: int, most: int) -> int:
 
 
 def after_of(given: str | None, kind: str) -> str:
-    """The parameter `after`; empty if it is not given.
-
-    Args:
-        kind: what ids begin with.
-
-    Raises:
-        Refusal: it is no id.
-    """
+    """The parameter `after`; empty if it is not given. Raises Refusal if it is no id that begins with `kind`."""
     if given and not is_id(given, kind):
         refuse("after is not the id of one of these", "invalid_value", "after")
     return given or ""
 
 
 def is_id(text: str, kind: str) -> bool:
-    """Whether a text has the form of an id that begins so."""
     return text.startswith(kind) and _ID.fullmatch(text) is not None
 
 
 def missing(what: str, param: str | None = None) -> Refusal:
-    """The refusal of an id that the caller has not."""
     return invalid(f"there is no such {what}", "not_found", param, 404)
 
 
@@ -130,7 +116,6 @@ def expiry_of(given: object, param: str) -> int:
 
 
 def batch_object(batch: StoredBatch) -> dict[str, Any]:
-    """A batch."""
     facts, tokens = batch.facts, batch.number("tokens")
     errors = batch.parsed("errors")
     shown: dict[str, Any] = {

@@ -26,7 +26,6 @@ _STARTED = int(time.time())
 
 
 async def embeddings(call: Call) -> Response:
-    """`POST /v1/embeddings`."""
     fields = await call.fields()
     asked = _asked(fields)
     numbers = as_base64 if fields.get("encoding_format") == "base64" else as_floats
@@ -35,14 +34,12 @@ async def embeddings(call: Call) -> Response:
 
 
 async def models(call: Call) -> Response:
-    """`GET /v1/models`."""
     served = await call.gateway.catalogue.served()
     data = [_model(each) for each in served.values() if not each.spelling_of]
     return JSONResponse({"object": "list", "data": data})
 
 
 async def model(call: Call) -> Response:
-    """`GET /v1/models/NAME`."""
     return JSONResponse(_model(await call.gateway.catalogue.find(call.request.path_params["name"])))
 
 

@@ -20,18 +20,9 @@ class Unsatisfiable(Exception):
 
 
 def span_of(asked: str | None, if_range: str | None, etag: str, size: int) -> Span | None:
-    """What a client asks for; None for the whole file.
-
-    A header that is no single range of bytes counts for nothing, and so does one for another state of the file.
-
-    Args:
-        asked, if_range: the headers `Range` and `If-Range`.
-        etag: of the file, in quotes.
-        size: of the file in bytes.
-
-    Raises:
-        Unsatisfiable: the range begins after the file's end.
-    """
+    """What a client asks for with the headers `Range` and `If-Range`; None for the whole file, of so many bytes and
+    with this ETag, in quotes. A header that is no single range of bytes counts for nothing, and so does one for another
+    state of the file. Raises Unsatisfiable if the range begins after the file's end."""
     found = _ONE_RANGE.fullmatch(asked or "")
     if found is None or (if_range is not None and if_range.strip() != etag):
         return None

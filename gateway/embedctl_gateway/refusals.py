@@ -26,13 +26,8 @@ BUSY_S, AWAY_S = 1, 5
 
 
 class Refusal(Exception):
-    """Raised in place of an answer.
-
-    Args:
-        status: of HTTP.
-        code, param: as OpenAI names them; None if there is none.
-        headers: of the response.
-    """
+    """Raised in place of an answer, with HTTP's status, the code and the parameter as OpenAI names them, None if there
+    is none, and the response's headers."""
 
     def __init__(
         self,
@@ -67,12 +62,10 @@ def invalid(message: str, code: str, param: str | None = None, status: int = 400
 
 
 def refuse(message: str, code: str, param: str | None = None, status: int = 400) -> NoReturn:
-    """Raise :func:`invalid`."""
     raise invalid(message, code, param, status)
 
 
 def busy(message: str) -> Refusal:
-    """The refusal of a request while the gateway has no room for it."""
     return Refusal(429, message, "rate_limit_exceeded", None, {"retry-after": str(BUSY_S)})
 
 
@@ -82,12 +75,10 @@ def unavailable(message: str, code: str = "unavailable") -> Refusal:
 
 
 def broken() -> Refusal:
-    """The refusal after an error of the gateway's own."""
     return Refusal(500, "the gateway failed; its log says where", "internal_error")
 
 
 def timed_out(limit_s: float) -> Refusal:
-    """The refusal of a request whose time is over."""
     return unavailable(f"no answer within {limit_s:g} s (gateway_timeout_s): the workers are busy, or gone", "timeout")
 
 
@@ -107,14 +98,12 @@ def refusal_of(error: EmbedctlError) -> Refusal:
 
 
 def refusal_of_record(error: FailedRecord, inputs: int) -> Refusal:
-    """What a caller is told if one of the inputs of a request has failed."""
     code = CODES_OF_REQUESTS.get(error.code)
     message = error.message if inputs == 1 else f"input[{error.position}]: {error.message}"
     return Refusal(400 if code else 500, message, code or error.code.value, "input" if code else None)
 
 
 def as_openai(refusal: Refusal) -> Response:
-    """OpenAI's form, all four fields."""
     told = {"message": refusal.message, "type": refusal.kind, "param": refusal.param, "code": refusal.code}
     return JSONResponse({"error": told}, refusal.status, refusal.headers)
 
@@ -125,6 +114,5 @@ _OF_STATUS = {400: (422, "Validation"), 429: (429, "Overloaded"), 500: (424, "Ba
 
 
 def as_tei(refusal: Refusal) -> Response:
-    """TEI's form."""
     status, kind = _OF_CODE.get(refusal.code or "") or _OF_STATUS.get(refusal.status, (refusal.status, "Validation"))
     return JSONResponse({"error": refusal.message, "error_type": kind}, status, refusal.headers)

@@ -20,7 +20,6 @@ _PIECE_BYTES = 256 * 1024
 
 
 async def results(call: Call) -> Response:
-    """`GET /v1/batches/ID/results`: the answers that are there, in the order of the requests."""
     after = Place.of(call.request.query_params.get("after"))
     batch_id = call.request.path_params["id"]
     batch = await batch_of(call, batch_id)

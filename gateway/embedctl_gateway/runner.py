@@ -84,12 +84,8 @@ class _Refused(Exception):
 
 
 class Runner:
-    """The threads of one gateway that run batches.
-
-    Args:
-        lease_s: a runner that is silent for so long counts as dead (seconds).
-        tells: whether a webhook is to tell that a batch has ended.
-    """
+    """The threads of one gateway that run batches. A runner that is silent for `lease_s` counts as dead. With `tells`,
+    a webhook is to tell that a batch has ended."""
 
     def __init__(
         self,
@@ -111,7 +107,6 @@ class Runner:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Begin."""
         self._stopping.clear()
         serving = (self._next, self._failed, self._stopping)
         self._threads = [
@@ -122,7 +117,6 @@ class Runner:
             thread.start()
 
     def wake(self) -> None:
-        """Look for a batch now."""
         self._work.set()
 
     def stop(self) -> None:
@@ -199,12 +193,8 @@ class _Held:
         self._lease.end()
 
     def check(self) -> None:
-        """See that this process is to go on; asks Redis once in a second.
-
-        Raises:
-            _Lost: it has lost the batch.
-            _Turn: the batch's state is another one, or the process ends.
-        """
+        """See that this process is to go on; asks Redis once in a second. Raises _Lost if it has lost the batch, and
+        _Turn if the batch's state is another one, or the process ends."""
         if self._lease.lost.is_set():
             raise _Lost
         if self._stopping.is_set():
@@ -216,8 +206,8 @@ class _Held:
                 raise _Turn
 
     def note(self, facts: Mapping[str, object]) -> None:
-        """Note facts, if the batch has the state that this process knows; raises _Lost or _Turn if it has lost the
-        batch, or the state is another one."""
+        """Note facts, if the batch has the state that this process knows; raises _Turn if it has another one, and _Lost
+        if this process has lost the batch."""
         self._step(Step(facts, before=self.batch.status, next_s=self._lease_s))
         known = {name: str(value) for name, value in facts.items()}
         self.batch = StoredBatch(self.batch.id, {**self.batch.facts, **known})
@@ -260,12 +250,7 @@ class _Work:
         return self._held.batch
 
     def step(self) -> None:
-        """Do the next step.
-
-        Raises:
-            _Lost, _Turn, QuotaExceeded: it is to be tried again, or by another process.
-            EmbedctlError: likewise.
-        """
+        """Do the next step. What it raises says that it is to be tried again, here or by another process."""
         status = self._batch.status
         if status == "cancelling":
             self._wind_up("cancelled", STOPPED)
@@ -419,12 +404,8 @@ class _Work:
         self._finish(status, job_id or "", reason)
 
     def _finish(self, status: str, job_id: str, reason: Reason) -> None:
-        """Write the files of a batch whose job has ended, and end it.
-
-        Args:
-            job_id: empty if there is no job; then nothing was run.
-            reason: why requests were not run, if the job does not tell.
-        """
+        """Write the files of a batch whose job has ended, and end it. If there is no job, nothing was run. `reason`
+        says why requests were not run, if the job does not tell."""
         job = Job(job_id, self._broker) if job_id else None
         with tempfile.TemporaryDirectory(prefix="embedctl-batch-") as folder:
             read = self._reader(Path(folder))

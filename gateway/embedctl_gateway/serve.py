@@ -33,16 +33,9 @@ _OPEN_FILES = 4096
 
 
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
-    """Answer until SIGTERM or Ctrl-C; what is in flight then is answered still.
-
-    Args:
-        say: called with one line that says where the gateway is.
-
-    Raises:
-        SettingsError: no Redis is configured; the address is taken; other machines can reach it, and there are no
-            keys; or the keys or the certificate can't be read.
-        KeyboardInterrupt: it was stopped with Ctrl-C.
-    """
+    """Answer until SIGTERM, or Ctrl-C, which is raised; what is in flight then is answered still. `say` is told where
+    the gateway is. Raises SettingsError if the address is taken, other machines can reach it and there are no keys, or
+    the keys or the certificate can't be read."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what strangers send is no warning
     Broker.shared(settings).tickets.prepare()

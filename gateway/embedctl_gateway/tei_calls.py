@@ -27,7 +27,6 @@ _SIDES: Mapping[object, TruncationSide | None] = {
 
 
 async def embed(call: Call) -> Response:
-    """TEI's `POST /embed`."""
     began = time.perf_counter()
     fields = await call.fields()
     asked = _asked(fields)

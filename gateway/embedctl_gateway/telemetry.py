@@ -15,11 +15,7 @@ _BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 30
 
 
 class Telemetry:
-    """The metrics of one gateway.
-
-    Args:
-        requests, held: tell the requests in flight, and the bytes of bodies and answers.
-    """
+    """The metrics of one gateway; `requests` tells those in flight, `held` the bytes of bodies and answers."""
 
     def __init__(self, requests: Callable[[], float], held: Callable[[], float]) -> None:
         registry = CollectorRegistry()
@@ -53,19 +49,13 @@ class Telemetry:
             Gauge(_PREFIX + name, meaning, registry=registry).set_function(value)
 
     def answered(self, path: str, status: int, seconds: float) -> None:
-        """Count a request.
-
-        Args:
-            path: as the gateway knows it, with the names of parameters.
-        """
+        """Count a request, by its path as the gateway knows it, with the names of parameters."""
         self._requests.labels(path, str(status)).inc()
         self._seconds.labels(path).observe(seconds)
 
     def embedded(self, model: str, texts: int, tokens: int) -> None:
-        """Count the texts of a request that has its vectors."""
         self._texts.labels(model).inc(texts)
         self._tokens.labels(model).inc(tokens)
 
     def webhook(self, result: str) -> None:
-        """Count a try to tell that a batch has ended."""
         self._webhooks.labels(result).inc()

@@ -47,11 +47,7 @@ _SHORTEST, _LONGEST = 24, 64
 
 @dataclass(frozen=True)
 class Receiver:
-    """Whom the events are told.
-
-    Attributes:
-        secret: it signs them; no description shows it.
-    """
+    """Whom the events are told. The secret signs them; no description shows it."""
 
     url: str
     secret: bytes = field(repr=False)
@@ -87,11 +83,8 @@ def signature(secret: bytes, event_id: str, timestamp: int, body: bytes) -> str:
 
 
 class Webhooks:
-    """The thread of one gateway that tells events.
-
-    Args:
-        count: called with what became of a try: `delivered`, `failed` or `given_up`.
-    """
+    """The thread of one gateway that tells events. `count` is called with what became of a try: `delivered`, `failed`
+    or `given_up`."""
 
     def __init__(self, receiver: Receiver, events: EventStore, count: Callable[[str], None]) -> None:
         self._receiver = receiver
@@ -105,7 +98,6 @@ class Webhooks:
         self._opener = urllib.request.build_opener(_NoRedirects)
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def stop(self) -> None:

@@ -35,16 +35,9 @@ def _words(text: str) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """What a user of Redis may do.
-
-    Attributes:
-        role: the one of :data:`~embedctl_config.keys.ROLES` whose keys it uses.
-        scripts: the scripts of the store that it runs.
-        commands: the commands that it calls outside of scripts.
-        others: keys of Celery, as patterns.
-        channels: channels of Celery, as patterns; `{db}` stands for the database's number.
-        reads_only: whether it only reads the role's keys.
-    """
+    """What a user of Redis may do. Its `role` decides its keys, which it only reads if `reads_only`. `commands` are
+    those outside of scripts. `others` and `channels` are patterns of Celery's keys and channels, in which `{db}` stands
+    for the database's number."""
 
     role: str
     scripts: tuple[str, ...] = ()
@@ -154,14 +147,9 @@ def names_of(tenants: Iterable[str]) -> list[str]:
 
 
 def access_list(passwords: Mapping[str, tuple[str, ...]], *, database: int, redis_7: bool = False) -> str:
-    """The content of the file that Redis' setting `aclfile` names: one line per user. It holds hashes, no passwords.
-
-    Args:
-        passwords: user → its valid passwords, for all that :func:`names_of` gives.
-        database: the number of the database, for the names of Celery's channels.
-        redis_7: use rules that make keys read-only. Redis 6.2 does not know them: there, a user's commands apply to all
-            of its keys.
-    """
+    """The content of the file that Redis' setting `aclfile` names: one line per user, with hashes and no passwords.
+    `passwords` holds the valid ones of each user of :func:`names_of`; `database` is in the names of Celery's channels.
+    Only Redis 7 knows rules that make keys read-only: in 6.2, a user's commands apply to all of its keys."""
     # Redis 6.2 gives a user all channels at first, even after a reset.
     lines = ["user default reset resetchannels off"]
     for name, valid in passwords.items():
@@ -172,17 +160,9 @@ def access_list(passwords: Mapping[str, tuple[str, ...]], *, database: int, redi
 
 
 def read_passwords(folder: Path, tenants: Iterable[str] = ()) -> tuple[dict[str, tuple[str, ...]], list[Path]]:
-    """The passwords of all users, from a folder with a file for each. A missing file is made, with a random password.
-
-    Args:
-        tenants: those who have users of their own.
-
-    Returns:
-        The passwords by user, and the files that were made.
-
-    Raises:
-        SettingsError: a file can't be read or made, its password is too short, or a tenant can't have a user.
-    """
+    """The passwords of all users, from a folder with a file for each, and the files that were made: a missing file is,
+    with a random password. Raises SettingsError if a file can't be read or made, its password is too short, or a tenant
+    can't have a user."""
     names, made = names_of(tenants), []
     passwords: dict[str, tuple[str, ...]] = {}
     try:
@@ -198,7 +178,6 @@ def read_passwords(folder: Path, tenants: Iterable[str] = ()) -> tuple[dict[str,
 
 
 def script_commands(name: str) -> frozenset[str]:
-    """The commands that a script may call."""
     return frozenset(command.lower() for command in _CALL.findall(script_source(name)))
 
 

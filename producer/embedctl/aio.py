@@ -246,12 +246,11 @@ class AsyncJob:
     async def _each(
         self, begin: Callable[[int, float], Iterator[T]], relay: Relay, *, timeout: float | None = None
     ) -> AsyncIterator[T]:
-        """The items of an iterator that reads with this job's waiter.
+        """The items of an iterator that reads with this job's waiter, with at most `timeout` seconds between two of
+        them.
 
-        Args:
-            begin: makes the iterator, given how many items to leave out, and since when (monotonic clock) the next
-                one is waited for. An iterator is over once it has raised, even NotYet; another one resumes.
-            timeout: most seconds between two items.
+        `begin` makes the iterator, given how many items to leave out, and since when (monotonic clock) the next one is
+        waited for. An iterator is over once it has raised, even NotYet; another one resumes.
         """
         items: Iterator[T] | None = None
         given, since = 0, time.monotonic()

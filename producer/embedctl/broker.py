@@ -44,14 +44,8 @@ class Broker:
 
     @classmethod
     def connect(cls, settings: Settings, observer: Observer | None = None) -> Broker:
-        """A broker for the Redis of these settings that belongs to the caller alone.
-
-        Args:
-            observer: called after each round trip of the store, but not after those of Celery.
-
-        Raises:
-            SettingsError: no Redis is configured.
-        """
+        """A broker for the Redis of these settings that belongs to the caller alone; raises SettingsError if none is
+        configured. `observer` is called after each round trip of the store, but not after those of Celery."""
         connection = Connection(settings, observer)
         files = ChunkFiles(settings.chunk_files, settings.limits.chunk_inline_bytes, PlaceNotes(connection))
         return cls(
@@ -71,12 +65,10 @@ class Broker:
 
     @cached_property
     def quotas(self) -> Quotas:
-        """The limits of tenants."""
         return Quotas(self.connection)
 
     @cached_property
     def drains(self) -> Drains:
-        """What Redis knows of drained jobs."""
         return Drains(self.connection, self.jobs)
 
     def high_water(self) -> int:
@@ -104,18 +96,14 @@ class Broker:
 
     @property
     def listener(self) -> Listener:
-        """Hears the events of jobs for the tasks of event loops."""
         listener: Listener | None = self.__dict__.get("_listener")
         if listener is None or listener.process != os.getpid():
             listener = self.__dict__["_listener"] = Listener(self.connection)
         return listener
 
     def send_issued(self, job: JobStatus, over: int | None = None) -> None:
-        """Send the tickets that a job's queue has room for, of this job and of others that wait there.
-
-        Args:
-            over: a chunk of the job whose ticket is over.
-        """
+        """Send the tickets that a job's queue has room for, of this job and of others that wait there. `over` is a
+        chunk of the job whose ticket is over."""
         self.send(job.queue, self.jobs.issue(job.id, job.queue, over))
 
     def send_issued_over(self, over: Sequence[tuple[JobStatus, int]]) -> None:
@@ -124,12 +112,10 @@ class Broker:
             self.tickets.forward(tickets)
 
     def send(self, queue: str, issued: Sequence[Issued]) -> None:
-        """Send the tickets of chunks that were chosen."""
         if issued:
             self.tickets.forward(self.written(queue, issued))
 
     def written(self, queue: str, issued: Sequence[Issued]) -> list[Ticket]:
-        """The tickets of chunks that were chosen."""
         sender = self.tickets
         return [ticket for each in issued for ticket in sender.written(queue, each.job_id, [each.chunk])]
 

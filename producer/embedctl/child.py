@@ -26,7 +26,6 @@ def guarded(command: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    """Run the command line."""
     parent, *command = sys.argv[1:]
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -39,13 +39,9 @@ _MOST_RECORDS, _MOST_BYTES, _MOST_S = 16_384, 8 * 1024 * 1024, 0.5
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """The live workers that take a job.
-
-    Attributes:
-        tokens_per_s: the rate of one of them, the mean of those that have measured theirs; 0 if none has.
-        max_tokens: a longer text is truncated; 0 if that is unknown.
-        prefetch: how many chunks one of them holds at once.
-    """
+    """The live workers that take a job. `tokens_per_s` is the rate of one of them, the mean of those that have measured
+    theirs; 0 if none has. Texts longer than `max_tokens` are truncated; 0 if that is unknown. `prefetch` is how many
+    chunks one worker holds at once."""
 
     count: int = 0
     tokens_per_s: float = 0.0
@@ -54,12 +50,8 @@ class Workers:
 
 
 class ReadAhead:
-    """Records, of which some are read before their turn. Iterating gives them all.
-
-    Args:
-        at_hand: whether the records can be read without waiting for somebody to write them. If not, none is read
-            before its turn.
-    """
+    """Records, of which some are read before their turn if they are `at_hand`: nobody has to write them first.
+    Iterating gives them all."""
 
     def __init__(self, records: Iterable[Record], *, at_hand: bool) -> None:
         self._rest = iter(records)
@@ -97,13 +89,8 @@ class ReadAhead:
 
 
 def chunk_bytes(ahead: ReadAhead, workers: Workers, options: Mapping[str, Any]) -> int:
-    """The most bytes in a chunk, so that one worker encodes it in about :data:`CHUNK_S`; at most the job's limit.
-
-    If all records could be read ahead, they are divided evenly among the workers.
-
-    Args:
-        options: the job's options, with its limits `chunk_size` and `chunk_bytes`.
-    """
+    """The most bytes in a chunk, so that one worker encodes it in about :data:`CHUNK_S`; at most the job's limit in
+    `options`. If all records could be read ahead, they are divided evenly among the workers."""
     rows: int = options["chunk_size"]
     most: int = options["chunk_bytes"]
     if not workers.count:

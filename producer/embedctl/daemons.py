@@ -11,11 +11,8 @@ from typing import Any
 
 
 class DaemonThreads(Executor):
-    """Like a ThreadPoolExecutor, but a process does not wait for these threads at its end: it abandons their work.
-
-    Args:
-        most: most threads; a thread is started when all others are busy.
-    """
+    """Like a ThreadPoolExecutor of at most `most` threads, but a process does not wait for them at its end: it abandons
+    their work."""
 
     def __init__(self, most: int, name: str) -> None:
         self._most = most

@@ -72,8 +72,6 @@ _LAZY = ("lazyfree-lazy-eviction", "lazyfree-lazy-expire", "lazyfree-lazy-server
 
 
 class Level(StrEnum):
-    """How much a finding matters."""
-
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
@@ -124,7 +122,6 @@ def examine(settings: Settings) -> Iterator[Finding]:
 
 
 def sentinel_finding(seen: Seen, name: str) -> Finding:
-    """Judge the sentinels of a master with this name."""
     found = f"{seen.answering} of {seen.asked} sentinels answer"
     if seen.refusing:
         found += f", and {seen.refusing} refuse{'s' if seen.refusing == 1 else ''} the password, or ask for one"
@@ -154,11 +151,8 @@ def chunk_files_finding(files: ChunkFiles, address: str) -> Finding:
 
 
 def redis_findings(info: Mapping[str, Any], config: Mapping[str, str], machine_bytes: int) -> Iterator[Finding]:
-    """Judge a Redis by its INFO and its CONFIG.
-
-    Args:
-        machine_bytes: the memory of this machine; in small deployments, Redis runs on it.
-    """
+    """Judge a Redis by its INFO and its CONFIG, and by the memory of this machine: in small deployments, Redis runs on
+    it."""
     version = str(info["redis_version"])
     old = tuple(int(part) for part in version.split(".")[:2]) < OLDEST_REDIS
     yield _judge(not old, Level.FAIL, "redis version", version, "upgrade Redis to 6.2 or newer")
@@ -230,7 +224,6 @@ def _settings_in(info: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _settings_alone(config: Mapping[str, str]) -> Iterator[Finding]:
-    """Judge the settings that only CONFIG shows."""
     yield _judge(
         config.get("auto-aof-rewrite-percentage") != "0",
         Level.WARN,
@@ -279,10 +272,7 @@ def ticket_finding(broker: Broker) -> Finding:
 
 def class_findings(classes: Mapping[str, HardwareClass], accelerators: Collection[str]) -> Iterator[Finding]:
     """Report for each hardware class whether it is verified, whether its device is here, and what this CPU has for it.
-
-    Args:
-        accelerators: the kinds of devices on this machine, other than CPUs.
-    """
+    `accelerators` are the kinds of devices on this machine, other than CPUs."""
     for name, entry in classes.items():
         here = entry.device == "cpu" or entry.device in accelerators
         statement = "; ".join(filter(None, (statement_of(name, entry), _on_this_cpu(entry))))

@@ -259,15 +259,8 @@ def _given(options: SubmitOptions) -> dict[str, Any]:
 
 
 def tenant_for(settings: Settings, tenant: str | None) -> str:
-    """The tenant that a job is to belong to.
-
-    Args:
-        settings: they name a tenant, and the user of Redis.
-        tenant: the one that the caller asks for; None for that of the settings.
-
-    Raises:
-        SettingsError: the user of Redis sees the jobs of another tenant alone.
-    """
+    """The tenant of a job: the one that the caller asks for, else that of the settings. Raises SettingsError if the
+    user of Redis, whom the settings name too, sees the jobs of another tenant alone."""
     chosen = settings.tenant if tenant is None else tenant
     only = tenant_of(settings)
     if only is None or (tenant is None and chosen == tenants.DEFAULT):

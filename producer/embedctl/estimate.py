@@ -63,7 +63,6 @@ class Estimate:
     chunk_bytes: int = 0
 
     def describe(self) -> str:
-        """The estimate for people, one fact per line."""
         truncated = (
             "unknown: the model's tokenizer is not installed here" if self.truncated is None else f"{self.truncated:,}"
         )
@@ -115,11 +114,8 @@ def local_estimate(settings: Settings, records: Iterable[Record], options: Submi
 
 
 def estimate(broker: Broker, records: Iterable[Record], options: SubmitOptions, *, at_hand: bool = False) -> Estimate:
-    """Read a corpus once and estimate a job of it. Memory does not grow with the corpus.
-
-    `at_hand` is as for :func:`submit`. Raises SettingsError or InputError if submitting the corpus would raise the same
-    error.
-    """
+    """Read a corpus once and estimate a job of it. Memory does not grow with the corpus. `at_hand` and the errors are
+    as for :func:`submit`."""
     ahead = ReadAhead(records, at_hand=at_hand)
     spec = with_chunk_size(broker.settings, broker.workers, job_spec(broker, options), ahead)
     rows, size = spec.options["chunk_size"], spec.options["chunk_bytes"]

@@ -28,13 +28,9 @@ def field_of(row: Mapping[str, Any], path: str, default: Any = None) -> Any:
 def no_field(
     path: str, seen: Mapping[str, Any] | Iterable[object], where: str, flag: str = "--text-field"
 ) -> InputError:
-    """The error for a row without a field. It lists the fields of the innermost object that the path leads to.
-
-    Args:
-        seen: the row, or just the names of its fields if these are not nested.
-        where: the file and the line.
-        flag: the option that names the field.
-    """
+    """The error for a row without a field, at this place of a file. It lists the fields of the innermost object that
+    the path leads to. `seen` is the row, or just the names of its fields if these are not nested; `flag` is the option
+    that names the field."""
     inside, ends = _innermost(seen, path)
     names = ", ".join(sorted(map(str, inside))) or "none"
     within = f" in {ends!r}" if ends else ""

@@ -16,15 +16,9 @@ _MOST_RECORDS, _MOST_BYTES = 256, 32 * 1024
 
 
 def begun_inline(broker: Broker, specify: Callable[[], JobSpec], ahead: ReadAhead, token: str) -> InlineJob | None:
-    """Make a job of the records of `ahead`, which stay there; None if they are not one small chunk.
-
-    Args:
-        specify: gives the job's specification, without an idempotency key.
-        token: the producer's token.
-
-    Raises:
-        BrokerUnavailable: Redis can't be reached, and may have made the job; or it is full, and has not.
-    """
+    """Make a job of the records of `ahead`, which stay there; None if they are not one small chunk. The specification
+    has no idempotency key. Raises BrokerUnavailable if Redis can't be reached, and may have made the job; or if it is
+    full, and has not."""
     records = ahead.whole_within(_MOST_RECORDS, _MOST_BYTES)
     if not records:
         return None

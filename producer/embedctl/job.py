@@ -346,11 +346,8 @@ class Job:
         self._discard(self._waiter.ended_lately())
 
     def _discard(self, ended: JobStatus | None) -> None:
-        """As :meth:`discard`; its end takes one round trip if the job is small.
-
-        Args:
-            ended: the job's status, if it was seen to have ended a moment ago.
-        """
+        """As :meth:`discard`, in one round trip if the job is small. `ended` is its status, if it was seen to have
+        ended a moment ago."""
         self._waiter.forget()
         if ended is not None and self._broker.upkeep.remove_complete([ended]):
             return

@@ -83,18 +83,13 @@ class JobOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class SubmitOptions:
-    """The options of a submission, checked as far as they can be without a broker; see :class:`JobOptions`.
+    """The options of a submission, checked as far as they can be without a broker; see :class:`JobOptions`. Raises
+    SettingsError if one is wrong, or two exclude each other.
 
-    Attributes:
-        max_errors, max_errors_share: the error budget as a number of records or as a share of them.
-        resume: the id of a job whose producer did not finish. The submission resumes with the same records, and any
-            other option given here must be the same as when the job was begun.
-        keep: the names of the fields that the records hold as kept fields, and so must always be the same.
-        batch_file: whether the job is made of an OpenAI batch file.
-        drain: ask for a job that pauses while Redis holds too many of its results; somebody must drain it.
-
-    Raises:
-        SettingsError: an option is wrong, or two exclude each other.
+    `resume` is the id of a job whose producer did not finish: the submission resumes with the same records, and any
+    other option given must be the same as when the job was begun. `keep` names the fields that the records hold as kept
+    fields, and so must always be the same. `batch_file`: the job is made of an OpenAI batch file. `drain` asks for a
+    job that pauses while Redis holds too many of its results; somebody must drain it.
     """
 
     model: str | None = None
@@ -123,12 +118,8 @@ class SubmitOptions:
 
     @classmethod
     def of(cls, **given: Unpack[JobOptions]) -> Self:
-        """The options that a caller of the library gives.
-
-        Raises:
-            TypeError: there is no such option.
-            SettingsError: an option is wrong.
-        """
+        """The options that a caller of the library gives; raises TypeError for one that there is not, and SettingsError
+        for one that is wrong."""
         known = JobOptions.__optional_keys__
         for name in given:
             if name not in known:
@@ -188,14 +179,8 @@ class SubmitOptions:
 
 
 def parse_budget(max_errors: int | str | None, name: str = "max_errors") -> tuple[int | None, float | None]:
-    """A budget of records as their number and as a share of them; None for the one that is not given.
-
-    Args:
-        name: of the option, for the message.
-
-    Raises:
-        SettingsError: it is neither.
-    """
+    """A budget of records as their number and as a share of them, with None for the one that is not given; raises
+    SettingsError, which names the option, if it is neither."""
     if max_errors is None:
         return None, None
     text = str(max_errors)

@@ -40,7 +40,7 @@ _WRITTEN_OUT = ("Decimal", "UUID", "datetime64")
 
 
 def parse_keep(words: str | None) -> tuple[str, ...]:
-    """The names in `title,url`, as the command line takes them; raises SettingsError as by :func:`check_keep`."""
+    """The names in `title,url`, as the command line takes them; raises SettingsError as :func:`check_keep` does."""
     return () if words is None else check_keep([word.strip() for word in words.split(",")])
 
 
@@ -81,7 +81,6 @@ def _check_name(name: object) -> None:
 
 
 def tells_tokens(options: Mapping[str, Any]) -> bool:
-    """Whether the output files of a job with these options tell the tokens of each record."""
     return bool(options.get("count_tokens"))
 
 
@@ -168,7 +167,6 @@ def _check_depth(value: object, left: int) -> None:
 
 
 def _unfit(values: Mapping[str, Any], where: str) -> InputError:
-    """The error for a record with a value that can't be kept."""
     for name, value in values.items():
         try:
             _as_json({name: value})

@@ -48,14 +48,9 @@ _TRIES = 6
 
 @dataclass(eq=False, slots=True)
 class Listening:
-    """A task that waits for an event of a job.
-
-    Attributes:
-        seen: the id of the last event that it knows; `0` if it knows none.
-        until: when it stops to wait, by the monotonic clock.
-        wake: called once, in the thread, when the event has come.
-        only_end: whether it passes over events after which the job goes on.
-    """
+    """A task that waits for an event of a job, after the one that it has `seen` (an id; `0` if it knows none) and until
+    a moment of the monotonic clock. With `only_end`, it passes over events after which the job goes on. `wake` is
+    called once, in the thread, when the event has come."""
 
     job_id: str
     seen: str
@@ -65,11 +60,8 @@ class Listening:
 
 
 class Listener:
-    """Hears events. Its thread and its one connection exist only while somebody waits. Safe to share between threads.
-
-    Attributes:
-        process: the only one that may use it: a forked child has no such thread.
-    """
+    """Hears events. Its thread and its one connection exist only while somebody waits. Threads may share it, but only
+    those of its `process`: a forked child has no such thread."""
 
     def __init__(self, connection: Connection) -> None:
         self.process = os.getpid()
@@ -95,21 +87,12 @@ class Listener:
             return self._reads is not None and self._reads != self._hurried and self._client_id is not None
 
     def remove(self, listening: Listening) -> None:
-        """The task waits no more."""
         with self._changed:
             self._waiting.pop(listening, None)
 
     async def next_event(self, job_id: str, seen: str, timeout_s: float, *, only_end: bool = False) -> str:
-        """Wait in a task for a job's next event.
-
-        Args:
-            seen: the id of the last event that the caller knows; `0` if it knows none.
-            timeout_s: longest wait (seconds).
-            only_end: pass over events after which the job goes on.
-
-        Returns:
-            The id of the last event, which is `seen` if there was no other.
-        """
+        """Wait in a task for a job's next event, as :class:`Listening` says. Returns the id of the last event, which is
+        `seen` if there was no other."""
         loop = asyncio.get_running_loop()
         heard: asyncio.Future[None] = loop.create_future()
         listening = Listening(job_id, seen, time.monotonic() + timeout_s, partial(_tell, loop, heard), only_end)
@@ -242,11 +225,8 @@ def may_wait() -> bool:
 
 
 async def in_shared_thread(work: Callable[[], T], deadline: float | None = None) -> T:
-    """Do what takes one round trip or a few. A task that is cancelled does not wait for it.
-
-    Args:
-        deadline: Redis is asked nothing twice after it (monotonic clock).
-    """
+    """Do what takes one round trip or a few. A task that is cancelled does not wait for it. Redis is asked nothing
+    twice after the deadline (monotonic clock)."""
     return await asyncio.get_running_loop().run_in_executor(_threads(), copy_context().run, _shared, work, deadline)
 
 

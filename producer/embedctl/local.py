@@ -45,13 +45,10 @@ _KIND_DIGITS = 6
 @contextmanager
 def state_of(settings: Settings, name: str, *, kind: str = "") -> Iterator[Path]:
     """A folder in the user's state folder for one command at a time. If the command dies, the next one finds its state.
+    Raises WorkerError if another process is using the folder.
 
-    Args:
-        name: equal for two commands that should resume each other's work.
-        kind: equal for two commands that differ only in their input; see :func:`was_begun_otherwise`.
-
-    Raises:
-        WorkerError: another process is using the folder.
+    `name` is equal for two commands that should resume each other's work; `kind`, for two that differ only in their
+    input: see :func:`was_begun_otherwise`.
     """
     parent = state_folder(settings)
     parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -87,15 +84,9 @@ def forget(folder: Path) -> None:
 
 @contextmanager
 def private_redis(settings: Settings, folder: Path) -> Iterator[tuple[Settings, Callable[[], None]]]:
-    """Run our own Redis on a unix socket, with its data in `folder`.
-
-    Yields:
-        The settings with the URL of this Redis, and a function that raises WorkerError if Redis has ended.
-
-    Raises:
-        MissingExtra: there is no redis-server on this machine.
-        WorkerError: Redis did not start.
-    """
+    """Run our own Redis on a unix socket, with its data in `folder`. Yields the settings with its URL, and a function
+    that raises WorkerError if it has ended. Raises MissingExtra if there is no redis-server here, and WorkerError if it
+    did not start."""
     server = _redis_server()
     with as_file(files("embedctl_config") / "redis.conf") as config:
         socket = _socket_path(folder)
@@ -115,16 +106,9 @@ def private_redis(settings: Settings, folder: Path) -> Iterator[tuple[Settings, 
 def local_worker(
     settings: Settings, *, hardware: str, model: str, cpus: str | None, log_file: Path
 ) -> Iterator[Callable[[], None]]:
-    """Run one worker on this machine until the block ends.
-
-    Yields:
-        A function that raises WorkerError if the worker has ended. A caller that waits for the worker must call it,
-        because nothing else would end the wait.
-
-    Raises:
-        ModelNotFound: the model is not on this machine; the message says how to get it.
-        WorkerError: the worker did not start; the message ends with the last lines of its log.
-    """
+    """Run one worker on this machine until the block ends. Yields a function that raises WorkerError if the worker has
+    ended; who waits for the worker must call it, because nothing else would end the wait. Raises ModelNotFound, which
+    says how to get the model, or WorkerError, with the last lines of the log, if the worker did not start."""
     command = [sys.executable, "-m", "embedctl_workers", "--class", hardware, "--model", model]
     if cpus is not None:
         command += ["--cpus", cpus]
@@ -144,14 +128,8 @@ def local_worker(
 
 
 def pull_model(model: str, say: Callable[[str], None]) -> None:
-    """Download a model, if it is not on this machine, as `embedctl model pull` does.
-
-    Args:
-        say: is told line by line how far that is.
-
-    Raises:
-        WorkerError: it could not be downloaded; the message says why.
-    """
+    """Download a model, if it is not on this machine, as `embedctl model pull` does; `say` is told line by line how far
+    that is. Raises WorkerError, which says why, if that failed."""
     command = [sys.executable, "-m", "embedctl_workers.commands.model", "pull", "--if-missing", model]
     said = ""
     with running(command, stderr=subprocess.PIPE, encoding="utf-8", errors="replace") as process:
@@ -176,18 +154,11 @@ def borrowed_worker(
     start: Callable[[], AbstractContextManager[Callable[[], None]]],
     say: Callable[[str], None],
 ) -> Iterator[Callable[[], None]]:
-    """Leave the work to the live workers of this Redis. Run one of our own if there are none, or no longer any.
+    """Leave the work to the live workers of this Redis. Run one of our own (`start`, as :func:`local_worker`) if there
+    are none, or no longer any; `say` is told who does the work.
 
-    Args:
-        start: runs our own worker, as :func:`local_worker`.
-        say: is told who does the work.
-
-    Yields:
-        A function to call again and again while waiting. It starts our own worker if no other one lives any more, and
-        raises WorkerError if our own has ended.
-
-    Raises:
-        WorkerError: our own worker did not start.
+    Yields a function to call again and again while waiting. It starts our own worker if no other one lives any more,
+    and raises WorkerError if our own has ended.
     """
     broker = Broker.connect(settings)
     precision, queue = settings.hardware_class(hardware).precision, keys.queue(hardware, model)
@@ -250,7 +221,6 @@ def _digest(text: str) -> str:
 
 
 def _forget_old(parent: Path) -> None:
-    """Remove the state of commands whose last start is longer ago than a job is kept."""
     for lock_file in parent.glob("*/lock"):
         with suppress(OSError):
             if time.time() - lock_file.stat().st_mtime > _KEPT_S:
@@ -279,7 +249,6 @@ def _socket_path(folder: Path) -> Path:
 
 @contextmanager
 def _child(command: list[str], log_file: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A child process that runs until the block ends, and writes to a log."""
     log_file.parent.mkdir(parents=True, exist_ok=True)
     variables = {**os.environ, **environment}
     with log_file.open("wb") as log, running(command, stdout=log, stderr=subprocess.STDOUT, env=variables) as process:

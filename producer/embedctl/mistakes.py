@@ -21,15 +21,8 @@ _STRAY = frozenset(
 
 
 def check_many(name: str, values: object, field: str) -> None:
-    """Refuse an argument that is not many values, or that gives something else when it is iterated over.
-
-    Args:
-        name: of the argument.
-        field: of the column that may hold the right values.
-
-    Raises:
-        InputError: with what the argument is, and what to give instead.
-    """
+    """Refuse an argument that is not many values, or that gives something else when it is iterated over: InputError
+    says what it is, and what to give instead. `field` is the column that may hold the right values."""
     mistake = _not_many(values, field) or _table(values, field) or _not_iterable(values, field)
     if mistake:
         what, instead = mistake
@@ -54,7 +47,6 @@ def _not_many(values: object, field: str) -> tuple[str, str] | None:
 
 
 def _mapping(values: Mapping[Any, Any], field: str) -> tuple[str, str]:
-    """What this mapping seems to be, and what to give instead."""
     if hasattr(type(next(iter(values.values()), None)), "column_names"):
         return "several tables", 'one of them, such as texts=splits["train"]'
     if not isinstance(values.get(field), str | bytes | None):
@@ -63,7 +55,6 @@ def _mapping(values: Mapping[Any, Any], field: str) -> tuple[str, str]:
 
 
 def _table(values: object, field: str) -> tuple[str, str] | None:
-    """What kind of table this is, and how to give its column."""
     if _is_table(values):
         if hasattr(type(values), "collect"):
             return "a table that was not read yet", f'its column, texts=frame.collect()["{field}"]'
@@ -84,7 +75,6 @@ def _is_table(values: object) -> bool:
 
 
 def _not_iterable(values: object, field: str) -> tuple[str, str] | None:
-    """What is wrong with values that can't be iterated over, and what to give instead."""
     kind = type(values)
     if hasattr(kind, "__iter__") or hasattr(kind, "__getitem__"):
         return None
@@ -116,12 +106,10 @@ def is_stray(item: object) -> bool:
 
 
 def wrong_item(item: object, where: str, field: str) -> InputError:
-    """The error for an item that is neither a text nor a mapping with one."""
     return InputError(f"{where} is of type {type(item).__name__}, not a text: give {_instead(item, field)}")
 
 
 def _instead(item: object, field: str) -> str:
-    """What to give instead of items like this one."""
     if is_stray(item):
         return "texts=map(str, texts)"
     if hasattr(item, field):
@@ -142,7 +130,6 @@ def _instead(item: object, field: str) -> str:
 
 
 def _instead_of_row(row: tuple[object, ...] | list[object]) -> str:
-    """What to give instead of rows such as those of a database."""
     if isinstance(row, list):
         return (
             "texts=(text for part in texts for text in part) if each holds several texts, or texts=(row[0] for row in "

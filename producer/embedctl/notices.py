@@ -10,11 +10,7 @@ AGAIN_AFTER_S = 60.0
 
 
 class Reminder:
-    """Says a sentence at once, and again every minute while it is repeated.
-
-    Args:
-        say: takes the sentence.
-    """
+    """Says a sentence at once, and again every minute while it is repeated."""
 
     def __init__(self, say: Callable[[str], object]) -> None:
         self._say = say

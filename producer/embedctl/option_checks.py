@@ -76,7 +76,6 @@ def _check_dimensions(broker: Broker, dimensions: int, model: str, hardware: str
 
 
 def _dims(broker: Broker, model: str, hardware: str) -> list[int]:
-    """The dimensions of a model's vectors, as the live workers of a class report them."""
     offers = broker.workers.offers()
     return [offers[offered].dim for offered in offers if offered[:2] == (hardware, model)]
 

@@ -29,13 +29,9 @@ _FRESH_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class JobPace:
-    """A job and how fast it goes.
-
-    Attributes:
-        records_per_s, tokens_per_s: the pace over the last seconds; the average since the job's start if these show no
-            growth; the average over the whole run of an ended job. None if unknown, or if the job does not move.
-        seconds_left: until all its records are done at that pace; None while more may be added to it.
-    """
+    """A job and how fast it goes: over the last seconds; on average since the job's start if these show no growth; over
+    the whole run of an ended job. The pace is None if it is unknown, or if the job does not move. `seconds_left` until
+    all its records are done is None also while more may be added."""
 
     job: JobStatus
     records_per_s: float | None
@@ -74,19 +70,13 @@ class WorkerState:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """Everything at one moment.
+    """Everything at one moment, `at` by Redis' clock.
 
-    Attributes:
-        at: the time by Redis' clock.
-        workers: the live workers.
-        gone: workers that disappeared in the last minutes without signing off; at most :data:`GONE_SHOWN`, unless
-            `all_gone`.
-        all_gone: whether each of them was asked for.
-        more_gone: if there are more of them, how many there are of each kind; else empty.
-        queues: the queues that a live worker consumes or an active job sends to.
-        active: jobs that have not ended. Jobs that a worker has begun come first; among these and among the others, the
-            newest first. At most :data:`JOBS_LOOKED_AT` of `active_count`.
-        ended: recently ended jobs, the last one first.
+    `gone` are workers that disappeared in the last minutes without signing off, at most :data:`GONE_SHOWN` unless
+    `all_gone` says that each was asked for; if there are more, `more_gone` counts those of each kind. `queues` are
+    those that a live worker consumes or an active job sends to. `active` jobs have not ended: at most
+    :data:`JOBS_LOOKED_AT` of `active_count`, first those that a worker has begun, and among these and the others the
+    newest first. `ended` are recently ended jobs, the last one first.
     """
 
     at: datetime
@@ -111,7 +101,6 @@ class Overview:
 
     @property
     def tickets(self) -> int:
-        """Tickets that wait in all queues."""
         return sum(queue.tickets for queue in self.queues)
 
 
@@ -122,11 +111,7 @@ class Paces:
         self._rates: dict[str, Rate] = {}
 
     def of(self, jobs: Iterable[JobStatus], now_ms: int) -> list[JobPace]:
-        """The pace of each of these jobs. The counts of all other jobs are forgotten.
-
-        Args:
-            now_ms: the time by Redis' clock.
-        """
+        """The pace of each of these jobs at a time of Redis' clock. The counts of all other jobs are forgotten."""
         known, self._rates = self._rates, {}
         paces = []
         for job in jobs:
@@ -137,11 +122,8 @@ class Paces:
 
 
 class Gatherer:
-    """Reads an overview from Redis, again and again.
-
-    Args:
-        all_gone: read every worker that disappeared in the last minutes, and not only the first ones.
-    """
+    """Reads an overview from Redis, again and again; with `all_gone`, every worker that disappeared in the last
+    minutes."""
 
     def __init__(self, broker: Broker, *, all_gone: bool = False) -> None:
         self._broker = broker

@@ -17,10 +17,8 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
     """Start a child process. Call it in the main thread: to the kernel, the parent is the thread that starts it.
 
     If this process is killed, the kernel ends the child. The child is in a session of its own, so that Ctrl-C reaches
-    only this process, which stops its children in order.
-
-    Args:
-        options: as for :class:`subprocess.Popen`; without them, the child reads nothing and only its errors are shown.
+    only this process, which stops its children in order. Without options of :class:`subprocess.Popen`, it reads
+    nothing, and only its errors are shown.
     """
     return subprocess.Popen(
         guarded(command),
@@ -41,7 +39,6 @@ def stop(process: subprocess.Popen[Any]) -> None:
 
 @contextmanager
 def running(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
-    """A child process, as of :func:`start`, that is stopped when the block ends."""
     process = start(command, **options)
     try:
         yield process

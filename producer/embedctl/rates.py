@@ -19,11 +19,8 @@ class Rate:
         self._samples: deque[tuple[float, tuple[int, ...]]] = deque()
 
     def add(self, now: float, *counts: int) -> tuple[float, ...] | None:
-        """Note the counts at a moment. Returns the growth of each per second, or None if no growth is visible yet.
-
-        Args:
-            now: seconds, by a clock that only goes forward.
-        """
+        """Note the counts at a moment (seconds, by a clock that only goes forward). Returns the growth of each per
+        second, or None if no growth is visible yet."""
         if not self._samples or now - self._samples[-1][0] >= _SPACING_S:
             self._samples.append((now, counts))
         while now - self._samples[0][0] > OVER_S:

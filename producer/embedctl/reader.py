@@ -33,11 +33,7 @@ _Wait = Callable[[int], JobStatus]
 
 
 class ResultReader:
-    """Reads what became of a job's records. It holds one chunk at a time, and waits for a chunk that is not there.
-
-    Args:
-        waiter: waits for that job.
-    """
+    """Reads what became of a job's records. It holds one chunk at a time, and waits for a chunk that is not there."""
 
     def __init__(self, waiter: Waiter) -> None:
         self._waiter = waiter
@@ -46,7 +42,7 @@ class ResultReader:
         self._drained: DrainedChunks | None = None
 
     def ended_status(self) -> JobStatus:
-        """The status of a job that has ended; raises JobUnfinished or JobCancelled if it has not, or it was
+        """The status of a job that has ended; raises JobUnfinished if it has not, and JobCancelled if it was
         cancelled."""
         status = self._waiter.ended_lately() or self._waiter.status(recent=True)
         refuse_cancelled(status)
@@ -67,17 +63,12 @@ class ResultReader:
         first: bytes | None = None,
         waits_for_retries: bool = True,
     ) -> Iterator[ChunkVectors]:
-        """The results of one chunk after the other; see :meth:`Job.iter_results`.
+        """The results of one chunk after the other; see :meth:`Job.iter_results`. In a job that was ended before its
+        last record, a chunk that was not encoded comes without records.
 
-        In a job that was ended before its last record, a chunk that was not encoded comes without records.
-
-        Args:
-            start: chunks to leave out.
-            timeout: longest wait for one chunk (seconds); None for no limit.
-            since: when the wait for the first chunk began, by the monotonic clock; None: when it is asked for.
-            status: of the job, if it has just been looked at.
-            first: the result of its first chunk, if it was read with that.
-            waits_for_retries: whether it waits for records that are retried, or raises JobUnfinished.
+        `since` is when the wait for the first chunk began, by the monotonic clock; None: when it is asked for. `status`
+        is the job's, if it has just been looked at, and `first` the result of its first chunk, if it was read with
+        that. Without `waits_for_retries`, it raises JobUnfinished where it would wait for records that are retried.
         """
         limit = TimeLimit(timeout, time.monotonic() if since is None else since)
         if status is None and (status := self._waiter.ended_lately()) is not None and progress is not None:
@@ -134,12 +125,8 @@ class ResultReader:
         return status, np.full((status.records, status.dim or 0), np.nan, np.float32)
 
     def fill(self, status: JobStatus, vectors: Vectors, start: int = 0) -> Iterator[None]:
-        """Put the vectors of one chunk after the other into their rows.
-
-        Raises:
-            JobFailed: no record has a vector.
-            JobUnfinished: somebody has retried its records since its end.
-        """
+        """Put the vectors of one chunk after the other into their rows. Raises JobFailed if no record has a vector, and
+        JobUnfinished if somebody has retried its records since its end."""
         for chunk in self.chunks(start, status=status, waits_for_retries=False):
             if status.failed == status.records and chunk.errors:
                 raise _all_failed(status, chunk.errors[0])
@@ -208,12 +195,8 @@ class ResultReader:
         return self.ended_status()
 
     def _chunk(self, index: int, status: JobStatus, wait: _Wait, read: _Read | None = None) -> ChunkVectors | None:
-        """A chunk's results, with those of its retried records in their places; None if they are not there yet.
-
-        Args:
-            wait: waits for a chunk of retried records.
-            read: reads one chunk of a job; all of it if None.
-        """
+        """A chunk's results, with those of its retried records, for which `wait` waits, in their places; None if they
+        are not there yet. `read` reads one chunk of a job; all of it if None."""
         read = read or self._whole
         result = read(self._job_id, index)
         if result is not None:
@@ -264,14 +247,8 @@ def _give_up(_: int) -> NoReturn:
 
 
 def check_fingerprint(waiter: Waiter, status: JobStatus, index: int, result: ChunkResult) -> None:
-    """See that a chunk's vectors are of the job's model.
-
-    Args:
-        status: perhaps read before the job's first claim, which pins its model.
-
-    Raises:
-        JobLost: they are of another model.
-    """
+    """See that a chunk's vectors are of the job's model; raises JobLost if they are not. The status may be older than
+    the job's first claim, which pins its model."""
     pinned = status.model_fingerprint or waiter.broker.jobs.status(status.id).model_fingerprint or ""
     fingerprint = job_fingerprint(pinned, status.options)
     if result.fingerprint != fingerprint:

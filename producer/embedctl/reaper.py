@@ -40,12 +40,8 @@ def _now() -> float:
 
 
 class Reaper:
-    """Looks after the active jobs that need it, at most once in an interval among all processes on one Redis.
-
-    Args:
-        interval_s: seconds between two rounds; if None, 5 or a third of the lease, whichever is less.
-        audit_after_s: a job without progress for this long is audited.
-    """
+    """Looks after the active jobs that need it, at most once in an interval among all processes on one Redis: every 5 s
+    or a third of the lease, whichever is less. A job without progress for `audit_after_s` is audited."""
 
     def __init__(
         self,
@@ -79,14 +75,9 @@ class Reaper:
         self._rests_until = _now() + 2 * self._broker.settings.lease_s
 
     def round(self, deadline: float | None = None) -> None:
-        """Do a round if one is due and no other process has done it. It takes about :data:`BUDGET_S` at most.
-
-        Args:
-            deadline: by `time.monotonic()`; nothing new is begun after it.
-
-        Raises:
-            BrokerUnavailable: Redis can't be reached; the next round resumes.
-        """
+        """Do a round if one is due and no other process has done it. It takes about :data:`BUDGET_S` at most, and
+        begins nothing new after the deadline (`time.monotonic()`). Raises BrokerUnavailable if Redis can't be reached;
+        the next round resumes."""
         if self._broker.connection.tenant is not None:
             return  # it may not read most jobs, so workers look after those of its tenant too
         now = _now()
@@ -308,10 +299,7 @@ class Reaper:
 
 
 def end_leases(broker: Broker, dead: Collection[str], held: Collection[str]) -> None:
-    """End the leases of dead workers now, before they lapse.
-
-    Args:
-        held: jobs whose chunks the workers said they held; they may have claimed chunks of other jobs since.
-    """
+    """End the leases of dead workers now, before they lapse: in the jobs whose chunks they said they `held`, and in
+    those that run, because they may have claimed chunks of other jobs since."""
     running = broker.upkeep.agenda.running(broker.connection.now_ms(), _MOST_RUNNING)
     broker.jobs.end_leases(list(dict.fromkeys([*held, *running])), dead)

@@ -23,10 +23,8 @@ RecordLike = str | Mapping[str, Any]
 
 
 class Record(NamedTuple):
-    """One input row. `text` is UTF-8 if `kind` is TEXT; see RecordKind for the other kinds.
-
-    `kept` is a JSON object in UTF-8; None if the job keeps no fields.
-    """
+    """One input row. `text` is UTF-8 if `kind` is TEXT; see RecordKind for the other kinds. `kept` is a JSON object in
+    UTF-8; None if the job keeps no fields."""
 
     kind: RecordKind
     text: bytes
@@ -76,19 +74,16 @@ def records_of(
     keep: Sequence[str] = (),
     max_bytes: int,
 ) -> Iterator[Record]:
-    """Records of strings, or of mappings with a text and an optional id. The iterables are read lazily.
+    """Records of strings, or of mappings with a text and an optional id; `keep` names fields that travel with them. The
+    iterables are read lazily.
 
     An item of another kind is the mistake of a program, so it is refused. What data may hold becomes a record, which
     alone will fail: a missing value (None, NaN), and a number or a date after the first text. So does whatever a
     mapping's text field holds.
 
-    Args:
-        keep: the fields of a mapping that travel with its record.
-
-    Raises:
-        InputError: `texts` or `ids` is a single string, a mapping, a table or nothing to iterate over. While reading:
-            an item is of a wrong kind, a mapping has no text field, an id or a kept field is not usable, fields are to
-            be kept of an item that is no mapping, or `ids` is shorter or longer than `texts`.
+    Raises InputError if `texts` or `ids` is a single string, a mapping, a table or nothing to iterate over; and while
+    reading, if an item, an id or a kept field is not usable, fields are to be kept of an item that is no mapping, or
+    `ids` is shorter or longer than `texts`.
     """
     check_many("texts", texts, text_field)
     if ids is not None:
@@ -178,8 +173,8 @@ def _check_label(label: object, where: str) -> str | None:
 
 
 def text_and_id(item: Mapping[str, Any], text_field: str, id_field: str, where: str) -> tuple[object, object]:
-    """The text and the id of a mapping, whose fields may be nested: see :func:`field_of`; raises InputError if the text
-    field is missing; the message lists the fields that exist."""
+    """The text and the id of a mapping, whose fields may be nested: see :func:`field_of`. Raises InputError, which
+    lists the fields that exist, if the text field is missing."""
     text = field_of(item, text_field, MISSING)
     if text is MISSING:
         raise no_field(text_field, item, where)

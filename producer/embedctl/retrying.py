@@ -23,18 +23,13 @@ def retry_redis(
     deadline: float | None = None,
     retry_s: float | None = None,
 ) -> T:
-    """Ask Redis until it answers, with back-off: as long as it is full, and for a time while it is away.
+    """Ask Redis until it answers, with back-off: as long as it is full, and while it is away for `retry_s` seconds, or
+    as long as :class:`RetryLimit` says. The question may be asked twice. `pausing` is called before each pause with
+    what Redis, or the place of chunks outside of it, answered.
 
-    Args:
-        ask: a question that may be asked twice.
-        pausing: called before each pause with what Redis, or the place of chunks outside of it, answered.
-        deadline: by the monotonic clock. Only the first question may be asked after it. If Redis does not answer at
-            all, this ends at most one socket timeout later.
-        retry_s: how long Redis may be away (seconds); that of :class:`RetryLimit` if None.
-
-    Raises:
-        BrokerUnavailable: Redis stayed away. BrokerRefused is raised at once, because a retry would not help.
-        WaitTimeout: the deadline came first.
+    Only the first question may be asked after the deadline (monotonic clock). If Redis does not answer at all, this
+    ends at most one socket timeout later. Raises BrokerUnavailable if Redis stayed away, WaitTimeout if the deadline
+    came first, and BrokerRefused at once, because a retry would not help.
     """
     with answers_by(deadline):
         return REDIS.call(ask, BrokerUnavailable, failed=RetryLimit(deadline, retry_s, pausing=pausing))
@@ -57,20 +52,15 @@ def is_redis_away(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TimeLimit:
-    """How long a call may wait.
-
-    Attributes:
-        timeout: seconds; None for no limit.
-        began: since when they count, by the monotonic clock.
-    """
+    """How long a call may wait: `timeout` seconds, or without limit if that is None, from a moment of the monotonic
+    clock on."""
 
     timeout: float | None
     began: float
 
     @classmethod
     def from_now(cls, timeout: float | None) -> Self:
-        """A limit that counts from this moment; raises SettingsError if the timeout is neither None nor a number of
-        seconds from 0 on."""
+        """A limit that counts from this moment; raises as :func:`check_timeout`."""
         check_timeout(timeout)
         return cls(timeout, time.monotonic())
 
@@ -81,8 +71,7 @@ class TimeLimit:
 
 
 def check_timeout(timeout: object) -> None:
-    """Refuse a timeout that is not one; raises SettingsError if it is neither None nor a number of seconds from 0
-    on."""
+    """Raise SettingsError if a timeout is neither None nor a number of seconds from 0 on."""
     if timeout is None:
         return
     if isinstance(timeout, bool) or not isinstance(timeout, Real) or math.isnan(timeout) or timeout < 0:

@@ -175,5 +175,4 @@ def _capitalised(text: str) -> str:
 
 
 def start_command(hardware: str, model: str) -> str:
-    """The command that starts a worker for a class and a model."""
     return f"embedctl worker --class {shlex.quote(hardware)} --model {shlex.quote(model)}"

@@ -23,13 +23,9 @@ _FILES = 256
 
 
 class Runs:
-    """Entries that are on the disk where they are many. A context manager, which removes them.
-
-    Args:
-        dtype: its first column, `d0`, is the beginning of a digest.
-        held: entries in memory; more of them go to the disk.
-        cost: what the disk is needed for, and how much of it, for the message if there is no room.
-    """
+    """Entries that are on the disk where they are more than `held`. A context manager, which removes them. The first
+    column of `dtype` is `d0`, the beginning of a digest. `cost` says what the disk is needed for, and how much of it,
+    if there is no room."""
 
     def __init__(self, dtype: np.dtype[np.void], held: int, cost: str) -> None:
         self._dtype = dtype
@@ -49,7 +45,6 @@ class Runs:
 
     @property
     def on_disk(self) -> bool:
-        """Whether entries are on the disk."""
         return self._folder is not None
 
     def add(self, entries: Entries) -> None:
@@ -99,14 +94,7 @@ def starts_of(sorted_entries: Entries, columns: Sequence[str]) -> npt.NDArray[np
 
 @contextmanager
 def explained(cost: str) -> Iterator[None]:
-    """Explains a full disk of temporary files.
-
-    Args:
-        cost: what it is needed for, and how much of it.
-
-    Raises:
-        InputError: in place of an OSError.
-    """
+    """Raises InputError in place of the OSError of a full disk of temporary files; `cost` is as for :class:`Runs`."""
     try:
         yield
     except OSError as error:

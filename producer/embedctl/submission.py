@@ -48,13 +48,9 @@ _ANOTHER_PRODUCER, _WORKERS = "another producer of this job", "workers to make r
 
 
 class Submission:
-    """Adds chunks to one job as its only live producer. A context manager: inside it, no other producer may add.
-
-    Args:
-        timeout: most seconds; None for no limit.
-        began: the start of the timeout, by the monotonic clock; now if None.
-        token: the one with which this producer has begun to add; a new one if None.
-    """
+    """Adds chunks to one job as its only live producer. A context manager: inside it, no other producer may add. The
+    timeout (seconds) counts from `began` on, by the monotonic clock, or from now. `token` is the one with which this
+    producer has begun to add, if it has."""
 
     def __init__(
         self,
@@ -157,13 +153,8 @@ class Submission:
         return POLL.until(ask, is_alone, waiting=partial(self._wait, _ANOTHER_PRODUCER))
 
     def _within_limits(self, ask: Callable[[], T]) -> T:
-        """Ask until the limits of the job's tenant leave room. A job without any chunk does not wait for that.
-
-        Raises:
-            QuotaExceeded: they leave no room, and the job has not begun.
-            JobCancelled, JobFailed, JobStopped, JobLost: there will be no room for it.
-            WaitTimeout: the time is over.
-        """
+        """Ask until the limits of the job's tenant leave room. Raises QuotaExceeded if the job has no chunk, because
+        then it does not wait, and as :meth:`_check_goes_on` if there will be no room."""
         seen, asked = self._waiter.seen, 0
         while True:
             try:
@@ -187,13 +178,8 @@ class Submission:
         return self._saying_how(partial(self._waiter.ask, ask, self._limit.deadline))
 
     def _saying_how(self, wait: Callable[[], T]) -> T:
-        """Wait for something; errors say how to resume.
-
-        Raises:
-            BrokerUnavailable: Redis stayed away; the message says how to resume.
-            JobLost: Redis does not know the job any more.
-            WaitTimeout: the time is over.
-        """
+        """Wait for something. BrokerUnavailable and WaitTimeout say how to resume; JobLost is raised if Redis does not
+        know the job any more."""
         try:
             return wait()
         except JobLost:
@@ -250,12 +236,8 @@ class Submission:
         self._broker.send_issued(self._job)
 
     def _wait_for_workers(self) -> None:
-        """Backpressure: wait until the job's waiting text is below the high water mark.
-
-        Raises:
-            JobCancelled, JobFailed, JobStopped, JobLost: there will be no room, because the job has ended or can't end.
-            WaitTimeout: the time is over.
-        """
+        """Backpressure: wait until the job's waiting text is below the high water mark. Raises as
+        :meth:`_check_goes_on`."""
         seen = self._waiter.seen
         while True:
             status = self._saying_how(partial(self._waiter.look, lambda _: None, self._limit.deadline))
@@ -295,5 +277,4 @@ class Submission:
 
 
 def _store_of(error: BaseException | None) -> str:
-    """What is away, in a word."""
     return "chunk_files" if isinstance(error, ChunkFilesUnavailable) else "Redis"

@@ -38,10 +38,6 @@ class Sweeper:
     Bytes that were put less than `grace_s` ago, by the place's own clock, stay: their process may be about to note
     them. Nothing is removed before a second look. The part of another database is never touched, so a second Redis on
     one place, or an emptied one, loses nothing.
-
-    Args:
-        broker: keeps chunks outside of Redis.
-        grace_s, rest_s, again_s: seconds.
     """
 
     def __init__(
@@ -62,16 +58,9 @@ class Sweeper:
         self._waiting = 0
 
     def round(self) -> int:
-        """Remove what was found some time ago, and do a part of a sweep, unless another process has just done one.
-
-        Returns:
-            How many names were removed.
-
-        Raises:
-            BrokerUnavailable: Redis can't be reached.
-            ChunkFilesUnavailable: the place can't be reached, or refuses.
-            SettingsError: `chunk_files` is not the producers' place.
-        """
+        """Remove what was found some time ago, and do a part of a sweep, unless another process has just done one;
+        returns how many names were removed. Raises BrokerUnavailable, also if the place can't be reached, or
+        SettingsError if `chunk_files` is not the producers' place."""
         removed = self._remove()
         if not take_turn(self._broker.connection, keys.SWEEP, min(_PAUSE_S, self._rest_s)):
             return removed

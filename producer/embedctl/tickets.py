@@ -44,11 +44,8 @@ def task_in_words(task_id: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A message that says "look at this chunk".
-
-    Attributes:
-        facts: `version`, `sent_ms` (when it was first sent), and anything else that is said.
-    """
+    """A message that says "look at this chunk". Its facts are `version`, `sent_ms` (when it was first sent), and
+    anything else that is said."""
 
     queue: str
     job_id: str
@@ -63,12 +60,9 @@ class Ticket:
 
 
 class TicketSender:
-    """Publishes tickets in batches. A lost or duplicated ticket is harmless, because the state is in the store.
-
-    Args:
-        clock: returns Redis' time in ms, approximately. Tickets carry it, so that people see how long they waited.
-        explained: converts an error of redis-py into one of ours.
-    """
+    """Publishes tickets in batches. A lost or duplicated ticket is harmless, because the state is in the store. Tickets
+    carry Redis' time in ms, approximately (`clock`), so that people see how long they waited. `explained` converts an
+    error of redis-py into one of ours."""
 
     def __init__(
         self, app: Celery, clock: Callable[[], int], explained: Callable[[Exception], Exception] | None = None
@@ -118,8 +112,7 @@ class TicketSender:
         _ = self._app.connection_for_write().transport  # is imported when it is asked for
 
     def open(self) -> None:
-        """Connect as :meth:`send` does; the connection stays for the next tickets. Raises BrokerUnavailable as for
-        :meth:`send`."""
+        """Connect as :meth:`send` does, and raise as it does; the connection stays for the next tickets."""
         try:
             with self._connection() as connection:
                 _connect(connection)

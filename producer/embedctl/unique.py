@@ -22,17 +22,11 @@ _NAMED = 10
 
 
 class UniqueIds:
-    """Takes ids, and tells which of them are equal. A context manager, which removes what it has written.
+    """Takes ids, and tells how many were there before (`count`), and some pairs of places with equal ids (`first`):
+    that of the later one, and that of one before it. A context manager, which removes what it has written.
 
-    Attributes:
-        count: how many ids have been found that were there before.
-        first: some pairs of places with equal ids: that of the later one, and that of one before it.
-
-    Args:
-        named: how many pairs.
-        last: keep the last place of each id rather than the first.
-        others: called with the places that are not kept (uint64), each once.
-        cost: as for :class:`Runs`.
+    It keeps the first place of each id, or with `last` the last one; `others` is called with the places that are not
+    kept (uint64), each once. `cost` is as for :class:`Runs`.
     """
 
     def __init__(
@@ -59,14 +53,8 @@ class UniqueIds:
         self._runs.__exit__()
 
     def add(self, label: str, place: int) -> None:
-        """Take an id.
-
-        Args:
-            place: a number by which the caller finds it again, larger than that of the id before, below 2**64.
-
-        Raises:
-            InputError: there is no room for temporary files.
-        """
+        """Take an id, and a number by which the caller finds it again, larger than that of the id before, below 2**64.
+        Raises InputError if there is no room for temporary files."""
         self.add_digest(hashlib.blake2b(label.encode(), digest_size=16).digest(), place)
 
     def add_digest(self, digest: bytes, place: int) -> None:
@@ -109,8 +97,8 @@ class UniqueIds:
 
 
 def checked(records: Iterable[Record]) -> Iterator[Record]:
-    """The same records; after the last one, the error if two have the same id. Raises InputError if two have; it names
-    their positions. Or the disk of temporary files is full."""
+    """The same records. After the last one, raises InputError if two have the same id; it names their positions.
+    Likewise if the disk of temporary files is full."""
     with UniqueIds() as ids:
         for position, record in enumerate(records):
             if record.id is not None:
@@ -122,7 +110,6 @@ def checked(records: Iterable[Record]) -> Iterator[Record]:
 
 
 def repeated(count: int, lines: list[str]) -> InputError:
-    """The error for ids that occur twice. It names some of them."""
     what = "1 id is" if count == 1 else f"{count:,} ids are"
     more = ["…"] if count > len(lines) else []
     return InputError(f"{what} not unique, and ids must be. Rename them, or give --duplicates all", *lines, *more)

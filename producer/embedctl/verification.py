@@ -28,11 +28,7 @@ def is_verified(name: str, entry: HardwareClass) -> bool:
 
 
 def statement_of(name: str, entry: HardwareClass) -> str:
-    """The verification of a class with the configuration that it has here.
-
-    Args:
-        name: the name of a shipped class or of any other.
-    """
+    """The verification of a class, shipped or not, with the configuration that it has here."""
     shipped = SHIPPED_CLASSES.get(name)
     same = shipped is not None and (entry.device, entry.backend) == (shipped.device, shipped.backend)
     return VERIFIED[name] if same else _OWN

@@ -54,14 +54,11 @@ class NotYet(Exception):
 
 
 class Waiter:
-    """Asks Redis about one job, and waits for it: in the calling thread, or with :meth:`eventually` in a task.
+    """Asks Redis about one job, and waits for it: in the calling thread, or with :meth:`eventually` in a task. It asks
+    again while Redis is away or full (:func:`retry_redis`), and runs the reaper while it waits, as workers do.
 
-    It asks again while Redis is away or full (:func:`retry_redis`), and runs the reaper while it waits, as workers do.
-
-    Args:
-        sealed_with: the number of chunks with which this process sealed the job; None if another process did.
-        seen: the id of the job's last event that this process knows; None if it knows none.
-        pausing: is told of a Redis that is away or full before each pause.
+    `sealed_with` and `seen` are as for :class:`Job`. `pausing` is told of a Redis that is away or full before each
+    pause.
     """
 
     def __init__(
@@ -90,11 +87,7 @@ class Waiter:
         self._remind_of_redis = Reminder(log.warning)
 
     def status(self, *, recent: bool = False) -> JobStatus:
-        """The job's status at this moment. Asks once.
-
-        Args:
-            recent: the number of live workers may be a second old.
-        """
+        """The job's status at this moment. Asks once. With `recent`, the number of live workers may be a second old."""
         return with_workers(self.broker.workers, self._facts(), recent=recent)
 
     def ended_lately(self) -> JobStatus | None:
@@ -135,16 +128,9 @@ class Waiter:
             raise
 
     def next_event(self, seen: str, timeout_s: float, deadline: float | None = None, *, only_end: bool = False) -> str:
-        """Wait for the job's next event, and run the reaper if a round is due. Raises NotYet in a shared thread.
-
-        Args:
-            seen: the id of the last event that the caller knows; `0` if it knows none.
-            timeout_s: longest wait for the event (seconds).
-            only_end: pass over events after which the job goes on.
-
-        Returns:
-            The id of the last event, which is `seen` if there was no other.
-        """
+        """Wait for the job's next event, and run the reaper if a round is due. Returns the id of the last event, which
+        is `seen` (`0` if the caller knows none) if no other came in time. With `only_end`, it passes over events after
+        which the job goes on. Raises NotYet in a shared thread."""
         if not may_wait():
             self.reap(deadline)
             raise NotYet
@@ -158,7 +144,6 @@ class Waiter:
         return seen
 
     def reap(self, deadline: float | None) -> None:
-        """Run the reaper if a round is due."""
         self.ask(partial(self._reaper.round, deadline), deadline)
 
     def note_failure(self, error: BrokerUnavailable) -> None:
@@ -169,7 +154,6 @@ class Waiter:
         self._pausing(error)
 
     def warn_of_missing_worker(self, status: JobStatus) -> None:
-        """Log, now and then, that no live worker serves the job."""
         self._remind_of_workers(missing_worker(status))
 
     def look(self, progress: Progress | None, deadline: float | None) -> JobStatus:
@@ -187,12 +171,8 @@ class Waiter:
         return self.look(progress, deadline)
 
     def until_ended(self, limit: TimeLimit, progress: Progress | None, *, only_end: bool | None = None) -> JobStatus:
-        """Wait until the job has ended. Raises as :meth:`until`.
-
-        Args:
-            only_end: whether `progress` needs no status at events after which the job goes on; by default, if it is
-                None.
-        """
+        """Wait until the job has ended. Raises as :meth:`until`. With `only_end`, `progress` needs no status at events
+        after which the job goes on; so it is by default without `progress`."""
         only_end = progress is None if only_end is None else only_end
         status = self.until(lambda status: status.state.ended, limit, progress, only_end=only_end)
         self._ended = time.monotonic(), status
@@ -215,12 +195,8 @@ class Waiter:
         *,
         only_end: bool = False,
     ) -> JobStatus:
-        """Wait until something is so.
-
-        Args:
-            arrived: whether it is, by the job's status; raises what ends the wait.
-            progress: called with each status.
-            only_end: whether that is so only at the job's end.
+        """Wait until something has `arrived`, by the job's status; that function raises what ends the wait. With
+        `only_end`, it arrives only at the job's end. `progress` is called with each status.
 
         Raises:
             WaitTimeout: the time is over; the job goes on.
@@ -242,17 +218,12 @@ class Waiter:
     async def eventually(
         self, look: Callable[[], T], relay: Relay, deadline: float | None = None, *, only_end: bool = False
     ) -> T:
-        """Look again and again until there is something to see, also while Redis is full, or away for a time.
+        """Look again and again until there is something to see, also while Redis is full, or away for a time. Raises as
+        :func:`retry_redis`.
 
-        Args:
-            look: called in a shared thread; asks and waits with this waiter, which raises NotYet there.
-            relay: is given the job's status by `look`.
-            deadline: by the monotonic clock; a look after it does not raise NotYet.
-            only_end: whether there is nothing to see before the job's end; a new job is not looked at before its first
-                event then.
-
-        Raises:
-            BrokerUnavailable, WaitTimeout: as :func:`embedctl.retrying.retry_redis`.
+        `look` is called in a shared thread. It asks and waits with this waiter, which raises NotYet there, but not
+        after the deadline (monotonic clock); and it gives the job's status to `relay`. With `only_end`, there is
+        nothing to see before the job's end, and a new job is not looked at before its first event.
         """
         began, seen = time.monotonic(), self.seen
         longest_s = self.broker.settings.lease_s / 3  # the reaper is to run meanwhile
@@ -328,12 +299,8 @@ class Waiter:
 
 
 class Relay:
-    """Takes a job's last status from a thread to the event loop.
-
-    Args:
-        progress: called there.
-        is_asked: whether somebody wants a status every second.
-    """
+    """Takes a job's last status from a thread to `progress` in the event loop; `is_asked` if somebody wants one every
+    second."""
 
     def __init__(self, progress: Progress | None = None, *, is_asked: bool = False) -> None:
         self._progress = progress
@@ -341,7 +308,6 @@ class Relay:
         self._status: JobStatus | None = None
 
     def __call__(self, status: JobStatus) -> None:
-        """Take a status, in the thread."""
         self._status = status
 
     def deliver(self) -> None:
@@ -352,13 +318,11 @@ class Relay:
 
 
 def refuse_cancelled(status: JobStatus) -> None:
-    """Raise JobCancelled if the job was cancelled."""
     if status.state is JobState.CANCELLED:
         raise JobCancelled(f"job {status.id} was cancelled: it has no vectors")
 
 
 def ended_by_budget(status: JobStatus) -> str:
-    """What is said of a job that its error budget ended."""
     return (
         f"job {status.id} was ended by its error budget after {status.failed} failed records; `embedctl errors "
         f"{status.id}` lists them"
@@ -366,7 +330,6 @@ def ended_by_budget(status: JobStatus) -> str:
 
 
 def lost_chunks(job_id: str, first: int, last: int) -> JobLost:
-    """The error for a job of which Redis lost these chunks."""
     return JobLost(
         f"Redis lost chunks {first} to {last} of job {job_id}. Submit the same corpus with --resume {job_id} "
         "to repair it, or with its idempotency key."

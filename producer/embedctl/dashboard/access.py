@@ -25,7 +25,6 @@ def allowed_users(settings: Settings) -> list[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address can be reached only from this machine."""
     if host == "localhost":
         return True
     try:

@@ -135,7 +135,6 @@ def _from_elsewhere(request: HTTPServerRequest) -> bool:
 
 
 def _queue_rows(broker: Broker) -> list[dict[str, Any]]:
-    """The queues of live workers and of active jobs, in the format of Flower's page."""
     return [
         {
             "name": keys.queue(queue.hardware, queue.model),

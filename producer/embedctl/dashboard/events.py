@@ -24,7 +24,6 @@ class RetryingEvents(Events):  # type: ignore[misc]  # Flower ships no types
     """
 
     def run(self) -> None:
-        """Receive events for as long as the process lives."""
         failed = Streak()
 
         def receive() -> None:

@@ -42,19 +42,9 @@ _COLUMNS = "name,args,state,received,runtime,worker,uuid,kwargs"
 
 
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
-    """Show the dashboard until SIGTERM or Ctrl-C.
-
-    Args:
-        say: called with one line that says where the dashboard listens.
-
-    Raises:
-        SettingsError: no Redis is configured; the address is taken; or other machines can reach it and there is no
-            authentication.
-        BrokerUnavailable: Redis can't be reached.
-        NotPermitted: Redis' access list does not permit its user to look.
-        WorkerError: another dashboard of this user shows the same Redis.
-        KeyboardInterrupt: it was stopped with Ctrl-C.
-    """
+    """Show the dashboard until SIGTERM, or Ctrl-C, which is raised; `say` is told where it listens. Raises
+    SettingsError if other machines can reach it and there is no authentication, and WorkerError if another dashboard of
+    this user shows the same Redis."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("tornado.access").setLevel(logging.CRITICAL)  # each refusal; faults are logged elsewhere too
     logging.getLogger("flower.inspector").setLevel(logging.ERROR)  # each time that no worker answers at once

@@ -23,14 +23,9 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(slots=True)
 class Total:
-    """What waits of several jobs.
-
-    Attributes:
-        jobs: jobs that have not ended.
-        chunks: chunks added and not yet encoded; `size`: their bytes.
-        opened_ms: when the oldest job with such chunks was made or opened again; infinite if there is none.
-        progressed_ms: the last progress of the job with such chunks that has stood still longest.
-    """
+    """What waits of several jobs that have not ended: `chunks` added and not yet encoded, of `size` bytes. `opened_ms`
+    is when the oldest job with such chunks was made or opened again, infinite if there is none; `progressed_ms` is the
+    last progress of the one that has stood still longest."""
 
     jobs: int = 0
     chunks: int = 0
@@ -79,11 +74,7 @@ Queued = tuple[str, str, str]
 
 @dataclass(slots=True)
 class Backlog:
-    """What waits, added up job by job.
-
-    Attributes:
-        unreadable: jobs whose facts can't be read, or are of another version.
-    """
+    """What waits, added up job by job; `unreadable` are jobs whose facts can't be read, or are of another version."""
 
     unreadable: int = 0
     _queues: _Totals[Queued] = field(default_factory=lambda: _Totals(_MOST_QUEUES, (OTHERS, OTHERS, OTHERS)))
@@ -99,7 +90,6 @@ class Backlog:
 
     @property
     def queues(self) -> Mapping[Queued, Total]:
-        """Totals by class, model and lane."""
         return self._queues.by_key
 
     def tenants(self) -> Mapping[str, Total]:

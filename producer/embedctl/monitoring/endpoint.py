@@ -41,14 +41,8 @@ class Health(Protocol):
 
 
 class Endpoint:
-    """Serves `/metrics`, `/healthz` and `/readyz` while the context lasts.
-
-    Args:
-        metrics_address: as the setting; with port 0, `url` names the port that was free.
-
-    Raises:
-        SettingsError: it can't listen there.
-    """
+    """Serves `/metrics`, `/healthz` and `/readyz` while the context lasts. With port 0 in the setting, `url` names the
+    port that was free. Raises SettingsError if it can't listen there."""
 
     def __init__(self, metrics_address: str, metrics: MetricsPage, health: Health) -> None:
         listener, (host, port) = listen_at(metrics_address, "metrics_address")

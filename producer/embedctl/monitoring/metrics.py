@@ -72,11 +72,7 @@ class BacklogMetrics(Collector):
 
 
 def page_of(registry: CollectorRegistry, accept: str) -> tuple[str, bytes]:
-    """The content type and the body of a page of metrics.
-
-    Args:
-        accept: the request's header `Accept`.
-    """
+    """The content type and the body of a page of metrics, for a request's header `Accept`."""
     encode, content_type = choose_encoder(accept)
     return content_type, encode(registry)
 

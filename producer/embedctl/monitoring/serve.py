@@ -19,16 +19,8 @@ except ModuleNotFoundError as error:
 
 
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
-    """Serve the metrics of the backlog until SIGTERM or Ctrl-C. While Redis is away, it waits.
-
-    Args:
-        say: called with one line that says where the metrics are.
-
-    Raises:
-        SettingsError: no Redis is configured, or the port can't be used.
-        NotPermitted: Redis' access list does not permit its user to look.
-        KeyboardInterrupt: it was stopped with Ctrl-C.
-    """
+    """Serve the metrics of the backlog until SIGTERM, or Ctrl-C, which is raised; `say` is told where they are. While
+    Redis is away, it waits. Raises SettingsError if the port can't be used, and as :meth:`Watch.wait`."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     broker = Broker.connect(settings)
     watch = Watch(broker)

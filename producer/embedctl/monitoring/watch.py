@@ -34,16 +34,9 @@ _MOST_SERVED = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What a complete sweep found.
-
-    Attributes:
-        backlog: what waits.
-        alive: (hardware class, model) → live workers.
-        quotas: tenants that have limits, at most :data:`TENANTS_SHOWN`.
-        began: when it began, by the monotonic clock (seconds).
-        took_s: its duration, pauses included (seconds).
-        now_ms: when it began, by Redis' clock.
-    """
+    """What a complete sweep found: what waits, the live workers by hardware class and model, and at most
+    :data:`TENANTS_SHOWN` tenants that have limits. It `began` at a moment of the monotonic clock (seconds), `now_ms` by
+    Redis' clock, and took `took_s` seconds, pauses included."""
 
     backlog: Backlog
     alive: Mapping[tuple[str, str], int]
@@ -54,11 +47,8 @@ class Sweep:
 
 
 class Watch:
-    """Looks at Redis in a thread of its own. It is also the health of the process.
-
-    Args:
-        now: the monotonic clock, in seconds.
-    """
+    """Looks at Redis in a thread of its own. It is also the health of the process. `now` is the monotonic clock
+    (seconds)."""
 
     def __init__(self, broker: Broker, *, now: Callable[[], float] = time.monotonic) -> None:
         self._broker = broker
@@ -96,7 +86,6 @@ class Watch:
         return last if self.age_s(last) <= max(STUCK_AFTER_S, _OLD * last.took_s) else None
 
     def age_s(self, sweep: Sweep) -> float:
-        """Seconds since a sweep began."""
         return self._now() - sweep.began
 
     def illness(self) -> str:

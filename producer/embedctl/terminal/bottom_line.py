@@ -30,11 +30,8 @@ class BottomLine(Live):
     """Draws one line on standard error. What the console prints, and what else is written there, goes above it.
 
     The cursor rests at the line's beginning. So neither the `^C` that a terminal echoes nor the output of another
-    process can break the line in two; and where a terminal that became narrower has broken it, all of it is erased.
-
-    Args:
-        console: of standard error. It wraps no text, because users copy from it.
-        draw: the line in at most this many cells.
+    process can break the line in two; and where a terminal that became narrower has broken it, all of it is erased. The
+    console wraps no text, because users copy from it. `draw` gives the line in at most so many cells.
     """
 
     def __init__(self, console: Console, draw: Callable[[int], Text]) -> None:
@@ -45,7 +42,6 @@ class BottomLine(Live):
         self._drawn: Text | None = None
 
     def start(self, refresh: bool = False) -> None:
-        """Begin to show it."""
         super().start(refresh)
         # Live hides the cursor, and a process that is killed would leave the terminal without one.
         self.console.show_cursor()
@@ -71,7 +67,6 @@ class BottomLine(Live):
             super().refresh()
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        """What is printed, and the line below it."""
         self._drawn = self._line()
         if self.is_started:
             return [_ERASE, *renderables, _BEGIN, self._drawn, _END]

@@ -19,13 +19,9 @@ Row = Sequence[Text] | Text
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table.
-
-    Attributes:
-        least: the width in cells below which it is left out.
-        rank: columns of a higher rank shrink, and are left out, first; those of rank 0 always stay.
-        floor: the least width in cells if there is room, so that the column does not move as its numbers change.
-    """
+    """A column of a table. It is left out below a width of `least` cells. Columns of a higher `rank` shrink, and are
+    left out, first; those of rank 0 always stay. `floor` is the least width in cells if there is room, so that the
+    column does not move as its numbers change."""
 
     head: str
     least: int
@@ -40,18 +36,13 @@ def plain(value: str, style: str = "") -> Text:
 
 
 def cut(line: Text, width: int | None) -> Text:
-    """A line no wider than a terminal."""
     if width is not None:
         line.truncate(max(0, width), overflow="ellipsis")
     return line
 
 
 def arrange(columns: Sequence[Column], rows: Sequence[Row], width: int | None) -> list[Text]:
-    """The lines of a table: its heads, then its rows.
-
-    Args:
-        width: of the terminal in cells; None for no limit.
-    """
+    """The lines of a table, its heads and then its rows, for a terminal of this many cells; None for no limit."""
     cells = [[plain(column.head, "bold") for column in columns], *(row for row in rows if not isinstance(row, Text))]
     natural = [
         max(column.floor, *(cell_len(row[at].plain) for row in cells)) if cells else 0

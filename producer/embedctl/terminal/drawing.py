@@ -68,12 +68,7 @@ Block = Sequence[Row]
 
 
 def overview_lines(overview: Overview, width: int | None = None, height: int | None = None) -> list[Text]:
-    """The sums, the workers, the queues and the jobs.
-
-    Args:
-        width: most cells of a line; None for no limit.
-        height: most lines; None for no limit.
-    """
+    """The sums, the workers, the queues and the jobs, in at most so many cells and lines; None for no limit."""
     groups = _groups(overview)
     queues = [_queue_block(queue) for queue in sorted(overview.queues, key=_unserved_first)]
     ended = [_ended_block(pace, overview.at, width) for pace in overview.ended]
@@ -103,11 +98,7 @@ def overview_lines(overview: Overview, width: int | None = None, height: int | N
 
 
 def job_lines(pace: JobPace, facts: Sequence[tuple[str, str]], width: int, height: int) -> list[Text]:
-    """A job's facts name by name; its progress stands before the model, after what keeps the job from its end.
-
-    Args:
-        width, height: of the terminal, in cells and lines.
-    """
+    """A job's facts name by name; its progress stands before the model, after what keeps the job from its end."""
     job = pace.job
     share_done = pace.finished / job.records if job.records else 0.0
     speed = f"{number(pace.records_per_s, width)} records/s  {number(pace.tokens_per_s, width)} tokens/s"
@@ -191,12 +182,8 @@ def _length(blocks: Iterable[Block]) -> int:
 
 @dataclass(slots=True)
 class _Group:
-    """Workers that serve the same models in the same way.
-
-    Attributes:
-        live: the hung ones come first, because there may not be room for all.
-        folded: how many are gone, if they have one line together; else 0.
-    """
+    """Workers that serve the same models in the same way. Of the live ones, the hung come first, because there may not
+    be room for all. `folded` is how many are gone, if they have one line together; else 0."""
 
     hardware: str
     models: str
@@ -207,7 +194,6 @@ class _Group:
 
     @property
     def length(self) -> int:
-        """The number of its rows."""
         return len(self.live) + (1 if self.folded else len(self.gone))
 
     def rows(self, now: datetime, most: int) -> list[Row]:

@@ -18,11 +18,7 @@ Fact = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job and its workers at one moment.
-
-    Attributes:
-        high_water_bytes: how much of its text may wait before its producer does.
-    """
+    """A job and its workers at one moment. `high_water_bytes` of its text may wait before its producer does."""
 
     pace: JobPace
     workers: list[WorkerRow]
@@ -32,7 +28,6 @@ class JobView:
 
     @property
     def job(self) -> JobStatus:
-        """The job's status."""
         return self.pace.job
 
 
@@ -49,12 +44,10 @@ def all_facts(view: JobView) -> list[Fact]:
 
 
 def state(job: JobStatus) -> str:
-    """The job's state, and whether its producer died."""
     return f"{job.state}{' (stalled)' if job.stalled else ''}"
 
 
 def stalled(job: JobStatus) -> str:
-    """What to say of a job whose producer died, and how to resume."""
     return (
         f"The producer of job {job.id} died after {job.records:,} records. Submit its corpus again with the same "
         f"idempotency key or with --resume {job.id}, or cancel the job"

@@ -43,16 +43,9 @@ _BAR_RANK, _MOST_RANK = 3, 4
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a command does at this moment. Counts are of records.
-
-    Attributes:
-        what: one word.
-        total: None if it is unknown.
-        growing: whether the total may still grow.
-        written: records in the file, where `done` does not count these.
-        since: when it began, by the monotonic clock, if it has no count.
-        waits_for: what it waits for, or an empty string.
-    """
+    """What a command does at this moment, in one word. Counts are of records. `total` is None if it is unknown, and may
+    be `growing`. `written` are in the file, where `done` does not count these. `since` is when it began, by the
+    monotonic clock, if it has no count."""
 
     what: str
     done: int = 0
@@ -67,10 +60,7 @@ class Activity:
 
 
 class JobProgress:
-    """A line that moves on a terminal, a line now and then elsewhere, nothing if `quiet`.
-
-    Args:
-        moving: whether a line may move on a terminal.
+    """A line that moves on a terminal, if it may, a line now and then elsewhere, nothing if `quiet`.
 
     Attributes:
         now_ms: the time by Redis' clock (milliseconds); by this host's until a command sets it.
@@ -121,11 +111,8 @@ class JobProgress:
             yield
 
     def say(self, line: str, *, prose: bool = False) -> None:
-        """Print a line, above the moving one if there is one.
-
-        Args:
-            prose: whether a terminal's line may end between two words. What users copy must stay whole.
-        """
+        """Print a line, above the moving one if there is one. On a terminal, a line of `prose` may end between two
+        words; what users copy must stay whole."""
         ends_anywhere = not (prose and self._console.is_terminal)
         self._console.print(printable(line), soft_wrap=ends_anywhere, highlight=False, markup=False)
 
@@ -146,7 +133,6 @@ class JobProgress:
         self._submitted_to = not job.state.ended
 
     def submitting(self, records: int, waiting_for: str) -> None:
-        """Records were added, or the producer waits for something."""
         if waiting_for:
             self.watch()
         lately = self._submitted.add(time.monotonic(), records)
@@ -158,11 +144,9 @@ class JobProgress:
         self._waits_for = short or self._waits_for
 
     def submitted(self) -> None:
-        """All records were added."""
         self._now = Activity("submitted", self._now.done)
 
     def running(self, job: JobStatus) -> None:
-        """The job's status at this moment."""
         if not job.state.ended:
             self.watch()
         (self._pace,) = self._paces.of([job], self._redis_ms())
@@ -193,7 +177,6 @@ class JobProgress:
             self._tell(self._pace)
 
     def refused(self, record: RefusedRecord) -> None:
-        """Name a record that the destination does not take."""
         name = "" if record.id is None else f" ({record.id})"
         self.say(f"record {record.position}{name}: refused: {record.reason}")
 
@@ -216,15 +199,9 @@ class JobProgress:
 
 
 class Writing:
-    """How many records of a job are in a file, and how fast they come.
-
-    Attributes:
-        alone: whether the job had ended before this command; None until its status is known.
-        records: in the file, those of an earlier fetch included.
-        records_per_s: the pace over the last seconds; None if that shows no growth.
-        seconds: from the beginning to the last record.
-        average: records per second of all that time.
-    """
+    """How many records of a job are in a file, those of an earlier fetch included, and how fast they come: per second
+    lately, None without growth, and on `average` over the `seconds` from the beginning to the last record. `alone` says
+    whether the job had ended before this command; None until its status is known."""
 
     def __init__(self) -> None:
         self.alone: bool | None = None
@@ -280,11 +257,8 @@ def _host_ms() -> int:
 
 
 def progress_line(now: Activity, width: int) -> Text:
-    """A line with a bar, or with something that moves; what matters least is left out of a narrow one.
-
-    Args:
-        width: most cells.
-    """
+    """A line of at most so many cells with a bar, or with something that moves; what matters least is left out of a
+    narrow one."""
     head = f"{now.what:<10} "
     if now.since is not None:
         return cut(plain(f"{head}{_spinner()} {time.monotonic() - now.since:.0f} s"), width)
@@ -307,11 +281,7 @@ def progress_words(now: Activity) -> str:
 
 
 def _facts(now: Activity, of: str, width: int | None = None) -> Iterator[tuple[int, str]]:
-    """Each fact and its rank.
-
-    Args:
-        of: what stands between the number done and the total.
-    """
+    """Each fact and its rank; `of` stands between the number done and the total."""
     total = "" if now.total is None else f"{of}{now.total:,}{'+' if now.growing else ''}"
     yield 0, f"{now.done:,}{total}{'' if total and width else ' records'}"
     if now.written is not None:

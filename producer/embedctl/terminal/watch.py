@@ -54,11 +54,8 @@ class Sight(Generic[T]):
 
 
 class Feed(Generic[T]):
-    """Looks periodically in a thread of its own, because a Redis that does not answer must not stop the drawing.
-
-    Args:
-        look: called once before this returns, so an error of the first look is raised here.
-    """
+    """Looks periodically in a thread of its own, because a Redis that does not answer must not stop the drawing. The
+    first look is made before this returns, so its error is raised here."""
 
     def __init__(self, look: Callable[[], T], interval_s: float = INTERVAL_S) -> None:
         self._look = look
@@ -77,8 +74,7 @@ class Feed(Generic[T]):
         self._stop.set()
 
     def sight(self) -> Sight[T]:
-        """What was seen last; raises EmbedctlError if what the last look raised, other than BrokerUnavailable: Redis
-        may come back."""
+        """What was seen last; raises what the last look raised, other than BrokerUnavailable: Redis may come back."""
         if self._failed is not None:
             raise self._failed
         return self._sight
@@ -97,18 +93,12 @@ class Feed(Generic[T]):
 def watch(
     look: Callable[[], T], draw: Callable[[T, int, int], Sequence[Text]], *, title: str, until: Callable[[T], bool]
 ) -> T:
-    """Look every :data:`INTERVAL_S` seconds and draw it on the terminal, until `q` is pressed or nothing can change.
+    """Look every :data:`INTERVAL_S` seconds and draw it on the terminal, until `q` is pressed or, as `until` says,
+    nothing can change any more; returns what was seen last. `draw` gives the lines for the columns of the terminal and
+    the most rows.
 
-    Args:
-        draw: the lines, given the columns of the terminal and the most rows.
-        until: whether what was seen can't change any more.
-
-    Returns:
-        What was seen last.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C. The terminal is restored.
-        EmbedctlError: what `look` raises, other than BrokerUnavailable after the first look.
+    Raises what `look` raises, other than BrokerUnavailable after the first look. The terminal is restored, also after
+    Ctrl-C.
     """
 
     def lines(sight: Sight[T], width: int, height: int) -> Group:
@@ -155,7 +145,6 @@ def looks(look: Callable[[], T]) -> Iterator[T | BrokerUnavailable]:
 
 
 def can_draw() -> bool:
-    """Whether standard output is a terminal that can be redrawn."""
     return sys.stdout.isatty() and not Console().is_dumb_terminal
 
 
