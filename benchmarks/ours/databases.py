@@ -14,7 +14,10 @@ from benchmarks.ours.service import Figures, service
 from tests.support.databases import postgres_server
 
 from embedctl import enqueue_embeddings
+from embedctl.destinations.interface import Batch, Contract
+from embedctl.destinations.registry import destination_of
 from embedctl_bench.measuring.sampling import turn_of
+from embedctl_config.settings import Settings
 
 #: Float32, records × dimensions.
 Vectors = npt.NDArray[np.float32]
@@ -27,15 +30,16 @@ def databases(*, records: int = 200_000, dim: int = 384, turns: int = 3, only: s
     """Records per second into databases, beside the loader for bulk data of each database's own client.
 
     The job lies in a private Redis, made by a worker without a model. Ours is what `embedctl fetch JOB -o URL` does:
-    it reads the job from Redis, looks at its ids, writes, and looks for a sample. The client's loader has all vectors
-    in memory and writes them into an empty table, without a check of ids or a word on their origin:
+    it reads the job from Redis, looks at its ids, writes, and looks for a sample. "From memory" is its writing alone.
+    The client's loader has all vectors in memory, too, and writes them into an empty table, without a check of ids or a
+    word on their origin:
 
     - pgvector: `COPY … FROM STDIN (FORMAT BINARY)` with `write_row`, as its README shows, into a table with a primary
       key
     - Qdrant, embedded: `upload_collection` with its defaults
     - LanceDB: `create_table` from batches of 25,000 rows
 
-    Both take turns, each with an empty table. The server of Qdrant is not measured: its binary is on no package
+    They take turns, each with an empty table. The server of Qdrant is not measured: its binary is on no package
     registry.
     """
     found: Figures = {}
@@ -48,20 +52,34 @@ def databases(*, records: int = 200_000, dim: int = 384, turns: int = 3, only: s
             if only not in name:
                 continue
             url, load = opened(of.folder / name, stack)
-            taken: dict[str, list[float]] = {"ours": [], "client": []}
+            taken: dict[str, list[float]] = {"ours": [], "ours, from memory": [], "client": []}
             for number in range(turns):
                 for who in turn_of(list(taken), number):
                     began = time.perf_counter()
                     if who == "client":
                         load(f"client{number}", ids, vectors)
-                    else:
+                    elif who == "ours":
                         # The job accounts for each record, and a table may still refuse some.
                         assert job.deliver(url(f"ours{number}")).written == records
+                    else:
+                        _write(url(f"memory{number}"), ids, vectors)
                     taken[who].append(time.perf_counter() - began)
             found |= {f"{name}, {who}: records/s": records / median(seconds) for who, seconds in taken.items()}
-            ratios = [client / ours for ours, client in zip(*taken.values(), strict=True)]
-            found[f"{name}: rate, of the client's"] = median(ratios)
+            for who in list(taken)[:2]:
+                ratios = [client / ours for ours, client in zip(taken[who], taken["client"], strict=True)]
+                found[f"{name}, {who}: rate, of the client's"] = median(ratios)
     return found
+
+
+def _write(url: str, ids: list[str], vectors: Vectors) -> None:
+    """Write into a database as a delivery does."""
+    destination = destination_of(url, Settings())
+    destination.open(Contract("0" * 64, "model", "fp32", {}, vectors.shape[1]))
+    sources = [label.encode().rjust(16)[-16:] for label in ids]
+    for at in range(0, len(ids), destination.batch_records):
+        rows = slice(at, at + destination.batch_records)
+        destination.write(Batch(ids[rows], vectors[rows], sources[rows]))
+    destination.close()
 
 
 def _postgres(folder: Path, stack: ExitStack) -> Database:

@@ -39,6 +39,8 @@ _PASSING = re.compile(r"LanceError\(IO\)|commit conflict|concurrent", re.IGNOREC
 _SOURCE = re.compile(r", /\S+\.rs:\d+(:\d+)?$")
 #: Rows that are listed together.
 _LISTED = 10_000
+#: Rows that are added to an empty table without a look at what it holds. Their ids are remembered, some 80 bytes each.
+_MOST_ADDED = 1_000_000
 
 
 class LanceTable(Destination):
@@ -65,6 +67,9 @@ class LanceTable(Destination):
         #: When each file was changed that is on the disk.
         self._synced: dict[str, int] = {}
         self._changed = False
+        #: The version of a table all of whose rows this process has added; None of another one.
+        self._own_version: int | None = None
+        self._added: set[int] = set()
 
     def open(self, contract: Contract | None) -> bool:
         if contract is None:
@@ -91,6 +96,7 @@ class LanceTable(Destination):
                 self._check_columns(contract)
             # Also what a process left that died before it had synced it.
             self._sync()
+            self._own_version = None if holds_rows else self._table.version
             return holds_rows
 
     def sources(self, ids: Sequence[str]) -> Mapping[str, bytes | None]:
@@ -106,14 +112,11 @@ class LanceTable(Destination):
 
     def write(self, batch: Batch) -> None:
         with self._explained():
-            (
-                self._table.merge_insert("id")
-                .when_matched_update_all()
-                .when_not_matched_insert_all()
-                .execute(self._rows(batch))
-            )
+            if self._is_new(batch):
+                self._add(batch)
+            else:
+                self._merge(batch)
             self._sync()
-        self._changed = True
 
     def delete(self, rows: Sequence[Row]) -> int:
         # The lock keeps other writers away in between.
@@ -134,8 +137,32 @@ class LanceTable(Destination):
                     self._table.optimize()
                     self._sync()
         finally:
-            self._changed, self._table = False, None
+            self._changed, self._table, self._own_version = False, None, None
+            self._added.clear()
             self._stack.close()
+
+    def _is_new(self, batch: Batch) -> bool:
+        """Whether it is certain, without a look at its rows, that the table has none of the ids."""
+        is_own = self._own_version is not None and self._own_version == self._table.version
+        few = len(self._added) + len(batch) <= _MOST_ADDED
+        return is_own and few and self._added.isdisjoint(map(hash, batch.ids))
+
+    def _add(self, batch: Batch) -> None:
+        """Add rows that are new. It takes half the time of a merge, and leaves nothing to gather at the end."""
+        own, self._own_version = self._own_version, None  # until it has certainly come to its end
+        version = self._table.add(self._rows(batch)).version
+        if own is not None and version == own + 1:
+            self._own_version = version
+            self._added.update(map(hash, batch.ids))
+        else:  # another program has written in between, perhaps the same ids
+            self._table.delete(_among(batch.ids))
+            self._merge(batch)
+
+    def _merge(self, batch: Batch) -> None:
+        """Add rows, or put them in the place of those with their ids."""
+        merge = self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
+        merge.execute(self._rows(batch))
+        self._changed = True
 
     def _check_folder(self) -> None:
         there = next(each for each in (self._folder.absolute(), *self._folder.absolute().parents) if each.exists())

@@ -11,6 +11,8 @@ from unittest.mock import Mock
 import pytest
 
 from embedctl.destinations import writing
+from embedctl.destinations.interface import Batch
+from embedctl.destinations.lancedb import LanceTable
 from embedctl.destinations.registry import destination_of
 from embedctl_config.errors import DestinationUnavailable, OutputError
 from embedctl_config.settings import Settings
@@ -87,17 +89,34 @@ def test_two_processes_do_not_write_to_one_lance_table(in_lance: Lance) -> None:
     second.close()
 
 
-def test_what_another_program_has_added_to_a_lance_table_is_not_doubled(in_lance: Lance) -> None:
+def add_as_another_program(in_lance: Lance, label: str) -> None:
     """It does not ask for the lock."""
     import pyarrow as pa
 
+    table = in_lance.opened()
+    row = {"id": label, "embedding": [0.0] * DIM, "metadata": None, "source": None}
+    table.add(pa.Table.from_pylist([row], schema=table.schema.remove_metadata()))
+
+
+@pytest.mark.parametrize("when", ["before a batch", "within a batch"])
+def test_what_another_program_has_added_to_a_lance_table_is_not_doubled(
+    in_lance: Lance, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
     destination = in_lance.destination()
     destination.open(CONTRACT)
-    table = in_lance.opened()
-    row = {"id": "a", "embedding": [0.0] * DIM, "metadata": None, "source": None}
-    table.add(pa.Table.from_pylist([row], schema=table.schema.remove_metadata()))
-    assert destination.sources(["a"]) == {"a": None}
     rows = batch(["a", "b"])
+    if when == "before a batch":
+        add_as_another_program(in_lance, "a")
+        assert destination.sources(["a"]) == {"a": None}
+    else:
+        added, real = [*"a"], LanceTable._rows
+
+        def made(self: LanceTable, given: Batch) -> object:
+            while added:
+                add_as_another_program(in_lance, added.pop())
+            return real(self, given)
+
+        monkeypatch.setattr(LanceTable, "_rows", made)
     destination.write(rows)
     destination.close()
     assert_holds(in_lance, rows)
@@ -105,9 +124,9 @@ def test_what_another_program_has_added_to_a_lance_table_is_not_doubled(in_lance
 
 @pytest.mark.usefixtures("no_pauses")
 def test_a_program_that_compacts_a_lance_table_is_no_refusal(in_lance: Lance, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(in_lance, batch(["a"]))
     destination = in_lance.destination()
     destination.open(CONTRACT)
-    destination.write(batch(["a"]))
 
     def walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
         """Find a file that is gone just then."""
@@ -120,4 +139,5 @@ def test_a_program_that_compacts_a_lance_table_is_no_refusal(in_lance: Lance, mo
     optimize = Mock(side_effect=RuntimeError("lance error: Retryable commit conflict for version 3: This Rewrite …"))
     monkeypatch.setattr("lancedb.table.LanceTable.optimize", optimize)
     writing.tried(destination.close)
+    assert optimize.called
     assert sorted(in_lance.rows()) == ["a", "b"]
