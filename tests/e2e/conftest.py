@@ -19,7 +19,8 @@ from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
 from embedctl_workers.backends import BACKENDS
 from tests.support.batches import client_of
-from tests.support.changes import Write, writer
+from tests.support.changes import Nights, Write, writer
+from tests.support.databases import Database, database
 from tests.support.forked import Forked, Process, can_be_forked, run_forked
 from tests.support.gateway import Running, running_gateway
 from tests.support.here import Here
@@ -180,3 +181,14 @@ def here(
     write: Write,
 ) -> Here:
     return Here(environment, short_folder, settings, broker, raw, embedctl, start_worker, write)
+
+
+@pytest.fixture
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
+    """The database whose commands cost the least, unless a test is for others."""
+    return database(request, getattr(request, "param", "pgvector"), tmp_path)
+
+
+@pytest.fixture
+def nights(here: Here, table: Database) -> Nights:
+    return Nights(here, table)

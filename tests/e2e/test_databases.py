@@ -5,12 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
 import signal
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -20,29 +17,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedctl import InputError, Job, JobFailed, OtherContract, SettingsError, enqueue_embeddings
+from embedctl import InputError, Job, JobFailed, SettingsError, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.loop import Delivered, RefusedRecord
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
-from tests.support.databases import KINDS, Database, Lance, Postgres, QdrantByHttp, database
-from tests.support.forked import Forked, status_of_fork
+from tests.support.databases import KINDS, Database, Lance, Postgres, QdrantByHttp
+from tests.support.forked import status_of_fork
 from tests.support.here import Here
 from tests.support.jobs import reference
-from tests.support.prepared import Put
 from tests.support.processes import RunEmbedctl
 from tests.support.rig import TEXTS_OF_13_CHUNKS as TEXTS
 from tests.support.rig import Encode, Rig
 from tests.support.waiting import eventually
 
 CHUNKS = 13
-
-
-@pytest.fixture
-def table(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
-    """The database that costs the least, unless a test is for others: tests/contract/destinations is for all."""
-    return database(request, getattr(request, "param", "pgvector"), tmp_path)
 
 
 @pytest.fixture
@@ -122,13 +112,6 @@ def test_one_of_several_records_with_an_id_is_written(encode: Encode, table: Dat
     assert encode(items).deliver(table.url, duplicates=which) == Delivered(written=99, left_out=1)
     kept = [i for i in range(100) if i != left]
     assert_records(table, [items[i]["id"] for i in kept], [TEXTS[i] for i in kept])
-
-
-def test_another_prompt_is_another_model(encode: Encode, table: Database) -> None:
-    encode(named()).deliver(table.url)
-    with pytest.raises(OtherContract):
-        encode(named(), prompt="query: ").deliver(table.url)
-    assert_records(table, [f"r{i}" for i in range(100)], TEXTS)
 
 
 @pytest.mark.parametrize("table", ["pgvector", "qdrant-http", "lancedb"], indirect=True)
@@ -365,68 +348,3 @@ def test_a_database_that_is_away_has_its_own_status(embedctl: RunEmbedctl, free_
 
 
 # Kills
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-# The embedded Qdrant reads all at each start.
-@pytest.mark.parametrize("table", ["pgvector", "qdrant-http", "lancedb"], indirect=True)
-def test_records_survive_kills_at_random_moments(here: Here, table: Database) -> None:
-    """The fetching process is killed within the time that it needs. If it is done before the last kill, the table is
-    removed."""
-    records, kills = 2_000, 5
-    seed = random.SystemRandom().randrange(2**32)
-    chance = random.Random(seed)
-    here.start_worker()
-    texts = [f"t{i}" for i in range(records)]
-    job = enqueue_embeddings([{"id": f"r{i}", "text": text} for i, text in enumerate(texts)], settings=here.settings)
-    job.wait()
-    arguments = ["fetch", job.id, "-o", table.url, "-q"]
-    log = here.folder / "fetch.log"
-    classes = ("interface:Destination", "lancedb:LanceTable")
-    small = Put({(f"embedctl.destinations.{each}", "batch_records"): 200 for each in classes})
-
-    def fetching() -> Forked:
-        return Forked(arguments, here.environment, here.folder, log, log, prepare=small)
-
-    began = time.monotonic()
-    assert fetching().wait(120) == 0, log.read_text()
-    took_s = time.monotonic() - began
-    assert len(table.rows()) == records
-    table.remove()
-    killed = 0
-    while killed < kills:
-        process = fetching()
-        try:
-            process.wait(chance.uniform(0.1, 0.9) * took_s)  # a random moment of what takes about that long
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            killed += 1
-        else:
-            assert process.returncode == 0, log.read_text()
-            assert len(table.rows()) == records, f"seed {seed}"
-            if killed < kills:
-                table.remove()
-    done = here.embedctl(*arguments)
-    assert done.returncode == 0, done.stderr
-    rows = table.rows()
-    assert len(rows) == records, f"seed {seed}"
-    assert set(rows) == {f"r{i}" for i in range(records)}
-    sample = chance.sample(range(records), 100)
-    found = np.array([rows[f"r{i}"][0] for i in sample])
-    np.testing.assert_allclose(found, reference([texts[i] for i in sample]), rtol=0, atol=1e-6)
-    stamps = table.stamps() if isinstance(table, Postgres) else None
-    assert here.embedctl(*arguments).returncode == 0
-    assert len(table.rows()) == records
-    if isinstance(table, Postgres):
-        assert table.stamps() == stamps
-    with pytest.raises(OtherContract):
-        enqueue_one(here.settings).deliver(table.url)
-
-
-def enqueue_one(settings: Settings) -> Job:
-    """An ended job with another prompt."""
-    job = enqueue_embeddings([{"id": "x", "text": "y"}], settings=settings, prompt="query: ")
-    job.wait()
-    return job

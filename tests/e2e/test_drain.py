@@ -5,10 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-import random
-import signal
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +24,6 @@ from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.drained_parts import manifest_of, rows_of, unlocked
 from tests.support.failpoints import Killed, full_disk, kill_at
-from tests.support.forked import Forked
 from tests.support.here import Here
 from tests.support.jobs import reference
 from tests.support.limits import limited
@@ -393,33 +389,6 @@ def corpus(folder: Path, count: int) -> list[str]:
 SMALL = {"LIMIT_PART_RECORDS": "500", "LIMIT_RESULTS_HIGH_WATER_BYTES": "40000", "LIMIT_HIGH_WATER_BYTES": "20000"}
 
 
-@pytest.mark.slow
-def test_a_job_goes_through_a_bounded_redis_while_it_is_submitted(here: Here) -> None:
-    """Neither all texts nor all results fit into the bounds, so submitting and draining must go on together."""
-    texts = corpus(here.folder, 2000)
-    here.start_worker()
-    most, over = 0, threading.Event()
-
-    def watch() -> None:
-        nonlocal most
-        while not over.wait(0.02):  # the others need the CPU too
-            for job in here.broker.jobs.newest():
-                most = max(most, job.result_bytes)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    done = here.embedctl("submit", "c.jsonl", "-o", "out/", "--chunk-size", "50", **SMALL)
-    over.set()
-    watcher.join()
-    assert done.returncode == 0, done.stderr
-    assert "parts and manifest.json" in done.stderr
-    assert_complete(here.folder / "out", texts)
-    assert 0 < most < 40000 + 8 * 50 * 80
-    fetched = here.embedctl("fetch", done.stdout.strip(), "-o", "v.npy")
-    assert fetched.returncode == 0, fetched.stderr
-    np.testing.assert_array_equal(np.load(here.folder / "v.npy"), reference(texts))
-
-
 @pytest.mark.parametrize("way", [("-o", "v.npy"), ("-o", "-"), ("-o", "lancedb:v?table=t")], ids=" ".join)
 def test_only_a_folder_drains(here: Here, way: tuple[str, str]) -> None:
     corpus(here.folder, 3)
@@ -444,25 +413,6 @@ def test_a_job_that_waits_for_its_reader_says_so(here: Here) -> None:
     drained = here.embedctl("fetch", job_id, "-o", "out/", **SMALL)
     assert drained.returncode == 0, drained.stderr
     assert "waiting for a reader" not in said()
-    assert_complete(here.folder / "out", texts)
-
-
-@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
-def test_every_record_is_in_the_parts_once_however_often_the_drainer_is_killed(here: Here, kills: int) -> None:
-    texts = corpus(here.folder, 1000 * kills)
-    here.start_worker()
-    small = {**SMALL, "LIMIT_HIGH_WATER_BYTES": "10000000"}
-    job_id = here.embedctl("submit", "c.jsonl", "--drain", "--chunk-size", "50", **small).stdout.strip()
-    rng = random.Random(kills)
-    log = here.folder / "drain.log"
-    for _ in range(kills):
-        arguments = ["fetch", job_id, "-o", "out/", "-q"]
-        drainer = Forked(arguments, {**here.environment, **small}, here.folder, log, log)
-        time.sleep(rng.uniform(0.1, 0.6))  # a random moment of the drain
-        drainer.send_signal(signal.SIGKILL)
-        drainer.wait(120)
-    done = here.embedctl("fetch", job_id, "-o", "out/", **small)
-    assert done.returncode == 0, done.stderr + log.read_text()
     assert_complete(here.folder / "out", texts)
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import socket
 from datetime import date
-from pathlib import Path
 
 import pytest
 
-from tests.support.changes import DELETE, Kill, assert_table, did, killer, many, next_day, night, told
-from tests.support.databases import KINDS, Database, Postgres, QdrantByHttp, database
+from embedctl import Job
+from tests.support.changes import DELETE, OTHER_WEIGHTS, Nights, did, killer, many, next_day, told
+from tests.support.databases import KINDS, Database, Postgres, QdrantByHttp
 from tests.support.forked import Forked
 from tests.support.here import Here
 from tests.support.prepared import PauseAt
@@ -30,183 +29,138 @@ STEPS = [
     ("embedctl.cli.sync", "delete_missing", 1),
     ("embedctl.destinations.postgresql:PostgresTable", "delete", 1),
 ]
-
-
-@pytest.fixture
-def table(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
-    """The database whose commands cost the least, unless a test is for all of them."""
-    return database(request, getattr(request, "param", "pgvector"), tmp_path)
+WRITING = ("embedctl.destinations.keyed:_Delivery", "_write", 1)
 
 
 @pytest.mark.parametrize("table", KINDS, indirect=True)
-def test_each_night_a_table_becomes_what_the_corpus_says(here: Here, table: Database) -> None:
+def test_each_night_a_table_becomes_what_the_corpus_says(here: Here, nights: Nights, table: Database) -> None:
     here.start_worker()
     documents = many(40)
-    here.write(documents)
-    assert did(told(here.embedctl(*night(table)))) == (0, 40, None)
-    assert_table(table, documents)
+    assert nights.synced(documents) == (0, 40, None)
+    nights.assert_holds(documents)
     stamps = dict(table.stamps()) if isinstance(table, Postgres) else {}
 
     after = next_day(documents)
-    here.write(after)
-    assert did(told(here.embedctl(*night(table)))) == (38, 2, None)
-    assert_table(table, {**after, "id-7": documents["id-7"]})
+    assert told(nights.run(after, "--dry-run"))["records"] == 2
+    assert nights.synced(after) == (38, 2, None)
+    nights.assert_holds({**after, "id-7": documents["id-7"]})
     if isinstance(table, Postgres):
         later = dict(table.stamps())
         assert {label for label in documents if later[label] != stamps[label]} == {"id-3"}
 
-    assert did(told(here.embedctl(*night(table, "--delete")))) == (40, 0, 1)
-    assert_table(table, after)
-    assert did(told(here.embedctl(*night(table, "--delete")))) == (40, 0, 0)
+    assert nights.synced(after, "--delete") == (40, 0, 1)
+    nights.assert_holds(after)
+    assert nights.synced(after, "--delete") == (40, 0, 0)
     assert not list(here.broker.jobs.newest())
 
 
-def test_what_happened_to_the_table_is_seen(here: Here, table: Database) -> None:
+def test_what_happened_to_the_table_is_seen(here: Here, nights: Nights, table: Database) -> None:
     """It was dropped, restored from an older state, or lost, got or changed rows by hand; and a night was skipped."""
     assert isinstance(table, Postgres)
     here.start_worker()
     documents = many(40)
-    here.write(documents)
-    told(here.embedctl(*night(table)))
+    nights.synced(documents)
     table.remove()
-    assert did(told(here.embedctl(*night(table, "--delete")))) == (0, 40, 0)
-    assert_table(table, documents)
+    assert nights.synced(documents, "--delete") == (0, 40, 0)
+    nights.assert_holds(documents)
     table.connection.execute(f"DELETE FROM {table.table} WHERE id IN ('id-1', 'id-2')")
     table.connection.execute(f"UPDATE {table.table} SET source = NULL WHERE id = 'id-4'")
     table.connection.execute(
         f"INSERT INTO {table.table} SELECT 'by hand', embedding, metadata, source FROM {table.table} WHERE id = 'id-5'"
     )
-    documents = next_day(documents)
-    documents = {**next_day(documents), "later": "another night"}
-    here.write(documents)
-    assert did(told(here.embedctl(*night(table, "--delete")))) == (35, 6, 2)
-    assert_table(table, documents)
+    documents = {**next_day(next_day(documents)), "later": "another night"}
+    assert nights.synced(documents, "--delete") == (35, 6, 2)
+    nights.assert_holds(documents)
 
 
-def test_more_than_allowed_are_not_deleted(here: Here, table: Database) -> None:
+def test_more_than_allowed_are_not_deleted(here: Here, nights: Nights) -> None:
     here.start_worker()
     documents = many(20)
-    here.write(documents)
-    told(here.embedctl(*night(table)))
-    few = dict(itertools.islice(documents.items(), 17))
-    here.write({**few, "new": "a new text"})
-    done = here.embedctl(*night(table, "--delete"))
+    nights.synced(documents)
+    few = {**dict(itertools.islice(documents.items(), 17)), "new": "a new text"}
+    done = nights.run(few, "--delete")
     assert done.returncode == 1
     assert "lacks 3 of the 20 rows" in done.stderr
     assert "at most 2 may be deleted: nothing is deleted" in done.stderr
-    assert_table(table, {**documents, "new": "a new text"})
-    assert here.embedctl(*night(table, "--delete", "--delete-at-most", "2")).returncode == 1
-    assert did(told(here.embedctl(*night(table, "--delete", "--delete-at-most", "3")))) == (18, 0, 3)
-    assert_table(table, {**few, "new": "a new text"})
+    nights.assert_holds({**documents, "new": "a new text"})
+    assert nights.synced(few, "--delete", "--delete-at-most", "3") == (18, 0, 3)
+    nights.assert_holds(few)
     (here.folder / "corpus.jsonl").write_text('{"id": "id-0", "text": "text 0"}\nnonsense\n')
-    done = here.embedctl(*night(table, "--skip-bad-lines", "--delete", "--delete-at-most", "100%"))
+    done = here.embedctl(*nights.command("--skip-bad-lines", "--delete", "--delete-at-most", "100%"))
     assert done.returncode == 1
     assert "nothing is deleted" in done.stderr
     assert "1 bad lines of the corpus were skipped" in done.stderr
-    assert_table(table, {**few, "new": "a new text"})
+    nights.assert_holds(few)
 
 
-def test_another_model_is_refused_before_anything_is_encoded(here: Here, table: Database) -> None:
+def test_another_model_is_refused_before_anything_is_encoded(here: Here, nights: Nights, table: Database) -> None:
     worker = here.start_worker()
     documents = many(10)
-    here.write(documents)
-    told(here.embedctl(*night(table)))
+    nights.synced(documents)
     del documents["id-1"]
-    here.write(documents)
     for other in (("--prompt", "query: "), ("--output-type", "float16")):
-        done = here.embedctl(*night(table, *DELETE, *other))
-        assert done.returncode == 65, done.stderr
+        assert nights.run(documents, *DELETE, *other).returncode == 65
     worker.stop()
-    done = here.embedctl(*night(table, *DELETE))
+    done = nights.run(documents, *DELETE)
     assert done.returncode == 1
     assert "start a worker, or set [models.dummy] fingerprint" in done.stderr
-    (here.folder / "embedctl.toml").write_text(
-        CONFIG.replace("options = {dim = 16}", "options = {dim = 16, seed = 1}", 1)
-    )
+    (here.folder / "embedctl.toml").write_text(OTHER_WEIGHTS)
     here.start_worker()
-    done = here.embedctl(*night(table, *DELETE))
-    assert done.returncode == 65, done.stderr
+    assert nights.run(documents, *DELETE).returncode == 65
     assert len(table.rows()) == 10
     assert not list(here.broker.jobs.newest())
 
 
-def test_what_fails_keeps_its_row_and_is_tried_each_night(here: Here, table: Database) -> None:
+def test_what_fails_keeps_its_row_and_is_tried_each_night(here: Here, nights: Nights) -> None:
     here.start_worker()
-    here.write({"a": "one", "b": "two"})
-    told(here.embedctl(*night(table)))
-    here.write({"a": ""})
-    done = here.embedctl(*night(table, *DELETE))
+    nights.synced({"a": "one", "b": "two"})
+    done = nights.run({"a": ""}, *DELETE)
     assert done.returncode == 1, "not one record of its job has a vector"
     assert "record 0 (a): empty:" in done.stderr
     assert did(json.loads(done.stdout)) == (0, 0, 1)
     assert json.loads(done.stdout)["delivered"]["failed"] == 1
-    assert_table(table, {"a": "one"})
-
-
-def test_an_estimate_is_of_what_is_lacking(here: Here, table: Database) -> None:
-    here.start_worker()
-    documents = many(40)
-    here.write(documents)
-    told(here.embedctl(*night(table)))
-    here.write(next_day(documents))
-    assert told(here.embedctl(*night(table, "--dry-run")))["records"] == 2
-    assert_table(table, documents)
+    nights.assert_holds({"a": "one"})
 
 
 @pytest.mark.parametrize("changes", [False, True])
-def test_a_job_that_an_earlier_run_has_left_is_found_again(here: Here, table: Database, changes: bool) -> None:
+def test_a_job_that_an_earlier_run_has_left_is_found_again(
+    here: Here, nights: Nights, table: Database, changes: bool
+) -> None:
     """It is delivered first, also if the destination lacks less by now; and if it had not all of its records yet, it is
     begun again."""
     here.start_worker()
     documents = many(40)
-    here.write(documents)
-    kill = killer(here.environment, here.folder)
-    kill(("embedctl.destinations.keyed:_Delivery", "_write", 1), "before", *night(table))
+    nights.kill(documents, WRITING, "before")
     (left,) = here.broker.jobs.newest()
     if changes:
-        assert isinstance(table, Postgres)
-        told(
-            here.embedctl(
-                "submit",
-                here.write(dict(itertools.islice(documents.items(), 10)), "part.jsonl"),
-                "-o",
-                table.url,
-                "--json",
-            )
-        )
-        here.write(documents)
-    done = here.embedctl(*night(table))
+        part = here.write(dict(itertools.islice(documents.items(), 10)), "part.jsonl")
+        told(here.embedctl("submit", part, "-o", table.url, "--json"))
+    done = nights.run(documents)
     assert did(told(done))[1] == (30 if changes else 40)
     assert (f"Resuming job {left.id}" in done.stderr) is changes
-    assert_table(table, documents)
+    nights.assert_holds(documents)
     assert left.id not in {job.id for job in here.broker.jobs.newest()}
 
 
-def test_a_job_that_was_left_with_other_options_stops_no_later_night(here: Here, table: Database) -> None:
+def test_a_job_that_was_left_with_other_options_stops_no_later_night(here: Here, nights: Nights) -> None:
     """Nobody knows its key, and it stays until it expires."""
     here.start_worker()
-    documents = many(10)
-    here.write(documents)
-    kill = killer(here.environment, here.folder)
-    kill(("embedctl.destinations.keyed:_Delivery", "_write", 1), "before", *night(table, "--chunk-size", "5"))
-    assert did(told(here.embedctl(*night(table)))) == (0, 10, None)
-    assert_table(table, documents)
+    nights.kill(many(10), WRITING, "before", "--chunk-size", "5")
+    assert nights.synced(many(10)) == (0, 10, None)
+    nights.assert_holds(many(10))
 
 
-def test_a_job_that_another_model_took_is_not_found_again(here: Here, table: Database) -> None:
+def test_a_job_that_another_model_took_is_not_found_again(here: Here, nights: Nights) -> None:
     """The worker that told its model was replaced before it took the job, and is back the next night."""
     first = here.start_worker()
     documents = many(10)
-    here.write(documents)
-    told(here.embedctl(*night(table)))
+    nights.synced(documents)
     documents["new"] = "a new text"
     here.write(documents)
     first.kill()  # it counts as alive for some seconds
-    run = Forked(night(table), here.environment, here.folder)
+    run = Forked(nights.command(), here.environment, here.folder)
     eventually(lambda: list(here.broker.jobs.newest()))
-    (here.folder / "embedctl.toml").write_text(
-        CONFIG.replace("options = {dim = 16}", "options = {dim = 16, seed = 1}", 1)
-    )
+    (here.folder / "embedctl.toml").write_text(OTHER_WEIGHTS)
     second = here.start_worker()
     _, said = run.communicate(timeout=120)
     assert run.returncode == 65, said
@@ -214,69 +168,62 @@ def test_a_job_that_another_model_took_is_not_found_again(here: Here, table: Dat
     second.stop()
     (here.folder / "embedctl.toml").write_text(CONFIG)
     here.start_worker()
-    assert did(told(here.embedctl(*night(table)))) == (10, 1, None)
-    assert_table(table, documents)
+    assert nights.synced(documents) == (10, 1, None)
+    nights.assert_holds(documents)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("table", ["qdrant-http"], indirect=True)
-def test_a_database_that_is_away_is_healed_by_the_same_command(here: Here, table: Database) -> None:
+def test_a_database_that_is_away_is_healed_by_the_same_command(here: Here, nights: Nights, table: Database) -> None:
     assert isinstance(table, QdrantByHttp)
     here.start_worker()
     documents = many(10)
-    here.write(documents)
-    told(here.embedctl(*night(table)))
+    nights.synced(documents)
     after = next_day(documents)
-    here.write(after)
     table.server.faults.extend([503] * 5)
-    done = here.embedctl(*night(table, *DELETE))
+    done = nights.run(after, *DELETE)
     assert done.returncode == 69, done.stderr
-    assert_table(table, documents)
-    assert did(told(here.embedctl(*night(table, *DELETE)))) == (8, 2, 1)
-    assert_table(table, after)
+    nights.assert_holds(documents)
+    assert nights.synced(after, *DELETE) == (8, 2, 1)
+    nights.assert_holds(after)
     assert not list(here.broker.jobs.newest())
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_night_that_is_killed_at_any_step_is_repeated(here: Here, table: Database) -> None:
-    kill: Kill = killer(here.environment, here.folder)
+def test_a_night_that_is_killed_at_any_step_is_repeated(here: Here, nights: Nights) -> None:
     here.start_worker()
     documents = many(30)
-    here.write(documents)
-    told(here.embedctl(*night(table)))
+    nights.synced(documents)
     for number, (step, when) in enumerate(itertools.product(STEPS, ("before", "after"))):
         del documents[next(iter(documents))]
         changed = {f"changed {number}": f"changed {number}", next(iter(documents)): f"changed {number}"}
         documents = {**documents, **changed, f"new-{number}": "a new text"}
-        here.write(documents)
-        kill(step, when, *night(table, *DELETE))
-        done = here.embedctl(*night(table, *DELETE))
+        nights.kill(documents, step, when, *DELETE)
+        done = nights.run(documents, *DELETE)
         assert done.returncode == 0, (step, when, done.stderr)
-        assert_table(table, documents)
+        nights.assert_holds(documents)
         left = list(here.broker.jobs.newest())
         assert not left or step[1] in ("write", "close", "discard"), (step, when)
         for job in left:  # all that it had was written already, so nobody looks for it
-            here.embedctl("discard", job.id)
+            Job(job.id, here.broker).discard()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("rounds", [6])
-def test_two_at_once_do_no_harm(here: Here, table: Database, rounds: int) -> None:
+def test_two_at_once_do_no_harm(here: Here, nights: Nights) -> None:
     here.start_worker()
     documents = many(300)
-    here.write(documents)
-    told(here.embedctl(*night(table)))
-    for number in range(rounds):
+    nights.synced(documents)
+    for number in range(6):
         documents = {**next_day(documents), f"more-{number}": f"more {number}", "id-3": f"changed {number}"}
         del documents[f"id-{number + 20}"]
         here.write(documents)
-        both = [Forked(night(table, *DELETE), here.environment, here.folder) for _ in range(2)]
+        both = [Forked(nights.command(*DELETE), here.environment, here.folder) for _ in range(2)]
         said = [process.communicate(timeout=120)[1] for process in both]
         assert [process.returncode for process in both] == [0, 0], said
-        assert_table(table, documents)
-        assert did(told(here.embedctl(*night(table, *DELETE)))) == (len(documents), 0, 0)
+        nights.assert_holds(documents)
+        assert nights.synced(documents, *DELETE) == (len(documents), 0, 0)
 
 
 @pytest.mark.parametrize("to", ["a table", "a file"])
@@ -286,9 +233,8 @@ def test_the_second_of_two_says_who_is_writing(here: Here, table: Database, to: 
     name = table.url if to == "a table" else str(here.folder.resolve() / "v.parquet")
     command = ("submit", "corpus.jsonl", "-o", name, "--sync", "--json")
     pause = here.folder / "paused"
-    first = Forked(
-        command, here.environment, here.folder, prepare=PauseAt(("embedctl.cli.job_command", "submit", 1), pause)
-    )
+    pausing = PauseAt(("embedctl.cli.job_command", "submit", 1), pause)
+    first = Forked(command, here.environment, here.folder, prepare=pausing)
     eventually(pause.exists)
     second = here.embedctl(*command)
     told(second)
@@ -305,60 +251,45 @@ def test_the_second_of_two_says_who_is_writing(here: Here, table: Database, to: 
 
 
 @pytest.mark.slow
-def test_what_an_error_budget_ends_is_written_and_lacks_the_rest(here: Here, table: Database) -> None:
+def test_what_an_error_budget_ends_is_written_and_lacks_the_rest(here: Here, nights: Nights, table: Database) -> None:
     here.start_worker("poison")
     documents = many(40)
     options = ("--class", "poison", "--chunk-size", "2")
-    here.write(documents)
-    told(here.embedctl(*night(table, *options)))
+    nights.synced(documents, *options)
     after = {**documents, **{f"id-{at}": f"changed {at}" for at in range(10, 30)}}
     del after["id-7"]
-    here.write({**after, "id-10": "fail-encoder", "id-11": "fail-encoder"})
-    failed = here.embedctl(*night(table, *options, *DELETE, "--max-errors", "1"))
+    poisoned = {**after, "id-10": "fail-encoder", "id-11": "fail-encoder"}
+    failed = nights.run(poisoned, *options, *DELETE, "--max-errors", "1")
     assert failed.returncode == 1
     assert "error budget" in failed.stderr
     assert not list(here.broker.jobs.newest())
-    rows = table.rows()
-    assert sorted(rows) == sorted(documents), "nothing is deleted"
-    here.write(after)
-    unchanged, written, deleted = did(told(here.embedctl(*night(table, *options, *DELETE))))
+    assert sorted(table.rows()) == sorted(documents), "nothing is deleted"
+    unchanged, written, deleted = nights.synced(after, *options, *DELETE)
     assert (unchanged + written, deleted) == (39, 1)
     assert 2 <= written <= 20
-    assert_table(table, after)
+    nights.assert_holds(after)
 
 
 @pytest.mark.slow
-def test_run_syncs_too_also_if_it_was_killed(here: Here, table: Database) -> None:
+def test_run_syncs_too_also_if_it_was_killed(here: Here, nights: Nights) -> None:
+    here.environment["EMBEDCTL_REDIS_URL"] = ""
     documents = many(10)
     here.write(documents)
-    command = ("run", *night(table, "--class", "dummy", *DELETE)[1:])
-    assert did(told(here.embedctl(*command, EMBEDCTL_REDIS_URL=""))) == (0, 10, 0)
+    command = ("run", *nights.command("--class", "dummy", *DELETE)[1:])
+    assert did(told(here.embedctl(*command))) == (0, 10, 0)
     after = next_day(documents)
     here.write(after)
-    kill = killer({**here.environment, "EMBEDCTL_REDIS_URL": ""}, here.folder)
+    kill = killer(here.environment, here.folder)
     kill(("embedctl.cli.sync", "delete_missing", 1), "before", *command)
-    assert_table(table, {**after, "id-7": documents["id-7"]})
-    assert did(told(here.embedctl(*command, EMBEDCTL_REDIS_URL=""))) == (10, 0, 1)
-    assert_table(table, after)
+    nights.assert_holds({**after, "id-7": documents["id-7"]})
+    assert did(told(here.embedctl(*command))) == (10, 0, 1)
+    nights.assert_holds(after)
 
 
-def test_ids_are_needed(here: Here, table: Database) -> None:
+def test_ids_are_needed(here: Here, nights: Nights) -> None:
     for line, message in (({"text": "b"}, "has no id"), ({"id": "a", "text": "b"}, "is not unique")):
         lines = [{"id": "a", "text": "a"}, line]
         (here.folder / "corpus.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
-        done = here.embedctl(*night(table))
+        done = here.embedctl(*nights.command())
         assert done.returncode == 2
         assert message in done.stderr
-
-
-def test_rows_tell_the_text_that_they_are_made_from(here: Here, table: Database) -> None:
-    """By 16 bytes of SHA-256 over the contract's digest and the text's."""
-    assert isinstance(table, Postgres)
-    here.start_worker()
-    here.write({"a": "one"})
-    told(here.embedctl(*night(table)))
-    (source,) = table.connection.execute(f"SELECT source FROM {table.table}").fetchone() or ()
-    (contract,) = table.connection.execute("SELECT digest FROM embedctl_contracts ORDER BY 1").fetchall()[-1]
-    contracts = [row[0] for row in table.connection.execute("SELECT digest FROM embedctl_contracts").fetchall()]
-    text = hashlib.sha256(b"one").digest()
-    assert source in [hashlib.sha256(each + text).digest()[:16] for each in (*contracts, contract)]

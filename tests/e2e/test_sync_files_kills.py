@@ -5,14 +5,10 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
 import shutil
-import signal
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from subprocess import DEVNULL
 
 import pytest
 
@@ -110,32 +106,6 @@ def test_an_output_survives_a_kill_at_any_step(here: Here, output: str, steps: S
         assert not left or step[1] in LEAVE_A_JOB, (step, when)
         for job in left:
             here.embedctl("discard", job.id)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_kills_at_random_moments(here: Here) -> None:
-    here.start_worker()
-    nights = Nights(here.folder, here.write, here.embedctl, "v.parquet")
-    moments = random.Random(7)
-    nights.begin()
-    began = time.monotonic()
-    told(nights.again())
-    took_s = time.monotonic() - began
-    killed = 0
-    for _ in range(20):
-        nights.begin()
-        for _ in range(3):
-            process = Forked(nights.command, here.environment, here.folder, DEVNULL, DEVNULL, prepare=SMALL_BLOCKS)
-            time.sleep(moments.uniform(0.1, 1.0) * took_s)  # a random moment of what takes about that long
-            process.kill()
-            process.wait()
-            killed += process.returncode == -signal.SIGKILL
-        assert nights.again().returncode == 0
-        nights.assert_done()
-        if killed >= 8:
-            break
-    assert killed >= 8
 
 
 @pytest.mark.slow

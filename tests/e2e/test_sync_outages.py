@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.support.changes import DELETE, assert_table, did, many, next_day, night, told
-from tests.support.databases import Database, database
-from tests.support.forked import Forked, run_forked
+from tests.support.changes import DELETE, Nights, did, many, next_day, told
+from tests.support.forked import Forked
 from tests.support.here import Here
 from tests.support.prepared import InTurn, MoveClock, PauseAt, Put, Step
 from tests.support.redis_server import RedisServer
@@ -32,11 +29,6 @@ def redis_server(own_redis: RedisServer) -> RedisServer:
     return own_redis
 
 
-@pytest.fixture
-def table(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
-    return database(request, "pgvector", tmp_path)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("since", "until"),
@@ -51,17 +43,14 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
 )
 @pytest.mark.parametrize("syncs", [False, True], ids=["delivery", "sync"])
 def test_redis_forgets_meanwhile(
-    here: Here, table: Database, redis_server: RedisServer, since: Step, until: Step, syncs: bool
+    here: Here, nights: Nights, redis_server: RedisServer, since: Step, until: Step, syncs: bool
 ) -> None:
     here.start_worker()
     documents = many(40)
-    here.write(documents)
-    told(here.embedctl(*night(table)))
+    nights.synced(documents)
     documents = {**documents, **{f"id-{at}": f"changed {at}" for at in range(30)}}
     here.write(documents)
-    command = night(table, "--chunk-size", "8")
-    if not syncs:
-        command = tuple(each for each in command if each != "--sync")
+    command = tuple(each for each in nights.command("--chunk-size", "8") if syncs or each != "--sync")
     first, second = here.folder / "first", here.folder / "second"
     pauses = InTurn((SMALL_BATCHES, PauseAt(since, first), PauseAt(until, second)))
     run = Forked(command, here.environment, here.folder, prepare=pauses)
@@ -76,22 +65,22 @@ def test_redis_forgets_meanwhile(
     if run.returncode != 0:
         assert "Traceback" not in said
         told(here.embedctl(*command))
-    assert did(told(here.embedctl(*night(table, *DELETE)))) == (40, 0, 0)
-    assert_table(table, documents)
+    assert nights.synced(documents, *DELETE) == (40, 0, 0)
+    nights.assert_holds(documents)
 
 
 @pytest.mark.parametrize("seconds", [-DAY_S, DAY_S])
-def test_a_clock_that_is_wrong_changes_nothing(here: Here, table: Database, seconds: int) -> None:
+def test_a_clock_that_is_wrong_changes_nothing(here: Here, nights: Nights, seconds: int) -> None:
     here.start_worker()
     documents = many(40)
     here.write(documents)
-    delivery = ("submit", "corpus.jsonl", "-o", table.url, "--json")
     wrong = MoveClock(seconds)
-    told(run_forked(delivery, here.environment, here.folder, prepare=wrong))
-    assert did(told(here.embedctl(*night(table)))) == (40, 0, None)
+    delivery = [each for each in nights.command() if each != "--sync"]
+    told(here.embedctl(*delivery, prepare=wrong))
+    assert nights.synced(documents) == (40, 0, None)
     documents = next_day(documents)
     here.write(documents)
-    assert did(told(run_forked(night(table, *DELETE), here.environment, here.folder, prepare=wrong))) == (38, 2, 1)
-    assert did(told(here.embedctl(*night(table, *DELETE)))) == (40, 0, 0)
-    assert_table(table, documents)
+    assert did(told(here.embedctl(*nights.command(*DELETE), prepare=wrong))) == (38, 2, 1)
+    assert nights.synced(documents, *DELETE) == (40, 0, 0)
+    nights.assert_holds(documents)
     assert len(list(here.broker.jobs.newest())) == 1, "a sync frees its job"

@@ -9,8 +9,9 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -19,7 +20,10 @@ from tests.support.databases import Database
 from tests.support.forked import run_forked
 from tests.support.jobs import reference
 from tests.support.prepared import DieAt, InTurn, Put, Step
-from tests.support.workers import StartWorker
+from tests.support.workers import CONFIG, StartWorker
+
+if TYPE_CHECKING:
+    from tests.support.here import Here
 
 #: Blocks of a hundred records rather than a thousand, so that a small corpus has several.
 SMALL_BLOCKS = Put({("embedctl.destinations.merged", "BLOCK"): 100})
@@ -34,6 +38,8 @@ OTHER_VECTORS = {
     ("--class", "reseeded"): "other weights",
 }
 RESEEDED = '\n[classes.reseeded]\nbackend = "dummy"\noptions = {dim = 16, seed = 1}\n'
+#: The usual configuration, but that the class `dummy` has other weights.
+OTHER_WEIGHTS = CONFIG.replace("options = {dim = 16}", "options = {dim = 16, seed = 1}", 1)
 #: Deletes up to half of a table, because in a small corpus a few records are more than the usual tenth.
 DELETE = ("--delete", "--delete-at-most", "50%")
 
@@ -112,20 +118,40 @@ def killer(environment: dict[str, str], folder: Path, *prepare: Callable[[], Non
     return kill
 
 
-def night(table: Database, *options: str) -> tuple[str, ...]:
-    return "submit", "corpus.jsonl", "-o", table.url, "--sync", "--json", *options
+@dataclass
+class Nights:
+    """A table that `submit --sync` makes what a corpus says, night after night."""
+
+    here: Here
+    table: Database
+
+    def command(self, *options: str) -> tuple[str, ...]:
+        return "submit", "corpus.jsonl", "-o", self.table.url, "--sync", "--json", *options
+
+    def run(self, documents: Documents, *options: str) -> subprocess.CompletedProcess[str]:
+        """Write the corpus, and sync."""
+        self.here.write(documents)
+        return self.here.embedctl(*self.command(*options))
+
+    def synced(self, documents: Documents, *options: str) -> tuple[int, int, int | None]:
+        """What a night did that succeeded: the rows left as they were, those written, and those deleted."""
+        return did(told(self.run(documents, *options)))
+
+    def kill(self, documents: Documents, step: Step, when: str, *options: str) -> None:
+        """A night that is killed before or after a step."""
+        self.here.write(documents)
+        killer(self.here.environment, self.here.folder)(step, when, *self.command(*options))
+
+    def assert_holds(self, documents: Documents) -> None:
+        """The table has exactly the vectors of these documents."""
+        rows = self.table.rows()
+        assert sorted(rows) == sorted(documents)
+        found = np.array([rows[label][0] for label in documents])
+        np.testing.assert_allclose(found, reference(list(documents.values())), rtol=0, atol=1e-6)
 
 
 def did(facts: dict[str, Any]) -> tuple[int, int, int | None]:
     return facts["delivered"]["unchanged"], facts["delivered"]["written"], facts["deleted"]
-
-
-def assert_table(table: Database, documents: Documents) -> None:
-    """The table has exactly the vectors of these documents."""
-    rows = table.rows()
-    assert sorted(rows) == sorted(documents)
-    found = np.array([rows[label][0] for label in documents])
-    np.testing.assert_allclose(found, reference(list(documents.values())), rtol=0, atol=1e-6)
 
 
 def next_day(documents: Documents) -> Documents:

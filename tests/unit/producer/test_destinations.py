@@ -304,6 +304,7 @@ def test_a_source_tells_a_text_and_a_contract() -> None:
     sources = [contract.source(digest) for contract in (CONTRACT, other) for digest in digests]
     assert len({*sources}) == 4
     assert {len(each) for each in sources} == {16}
+    assert sources[0] == hashlib.sha256(CONTRACT.digest + digests[0]).digest()[:16]
 
 
 # Refusals, and a database that is away
