@@ -18,6 +18,7 @@ from embedctl.broker import Broker
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
 from embedctl_workers.backends import BACKENDS
+from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.batches import client_of
 from tests.support.changes import Nights, Write, writer
 from tests.support.databases import Database, database
@@ -27,7 +28,7 @@ from tests.support.here import Here
 from tests.support.limits import settings_of
 from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import RedisServer, as_user
-from tests.support.rig import TEXTS_OF_13_CHUNKS, Encode, encoded_job
+from tests.support.rig import TEXTS_OF_13_CHUNKS, Encode, Rig, encoded_job
 from tests.support.workers import CONFIG, StartWorker, WorkerProcess
 
 #: Commands that import what reads variables while it loads, or that must be pinned before they import anything.
@@ -114,6 +115,12 @@ def start_worker(environment: dict[str, str], broker: Broker, short_folder: Path
 def write(short_folder: Path) -> Write:
     """Writes a corpus of ids and texts, and returns its name."""
     return writer(short_folder)
+
+
+@pytest.fixture
+def rig(worker_broker: Broker, settings: Settings) -> Rig:
+    """Encodes in this process, into vectors of 16 dimensions."""
+    return Rig(worker_broker, settings, DummyBackend(dim=16))
 
 
 @pytest.fixture

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Sequence
@@ -18,7 +20,6 @@ import numpy as np
 import pytest
 
 from embedctl import InputError, Job, JobFailed, SettingsError, enqueue_embeddings
-from embedctl.broker import Broker
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.loop import Delivered, RefusedRecord
 from embedctl_config.settings import Settings
@@ -81,16 +82,14 @@ def test_records_are_delivered_once_and_a_second_run_changes_nothing(encode: Enc
 
 @pytest.mark.usefixtures("small_batches")
 def test_a_job_is_delivered_while_it_runs_if_its_ids_are_positions(
-    worker_broker: Broker, settings: Settings, table: Database
+    rig: Rig, settings: Settings, table: Database
 ) -> None:
     job = enqueue_embeddings(TEXTS, settings=settings, chunk_size=8)
-    rig = Rig(worker_broker, settings, DummyBackend(dim=16))
     thread = threading.Thread(target=lambda: Job.get(job.id, settings).deliver(table.url, duplicates="position"))
     thread.start()
     rig.run(job, 0)
     eventually(lambda: table.exists() and len(table.rows()) == 8)
-    for chunk in range(1, CHUNKS):
-        rig.run(job, chunk)
+    rig.run_all(job, range(1, CHUNKS))
     thread.join(60)
     assert_records(table, [f"{job.id}:{i}" for i in range(100)], TEXTS)
 
@@ -134,14 +133,15 @@ def test_what_a_table_has_lost_is_written_again(encode: Encode, table: Database)
     assert_records(table, [f"r{i}" for i in range(100)], TEXTS)
 
 
-def die_in(module: str, step: int, job_id: str, settings: Settings, url: str) -> None:
-    """Deliver a job, and kill this process at so many calls that a module makes, whatever they do."""
-    left = iter(range(step))
+def die_in(module: str, step: int, calls: Path, job_id: str, settings: Settings, url: str) -> None:
+    """Deliver a job, and kill this process at so many calls that a module makes, whatever they do. Write how many there
+    are, if they are fewer."""
+    made = itertools.count()
 
     def count(frame: FrameType, event: str, called: object) -> None:
         caller = frame.f_back if event == "call" else frame
         is_ours = event in ("call", "c_call") and caller is not None and caller.f_globals.get("__name__") == module
-        if is_ours and next(left, None) is None:
+        if is_ours and next(made) == step:
             os.kill(os.getpid(), signal.SIGKILL)
 
     job = Job.get(job_id, settings)
@@ -150,30 +150,29 @@ def die_in(module: str, step: int, job_id: str, settings: Settings, url: str) ->
         getattr(import_module(f"embedctl.destinations.{found}"), name).batch_records = 40
     sys.setprofile(count)
     job.deliver(url)
+    sys.setprofile(None)
+    calls.write_text(str(next(made)))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("where", ["loop", "own"])
 @pytest.mark.parametrize("table", ["pgvector", "qdrant-http", "lancedb"], indirect=True)
-def test_a_walk_of_kills(encode: Encode, settings: Settings, table: Database, where: str) -> None:
+def test_a_walk_of_kills(encode: Encode, settings: Settings, table: Database, where: str, tmp_path: Path) -> None:
     """A process dies at some steps that are spread over all calls that the loop makes, or over those that the
     destination makes of its client, its statements and its files. The next one goes on."""
     job = encode(named(), digests=True)
     own = {Postgres: "postgresql", QdrantByHttp: "qdrant", Lance: "lancedb"}[type(table)]
     module = f"embedctl.destinations.{own if where == 'own' else where}"
-    calls, deaths = 100, 0
-    while status_of_fork(die_in, module, calls, job.id, settings, table.url) != 0:
-        calls *= 2  # until it is more than there are
-        if table.exists():
+    assert status_of_fork(die_in, module, -1, tmp_path / "calls", job.id, settings, table.url) == 0
+    calls, deaths = int((tmp_path / "calls").read_text()), 0
+    for at, step in enumerate(np.linspace(0, calls - 1, 11).astype(int).tolist()):
+        if at % 2 == 0 and table.exists():
             table.remove()
-    table.remove()
-    for step in np.linspace(0, calls, 16).astype(int).tolist():
-        deaths += status_of_fork(die_in, module, step, job.id, settings, table.url) == -signal.SIGKILL
+        killed = status_of_fork(die_in, module, step, tmp_path / "calls", job.id, settings, table.url)
+        deaths += killed == -signal.SIGKILL
         if table.exists():
             assert {*table.rows()} <= {f"r{i}" for i in range(100)}
-            if step % 3 == 0:
-                table.remove()
     assert deaths >= 6
     done = job.deliver(table.url)
     assert done.written + done.unchanged == 100
@@ -186,52 +185,39 @@ def test_a_walk_of_kills(encode: Encode, settings: Settings, table: Database, wh
     assert sources == {f"r{i}": contract.source(hashlib.sha256(text.encode()).digest()) for i, text in enumerate(TEXTS)}
 
 
-def test_retried_records_are_delivered_by_the_next_call(
-    worker_broker: Broker, settings: Settings, table: Database
-) -> None:
-    job = enqueue_embeddings(named(), settings=settings, chunk_size=8)
-    failing = Rig(worker_broker, settings, DummyBackend(dim=16, poison=True))
-    rig = Rig(worker_broker, settings, DummyBackend(dim=16))
-    for chunk in range(CHUNKS):
-        (failing if chunk == 5 else rig).run(job, chunk)
-    failed = job.status().failed
-    assert job.deliver(table.url) == Delivered(written=100 - failed, failed=failed)
-    if failed:
-        job.retry_failed()
-        rig.run(job, CHUNKS)
+def test_retried_records_are_delivered_by_the_next_call(rig: Rig, settings: Settings, table: Database) -> None:
+    texts = ["fail-encoder" if i == 42 else text for i, text in enumerate(TEXTS)]
+    job = enqueue_embeddings(named(texts), settings=settings, chunk_size=8)
+    rig.run_all(job, set(range(CHUNKS)) - {5})
+    Rig(rig.broker, settings, DummyBackend(dim=16, poison=True)).run(job, 5)
+    assert job.deliver(table.url) == Delivered(written=99, failed=1)
+    job.retry_failed()
+    rig.run(job, CHUNKS)
     job.deliver(table.url)
-    assert_records(table, [f"r{i}" for i in range(100)], TEXTS)
+    assert_records(table, [f"r{i}" for i in range(100)], texts)
 
 
 @pytest.mark.usefixtures("small_batches")
 def test_a_stopped_job_is_delivered_as_far_as_it_is_and_later_from_its_gap(
-    here: Here, worker_broker: Broker, corpus: Path, table: Database
+    here: Here, rig: Rig, corpus: Path, table: Database
 ) -> None:
     job = Job.get(here.embedctl("submit", str(corpus), "--chunk-size", "8").stdout.strip(), here.settings)
-    rig = Rig(worker_broker, here.settings, DummyBackend(dim=16))
-    for chunk in (0, 1, 3):
-        rig.run(job, chunk)
+    rig.run_all(job, (0, 1, 3))
     job.stop()
     assert job.deliver(table.url) == Delivered(written=24, not_encoded=76)
     done = [i for chunk in (0, 1, 3) for i in range(chunk * 8, chunk * 8 + 8)]
     assert_records(table, [f"r{i}" for i in done], [TEXTS[i] for i in done])
     resumed = here.embedctl("submit", str(corpus), "--chunk-size", "8", "--resume", job.id)
     assert resumed.returncode == 0, resumed.stderr
-    for chunk in range(CHUNKS):
-        if chunk not in (0, 1, 3):
-            rig.run(job, chunk)
+    rig.run_all(job, set(range(CHUNKS)) - {0, 1, 3})
     assert job.deliver(table.url) == Delivered(written=76, unchanged=24)
     assert_records(table, [f"r{i}" for i in range(100)], TEXTS)
 
 
-def test_what_an_error_budget_ended_is_delivered_and_then_raised(
-    worker_broker: Broker, settings: Settings, table: Database
-) -> None:
+def test_what_an_error_budget_ended_is_delivered_and_then_raised(rig: Rig, settings: Settings, table: Database) -> None:
     items = named(["" if i in (8, 9) else text for i, text in enumerate(TEXTS)])
     job = enqueue_embeddings(items, settings=settings, chunk_size=8, max_errors=1)
-    rig = Rig(worker_broker, settings, DummyBackend(dim=16))
-    for chunk in (0, 1):
-        rig.run(job, chunk)
+    rig.run_all(job, (0, 1))
     with pytest.raises(JobFailed):
         job.deliver(table.url)
     assert len(table.rows()) == 14
@@ -311,40 +297,25 @@ def test_fetch_and_submit_deliver(here: Here, corpus: Path, table: Database) -> 
 
 
 @pytest.mark.slow
-def test_run_delivers_and_lists_what_failed(here: Here, table: Database) -> None:
-    items = named(["" if i == 3 else text for i, text in enumerate(TEXTS)])
-    (here.folder / "c.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
-    done = here.embedctl("run", "c.jsonl", "--class", "dummy", "-o", table.url, EMBEDCTL_REDIS_URL="")
+def test_run_refuses_ids_before_it_starts_anything_and_else_delivers(here: Here, table: Database) -> None:
+    def run(corpus: str, *options: str) -> subprocess.CompletedProcess[str]:
+        return here.embedctl("run", corpus, "--class", "dummy", "-o", table.url, *options, EMBEDCTL_REDIS_URL="")
+
+    (here.folder / "c.jsonl").write_text('{"id": "a", "text": "one"}\n{"id": "a", "text": "two"}\n')
+    (here.folder / "c.txt").write_text("one\n\ntwo\n")
+    twice, without = run("c.jsonl"), run("c.txt")
+    assert (twice.returncode, without.returncode) == (2, 2)
+    assert "record 1: its id is that of record 0" in twice.stderr
+    assert "--duplicates position" in without.stderr
+    assert "Loading" not in twice.stderr + without.stderr
+    done = run("c.txt", "--duplicates", "position")
     assert done.returncode == 3, done.stderr
-    assert "record 3 (r3): empty:" in done.stderr
-    assert "Wrote 99 records" in done.stderr
-    assert len(table.rows()) == 99
-
-
-@pytest.mark.slow
-def test_run_refuses_ids_before_it_starts_anything(here: Here, table: Database) -> None:
-    items = named()
-    items[5]["id"] = "r4"
-    (here.folder / "c.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
-    done = here.embedctl("run", "c.jsonl", "--class", "dummy", "-o", table.url, EMBEDCTL_REDIS_URL="")
-    assert done.returncode == 2
-    assert "record 5: its id is that of record 4" in done.stderr
-    assert "Loading" not in done.stderr
-    (here.folder / "c.txt").write_text("one\ntwo\n")
-    done = here.embedctl("run", "c.txt", "--class", "dummy", "-o", table.url, EMBEDCTL_REDIS_URL="")
-    assert done.returncode == 2
-    assert "--duplicates position" in done.stderr
-    done = here.embedctl(
-        "run", "c.txt", "--class", "dummy", "-o", table.url, "--duplicates", "position", EMBEDCTL_REDIS_URL=""
-    )
-    assert done.returncode == 0, done.stderr
-    assert sorted(label.partition(":")[2] for label in table.rows()) == ["0", "1"]
+    assert "record 1: empty:" in done.stderr
+    assert "Wrote 2 records" in done.stderr
+    assert sorted(label.partition(":")[2] for label in table.rows()) == ["0", "2"]
 
 
 def test_a_database_that_is_away_has_its_own_status(embedctl: RunEmbedctl, free_port: int) -> None:
     for url in (f"postgresql://me@127.0.0.1:{free_port}/x?table=t", f"qdrant+http://127.0.0.1:{free_port}/c"):
         done = embedctl("fetch", "20261121-000000-0000000000", "-o", url)
         assert done.returncode == 69, done.stderr
-
-
-# Kills

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import threading
 from collections.abc import Sequence
@@ -15,14 +14,12 @@ import pytest
 import redis as redis_py
 
 from embedctl import ChunkVectors, Job, JobDrained, JobFailed, JobHeld, OutputError, enqueue_embeddings
-from embedctl.broker import Broker
 from embedctl.destinations.part import OpenPart
 from embedctl.destinations.place import PartsFolder
 from embedctl.store import Drains
 from embedctl_config import durable, keys
 from embedctl_config.settings import Settings
-from embedctl_workers.backends.dummy import DummyBackend
-from tests.support.drained_parts import manifest_of, rows_of, unlocked
+from tests.support.drained_parts import manifest_of, results_in_redis, rows_of, unlocked, write_corpus
 from tests.support.failpoints import Killed, full_disk, kill_at
 from tests.support.here import Here
 from tests.support.jobs import reference
@@ -40,10 +37,6 @@ def settings(settings: Settings) -> Settings:
     return limited(settings.replace(lease_s=30.0), part_records=20)
 
 
-def results_in_redis(raw: redis_py.Redis, job: Job) -> set[int]:
-    return {chunk for chunk in range(CHUNKS) if raw.exists(keys.chunk_result(job.id, chunk))}
-
-
 def assert_complete(folder: Path, texts: Sequence[str] = TEXTS) -> None:
     """Every record is once in the parts, with its vector."""
     rows = rows_of(folder)
@@ -53,14 +46,14 @@ def assert_complete(folder: Path, texts: Sequence[str] = TEXTS) -> None:
     assert manifest_of(folder)["records"] == len(texts)
 
 
-def test_results_go_to_parts_and_are_read_from_there(encode: Encode, raw: redis_py.Redis, tmp_path: Path) -> None:
+def test_results_go_to_parts_and_are_read_from_there(encode: Encode, tmp_path: Path) -> None:
     job = encode()
     files = job.deliver(tmp_path / "out").files
     assert [Path(name).name for name in files] == [
         *(f"part-{number:06d}.parquet" for number in range(5)),
         "manifest.json",
     ]
-    assert results_in_redis(raw, job) == set()
+    assert results_in_redis(job) == set()
     assert_complete(tmp_path / "out")
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
     assert [chunk.positions[0] for chunk in job.iter_results(start=11)] == [88, 96]
@@ -86,58 +79,41 @@ def test_failed_records_ids_and_kept_fields_survive(encode: Encode, tmp_path: Pa
     assert (rows[93]["error_code"], rows[93]["id"], rows[93]["n"]) == ("empty", "r93", 93.5)
 
 
+@pytest.mark.parametrize(("part_records", "at_once"), [(20, False), (1, True), (100, True)])
 def test_retried_records_come_in_a_part_of_their_own(
-    encode: Encode, worker_broker: Broker, settings: Settings, tmp_path: Path
+    encode: Encode, rig: Rig, settings: Settings, tmp_path: Path, part_records: int, at_once: bool
 ) -> None:
+    """Those of a retry of a retry too, also if nobody has drained the first one."""
     job = encode(["" if i in (7, 93) else text for i, text in enumerate(TEXTS)])
     job.deliver(tmp_path)
-    assert job.retry_failed() == 2
-    rig = Rig(worker_broker, settings, DummyBackend(dim=16))
-    rig.run(job, 13)
-    rig.run(job, 14)
-    files = [Path(name).name for name in job.deliver(tmp_path).files]
-    assert files[-2:] == ["part-retry-000001.parquet", "manifest.json"]
-    assert [each.position for each in job.errors()] == [7, 93]
-    assert sorted(rows_of(tmp_path)) == list(range(100))
-    assert job.retry_failed() == 2, "a retry of a retry"
-    rig.run(job, 15)
-    rig.run(job, 16)
-    job.deliver(tmp_path)
-    assert [each.position for each in job.errors()] == [7, 93]
-    assert job.vectors().shape == (100, 16)
-
-
-@pytest.mark.parametrize("part_records", [1, 100])
-def test_retries_of_retries_are_drained_once(
-    encode: Encode, worker_broker: Broker, settings: Settings, tmp_path: Path, part_records: int
-) -> None:
-    job = encode(["" if i in (7, 93) else text for i, text in enumerate(TEXTS)])
-    job.deliver(tmp_path)
-    rig = Rig(worker_broker, settings, DummyBackend(dim=16))
+    own = Job.get(job.id, limited(settings, part_records=part_records))
     for first in (13, 15):
         assert job.retry_failed() == 2
-        rig.run(job, first)
-        rig.run(job, first + 1)
-    own = Job.get(job.id, limited(settings, part_records=part_records))
+        rig.run_all(job, (first, first + 1))
+        if not at_once:
+            files = [Path(name).name for name in own.deliver(tmp_path).files]
+            assert files[-2:] == [f"part-retry-{first // 2 - 5:06d}.parquet", "manifest.json"]
+            assert [each.position for each in job.errors()] == [7, 93]
     own.deliver(tmp_path)
     status = own.status()
     assert (status.drained_chunks, status.chunks, status.result_bytes) == (17, 17, 0)
     assert [each.position for each in own.errors()] == [7, 93]
     assert sorted(rows_of(tmp_path)) == list(range(100))
+    assert own.vectors().shape == (100, 16)
 
 
 def test_records_that_were_retried_before_the_drain_are_in_their_places(
-    here: Here, encode: Encode, worker_broker: Broker, tmp_path: Path
+    encode: Encode, rig: Rig, tmp_path: Path
 ) -> None:
     job = encode(["" if i == 7 else text for i, text in enumerate(TEXTS)])
     job.retry_failed()
-    Rig(worker_broker, here.settings, DummyBackend(dim=16)).run(job, 13)
+    rig.run(job, 13)
     job.deliver(tmp_path)
     assert not list(tmp_path.glob("part-retry-*"))
-    assert not here.raw.exists(keys.chunk_result(job.id, 13))
+    assert results_in_redis(job) == set()
     assert [each.position for each in job.errors()] == [7]
     assert job.retry_failed() == 1, "the retry failed too, and is retried after the drain"
-    Rig(worker_broker, here.settings, DummyBackend(dim=16)).run(job, 14)
+    rig.run(job, 14)
     assert [each.position for each in job.errors()] == [7]
 
 
@@ -159,7 +135,7 @@ STEPS = [
 @pytest.mark.parametrize("count", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("owner", "name", "after"), STEPS)
 def test_a_drain_that_dies_between_two_steps_is_resumed(
-    encode: Encode, raw: redis_py.Redis, tmp_path: Path, owner: Any, name: str, after: bool, count: int
+    encode: Encode, tmp_path: Path, owner: Any, name: str, after: bool, count: int
 ) -> None:
     job = encode()
     folder = tmp_path / "out"
@@ -169,15 +145,15 @@ def test_a_drain_that_dies_between_two_steps_is_resumed(
         with pytest.raises(Killed):
             job.deliver(folder)
     in_parts = set(rows_of(folder)) if not after or name != "add" else set()
-    for chunk in set(range(CHUNKS)) - results_in_redis(raw, job):
+    for chunk in set(range(CHUNKS)) - results_in_redis(job):
         assert set(range(8 * chunk, min(8 * chunk + 8, 100))) <= in_parts, "nothing is unlinked that is not durable"
     job.deliver(folder)
     assert_complete(folder)
-    assert results_in_redis(raw, job) == set()
+    assert results_in_redis(job) == set()
 
 
 def test_a_power_cut_before_the_folder_is_synced_loses_nothing(
-    encode: Encode, raw: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    encode: Encode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until the folder is synced, a power cut may take the new name away. Then the results must still be in Redis."""
     job = encode()
@@ -198,7 +174,7 @@ def test_a_power_cut_before_the_folder_is_synced_loses_nothing(
 
 
 def test_a_full_disk_unlinks_nothing_and_the_same_command_resumes(
-    encode: Encode, raw: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    encode: Encode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = encode()
     real, calls = os.fsync, 0
@@ -214,19 +190,19 @@ def test_a_full_disk_unlinks_nothing_and_the_same_command_resumes(
         patched.setattr(os, "fsync", full)
         with pytest.raises(OutputError, match=r"No space left on device.*still in Redis; the same command resumes"):
             job.deliver(tmp_path / "out")
-    assert results_in_redis(raw, job) == set(range(3, CHUNKS))
+    assert results_in_redis(job) == set(range(3, CHUNKS))
     assert not list((tmp_path / "out").glob(".*.part")), "the space of the unfinished part is free"
     job.deliver(tmp_path / "out")
     assert_complete(tmp_path / "out")
 
 
-def test_a_file_that_can_grow_no_more_is_removed(encode: Encode, raw: redis_py.Redis, tmp_path: Path) -> None:
+def test_a_file_that_can_grow_no_more_is_removed(encode: Encode, tmp_path: Path) -> None:
     """The disk refuses in the middle of a part: pyarrow writes the bytes, and then fails to close the file, too."""
     job = encode()
     with full_disk(1000), pytest.raises(OutputError, match=r"File too large.*the same command resumes"):
         job.deliver(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    assert len(results_in_redis(raw, job)) == CHUNKS
+    assert len(results_in_redis(job)) == CHUNKS
     job.deliver(tmp_path)
     assert_complete(tmp_path)
 
@@ -243,12 +219,12 @@ def drained_half(job: Job, folder: Path) -> None:
 
 @pytest.mark.parametrize("how", ["changed", "removed"])
 def test_a_part_that_was_touched_is_named_and_nothing_more_is_unlinked(
-    encode: Encode, raw: redis_py.Redis, tmp_path: Path, how: str
+    encode: Encode, tmp_path: Path, how: str
 ) -> None:
     job = encode()
     drained_half(job, tmp_path)
     part = tmp_path / "part-000001.parquet"
-    good, before = part.read_bytes(), results_in_redis(raw, job)
+    good, before = part.read_bytes(), results_in_redis(job)
     if how == "changed":
         part.write_bytes(good[:-9] + b"x" + good[-8:])
     else:
@@ -256,7 +232,7 @@ def test_a_part_that_was_touched_is_named_and_nothing_more_is_unlinked(
     words = "was changed after" if how == "changed" else "does not hold part-000001.parquet"
     with pytest.raises(OutputError, match=f"{words}.*the same command resumes. Nothing more was"):
         job.deliver(tmp_path)
-    assert results_in_redis(raw, job) == before
+    assert results_in_redis(job) == before
     part.write_bytes(good)
     job.deliver(tmp_path)
     assert_complete(tmp_path)
@@ -380,25 +356,19 @@ def test_a_drainer_that_stood_still_does_not_replace_the_parts_of_the_next_one(
 # -------------------------------------------------------------------------------------------------------- the commands
 
 
-def corpus(folder: Path, count: int) -> list[str]:
-    texts = [f"text {i}" for i in range(count)]
-    (folder / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return texts
-
-
 SMALL = {"LIMIT_PART_RECORDS": "500", "LIMIT_RESULTS_HIGH_WATER_BYTES": "40000", "LIMIT_HIGH_WATER_BYTES": "20000"}
 
 
 @pytest.mark.parametrize("way", [("-o", "v.npy"), ("-o", "-"), ("-o", "lancedb:v?table=t")], ids=" ".join)
 def test_only_a_folder_drains(here: Here, way: tuple[str, str]) -> None:
-    corpus(here.folder, 3)
+    write_corpus(here.folder, 3)
     done = here.embedctl("submit", "c.jsonl", "--drain", *way)
     assert done.returncode == 2
     assert "--drain is for vectors that go into a folder" in done.stderr
 
 
 def test_a_job_that_waits_for_its_reader_says_so(here: Here) -> None:
-    texts = corpus(here.folder, 1000)
+    texts = write_corpus(here.folder, 1000)
     here.start_worker()
     submitted = here.embedctl(
         *("submit", "c.jsonl", "--drain", "--chunk-size", "50"), **{**SMALL, "LIMIT_HIGH_WATER_BYTES": "1000000"}
@@ -416,23 +386,20 @@ def test_a_job_that_waits_for_its_reader_says_so(here: Here) -> None:
     assert_complete(here.folder / "out", texts)
 
 
-def test_a_stopped_job_is_drained_and_goes_on(here: Here, worker_broker: Broker, tmp_path: Path) -> None:
+def test_a_stopped_job_is_drained_and_goes_on(settings: Settings, rig: Rig, tmp_path: Path) -> None:
     """What was done when it was stopped is in the parts, and its holes are filled once its corpus continues it."""
-    job = enqueue_embeddings(TEXTS, settings=here.settings, chunk_size=8, idempotency_key="k")
-    rig = Rig(worker_broker, here.settings, DummyBackend(dim=16))
+    job = enqueue_embeddings(TEXTS, settings=settings, chunk_size=8, idempotency_key="k")
     done = [0, 1, 2, 5, 7]
-    for chunk in done:
-        rig.run(job, chunk)
+    rig.run_all(job, done)
     job.stop()
     job.deliver(tmp_path)
-    assert results_in_redis(here.raw, job) == set()
+    assert results_in_redis(job) == set()
     assert sorted(rows_of(tmp_path)) == [row for chunk in done for row in range(8 * chunk, 8 * chunk + 8)]
     there = ~np.isnan(job.vectors()).any(axis=1)
     assert there.sum() == 8 * len(done)
-    again = enqueue_embeddings(TEXTS, settings=here.settings, chunk_size=8, idempotency_key="k")
+    again = enqueue_embeddings(TEXTS, settings=settings, chunk_size=8, idempotency_key="k")
     assert again.id == job.id
-    for chunk in set(range(CHUNKS)) - set(done):
-        rig.run(job, chunk)
+    rig.run_all(job, set(range(CHUNKS)) - set(done))
     assert job.wait(timeout=60).done == len(TEXTS)
     job.deliver(tmp_path)
     assert_complete(tmp_path)
@@ -440,14 +407,12 @@ def test_a_stopped_job_is_drained_and_goes_on(here: Here, worker_broker: Broker,
 
 
 def test_what_an_error_budget_left_is_drained_before_the_command_fails(
-    here: Here, worker_broker: Broker, tmp_path: Path
+    settings: Settings, rig: Rig, tmp_path: Path
 ) -> None:
     texts: list[Any] = [None if 40 <= at < 44 else text for at, text in enumerate(TEXTS)]
-    job = enqueue_embeddings(texts, settings=here.settings, chunk_size=8, max_errors=2)
-    rig = Rig(worker_broker, here.settings, DummyBackend(dim=16))
-    for chunk in (0, 3, 5):
-        rig.run(job, chunk)
+    job = enqueue_embeddings(texts, settings=settings, chunk_size=8, max_errors=2)
+    rig.run_all(job, (0, 3, 5))
     with pytest.raises(JobFailed, match=r"error budget after 4 failed records.*What is done is in"):
         job.deliver(tmp_path)
-    assert results_in_redis(here.raw, job) == set()
+    assert results_in_redis(job) == set()
     assert sorted(rows_of(tmp_path)) == [row for chunk in (0, 3, 5) for row in range(8 * chunk, 8 * chunk + 8)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import signal
 import threading
@@ -16,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import redis as redis_py
 
-from tests.support.drained_parts import manifest_of
+from tests.support.drained_parts import manifest_of, write_corpus
 from tests.support.forked import Forked
 from tests.support.here import Here
 from tests.support.jobs import reference
@@ -35,12 +34,6 @@ def redis_server(own_redis: RedisServer) -> RedisServer:
     own_redis.stop()
     own_redis.start()
     return own_redis
-
-
-def write_corpus(folder: Path, count: int) -> list[str]:
-    texts = [f"text {i}" for i in range(count)]
-    (folder / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return texts
 
 
 def assert_every_record_once(folder: Path, texts: list[str]) -> dict[int, str]:

@@ -9,16 +9,13 @@ from typing import Any
 import boto3
 import numpy as np
 import pytest
-import redis as redis_py
 
-from embedctl import ChunkVectors, Job, JobDrained, OutputError
+from embedctl import ChunkVectors, JobDrained, OutputError
 from embedctl.destinations.place import PartsBucket
-from embedctl.store import Drains
-from embedctl_config import keys
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
 from tests.support.buckets import s3_server
-from tests.support.drained_parts import manifest_of, rows_of
+from tests.support.drained_parts import manifest_of, results_in_redis, rows_of
 from tests.support.failpoints import Killed, kill_at
 from tests.support.jobs import reference
 from tests.support.limits import limited
@@ -58,18 +55,12 @@ def downloaded(bucket: Any, folder: Path) -> Path:
     return folder
 
 
-def in_redis(raw: redis_py.Redis, job: Job) -> set[int]:
-    return {chunk for chunk in range(CHUNKS) if raw.exists(keys.chunk_result(job.id, chunk))}
-
-
-def test_results_go_to_a_bucket_and_are_read_from_there(
-    encode: Encode, bucket: Any, raw: redis_py.Redis, tmp_path: Path
-) -> None:
+def test_results_go_to_a_bucket_and_are_read_from_there(encode: Encode, bucket: Any, tmp_path: Path) -> None:
     job = encode(["" if i == 7 else text for i, text in enumerate(TEXTS)])
     names = job.deliver(PLACE).files
     assert names[0] == "s3://vectors/jobs/one/part-000000.parquet"
     assert names[-1] == "s3://vectors/jobs/one/manifest.json"
-    assert in_redis(raw, job) == set()
+    assert results_in_redis(job) == set()
     folder = downloaded(bucket, tmp_path)
     assert manifest_of(folder)["failed"] == 1
     assert sorted(rows_of(folder)) == list(range(100))
@@ -78,23 +69,9 @@ def test_results_go_to_a_bucket_and_are_read_from_there(
     assert job.deliver(PLACE).files == names
 
 
-def test_parts_in_a_bucket_keep_the_type_of_the_first_one(encode: Encode, bucket: Any) -> None:
-    job = encode()
-    with pytest.MonkeyPatch.context() as patched:
-        kill_at(patched, Drains, "note", 1, after=True)
-        with pytest.raises(Killed):
-            job.deliver(PLACE, output_type="int8")
-    with pytest.raises(OutputError, match=r"holds parts of job .* in int8, and all its parts have one type"):
-        job.deliver(PLACE, output_type="float16")
-    job.deliver(PLACE)
-    numbers = job.stored_numbers()
-    assert (numbers.kind, numbers.ranges is None) == ("int8", False)
-    np.testing.assert_array_equal(job.vectors(), numbers.restored(numbers.of(reference(TEXTS)), 16))
-
-
 @pytest.mark.parametrize("after", [False, True])
 def test_a_drain_that_dies_as_it_publishes_a_part_is_resumed(
-    encode: Encode, bucket: Any, raw: redis_py.Redis, tmp_path: Path, after: bool
+    encode: Encode, bucket: Any, tmp_path: Path, after: bool
 ) -> None:
     job = encode()
     with pytest.MonkeyPatch.context() as patched:
@@ -105,10 +82,10 @@ def test_a_drain_that_dies_as_it_publishes_a_part_is_resumed(
     folder = downloaded(bucket, tmp_path)
     manifest_of(folder)
     assert sorted(rows_of(folder)) == list(range(100))
-    assert in_redis(raw, job) == set()
+    assert results_in_redis(job) == set()
 
 
-def test_a_part_that_was_replaced_or_removed_is_named(encode: Encode, bucket: Any, raw: redis_py.Redis) -> None:
+def test_a_part_that_was_replaced_or_removed_is_named(encode: Encode, bucket: Any) -> None:
     job = encode()
     job.deliver(PLACE)
     key = "jobs/one/part-000002.parquet"
@@ -138,7 +115,7 @@ def test_a_part_that_another_job_published_meanwhile_is_left_alone(encode: Encod
 
 @pytest.mark.slow
 def test_a_bucket_that_refuses_says_so_and_nothing_is_unlinked(
-    encode: Encode, bucket: Any, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    encode: Encode, bucket: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = encode()
     with pytest.raises(OutputError, match=r"s3://missing/p/ can't be written: .*the same command resumes"):
@@ -148,13 +125,13 @@ def test_a_bucket_that_refuses_says_so_and_nothing_is_unlinked(
         patched.setattr("s3fs.S3FileSystem.cachable", False)
         with pytest.raises(OutputError, match=r"can't be written"):
             job.deliver("s3://vectors/jobs/two/")
-    assert len(in_redis(raw, job)) == CHUNKS
+    assert len(results_in_redis(job)) == CHUNKS
     job.deliver(PLACE)
-    assert in_redis(raw, job) == set()
+    assert results_in_redis(job) == set()
 
 
 def test_a_credential_that_expires_half_way_unlinks_nothing_more(
-    encode: Encode, bucket: Any, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    encode: Encode, bucket: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = encode()
     real, calls = PartsBucket.publish, 0
@@ -170,9 +147,9 @@ def test_a_credential_that_expires_half_way_unlinks_nothing_more(
         patched.setattr(PartsBucket, "publish", expires)
         with pytest.raises(OutputError, match=r"token has expired.*the same command resumes"):
             job.deliver(PLACE)
-    assert in_redis(raw, job) == set(range(6, CHUNKS))
+    assert results_in_redis(job) == set(range(6, CHUNKS))
     job.deliver(PLACE)
-    assert in_redis(raw, job) == set()
+    assert results_in_redis(job) == set()
 
 
 def test_a_part_under_a_taken_name_is_not_replaced(bucket: Any) -> None:

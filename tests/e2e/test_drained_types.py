@@ -12,10 +12,8 @@ import numpy as np
 import polars
 import pyarrow.parquet as pq
 import pytest
-import redis as redis_py
 
-from embedctl import Job, JobHeld, OutputError, SettingsError, enqueue_embeddings
-from embedctl.broker import Broker
+from embedctl import Job, OutputError, SettingsError, enqueue_embeddings
 from embedctl.destinations.files import fetch
 from embedctl.destinations.loop import RefusedRecord
 from embedctl.destinations.numbers import Numbers, OutputType
@@ -23,10 +21,8 @@ from embedctl.destinations.place import PartsFolder
 from embedctl.results import ChunkVectors, Vectors
 from embedctl.store import Drains
 from embedctl.store.connection import Connection
-from embedctl_config import keys
 from embedctl_config.settings import Settings
-from embedctl_workers.backends.dummy import DummyBackend
-from tests.support.drained_parts import manifest_of, rows_of, unlocked
+from tests.support.drained_parts import manifest_of, rows_of, write_corpus
 from tests.support.failpoints import Killed, kill_at
 from tests.support.jobs import reference
 from tests.support.limits import limited
@@ -118,9 +114,7 @@ def test_another_type_than_that_of_the_parts_is_refused(kind: OutputType, encode
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_drain_that_goes_on_keeps_the_type_and_the_ranges(
-    encode: Encode, worker_broker: Broker, settings: Settings, tmp_path: Path
-) -> None:
+def test_a_drain_that_goes_on_keeps_the_type_and_the_ranges(encode: Encode, rig: Rig, tmp_path: Path) -> None:
     """The first drainer dies when its first part is noted. Its successors know no more than the folder."""
     job = encode(TEXTS)
     ranges = ranges_of_all(expected()) * np.float32(0.9)
@@ -137,7 +131,6 @@ def test_a_drain_that_goes_on_keeps_the_type_and_the_ranges(
         job.deliver(tmp_path, output_type="int8", ranges=ranges * 2)
     job.deliver(tmp_path)
     assert job.retry_failed() == 1
-    rig = Rig(worker_broker, settings, DummyBackend(dim=16))
     rig.run(job, 13)
     job.deliver(tmp_path, output_type="int8")
     assert len(facts_of(tmp_path)) == 6
@@ -161,28 +154,6 @@ def test_a_type_counts_from_the_first_part_that_is_noted(
     job.deliver(tmp_path, output_type="float16")
     np.testing.assert_array_equal(numbers_in(tmp_path), expected().astype(np.float16))
     assert {facts["output_type"] for facts in facts_of(tmp_path)} == {"float16"}
-
-
-def test_a_drainer_that_stood_still_adds_no_part_of_another_type(
-    encode: Encode, raw: redis_py.Redis, tmp_path: Path
-) -> None:
-    job = encode(TEXTS)
-    copy = Job(job.id, job._broker)
-
-    def overtaken(chunk: ChunkVectors) -> None:
-        if chunk.positions[0] == 8 and not raw.hexists(keys.job(job.id), "parts"):
-            raw.delete(keys.drainer(job.id))
-            with unlocked(tmp_path), pytest.MonkeyPatch.context() as patched:
-                kill_at(patched, Drains, "note", 2, after=True)
-                with pytest.raises(Killed):
-                    copy.deliver(tmp_path, output_type="float16")
-            raw.delete(keys.drainer(job.id))
-
-    with pytest.raises(JobHeld, match="by another process, while this one stood still"):
-        job.deliver(tmp_path, output_type="int8", written=overtaken)
-    job.deliver(tmp_path)
-    assert {facts["output_type"] for facts in facts_of(tmp_path)} == {"float16"}
-    np.testing.assert_array_equal(numbers_in(tmp_path), expected().astype(np.float16))
 
 
 def test_a_fetch_that_meets_new_parts_of_another_type_ends(encode: Encode, tmp_path: Path) -> None:
@@ -244,15 +215,10 @@ def test_what_is_no_type_or_no_ranges_is_refused(encode: Encode, tmp_path: Path)
 # ------------------------------------------------------------------------------------- ranges of a job that is running
 
 
-def ready(job: Job, rig: Rig, chunks: range) -> None:
-    for chunk in chunks:
-        rig.run(job, chunk)
-
-
 @pytest.mark.parametrize("why", ["high water", "full"])
 def test_ranges_are_those_of_all_records_that_redis_holds_at_once(
     why: str,
-    worker_broker: Broker,
+    rig: Rig,
     settings: Settings,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -264,12 +230,11 @@ def test_ranges_are_those_of_all_records_that_redis_holds_at_once(
     if why == "full":
         monkeypatch.setattr(Connection, "is_full", lambda self: True)
     job = enqueue_embeddings(texts, settings=settings, chunk_size=8)
-    rig = Rig(worker_broker, settings, DummyBackend(dim=16))
-    ready(job, rig, range(25))
+    rig.run_all(job, range(25))
     drainer = threading.Thread(target=lambda: Job.get(job.id, held).deliver(tmp_path, output_type="int8"))
     drainer.start()
     eventually(lambda: bool(rows_of(tmp_path)) if tmp_path.exists() else False)
-    ready(job, rig, range(25, 50))
+    rig.run_all(job, range(25, 50))
     drainer.join(PATIENCE_S)
     ranges = ranges_of_all(reference(texts[:200]))
     assert {json.dumps(each["ranges"]) for each in facts_of(tmp_path)} == {json.dumps(ranges.tolist())}
@@ -278,9 +243,9 @@ def test_ranges_are_those_of_all_records_that_redis_holds_at_once(
     np.testing.assert_array_equal(found, Numbers(OutputType.INT8, ranges).of(reference(texts)))
 
 
-def test_too_few_records_for_ranges_are_refused(worker_broker: Broker, settings: Settings, tmp_path: Path) -> None:
+def test_too_few_records_for_ranges_are_refused(rig: Rig, settings: Settings, tmp_path: Path) -> None:
     job = enqueue_embeddings([f"text {i}" for i in range(400)], settings=settings, chunk_size=8)
-    ready(job, Rig(worker_broker, settings, DummyBackend(dim=16)), range(10))
+    rig.run_all(job, range(10))
     held = Job.get(job.id, limited(settings, results_high_water_bytes=2_000))
     with pytest.raises(OutputError, match=r"holds only 80 records .*: give a file with --ranges, or raise"):
         held.deliver(tmp_path, output_type="int8")
@@ -291,8 +256,7 @@ def test_too_few_records_for_ranges_are_refused(worker_broker: Broker, settings:
 
 
 def test_a_run_into_a_folder_in_int8(embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path) -> None:
-    texts = [f"text {i}" for i in range(600)]
-    (short_folder / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    texts = write_corpus(short_folder, 600)
     start_worker()
     ranges = ranges_of_all(reference(texts[:200]))
     np.save(short_folder / "ranges.npy", ranges)
@@ -312,28 +276,3 @@ def test_a_run_into_a_folder_in_int8(embedctl: RunEmbedctl, start_worker: StartW
     refused = embedctl("fetch", job, "-o", "v.jsonl")
     assert (refused.returncode, "have them restored with" in refused.stderr) == (2, True)
     assert embedctl("fetch", job, "-o", "v.jsonl", "--output-type", "float32").returncode == 0
-
-
-def test_a_drained_batch_file_is_answered_with_the_same_tokens(
-    embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path
-) -> None:
-    start_worker()
-    rows = [{"custom_id": f"r{i}", "body": {"input": ["one two", "word " * i]}} for i in range(10)]
-    (short_folder / "requests.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    submitted = embedctl("submit", "requests.jsonl", "-o", "r.jsonl", "--chunk-size", "3")
-    assert submitted.returncode == 3, submitted.stderr
-    job = submitted.stdout.strip()
-    fetches = (["-o", "r.jsonl"], ["-o", "plain.jsonl", "--format", "jsonl"], ["-o", "v.parquet"])
-    names = ("r.jsonl", "r.errors.jsonl", "plain.jsonl", "v.parquet")
-
-    def fetched() -> list[bytes]:
-        for arguments in fetches:
-            assert embedctl("fetch", job, *arguments).returncode == 3
-        return [(short_folder / name).read_bytes() for name in names]
-
-    before = fetched()
-    first = json.loads(before[0].splitlines()[1])
-    assert first["response"]["body"]["usage"]["prompt_tokens"] == 4
-    assert [json.loads(line).get("tokens") for line in before[2].splitlines()[:4]] == [2, None, 2, 1]
-    assert embedctl("fetch", job, "-o", "out/").returncode == 3
-    assert fetched() == before

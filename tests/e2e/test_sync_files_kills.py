@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.changes import SMALL_BLOCKS, Kill, Write, assert_holds, counts, killer, many, told
+from embedctl import Job
+from tests.support.changes import SMALL_BLOCKS, assert_holds, counts, killer, many, submitted, told
 from tests.support.forked import Forked
 from tests.support.here import Here
 from tests.support.prepared import Step
-from tests.support.processes import RunEmbedctl
 
 #: Steps: a module and a class, a function, and which of its calls.
 STEPS = [
@@ -41,36 +41,31 @@ LEAVE_A_JOB = ("no_longer_vouch", "publish", "put", "_make_room", "vouch", "disc
 OPTIONS = ("--chunk-size", "4", "--cache", "c.db", "--json")
 
 
-@pytest.fixture
-def kill(environment: dict[str, str], short_folder: Path) -> Kill:
-    return killer(environment, short_folder, SMALL_BLOCKS)
-
-
-class Nights:
+class Night:
     """The first night's output, and what the second one must make of it."""
 
-    def __init__(self, folder: Path, write: Write, embedctl: RunEmbedctl, output: str, size: int = 250) -> None:
-        self.folder, self.output, self._embedctl = folder, output, embedctl
+    def __init__(self, here: Here, output: str, size: int = 250) -> None:
+        self.here, self.folder, self.output = here, here.folder, output
         #: Larger than a block.
         self.documents = many(size)
-        told(embedctl("submit", write(self.documents), "--sync", "-o", output, "--json"))
+        submitted(here, self.documents, "--sync", "-o", output)
         del self.documents["id-1"], self.documents[f"id-{size * 4 // 5}"]
         self.documents |= {f"id-{at}": f"changed {at}" for at in range(size // 25, size - size // 25, size * 2 // 25)}
-        write(self.documents)
-        self._first = folder / "first"
+        here.write(self.documents)
+        self._first = here.folder / "first"
         self._first.mkdir()
-        for file in folder.glob(f"{Path(self.output).stem}.*"):
-            shutil.copy(file, self._first)
+        for file in self._files():
+            shutil.copy(here.folder / file, self._first)
         told(self.again())
         self._expected = self._files()
-        assert Path(self.output).name in self._expected
+        assert output in self._expected
 
     @property
     def command(self) -> tuple[str, ...]:
         return "submit", "corpus.jsonl", "--sync", "-o", self.output, *OPTIONS
 
     def again(self) -> subprocess.CompletedProcess[str]:
-        return self._embedctl(*self.command, prepare=SMALL_BLOCKS)
+        return self.here.embedctl(*self.command, prepare=SMALL_BLOCKS)
 
     def begin(self) -> None:
         """As after the first night."""
@@ -91,33 +86,34 @@ class Nights:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("output", "steps"), [("v.parquet", STEPS), ("v.npy", STEPS_OF_ARRAYS)])
-def test_an_output_survives_a_kill_at_any_step(here: Here, output: str, steps: Sequence[Step], kill: Kill) -> None:
+def test_an_output_survives_a_kill_at_any_step(here: Here, output: str, steps: Sequence[Step]) -> None:
     here.start_worker()
-    nights = Nights(here.folder, here.write, here.embedctl, output)
+    night = Night(here, output)
+    kill = killer(here.environment, here.folder, SMALL_BLOCKS)
     if output == "v.parquet":
-        assert_holds(here.folder / output, nights.documents)
+        assert_holds(here.folder / output, night.documents)
     for step, when in itertools.product(steps, ("before", "after")):
-        nights.begin()
-        kill(step, when, *nights.command)
-        done = nights.again()
+        night.begin()
+        kill(step, when, *night.command)
+        done = night.again()
         assert done.returncode == 0, (step, when, done.stderr)
-        nights.assert_done()
+        night.assert_done()
         left = list(here.broker.jobs.newest())
         assert not left or step[1] in LEAVE_A_JOB, (step, when)
         for job in left:
-            here.embedctl("discard", job.id)
+            Job(job.id, here.broker).discard()
 
 
 @pytest.mark.slow
 def test_two_at_once_make_one_output(here: Here) -> None:
     here.start_worker()
-    nights = Nights(here.folder, here.write, here.embedctl, "v.parquet", 2500)  # so that they take long enough to meet
-    for _ in range(3):
-        nights.begin()
-        both = [Forked(nights.command, here.environment, here.folder, prepare=SMALL_BLOCKS) for _ in range(2)]
+    night = Night(here, "v.parquet", 2500)  # so that they take long enough to meet
+    for _ in range(2):
+        night.begin()
+        both = [Forked(night.command, here.environment, here.folder, prepare=SMALL_BLOCKS) for _ in range(2)]
         said = [process.communicate(timeout=120)[1] for process in both]
         assert 0 in [process.returncode for process in both], said
         assert "Traceback" not in "".join(said), said
-        nights.assert_done()
-        assert counts(json.loads(nights.again().stdout))[2] == 0
-        nights.assert_done()
+        night.assert_done()
+        assert counts(json.loads(night.again().stdout))[2] == 0
+        night.assert_done()

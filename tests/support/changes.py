@@ -93,6 +93,13 @@ def told(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return facts
 
 
+def submitted(
+    here: Here, documents: Documents, *options: str, prepare: Callable[[], None] | None = None
+) -> dict[str, Any]:
+    """What `submit` says of a corpus of these documents."""
+    return told(here.embedctl("submit", here.write(documents), *options, "--json", prepare=prepare))
+
+
 def counts(facts: dict[str, Any]) -> tuple[int, int, int]:
     return facts["unchanged"], facts["cached"], facts["encoded"]
 

@@ -11,6 +11,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from embedctl import Job
+from embedctl_config import keys
+
 
 @contextmanager
 def unlocked(folder: Path) -> Iterator[None]:
@@ -19,6 +22,20 @@ def unlocked(folder: Path) -> Iterator[None]:
     lock.rename(folder / "aside")
     yield
     (folder / "aside").rename(lock)
+
+
+def results_in_redis(job: Job) -> set[int]:
+    """The chunks whose results are there."""
+    with job._broker.connection.client() as client:
+        chunks = range(job.status().chunks)
+        return {chunk for chunk in chunks if client.exists(keys.chunk_result(job.id, chunk))}
+
+
+def write_corpus(folder: Path, count: int) -> list[str]:
+    """The texts of `c.jsonl`, which is made."""
+    texts = [f"text {i}" for i in range(count)]
+    (folder / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return texts
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:

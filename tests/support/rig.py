@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -62,6 +62,10 @@ class Rig:
             "dummy", Ticket(keys.queue("dummy", "dummy"), job.id, chunk, {"version": wire.VERSION, **facts})
         )
 
+    def run_all(self, job: Job, chunks: Iterable[int]) -> None:
+        for chunk in chunks:
+            self.run(job, chunk)
+
     @contextmanager
     def in_thread(self, job: Job) -> Iterator[threading.Thread]:
         """Within the block, the job's first chunk is worked on beside; it is given up at the end."""
@@ -81,7 +85,5 @@ class Rig:
 def encoded_job(broker: Broker, settings: Settings, texts: Sequence[Any], **options: Any) -> Job:
     """A job in chunks of 8 whose every chunk was encoded in this process, into vectors of 16 dimensions."""
     job = enqueue_embeddings(texts, settings=settings, chunk_size=8, **options)
-    rig = Rig(broker, settings, DummyBackend(dim=16))
-    for chunk in range(job.status().chunks):
-        rig.run(job, chunk)
+    Rig(broker, settings, DummyBackend(dim=16)).run_all(job, range(job.status().chunks))
     return job
