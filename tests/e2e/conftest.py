@@ -148,30 +148,34 @@ def client(gateway: Running) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def embedctl(environment: dict[str, str], short_folder: Path) -> RunEmbedctl:
-    """Runs the command line; with `model`, as a fork that has the libraries of models."""
+    """Runs the command line to a `status`, if given; with `model`, as a fork that has the libraries of models."""
 
     def run(
         *arguments: str,
         stdin: str | None = None,
         prepare: Callable[[], None] | None = None,
         model: bool = False,
+        status: int | None = None,
         **variables: str,
     ) -> subprocess.CompletedProcess[str]:
         user = {"worker": "worker", "up": "worker", "flower": "flower"}.get(arguments[0], "producer")
         own = {**as_user(environment, user), **variables}
         forkable = arguments[0] not in NOT_FORKED or arguments[:2] == ("worker", "--ready")
         if forkable and can_be_forked(own, model=model):
-            return run_forked(arguments, own, short_folder, stdin=stdin, prepare=prepare, model=model)
-        assert prepare is None, "a new process can't be prepared"
-        return subprocess.run(
-            [sys.executable, "-m", "embedctl", *arguments],
-            env=own,
-            cwd=short_folder,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+            done = run_forked(arguments, own, short_folder, stdin=stdin, prepare=prepare, model=model)
+        else:
+            assert prepare is None, "a new process can't be prepared"
+            done = subprocess.run(
+                [sys.executable, "-m", "embedctl", *arguments],
+                env=own,
+                cwd=short_folder,
+                input=stdin,
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+        assert status in (None, done.returncode), done.stdout + done.stderr
+        return done
 
     return run
 

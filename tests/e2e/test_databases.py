@@ -207,8 +207,7 @@ def test_a_stopped_job_is_delivered_as_far_as_it_is_and_later_from_its_gap(
     assert job.deliver(table.url) == Delivered(written=24, not_encoded=76)
     done = [i for chunk in (0, 1, 3) for i in range(chunk * 8, chunk * 8 + 8)]
     assert_records(table, [f"r{i}" for i in done], [TEXTS[i] for i in done])
-    resumed = here.embedctl("submit", str(corpus), "--chunk-size", "8", "--resume", job.id)
-    assert resumed.returncode == 0, resumed.stderr
+    here.embedctl("submit", str(corpus), "--chunk-size", "8", "--resume", job.id, status=0)
     rig.run_all(job, set(range(CHUNKS)) - {0, 1, 3})
     assert job.deliver(table.url) == Delivered(written=76, unchanged=24)
     assert_records(table, [f"r{i}" for i in range(100)], TEXTS)
@@ -255,8 +254,7 @@ def test_records_that_postgres_refuses_are_named_and_all_others_are_there(
     assert job.deliver(table.url, refused=refused.append) == Delivered(written=98, refused=2)
     assert [(each.position, each.id) for each in refused] == [(42, "nul\0here"), (77, "r77")]
     assert sorted(table.rows()) == sorted(f"r{i}" for i in range(100) if i not in (42, 77))
-    done = embedctl("fetch", job.id, "-o", table.url, "--json")
-    assert done.returncode == 3, done.stderr
+    done = embedctl("fetch", job.id, "-o", table.url, "--json", status=3)
     assert "record 77 (r77): refused: " in done.stderr
     assert "; 2 were refused" in done.stderr
     assert json.loads(done.stdout)["delivered"]["refused"] == 2
@@ -284,15 +282,12 @@ def test_two_deliveries_of_a_job_at_once_double_nothing(encode: Encode, settings
 
 def test_fetch_and_submit_deliver(here: Here, corpus: Path, table: Database) -> None:
     here.start_worker()
-    done = here.embedctl("submit", str(corpus), "-o", table.url)
-    assert done.returncode == 0, done.stderr
+    done = here.embedctl("submit", str(corpus), "-o", table.url, status=0)
     assert f"Wrote 100 records to {table.url}" in done.stderr
     assert_records(table, [f"r{i}" for i in range(100)], TEXTS)
-    again = here.embedctl("fetch", done.stdout.strip(), "-o", table.url)
-    assert again.returncode == 0, again.stderr
+    again = here.embedctl("fetch", done.stdout.strip(), "-o", table.url, status=0)
     assert f"Wrote 0 records to {table.url}; 100 were there already" in again.stderr
-    other = here.embedctl("submit", str(corpus), "--prompt", "query: ", "-o", table.url)
-    assert other.returncode == 65
+    other = here.embedctl("submit", str(corpus), "--prompt", "query: ", "-o", table.url, status=65)
     assert "choose another name" in other.stderr
 
 
@@ -317,5 +312,4 @@ def test_run_refuses_ids_before_it_starts_anything_and_else_delivers(here: Here,
 
 def test_a_database_that_is_away_has_its_own_status(embedctl: RunEmbedctl, free_port: int) -> None:
     for url in (f"postgresql://me@127.0.0.1:{free_port}/x?table=t", f"qdrant+http://127.0.0.1:{free_port}/c"):
-        done = embedctl("fetch", "20261121-000000-0000000000", "-o", url)
-        assert done.returncode == 69, done.stderr
+        embedctl("fetch", "20261121-000000-0000000000", "-o", url, status=69)

@@ -323,8 +323,7 @@ def test_two_drainers(encode: Encode, embedctl: RunEmbedctl, tmp_path: Path) -> 
     first.start()
     assert begun.wait(PATIENCE_S)
     try:
-        refused = embedctl("fetch", job.id, "-o", f"{tmp_path}/")
-        assert refused.returncode == 1
+        refused = embedctl("fetch", job.id, "-o", f"{tmp_path}/", status=1)
         assert f"job {job.id} is being drained by process {os.getpid()} on " in refused.stderr
         with pytest.raises(JobHeld):
             job.deliver(tmp_path / "other")
@@ -362,8 +361,7 @@ SMALL = {"LIMIT_PART_RECORDS": "500", "LIMIT_RESULTS_HIGH_WATER_BYTES": "40000",
 @pytest.mark.parametrize("way", [("-o", "v.npy"), ("-o", "-"), ("-o", "lancedb:v?table=t")], ids=" ".join)
 def test_only_a_folder_drains(here: Here, way: tuple[str, str]) -> None:
     write_corpus(here.folder, 3)
-    done = here.embedctl("submit", "c.jsonl", "--drain", *way)
-    assert done.returncode == 2
+    done = here.embedctl("submit", "c.jsonl", "--drain", *way, status=2)
     assert "--drain is for vectors that go into a folder" in done.stderr
 
 
@@ -380,8 +378,7 @@ def test_a_job_that_waits_for_its_reader_says_so(here: Here) -> None:
 
     eventually(lambda: "waiting for a reader" in said(), what="the job's pause")
     assert f"embedctl fetch {job_id} -o DIR/" in said()
-    drained = here.embedctl("fetch", job_id, "-o", "out/", **SMALL)
-    assert drained.returncode == 0, drained.stderr
+    here.embedctl("fetch", job_id, "-o", "out/", **SMALL, status=0)
     assert "waiting for a reader" not in said()
     assert_complete(here.folder / "out", texts)
 

@@ -160,13 +160,11 @@ def test_a_machine_without_a_worker_is_not_ready(here: Here, worker_broker: Brok
 def test_a_job_without_a_live_worker_says_so_and_names_the_command_that_starts_one(here: Here) -> None:
     command = "embedctl worker --class dummy --model dummy"
     (here.folder / "corpus.txt").write_text("one\ntwo\n")
-    submitted = here.embedctl("submit", "corpus.txt")
-    assert submitted.returncode == 0
+    submitted = here.embedctl("submit", "corpus.txt", status=0)
     assert submitted.stderr.strip() == f"No live worker serves dummy on dummy. Start one: {command}"
     job_id = submitted.stdout.strip()
     assert lines(here.embedctl("status", job_id).stdout, "workers") == [f"0 live; start one: {command}"]
-    waited = here.embedctl("wait", job_id, "--timeout", "0.5")
-    assert waited.returncode == 124
+    waited = here.embedctl("wait", job_id, "--timeout", "0.5", status=124)
     assert f"Start one: {command}" in waited.stderr
     assert any(finding.level is Level.WARN and "none is alive" in finding.found for finding in examine(here.settings))
 

@@ -49,8 +49,7 @@ def states(broker: Broker) -> Mapping[str, JobState]:
 def test_each_of_several_jobs_is_tried_and_the_first_failure_is_the_status(here: Here, ended: EndedJob) -> None:
     good, active, other, foreign = ended(failed=1), new_job(here.broker), ended(failed=2), ended()
     here.raw.hset(keys.job(foreign), mapping={"version": 99, "state": "levitating"})
-    told = here.embedctl("retry", good, GONE, active, foreign, other, good)
-    assert told.returncode == 4
+    told = here.embedctl("retry", good, GONE, active, foreign, other, good, status=4)
     assert told.stdout == ""
     lines = told.stderr.splitlines()
     assert lines[0] == f"{good}: 1 records queued again"
@@ -59,8 +58,7 @@ def test_each_of_several_jobs_is_tried_and_the_first_failure_is_the_status(here:
     assert lines[3].startswith(f"embedctl: job {foreign} is of version 99, and this embedctl handles version 1:")
     assert lines[4] == f"{other}: 2 records queued again"
     assert len(lines) == 5
-    cancelled = here.embedctl("cancel", active, other, "--json")
-    assert cancelled.returncode == 0
+    cancelled = here.embedctl("cancel", active, other, "--json", status=0)
     assert json.loads(cancelled.stdout) == [{"id": active, "state": "cancelled"}, {"id": other, "state": "cancelled"}]
     partly = here.embedctl("discard", GONE, other, "--json")
     assert (partly.returncode, other in states(here.broker)) == (4, False)
@@ -87,8 +85,9 @@ def test_discard_chooses_ended_jobs_by_state_and_age(here: Here, ended: EndedJob
     assert looked.stderr.strip() == "3 jobs would be discarded"
     assert set(states(here.broker)) == everything
 
-    first = here.embedctl("discard", "--older-than", "2h", "--state", "failed", "--state", "completed_with_errors")
-    assert first.returncode == 0
+    first = here.embedctl(
+        "discard", "--older-than", "2h", "--state", "failed", "--state", "completed_with_errors", status=0
+    )
     assert sorted(first.stderr.splitlines()) == sorted(
         [f"{old_failed}: discarded", f"{ancient}: discarded", "2 jobs discarded"]
     )
@@ -144,8 +143,7 @@ def test_what_redis_interrupts_is_told_up_to_there(embedctl: RunEmbedctl, own_re
     own_redis.stop()
     failed = embedctl("list", "--json", EMBEDCTL_REDIS_URL=own_redis.url)
     assert (failed.returncode, failed.stdout) == (69, "")
-    told = embedctl("discard", GONE, GONE[:-1] + "1", "--json", EMBEDCTL_REDIS_URL=own_redis.url)
-    assert told.returncode == 69
+    told = embedctl("discard", GONE, GONE[:-1] + "1", "--json", EMBEDCTL_REDIS_URL=own_redis.url, status=69)
     assert told.stderr.count("can't be reached") == 1  # not again for each job
     assert json.loads(told.stdout) == []
 
@@ -198,8 +196,7 @@ def test_no_clobber_refuses_before_any_work(here: Here, ended: EndedJob, file: s
     job_id = ended()
     commands = [["submit", "c.txt"], ["run", "c.txt"], ["fetch", job_id]]
     for command in commands if file == "v.npy" else commands[-1:]:
-        refused = here.embedctl(*command, "-o", output, "--no-clobber")
-        assert refused.returncode == 1
+        refused = here.embedctl(*command, "-o", output, "--no-clobber", status=1)
         assert f"{file} exists" in refused.stderr
     assert list(states(here.broker)) == [job_id]
     assert (here.folder / file).read_text() == "precious"

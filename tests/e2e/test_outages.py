@@ -206,12 +206,10 @@ def test_a_redis_that_comes_back_empty(here: Here, redis_server: RedisServer) ->
         Job(lost, here.broker).status()
     assert waiting.result(60).returncode == 4
     for verb in ("status", "wait"):
-        told = here.embedctl(verb, lost)
-        assert told.returncode == 4
+        told = here.embedctl(verb, lost, status=4)
         assert "lost by the broker" in told.stderr
 
-    again = here.embedctl(*command, "--wait")
-    assert again.returncode == 0, again.stderr
+    again = here.embedctl(*command, "--wait", status=0)
     made = again.stdout.strip()
     assert made != lost
     assert_whole(Job(made, here.broker), texts)
@@ -249,8 +247,7 @@ def test_a_submission_that_redis_lost_in_a_crash_is_repaired_by_the_same_command
     here.raw.delete(keys.producer(job.id))  # its lease lapses 30 s after its last sign of life
     assert "submitting (stalled)" in here.embedctl("status", job.id).stdout
     here.start_worker("slow")
-    again = here.embedctl(*command, "--wait")
-    assert again.returncode == 0, again.stderr
+    again = here.embedctl(*command, "--wait", status=0)
     assert again.stdout.strip() == job.id
     assert_whole(job)
 

@@ -114,8 +114,7 @@ def test_wait_tells_time_and_rate_of_a_job_that_it_found_at_work(here: Here) -> 
     here.start_worker("slow")
     job = enqueue_embeddings(["", *SLOW[:15]], hardware="slow", chunk_size=2, settings=here.settings)
     eventually(lambda: job.status().done)
-    waited = here.embedctl("wait", job.id)
-    assert waited.returncode == 3
+    waited = here.embedctl("wait", job.id, status=3)
     assert re.fullmatch(rf"15 {SUMMARY}\nThe failed records: embedctl errors {job.id}\n", waited.stderr)
     assert here.embedctl("wait", job.id, "-q").stderr == ""
 

@@ -98,15 +98,13 @@ def test_run_offers_to_pull_and_does_it(embedctl: Run, hub: StandInHub, short_fo
     corpus.write_text("the text\na word\n")
     command = ("run", str(corpus), "--model", NAME, "--class", "cpu", "-o", str(short_folder / "vectors.npy"))
     private = {"EMBEDCTL_REDIS_URL": ""}
-    refused = embedctl(*command, **private)
-    assert refused.returncode == 4, refused.stderr
+    refused = embedctl(*command, **private, status=4)
     said = refused.stderr.strip().splitlines()[-1]
     assert said.startswith("embedctl: model 'someone/tiny' is no folder")
     assert said.endswith("get it: embedctl model pull someone/tiny, or add --pull to `embedctl run`, `worker` or `up`")
     assert not hub.asked
 
-    done = embedctl(*command, "--pull", **private)
-    assert done.returncode == 0, done.stderr
+    done = embedctl(*command, "--pull", **private, status=0)
     assert "someone/tiny at main is commit" in done.stderr
 
     expected = expected_vectors(referenced, ["the text", "a word"])
@@ -117,8 +115,7 @@ def test_a_pull_prints_the_folder_and_how_to_use_a_revision(
     embedctl: Run, environment: dict[str, str], hub: StandInHub
 ) -> None:
     commit = hub.commit(NAME, "main")
-    done = embedctl("model", "pull", f"{NAME}@{commit}")
-    assert done.returncode == 0, done.stderr
+    done = embedctl("model", "pull", f"{NAME}@{commit}", status=0)
     assert done.stdout.strip().endswith(f"/snapshots/{commit}")
     assert f'[models."{NAME}"] with revision = "{commit}"' in done.stderr
     config = Path(environment["EMBEDCTL_CONFIG"])

@@ -94,8 +94,7 @@ def test_a_job_with_tls_users_and_password_files_and_no_password_is_ever_shown(
 
         shown += [path.read_text(errors="replace") for path in here.folder.rglob("*.log")]
         for command in (["config", "show"], ["config", "show", "--json"], ["doctor"], ["list"], ["status", job.id]):
-            done = here.embedctl(*command)
-            assert done.returncode == 0, done.stdout + done.stderr
+            done = here.embedctl(*command, status=0)
             shown += [done.stdout, done.stderr]
         shown += _command_lines()
         shown.append(repr([here.settings, here.broker, here.broker.connection, job]))
@@ -178,8 +177,7 @@ def test_insecure_checks_nothing_and_says_so(here: Here, environment: dict[str, 
     redis_server.stop()
     redis_server.certify("redis.example", authority=trustme.CA())
     redis_server.start()
-    by_flag = here.embedctl("--insecure", "list")
-    assert by_flag.returncode == 0, by_flag.stderr
+    by_flag = here.embedctl("--insecure", "list", status=0)
     assert "is not checked (insecure)" in by_flag.stderr
     environment |= {**login(redis_server, "worker"), "EMBEDCTL_INSECURE": "1"}
     worker = here.start_worker(wait=False)

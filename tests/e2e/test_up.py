@@ -160,9 +160,8 @@ def test_the_plan_is_printed_and_nothing_is_started(here: Here) -> None:
     cpus = ",".join(map(str, CPUS))
     addresses = {"EMBEDCTL_METRICS_ADDRESS": "9100", "EMBEDCTL_GATEWAY_ADDRESS": "9000"}
     done = here.embedctl(
-        "up", "--dry-run", "--class", "slow", "--class", "dummy", "--cpus", cpus, "--gateway", **addresses
+        "up", "--dry-run", "--class", "slow", "--class", "dummy", "--cpus", cpus, "--gateway", **addresses, status=0
     )
-    assert done.returncode == 0, done.stderr
     rows = [re.split(r" {2,}", line) for line in done.stdout.splitlines()[1:]]
     command = "EMBEDCTL_METRICS_ADDRESS=127.0.0.1:{} embedctl worker --class {} --cpus {} --model dummy"
     assert rows[:2] == [
