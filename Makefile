@@ -72,7 +72,7 @@ AS_USERS := main_job deaths poison producers everyday_use gateway
 
 # These run once more with the bytes of chunks outside of Redis; `pytest --chunk-files s3 tests` runs them all.
 OUTSIDE := contract/store/test_runner.py e2e/test_main_job.py e2e/test_deaths.py \
-	e2e/test_poison.py e2e/test_stopping.py e2e/test_drain.py::test_results_go_to_parts_and_are_read_from_there \
+	e2e/test_poison.py e2e/test_drain.py::test_results_go_to_parts_and_are_read_from_there \
 	e2e/test_drain.py::test_retried_records_come_in_a_part_of_their_own e2e/test_drain.py::test_a_stopped_job_is_drained_and_goes_on
 
 # What some tests need beside Python, one after the other: Debian's packages are installed by one process at a time.

@@ -7,34 +7,9 @@ import os
 import subprocess
 from pathlib import Path
 
-import numpy as np
-
 from embedctl.cli.run import _run_key
 from embedctl.corpus import open_corpus
-from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl
-from tests.support.workers import StartWorker
-
-
-def ids_of(path: Path) -> list[str | None]:
-    return [json.loads(line) for line in path.with_suffix(".ids.jsonl").read_text().splitlines()]
-
-
-def test_several_inputs_are_one_job_in_the_order_given(
-    embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path
-) -> None:
-    start_worker()
-    folder = short_folder / "d"
-    folder.mkdir()
-    (folder / "b.txt").write_text("b1\nb2\n")
-    (folder / "a.jsonl").write_text('{"body": {"text": "no"}, "text": "a", "id": 1}\n')
-    (short_folder / "z.json").write_text('["z1", {"text": "z2", "id": "z"}]')
-    for _ in range(2):  # the second time, the folder has the files that the first wrote
-        embedctl("submit", "z.json", "d", "-o", "d/out.npy", "--chunk-size", "2", status=0)
-        np.testing.assert_array_equal(np.load(folder / "out.npy"), reference(["z1", "z2", "a", "b1", "b2"]))
-        assert ids_of(folder / "out.npy") == [None, "z", "1", None, None]
-    embedctl("submit", "*.json", "d/*.txt", "--limit", "3", "-o", "cut.npy", status=0)
-    np.testing.assert_array_equal(np.load(short_folder / "cut.npy"), reference(["z1", "z2", "b1"]))
 
 
 def test_a_dry_run_on_one_machine_needs_no_redis_and_writes_nothing(embedctl: RunEmbedctl, short_folder: Path) -> None:

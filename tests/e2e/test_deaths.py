@@ -102,20 +102,6 @@ def test_a_stopped_worker_whose_lease_lapsed_does_no_harm_when_it_goes_on(here: 
     np.testing.assert_array_equal(job.vectors(), reference(SLOW))
 
 
-def test_deleted_and_doubled_tickets(here: Here) -> None:
-    job = enqueue_embeddings(TEXTS, chunk_size=5, settings=here.settings)
-    queue = job.status().queue
-    assert here.raw.llen(queue) == 8  # the window
-    here.raw.rpop(queue)
-    here.raw.rpop(queue)
-    here.broker.tickets.send(queue, job.id, [3, 3, 4])
-    here.broker.tickets.send(queue, "20200101-000000-0000000000", [0])
-    here.start_worker()
-    status = job.wait(timeout=60)
-    assert (status.done, status.claims, status.refused) == (60, 12, 0)
-    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
-
-
 @pytest.mark.slow
 def test_sigterm_in_the_middle_of_a_suspect_chunk_hands_it_back_and_blames_nobody(here: Here) -> None:
     doomed = here.start_worker("slow")
@@ -149,17 +135,6 @@ def test_ctrl_c_twice_in_the_middle_of_a_chunk_loses_nothing(here: Here) -> None
     here.start_worker("slow")
     assert_every_record_has_its_vector(job)
     assert job.status().deaths == 0
-
-
-def test_one_worker_with_two_suspect_chunks_does_one_after_the_other(here: Here) -> None:
-    doomed = here.start_worker("slow")
-    job = submit(here.settings, records=20)
-    kill_in_the_middle(here.raw, job, doomed)
-    careful = here.start_worker("slow")
-    eventually(lambda: len(job.suspects()) == 2)
-    assert_every_record_has_its_vector(job, 20)
-    assert careful.log().count("encoding it alone") == 2
-    assert job.status().deaths == 2
 
 
 @pytest.mark.in_redis  # others are not joined

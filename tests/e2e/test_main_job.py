@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from embedctl import JobCancelled, JobState, enqueue_embeddings
+from embedctl import JobState, enqueue_embeddings
 from tests.support.here import Here
 from tests.support.jobs import reference
 from tests.support.waiting import eventually
@@ -64,20 +63,6 @@ def test_options_reach_the_worker(here: Here) -> None:
     assert (short.status().dim, short.vectors().shape) == (5, (2, 5))
     expected = reference(["a b"])[0, :5]
     np.testing.assert_allclose(short.vectors()[0], expected / np.linalg.norm(expected), rtol=0, atol=1e-6)
-
-
-def test_cancel_stops_a_running_job_and_frees_it(here: Here) -> None:
-    here.start_worker("slow")
-    job = enqueue_embeddings(
-        [f"text {i} " + "word " * 60 for i in range(2000)], hardware="slow", chunk_size=100, settings=here.settings
-    )
-    eventually(lambda: job.status().claims > 0)
-    assert job.cancel().state is JobState.CANCELLED
-    with pytest.raises(JobCancelled):
-        job.vectors()
-    eventually(lambda: not list(here.raw.scan_iter(f"embed:job:{job.id}:in:*")))
-    eventually(lambda: not list(here.raw.scan_iter(f"embed:job:{job.id}:out:*")))
-    eventually(lambda: here.raw.zcard("embed:active") == 0)
 
 
 def test_standard_input_partial_failure_and_exit_codes(here: Here) -> None:

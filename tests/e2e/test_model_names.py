@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from embedctl_config.settings import Settings
 from tests.support.forked import Forked
 from tests.support.redis_server import as_user
 from tests.support.waiting import eventually
-from tests.support.workers import StartWorker, WorkerProcess
+from tests.support.workers import WorkerProcess
 
 
 @pytest.fixture
@@ -38,27 +38,3 @@ def test_a_small_job_is_not_stuck_behind_a_large_one_of_another_model(
         assert short_one.wait(timeout=120).state is JobState.COMPLETED
         assert not long_one.status().state.ended
         long_one.cancel()
-
-
-@pytest.mark.slow
-def test_both_spellings_of_a_model_reach_a_worker_of_either(
-    environment: dict[str, str], settings: Settings, start_worker: StartWorker, tiny_model: Callable[..., Path]
-) -> None:
-    pytest.importorskip("torch")
-    from tests.support.tiny_models import Tiny
-
-    names = ("tiny", "sentence-transformers/tiny")
-    with Path(environment["EMBEDCTL_CONFIG"]).open("a") as config:
-        for name in names:
-            config.write(f'\n[models."{name}"]\nsource = "{tiny_model(Tiny())}"\n')
-    for started in names[1:]:
-        before = [enqueue_embeddings(["early"], model=name, hardware="cpu", settings=settings) for name in names]
-        worker = start_worker("cpu", model=started)
-        assert set(worker.row().models) == set(names)
-        assert set(worker.row().loaded) == {started}
-        after = [enqueue_embeddings(["late"], model=name, hardware="auto", settings=settings) for name in names]
-        for job in (*before, *after):
-            status = job.wait(timeout=60)
-            assert (status.state, status.hardware) == (JobState.COMPLETED, "cpu")
-        assert worker.stop() == 0
-        assert len(worker.log().split("ready in")) == 2

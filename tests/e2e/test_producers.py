@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import redis as redis_py
 
-from embedctl import CorpusChanged, Job, JobState, SettingsError, enqueue_embeddings
+from embedctl import Job, JobState, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.enqueue import submit
 from embedctl.job_options import SubmitOptions
@@ -139,10 +137,6 @@ def half(settings: Settings, broker: Broker, raw: redis_py.Redis) -> str:
     return job_id
 
 
-def resume(broker: Broker, job_id: str, texts: list[str] = TEXTS, **options: Any) -> Job:
-    return submit(broker, records_of(texts, max_bytes=1000), SubmitOptions(resume=job_id, **options))
-
-
 def test_what_can_not_be_resumed_is_refused_in_a_sentence(here: Here, half: str) -> None:
     write_corpus(here.folder, [json.dumps({"text": text}) + "\n" for text in TEXTS])
     other = enqueue_embeddings(["text"], settings=here.settings)
@@ -171,71 +165,6 @@ def test_two_submitters_with_one_key_at_the_same_time_make_one_job(here: Here) -
     assert said == here.broker.jobs.newest_ids(2) * 2
     assert_every_record_has_its_vector(said[0], here.settings)
     assert Job.get(said[0], here.settings).status().claims == 20
-
-
-@pytest.mark.slow
-def test_one_that_comes_while_another_submits_waits_for_it_however_slow_its_corpus_is(
-    here: Here, start_producer: StartProducer
-) -> None:
-    here.start_worker()
-    first = start_producer("--resume", "k", lease_s=5)  # of which a busy machine does not miss two thirds
-    first.give(LINES[:35])
-    job_id = begun(here.broker, 30)
-    since = here.broker.connection.now_ms()
-    told: list[str] = []
-    options = SubmitOptions(chunk_size=10, idempotency_key="k", digests=True)
-    records = records_of(({"text": text, "id": i} for i, text in enumerate(TEXTS)), max_bytes=1000)
-    second = threading.Thread(
-        target=submit, args=(here.broker, records, options, lambda _, waiting: told.append(waiting)), daemon=True
-    )
-    second.start()
-    eventually(lambda: here.broker.connection.now_ms() - since > 10_000)  # two leases
-    assert told == ["another producer of this job"] * len(told)
-    assert here.broker.jobs.status(job_id).records == 30
-    first.give(LINES[35:])
-    first.pipe.close()
-    assert first.process.wait(60) == 0
-    second.join(60)
-    assert not second.is_alive()
-    assert told.count("") == 10
-    assert here.broker.jobs.newest_ids(2) == [job_id]
-    assert_every_record_has_its_vector(job_id, here.settings)
-    assert here.broker.jobs.status(job_id).claims == 10
-
-
-def test_another_corpus_or_other_options_of_a_half_submitted_job_are_refused_and_the_right_ones_resume(
-    here: Here, half: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keys, "PRODUCER_LEASE_S", 3600)  # who was refused gives up the right to add at once
-    for changed, said in [
-        ([*TEXTS[:17], "other", *TEXTS[18:]], "record 17"),
-        (TEXTS[:20], "holds 3 chunks, and the corpus now makes 2"),
-        (TEXTS[:25], "record 25"),
-    ]:
-        with pytest.raises(CorpusChanged, match=said):
-            resume(here.broker, half, changed)
-        assert here.broker.jobs.status(half).state is JobState.SUBMITTING
-    others: dict[str, Any] = {
-        "hardware": "slow",
-        "precision": "int8",
-        "max_errors": 5,
-        "max_errors_share": 0.5,
-        "ttl": 5000.0,
-    }
-    for option, value in others.items():
-        with pytest.raises((CorpusChanged, SettingsError), match=option):
-            resume(here.broker, half, **{option: value})
-    here.start_worker()
-    same: dict[str, Any] = {
-        "prompt": "query: ",
-        "chunk_size": 10,
-        "model": "dummy",
-        "hardware": "auto",
-        "precision": "fp32",
-    }
-    job = resume(here.broker, half, **same)
-    assert job.wait(timeout=60).done == 100
-    np.testing.assert_array_equal(job.vectors(), reference(TEXTS, "query: "))
 
 
 def test_ctrl_c_leaves_a_job_for_another_that_goes_on_at_once(here: Here, start_producer: StartProducer) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -212,23 +211,6 @@ def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(here: Her
 
 
 @pytest.mark.slow
-def test_sigterm_drains_and_loses_nothing(here: Here, start_up: StartUp) -> None:
-    up = start_up("--class", "slow")
-    worker = up.wait_ready("slow")["slow"]
-    job = submit(here.settings, records=30)
-    eventually(lambda: owners(here.raw, job) and up.workers()["slow"].progressed_ms)
-    assert up.stop() == 0
-    assert not is_running(worker.pid)
-    assert owners(here.raw, job) == {}
-    status = job.status()
-    assert 5 <= status.done < 30
-    assert (status.deaths, status.lapsed) == (0, 0)
-    here.start_worker("slow")
-    assert_every_record_has_its_vector(job, 30)
-    assert job.status().deaths == 0
-
-
-@pytest.mark.slow
 def test_ctrl_c_twice_kills_and_blames_nobody(here: Here, start_up: StartUp) -> None:
     up = start_up("--class", "hung")
     worker = up.wait_ready("hung")["hung"]
@@ -372,19 +354,6 @@ def test_a_gateway_beside_the_workers_answers_is_started_again_and_ends_with_the
         "gateway: ended with status 0",
     ]
     assert WORD not in up.said()
-
-
-@pytest.mark.slow
-def test_a_gateway_that_can_not_start_is_told_before_any_worker_does(
-    environment: dict[str, str], start_up: StartUp
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        environment["EMBEDCTL_GATEWAY_ADDRESS"] = str(port)
-        up = start_up("--class", "dummy", "--gateway")
-        assert up.ended() == 2
-    said = "embedctl up: the gateway can't start: embedctl gateway: gateway_address: can't listen at "
-    assert up.said().startswith(f"{said}127.0.0.1:{port}: Address already in use")
 
 
 def test_workers_that_start_together_choose_their_names_in_turn(here: Here, cache_folder: Path) -> None:

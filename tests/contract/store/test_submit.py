@@ -12,6 +12,7 @@ from embedctl import (
     BrokerUnavailable,
     CorpusChanged,
     InputError,
+    Job,
     JobState,
     SettingsError,
     enqueue_embeddings,
@@ -22,7 +23,7 @@ from embedctl.job_options import MAX_KEY_BYTES, MAX_PROMPT_BYTES, SubmitOptions
 from embedctl.option_checks import MAX_DIMENSIONS
 from embedctl.records import records_of
 from embedctl.store import ServedModel
-from embedctl_config import wire
+from embedctl_config import keys, wire
 from embedctl_config.settings import MAX_CHUNK_RECORDS, Settings
 from tests.support.store import MINE, QUEUE, row, work
 
@@ -77,6 +78,34 @@ def test_other_options_under_the_same_key_are_refused_by_name(settings: Settings
     enqueue_embeddings(TEXTS, chunk_size=4, idempotency_key="k", settings=settings)
     with pytest.raises(CorpusChanged, match=f"other options: .*{next(iter(option))} was"):
         enqueue_embeddings(TEXTS, **{"chunk_size": 4, **option}, idempotency_key="k", settings=settings)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"hardware": "slow"}, {"precision": "int8"}, {"max_errors": 5}, {"max_errors_share": 0.5}, {"ttl": 5000.0}],
+)
+def test_a_half_submitted_job_is_resumed_with_its_own_options_and_corpus_alone(
+    settings: Settings, broker: Broker, raw: redis_py.Redis, option: dict[str, Any]
+) -> None:
+    def dies() -> Iterator[str]:
+        yield from TEXTS[:5]
+        raise KeyboardInterrupt
+
+    def resume(texts: list[str], **options: Any) -> Job:
+        raw.delete(keys.producer(job.id))
+        return submit(broker, records_of(texts, max_bytes=100), SubmitOptions(resume=job.id, **options))
+
+    same: dict[str, Any] = {"prompt": "q: ", "chunk_size": 2, "max_errors": 3, "ttl": 1000.0}
+    with pytest.raises(KeyboardInterrupt):
+        submit(broker, records_of(dies(), max_bytes=100), SubmitOptions.of(**same, idempotency_key="k"))
+    (job,) = broker.jobs.newest()
+    with pytest.raises((CorpusChanged, SettingsError), match=next(iter(option))):
+        resume(TEXTS, **option)
+    with pytest.raises(CorpusChanged, match="record 1"):
+        resume([TEXTS[0], "other", *TEXTS[2:]])
+    assert broker.jobs.status(job.id).state is JobState.SUBMITTING
+    assert resume(TEXTS, prompt="q: ", chunk_size=2, model="dummy", hardware="auto", precision="fp32").id == job.id
+    assert broker.jobs.status(job.id).records == 10
 
 
 @pytest.mark.parametrize(
