@@ -29,7 +29,7 @@ class Admission:
         self.requests = 0
         self.held = 0
         self._most = most
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._clock = clock
         self._reserve = max(1, most // _RESERVE)
         self._of_tenant: Counter[str] = Counter()
@@ -81,13 +81,6 @@ class Admission:
         while now - self._asked[first := next(iter(self._asked))] > _LATELY_S:
             del self._asked[first]
 
-    def hold(self, part: Bytes, count: int) -> None:
-        """Count more bytes of a request; raises Refusal if there is no room for them beside those of other requests."""
-        if self.held + count > self._max_bytes and self.held > part.count:
-            raise busy("too many large requests are in flight; come again in a second")
-        self.held += count
-        part.count += count
-
 
 class Bytes:
     def __init__(self, admission: Admission) -> None:
@@ -95,4 +88,9 @@ class Bytes:
         self._admission = admission
 
     def hold(self, count: int) -> None:
-        self._admission.hold(self, count)
+        """Count more of them; raises Refusal if there is no room for them beside those of other requests."""
+        admission = self._admission
+        if admission.held + count > admission.max_bytes and admission.held > self.count:
+            raise busy("too many large requests are in flight; come again in a second")
+        admission.held += count
+        self.count += count

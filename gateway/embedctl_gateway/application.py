@@ -8,13 +8,42 @@ from contextlib import asynccontextmanager
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Match, Route
 
 from embedctl.listening import in_shared_thread
-from embedctl_gateway import batch_calls, file_calls, openai_calls, own_calls, result_calls, tei_calls
-from embedctl_gateway.calls import Endpoint, Gateway, Handler
-from embedctl_gateway.refusals import Refusal, Style, as_openai, as_tei
+from embedctl_gateway import batch_calls, file_calls, openai_calls, openapi, result_calls, tei_calls
+from embedctl_gateway.calls import Call, Endpoint, Gateway, Handler
+from embedctl_gateway.refusals import Refusal, Style, as_openai, as_tei, unavailable
+
+
+async def _health(call: Call) -> Response:
+    """This process answers."""
+    return JSONResponse({"status": "ok"})
+
+
+async def _ready(call: Call) -> Response:
+    """Redis answers, and a live worker serves a model."""
+    if not await call.gateway.catalogue.served():
+        raise unavailable("no live worker serves a model")
+    return JSONResponse({"status": "ready"})
+
+
+async def _metrics(call: Call) -> Response:
+    content_type, page = call.gateway.telemetry.page(call.request.headers.get("accept", ""))
+    return Response(page, headers={"content-type": content_type, "cache-control": "no-store"})
+
+
+async def _description(call: Call) -> Response:
+    return JSONResponse(openapi.document())
+
+
+async def _page(call: Call) -> Response:
+    policy = (
+        "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return HTMLResponse(openapi.page(), headers={"content-security-policy": policy})
+
 
 #: Method, path, what answers and the form of its errors. The paths of OpenAI and infinity exist below /v1 too.
 CALLS: tuple[tuple[str, str, Handler, Style], ...] = (
@@ -36,14 +65,14 @@ CALLS: tuple[tuple[str, str, Handler, Style], ...] = (
     ("POST", "/", tei_calls.embed, as_tei),
     ("GET", "/info", tei_calls.info, as_tei),
     ("POST", "/predict", tei_calls.predict, as_tei),
-    ("GET", "/health", own_calls.health, as_openai),
-    ("GET", "/ready", own_calls.ready, as_openai),
-    ("GET", "/metrics", own_calls.metrics, as_openai),
-    ("GET", "/openapi.json", own_calls.description, as_openai),
-    ("GET", "/docs", own_calls.page, as_openai),
+    ("GET", "/health", _health, as_openai),
+    ("GET", "/ready", _ready, as_openai),
+    ("GET", "/metrics", _metrics, as_openai),
+    ("GET", "/openapi.json", _description, as_openai),
+    ("GET", "/docs", _page, as_openai),
 )
 #: What needs no key: what a probe asks, and what is the same at every gateway.
-_OPEN = (own_calls.health, own_calls.ready, own_calls.description, own_calls.page)
+_OPEN = (_health, _ready, _description, _page)
 _BELOW_V1 = ("/embeddings", "/models", "/files", "/batches", "/health")
 
 

@@ -15,6 +15,7 @@ from embedctl_config.retry import REDIS, RetryLimit
 from embedctl_gateway.calls import Call
 from embedctl_gateway.objects import (
     ANSWERED,
+    BATCH,
     REFUSED,
     after_of,
     batch_object,
@@ -24,7 +25,6 @@ from embedctl_gateway.objects import (
     missing,
     page_of,
 )
-from embedctl_gateway.owned import BATCH, batch_of, file_of
 from embedctl_gateway.refusals import refuse, unavailable
 
 T = TypeVar("T")
@@ -42,9 +42,7 @@ async def create(call: Call) -> Response:
     fields = await call.fields()
     facts = {"tenant": call.tenant, **facts_of_batch(fields, int(time.time()))}
     file_id = str(facts["input_file_id"])
-    file = await file_of(call, file_id)
-    if file is None:
-        raise missing("file", "input_file_id")
+    file = await call.file(file_id, "input_file_id")
     if file.purpose != "batch":
         refuse("the purpose of this file is not batch", "invalid_value", "input_file_id")
     request = digest_of(
@@ -61,22 +59,22 @@ async def listed(call: Call) -> Response:
 
 
 async def retrieve(call: Call) -> Response:
-    return JSONResponse(batch_object(await batch_of(call, call.request.path_params["id"])))
+    return JSONResponse(batch_object(await call.batch(call.request.path_params["id"])))
 
 
 async def cancel(call: Call) -> Response:
-    batch = await batch_of(call, call.request.path_params["id"])
+    batch = await call.batch(call.request.path_params["id"])
     status = await in_shared_thread(lambda: call.gateway.batches.cancel(batch.id, call.tenant))
     if status is None:
         raise missing("batch")
     if status not in _CANCELLED:
         refuse(f"the batch is {status} already, and can't be cancelled", "invalid_value", "batch_id")
     call.gateway.runner.wake()
-    return JSONResponse(batch_object(await batch_of(call, batch.id)))
+    return JSONResponse(batch_object(await call.batch(batch.id)))
 
 
 async def retry(call: Call) -> Response:
-    batch = await batch_of(call, call.request.path_params["id"])
+    batch = await call.batch(call.request.path_params["id"])
     if batch.status == REFUSED:
         refuse("nothing of the batch was run: mend its file, and create another batch", "invalid_value", "batch_id")
     if batch.status not in ANSWERED:
@@ -85,8 +83,8 @@ async def retry(call: Call) -> Response:
         refuse("every request of the batch has its vectors", "invalid_value", "batch_id")
     facts = facts_of_retry(batch, int(time.time()))
     for name, file_id in (("input_file_id", facts["input_file_id"]), ("error_file_id", facts["retried_file_id"])):
-        if file_id and await file_of(call, str(file_id)) is None:
-            raise missing("file", name)
+        if file_id:
+            await call.file(str(file_id), name)
     return await _made(call, facts, digest_of("retry", batch.id))
 
 

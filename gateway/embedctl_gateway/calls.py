@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import secrets
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,8 +19,9 @@ from starlette.types import Receive, Scope, Send
 from embedctl.broker import Broker
 from embedctl.chunk_sizes import BYTES_PER_TOKEN
 from embedctl.daemons import DaemonThreads
-from embedctl.store.batches import BatchStore
-from embedctl.store.stored_files import FileStore
+from embedctl.listening import in_shared_thread
+from embedctl.store.batches import BatchStore, StoredBatch
+from embedctl.store.stored_files import FileStore, StoredFile
 from embedctl.store.webhook_events import EventStore
 from embedctl_config.errors import EmbedctlError
 from embedctl_config.retry import ASIDE, RetryLimit
@@ -31,12 +30,11 @@ from embedctl_gateway.access import Access
 from embedctl_gateway.admission import Admission, Bytes
 from embedctl_gateway.catalogue import Catalogue, Served
 from embedctl_gateway.embedding import Asked, Embedded, Embedder
-from embedctl_gateway.refusals import Refusal, Style, broken, invalid, refusal_of, refuse, timed_out
+from embedctl_gateway.objects import BATCH, FILE, is_id, missing
+from embedctl_gateway.refusals import Refusal, Style, broken, invalid, log_failure, refusal_of, refuse, timed_out
 from embedctl_gateway.runner import Runner
 from embedctl_gateway.telemetry import Telemetry
 from embedctl_gateway.webhooks import Webhooks, receiver_of
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -129,7 +127,8 @@ class Call:
         self.gateway = gateway
         self.request = request
         self.tenant = tenant
-        self._held = held
+        #: Counts bytes of the request or of its answer.
+        self.hold = held.hold
 
     @property
     def is_further_try(self) -> bool:
@@ -142,8 +141,23 @@ class Call:
         """What names the request for all its tries; empty if the caller gives nothing."""
         return self.request.headers.get("idempotency-key", "")
 
-    def hold(self, count: int) -> None:
-        self._held.hold(count)
+    async def file(self, file_id: str, param: str | None = None) -> StoredFile:
+        """A file of the caller's; raises Refusal, about this parameter, if the caller has no such file."""
+        file = None
+        if is_id(file_id, FILE):
+            file = await in_shared_thread(lambda: self.gateway.files.get(file_id, self.tenant))
+        if file is None:
+            raise missing("file", param)
+        return file
+
+    async def batch(self, batch_id: str) -> StoredBatch:
+        """A batch of the caller's; raises Refusal if the caller has no such batch."""
+        batch = None
+        if is_id(batch_id, BATCH):
+            batch = await in_shared_thread(lambda: self.gateway.batches.get(batch_id, self.tenant))
+        if batch is None:
+            raise missing("batch")
+        return batch
 
     async def fields(self) -> dict[str, Any]:
         """The body, which is a JSON object; raises Refusal if it is none, is too large, or takes too long."""
@@ -171,7 +185,7 @@ class Call:
     async def _embed(self, asked: Asked) -> Embedded:
         served = await self.gateway.catalogue.find(asked.model)
         check_sizes(asked, served)
-        self._held.hold(len(asked.texts) * (asked.dimensions or served.dim) * _BYTES_PER_NUMBER)
+        self.hold(len(asked.texts) * (asked.dimensions or served.dim) * _BYTES_PER_NUMBER)
         embedded = await self.gateway.embedder.embed(asked, served, self.tenant)
         self.gateway.telemetry.embedded(served.name, len(asked.texts), embedded.tokens)
         return embedded
@@ -185,7 +199,7 @@ class Call:
             async with asyncio.timeout(self.gateway.body_s):
                 async for piece in self.request.stream():
                     body += piece
-                    self._held.hold(len(piece))
+                    self.hold(len(piece))
                     if len(body) > MAX_BODY_BYTES:
                         raise _too_large()
         except TimeoutError:
@@ -225,10 +239,10 @@ class Endpoint:
         except EmbedctlError as error:
             told = refusal_of(error)
             if told.status == 500:
-                _log_failure(error)
+                log_failure("a request failed with", error)
             return self._style(told)
         except Exception as error:  # noqa: BLE001  (a caller is told that it was not the request)
-            _log_failure(error)
+            log_failure("a request failed with", error)
             return self._style(broken())
 
 
@@ -276,9 +290,3 @@ def tokens_of(texts: Sequence[str], most: int) -> float:
 
 def _too_large() -> Refusal:
     return invalid(f"the body has more than {MAX_BODY_BYTES:,} bytes", "request_too_large", None, 413)
-
-
-def _log_failure(error: BaseException) -> None:
-    """Log where the gateway failed. Without the message, which may quote a text."""
-    where = "".join(traceback.format_tb(error.__traceback__))
-    log.error("a request failed with %s:\n%s", type(error).__name__, where)

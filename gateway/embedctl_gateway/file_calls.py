@@ -12,9 +12,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from embedctl.store.stored_files import PART_BYTES, PartWriter, StoredFile, digest_of
 from embedctl_gateway.calls import Call, CallerGone
 from embedctl_gateway.multipart import FILE, Form
-from embedctl_gateway.objects import after_of, file_object, limit_of, missing, page_of, ttl_of_form
-from embedctl_gateway.owned import FILE as FILE_IDS
-from embedctl_gateway.owned import file_of
+from embedctl_gateway.objects import FILE as FILE_IDS
+from embedctl_gateway.objects import after_of, file_object, limit_of, page_of, ttl_of_form
 from embedctl_gateway.ranges import Span, Unsatisfiable, span_of
 from embedctl_gateway.refusals import Refusal, invalid, refuse
 
@@ -51,7 +50,7 @@ async def create(call: Call) -> Response:
     finally:
         if not kept:
             call.gateway.tidy(writer.discard)
-    return JSONResponse(file_object(file if made == file.id else await _file(call, made)))
+    return JSONResponse(file_object(file if made == file.id else await call.file(made)))
 
 
 async def listed(call: Call) -> Response:
@@ -72,17 +71,17 @@ async def listed(call: Call) -> Response:
 
 
 async def retrieve(call: Call) -> Response:
-    return JSONResponse(file_object(await _file(call, call.request.path_params["id"])))
+    return JSONResponse(file_object(await call.file(call.request.path_params["id"])))
 
 
 async def delete(call: Call) -> Response:
-    file = await _file(call, call.request.path_params["id"])
+    file = await call.file(call.request.path_params["id"])
     await call.gateway.in_thread(lambda: call.gateway.files.remove(file))
     return JSONResponse({"id": file.id, "object": "file", "deleted": True})
 
 
 async def content(call: Call) -> Response:
-    file = await _file(call, call.request.path_params["id"])
+    file = await call.file(call.request.path_params["id"])
     etag = f'"{file.sha256}"'
     headers = {"etag": etag, "accept-ranges": "bytes", "content-type": "application/octet-stream"}
     asked = call.request.headers
@@ -136,14 +135,6 @@ async def _next_piece(call: Call, pieces: AsyncIterator[bytes]) -> bytes | None:
 async def _write(call: Call, form: Form, writer: PartWriter) -> None:
     data = form.taken()
     await call.gateway.in_thread(lambda: writer.add(data))
-
-
-async def _file(call: Call, file_id: str) -> StoredFile:
-    """A file of the caller's; raises Refusal if the caller has no such file."""
-    file = await file_of(call, file_id)
-    if file is None:
-        raise missing("file")
-    return file
 
 
 async def _pieces(call: Call, file: StoredFile, span: Span) -> AsyncIterator[bytes]:

@@ -17,16 +17,9 @@ from embedctl_gateway.refusals import Refusal, invalid, refuse
 SHORTEST_S, LONGEST_S = 3600, 2_592_000
 _ID = re.compile(r"(file-|batch_)[0-9a-f]{24}")
 _PURPOSE = "batch"
-#: The times that a batch has, beside those when it was made and when it expires.
-_TIMES = (
-    "in_progress_at",
-    "finalizing_at",
-    "completed_at",
-    "failed_at",
-    "expired_at",
-    "cancelling_at",
-    "cancelled_at",
-)
+#: What ids begin with.
+BATCH, FILE = "batch_", "file-"
+STATUSES = ("validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled")
 #: The statuses of a batch that has ended, with and without answers, and of both.
 ANSWERED, REFUSED = ("completed", "expired", "cancelled"), "failed"
 ENDED = (*ANSWERED, REFUSED)
@@ -90,9 +83,7 @@ def ttl_of_form(fields: Mapping[str, str]) -> int:
     """How long a file of a form is kept (seconds); raises Refusal if the form has another purpose, other fields, or
     such a time is not possible."""
     anchor, seconds = "expires_after[anchor]", "expires_after[seconds]"
-    for name in fields:
-        if name not in ("purpose", anchor, seconds):
-            refuse(f"{name[:100]} is not a field of this call: leave it out", "unsupported_parameter", name[:100])
+    check_known(fields, ("purpose", anchor, seconds))
     if "purpose" not in fields:
         refuse(f"no purpose: give {_PURPOSE}", "missing_required_parameter", "purpose")
     if fields["purpose"] != _PURPOSE:
@@ -131,7 +122,7 @@ def batch_object(batch: StoredBatch) -> dict[str, Any]:
         "error_file_id": facts.get("error_file_id") or None,
         "created_at": batch.number("created_at"),
         "expires_at": batch.number("expires_at"),
-        **{name: batch.number(name) or None for name in _TIMES},
+        **{f"{status}_at": batch.number(f"{status}_at") or None for status in STATUSES[1:]},
         "request_counts": {name: batch.number(name) for name in ("total", "completed", "failed")},
         "metadata": batch.parsed("metadata"),
     }

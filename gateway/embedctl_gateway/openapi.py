@@ -10,7 +10,7 @@ from typing import Any
 
 from embedctl_config import __version__
 from embedctl_gateway.fields import LONGEST_PROMPT_NAME, MAX_INPUTS
-from embedctl_gateway.objects import LONGEST_S, SHORTEST_S
+from embedctl_gateway.objects import LONGEST_S, SHORTEST_S, STATUSES
 
 #: Not only ASCII's white space. Workers encode any other, such as a no-break space, which `\S` leaves out.
 _TEXT = {"type": "string", "pattern": r"[^\t\n\x0b\f\r ]"}
@@ -159,18 +159,7 @@ _SCHEMAS: Mapping[str, dict[str, Any]] = {
         errors=_or_null(type="object"),
         input_file_id=_ID,
         completion_window={"type": "string"},
-        status={
-            "enum": [
-                "validating",
-                "failed",
-                "in_progress",
-                "finalizing",
-                "completed",
-                "expired",
-                "cancelling",
-                "cancelled",
-            ]
-        },
+        status={"enum": [*STATUSES]},
         output_file_id=_or_null(type="string"),
         error_file_id=_or_null(type="string"),
         created_at=_WHOLE,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import traceback
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
@@ -20,6 +22,8 @@ from embedctl_config.errors import (
     SettingsError,
     WaitTimeout,
 )
+
+log = logging.getLogger(__name__)
 
 #: OpenAI's clients come again after as long as they are told, if that is at most 120 s (seconds).
 BUSY_S, AWAY_S = 1, 5
@@ -116,3 +120,9 @@ _OF_STATUS = {400: (422, "Validation"), 429: (429, "Overloaded"), 500: (424, "Ba
 def as_tei(refusal: Refusal) -> Response:
     status, kind = _OF_CODE.get(refusal.code or "") or _OF_STATUS.get(refusal.status, (refusal.status, "Validation"))
     return JSONResponse({"error": refusal.message, "error_type": kind}, status, refusal.headers)
+
+
+def log_failure(what: str, error: BaseException) -> None:
+    """Log where the gateway failed, without the error's message, which may quote a text."""
+    where = "".join(traceback.format_tb(error.__traceback__))
+    log.error("%s %s:\n%s", what, type(error).__name__, where)

@@ -12,8 +12,7 @@ from embedctl.store.stored_files import PART_BYTES
 from embedctl_config.errors import JobCancelled, JobNotFound
 from embedctl_gateway.batch_answers import Place, in_order, page
 from embedctl_gateway.calls import Call
-from embedctl_gateway.objects import ENDED, missing
-from embedctl_gateway.owned import batch_of, file_of
+from embedctl_gateway.objects import ENDED
 
 #: Lines are sent together up to this size (bytes).
 _PIECE_BYTES = 256 * 1024
@@ -22,7 +21,7 @@ _PIECE_BYTES = 256 * 1024
 async def results(call: Call) -> Response:
     after = Place.of(call.request.query_params.get("after"))
     batch_id = call.request.path_params["id"]
-    batch = await batch_of(call, batch_id)
+    batch = await call.batch(batch_id)
     if batch.status not in ENDED:
         lines, place = b"", after
         if job_id := batch.facts.get("job"):
@@ -31,20 +30,15 @@ async def results(call: Call) -> Response:
             try:
                 lines, place = await call.gateway.in_thread(lambda: page(broker, job_id, after))
             except (JobNotFound, JobCancelled):
-                batch = await batch_of(call, batch_id)  # it may have ended since
+                batch = await call.batch(batch_id)  # it may have ended since
         if batch.status not in ENDED:
             return Response(lines, headers=_heads(place, incomplete=True))
     return await _all_results(call, batch, after)
 
 
 async def _all_results(call: Call, batch: StoredBatch, after: Place) -> Response:
-    files = []
-    for name in ("output_file_id", "error_file_id"):
-        if file_id := batch.facts.get(name):
-            file = await file_of(call, file_id)
-            if file is None:
-                raise missing("file", name)
-            files.append(file)
+    ids = {name: batch.facts.get(name) for name in ("output_file_id", "error_file_id")}
+    files = [await call.file(file_id, name) for name, file_id in ids.items() if file_id]
     heads = _heads(Place(sum(batch.number(name) for name in ("completed", "failed"))), incomplete=False)
     call.hold(2 * PART_BYTES * len(files))
     pieces = _pieces(in_order(call.gateway.files, files, after.line))

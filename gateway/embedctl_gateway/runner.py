@@ -12,11 +12,9 @@ import secrets
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Self
 
 from embedctl import enqueue
 from embedctl.broker import Broker
@@ -49,6 +47,7 @@ from embedctl_config.hardware import PRECISIONS
 from embedctl_config.retry import ASIDE, Growing
 from embedctl_config.tenants import NORMAL
 from embedctl_gateway.batch_answers import Written, lines_of, only, write
+from embedctl_gateway.refusals import log_failure
 
 log = logging.getLogger(__name__)
 
@@ -84,31 +83,21 @@ class _Refused(Exception):
 
 
 class Runner:
-    """The threads of one gateway that run batches. A runner that is silent for `lease_s` counts as dead. With `tells`,
-    a webhook is to tell that a batch has ended."""
+    """The threads of one gateway that run batches. With `tells`, a webhook is to tell that a batch has ended."""
 
-    def __init__(
-        self,
-        broker: Broker,
-        files: FileStore,
-        batches: BatchStore,
-        lease_s: float = keys.BATCH_LEASE_S,
-        *,
-        tells: bool = False,
-    ) -> None:
-        self._broker = broker
-        self._files = files
-        self._batches = batches
-        self._lease_s = lease_s
-        self._tells = tells
+    def __init__(self, broker: Broker, files: FileStore, batches: BatchStore, *, tells: bool) -> None:
+        self.broker = broker
+        self.files = files
+        self.batches = batches
+        self.tells = tells
+        self.stopping = threading.Event()
         self._remind = Reminder(log.warning)
-        self._stopping = threading.Event()
         self._work = threading.Event()
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        self._stopping.clear()
-        serving = (self._next, self._failed, self._stopping)
+        self.stopping.clear()
+        serving = (self._next, self._failed, self.stopping)
         self._threads = [
             threading.Thread(target=ASIDE.serve, args=serving, name=f"batches-{number}", daemon=True)
             for number in range(_THREADS)
@@ -121,7 +110,7 @@ class Runner:
 
     def stop(self) -> None:
         """End soon. What is not done is resumed by another gateway, or by the next one."""
-        self._stopping.set()
+        self.stopping.set()
         self._work.set()
         deadline = time.monotonic() + _STOP_S
         for thread in self._threads:
@@ -136,18 +125,18 @@ class Runner:
         if isinstance(error, NotPermitted):  # the operator, who can mend Redis' access list, is to know
             self._remind(f"no batch is run: {error}")
         else:
-            _log_failure(error)
+            _log(error)
 
     def _one(self) -> bool:
         """Do a step of a batch; false if none waits for one."""
         token = secrets.token_hex(8)
-        batch = self._batches.take(token, self._lease_s)
+        batch = self.batches.take(token, keys.BATCH_LEASE_S)
         if batch is None:
             return False
-        with _Held(self._batches, batch, token, self._lease_s, self._stopping, tells=self._tells) as held:
-            pause_s = _PAUSE_S
+        held = _Held(self, batch, token)
+        with held.lease:
             try:
-                _Work(self._broker, self._files, held, self._batches.are_due).step()
+                _Work(self, held).step()
                 return True
             except _Lost:
                 return True
@@ -157,47 +146,29 @@ class Runner:
                 pause_s = _NO_ROOM_S
             except Exception as error:  # noqa: BLE001  (this batch is tried again, until its time is over)
                 pause_s = _PAUSE_S if isinstance(error, BrokerUnavailable) else _NO_ROOM_S
-                _log_failure(error)
+                _log(error)
             with suppress(_Lost):
                 held.release(pause_s)
         return True
 
 
 class _Held:
-    """A batch that this process runs: renews its lease. A context manager."""
+    """A batch that this process runs, and its lease."""
 
-    def __init__(
-        self,
-        batches: BatchStore,
-        batch: StoredBatch,
-        token: str,
-        lease_s: float,
-        stopping: threading.Event,
-        *,
-        tells: bool,
-    ) -> None:
+    def __init__(self, runner: Runner, batch: StoredBatch, token: str) -> None:
         self.batch = batch
-        self._batches = batches
+        self.lease = Lease(self._renew, keys.BATCH_LEASE_S / 3)
+        self._runner = runner
+        self._batches = runner.batches
         self._token = token
-        self._lease_s = lease_s
-        self._stopping = stopping
-        self._tells = tells
         self._checked = time.monotonic()
-        self._lease = Lease(self._renew, lease_s / 3)
-
-    def __enter__(self) -> Self:
-        self._lease.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._lease.end()
 
     def check(self) -> None:
         """See that this process is to go on; asks Redis once in a second. Raises _Lost if it has lost the batch, and
         _Turn if the batch's state is another one, or the process ends."""
-        if self._lease.lost.is_set():
+        if self.lease.lost.is_set():
             raise _Lost
-        if self._stopping.is_set():
+        if self._runner.stopping.is_set():
             raise _Turn
         now = time.monotonic()
         if now - self._checked > _CHECK_S:
@@ -208,21 +179,21 @@ class _Held:
     def note(self, facts: Mapping[str, object]) -> None:
         """Note facts, if the batch has the state that this process knows; raises _Turn if it has another one, and _Lost
         if this process has lost the batch."""
-        self._step(Step(facts, before=self.batch.status, next_s=self._lease_s))
+        self._step(Step(facts, before=self.batch.status))
         known = {name: str(value) for name, value in facts.items()}
         self.batch = StoredBatch(self.batch.id, {**self.batch.facts, **known})
 
     def release(self, after_s: float, facts: Mapping[str, object] | None = None) -> None:
         """Leave the batch; a runner may look at it again after some time (seconds). Raises as :meth:`note`."""
         woken = self.batch.status != "cancelling"
-        self._lease.end()
+        self.lease.end()
         self._step(Step(facts or {}, after="release", next_s=after_s, woken=woken))
 
     def end(self, facts: Mapping[str, object], written: Written | None = None) -> None:
         """End the batch, and make its files. Raises as :meth:`note`."""
         files = () if written is None else written.files
-        self._lease.end()
-        self._step(Step(facts, before=self.batch.status, after="end", files=files, told=self._tells))
+        self.lease.end()
+        self._step(Step(facts, before=self.batch.status, after="end", files=files, told=self._runner.tells))
 
     def _step(self, step: Step) -> None:
         status = self._batches.note(self.batch, self._token, step)
@@ -232,17 +203,17 @@ class _Held:
             raise _Turn
 
     def _renew(self) -> bool:
-        return self._batches.note(self.batch, self._token, Step(next_s=self._lease_s)) is not None
+        return self._batches.note(self.batch, self._token, Step()) is not None
 
 
 class _Work:
     """One step of a batch."""
 
-    def __init__(self, broker: Broker, files: FileStore, held: _Held, others_wait: Callable[[], bool]) -> None:
-        self._broker = broker
-        self._files = files
+    def __init__(self, runner: Runner, held: _Held) -> None:
+        self._broker = runner.broker
+        self._files = runner.files
+        self._others_wait = runner.batches.are_due
         self._held = held
-        self._others_wait = others_wait
         self._began = self._looked = time.monotonic()
 
     @property
@@ -293,7 +264,7 @@ class _Work:
             self._discard(self._batch.facts.get("job", ""))
             self._held.end({"status": "failed", "failed_at": int(time.time()), "errors": json.dumps(refused.args[0])})
             return
-        self._begin({})
+        self._begin()
         self._held.release(0.0)
 
     def _validate(self, corpus: BatchCorpus) -> None:
@@ -336,7 +307,9 @@ class _Work:
             lane=NORMAL,
         )
         try:
-            enqueue.submit(self._broker, corpus.records(), options, self._submitting, on_job=self._on_job, at_hand=True)
+            enqueue.submit(
+                self._broker, corpus.records(), options, self._submitting, on_job=self._on_job, at_hand=True
+            )
         except (JobFailed, JobStopped, JobCancelled):
             pass  # somebody has ended it: what is not done is told so
         except QuotaExceeded:
@@ -357,7 +330,7 @@ class _Work:
     def _submitting(self, records: int, _: str) -> None:
         self._held.check()
         if records and self._batch.status == "validating":
-            self._begin({})
+            self._begin()
         now = time.monotonic()
         if now - self._looked > _PAUSE_S:
             self._looked = now
@@ -366,10 +339,9 @@ class _Work:
             if job_id := self._batch.facts.get("job"):  # there is none while Redis is full
                 self._held.note(self._counts(self._broker.jobs.status(job_id)))
 
-    def _begin(self, facts: Mapping[str, object]) -> None:
-        if self._batch.status == "validating":
-            facts = {**facts, "status": "in_progress", "in_progress_at": int(time.time())}
-        self._held.note(facts)
+    def _begin(self) -> None:
+        begun = {"status": "in_progress", "in_progress_at": int(time.time())}
+        self._held.note(begun if self._batch.status == "validating" else {})
 
     def _look(self) -> None:
         try:
@@ -494,10 +466,6 @@ def _told(code: str, message: str) -> dict[str, object]:
     return {"code": code, "message": message, "param": None, "line": None}
 
 
-def _log_failure(error: BaseException) -> None:
-    """Log what went wrong, without the message, which may quote a text."""
-    if isinstance(error, BrokerUnavailable) and not isinstance(error, BrokerRefused):
-        log.debug("batches wait for Redis: %s", type(error).__name__)
-        return
-    where = "".join(traceback.format_tb(error.__traceback__))
-    log.error("a batch is tried again after %s:\n%s", type(error).__name__, where)
+def _log(error: Exception) -> None:
+    if isinstance(error, BrokerRefused) or not isinstance(error, BrokerUnavailable):
+        log_failure("a batch is tried again after", error)

@@ -105,21 +105,18 @@ class Webhooks:
         self._stopping.set()
         self._thread.join(_STOP_S)
 
-    def _step(self) -> float:
-        return 0.0 if self._one() else _LOOK_S
-
     def _failed(self, error: Exception, _: float) -> None:
         if isinstance(error, NotPermitted):  # the operator, who can mend Redis' access list, is to know
             self._remind(f"nobody is told that batches end: {error}")
         elif not isinstance(error, BrokerUnavailable):  # nothing else tells the ends of batches: the thread goes on
             log.error("a webhook is tried again", exc_info=error)
 
-    def _one(self) -> bool:
-        """Tell an event; false if there is none."""
+    def _step(self) -> float:
+        """Tell an event; returns the pause before the next look (seconds)."""
         token = secrets.token_hex(8)
         event = self._events.take(token, _LEASE_S)
         if event is None:
-            return False
+            return _LOOK_S
         problem = self._told(event)
         if problem is None:
             self._events.note(event, token, None)
@@ -133,7 +130,7 @@ class Webhooks:
             log.error("the webhook of %s is given up after %d tries: %s", event.batch_id, event.tries + 1, problem)
             self._events.note(event, token, None)
             self._count("given_up")
-        return True
+        return 0.0
 
     def _told(self, event: Event) -> str | None:
         """Tell an event; returns what went wrong, or None."""
