@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,6 @@ from embedctl_config.settings import Settings
 from embedctl_config.tenants import INTERACTIVE
 from embedctl_gateway.catalogue import Served
 from embedctl_gateway.refusals import refusal_of_record, unavailable
-
-log = logging.getLogger(__name__)
 
 #: How long Redis keeps the vectors of a request that no gateway has freed, because it died (seconds).
 RESULT_TTL_S = 300.0
@@ -138,7 +136,5 @@ async def _give_up(submitting: asyncio.Task[AsyncJob]) -> None:
 
 
 async def _discard(jobs: Sequence[AsyncJob]) -> None:
-    try:
+    with suppress(EmbedctlError):  # Redis is away; the jobs' time to live frees them
         await discard_all(jobs)
-    except EmbedctlError as error:  # Redis is away; the jobs' time to live frees them
-        log.debug("nothing freed: %s", type(error).__name__)

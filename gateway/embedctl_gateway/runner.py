@@ -307,9 +307,7 @@ class _Work:
             lane=NORMAL,
         )
         try:
-            enqueue.submit(
-                self._broker, corpus.records(), options, self._submitting, on_job=self._on_job, at_hand=True
-            )
+            enqueue.submit(self._broker, corpus.records(), options, self._submitting, on_job=self._on_job, at_hand=True)
         except (JobFailed, JobStopped, JobCancelled):
             pass  # somebody has ended it: what is not done is told so
         except QuotaExceeded:

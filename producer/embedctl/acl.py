@@ -40,7 +40,7 @@ class User:
     for the database's number."""
 
     role: str
-    scripts: tuple[str, ...] = ()
+    scripts: frozenset[str] = frozenset()
     commands: frozenset[str] = frozenset()
     others: tuple[str, ...] = ()
     channels: tuple[str, ...] = ()
@@ -76,48 +76,21 @@ _CONSUMED = (
 _CHANNELS = ("/{db}.celery.pidbox", "/{db}.celeryev/*")
 
 #: The scripts of somebody who submits and fetches.
-_SUBMITTING = (
-    "create",
-    "add",
-    "tally",
-    "hold",
-    "seal",
-    "issue",
-    "retry",
-    "stop",
-    "resume",
-    "cancel",
-    "drainer",
-    "drain",
-    "drop",
-)
+_SUBMITTING = _words("create add tally hold seal issue retry stop resume cancel drainer drain drop")
 #: Those of files and batches.
-_OF_GATEWAY = ("make", "take_batch", "step_batch", "cancel_batch", "note_event")
+_OF_GATEWAY = _words("make take_batch step_batch cancel_batch note_event")
 _BINDINGS = tuple(f"{table}.embed.*" for table in BINDINGS)
 
 USERS: Mapping[str, User] = {
     "producer": User(
         "producer",
-        scripts=(*_SUBMITTING, "renew", "reap", "audit", "settle", *_OF_GATEWAY),
+        scripts=_SUBMITTING | _OF_GATEWAY | _words("renew reap audit settle"),
         commands=_LOOKING | _REAPING | _SENDING | {"getbit", "xread"} | _HEARING,
         others=_BINDINGS,
     ),
     "worker": User(
         "worker",
-        scripts=(
-            "claim",
-            "renew",
-            "part",
-            "complete",
-            "release",
-            "issue",
-            "seal",
-            "reap",
-            "audit",
-            "settle",
-            "tally",
-            "quota",
-        ),
+        scripts=_words("claim renew part complete release issue seal reap audit settle tally quota"),
         commands=_STORE | _REAPING | _CONSUMING | {"expire", "zremrangebyscore"},
         others=(*_CONSUMED, "*@*.celery.pidbox"),
         channels=_CHANNELS,

@@ -14,7 +14,6 @@ from embedctl.broker import Broker
 from embedctl.chunk_sizes import ReadAhead
 from embedctl.chunking import chunks_of
 from embedctl.digests import with_digests
-from embedctl.inline import begun_inline
 from embedctl.job import Job
 from embedctl.job_options import JobOptions, SubmitOptions
 from embedctl.notices import Reminder
@@ -24,7 +23,7 @@ from embedctl.retrying import check_timeout, is_redis_away, retry_redis
 from embedctl.routing import resolve, same_model, with_chunk_size
 from embedctl.store import InlineJob, JobSpec, JobStatus
 from embedctl.submission import Submission, SubmitProgress
-from embedctl_config import tenants
+from embedctl_config import tenants, wire
 from embedctl_config.errors import (
     BrokerUnavailable,
     CorpusChanged,
@@ -41,6 +40,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+#: An inline job has at most so many records and bytes. A larger one is not held up by a few round trips.
+_INLINE_RECORDS, _INLINE_BYTES = 256, 32 * 1024
 #: Options that do not have to be the same when a job is resumed.
 _NOT_COMPARED = ("idempotency_key", "resume", "drain", "duplicates", "tenant", "lane")
 #: Options that decide what is stored for each record, and so are compared even where they are not given.
@@ -163,7 +164,7 @@ def submit(
     inline, token = None, None
     if on_job is None and options.idempotency_key is None and options.resume is None:
         token = secrets.token_hex(8)
-        begin = partial(begun_inline, broker, partial(job_spec, broker, options), ahead, token)
+        begin = partial(_begun_inline, broker, options, ahead, token)
         inline = when_there_is_room(begin)
         if inline is not None and inline.sealed_at is not None:
             return _finished(broker, inline, progress, None if timeout is None else began + timeout)
@@ -195,6 +196,21 @@ def submit(
             _cancel(broker, job.id)
         raise
     return Job(job.id, broker, sealed_with=submission.chunks)
+
+
+def _begun_inline(broker: Broker, options: SubmitOptions, ahead: ReadAhead, token: str) -> InlineJob | None:
+    """Make a job of the records of `ahead`, which stay there; None if they are not one small chunk. The specification
+    has no idempotency key. Raises BrokerUnavailable if Redis can't be reached, and may have made the job; or if it is
+    full, and has not."""
+    records = ahead.whole_within(_INLINE_RECORDS, _INLINE_BYTES)
+    if not records:
+        return None
+    spec = with_chunk_size(broker.settings, broker.workers, job_spec(broker, options), ahead)
+    chunk, *others = chunks_of(records, max_rows=spec.options["chunk_size"], max_bytes=spec.options["chunk_bytes"])
+    if others or spec.data is not None:
+        return None
+    payload = wire.encode_input(chunk)
+    return broker.jobs.create_inline(spec, payload, digest=wire.digest_of(payload), rows=len(chunk), token=token)
 
 
 def _finished(broker: Broker, inline: InlineJob, progress: SubmitProgress | None, deadline: float | None) -> Job:

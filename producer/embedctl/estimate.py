@@ -9,7 +9,8 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import IO, Any, cast
 
 from embedctl.broker import Broker
@@ -86,31 +87,12 @@ class Estimate:
         return "\n".join(f"{name:<10} {value}" for name, value in facts)
 
 
-class _NoWorkers:
-    """What a machine without Redis knows of workers: there is none."""
-
-    def alive(self) -> tuple[()]:
-        return ()
-
-    def offers(self) -> dict[Any, Any]:
-        return {}
-
-    def count(self, queue: str) -> None:
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class _NoBroker:
-    """As much of a broker as an estimate looks at, without a Redis."""
-
-    settings: Settings
-    workers: _NoWorkers
-    chunk_files: ChunkFiles = field(default_factory=ChunkFiles)
-
-
 def local_estimate(settings: Settings, records: Iterable[Record], options: SubmitOptions) -> Estimate:
     """As :func:`estimate`, without a Redis; `options` name a hardware class."""
-    return estimate(cast("Broker", _NoBroker(settings, _NoWorkers())), records, options)
+    nobody = SimpleNamespace(alive=list, offers=dict, count=lambda _: None)
+    # As much of a broker as an estimate looks at.
+    no_broker = SimpleNamespace(settings=settings, workers=nobody, chunk_files=ChunkFiles())
+    return estimate(cast("Broker", no_broker), records, options)
 
 
 def estimate(broker: Broker, records: Iterable[Record], options: SubmitOptions, *, at_hand: bool = False) -> Estimate:

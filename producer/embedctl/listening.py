@@ -6,7 +6,6 @@ The latter hears those of all jobs in one blocking read.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 import time
@@ -24,8 +23,6 @@ from embedctl.store.events import Event, events_in
 from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable, NotPermitted
 from embedctl_config.retry import ASIDE, POLL, Streak
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -123,17 +120,13 @@ class Listener:
         try:
             with self._connection.client() as client:
                 return bool(client.client_unblock(client_id))
-        except (BrokerUnavailable, NotPermitted) as error:
-            log.debug("the read of events goes on: %s", error)
+        except (BrokerUnavailable, NotPermitted):
             return True
 
     def _run(self) -> None:
         # The tasks look by themselves meanwhile, and see what is wrong.
-        with suppress(Exception):  # the last one, which is logged
-            ASIDE.call(self._listen, Exception, failed=self._failed, streak=self._trouble, sleep=self._is_left)
-
-    def _failed(self, error: Exception, _: float) -> None:
-        log.debug("no events are heard: %s", error)
+        with suppress(Exception):
+            ASIDE.call(self._listen, Exception, streak=self._trouble, sleep=self._is_left)
 
     def _is_left(self, pause_s: float) -> bool:
         """Pause after an error. True if nobody waits any more."""
@@ -199,12 +192,7 @@ class Listener:
 
 def _tell(loop: asyncio.AbstractEventLoop, heard: asyncio.Future[None]) -> None:
     with suppress(RuntimeError):  # the loop is closed
-        loop.call_soon_threadsafe(_resolve, heard)
-
-
-def _resolve(heard: asyncio.Future[None]) -> None:
-    if not heard.done():
-        heard.set_result(None)
+        loop.call_soon_threadsafe(lambda: None if heard.done() else heard.set_result(None))
 
 
 @cache

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from importlib.resources import as_file, files
 from importlib.util import find_spec
 from pathlib import Path
@@ -256,9 +256,8 @@ def _child(command: list[str], log_file: Path, environment: Mapping[str, str]) -
 
 
 def _wait_for_redis(settings: Settings, process: subprocess.Popen[bytes], log_file: Path) -> None:
-    broker = Broker.connect(settings)
     deadline = time.monotonic() + _REDIS_START_S
-    try:
+    with closing(Broker.connect(settings)) as broker:
         while True:
             _still_running(process, "the private Redis", log_file)
             try:
@@ -268,14 +267,11 @@ def _wait_for_redis(settings: Settings, process: subprocess.Popen[bytes], log_fi
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.05)
-    finally:
-        broker.close()
 
 
 def _wait_for_worker(settings: Settings, process: subprocess.Popen[bytes], log_file: Path) -> None:
-    broker = Broker.connect(settings)
     deadline = time.monotonic() + _WORKER_START_S
-    try:
+    with closing(Broker.connect(settings)) as broker:
         # On another machine, a worker may have the same pid.
         look = broker.workers.here if machine_id() else broker.workers.alive
         while not any(worker.pid == process.pid for worker in look()):
@@ -283,8 +279,6 @@ def _wait_for_worker(settings: Settings, process: subprocess.Popen[bytes], log_f
             if time.monotonic() > deadline:
                 raise WorkerError(f"the worker was not ready after {_WORKER_START_S:g} s; its log is {log_file}")
             time.sleep(0.1)
-    finally:
-        broker.close()
 
 
 def _still_running(process: subprocess.Popen[bytes], what: str, log_file: Path) -> None:

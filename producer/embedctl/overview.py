@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain, islice
+from operator import itemgetter
 
 from embedctl.broker import Broker
 from embedctl.rates import Rate, seconds_left
@@ -151,8 +152,10 @@ class Gatherer:
             live.update({keys.queue(hardware, model): count for model in models})
         loaded = {(hardware, model) for hardware, _, models in kinds for model in models}
         paces = self._paces.of((replace(job, live_workers=live[job.queue]) for job in jobs), now_ms)
-        active = sorted((pace for pace in paces if not pace.job.state.ended), key=_begun_and_newest)
-        ended = sorted((pace for pace in paces if pace.job.ended_at), key=_last_ended)
+        active = [pace for pace in paces if not pace.job.state.ended]
+        active.sort(key=lambda pace: (pace.job.started_at is None, -pace.job.created_at.timestamp()))
+        ended = [(pace.job.ended_at, pace) for pace in paces if pace.job.ended_at]
+        ended.sort(key=itemgetter(0), reverse=True)
         # Some jobs that need upkeep have ended or are gone.
         active_count = upkept_count - len(set(upkept) - {pace.job.id for pace in active})
         pairs = loaded | {(pace.job.hardware, pace.job.model) for pace in active}
@@ -166,7 +169,7 @@ class Gatherer:
             queues=tuple(self._waiting(sorted(pairs), live, {model for _, model in loaded}, now_ms)),
             active=tuple(active),
             active_count=max(len(active), active_count),
-            ended=tuple(ended[:ENDED_SHOWN]),
+            ended=tuple(pace for _, pace in ended[:ENDED_SHOWN]),
             all_gone=self._all_gone,
             more_gone=self._broker.workers.gone_kinds() if cut else {},
         )
@@ -179,14 +182,6 @@ class Gatherer:
             oldest_s = None if waiting.sent_ms is None else max(0.0, (now_ms - waiting.sent_ms) / 1000)
             near = () if live[name] else near_names(model, served)
             yield QueueState(hardware, model, waiting.tickets, oldest_s, live[name], near)
-
-
-def _begun_and_newest(pace: JobPace) -> tuple[bool, float]:
-    return pace.job.started_at is None, -pace.job.created_at.timestamp()
-
-
-def _last_ended(pace: JobPace) -> float:
-    return -pace.job.ended_at.timestamp() if pace.job.ended_at else 0.0
 
 
 def _encodes(worker: WorkerRow, model_of: dict[str, str]) -> ServedModel | None:

@@ -145,7 +145,8 @@ class ResultReader:
                 else self._broker.jobs.chunks_with_errors(self._job_id, at, len(indices))
             )
             for index in indices:
-                yield self._errors_of(index, status) if index in doubtful else []
+                chunk = self._head(index, status) if index in doubtful else None
+                yield [] if chunk is None else chunk.errors
 
     def heads(self, progress: Progress | None = None) -> Iterator[ChunkVectors]:
         """The chunks of a job without their vectors and kept fields, once the job has ended, in input order. A chunk
@@ -155,11 +156,6 @@ class ResultReader:
         for index in range(status.original_chunks or status.chunks):
             if (chunk := self._head(index, status)) is not None:
                 yield chunk
-
-    def _errors_of(self, index: int, status: JobStatus) -> list[FailedRecord]:
-        """The failed records of one chunk of an ended job; none if its error budget kept it from being encoded."""
-        chunk = self._head(index, status)
-        return [] if chunk is None else chunk.errors
 
     def _head(self, index: int, status: JobStatus) -> ChunkVectors | None:
         """A chunk of an ended job without its vectors; None if the job was ended before it was encoded."""

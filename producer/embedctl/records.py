@@ -51,7 +51,7 @@ def _kind_and_bytes(text: object, max_bytes: int) -> tuple[RecordKind, bytes]:
         except UnicodeDecodeError:
             return RecordKind.INVALID_UTF8, text[:max_bytes]
     else:
-        return RecordKind.NOT_TEXT, _kind_name(text).encode()
+        return RecordKind.NOT_TEXT, type(text).__name__.encode()
     if len(data) > max_bytes:
         return RecordKind.OVERSIZE, str(len(data)).encode()
     return RecordKind.TEXT, data
@@ -211,16 +211,12 @@ def _long_id(where: str) -> InputError:
 
 def kind_of(value: object) -> str:
     """The type of a value, in the words of JSON."""
-    return kind_in_words(_kind_name(value))
+    return kind_in_words(type(value).__name__)
 
 
 def kind_in_words(name: str) -> str:
     """The type of a text field's value in the words of JSON, from the name that :func:`make_record` stored."""
     return _WORDS.get(name.rstrip("_0123456789"), "something that is no text")
-
-
-def _kind_name(value: object) -> str:
-    return type(value).__name__
 
 
 #: Names of types of Python, numpy and pandas, without their bits → words of JSON.

@@ -64,13 +64,14 @@ class Submission:
     ) -> None:
         self._broker = broker
         self._limit = TimeLimit(timeout, time.monotonic() if began is None else began)
-        self._waiter = Waiter(job.id, broker, seen="$", pausing=self._note_failure)
+        self._waiter = Waiter(job.id, broker, seen="$", pausing=lambda error: self._report(_store_of(error)))
         self._remind = Reminder(log.warning)
         self._job = job
         self._job_id = job.id
         self._progress = progress
         self._token = secrets.token_hex(8) if token is None else token
-        self._added = self._records = 0
+        #: How many chunks and records were added or existed already.
+        self.chunks = self._records = 0
         self._lease = Lease(self._renew, keys.PRODUCER_LEASE_S / 3, _SHORT_S)
         self._reaper: Reaper | None = None
 
@@ -84,11 +85,6 @@ class Submission:
             with suppress(EmbedctlError):  # otherwise the lease runs out, only later
                 self._broker.jobs.hold(self._job_id, self._token, lease_s=0)
 
-    @property
-    def chunks(self) -> int:
-        """How many chunks were added or existed already."""
-        return self._added
-
     def add(self, chunk: ChunkInput) -> None:
         """Add the next chunk, or check that the job has it. Then send tickets as the window allows, and wait for room.
 
@@ -101,7 +97,7 @@ class Submission:
         """
         self._check_time()
         payload = wire.encode_input(chunk)
-        upload = self._retried(partial(self._broker.jobs.upload, self._job, "in", self._added, payload))
+        upload = self._retried(partial(self._broker.jobs.upload, self._job, "in", self.chunks, payload))
         ask = partial(self._add, upload, wire.digest_of(payload), len(chunk))
         answer, waiting = self._alone(partial(self._within_limits, ask), lambda added: added[0] is not Added.HELD)
         if answer is Added.SEALED:
@@ -110,7 +106,7 @@ class Submission:
             raise self._retried(lambda: self._broker.jobs.why_stopped(self._job_id))
         if answer is Added.DIFFERS:
             raise CorpusChanged(self._first_difference(chunk))
-        self._added += 1
+        self.chunks += 1
         self._records += len(chunk)
         if answer is Added.OK:
             self._retried(self._send_tickets)
@@ -128,23 +124,23 @@ class Submission:
         """Say that the job has all its chunks. Raises as :meth:`add` does."""
         hold = partial(self._broker.jobs.hold, self._job_id, self._token)
         self._alone(partial(self._retried, hold), bool)
-        self._retried(lambda: self._broker.jobs.seal(self._job_id, self._added))
+        self._retried(lambda: self._broker.jobs.seal(self._job_id, self.chunks))
         self._retried(self._send_tickets)
 
     def _add(self, upload: Upload, digest: bytes, rows: int) -> tuple[Added, int]:
         def add(value: bytes) -> tuple[Added, int]:
-            return self._broker.jobs.add(self._job_id, self._added, value, digest=digest, rows=rows, token=self._token)
+            return self._broker.jobs.add(self._job_id, self.chunks, value, digest=digest, rows=rows, token=self._token)
 
         def put() -> tuple[Added, int]:
             answer = add(upload.value())
             upload.noted()
             return answer
 
-        if self._job.data is None or self._added >= self._job.chunks:
+        if self._job.data is None or self.chunks >= self._job.chunks:
             return put()
         # The job was begun before. Its place takes longer to be asked than Redis, so nothing is put there in vain.
         answer = add(b"")
-        if answer[0] is Added.SKIPPED and self._broker.jobs.drop_gone(self._job_id, self._added):
+        if answer[0] is Added.SKIPPED and self._broker.jobs.drop_gone(self._job_id, self.chunks):
             answer = add(b"")
         return put() if answer[0] is Added.WANTED else answer
 
@@ -162,7 +158,7 @@ class Submission:
             except QuotaExceeded as error:
                 if asked % _CORRECTED_EVERY == 0:
                     self._retried(partial(self._broker.quotas.correct, error.tenant))
-                if not self._added and not self._job.chunks:
+                if not self.chunks and not self._job.chunks:
                     return self._retried(ask)
                 self._check_goes_on(self._retried(partial(self._broker.jobs.status, self._job_id)))
                 self._wait(f"room within {error.limit} of tenant {error.tenant}")
@@ -197,9 +193,6 @@ class Submission:
                 f"{error} Job {self._job_id} holds the first {self._records} records: resume with embedctl submit "
                 f"CORPUS --resume {self._job_id}"
             ) from error
-
-    def _note_failure(self, error: BrokerUnavailable) -> None:
-        self._report(_store_of(error))
 
     def _wait(self, for_what: str) -> None:
         """Log and report what the submission waits for; raises WaitTimeout if the time is over."""
@@ -265,10 +258,10 @@ class Submission:
         )
 
     def _stored_checksums(self) -> list[int]:
-        result = self._broker.jobs.result(self._job_id, self._added)
+        result = self._broker.jobs.result(self._job_id, self.chunks)
         if result is not None:
             return list(wire.decode_result(result).checksums)
-        stored = self._broker.jobs.input(self._job_id, self._added)
+        stored = self._broker.jobs.input(self._job_id, self.chunks)
         return [] if stored is None else wire.decode_input(stored).row_checksums()
 
     def _report(self, waiting_for: str = "") -> None:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from celery.events import EventReceiver
+
 from embedctl.broker import Broker
 from embedctl.dashboard.access import is_loopback
-from embedctl.dashboard.events import RetryingEvents
 from embedctl.overview import Gatherer
 from embedctl.store.connection import without_password
 from embedctl.tickets import task_in_words
 from embedctl_config import keys
 from embedctl_config.celery_app import TASK, make_celery
 from embedctl_config.errors import EmbedctlError, MissingExtra
+from embedctl_config.retry import ASIDE, Streak
 
 try:
     from flower.api.tasks import GetQueueLengths
     from flower.app import Flower
+    from flower.events import Events
     from flower.options import options
     from flower.views.broker import BrokerView
     from flower.views.monitor import Metrics
@@ -27,6 +31,34 @@ try:
     from tornado.ioloop import IOLoop
 except ImportError as error:
     raise MissingExtra("flower", "the dashboard") from error
+
+log = logging.getLogger(__name__)
+
+
+class RetryingEvents(Events):  # type: ignore[misc]  # Flower ships no types
+    """Flower's receiver of events, with a short pause between attempts.
+
+    Flower doubles the pause after each attempt, and so still waits long after the end of a long outage.
+    """
+
+    def run(self) -> None:
+        failed = Streak()
+
+        def receive() -> None:
+            with self.capp.connection() as connection:
+                receiver = EventReceiver(connection, handlers={"*": self.on_event}, app=self.capp)
+                if failed.failures:
+                    log.warning("events are received again")
+                failed.end()
+                receiver.capture(limit=None, timeout=None, wakeup=True)
+
+        def told(error: Exception, _: float) -> None:
+            if failed.failures == 1:
+                log.warning("no events can be received, and pages stand still; trying again: %s", error)
+
+        while True:
+            # On any error: if this thread ended, pages would stand still.
+            ASIDE.call(receive, Exception, failed=told, streak=failed)
 
 
 class Dashboard(Flower):  # type: ignore[misc]  # Flower ships no types

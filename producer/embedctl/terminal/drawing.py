@@ -70,16 +70,17 @@ Block = Sequence[Row]
 def overview_lines(overview: Overview, width: int | None = None, height: int | None = None) -> list[Text]:
     """The sums, the workers, the queues and the jobs, in at most so many cells and lines; None for no limit."""
     groups = _groups(overview)
-    queues = [_queue_block(queue) for queue in sorted(overview.queues, key=_unserved_first)]
+    unserved_first = sorted(overview.queues, key=lambda each: (each.workers > 0, each.hardware, each.model))
+    queues = [_queue_block(queue) for queue in unserved_first]
     ended = [_ended_block(pace, overview.at, width) for pace in overview.ended]
     rooms: list[int | None] = [None] * 3
     if height is not None:
         wants = [
             sum(1 + group.length for group in groups),
-            _length(queues),
+            sum(map(len, queues)),
             sum(1 + len(troubles(pace.job)) for pace in overview.active)
             + (overview.active_count > len(overview.active))
-            + _length(ended),
+            + sum(map(len, ended)),
         ]
         # Seven lines are the sums, and for each part an empty line and its heads.
         rooms = [*share(max(0, height - 7), [max(1, want) for want in wants])]
@@ -173,10 +174,6 @@ def _filled(blocks: Iterable[Block], room: int | None, count: int, noun: str) ->
     return rows
 
 
-def _length(blocks: Iterable[Block]) -> int:
-    return sum(map(len, blocks))
-
-
 # Workers
 
 
@@ -229,15 +226,11 @@ def _groups(overview: Overview) -> list[_Group]:
     for kind in overview.more_gone:
         group_of(kind)
     for kind, group in groups.items():
-        group.live.sort(key=_hung_first)
+        group.live.sort(key=lambda each: (each.row.activity != "hung", each.row.host, _natural(each.row.name)))
         count = max(len(group.gone), overview.more_gone.get(kind, 0))
         folds = count > _FEW_GONE or count > len(group.gone)
         group.folded = count if folds and not overview.all_gone else 0
     return [groups[kind] for kind in sorted(groups)]
-
-
-def _hung_first(state: WorkerState) -> tuple[bool, str, list[tuple[int, str]]]:
-    return state.row.activity != "hung", state.row.host, _natural(state.row.name)
 
 
 @lru_cache(4096)
@@ -294,10 +287,6 @@ def _worker_rows(groups: Sequence[_Group], now: datetime, room: int | None) -> l
 
 
 # Queues
-
-
-def _unserved_first(queue: QueueState) -> tuple[bool, str, str]:
-    return queue.workers > 0, queue.hardware, queue.model
 
 
 def _queue_block(queue: QueueState) -> Block:

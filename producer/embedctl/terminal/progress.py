@@ -162,7 +162,8 @@ class JobProgress:
             )
         if job.stalled:
             self._say_once("stalled", stalled(job))
-        if job.waits_for_reader and self.writing is None and _rests(job, self._redis_ms()):
+        rested_ms = self._redis_ms() - job.progressed_at.timestamp() * 1000
+        if job.waits_for_reader and self.writing is None and rested_ms > _RESTS_MS:
             self._say_once("reader", f"The job waits for a reader: embedctl fetch {job.id} -o DIR/")
         self._tell(self._pace)
 
@@ -248,10 +249,6 @@ def _activity(pace: JobPace, writing: Writing | None) -> Activity:
     )
 
 
-def _rests(job: JobStatus, now_ms: int) -> bool:
-    return now_ms - job.progressed_at.timestamp() * 1000 > _RESTS_MS
-
-
 def _host_ms() -> int:
     return time.time_ns() // 1_000_000
 
@@ -261,7 +258,8 @@ def progress_line(now: Activity, width: int) -> Text:
     narrow one."""
     head = f"{now.what:<10} "
     if now.since is not None:
-        return cut(plain(f"{head}{_spinner()} {time.monotonic() - now.since:.0f} s"), width)
+        spinner = _SPINNER[int(time.monotonic() * _SPINS_PER_S) % len(_SPINNER)]
+        return cut(plain(f"{head}{spinner} {time.monotonic() - now.since:.0f} s"), width)
     facts = [*_facts(now, "/", width)]
     for rank in range(_MOST_RANK, -1, -1):
         tail = "  ".join(fact for each, fact in facts if each <= rank)
@@ -294,7 +292,3 @@ def _facts(now: Activity, of: str, width: int | None = None) -> Iterator[tuple[i
         yield 1, f"{duration(now.seconds_left)} left"
     if now.waits_for:
         yield 0, f"waiting for {now.waits_for}"
-
-
-def _spinner() -> str:
-    return _SPINNER[int(time.monotonic() * _SPINS_PER_S) % len(_SPINNER)]

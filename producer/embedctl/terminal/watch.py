@@ -105,7 +105,11 @@ def watch(
         head = _head(title, sight, width)
         return Group(*head, *draw(sight.what, width, height - len(head)))
 
-    with Feed(look) as feed, _sigterm_unwinds(), _ctrl_z() as suspended:
+    def end() -> None:
+        raise SystemExit(128 + signal.SIGTERM)  # so that the terminal is restored
+
+    suspended = threading.Event()
+    with Feed(look) as feed, _handled(signal.SIGTERM, end), _handled(signal.SIGTSTP, suspended.set):
         while True:
             sight = _draw_until(lambda sight: suspended.is_set() or until(sight.what), feed, lines)
             if not suspended.is_set():
@@ -186,16 +190,16 @@ def _keys() -> Iterator[Callable[[float], bytes]]:
 
 
 @contextmanager
-def _ctrl_z() -> Iterator[threading.Event]:
-    """Yields an event that Ctrl-Z sets, instead of stopping the program with the terminal as it is."""
-    suspended = threading.Event()
-    before = signal.getsignal(signal.SIGTSTP)
-    if before != signal.SIG_IGN:  # a shell without job control ignores it, and could not continue a stopped program
-        signal.signal(signal.SIGTSTP, lambda *_: suspended.set())
+def _handled(number: int, handle: Callable[[], object]) -> Iterator[None]:
+    """Handles a signal in its own way meanwhile, unless it is ignored: a shell without job control ignores SIGTSTP, and
+    could not continue a stopped program."""
+    before = signal.getsignal(number)
+    if before != signal.SIG_IGN:
+        signal.signal(number, lambda *_: handle())
     try:
-        yield suspended
+        yield
     finally:
-        signal.signal(signal.SIGTSTP, before)
+        signal.signal(number, before)
 
 
 def _stop_as_ctrl_z_does() -> None:
@@ -203,17 +207,3 @@ def _stop_as_ctrl_z_does() -> None:
     before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTSTP)
     signal.signal(signal.SIGTSTP, before)
-
-
-@contextmanager
-def _sigterm_unwinds() -> Iterator[None]:
-    """SIGTERM ends the program with an exception, so that the terminal is restored."""
-
-    def end(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

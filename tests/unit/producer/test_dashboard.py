@@ -89,7 +89,7 @@ class _Enough(BaseException):
 def test_after_an_outage_however_long_events_are_received_again_soon(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from embedctl.dashboard import events
+    from embedctl.dashboard import application
 
     waits: list[float] = []
     tries = iter([OSError("away")] * 20 + [None, OSError("away")])
@@ -102,11 +102,11 @@ def test_after_an_outage_however_long_events_are_received_again_soon(
         def capture(self, **_: object) -> None:
             waits.append(0)
 
-    monkeypatch.setattr(events, "EventReceiver", Receiver)
+    monkeypatch.setattr(application, "EventReceiver", Receiver)
     monkeypatch.setattr(time, "sleep", waits.append)
     app = Celery(broker="memory://", set_as_current=False)
     with pytest.raises(_Enough):
-        events.RetryingEvents(app, IOLoop.current(), max_tasks_in_memory=10).run()
+        application.RetryingEvents(app, IOLoop.current(), max_tasks_in_memory=10).run()
     assert waits == [0.5, 1, 2, 4] + [5] * 16 + [0] + [0.5]
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 3
