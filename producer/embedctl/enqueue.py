@@ -199,9 +199,9 @@ def submit(
 
 
 def _begun_inline(broker: Broker, options: SubmitOptions, ahead: ReadAhead, token: str) -> InlineJob | None:
-    """Make a job of the records of `ahead`, which stay there; None if they are not one small chunk. The specification
-    has no idempotency key. Raises BrokerUnavailable if Redis can't be reached, and may have made the job; or if it is
-    full, and has not."""
+    """Make a job, without an idempotency key, of the records of `ahead`, which stay there; None if they are not one
+    small chunk. Raises BrokerUnavailable if Redis can't be reached, and may have made the job; or if it is full, and
+    has not."""
     records = ahead.whole_within(_INLINE_RECORDS, _INLINE_BYTES)
     if not records:
         return None
