@@ -26,8 +26,8 @@ from embedctl.overview import Gatherer
 from embedctl.reaper import Reaper
 from embedctl.routing import resolve, with_workers
 from embedctl.store import ClaimAnswer, WorkerRow
-from embedctl.store.connection import script_source
 from embedctl.store.queues import job_of
+from embedctl.store.scripts import script_source
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 

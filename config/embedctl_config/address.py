@@ -24,8 +24,7 @@ class Address(NamedTuple):
     def parse(cls, text: str, default_port: int = -1) -> Self:
         """Read `HOST:PORT`, or `HOST` if there is a default port. An IPv6 address stands in brackets.
 
-        Raises:
-            ValueError: it is of another form, or the port is too large.
+        Raises ValueError for another form, or if the port is too large.
         """
         found = _FORM.fullmatch(text)
         port = int(found["port"] or default_port) if found else -1
@@ -35,11 +34,7 @@ class Address(NamedTuple):
 
 
 def address_of(text: str, setting: str) -> Address:
-    """Where a setting has a process listen: at `HOST:PORT`, or at a port of the loopback address if that is all.
-
-    Raises:
-        SettingsError: it is neither.
-    """
+    """Where a setting has a process listen: at `HOST:PORT`, or at a port of the loopback address if that is all."""
     try:
         return Address.parse(f"127.0.0.1:{text}" if text.isdecimal() else text)
     except ValueError:

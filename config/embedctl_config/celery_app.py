@@ -31,11 +31,7 @@ def make_celery(settings: Settings) -> Celery:
     """A Celery application on the broker of these settings. Celery's environment variables have no effect on it.
 
     A ticket only says where to look, so redelivery by the transport is only a slow backstop. Its visibility timeout is
-    not a setting, because all processes must use the same one.
-
-    Raises:
-        SettingsError: as for :func:`~embedctl_config.redis_url.secret_url` and
-            :func:`~embedctl_config.redis_url.tls_options`.
+    not a setting, because all processes must use the same one. Raises SettingsError as `secret_url` and `tls_options`.
     """
     url, tls = _address(settings)
     sentinels = sentinels_of(settings)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from embedctl_config.errors import SettingsError
 
-#: No setting: tests set it to a level below, and our code then uses nothing newer on any CPU.
+#: No setting: tests set it to a level below, and our code then uses nothing newer on any CPU. What reads it raises
+#: SettingsError if it names no level, or one that this CPU does not have.
 LEVEL_VARIABLE = "EMBEDCTL_CPU_LEVEL"
 _V1 = frozenset(["cmov", "cx8", "fpu", "fxsr", "mmx", "sse", "sse2", "syscall"])
 _V2 = _V1 | frozenset(["cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3"])
@@ -30,21 +31,13 @@ def cpu_name() -> str:
 
 
 def cpu_flags() -> frozenset[str]:
-    """The instruction sets that our code may use, by the kernel's names; empty if the kernel lists none.
-
-    Raises:
-        SettingsError: as for :func:`compiler_target`.
-    """
+    """The instruction sets that our code may use, by the kernel's names; empty if the kernel lists none."""
     flags, level = _own_flags(), _level()
     return flags & LEVELS[level] if level else flags
 
 
 def compiler_target() -> str:
-    """What a compiler is told with `-march=`, so that it uses what :func:`cpu_flags` has.
-
-    Raises:
-        SettingsError: LEVEL_VARIABLE names no level, or one that this CPU does not have.
-    """
+    """What a compiler is told with `-march=`, so that it uses what :func:`cpu_flags` has."""
     return _level() or "native"
 
 
@@ -79,11 +72,7 @@ def no_bf16() -> str:
 
 
 def cpu_identity() -> str:
-    """Text that distinguishes this CPU's kind and instruction sets from others', because machines may share a cache.
-
-    Raises:
-        SettingsError: as for :func:`compiler_target`.
-    """
+    """Text that distinguishes this CPU's kind and instruction sets from others', because machines may share a cache."""
     telling = {line for line in _lines() if line.startswith(_IDENTIFYING)}
     level = _level()
     return "\n".join([platform.machine(), *sorted(telling), *([f"no more than {level}"] if level else [])])

@@ -17,12 +17,8 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV, errno.EMLINK
 def publish(fresh: Path, path: Path, *, replace: bool = True) -> None:
     """Sync a file or folder, give it its final name beside it, and sync the folder: only then does the name last.
 
-    Args:
-        replace: what has the name already is replaced. Otherwise, it stays, also if it was published just now.
-
-    Raises:
-        FileExistsError: the name is taken, and nothing is to be replaced.
-        OSError: the file is missing, or the disk fails. It may then have either name.
+    What has the name already is replaced. Without `replace`, it stays, also if it was published just now, and
+    FileExistsError is raised. After another OSError, of a disk that fails, the file may have either name.
     """
     if fresh.is_dir():
         sync_folder(fresh)
@@ -39,13 +35,8 @@ def publish(fresh: Path, path: Path, *, replace: bool = True) -> None:
 def write(path: Path, data: bytes, *, mode: int | None = None) -> None:
     """Write or replace a file. A process that is killed meanwhile leaves the previous file, or none.
 
-    A link at this path is replaced, and its target is not touched.
-
-    Args:
-        mode: the file's permissions, whatever the umask; None: what the umask leaves of 0666.
-
-    Raises:
-        OSError: the file can't be written.
+    A link at this path is replaced, and its target is not touched. The file has these permissions (`mode`), whatever
+    the umask; None: what the umask leaves of 0666.
     """
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # two processes may write one path at a time
     try:
@@ -67,11 +58,7 @@ def remove(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync a folder's names to the disk, where the file system can do that.
-
-    Raises:
-        OSError: the disk fails.
-    """
+    """Sync a folder's names to the disk, where the file system can do that; raises OSError if the disk fails."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -25,8 +25,7 @@ class Installed:
 def installed(extra: str = "") -> Installed:
     """What is here of all that an extra declares; without an extra, of what embedctl always needs.
 
-    Raises:
-        importlib.metadata.PackageNotFoundError: embedctl itself has no metadata, as when it is run from its source.
+    Raises PackageNotFoundError if embedctl itself has no metadata, as when it is run from its source.
     """
     present, lacking = list[str](), list[str]()
     for requirement in _declared(_NAME, extra):

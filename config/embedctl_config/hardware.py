@@ -94,8 +94,7 @@ class HardwareClass:
     def thresholds(self, stated: Thresholds | None = None) -> Thresholds:
         """The bounds that its workers must meet: its own, else those that a backend states, else the precision's.
 
-        Args:
-            stated: those of the backend; only int8 may have some.
+        Only a backend in int8 may state some.
         """
         promised = THRESHOLDS[self.precision]
         return replace(stated if stated and self.precision == "int8" else promised, **self.overrides)

@@ -42,11 +42,7 @@ def _shared(key: str, *roles: str) -> str:
 
 
 def _used_by(*roles: str, pattern: str = "") -> Callable[[F], F]:
-    """Declare the roles that use the keys that a function makes.
-
-    Args:
-        pattern: a pattern that matches all of these keys; by default, the function's result for wildcards.
-    """
+    """Declare the roles that use the keys of a function. Unless a pattern is given, it is the result for wildcards."""
 
     def declare(function: F) -> F:
         wildcards = [JOB_IDS if name == "job_id" else "*" for name in inspect.signature(function).parameters]
@@ -54,6 +50,36 @@ def _used_by(*roles: str, pattern: str = "") -> Callable[[F], F]:
         return function
 
     return declare
+
+
+def _of_each(prefix: str, *roles: str) -> Callable[[str], str]:
+    """Declare a key that exists for each queue, tenant, worker, file or the like, whose name ends it."""
+
+    @_used_by(*roles)
+    def key(name: str) -> str:
+        return f"{prefix}{name}"
+
+    return key
+
+
+def _of_job(rest: str, *roles: str) -> Callable[[str], str]:
+    """Declare a key that exists for each job."""
+
+    @_used_by(*roles)
+    def key(job_id: str) -> str:
+        return f"embed:job:{job_id}{rest}"
+
+    return key
+
+
+def _of_chunk(kind: str, *roles: str) -> Callable[[str, int | str], str]:
+    """Declare a key that exists for each chunk of a job."""
+
+    @_used_by(*roles)
+    def key(job_id: str, chunk: int | str) -> str:
+        return f"embed:job:{job_id}:{kind}:{chunk}"
+
+    return key
 
 
 #: Sorted set of job ids that still need the reaper, by creation time in ms.
@@ -112,19 +138,14 @@ REAPER = _shared("embed:reaper:turn", _PRODUCER, _WORKER)
 UPKEEP = _shared("embed:reaper:due", _PRODUCER, _WORKER, _TENANT)
 
 
-@_used_by(_PRODUCER, _WORKER)
-def idle(queue: str) -> str:
-    """Sorted set: jobs that wait for a worker of their queue, by their expiry in ms."""
-    return f"embed:reaper:idle:{queue}"
-
+#: Sorted set: jobs that wait for a worker of their queue, by their expiry in ms.
+idle = _of_each("embed:reaper:idle:", _PRODUCER, _WORKER)
 
 # Whose turn it is in a queue.
 
 
-@_used_by(_PRODUCER, _WORKER, _TENANT)
-def lanes(queue: str) -> str:
-    """Sorted set: lanes of a queue that have jobs, by the bytes that they had, divided by their parts of the queue."""
-    return f"embed:reaper:lanes:{queue}"
+#: Sorted set: lanes of a queue that have jobs, by the bytes that they had, divided by their parts of the queue.
+lanes = _of_each("embed:reaper:lanes:", _PRODUCER, _WORKER, _TENANT)
 
 
 @_used_by(_PRODUCER, _WORKER, _TENANT)
@@ -148,11 +169,8 @@ def issued(queue: str, size: str) -> str:
     return f"embed:reaper:issued:{size}:{queue}"
 
 
-@_used_by(_PRODUCER, _WORKER, _TENANT)
-def background_pause(queue: str) -> str:
-    """String: exists while the background lane of a queue need not have a turn."""
-    return f"embed:reaper:background:{queue}"
-
+#: String: exists while the background lane of a queue need not have a turn.
+background_pause = _of_each("embed:reaper:background:", _PRODUCER, _WORKER, _TENANT)
 
 #: What the keys of tenants' quotas begin with.
 QUOTA = "embed:reaper:quota:"
@@ -161,21 +179,15 @@ QUOTA = "embed:reaper:quota:"
 QUOTAS = _shared("embed:reaper:quotas", _PRODUCER, _WORKER, _MONITOR)
 
 
-@_used_by(_WORKER)
-def stating(digest: str) -> str:
-    """String: exists while no further worker with the same limits need state them."""
-    return f"embed:reaper:stating:{digest}"
-
+#: String: exists while no further worker with the same limits need state them.
+stating = _of_each("embed:reaper:stating:", _WORKER)
 
 #: A tenant's limits hold for this long after a worker last stated them (seconds).
 QUOTA_TTL_S = 7 * 24 * 3600
 
 
-@_used_by(_PRODUCER, _WORKER, _MONITOR)
-def quota(tenant: str) -> str:
-    """Hash: a tenant's limits, who stated them, what is noted of each of its jobs, and the sums of that."""
-    return f"{QUOTA}{tenant}"
-
+#: Hash: a tenant's limits, who stated them, what is noted of each of its jobs, and the sums of that.
+quota = _of_each(QUOTA, _PRODUCER, _WORKER, _MONITOR)
 
 #: Hash: notes of one round of the reaper for the next: the positions of its sweeps, and the queues' oldest tickets.
 NOTES = _shared("embed:reaper:notes", _PRODUCER, _WORKER, _TENANT)
@@ -197,101 +209,54 @@ QUEUE_KEPT_S = 7 * 24 * 3600
 QUEUES_TTL_S = 365 * 24 * 3600
 
 
-@_used_by(_PRODUCER, _WORKER, _MONITOR)
-def job(job_id: str) -> str:
-    """Hash: the job's state, counts and options."""
-    return f"embed:job:{job_id}"
+#: Hash: the job's state, counts and options.
+job = _of_job("", _PRODUCER, _WORKER, _MONITOR)
 
+#: Sorted set: issued chunks by the time in ms when they need another ticket.
+due = _of_job(":due", _PRODUCER, _WORKER)
 
-@_used_by(_PRODUCER, _WORKER)
-def due(job_id: str) -> str:
-    """Sorted set: issued chunks by the time in ms when they need another ticket."""
-    return f"embed:job:{job_id}:due"
+#: Hash: leased chunk → `token worker-instance`, and the current row of a worker in careful mode.
+owners = _of_job(":owners", _PRODUCER, _WORKER)
 
+#: Hash: issued chunk → how often it was claimed; `CHUNK:deaths` → the deaths of its owners, as JSON;
+#: `CHUNK:doubts` → what owners could not do with it, as JSON.
+attempts = _of_job(":attempts", _PRODUCER, _WORKER, _MONITOR)
 
-@_used_by(_PRODUCER, _WORKER)
-def owners(job_id: str) -> str:
-    """Hash: leased chunk → `token worker-instance`, and the current row of a worker in careful mode."""
-    return f"embed:job:{job_id}:owners"
+#: Hash: issued chunk without owner → how often its ticket was sent again.
+reissues = _of_job(":reissues", _PRODUCER, _WORKER)
 
+#: Capped stream: one entry for each chunk that ended and each change of state.
+events = _of_job(":events", _PRODUCER, _WORKER)
 
-@_used_by(_PRODUCER, _WORKER, _MONITOR)
-def attempts(job_id: str) -> str:
-    """Hash: issued chunk → how often it was claimed; `CHUNK:deaths` → the deaths of its owners, as JSON;
-    `CHUNK:doubts` → what owners could not do with it, as JSON."""
-    return f"embed:job:{job_id}:attempts"
+#: Bitmap: the chunks whose records are counted as done or failed; one bit per chunk.
+counted = _of_job(":counted", _PRODUCER, _WORKER)
 
+#: Hash: the positions of the reaper's sweeps over the job's chunks.
+cursors = _of_job(":cursors", _PRODUCER, _WORKER)
 
-@_used_by(_PRODUCER, _WORKER)
-def reissues(job_id: str) -> str:
-    """Hash: issued chunk without owner → how often its ticket was sent again."""
-    return f"embed:job:{job_id}:reissues"
+#: String: the token of the producer that is submitting the job.
+producer = _of_job(":producer", _PRODUCER, _WORKER, _MONITOR)
 
+#: String: a chunk's input in wire format.
+chunk_input = _of_chunk("in", _PRODUCER, _WORKER)
 
-@_used_by(_PRODUCER, _WORKER)
-def events(job_id: str) -> str:
-    """Capped stream: one entry for each chunk that ended and each change of state."""
-    return f"embed:job:{job_id}:events"
+#: String: a chunk's result in wire format.
+chunk_result = _of_chunk("out", _PRODUCER, _WORKER)
 
+#: Bitmap: the chunks whose results a durable part holds, outside of Redis; one bit per chunk.
+drained = _of_job(":out:drained", _PRODUCER, _WORKER)
 
-@_used_by(_PRODUCER, _WORKER)
-def counted(job_id: str) -> str:
-    """Bitmap: the chunks whose records are counted as done or failed; one bit per chunk."""
-    return f"embed:job:{job_id}:counted"
+#: Hash: the name of a durable part → its facts, as JSON.
+parts = _of_job(":out:parts", _PRODUCER, _WORKER)
 
+#: String: the digests of the drained chunks, 16 bytes each, so that a changed corpus is still detected.
+digests = _of_job(":out:digests", _PRODUCER, _WORKER)
 
-@_used_by(_PRODUCER, _WORKER)
-def cursors(job_id: str) -> str:
-    """Hash: the positions of the reaper's sweeps over the job's chunks."""
-    return f"embed:job:{job_id}:cursors"
+#: String: `token machine process host` of the process that drains the job.
+drainer = _of_job(":out:drainer", _PRODUCER, _WORKER)
 
-
-@_used_by(_PRODUCER, _WORKER, _MONITOR)
-def producer(job_id: str) -> str:
-    """String: the token of the producer that is submitting the job."""
-    return f"embed:job:{job_id}:producer"
-
-
-@_used_by(_PRODUCER, _WORKER)
-def chunk_input(job_id: str, chunk: int | str) -> str:
-    """String: a chunk's input in wire format."""
-    return f"embed:job:{job_id}:in:{chunk}"
-
-
-@_used_by(_PRODUCER, _WORKER)
-def chunk_result(job_id: str, chunk: int | str) -> str:
-    """String: a chunk's result in wire format."""
-    return f"embed:job:{job_id}:out:{chunk}"
-
-
-@_used_by(_PRODUCER, _WORKER)
-def drained(job_id: str) -> str:
-    """Bitmap: the chunks whose results a durable part holds, outside of Redis; one bit per chunk."""
-    return f"embed:job:{job_id}:out:drained"
-
-
-@_used_by(_PRODUCER, _WORKER)
-def parts(job_id: str) -> str:
-    """Hash: the name of a durable part → its facts, as JSON."""
-    return f"embed:job:{job_id}:out:parts"
-
-
-@_used_by(_PRODUCER, _WORKER)
-def digests(job_id: str) -> str:
-    """String: the digests of the drained chunks, 16 bytes each, so that a changed corpus is still detected."""
-    return f"embed:job:{job_id}:out:digests"
-
-
-@_used_by(_PRODUCER, _WORKER)
-def drainer(job_id: str) -> str:
-    """String: `token machine process host` of the process that drains the job."""
-    return f"embed:job:{job_id}:out:drainer"
-
-
-@_used_by(_PRODUCER, _WORKER)
-def retry_pointer(job_id: str, chunk: int | str) -> str:
-    """String: the chunk that retries a chunk's failed records."""
-    return f"embed:job:{job_id}:retry:{chunk}"
+#: String: the chunk that retries a chunk's failed records.
+retry_pointer = _of_chunk("retry", _PRODUCER, _WORKER)
 
 
 @_used_by(_WORKER)
@@ -304,8 +269,7 @@ def uncommitted_result(job_id: str, chunk: int, token: str) -> str:
 def idempotency(key: str, tag: str = "") -> str:
     """String: the job id made with this idempotency key. The key is hashed: it may be long, or private.
 
-    Args:
-        tag: of the tenant. Two tenants may use the same key.
+    The tag is the tenant's: two tenants may use the same key.
     """
     hashed = hashlib.sha256(key.encode()).hexdigest()
     return f"embed:idempotency:{tag}:{hashed}" if tag else f"embed:idempotency:{hashed}"
@@ -319,19 +283,14 @@ SYNC_LEASE_S = 30
 def sync(destination: str, tag: str = "") -> str:
     """String: `ms token machine process host` of the process whose `--sync` writes a destination, and since when.
 
-    Args:
-        destination: its name. The key has a hash of it.
-        tag: of the tenant. It does not learn what others write.
+    The key has a hash of its name, and the tag of the tenant, which does not learn what others write.
     """
     hashed = hashlib.sha256(destination.encode()).hexdigest()
     return f"embed:sync:{tag}:{hashed}" if tag else f"embed:sync:{hashed}"
 
 
-@_used_by(_PRODUCER, _WORKER, _MONITOR, _TENANT)
-def heartbeat(instance: str) -> str:
-    """String: a worker instance's heartbeat, as JSON."""
-    return f"embed:worker:{instance}"
-
+#: String: a worker instance's heartbeat, as JSON.
+heartbeat = _of_each("embed:worker:", _PRODUCER, _WORKER, _MONITOR, _TENANT)
 
 # What the gateway keeps. The parts of a file are results of an id that has the form of a job's, and that no job has: so
 # access lists permit them, and what sweeps the bytes outside of Redis knows them.
@@ -349,29 +308,17 @@ MADE_TTL_S = 600
 BATCH_LEASE_S = 30
 
 
-@_used_by(_PRODUCER)
-def file(file_id: str) -> str:
-    """Hash: the facts of a file."""
-    return f"embed:file:{file_id}"
+#: Hash: the facts of a file.
+file = _of_each("embed:file:", _PRODUCER)
 
+#: Sorted set: the ids of a tenant's files, which begin with their time, all with the same score.
+files = _of_each("embed:files:", _PRODUCER)
 
-@_used_by(_PRODUCER)
-def files(tenant: str) -> str:
-    """Sorted set: the ids of a tenant's files, which begin with their time, all with the same score."""
-    return f"embed:files:{tenant}"
+#: Hash: the facts of a batch, and the token of the process that runs it.
+batch = _of_each("embed:batch:", _PRODUCER)
 
-
-@_used_by(_PRODUCER)
-def batch(batch_id: str) -> str:
-    """Hash: the facts of a batch, and the token of the process that runs it."""
-    return f"embed:batch:{batch_id}"
-
-
-@_used_by(_PRODUCER)
-def batches(tenant: str) -> str:
-    """Sorted set: the ids of a tenant's batches, which begin with their time, all with the same score."""
-    return f"embed:batches:{tenant}"
-
+#: Sorted set: the ids of a tenant's batches, which begin with their time, all with the same score.
+batches = _of_each("embed:batches:", _PRODUCER)
 
 #: Sorted set of the batches that have not ended, by the time in ms when somebody is to look at them.
 UNFINISHED = _shared("embed:batches_unfinished", _PRODUCER)
@@ -381,36 +328,25 @@ UNFINISHED = _shared("embed:batches_unfinished", _PRODUCER)
 EVENT_TTL_S = 7 * 24 * 3600
 
 
-@_used_by(_PRODUCER)
-def webhook_event(event_id: str) -> str:
-    """Hash: the facts of an event that a webhook is to tell, and the token of the process that tells it."""
-    return f"embed:webhook:{event_id}"
-
+#: Hash: the facts of an event that a webhook is to tell, and the token of the process that tells it.
+webhook_event = _of_each("embed:webhook:", _PRODUCER)
 
 #: Sorted set of the events that are to be told, by the time in ms of their next try.
 UNTOLD = _shared("embed:webhooks_untold", _PRODUCER)
 
 
-@_used_by(_PRODUCER)
-def made(digest: str) -> str:
-    """String: the file or the batch that a request has made, and whether that request was a further try."""
-    return f"embed:made:{digest}"
-
+#: String: the file or the batch that a request has made, and whether that request was a further try.
+made = _of_each("embed:made:", _PRODUCER)
 
 #: Stored in place of a death: the worker stopped on request. Chunks that it could not give back do not become suspect.
 LEFT = "left"
 
 
-@_used_by(_PRODUCER, _WORKER, _MONITOR, _TENANT)
-def died(instance: str) -> str:
-    """String: how a worker instance is known to have died, or :data:`LEFT`."""
-    return f"embed:died:{instance}"
+#: String: how a worker instance is known to have died, or :data:`LEFT`.
+died = _of_each("embed:died:", _PRODUCER, _WORKER, _MONITOR, _TENANT)
 
-
-@_used_by(_PRODUCER, _WORKER)
-def machine(machine_id: str) -> str:
-    """Hash: worker instances of one machine → process. Other processes of that machine can see which of them run."""
-    return f"embed:machine:{machine_id}"
+#: Hash: worker instances of one machine → process. Other processes of that machine can see which of them run.
+machine = _of_each("embed:machine:", _PRODUCER, _WORKER)
 
 
 @_used_by(_PRODUCER, _WORKER, _MONITOR, _TENANT)
@@ -458,11 +394,7 @@ def patterns_of_tenant(name: str, tag: str) -> list[str]:
 
 
 def created_s(job_id: str) -> int:
-    """When a job was made, in seconds since 1970, from its id.
-
-    Raises:
-        ValueError: this is not a job's id.
-    """
+    """When a job was made, in seconds since 1970, from its id; raises ValueError for another text."""
     if not is_job_id(job_id):
         raise ValueError(f"{job_id!r} is not the id of a job")
     return calendar.timegm(time.strptime(job_id[:15], "%Y%m%d-%H%M%S"))

@@ -90,8 +90,6 @@ def survey_settings(
     """The settings for display only, the source of each of them in words, and every problem.
 
     A setting with an unusable value takes the value of the next weaker source. A value out of bounds stays.
-
-    Args: as of :func:`load_settings`.
     """
     environ = os.environ if environ is None else environ
     problems: list[str] = []
@@ -110,12 +108,7 @@ def survey_settings(
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A source of settings.
-
-    Attributes:
-        found: whether it is a file that nobody named and that was merely found in the working directory.
-        variable: another program's variable, which is read too.
-    """
+    """A source of settings: a file, which may have been merely `found`, or another program's variable."""
 
     file: Path = Path()
     found: bool = False

@@ -17,14 +17,11 @@ def locked(path: Path, *, holder: str = "", vanishes: bool = False, taken: Excep
     """Hold the lock of a file, which is made if there is none. The kernel releases it when the process ends.
 
     Args:
-        path: the lock's own file; its folder exists.
+        path: the lock's own file; its folder exists. Raises OSError if it can't be made, or is a link, which is not
+            followed.
         holder: what a process does that holds the lock, for the log, and then this one waits for it; empty: no wait.
         vanishes: remove the file in the end.
-        taken: raised in place of BlockingIOError.
-
-    Raises:
-        BlockingIOError: another process holds the lock, and this one does not wait.
-        OSError: the file is a link, which is not followed, or can't be made.
+        taken: raised if another process holds the lock, and this one does not wait; a BlockingIOError if None.
     """
     from filelock import FileLock, Timeout  # takes 60 ms, and most commands hold no lock
 

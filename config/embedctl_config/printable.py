@@ -9,11 +9,8 @@ def printable(text: str, *, lines: bool = False) -> str:
     r"""A text with every unprintable character escaped, such as `\x1b`. The result is one line.
 
     Unprintable are control characters, line ends of every kind, marks that change the direction of reading, and lone
-    surrogates.
-
-    Args:
-        lines: the text may have several lines. Each line but the first is indented, so that none passes for a message
-            of its own.
+    surrogates. With `lines`, the text may have several: each but the first is indented, so that none passes for a
+    message of its own.
     """
     if lines:
         return "\n  ".join(map(printable, text.split("\n")))

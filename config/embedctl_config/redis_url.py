@@ -35,7 +35,6 @@ class Sentinels:
     """The Redis Sentinels that know which instance is the master.
 
     Attributes:
-        addresses: the host and the port of each.
         master: the name that they have for the master and its replicas.
         options: how to connect to them, as redis-py's arguments.
     """
@@ -56,20 +55,14 @@ class SentinelPassword:
         self._file = file
 
     def get_credentials(self) -> tuple[str]:
-        """The password alone, without a user.
-
-        Raises:
-            SettingsError: the file can't be read, or is empty.
-        """
+        """The password alone, without a user."""
         return (read_password(self._file, _SENTINELS_FILE),)
 
 
 def sentinels_of(settings: Settings) -> Sentinels | None:
     """The sentinels that `redis_url` names; None if it names an instance itself.
 
-    Raises:
-        SettingsError: it names no master, or an address or the file of the sentinels' password can't be read; or as by
-            :func:`tls_options`.
+    Raises SettingsError if it names no master, or if an address or the file of the sentinels' password can't be read.
     """
     parts = _split(settings.redis_url)
     if not _is_of_sentinels(parts):
@@ -100,10 +93,8 @@ def secret_url(settings: Settings) -> str:
 
     If `redis_url` names sentinels, the host is that of one of them, and the master's takes its place.
 
-    It contains the password of `redis_password_file`, and none of the options that :func:`tls_options` returns.
-
-    Raises:
-        SettingsError: the URL is empty or can't be parsed, the password's file can't be read, or both hold a password.
+    It contains the password of `redis_password_file`, and none of the options that :func:`tls_options` returns. Raises
+    SettingsError if `redis_url` is empty or can't be parsed, the file can't be read, or both hold a password.
     """
     parts = _parts(settings)
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
@@ -118,11 +109,7 @@ def secret_url(settings: Settings) -> str:
 
 
 def tenant_of(settings: Settings) -> str | None:
-    """The tenant whose jobs alone this process sees, by its user of Redis; None if it sees all jobs.
-
-    Raises:
-        SettingsError: the URL can't be parsed.
-    """
+    """The tenant whose jobs alone this process sees, by its user of Redis; None if it sees all jobs."""
     parts = _split(settings.redis_url)
     user = parts.netloc.rpartition("@")[0].partition(":")[0]
     return tenant_of_user(unquote(user) or dict(parse_qsl(parts.query)).get("username"))
@@ -131,9 +118,8 @@ def tenant_of(settings: Settings) -> str | None:
 def tls_options(settings: Settings) -> dict[str, Any]:
     """Arguments for redis-py's connections that say how to check Redis' certificate; empty without TLS.
 
-    Raises:
-        SettingsError: the URL turns a check off, which only `insecure` may do; the URL has TLS options, but not the
-            scheme rediss://; or `tls_ca_file` holds no certificates.
+    Raises SettingsError if the URL turns a check off, which only `insecure` may do; if it has TLS options, but not the
+    scheme rediss://; or if `tls_ca_file` holds no certificates.
     """
     parts = _parts(settings)
     query = {name: value for name, value in parse_qsl(parts.query) if name.startswith("ssl_")}
@@ -159,11 +145,7 @@ def tls_options(settings: Settings) -> dict[str, Any]:
 
 
 def database_of(url: str) -> int:
-    """The number of the database in a URL; 0 if the URL names none.
-
-    Raises:
-        SettingsError: the database is not a number.
-    """
+    """The number of the database in a URL, 0 if it names none; raises SettingsError if it is not a number."""
     parts = _as_one_instance(_split(url))
     named = dict(parse_qsl(parts.query)).get("db") or ("" if parts.scheme == "unix" else parts.path.strip("/"))
     if named and not (named.isascii() and named.isdecimal()):
@@ -199,11 +181,7 @@ def _split(url: str) -> SplitResult:
 
 
 def _user_and_host(parts: SplitResult, query: dict[str, str]) -> tuple[str, str]:
-    """The user, percent-encoded, and the host; a user in the query is taken out of it.
-
-    Raises:
-        SettingsError: the URL holds a password too.
-    """
+    """The user, percent-encoded, and the host; a user in the query is taken out of it."""
     before, _, host = parts.netloc.rpartition("@")
     user, _, password = before.partition(":")
     if password or query.pop("password", ""):
@@ -212,13 +190,9 @@ def _user_and_host(parts: SplitResult, query: dict[str, str]) -> tuple[str, str]
 
 
 def read_password(file: Path, setting: str) -> str:
-    """A file's content without the line's end.
+    """A file's content without the line's end; raises SettingsError if it is empty or can't be read.
 
-    Args:
-        setting: the setting or option that named the file, for messages.
-
-    Raises:
-        SettingsError: the file can't be read, or is empty.
+    The message names the setting or option that named the file.
     """
     try:
         password = file.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")

@@ -50,8 +50,7 @@ class Policy:
     """How long to pause before another try.
 
     Attributes:
-        first_s: the pause after the first failure (seconds); it doubles with each further one.
-        longest_s: the longest pause (seconds).
+        first_s: the pause after the first failure; it doubles with each further one, up to the longest.
         jitter: the part of each pause that is left to chance, 0 to 1: callers that failed together come back one by
             one.
     """
@@ -124,10 +123,9 @@ class Policy:
         waiting: Callable[[], None] = lambda: None,
         tries: int | None = None,
     ) -> T:
-        """What `ask` returns, which is called again until that is what the caller waits for.
+        """What `ask` returns, which is called again until that has `arrived`.
 
         Args:
-            arrived: whether it is.
             waiting: called before each pause; raises what ends the wait.
             tries: how often it is asked at most; then the last answer is returned. None for no limit.
         """
@@ -150,9 +148,7 @@ class Policy:
     def serve(self, step: Callable[[], float | None], failed: Failed, stopping: threading.Event) -> None:
         """Take one step after the other, each again until it succeeds, until `stopping` is set.
 
-        Args:
-            step: returns how long to rest after it (seconds).
-            failed: is told of each failure.
+        A step returns how long to rest after it (seconds), and `failed` is told of each failure.
         """
         while not stopping.is_set():
             try:
@@ -164,13 +160,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Growing:
-    """A pause that grows with the time waited so far: what has taken long may be seen a moment later.
-
-    Attributes:
-        part: the part of that time.
-        shortest_s: the shortest pause (seconds).
-        longest_s: the longest pause (seconds).
-    """
+    """A pause that is a part of the time waited so far: what has taken long may be seen a moment later."""
 
     part: float
     shortest_s: float
@@ -221,9 +211,7 @@ class RetryLimit:
     def __call__(self, error: EmbedctlError, pause_s: float) -> float:
         """Redis has not answered, or has no memory left: return how long to pause (seconds) if it is to be asked again.
 
-        Raises:
-            EmbedctlError: this error, if Redis has been away for too long, or would refuse each time.
-            WaitTimeout: the deadline is over.
+        Raises this error if Redis has been away for too long or would refuse each time; WaitTimeout after the deadline.
         """
         now, longest_s = self.now(), RETRY_S if self.longest_s is None else self.longest_s
         if self.while_full and isinstance(error, BrokerFull):
@@ -241,9 +229,7 @@ class RetryLimit:
 class _Tries:
     """What tenacity asks about the tries of one call.
 
-    Attributes:
-        first: the error of the first try, which was made without tenacity, until that try is repeated.
-        last: the error of the last try.
+    The error of the first try, which was made without tenacity, is kept until that try is repeated.
     """
 
     policy: Policy

@@ -207,11 +207,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
 
     def hardware_class(self, name: str) -> HardwareClass:
-        """The hardware class with this name.
-
-        Raises:
-            SettingsError: there is none; the message lists those that exist.
-        """
+        """The hardware class with this name; raises SettingsError, which lists those that exist, if there is none."""
         try:
             return self.classes[name]
         except KeyError:
@@ -270,14 +266,7 @@ def check_model_name(name: str) -> str | None:
 
 
 def expanded(path: str, setting: str) -> Path:
-    """A path that may begin with `~`.
-
-    Args:
-        setting: the setting that holds the path or could hold another one, for the message.
-
-    Raises:
-        SettingsError: the path begins with `~`, and this user has no home.
-    """
+    """A path that may begin with `~`; raises SettingsError, which names the setting, for a user without a home."""
     try:
         return Path(path).expanduser()
     except RuntimeError:

@@ -69,11 +69,7 @@ def tag_of(name: str) -> str:
 
 
 def user_of(name: str) -> str:
-    """The user of Redis for one tenant.
-
-    Raises:
-        ValueError: this tenant can't have one.
-    """
+    """The user of Redis for one tenant; raises ValueError if this tenant can't have one."""
     wrong = check_tenant(name)
     if wrong is None and name == DEFAULT:
         wrong = f"the jobs of tenant {DEFAULT!r} are seen by everybody with the password of producer"

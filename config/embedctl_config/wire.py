@@ -195,11 +195,7 @@ def digest_of(data: bytes | memoryview) -> bytes:
 
 
 def decode_input(data: bytes | memoryview) -> ChunkInput:
-    """Read a chunk's input.
-
-    Raises:
-        WireTruncated, WireForeign, WireVersion: the bytes are cut off, not ours, or of another version.
-    """
+    """Read a chunk's input; raises WireError if the bytes are cut off, not ours, or of another version."""
     cursor, flags, digest, first, rows = _open(data, _KIND_INPUT)
     if rows > MAX_CHUNK_RECORDS:  # checked before it allocates: half a gigabyte holds 100 million empty rows
         raise WireForeign(f"a chunk's input promises {rows} rows, and no chunk has more than {MAX_CHUNK_RECORDS}")
@@ -220,8 +216,7 @@ def decode_input(data: bytes | memoryview) -> ChunkInput:
 def encode_result(result: ChunkResult) -> bytes:
     """The wire form of a chunk's result.
 
-    Raises:
-        ValueError: `vectors` is not `rows × dim` of its type, or the fingerprint is not a sha256.
+    Raises ValueError if `vectors` is not `rows × dim` of its type, or the fingerprint is not a sha256.
     """
     if len(result.vectors) != result.rows * result.dim * _SIZES[result.dtype]:
         raise ValueError(
@@ -256,11 +251,7 @@ def encode_result(result: ChunkResult) -> bytes:
 
 
 def decode_result(data: bytes | memoryview) -> ChunkResult:
-    """Read a chunk's result; `vectors` is a view into `data`, not a copy.
-
-    Raises:
-        WireTruncated, WireForeign, WireVersion: the bytes are cut off, not ours, or of another version.
-    """
+    """Read a chunk's result; `vectors` is a view into `data`, not a copy. Raises as :func:`decode_input`."""
     cursor, flags, checksum, head = _read_head(data)
     kept = _read_kept(cursor, flags, head.rows)
     cursor.align(_ALIGNMENT)
@@ -272,12 +263,9 @@ def decode_result(data: bytes | memoryview) -> ChunkResult:
 
 
 def decode_result_head(data: bytes | memoryview) -> ChunkResult:
-    """Read everything before the kept fields and the vectors of a chunk's result; the result's first bytes suffice.
-    `dim` is 0.
+    """Read everything before the kept fields and the vectors of a result, whose first bytes suffice; `dim` is 0.
 
-    Raises:
-        WireTruncated: more bytes are needed.
-        WireForeign, WireVersion: as for :func:`decode_result`.
+    Raises WireTruncated if more bytes are needed, and otherwise as :func:`decode_result`.
     """
     return replace(_read_head(data)[3], dim=0)
 

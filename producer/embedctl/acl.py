@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedctl.store.connection import script_source
+from embedctl.store.scripts import script_source
 from embedctl_config.errors import SettingsError
 from embedctl_config.keys import BINDINGS, patterns_of, patterns_of_tenant
 from embedctl_config.redis_url import read_password

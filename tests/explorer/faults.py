@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from embedctl.reaper import Reaper
 from embedctl.store.agenda import Agenda
-from embedctl.store.connection import script_source
+from embedctl.store.scripts import script_source
 from embedctl.submission import Submission
 from embedctl.waiting import Waiter
 

@@ -14,7 +14,7 @@ from embedctl.chunk_files import Where
 from embedctl.chunk_files.references import parse_reference
 from embedctl.store import Added, Claim, Completed, JobSpec, ServedModel, WorkerRow
 from embedctl.store.connection import Connection
-from embedctl.store.upkeep import _ANY_MS, AUDIT_AFTER_S
+from embedctl.store.upkeep import _ANY_MS, AUDIT_AFTER_S, _audit_call
 from embedctl_config import keys, wire
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.wire import ChunkInput, ChunkResult, ErrorCode, RecordError
@@ -159,7 +159,7 @@ def reaped(broker: Broker, job_id: str) -> list[int]:
 
 def audited(broker: Broker, job_id: str) -> int:
     """How many of the next slice of a job's issued chunks Redis lost."""
-    call = broker.upkeep._audit_call(job_id, broker.upkeep._cursor(job_id, "audit_at"))
+    call = _audit_call(job_id, broker.upkeep._cursor(job_id, "audit_at"))
     answer, rest = broker.connection.script(call.name, call.keys, call.args)
     if answer != "ok":
         return 0

@@ -60,12 +60,9 @@ class ChunkFiles:
     is none, or no producer has used it yet.
 
     Args:
-        address: of the place; empty for Redis.
+        address: of the place, as :class:`Place` takes it; empty for Redis.
         inline_bytes: of the largest chunk that stays in Redis all the same.
         notes: what Redis knows of places; needed if there is one.
-
-    Raises:
-        SettingsError: the address is neither an absolute path nor a URL.
     """
 
     def __init__(self, address: str = "", inline_bytes: int = 0, notes: Notes | None = None) -> None:
@@ -120,9 +117,7 @@ class ChunkFiles:
     def get(self, value: bytes, size: int | None = None) -> bytes | None:
         """The bytes of a value, or the first `size` of them; None if they are gone from their place.
 
-        Raises:
-            WireForeign: the bytes are damaged.
-            SettingsError: they are at another place than that of this process.
+        Raises WireForeign if they are damaged, and SettingsError if they are at another place than this process's.
         """
         reference = parse_reference(value)
         if reference is None:
@@ -209,11 +204,7 @@ class ChunkFiles:
         return self._id
 
     def _check(self, place: Place) -> None:
-        """See that what is there is still this place: a share may be unmounted, or another one mounted there.
-
-        Raises:
-            ChunkFilesUnavailable: it is not.
-        """
+        """Raise ChunkFilesUnavailable if another place is there now: shares are unmounted, and others mounted there."""
         if self._id_at(place) != self._own_id():
             raise ChunkFilesUnavailable(
                 f"chunk_files {self._address} is now another place than it was: what is mounted here?"
@@ -240,8 +231,7 @@ class ChunkFiles:
     def _asked(self, *, to_write: bool = False) -> Iterator[Place]:
         """The place. What it refuses is raised as an error of ours.
 
-        Args:
-            to_write: see first that a folder is still the place that it was, where nothing is mounted for a time.
+        To write, see first that a folder is still the place that it was, where nothing is mounted for a time.
         """
         assert self._place is not None, "only a place outside of Redis is asked"
         try:
@@ -274,11 +264,7 @@ class Upload:
 
     def value(self) -> bytes:
         """The value for Redis. The bytes are put at the first call, and again if that is so long ago that they may be
-        removed before they are noted.
-
-        Raises:
-            SettingsError: the job's place is not that of this process.
-        """
+        removed before they are noted."""
         if self._value is None or _awake_or_not() - self._at > _FRESH_S:
             self._at = _awake_or_not()
             self._value = self._files.put(self._where, self._payload)

@@ -25,11 +25,9 @@ _OF_STORES = ("botocore", "aiobotocore", "aiohttp", "asyncio", "google", "gcsfs"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a listing says of one name.
+    """What a listing says of one name below the place.
 
     Attributes:
-        name: below the place.
-        is_folder: whether further names begin with it.
         modified: when it was written, in seconds since 1970 by the place's own clock; infinite if that is unknown.
     """
 
@@ -49,10 +47,8 @@ class Place:
         is_folder: whether it is a folder: another one may stand there for a time, as long as nothing is mounted.
 
     Args:
-        address: an absolute path, or a URL such as `s3://bucket/prefix`. Nothing is opened yet.
-
-    Raises:
-        SettingsError: it is neither.
+        address: an absolute path, or a URL such as `s3://bucket/prefix`; raises SettingsError if it is neither. Nothing
+            is opened yet.
     """
 
     def __init__(self, address: str) -> None:
@@ -78,12 +74,9 @@ class Place:
             self._ask("pipe_file", self._path(name), payload)
 
     def write_first(self, name: str, payload: bytes) -> None:
-        """The same under a name that others may write at this moment; the first one wins, where the place can tell.
+        """The same under a name that others may write at this moment; raises FileExistsError if it is taken.
 
-        A folder is made if its parent exists, and is private then.
-
-        Raises:
-            FileExistsError: the name is taken.
+        The first one wins, where the place can tell. A folder is made if its parent exists, and is private then.
         """
         if self.is_folder:
             _make_folder(Path(self._root), 0o700)
@@ -100,11 +93,7 @@ class Place:
             self.write(name, payload)
 
     def read(self, name: str, size: int | None = None) -> bytes:
-        """The bytes under a name, or the first `size` of them.
-
-        Raises:
-            FileNotFoundError: there are none.
-        """
+        """The bytes under a name, or the first `size` of them; raises FileNotFoundError if there are none."""
         found: bytes = self._ask("cat_file", self._path(name), start=0 if size else None, end=size)
         return found
 

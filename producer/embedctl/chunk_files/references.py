@@ -30,14 +30,7 @@ NAME = re.compile(r"\d{1,20}/\d{8}/(\d{8}-\d{6}(?:-[0-9a-f]{10}){1,2})/(in|out)/
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Where a chunk's bytes are.
-
-    Attributes:
-        name: below its place.
-        place: the id of that place, in hexadecimal.
-        size: bytes.
-        crc32: of the bytes.
-    """
+    """Where a chunk's bytes are: their name below a place, whose id is in hexadecimal, and their size and crc32."""
 
     name: str
     place: str
@@ -67,8 +60,7 @@ def is_reference(value: bytes) -> bool:
 def parse_reference(value: bytes) -> Reference | None:
     """The reference that a value of Redis is; None if it is a chunk itself.
 
-    Raises:
-        WireForeign: it begins like a reference, and is none of ours.
+    Raises WireForeign if it begins like a reference, and is none of ours.
     """
     if not is_reference(value):
         return None

@@ -31,10 +31,9 @@ _SKIP = "To leave such lines out, give --skip-bad-lines"
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Files of records, read one after the other; their records are numbered through.
+    """Files of records, read one after the other; their records are numbered through, up to the limit.
 
-    Attributes:
-        limit: the most records that are taken, from the first on; None for all.
+    Methods that read raise InputError if a file can't be read; the message names the file and the line.
     """
 
     files: tuple[CorpusFile, ...]
@@ -57,9 +56,6 @@ class Corpus:
         Args:
             on_bad_line: called with the error of each line that is not a record, which is then skipped, and with the
                 position of the next record; if None, the error is raised.
-
-        Raises:
-            InputError: a file can't be read, or a line is not a record; the message names the file and the line.
         """
         records = self._records(on_bad_line)
         return records if self.limit is None else islice(records, self.limit)
@@ -68,11 +64,8 @@ class Corpus:
         """Read the files once, up to the limit, to find bad lines before anything is queued.
 
         Of a pipe, only the first line is looked at, and stays in the pipe. If no record has a field to keep, that is
-        logged, because the name may be misspelt.
-
-        Raises:
-            InputError: a file can't be read, some lines are not records, or there is no record. The message names the
-                first bad lines and counts all.
+        logged, because the name may be misspelt. Raises InputError, which names the first bad lines and counts all, and
+        also if there is no record.
         """
         good = 0
         bad: list[InputError] = []
@@ -99,10 +92,9 @@ class Corpus:
             file.check_pipe(self.rows)
 
     def check_unique(self) -> None:
-        """Read the files once, up to the limit, to find ids that occur twice. A record without an id has no twin.
+        """Read the files once, up to the limit, and raise InputError for ids that occur twice.
 
-        Raises:
-            InputError: there are such ids, or no room for temporary files; or a file can't be read.
+        A record without an id has no twin. The error may also be that there is no room for temporary files.
         """
         with UniqueIds() as ids:
             for position, record in enumerate(self._good(self.rows)):
@@ -118,19 +110,11 @@ class Corpus:
             raise repeated(ids.count, [f"{at[again]}: its id is that of {at[before]}" for again, before in ids.first])
 
     def good_records(self) -> Iterator[Record]:
-        """The records, up to the limit; lines that are none are left out.
-
-        Raises:
-            InputError: a file can't be read.
-        """
+        """The records, up to the limit; lines that are none are left out."""
         return self._good(self.rows)
 
     def check_beginnings(self) -> None:
-        """Read the first row of each file, which finds files that can't be read and tables without the right columns.
-
-        Raises:
-            InputError: there is one.
-        """
+        """Read the first row of each file: raises InputError for a table without the right columns, too."""
         for file in self._checkable():
             next(file.lines(self.rows), None)
 
@@ -178,11 +162,9 @@ def open_corpus(
         keep: fields that travel with the records, named in the same way.
         max_bytes: the longest text.
         limit: the most records.
-        written: files that the command will write, resolved. They are no part of the corpus.
+        written: as for :func:`expanded`, which raises InputError for files that are not there.
 
-    Raises:
-        InputError: the format is unknown, or can't be guessed from a name; or the files are not there, see
-            :func:`expanded`.
+    Raises InputError if the format is unknown, or can't be guessed from a name.
     """
     if file_format is not None and file_format not in FORMATS:
         raise InputError(f"format {file_format!r} is none of {', '.join(FORMATS)}")
@@ -196,7 +178,6 @@ def open_corpus(
 
 
 def _bad_lines(first: list[InputError], count: int, *, good: int) -> InputError:
-    """The error for some lines that are not records."""
     advice = f" {_SKIP}." if good else ""
     if count == 1:
         return InputError(f"{first[0]}.{advice}" if advice else str(first[0]))

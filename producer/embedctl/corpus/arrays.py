@@ -25,11 +25,7 @@ _REST_OF_NUMBER = len("e+1")
 
 
 def array(stream: BinaryIO, name: str, rows: Rows) -> Iterator[Line]:
-    """A record for each element, an object or a text.
-
-    Raises:
-        InputError: it is not one JSON array.
-    """
+    """A record for each element, an object or a text; raises as :func:`elements`."""
     for number, element in enumerate(elements(stream, name), start=1):
         where = f"{name}, element {number}"
         if isinstance(element, Mapping):
@@ -43,12 +39,8 @@ def array(stream: BinaryIO, name: str, rows: Rows) -> Iterator[Line]:
 def elements(stream: BinaryIO, name: str, block: int = 256 * 1024) -> Iterator[Any]:
     """The elements of a JSON array; none if the stream is empty. Memory holds some blocks, or the longest element.
 
-    Args:
-        block: the least that is read at once (bytes).
-
-    Raises:
-        InputError: it is not one JSON array, or an element is longer than `MAX_LINE_BYTES`. The message names the
-            element, counted from 1.
+    A block is the least that is read at once (bytes). Raises InputError if this is not one JSON array, or if an element
+    is longer than `MAX_LINE_BYTES`; the message names the element, counted from 1.
     """
     window = _Window(stream, block)
     if not window.next():
@@ -100,11 +92,7 @@ class _Window:
         return found
 
     def value(self, where: str) -> Any:
-        """Step over the next value.
-
-        Raises:
-            InputError: it is not JSON, or too long.
-        """
+        """Step over the next value; raises InputError if it is not JSON, or too long."""
         self.next()
         while True:
             try:
@@ -129,13 +117,9 @@ class _Window:
         return error.msg.startswith("Unterminated string") or len(self._text) - error.pos <= _LONGEST_TOKEN
 
     def _more(self, where: str = "") -> bool:
-        """Read on. The window doubles while it holds one value, so that a long value is parsed only few times.
+        """Read on; false if there was no more. Raises InputError if the value at this place is too long.
 
-        Returns:
-            Whether there was more.
-
-        Raises:
-            InputError: the value at this place is too long.
+        The window doubles while it holds one value, so that a long value is parsed only few times.
         """
         held = self._text[self._at :]
         if len(held) > MAX_LINE_BYTES:

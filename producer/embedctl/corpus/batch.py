@@ -72,11 +72,7 @@ class _Refused(Exception):
 
 
 def is_batch(file: CorpusFile) -> bool:
-    """Whether the first line of a file is a request, and no record of jsonl.
-
-    Raises:
-        InputError: the file can't be read.
-    """
+    """Whether the first line of a file is a request, and no record of jsonl."""
     if file.file_format != "jsonl":
         return False
     with suppress(ValueError, RecursionError):
@@ -93,6 +89,8 @@ def is_batch(file: CorpusFile) -> bool:
 class BatchCorpus:
     """The requests of batch files, in order. Standard input is copied to the disk, and then read like a file.
 
+    Methods that read raise InputError if a file can't be read, or if there is no room for temporary files.
+
     Args:
         max_bytes: the longest text.
         limit: the most requests; None for all.
@@ -100,8 +98,7 @@ class BatchCorpus:
         named: most requests that are named if they are refused; the others are counted.
 
     Attributes:
-        checked: how many requests :meth:`check` has read.
-        inputs: how many texts these have.
+        checked, inputs: how many requests :meth:`check` has read, and how many texts these have.
     """
 
     def __init__(
@@ -123,17 +120,10 @@ class BatchCorpus:
     def check(self, model: str | None = None, dimensions: int | None = None) -> tuple[str | None, int | None]:
         """Read all requests, up to the limit, before anything is queued.
 
-        Args:
-            model, dimensions: what the command asks for, with which the requests must agree; None if it asks for
-                nothing.
+        They must agree with the model and the dimensions that the command asks for; None if it asks for nothing.
 
-        Returns:
-            The model and the dimensions of all requests; None if neither they nor the command name them.
-
-        Raises:
-            BatchFileError: some requests are refused, or there is none. The message names the first ones and counts
-                all.
-            InputError: a file can't be read, or there is no room for temporary files.
+        Returns the model and the dimensions of all requests; None if neither they nor the command name them. Raises
+        BatchFileError, which names the first ones and counts all, if some requests are refused, or if there is none.
         """
         shared = _Shared(model, dimensions)
         mistakes: list[Mistake] = []
@@ -167,9 +157,7 @@ class BatchCorpus:
     def records(self, on_bad_line: object = None) -> Iterator[Record]:
         """A record for each input of each request, read lazily. What else a line holds has been checked.
 
-        Raises:
-            InputError: a file can't be read.
-            BatchFileError: a line has changed since, and is no request.
+        Raises BatchFileError if a line has changed since, and is no request.
         """
         for request in self._all():
             count = len(request.inputs)
@@ -240,11 +228,7 @@ class _Shared:
         self._dimensions_of = "--dimensions" if dimensions is not None else ""
 
     def check(self, request: Request, where: str) -> None:
-        """Check that a request agrees with those before it.
-
-        Raises:
-            _Refused: it does not.
-        """
+        """Refuse a request that does not agree with those before it."""
         self._check_model(request.model, where)
         if not self._dimensions_of:
             self.dimensions, self._dimensions_of = request.dimensions, where
@@ -306,11 +290,7 @@ def _custom_id(row: Mapping[str, Any]) -> str:
 
 
 def _request(custom_id: str, row: Mapping[str, Any]) -> Request:
-    """A line's request.
-
-    Raises:
-        _Refused: it is none that a job can answer.
-    """
+    """A line's request, unless it is none that a job can answer."""
     if row.get("method") not in (None, "POST"):
         _refuse("invalid_value", "method", f"method is {row['method']!r}, not 'POST'")
     if row.get("url") not in (None, _URL):

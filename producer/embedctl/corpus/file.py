@@ -25,15 +25,9 @@ _NO_ARRAY = "the format json is one array, or an object on each line"
 
 @dataclass(frozen=True, slots=True)
 class CorpusFile:
-    """A file of records, or standard input if `path` is `-`.
+    """A file of records, or standard input if `path` is `-`; the format may be only a guess (`guessed`).
 
-    `txt` has one record per line; an empty line is an (empty) record, so that vectors and lines have the same numbers.
-    `jsonl` has one object per line and skips empty lines. `json` is one array of objects or texts; a file that begins
-    with an object is read as jsonl. `csv` and `tsv` begin with a line of field names. A file with the suffix `.gz` or
-    `.zst` is decompressed.
-
-    Attributes:
-        guessed: whether the format is only a guess.
+    A file with the suffix `.gz` or `.zst` is decompressed. Methods that read raise InputError if that fails.
     """
 
     path: str
@@ -51,20 +45,12 @@ class CorpusFile:
         return self.path != "-" and Path(self.path).is_file()
 
     def lines(self, rows: Rows) -> Iterator[Line]:
-        """Its records and the errors of its bad lines, read lazily.
-
-        Raises:
-            InputError: the file can't be read.
-        """
+        """Its records and the errors of its bad lines, read lazily."""
         with self._explained(), opened(self.path) as stream:
             yield from self._reader(stream, rows)
 
     def plain_lines(self) -> Iterator[bytes]:
-        """Its lines as they are, decompressed, read lazily.
-
-        Raises:
-            InputError: the file can't be read, or a line is too long.
-        """
+        """Its lines as they are, decompressed, read lazily; raises InputError also if one is too long."""
         with self._explained(), opened(self.path) as stream:
             yield from bounded_lines(stream, self.name)
 
@@ -72,9 +58,6 @@ class CorpusFile:
         """Its first line that is not empty; of standard input, only if it is in the buffer, where it stays.
 
         Of any other pipe it is empty, because what is read from it would be gone.
-
-        Raises:
-            InputError: the file can't be read.
         """
         if self.path != "-" and not self.rereadable:
             return b""
@@ -86,8 +69,7 @@ class CorpusFile:
     def check_pipe(self, rows: Rows) -> None:
         """Check the first line of standard input without taking it, if its format is a guess, as soon as it is there.
 
-        Raises:
-            InputError: the line is not an object of JSON, or standard input can't be read.
+        Raises InputError if the line is not an object of JSON.
         """
         if not self.guessed or self.path != "-":
             return

@@ -13,11 +13,7 @@ SUFFIXES = {**{f".{name}": name for name in FORMATS}, ".ndjson": "jsonl"}
 
 
 def guess_format(path: str) -> str:
-    """The format by a file's name; `jsonl` for standard input.
-
-    Raises:
-        InputError: the name has no known suffix.
-    """
+    """The format by a file's name, `jsonl` for standard input; raises InputError if it has no known suffix."""
     if path == "-":
         return "jsonl"
     suffix = _suffix(path)

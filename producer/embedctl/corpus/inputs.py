@@ -17,14 +17,10 @@ def expanded(paths: Iterable[str], *, written: Collection[Path] = ()) -> list[st
 
     A folder stands for the files in it whose suffix tells their format, sorted by name, without those in its folders. A
     pattern stands for the files that it matches, sorted; `**` matches folders of any depth. Hidden files are left out
-    of both.
+    of both, and so are the files that the command will write, which are resolved.
 
-    Args:
-        written: files that the command will write, resolved. They are left out of folders and patterns.
-
-    Raises:
-        InputError: there is no such file, no file in a folder or of a pattern, or a file is given twice or will be
-            written.
+    Raises InputError if there is no such file, no file in a folder or of a pattern, or if a file is given twice or will
+    be written.
     """
     given: dict[Path, str] = {}
     files = []

@@ -22,8 +22,7 @@ _OTHER_KINDS = {
 def txt(lines: Iterable[bytes], name: str, rows: Rows) -> Iterator[Line]:
     """A record a line; an empty line is an (empty) record, so that vectors and lines have the same numbers.
 
-    Raises:
-        InputError: a field is to be kept that is not the text.
+    Raises InputError if a field is to be kept that is not the text.
     """
     rows.check_kept([rows.text_field], name)
     for number, line in enumerate(lines, start=1):
@@ -31,11 +30,7 @@ def txt(lines: Iterable[bytes], name: str, rows: Rows) -> Iterator[Line]:
 
 
 def jsonl(lines: Iterable[bytes], name: str, rows: Rows, *, hint: str = "") -> Iterator[Line]:
-    """An object a line. Empty lines are skipped.
-
-    Args:
-        hint: what to add to the error of a first line that is not an object.
-    """
+    """An object a line. Empty lines are skipped. The hint is added to the error of a first line that is no object."""
     first = True
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -52,11 +47,7 @@ def jsonl(lines: Iterable[bytes], name: str, rows: Rows, *, hint: str = "") -> I
 
 
 def json_object(line: bytes, where: str) -> Mapping[str, Any]:
-    """A line's object.
-
-    Raises:
-        InputError: it is not JSON, or not an object.
-    """
+    """A line's object; raises InputError if it is not JSON, or not an object."""
     try:
         # Bytes that are not UTF-8 become lone surrogates, so that only the text is bad, not the whole line.
         value = json.loads(line.decode("utf-8", "surrogateescape"))

@@ -28,11 +28,7 @@ class Rows:
     keep: Sequence[str] = ()
 
     def line(self, row: Mapping[str, Any], where: str, *, absent: Any = MISSING) -> Line:
-        """A row's record, or its error.
-
-        Args:
-            absent: what stands for a text field that is not there; by default, that is an error.
-        """
+        """A row's record, or its error. Without `absent` to stand for it, a missing text field is one."""
         text = field_of(row, self.text_field, absent)
         if text is MISSING:
             return no_field(self.text_field, row, where)
@@ -50,13 +46,9 @@ class Rows:
             return error
 
     def check_columns(self, columns: Mapping[str, Any] | Iterable[str], where: str) -> None:
-        """Check a table's columns before its rows.
+        """Raise InputError if a table lacks the text's column, or one that was named for the id or to be kept.
 
-        Args:
-            columns: names; with the fields inside each, if they may be nested.
-
-        Raises:
-            InputError: the text's column is missing, or one that was named for the id or to be kept.
+        The columns are names, with the fields inside each if they may be nested.
         """
         if not _has(columns, self.text_field):
             raise no_field(self.text_field, columns, where)

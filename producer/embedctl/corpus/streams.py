@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -60,29 +61,18 @@ def beginning(stream: BinaryIO) -> bytes:
 
 
 def bounded_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
-    """The lines of a stream without a byte order mark.
-
-    Raises:
-        InputError: a line is longer than `MAX_LINE_BYTES`.
-    """
-    number = 0
-    while line := stream.readline(MAX_LINE_BYTES + 1):
-        number += 1
+    """The lines of a stream without a byte order mark; raises InputError for one longer than `MAX_LINE_BYTES`."""
+    lines = iter(partial(stream.readline, MAX_LINE_BYTES + 1), b"")
+    for number, line in enumerate(lines, start=1):
         if len(line) > MAX_LINE_BYTES:
             raise InputError(f"{name}, line {number}: longer than {MAX_LINE_BYTES // 2**20} MiB")
-        if number == 1 and line.startswith(MARK):
-            line = line.removeprefix(MARK)
-            if not line:
-                continue
-        yield line
+        plain = line.removeprefix(MARK) if number == 1 else line
+        if plain:
+            yield plain
 
 
 def needs_pyarrow(needed_for: str) -> Any:
-    """The package pyarrow.
-
-    Raises:
-        MissingExtra: it is not installed.
-    """
+    """The package pyarrow; raises MissingExtra if it is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet

@@ -15,11 +15,7 @@ _PARQUET_ROWS = 1024
 
 
 def delimited(lines: Iterable[bytes], name: str, rows: Rows, file_format: str) -> Iterator[Line]:
-    """`csv` or `tsv`, which begins with a line of column names.
-
-    Raises:
-        InputError: a column is missing.
-    """
+    """`csv` or `tsv`, which begins with a line of column names; raises InputError if one is missing."""
     csv.field_size_limit(MAX_LINE_BYTES)
     decoded = (line.decode("utf-8", "surrogateescape") for line in lines)
     table = csv.DictReader(decoded, dialect="excel-tab" if file_format == "tsv" else "excel", strict=True)
@@ -48,14 +44,7 @@ def delimited(lines: Iterable[bytes], name: str, rows: Rows, file_format: str) -
 
 
 def parquet(stream: BinaryIO, name: str, rows: Rows, *, plain: bool) -> Iterator[Line]:
-    """Parquet.
-
-    Args:
-        plain: whether the stream has random access, which parquet needs; if not, it is copied to the disk first.
-
-    Raises:
-        InputError: a column is missing, or it is not parquet.
-    """
+    """Parquet; raises InputError if it is none, or a column is missing. `plain` is as for :func:`seekable`."""
     pyarrow = needs_pyarrow("reading parquet")
     try:
         with seekable(stream, plain=plain) as whole:

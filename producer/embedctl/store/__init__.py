@@ -1,14 +1,13 @@
 """All access to Redis: jobs and their chunks, workers and their heartbeats, upkeep."""
 
-from embedctl.store.answers import Added, Claim, ClaimAnswer, Completed, InlineJob
+from embedctl.store.answers import Added, Claim, ClaimAnswer, Completed, InlineJob, JobSpec
 from embedctl.store.connection import Connection
 from embedctl.store.doubts import Doubts
 from embedctl.store.drains import Drains, DrainState, Holder, PartFacts
 from embedctl.store.heartbeats import Kind, ServedModel, WorkerRow
 from embedctl.store.issuing import Issued
-from embedctl.store.job_spec import JobSpec
 from embedctl.store.jobs import JobStore
-from embedctl.store.queues import Queues, Waiting
+from embedctl.store.queues import Queues
 from embedctl.store.status import Death, JobState, JobStatus, Suspect
 from embedctl.store.upkeep import Upkeep
 from embedctl.store.workers import GoneWorker, WorkerRegistry
@@ -36,7 +35,6 @@ __all__ = [
     "ServedModel",
     "Suspect",
     "Upkeep",
-    "Waiting",
     "WorkerRegistry",
     "WorkerRow",
     "InlineJob",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import compress
+from typing import Any
 
 from embedctl.store.connection import Connection
 from embedctl.store.lease import keep_turn, take_turn
@@ -32,13 +34,10 @@ class Agenda:
         self._settings = settings
 
     def take_turn(self, held_s: float) -> str:
-        """A token if this process reaps now, otherwise an empty string.
+        """A token if this process reaps now, for so many seconds unless :meth:`keep_turn` extends them; else empty.
 
         No process reaps during the first two leases after Redis started, because owners need that time to come back and
         renew.
-
-        Args:
-            held_s: length of the turn in seconds; :meth:`keep_turn` extends it.
         """
         token = take_turn(self._connection, keys.REAPER, held_s)
         return token if token and self._connection.uptime_s() >= 2 * self._settings.lease_s else ""
@@ -96,8 +95,7 @@ class Agenda:
     def sweep(self, now_ms: int) -> list[tuple[str, str]]:
         """Check that the looks at some active jobs are scheduled in time; each round checks the next ones.
 
-        Returns:
-            The ids and the tenants of these jobs.
+        Returns the ids and the tenants of these jobs.
         """
         ids = self._slice(keys.ACTIVE, "active", _SWEPT)
         facts = self._facts_of(ids)
@@ -132,8 +130,7 @@ class Agenda:
     def drop_names(self) -> set[str]:
         """Remove jobs that are gone from the list of all jobs: in each round some of the oldest, and some others.
 
-        Returns:
-            The queues of those that are not gone.
+        Returns the queues of those that are not gone.
         """
         with suppress(NotPermitted):  # a process that may not read the list leaves this to others
             return self._drop_names()
@@ -143,15 +140,11 @@ class Agenda:
         with self._connection.client() as client:
             oldest = [job_id.decode() for job_id in client.zrange(keys.JOBS, 0, _NAMES - 1)]
         names = [*oldest, *(self._slice(keys.JOBS, "names", _NAMES) if len(oldest) == _NAMES else [])]
-        if not names:
-            return set()
-        with self._connection.client() as client:
-            pipe = client.pipeline(transaction=False)
-            for job_id in names:
-                pipe.hmget(keys.job(job_id), "hardware", "model")
-            found = [self._connection.answer_of(each) for each in pipe.execute(raise_on_error=False)]
-            gone = [job_id for job_id, facts in zip(names, found, strict=True) if facts == [None] * 2]
-            if gone:
+        found = self._connection.ask_each(
+            names, lambda pipe, job_id: pipe.hmget(keys.job(job_id), "hardware", "model"), refusals=True
+        )
+        if gone := [job_id for job_id, facts in zip(names, found, strict=True) if facts == [None] * 2]:
+            with self._connection.client() as client:
                 client.zrem(keys.JOBS, *gone)
         routes = [facts for facts in found if isinstance(facts, list) and None not in facts]
         return {keys.queue(*(name.decode(errors="replace") for name in route)) for route in routes}
@@ -161,23 +154,21 @@ class Agenda:
 
     def _facts_of(self, ids: Sequence[str]) -> list[tuple[object, object]]:
         """For each job its class, model and tenant, and its first due chunk."""
-        with self._connection.client() as client:
-            pipe = client.pipeline(transaction=False)
-            for job_id in ids:
-                pipe.hmget(keys.job(job_id), "hardware", "model", "tenant")
-                pipe.zrange(keys.due(job_id), 0, 0, withscores=True)
-            answers = pipe.execute(raise_on_error=False)
-        answers = [self._connection.answer_of(answer) for answer in answers]
+
+        def ask(pipe: Any, job_id: str) -> None:
+            pipe.hmget(keys.job(job_id), "hardware", "model", "tenant")
+            pipe.zrange(keys.due(job_id), 0, 0, withscores=True)
+
+        answers = self._connection.ask_each(ids, ask, refusals=True)
         return list(zip(answers[::2], answers[1::2], strict=True))
 
     def _live(self, queues: set[str], now_ms: int) -> set[str]:
         """The queues among these that have a live worker."""
         names = sorted(queues)
-        with self._connection.client() as client:
-            pipe = client.pipeline(transaction=False)
-            for queue in names:
-                pipe.zcount(keys.queue_workers(queue), now_ms, "+inf")
-            return {queue for queue, workers in zip(names, pipe.execute(), strict=True) if workers}
+        live = self._connection.ask_each(
+            names, lambda pipe, queue: pipe.zcount(keys.queue_workers(queue), now_ms, "+inf")
+        )
+        return set(compress(names, live))
 
 
 def _due(job_id: str, facts: tuple[object, object]) -> tuple[str, str, float | None] | None:

@@ -43,7 +43,7 @@ class WaitingJob:
     """What waits of a job that has not ended.
 
     Attributes:
-        chunks: chunks added and not yet encoded; workers may have begun some of them.
+        chunks: added and not yet encoded; workers may have begun some of them.
         size: bytes of text stored and not yet encoded.
         opened_ms: when the job was made, or opened again for a retry.
         progressed_ms: when a chunk of it was last added or encoded.
@@ -61,12 +61,9 @@ class WaitingJob:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Jobs that were read together.
+    """Jobs that were read together: those that have not ended.
 
-    Attributes:
-        jobs: those that have not ended.
-        unreadable: how many of the others have facts that can't be read, or are of another version.
-        next: where the next slice begins; None after the last one.
+    So many of the others have facts that can't be read, or are of another version. None is next after the last slice.
     """
 
     jobs: Sequence[WaitingJob]
@@ -75,12 +72,7 @@ class Slice:
 
 
 def check_access(connection: Connection) -> None:
-    """Read a job that there is not, so that a missing permission shows before the first job.
-
-    Raises:
-        BrokerUnavailable: Redis can't be reached.
-        NotPermitted: this user of Redis may not read jobs.
-    """
+    """Read a job that there is not, so that a missing permission shows, as NotPermitted, before the first job."""
     with connection.client() as client:
         client.hmget(keys.job("0" * 8 + "-" + "0" * 6 + "-" + "0" * 10), *_FACTS)
 
@@ -89,18 +81,12 @@ def read_slice(connection: Connection, place: Place) -> Slice:
     """The next jobs of the list of active jobs.
 
     The position is a score and not an index, so a job that ends meanwhile hides no other. A job that is opened again
-    may be read twice.
-
-    Raises:
-        BrokerUnavailable: Redis can't be reached.
-        NotPermitted: this user of Redis may not read jobs.
+    may be read twice. Raises NotPermitted if this user of Redis may not read jobs.
     """
     with connection.client() as client:
         found = client.zrangebyscore(keys.ACTIVE, place.score, "+inf", start=place.read, num=_SLICE, withscores=True)
-        pipe = client.pipeline(transaction=False)
-        for job_id, _ in found:
-            pipe.hmget(keys.job(job_id.decode()), *_FACTS)
-        answers = [connection.answer_of(each) for each in pipe.execute(raise_on_error=False)] if found else []
+    ids = [job_id.decode() for job_id, _ in found]
+    answers = connection.ask_each(ids, lambda pipe, job_id: pipe.hmget(keys.job(job_id), *_FACTS), refusals=True)
     jobs: list[WaitingJob] = []
     unreadable = 0
     for (_, score), answer in zip(found, answers, strict=True):
@@ -124,10 +110,7 @@ def _after(place: Place, scores: Sequence[float]) -> Place | None:
 def _waiting(answer: Any, opened_ms: int) -> WaitingJob | None:
     """What waits of a job; None if it is gone or has ended.
 
-    Raises:
-        TypeError: Redis refused to read it.
-        LookupError: a fact is missing.
-        ValueError: a fact is none.
+    Raises TypeError if Redis refused to read it, LookupError if a fact is missing, and ValueError if one is none.
     """
     facts: Mapping[str, str] = {
         name: value.decode() for name, value in zip(_FACTS, answer, strict=True) if value is not None

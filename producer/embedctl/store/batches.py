@@ -17,11 +17,7 @@ from embedctl_config import keys
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """A batch.
-
-    Attributes:
-        facts: name → text, as its hash holds them.
-    """
+    """A batch. Its facts are name → text, as its hash holds them."""
 
     id: str
     facts: Mapping[str, str]
@@ -76,22 +72,12 @@ class BatchStore:
         self._connection = connection
 
     def make(self, batch_id: str, facts: Mapping[str, object], request: str, *, again: bool) -> str:
-        """Make a batch that somebody is to run; as :meth:`FileStore.make`.
-
-        Args:
-            facts: `tenant` and `status` are among them.
-        """
+        """Make a batch that somebody is to run, as :meth:`FileStore.make`. Its facts have `tenant` and `status`."""
         tenant = str(facts["tenant"])
-        script_keys = [
-            keys.batch(batch_id),
-            keys.batches(tenant),
-            keys.made(digest_of("batch", tenant, request)),
-            keys.UNFINISHED,
-        ]
-        fields = _flat(facts)
-        return make(
-            self._connection, script_keys, batch_id, keys.FILE_TTL_S * 1000, keys.batch(""), fields, again=again
-        )
+        made = keys.made(digest_of("batch", tenant, request))
+        script_keys = [keys.batch(batch_id), keys.batches(tenant), made, keys.UNFINISHED]
+        ttl_ms = keys.FILE_TTL_S * 1000
+        return make(self._connection, script_keys, batch_id, ttl_ms, keys.batch(""), _flat(facts), again=again)
 
     def get(self, batch_id: str, tenant: str) -> StoredBatch | None:
         """A tenant's batch; None if it has no such batch."""
@@ -115,11 +101,7 @@ class BatchStore:
         return None if answer == "gone" else answer
 
     def take(self, token: str, lease_s: float) -> StoredBatch | None:
-        """Take a batch that somebody is to look at; None if there is none.
-
-        Args:
-            token: of the runner, for this batch.
-        """
+        """Take a batch that somebody is to look at, with the runner's token for it; None if there is none."""
         batch_id = take_due(self._connection, keys.UNFINISHED, keys.batch, token, lease_s)
         return None if batch_id is None else self._found(batch_id)
 

@@ -1,30 +1,26 @@
-"""The connection to Redis: timeouts, retries, scripts, and errors that say what to do."""
+"""The connection to Redis: timeouts, retries and round trips."""
 
 from __future__ import annotations
 
 import logging
 import os
-import re
-import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
-from pathlib import Path
 from typing import Any, TypeVar
 
 import redis
 from redis.backoff import ExponentialBackoff
-from redis.exceptions import OutOfMemoryError
 from redis.retry import Retry
 
 from embedctl.store.observed import Observer, observed
-from embedctl.store.sentinels import client_of, refuse
-from embedctl_config import keys, tenants, wire
-from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable, NotPermitted, SettingsError
+from embedctl.store.refusals import NO_HANDSHAKE, all_said, explained, is_cluster, is_not_now
+from embedctl.store.scripts import ScriptCall, script_names, script_source
+from embedctl.store.sentinels import client_of
+from embedctl_config import keys, tenants
+from embedctl_config.errors import BrokerRefused, BrokerUnavailable, NotPermitted, SettingsError
 from embedctl_config.redis_url import secret_url, sentinels_of, tenant_of, tls_options
 from embedctl_config.settings import Settings
 
@@ -45,25 +41,6 @@ _PIECE_BYTES = 256 * 1024
 STALE_S = 60.0
 #: What was learned of a server, its version, its policy and its clock, counts for this long (seconds).
 _KNOWN_S = 10.0
-#: The errors of Redis 6.2 and 7 if the access list denies a command inside a script. redis-py has no class for them.
-_REFUSED_IN_SCRIPT = re.compile("The user executing the script|ACL failure in script")
-#: The lifetimes of an ended job with at most this many chunks are shortened to its TTL at once, without the reaper.
-_SETTLED_AT_ONCE = 16
-#: A chunk of at most this size is small (bytes). So many times as many small chunks may be on their way: together they
-#: are less work than one large chunk, and a worker may encode many of them at once.
-_SMALL_BYTES, _SMALL_FACTOR = 8192, 16
-#: Issued chunks that `issue` checks at once, whether their tickets are still on their way.
-_CHECKED = 4
-#: A ticket that is not in its queue is claimed within this time, unless it was lost or nobody may take it (seconds).
-_CLAIMED_AFTER_S = 5
-#: A job waits at most this much longer for a chunk's turn than the smaller jobs of its tenant and lane (seconds).
-_LONGEST_WAIT_S = 60
-#: While other jobs wait, the background lane has one chunk in this time (seconds).
-_BACKGROUND_S = 60
-#: Script → the parts that it includes besides the prelude.
-_SHARED_BY = {"reap": ("deaths", "rest"), "add": ("repair",)}
-#: Scripts that are not about a job, and include nothing.
-_PLAIN_SCRIPTS = ("quota", "make", "take_batch", "step_batch", "cancel_batch", "note_event")
 #: The errors that :meth:`Connection.explained` explains. Any other error is a bug of ours.
 _EXPLAINED = (
     redis.exceptions.ConnectionError,
@@ -71,25 +48,6 @@ _EXPLAINED = (
     redis.exceptions.ResponseError,
     redis.exceptions.InvalidResponse,
 )
-#: The error codes of an instance that can't answer now. It may be ready soon, or its name may lead to another instance.
-#: In a script's error, the code is in the middle.
-_NOT_NOW = re.compile(
-    r"(?:^|[\s-])(?:READONLY|MASTERDOWN|UNBLOCKED|LOADING|NOREPLICAS|NOMASTERLINK|MISCONF|BUSY|TRYAGAIN)\b"
-)
-_NOT_NOW_CLASSES = (redis.exceptions.ReadOnlyError, redis.exceptions.MasterDownError, redis.exceptions.TryAgainError)
-#: The errors of a cluster. redis-py omits the codes of the errors that it has a class for.
-_CLUSTER = re.compile("CROSSSLOT|CLUSTERDOWN|non local key in a cluster|accessing a non local key|access keys .* slot")
-_CLUSTER_CLASSES = (
-    redis.exceptions.ClusterCrossSlotError,
-    redis.exceptions.ClusterDownError,
-    redis.exceptions.AskError,
-)
-#: The end of what redis-py puts before a pipeline's error, together with the command and its arguments.
-_IN_PIPELINE = "of pipeline caused error: "
-#: What is said of a port with TLS when it is asked without, and of a port without TLS when it is asked with it.
-_HAS_TLS = re.compile("Connection closed by server|Connection reset by peer")
-_NO_HANDSHAKE = "handshake operation timed out"
-_HAS_NO_TLS = re.compile(f"WRONG_VERSION_NUMBER|UNEXPECTED_EOF|RECORD_LAYER_FAILURE|{_NO_HANDSHAKE}")
 #: Characters that end the user and password part of a URL.
 _SEPARATORS = frozenset("/?#")
 
@@ -130,7 +88,7 @@ class _BoundedRetry(Retry):
         def failed(error: Exception, *count: int) -> None:
             fail(error, *count)
             over = deadline is not None and time.monotonic() >= deadline
-            if within or over or _NO_HANDSHAKE in _all_said(error):
+            if within or over or NO_HANDSHAKE in all_said(error):
                 raise error
 
         token = _is_retried.set(True)
@@ -149,24 +107,11 @@ class Put:
     ttl_s: int
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptCall:
-    """A call of a script, for several calls in one round trip."""
-
-    name: str
-    keys: Sequence[str]
-    args: Sequence[Any] = ()
-
-
 class Connection:
     """A pool of connections to the Redis of these settings. Safe to share between threads.
 
-    Args:
-        observer: called after every round trip.
-
-    Raises:
-        SettingsError: no Redis is configured; its URL, its password's file or its certificates can't be read; or the
-            URL turns off a check of certificates.
+    Raises SettingsError if no Redis is configured; if its URL, its password's file or its certificates can't be read;
+    or if the URL turns off a check of certificates.
     """
 
     def __init__(self, settings: Settings, observer: Observer | None = None) -> None:
@@ -249,60 +194,9 @@ class Connection:
 
     def explained(self, error: Exception) -> BrokerUnavailable | NotPermitted:
         """One of our errors for an error of redis-py."""
-        if refuse(error):
-            return BrokerUnavailable(
-                f"the sentinels of Redis at {self._shown_url} refuse the password, or ask for one: set "
-                "sentinel_password_file to a file that holds it"
-            )
-        if isinstance(error, redis.exceptions.AuthenticationError):
-            return BrokerUnavailable(f"Redis at {self._shown_url} refuses the user or the password: {error}")
-        # redis-py does not recognise this error inside a script.
-        if isinstance(error, OutOfMemoryError) or "OOM command not allowed" in str(error):
-            return BrokerFull(
-                f"Redis at {self._shown_url} is full: discard old jobs (`embedctl list`, `embedctl discard`), or raise "
-                "its maxmemory"
-            )
-        if isinstance(error, redis.exceptions.NoPermissionError) or _REFUSED_IN_SCRIPT.search(str(error)):
-            return NotPermitted(
-                f"Redis at {self._shown_url} does not let its user do this: {error}. docs/security.md says which user "
-                "may; `embedctl config acl` makes the access list"
-            )
-        if isinstance(error, redis.exceptions.ResponseError):
-            return self._refused(error)
-        if distrust := _distrust(error):
-            return BrokerUnavailable(
-                f"Redis at {self._shown_url} is not to be trusted: {distrust}. Set tls_ca_file to the certificate of "
-                "the authority that signed its certificate, and write the host in redis_url as its certificate does"
-            )
-        # Where sentinels were asked, redis-py describes its objects after this mark.
-        reason = str(error).partition(" : <redis.")[0].rstrip(".")
-        advice = "" if self._has_answered else _scheme_advice(self._shown_url, error)
-        return BrokerUnavailable(
-            f"Redis at {self._shown_url} can't be reached: {reason}. Does it run, and is EMBEDCTL_REDIS_URL right?"
-            + advice
-        )
-
-    def _refused(self, error: redis.exceptions.ResponseError) -> BrokerUnavailable:
-        reason = _reason(error)
-        if not isinstance(error, redis.exceptions.MasterDownError) and (
-            isinstance(error, _CLUSTER_CLASSES) or _CLUSTER.search(reason)
-        ):
-            return self._is_cluster(reason)
-        if _is_not_now(error):
+        if is_not_now(error):
             self.close()  # the next connection resolves the name again; connections in use get the same error
-            return BrokerUnavailable(
-                f"Redis at {self._shown_url} does not do this now: {reason}. Does EMBEDCTL_REDIS_URL name the master?"
-            )
-        return BrokerRefused(
-            f"Redis at {self._shown_url} refuses a command, and would each time: {reason}. Has another program "
-            "written embedctl's keys? docs/troubleshooting.md says more"
-        )
-
-    def _is_cluster(self, reason: str) -> BrokerRefused:
-        return BrokerRefused(
-            f"Redis at {self._shown_url} is a cluster ({reason}), which spreads the keys of a job over nodes: use an "
-            "instance without cluster mode (cluster-enabled no)"
-        )
+        return explained(error, self._shown_url, has_answered=self._has_answered)
 
     def script(self, name: str, script_keys: Sequence[str], args: Sequence[Any] = ()) -> tuple[str, list[Any]]:
         """Run a script; returns its answer and the rest of its reply."""
@@ -311,7 +205,7 @@ class Connection:
             try:
                 answer, *rest = script(keys=script_keys, args=args)
             except redis.exceptions.ResponseError as error:
-                if not _is_not_now(error):
+                if not is_not_now(error):
                     raise
                 # Redis refused the script's first write, so nothing was written. Another instance may be master by now.
                 self.close()
@@ -320,17 +214,11 @@ class Connection:
 
     def read_scripts(self) -> None:
         """Read every script now: later, a process may have no file descriptor left to read one."""
-        shared = {"prelude", "sums", *(part for parts in _SHARED_BY.values() for part in parts)}
-        names = {Path(file.name) for file in files("embedctl.store").iterdir()}
-        for name in sorted(name.stem for name in names if name.suffix == ".lua" and name.stem not in shared):
+        for name in script_names():
             self._script(name)
 
     def scripts(self, calls: Sequence[ScriptCall]) -> list[tuple[str, list[Any]] | BrokerRefused]:
-        """Run many scripts in one round trip. Returns the answer and the rest of each reply, or why Redis refused it.
-
-        Raises:
-            BrokerUnavailable: Redis can't be reached, is full, or refuses every command.
-        """
+        """Run many scripts in one round trip: the answer and the rest of each reply, or why Redis refused it."""
         return [self.answer_of(answer) for answer in self.raw_scripts(calls)]
 
     def raw_scripts(
@@ -342,8 +230,7 @@ class Connection:
             put: a value that is stored before the first script runs.
             ask: adds commands to the pipeline, to be run after the scripts; their answers come last.
 
-        Raises:
-            BrokerUnavailable: as by :meth:`scripts`, or it can't be stored; the scripts may have run.
+        Raises BrokerUnavailable also if the value can't be stored; the scripts may have run.
         """
         answers = self._run_scripts(calls, put, ask)
         unknown = [at for at, answer in enumerate(answers) if isinstance(answer, redis.exceptions.NoScriptError)]
@@ -358,8 +245,7 @@ class Connection:
     def answer_of(self, answer: Any) -> Any:
         """An answer of a pipeline that runs without raising errors: the answer, or why Redis refused the command.
 
-        Raises:
-            BrokerUnavailable: Redis refused it for a reason that applies to every command.
+        Raises BrokerUnavailable if it refused for a reason that applies to every command.
         """
         if not isinstance(answer, Exception):
             return answer
@@ -368,6 +254,20 @@ class Connection:
                 raise answer
         except BrokerRefused as refused:
             return refused
+
+    def ask_each(self, things: Iterable[T], ask: Callable[[Any, T], object], *, refusals: bool = False) -> list[Any]:
+        """The answers to the commands that `ask` adds to a pipeline for each of these things, in one round trip.
+
+        Args:
+            refusals: whether the reason why Redis refused a command takes the place of its answer, as by
+                :meth:`answer_of`; otherwise the first one is raised.
+        """
+        with self.client() as client:
+            pipe = client.pipeline(transaction=False)
+            for thing in things:
+                ask(pipe, thing)
+            answers: list[Any] = pipe.execute(raise_on_error=not refusals)
+        return [self.answer_of(answer) for answer in answers] if refusals else answers
 
     def _run_scripts(
         self, calls: Sequence[ScriptCall], put: Put | None = None, ask: Callable[[Any], object] | None = None
@@ -436,11 +336,9 @@ class Connection:
         return known[1]
 
     def check_server(self) -> None:
-        """Refuse a Redis that can't keep jobs. One that could a few seconds ago is not asked again.
+        """Raise BrokerUnavailable if this Redis can't keep jobs: it is too old, may evict keys, or is a cluster.
 
-        Raises:
-            BrokerUnavailable: Redis is too old, or may evict keys.
-            BrokerRefused: it is a cluster.
+        One that could a few seconds ago is not asked again.
         """
         if self._checked is not None and time.monotonic() - self._checked < _KNOWN_S:
             return
@@ -448,7 +346,7 @@ class Connection:
             info = {**client.info("server"), **client.info("memory")}
         self._maxmemory = (time.monotonic(), int(info.get("maxmemory", 0)))
         if mode_of(info) == "cluster":
-            raise self._is_cluster("its mode is cluster")
+            raise is_cluster(self._shown_url, "its mode is cluster")
         version = str(info["redis_version"])
         if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_REDIS:
             raise BrokerUnavailable(f"Redis at {self._shown_url} is {version}: embedctl needs 6.2 or newer")
@@ -522,86 +420,8 @@ class _PasswordFile(redis.credentials.CredentialProvider):
         return (str(found["username"]), password) if "username" in found else (password,)
 
 
-def _reason(error: Exception) -> str:
-    """Redis' own message, without redis-py's prefix."""
-    return str(error).rpartition(_IN_PIPELINE)[2].rstrip(".")
-
-
-def _is_not_now(error: redis.exceptions.ResponseError) -> bool:
-    return isinstance(error, _NOT_NOW_CLASSES) or _NOT_NOW.search(_reason(error)) is not None
-
-
-def _distrust(error: BaseException) -> str:
-    """What is wrong with the certificate, if that caused the error; otherwise empty."""
-    refused = next((each for each in _causes(error) if isinstance(each, ssl.SSLCertVerificationError)), None)
-    return "" if refused is None else refused.verify_message.rstrip(".")
-
-
-def _scheme_advice(url: str, error: Exception) -> str:
-    """The scheme to try, if the error looks as if the URL had the wrong one; otherwise empty."""
-    said = _all_said(error)
-    if url.startswith("redis:") and _HAS_TLS.search(said):
-        return " If this port speaks TLS, write rediss:// (with two s) in EMBEDCTL_REDIS_URL"
-    if url.startswith("rediss:") and _HAS_NO_TLS.search(said):
-        return " If this port does not speak TLS, write redis:// (with one s) in EMBEDCTL_REDIS_URL"
-    return ""
-
-
-def _all_said(error: BaseException) -> str:
-    return " ".join(map(str, _causes(error)))
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and those that it came of."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
 def _text(value: bytes | str) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-@cache
-def script_source(name: str) -> str:
-    """The text of a script: constants, shared parts, then the script."""
-    folder = files("embedctl.store")
-    own = folder.joinpath(f"{name}.lua").read_text(encoding="utf-8")
-    if name in _PLAIN_SCRIPTS:
-        return own
-    sums = folder.joinpath("sums.lua").read_text(encoding="utf-8")
-    if name == "create":
-        return f"{sums}{own}"
-    tenant = f"local TENANT, JOB, QUOTA = '{tenants.DEFAULT}', '{keys.job('')}', '{keys.QUOTA}'\n"
-    if name == "tally":
-        return f"{tenant}{sums}{own}"
-    constants = (
-        f"local WIRE_VERSION, CHUNK_TTL_FACTOR, UNENDED_TTL_MS, SETTLED_AT_ONCE = "
-        f"{wire.VERSION}, {keys.CHUNK_TTL_FACTOR}, {keys.UNENDED_TTL_S * 1000}, {_SETTLED_AT_ONCE}\n"
-        f"local EVENTS_KEPT, ENDED_EVENTS_MS, ROWS_AT, DIGEST_FROM, DIGEST_TO = "
-        f"{keys.EVENTS_KEPT}, {keys.ENDED_EVENTS_S * 1000}, {wire.ROWS_AT}, {', '.join(map(str, wire.DIGEST_RANGE))}\n"
-        f"local BIRTH, JOBS, WORKERS, DIED, LEFT = "
-        f"'{keys.BIRTH}', '{keys.JOBS}', '{keys.WORKERS}', '{keys.died('')}', '{keys.LEFT}'\n"
-        f"local KIND_AT, ELSEWHERE, SIZE_AT = {wire.KIND_AT}, {wire.ELSEWHERE}, {wire.PREFIX_BYTES}\n"
-        f"local UPKEEP, LOOK_AFTER_MS = '{keys.UPKEEP}', {keys.LOOK_AFTER_S * 1000}\n"
-    )
-    if name == "issue":
-        return f"{tenant}{constants}{_of_turns()}{own}"
-    parts = ["sums", "prelude", *_SHARED_BY.get(name, ())]
-    return "".join(
-        [tenant, constants, *(folder.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in parts), own]
-    )
-
-
-def _of_turns() -> str:
-    """The constants of `issue` alone."""
-    return (
-        f"local ACTIVE, FLOWS, FLOW, LANE = '{keys.ACTIVE}', '{keys.FLOWS}', '{keys.FLOW}', '{tenants.NORMAL}'\n"
-        f"local TAG_FROM, TAG_TO = {keys.TAG_AT.start + 1}, {keys.TAG_AT.stop}\n"
-        f"local SMALL, SMALL_FACTOR, CHECKED, LONGEST_WAIT_S, BACKGROUND_MS, CLAIMED_AFTER_MS = "
-        f"{_SMALL_BYTES}, {_SMALL_FACTOR}, {_CHECKED}, {_LONGEST_WAIT_S}, {_BACKGROUND_S * 1000}, "
-        f"{_CLAIMED_AFTER_S * 1000}\n"
-    )
 
 
 def without_password(url: str) -> str:

@@ -56,11 +56,7 @@ class Doubts:
         return replace(self, unreadable=self.unreadable | {instance}, rounds=self.rounds + 1)
 
     def with_sick(self, instance: str, row: int | None) -> Self:
-        """A copy which records that an instance fell sick over the chunk.
-
-        Args:
-            row: the row that the instance fell sick after, in careful mode; None if unknown.
-        """
+        """A copy which records that an instance fell sick over the chunk, in careful mode after this row if known."""
         sick = {**self.sick, instance: _UNKNOWN if row is None else row}
         named = self.poisonous  # poisonous rows are never forgotten
         forgotten = [each for each in sick if sick[each] not in named][: max(0, len(sick) - _MOST_SICK)]
@@ -69,16 +65,12 @@ class Doubts:
     def as_json(self) -> str:
         """The JSON that the store keeps."""
         rows = {instance: sorted(rows) for instance, rows in self.rows.items()}
-        facts: dict[str, object] = {"rows": rows, "unreadable": sorted(self.unreadable), "rounds": self.rounds}
-        if self.sick:
-            facts["sick"] = dict(self.sick)
+        facts = {"rows": rows, "unreadable": sorted(self.unreadable), "rounds": self.rounds, "sick": dict(self.sick)}
         return json.dumps(facts, separators=(",", ":"))
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
-        """The inverse of :meth:`as_json`, for the JSON of this version, an earlier or a later one."""
+        """The inverse of :meth:`as_json`."""
         facts = json.loads(data)
-        rows = {instance: frozenset(rows) for instance, rows in facts.get("rows", {}).items()}
-        return cls(
-            rows, frozenset(facts.get("unreadable", ())), int(facts.get("rounds", 0)), dict(facts.get("sick", {}))
-        )
+        rows = {instance: frozenset(rows) for instance, rows in facts["rows"].items()}
+        return cls(rows, frozenset(facts["unreadable"]), facts["rounds"], facts["sick"])

@@ -23,9 +23,7 @@ class PartFacts:
 
     Attributes:
         sha256: in hexadecimal, of the file.
-        bytes: the file's size.
         first, last: its range of chunks; last is first - 1 in a part of retried records.
-        records: its rows.
     """
 
     sha256: str
@@ -45,7 +43,7 @@ class DrainState:
 
     Attributes:
         next_chunk: the first of the corpus' chunks that no part holds.
-        parts, retry_parts: numbers of durable parts.
+        parts, retry_parts: how many of each kind are durable.
         place: where they are; empty before the first drain.
     """
 
@@ -95,10 +93,9 @@ class Drains:
             high_water: most bytes of results in Redis; above it, no tickets are sent for the job.
             place: where the parts are, if that is known now.
             dead: the token of a holder that is known to have died.
-            lease_s: length of the lease in seconds; 0 gives the right up.
+            lease_s: 0 gives the right up.
 
-        Returns:
-            How far the job is drained, or the process that has the right.
+        Returns how far the job is drained, or the process that has the right.
         """
         lease_ms = int((keys.DRAINER_LEASE_S if lease_s is None else lease_s) * 1000)
         args = [holder.token, holder.as_text(), lease_ms, high_water, place, dead]
@@ -125,21 +122,10 @@ class Drains:
             digests: of the range's inputs, one after the other; without a range, of the first of `more`.
             more: chunks outside of the range, which hold retried or repaired records.
 
-        Returns:
-            `ok`; `not_owner`; or, if another drainer was here, `already` or `missing`.
+        Returns `ok`; `not_owner`; or, if another drainer was here, `already` or `missing`.
         """
-        lease_ms = keys.DRAINER_LEASE_S * 1000
-        args: list[Any] = [
-            token,
-            lease_ms,
-            name,
-            facts.as_json(),
-            result_bytes,
-            facts.first,
-            facts.last,
-            digests,
-            *more,
-        ]
+        part = [name, facts.as_json(), result_bytes, facts.first, facts.last, digests]
+        args: list[Any] = [token, keys.DRAINER_LEASE_S * 1000, *part, *more]
         return self._jobs.job_script("drain", job_id, [keys.drainer(job_id)], args)[0]
 
     def state(self, job_id: str) -> DrainState:
@@ -172,11 +158,7 @@ class Drains:
                     yield chunk
 
     def parts(self, job_id: str, names: Sequence[str]) -> Iterator[tuple[str, PartFacts]]:
-        """The facts of these parts, read in slices.
-
-        Raises:
-            JobDrained: Redis lost them.
-        """
+        """The facts of these parts, read in slices; raises JobDrained if Redis lost them."""
         for at in range(0, len(names), _SLICE):
             these = names[at : at + _SLICE]
             with self._connection.client() as client:
@@ -189,16 +171,13 @@ class Drains:
 
 def part_names(state: DrainState) -> list[str]:
     """The names of a job's durable parts, in the order in which later records replace earlier ones."""
-    return [part_name(number) for number in range(state.parts)] + [
-        retry_part_name(number) for number in range(1, state.retry_parts + 1)
-    ]
+    retried = range(1, state.retry_parts + 1)
+    return [*map(part_name, range(state.parts)), *map(retry_part_name, retried)]
 
 
 def first_part(state: DrainState) -> str | None:
     """The name of a job's first durable part; None if there is none."""
-    if state.parts:
-        return part_name(0)
-    return retry_part_name(1) if state.retry_parts else None
+    return next(iter(part_names(state)), None)
 
 
 def part_name(number: int) -> str:

@@ -23,7 +23,7 @@ class ServedModel:
     Attributes:
         tokens_per_s, rows_per_s: rates while it encodes, as measured so far.
         padding: the share of padding in the tokens that the device received, as measured so far.
-        engine: the engine that runs it, in words.
+        engine: what runs it, in words.
         accuracy: the gate's measurement at start, in words; empty if there was no reference.
         spelling_of: if this name is another spelling of a model that the worker serves, that model's name; else empty.
         sustained_tokens_per_s: the rate with chunks that are large enough to tell it; 0 if there was none yet.
@@ -110,11 +110,7 @@ def written(worker: WorkerRow) -> str:
 
 
 def parse(beat: bytes) -> WorkerRow:
-    """The worker that a heartbeat describes.
-
-    Raises:
-        ValueError, TypeError, LookupError, AttributeError: it is no heartbeat.
-    """
+    """The worker of a heartbeat; raises ValueError, TypeError, LookupError or AttributeError if it is none."""
     import orjson  # here, because most commands read no heartbeat
 
     try:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from embedctl.store.connection import ScriptCall
+from embedctl.store.scripts import ScriptCall
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 
@@ -22,20 +22,11 @@ class Issued:
 def issue_call(
     settings: Settings, job_id: str, queue: str, over: int | None = None, tenant: str | None = None
 ) -> ScriptCall:
-    """The script of :meth:`JobStore.issue`, which chooses the chunks whose tickets are to be sent now.
-
-    Args:
-        tenant: the only one whose jobs this process may read.
-    """
+    """The script of :meth:`JobStore.issue`, for all tenants, or for the only one whose jobs this process may read."""
+    sizes = [keys.issued(queue, size) for size in ("large", "small")]
     return ScriptCall(
         "issue",
-        [
-            keys.queue_workers(queue),
-            keys.lanes(queue),
-            keys.issued(queue, "large"),
-            keys.issued(queue, "small"),
-            keys.background_pause(queue),
-        ],
+        [keys.queue_workers(queue), keys.lanes(queue), *sizes, keys.background_pause(queue)],
         [
             job_id,
             "" if over is None else over,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import calendar
 from collections.abc import Iterator
+from itertools import chain, compress
 
 from embedctl.store.connection import Connection
 from embedctl_config import keys, tenants
@@ -65,30 +66,24 @@ def find(connection: Connection, shortened: str) -> list[str]:
     """
     if len(shortened) < SHORTEST:
         return []
-    searches: list[Iterator[list[str]]] = []
-    if is_beginning(shortened):
-        searches.append(newest_first(connection, shortened))
-    if is_ending(shortened):
-        searches.append(_ending_so(connection, shortened))
+    by_beginning = newest_first(connection, shortened) if is_beginning(shortened) else ()
+    by_ending = _ending_so(connection, shortened) if is_ending(shortened) else ()
     found: dict[str, None] = {}
     gone: list[str] = []
-    for search in searches:
-        for ids in search:
-            fitting = [job_id for job_id in ids if job_id.startswith(shortened) or job_id.endswith(shortened)]
-            existing = _existing(connection, fitting)
-            found |= dict.fromkeys(existing)
-            gone += fitting
-            if len(found) > 1:
-                return list(found)
-            del gone[1:]
+    for ids in chain(by_beginning, by_ending):
+        fitting = [job_id for job_id in ids if job_id.startswith(shortened) or job_id.endswith(shortened)]
+        found |= dict.fromkeys(_existing(connection, fitting))
+        gone += fitting
+        if len(found) > 1:
+            return list(found)
+        del gone[1:]
     return list(found) or gone
 
 
 def _ending_so(connection: Connection, ending: str) -> Iterator[list[str]]:
     """The ids that end so, the newest first. Redis compares them, in slices, and sends only those that fit."""
-    found: dict[bytes, float] = {}
     with connection.client() as client:
-        found.update(client.zscan_iter(keys.JOBS, match=f"*{ending}", count=_COMPARED))
+        found: dict[bytes, float] = dict(client.zscan_iter(keys.JOBS, match=f"*{ending}", count=_COMPARED))
     ids = [job_id.decode() for job_id in sorted(found, key=lambda job_id: -found[job_id])]
     yield [job_id for job_id in ids if keys.is_job_id(job_id) and connection.sees(job_id)]
 
@@ -105,22 +100,12 @@ def ambiguous(shortened: str, found: list[str]) -> JobAmbiguous:
     """The error for a shortened id that fits several jobs."""
     named = found[:_NAMED]
     more = ["and more: `embedctl list`"] if len(found) > len(named) else []
-    return JobAmbiguous(
-        "\n".join(
-            [f"several jobs begin or end with {shortened!r}: type more of the id, or its last part:", *named, *more]
-        )
-    )
+    advice = f"several jobs begin or end with {shortened!r}: type more of the id, or its last part:"
+    return JobAmbiguous("\n".join([advice, *named, *more]))
 
 
 def _existing(connection: Connection, job_ids: list[str]) -> list[str]:
-    if not job_ids:
-        return []
-    with connection.client() as client:
-        pipe = client.pipeline(transaction=False)
-        for job_id in job_ids:
-            pipe.exists(keys.job(job_id))
-        found = pipe.execute()
-    return [job_id for job_id, exists in zip(job_ids, found, strict=True) if exists]
+    return list(compress(job_ids, connection.ask_each(job_ids, lambda pipe, job_id: pipe.exists(keys.job(job_id)))))
 
 
 def _made_between(beginning: str) -> tuple[int, int]:

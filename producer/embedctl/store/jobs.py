@@ -8,17 +8,18 @@ import secrets
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import astuple
 from typing import Any, Literal
 
 from embedctl.chunk_files import ChunkFiles, Upload, Where
 from embedctl.chunk_files.references import MOST_BYTES, is_reference
-from embedctl.store.answers import Added, Claim, Completed, InlineJob, claim_of
-from embedctl.store.connection import Connection, Put, ScriptCall
+from embedctl.store.answers import Added, Claim, Completed, InlineJob, JobSpec, claim_of
+from embedctl.store.connection import Connection, Put
 from embedctl.store.doubts import Doubts
 from embedctl.store.issuing import Issued, issue_call, issued_of
-from embedctl.store.job_spec import JobSpec
 from embedctl.store.quotas import Quotas, exceeded
 from embedctl.store.reading import JobReader, facts_asked
+from embedctl.store.scripts import ScriptCall
 from embedctl.store.status import COUNTS, JobState, JobStatus, lifetime_s
 from embedctl_config import keys, tenants, wire
 from embedctl_config.errors import (
@@ -42,8 +43,6 @@ log = logging.getLogger(__name__)
 #: A ticket that was refused because of its model's fingerprint is offered again after this part of `reissue_s`. A
 #: worker with the right weights then gets it soon, and without such a worker the retries are rare.
 _MISMATCH_PART = 1 / 12
-
-
 _SLICE = 200
 
 #: A larger result is sent in parts of this size (bytes), each with a full socket timeout. A retry repeats one part.
@@ -68,13 +67,9 @@ class JobStore(JobReader):
         self._mismatch_ms = int(settings.limits.reissue_s * 1000 * _MISMATCH_PART)
 
     def create(self, spec: JobSpec) -> tuple[str, bool]:
-        """Make a job, or find the job of this idempotency key.
+        """Make a job, or find the job of this idempotency key; returns its id, and whether it is new.
 
-        Returns:
-            The job's id, and whether it is new.
-
-        Raises:
-            QuotaExceeded: its tenant has as many jobs, or as much waiting, as it may have.
+        Raises QuotaExceeded if its tenant has as many jobs, or as much waiting, as it may have.
         """
         job_id, call = self._creation(spec)
         answer, rest = self._connection.script(call.name, call.keys, call.args)
@@ -93,11 +88,7 @@ class JobStore(JobReader):
             value: the chunk in wire format.
             token: the producer's token, as given to :meth:`hold`.
 
-        Returns:
-            What came of it.
-
-        Raises:
-            BrokerUnavailable: Redis can't be reached, and may have made the job; or it is full, and has not.
+        Raises BrokerUnavailable if Redis can't be reached, and may have made the job; or if it is full, and has not.
         """
         job_id, creation = self._creation(spec)
         queue = keys.queue(spec.hardware, spec.model)
@@ -173,8 +164,7 @@ class JobStore(JobReader):
     def hold(self, job_id: str, token: str, *, lease_s: float | None = None) -> bool:
         """Renew the producer's lease of a job, or take it over from a dead producer. True also once the job is sealed.
 
-        Args:
-            lease_s: length of the lease in seconds; 0 gives the lease up.
+        The lease is so long (seconds); 0 gives it up.
         """
         lease_ms = max(1, int((keys.PRODUCER_LEASE_S if lease_s is None else lease_s) * 1000))
         answer, _ = self.job_script("hold", job_id, [keys.producer(job_id)], [token, lease_ms])
@@ -183,9 +173,7 @@ class JobStore(JobReader):
     def upload(self, job: JobStatus, kind: Literal["in", "out"], chunk: int, payload: bytes) -> Upload:
         """A chunk's bytes on their way to where the job keeps them.
 
-        Raises:
-            SettingsError: this process does not know that place.
-            ChunkFilesUnavailable: the place can't be reached.
+        Raises SettingsError if this process does not know that place, and ChunkFilesUnavailable if it can't reach it.
         """
         if job.data is not None and job.data != self._files.place_id:
             raise SettingsError(
@@ -212,14 +200,7 @@ class JobStore(JobReader):
             "add",
             job_id,
             [keys.producer(job_id), keys.chunk_input(job_id, chunk), keys.chunk_result(job_id, chunk)],
-            [
-                chunk,
-                digest,
-                rows,
-                value,
-                token,
-                keys.PRODUCER_LEASE_S * 1000,
-            ],
+            [chunk, digest, rows, value, token, keys.PRODUCER_LEASE_S * 1000],
         )
         if answer == "gap":
             raise self._cut_off(job_id, int(rest[0]), chunk)
@@ -233,7 +214,7 @@ class JobStore(JobReader):
         Raises:
             CorpusChanged: the job holds more chunks, or was sealed with another number.
             JobLost: the job is not sealed and holds fewer chunks, because Redis lost its last writes in a crash.
-            JobFailed, JobStopped: its error budget, or a user, has ended it.
+            JobFailed, JobStopped: it was ended before; see :meth:`why_stopped`.
         """
         answer, rest = self.job_script("seal", job_id, [keys.producer(job_id)], [chunks])
         if answer == "stopped":
@@ -253,18 +234,13 @@ class JobStore(JobReader):
     def issue(self, job_id: str, queue: str, over: int | None = None) -> list[Issued]:
         """Choose the chunks whose tickets are to be sent now, of this job and of others that wait in its queue.
 
-        Args:
-            over: a chunk of the job whose ticket is over, because the chunk has ended or can't be claimed.
+        The ticket of the chunk `over` is over, because the chunk has ended or can't be claimed.
         """
         call = issue_call(self._settings, job_id, queue, over, self._connection.tenant)
         return issued_of(self._connection.script(call.name, call.keys, call.args)[1])
 
     def issue_all(self, over: Sequence[tuple[JobStatus, int]]) -> list[tuple[str, list[Issued]]]:
-        """The same for several jobs in one round trip: each queue, and the chunks whose tickets go there.
-
-        Args:
-            over: each job, with the chunk whose ticket is over.
-        """
+        """The same for several jobs in one round trip: each queue, and the chunks whose tickets go there."""
         tenant = self._connection.tenant
         calls = [issue_call(self._settings, job.id, job.queue, chunk, tenant) for job, chunk in over]
         answers = self._connection.scripts(calls)
@@ -280,7 +256,7 @@ class JobStore(JobReader):
         Args:
             token: identifies this claim in calls of renew and release.
             instance: the worker process.
-            fingerprint: the fingerprint of the model that it serves.
+            fingerprint: of the model that it serves.
         """
         call = self._claim_call(job_id, chunk, token, instance, fingerprint)
         return claim_of(*self._connection.script(call.name, call.keys, call.args))
@@ -303,8 +279,6 @@ class JobStore(JobReader):
         self, wanted: Sequence[tuple[str, int, str]], *, instance: str, fingerprint: str
     ) -> list[Claim | BrokerRefused]:
         """The same for several chunks in one round trip, each given as a job's id, the chunk and a token."""
-        if not wanted:
-            return []
         calls = [self._claim_call(*each, instance, fingerprint) for each in wanted]
         answers = self._connection.scripts(calls)
         return [answer if isinstance(answer, BrokerRefused) else claim_of(*answer) for answer in answers]
@@ -332,11 +306,9 @@ class JobStore(JobReader):
         """End at once the leases of these jobs that dead worker instances hold, before they lapse."""
         for at in range(0, len(job_ids), _SLICE):
             part = job_ids[at : at + _SLICE]
-            with self._connection.client() as client:
-                pipe = client.pipeline(transaction=False)
-                for job_id in part:
-                    pipe.hgetall(keys.owners(job_id))  # one entry per lease
-                owners = [self._connection.answer_of(each) for each in pipe.execute(raise_on_error=False)]
+            owners = self._connection.ask_each(  # one entry per lease
+                part, lambda pipe, job_id: pipe.hgetall(keys.owners(job_id)), refusals=True
+            )
             self._connection.scripts(
                 [
                     ScriptCall("renew", keys.of_job(job_id), [job_id, int(chunk), words[0], 0])
@@ -381,10 +353,7 @@ class JobStore(JobReader):
     def drop_gone(self, job_id: str, chunk: int) -> bool:
         """Forget references to bytes of a chunk, and of retries of its records, that are gone or damaged.
 
-        All of the bytes are read.
-
-        Returns:
-            Whether anything was forgotten. The chunk then counts as lost, and adding it again repairs it.
+        All of the bytes are read. If this returns true, the chunk counts as lost, and adding it again repairs it.
         """
         forgot = False
         later: int | None = chunk
@@ -399,10 +368,9 @@ class JobStore(JobReader):
         return forgot
 
     def _is_readable(self, value: bytes) -> bool:
-        try:
+        with suppress(WireForeign):
             return self._files.get(value) is not None
-        except WireForeign:
-            return False
+        return False
 
     def _forget_bytes(self, job_id: str, key: str, value: bytes, *chunk_of_input: int) -> None:
         """Forget a reference, if it is still there."""
@@ -418,11 +386,8 @@ class JobStore(JobReader):
         The vectors are sent before the script, under a name that belongs to this claim, so that the script moves no
         bytes. After an error, another call sends only the parts that Redis does not have yet.
 
-        Args:
-            value: of the :class:`Upload` of the result in wire format.
-
-        Raises:
-            BrokerRefused: the result is larger than Redis allows.
+        The value is that of the :class:`Upload` of the result in wire format. Raises BrokerRefused if it is larger than
+        Redis allows.
         """
         if len(value) >= MAX_RESULT_BYTES:
             raise BrokerRefused(
@@ -430,26 +395,11 @@ class JobStore(JobReader):
                 "submit the corpus with a smaller chunk_size"
             )
         temporary = keys.uncommitted_result(job_id, chunk, token)
-        script_keys = [
-            *keys.of_job(job_id),
-            keys.chunk_input(job_id, chunk),
-            keys.chunk_result(job_id, chunk),
-            temporary,
-        ]
-        args: list[Any] = [
-            job_id,
-            chunk,
-            fingerprint,
-            report.done,
-            report.failed,
-            report.truncated,
-            report.tokens,
-            report.dim,
-            report.failed_input,
-        ]
+        of_chunk = [keys.chunk_input(job_id, chunk), keys.chunk_result(job_id, chunk), temporary]
+        args: list[Any] = [job_id, chunk, fingerprint, *astuple(report)]
         if len(value) > PART_BYTES:
             args.append(len(value))
-        call = ScriptCall("complete", script_keys, args)
+        call = ScriptCall("complete", [*keys.of_job(job_id), *of_chunk], args)
         while True:
             answer = self._stored_and_counted(job_id, temporary, value, call)
             if answer in ("gone", "cancelled", "version"):
@@ -483,22 +433,13 @@ class JobStore(JobReader):
     def retry(self, job_id: str, chunk: int, new_chunk: int, token: str) -> int:
         """Put a chunk's failed records into a new chunk; returns their number. The job is open until sealed again.
 
-        Raises:
-            JobUnfinished: the job has not ended.
-            JobFailed, JobStopped: its error budget, or a user, ended it.
-            JobError: another process is retrying it.
+        Raises JobUnfinished if the job has not ended, JobError if another process is retrying it, and as
+        :meth:`why_stopped` says if it was ended before its last record.
         """
-        answer, rest = self.job_script(
-            "retry",
-            job_id,
-            [
-                keys.producer(job_id),
-                keys.chunk_input(job_id, chunk),
-                keys.retry_pointer(job_id, chunk),
-                keys.chunk_input(job_id, new_chunk),
-            ],
-            [chunk, new_chunk, token, keys.PRODUCER_LEASE_S * 1000],
-        )
+        of_chunk = [keys.chunk_input(job_id, chunk), keys.retry_pointer(job_id, chunk)]
+        script_keys = [keys.producer(job_id), *of_chunk, keys.chunk_input(job_id, new_chunk)]
+        args = [chunk, new_chunk, token, keys.PRODUCER_LEASE_S * 1000]
+        answer, rest = self.job_script("retry", job_id, script_keys, args)
         if answer == "busy":
             raise JobUnfinished(f"job {job_id} has not ended: retry its failed records after its end")
         if answer == "stopped":
@@ -514,8 +455,7 @@ class JobStore(JobReader):
     def resume(self, job_id: str, token: str) -> bool:
         """Open a stopped job again, for its corpus to be added once more. False while another producer holds it.
 
-        Raises:
-            JobStopped: its failed records were being retried when it was stopped.
+        Raises JobStopped if its failed records were being retried when it was stopped.
         """
         answer, _ = self.job_script("resume", job_id, [keys.producer(job_id)], [token, keys.PRODUCER_LEASE_S * 1000])
         if answer == "retried":

@@ -26,11 +26,9 @@ _LOOKED_AT = 16
 
 
 def take_turn(connection: Connection, key: str, held_s: float, token: str = "") -> str:
-    """The token of a turn, if no process has it now; otherwise an empty string.
+    """The token of a turn of this length (seconds), if no process has it now; otherwise an empty string.
 
-    Args:
-        held_s: the length of the turn (seconds).
-        token: by default, a random one.
+    The token is random by default.
     """
     token = token or secrets.token_hex(8)
     with connection.client() as client:
@@ -53,7 +51,6 @@ def take_due(
 
     Args:
         waiting: the sorted set of all that wait, by the time when they are due. So it also ends lapsed leases.
-        key_of: the key of one.
         token: of the process, for this one.
         lease_s: a process that is silent for so long counts as dead (seconds).
     """

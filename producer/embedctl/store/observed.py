@@ -18,8 +18,7 @@ Observer = Callable[[str, float, bool], None]
 def observed(observer: Observer, script_names: Mapping[str, str]) -> type[redis.Redis]:
     """A class of redis-py clients that call an observer after each round trip.
 
-    Args:
-        script_names: the script's sha1 → its name. Read at each call, so names may be added later.
+    The names of scripts, by their sha1, are read at each call: names may be added later.
     """
 
     def timed(name: str, ask: Callable[[], Any]) -> Any:

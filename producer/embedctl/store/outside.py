@@ -16,11 +16,7 @@ _GOOD_S = 60.0
 
 
 class PlaceNotes:
-    """What Redis knows of places; an implementation of :class:`~embedctl.chunk_files.chunks.Notes`.
-
-    Args:
-        connection: is not used before the first call.
-    """
+    """What Redis knows of places, as :class:`~embedctl.chunk_files.chunks.Notes`. Redis is not asked before a call."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -61,23 +57,14 @@ def _note(address: str) -> str:
 def unlink_with_bytes(
     connection: Connection, files: ChunkFiles, chunks: Sequence[str], others: Sequence[str] = ()
 ) -> None:
-    """Remove inputs and results, and then their bytes, wherever they are.
+    """Remove the inputs and results under these keys, other keys with them, and then their bytes, wherever they are.
 
-    Args:
-        chunks: keys of inputs and results.
-        others: keys that are removed with them.
-
-    Raises:
-        ChunkFilesUnavailable: the bytes stay, and are nobody's.
+    Raises ChunkFilesUnavailable if these bytes stay, and are nobody's.
     """
     if not chunks:
         return
-    values: list[bytes] = []
+    outside = chunks if files.is_outside else ()
+    values = connection.ask_each(outside, lambda pipe, key: pipe.getrange(key, 0, MOST_BYTES - 1))
     with connection.client() as client:
-        if files.is_outside:
-            pipe = client.pipeline(transaction=False)
-            for key in chunks:
-                pipe.getrange(key, 0, MOST_BYTES - 1)
-            values = pipe.execute()
         client.unlink(*chunks, *others)
     files.delete(values)

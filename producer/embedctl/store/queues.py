@@ -9,6 +9,7 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from embedctl.store.connection import Connection
@@ -25,11 +26,9 @@ _LATEST_MS = 1 << 53
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The tickets that wait in one queue.
+    """How many tickets wait in one queue, and when the next one was first sent, in ms by approximately Redis' clock.
 
-    Attributes:
-        sent_ms: when the next ticket was first sent, in ms by approximately Redis' clock; None if there is no ticket,
-            or if it does not say.
+    That is None if there is no ticket, or if it does not say.
     """
 
     tickets: int
@@ -38,12 +37,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class QueuedTicket:
-    """A ticket that waits in a queue.
-
-    Attributes:
-        message: as it is in the queue.
-        facts: as in :class:`~embedctl.tickets.Ticket`.
-    """
+    """A ticket that waits in a queue as this message, with its facts as in :class:`~embedctl.tickets.Ticket`."""
 
     message: bytes
     job_id: str
@@ -52,25 +46,19 @@ class QueuedTicket:
 
 
 class Queues:
-    """The queues of tickets, which are Celery's lists."""
+    """The queues of tickets, which are Celery's lists. Methods raise BrokerUnavailable if Redis can't be reached."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def waiting(self, queues: Sequence[str]) -> list[Waiting]:
-        """The waiting tickets of each of these queues, read in slices; none for a queue that does not exist.
-
-        Raises:
-            BrokerUnavailable: Redis can't be reached.
-        """
+        """The waiting tickets of each of these queues, read in slices; none for a queue that does not exist."""
         found: list[Waiting] = []
         for at in range(0, len(queues), _SLICE):
-            with self._connection.client() as client:
-                pipe = client.pipeline(transaction=False)
-                for queue in queues[at : at + _SLICE]:
-                    # Kombu pushes at the head and pops at the tail. It also puts unfinished tickets back at the tail.
-                    pipe.llen(queue).lindex(queue, -1)
-                answers = pipe.execute()
+            # Kombu pushes at the head and pops at the tail. It also puts unfinished tickets back at the tail.
+            answers = self._connection.ask_each(
+                queues[at : at + _SLICE], lambda pipe, queue: pipe.llen(queue).lindex(queue, -1)
+            )
             found += [
                 Waiting(tickets, None if ticket is None else sent_ms(ticket))
                 for tickets, ticket in zip(answers[::2], answers[1::2], strict=True)
@@ -80,13 +68,7 @@ class Queues:
     def next_tickets(self, queue: str, most: int, *, now_ms: int) -> list[QueuedTicket]:
         """The tickets that would be taken next, which stay in their queue: at most one worker's share of all.
 
-        Messages that are not tickets of this version are left out.
-
-        Args:
-            now_ms: by about Redis' clock.
-
-        Raises:
-            BrokerUnavailable: Redis can't be reached.
+        Messages that are not tickets of this version are left out. The time is by about Redis' clock.
         """
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
@@ -98,32 +80,17 @@ class Queues:
         return [ticket for message in messages if message and (ticket := queued_ticket(message))]
 
     def remove(self, queue: str, tickets: Sequence[QueuedTicket]) -> None:
-        """Remove tickets that are still in their queue, near its end.
-
-        Raises:
-            BrokerUnavailable: Redis can't be reached.
-        """
-        with self._connection.client() as client:
-            pipe = client.pipeline(transaction=False)
-            for ticket in tickets:
-                pipe.lrem(queue, -1, ticket.message)
-            pipe.execute()
+        """Remove tickets that are still in their queue, near its end."""
+        self._connection.ask_each(tickets, lambda pipe, ticket: pipe.lrem(queue, -1, ticket.message))
 
     def oldest(self, queues: Sequence[str]) -> list[int | None]:
         """The send time of the oldest tickets in each of these queues, in ms by approximately Redis' clock.
 
         No older tickets are left in the queue, except those that came back. None for a queue that is short, or whose
         tickets do not say.
-
-        Raises:
-            BrokerUnavailable: Redis can't be reached.
         """
-        with self._connection.client() as client:
-            pipe = client.pipeline(transaction=False)
-            for queue in queues:
-                for at in range(_OLDEST + 1):
-                    pipe.lindex(queue, -1 - at)
-            answers = pipe.execute()
+        places = product(queues, range(_OLDEST + 1))
+        answers = self._connection.ask_each(places, lambda pipe, at: pipe.lindex(at[0], -1 - at[1]))
         found: list[int | None] = []
         for at in range(0, len(answers), _OLDEST + 1):
             *oldest, another = answers[at : at + _OLDEST + 1]
@@ -164,6 +131,7 @@ def queued_ticket(message: bytes) -> QueuedTicket | None:
 
 
 def _body(ticket: bytes) -> Any:
+    """What is inside of a message in kombu's form, JSON around a body in base64: Celery's `[args, kwargs, …]`."""
     message: Any = json.loads(ticket)
     body = message["body"]
     if message["properties"]["body_encoding"] == "base64":
@@ -172,11 +140,7 @@ def _body(ticket: bytes) -> Any:
 
 
 def sent_ms(ticket: bytes) -> int | None:
-    """When a ticket was first sent, in ms by approximately Redis' clock; None if it does not say.
-
-    Args:
-        ticket: a message in kombu's form: JSON around a body in base64, which is Celery's `[args, kwargs, …]`.
-    """
+    """When a ticket was first sent, in ms by approximately Redis' clock; None if it does not say."""
     if len(ticket) > _LARGEST_TICKET:
         return None
     try:

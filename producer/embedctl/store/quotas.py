@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from embedctl.store.connection import Connection, ScriptCall
+from embedctl.store.connection import Connection
+from embedctl.store.scripts import ScriptCall
 from embedctl.store.sweeps import next_slice
 from embedctl_config import keys
 from embedctl_config.errors import QuotaExceeded
@@ -25,12 +26,9 @@ _WHAT = dict(zip(LIMITS, ("jobs that have not ended", "waiting records", "bytes 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """A tenant's limits, and what it has.
+    """A tenant's limits by name, of those that are set, and what it has of each, as it is noted.
 
-    Attributes:
-        by: the worker whose settings these limits are.
-        limits: limit → its value; only those that are set.
-        used: limit → what the tenant has, as it is noted.
+    The limits are in the settings of the worker `by`.
     """
 
     tenant: str
@@ -54,14 +52,11 @@ class Quotas:
         self._connection = connection
 
     def state(self, tenant: str, entry: TenantEntry, *, by: str, since_ms: int) -> Overruled | None:
-        """State a tenant's limits.
+        """State a tenant's limits. Returns what holds instead, if another worker decides; else None.
 
         Args:
             by: the name of the worker that states them.
             since_ms: when it was started, by Redis' clock: the worker that was started last decides.
-
-        Returns:
-            What holds instead, if another worker decides; else None.
         """
         args = [tenant, since_ms, by, *entry.limits.values(), keys.QUOTA_TTL_S * 1000, int(SILENT_S * 1000)]
         answer, rest = self._connection.script("quota", [keys.quota(tenant), keys.QUOTAS], args)
@@ -79,11 +74,7 @@ class Quotas:
                 return
 
     def round(self, jobs: Sequence[tuple[str, str]]) -> None:
-        """Correct a part of what is noted: of these jobs, and of a slice of the jobs of some tenants.
-
-        Args:
-            jobs: the ids of active jobs, and their tenants.
-        """
+        """Correct a part of what is noted: of these active jobs (id, tenant), and of a slice of some tenants' jobs."""
         named: dict[str, list[str]] = {
             tenant: [] for tenant, _ in next_slice(self._connection, keys.QUOTAS, "quotas", _TENANTS)
         }
@@ -99,11 +90,7 @@ class Quotas:
     def _limited(self, tenants: set[str]) -> list[str]:
         """Those among these tenants that have limits."""
         names = sorted(tenants)
-        with self._connection.client() as client:
-            pipe = client.pipeline(transaction=False)
-            for tenant in names:
-                pipe.zscore(keys.QUOTAS, tenant)
-            answers = pipe.execute() if names else []
+        answers = self._connection.ask_each(names, lambda pipe, tenant: pipe.zscore(keys.QUOTAS, tenant))
         return [tenant for tenant, stated in zip(names, answers, strict=True) if stated is not None]
 
     def all(self, most: int) -> list[Quota]:
@@ -111,11 +98,9 @@ class Quotas:
         only = self._connection.tenant
         with self._connection.client() as client:
             stated = [] if only else client.zrange(keys.QUOTAS, 0, most - 1)
-            tenants = [only] if only else [tenant.decode() for tenant in stated]
-            pipe = client.pipeline(transaction=False)
-            for tenant in tenants:
-                pipe.hmget(keys.quota(tenant), "by", *LIMITS, "jobs", "records", "bytes")
-            answers = pipe.execute() if tenants else []
+        tenants = [only] if only else [tenant.decode() for tenant in stated]
+        asked = ("by", *LIMITS, "jobs", "records", "bytes")
+        answers = self._connection.ask_each(tenants, lambda pipe, tenant: pipe.hmget(keys.quota(tenant), *asked))
         found = []
         for tenant, (by, *facts) in zip(tenants, answers, strict=True):
             if by is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import chain, islice
+from itertools import chain, compress, islice
 from typing import Any
 
 from embedctl.chunk_files import ChunkFiles
@@ -26,10 +26,8 @@ _HEAD_BYTES = 16 * 1024
 class JobReader:
     """Reads jobs from Redis. Every method raises BrokerUnavailable if Redis can't be reached.
 
-    Those that read a chunk also raise ChunkFilesUnavailable if it is outside of Redis and can't be reached there.
-
-    Args:
-        files: where the bytes of chunks are; in Redis if None.
+    Those that read a chunk also raise ChunkFilesUnavailable if it is outside of Redis and can't be reached there, and
+    JobLost if its bytes there are gone or damaged.
     """
 
     def __init__(self, connection: Connection, files: ChunkFiles | None = None) -> None:
@@ -37,12 +35,7 @@ class JobReader:
         self._files = files or ChunkFiles()
 
     def status(self, job_id: str) -> JobStatus:
-        """A job's facts.
-
-        Raises:
-            JobLost: Redis' data is younger than the job.
-            JobNotFound: Redis does not know the job.
-        """
+        """A job's facts; raises as :meth:`absent` if Redis does not know the job."""
         if not (keys.is_job_id(job_id) and self._connection.sees(job_id)):
             raise self.absent(job_id)
         with self._connection.client() as client:
@@ -74,9 +67,7 @@ class JobReader:
     def resolve(self, job_id: str) -> str:
         """The full id of the job whose id begins or ends so. A full id is not looked up.
 
-        Raises:
-            JobNotFound: no id begins or ends so.
-            JobAmbiguous: several do.
+        Raises JobNotFound if no id begins or ends so, and JobAmbiguous if several do.
         """
         if keys.is_job_id(job_id):
             return job_id
@@ -96,10 +87,8 @@ class JobReader:
     def newest(self, most: int = _SLICE) -> Iterator[JobStatus]:
         """Every job, the newest first, read in slices. Jobs that are gone are removed from the list of all jobs.
 
-        A job of another version is left out, because it must not hide all others.
-
-        Args:
-            most: the size of a slice is at most this, for a caller that needs only so many.
+        A job of another version is left out, because it must not hide all others. A caller that needs only so many
+        says that: a slice then has at most `most`.
         """
         for ids in job_ids.newest_first(self._connection, size=min(most, _SLICE)):
             read = list(self._read(ids))
@@ -120,11 +109,8 @@ class JobReader:
         return list(islice(chain.from_iterable(job_ids.newest_first(self._connection, size=limit)), limit))
 
     def active_ids(self, limit: int) -> tuple[list[str], int]:
-        """The ids of the jobs that need upkeep, and their number. If there are too many, the newest and the oldest.
-
-        Args:
-            limit: most ids; at least 2.
-        """
+        """The ids of the jobs that need upkeep, and their number. If there are more than `limit` (at least 2), half of
+        these ids are the newest, and half the oldest."""
         half = limit // 2
         if self._connection.tenant is not None:
             own = list(islice(job_ids.active_of(self._connection, self._connection.tenant), limit))
@@ -142,12 +128,9 @@ class JobReader:
 
     def failed_chunks(self, job_id: str, start: int, count: int) -> list[int]:
         """The chunks among `count` from `start` with failed records that no new chunk retries."""
-        with self._connection.client() as client:
-            pipe = client.pipeline(transaction=False)
-            for chunk in range(start, start + count):
-                pipe.exists(keys.chunk_input(job_id, chunk))
-            found = pipe.execute()
-        return [start + at for at, exists in enumerate(found) if exists]
+        chunks = range(start, start + count)
+        found = self._connection.ask_each(chunks, lambda pipe, chunk: pipe.exists(keys.chunk_input(job_id, chunk)))
+        return list(compress(chunks, found))
 
     def chunks_with_errors(self, job_id: str, start: int, count: int) -> set[int]:
         """The chunks among `count` from `start` of an ended job that may have failed records.
@@ -156,12 +139,12 @@ class JobReader:
         A drained chunk has a result. The method does not work for a job that its error budget ended, because the job's
         texts are freed.
         """
-        with self._connection.client() as client:
-            pipe = client.pipeline(transaction=False)
-            for chunk in range(start, start + count):
-                pipe.exists(keys.chunk_input(job_id, chunk), keys.retry_pointer(job_id, chunk))
-                pipe.exists(keys.chunk_result(job_id, chunk)).getbit(keys.drained(job_id), chunk)
-            found = pipe.execute()
+
+        def ask(pipe: Any, chunk: int) -> None:
+            pipe.exists(keys.chunk_input(job_id, chunk), keys.retry_pointer(job_id, chunk))
+            pipe.exists(keys.chunk_result(job_id, chunk)).getbit(keys.drained(job_id), chunk)
+
+        found = self._connection.ask_each(range(start, start + count), ask)
         return {start + at for at in range(count) if found[3 * at] or not (found[3 * at + 1] or found[3 * at + 2])}
 
     def retried_as(self, job_id: str, chunk: int) -> int | None:
@@ -171,27 +154,15 @@ class JobReader:
         return None if pointer is None else int(pointer)
 
     def input(self, job_id: str, chunk: int) -> bytes | None:
-        """A chunk's stored input, or None once it is encoded.
-
-        Raises:
-            JobLost: its bytes outside of Redis are gone or damaged.
-        """
+        """A chunk's stored input, or None once it is encoded."""
         return self._bytes_at(keys.chunk_input(job_id, chunk), job_id, chunk)
 
     def result(self, job_id: str, chunk: int) -> bytes | None:
-        """A chunk's stored result, or None.
-
-        Raises:
-            JobLost: its bytes outside of Redis are gone or damaged.
-        """
+        """A chunk's stored result, or None."""
         return self._bytes_at(keys.chunk_result(job_id, chunk), job_id, chunk)
 
     def result_head(self, job_id: str, chunk: int) -> ChunkResult | None:
-        """A chunk's stored result without its vectors, which are not read; None if there is no result.
-
-        Raises:
-            JobLost: its bytes outside of Redis are gone or damaged.
-        """
+        """A chunk's stored result without its vectors, which are not read; None if there is no result."""
         size = _HEAD_BYTES
         while True:
             data = self._bytes_at(keys.chunk_result(job_id, chunk), job_id, chunk, size)
@@ -233,10 +204,9 @@ class JobReader:
             return bool(client.exists(keys.chunk_result(job_id, chunk)))
 
     def events(self, job_id: str, after: str, timeout_s: float) -> list[Event]:
-        """Block until something happens to a job, or the time is over. Returns the new events.
+        """Block until something happens to a job after this event ("$": from now on), or the time is over.
 
-        Args:
-            after: the id of the last event seen before; "$" for events from now on.
+        Returns the new events.
         """
         block_ms = max(1, min(MAX_BLOCK_MS, int(timeout_s * 1000)))
         with self._connection.client() as client:
@@ -261,14 +231,13 @@ class JobReader:
         return JobNotFound(f"there is no job {job_id}: it was never made here, was freed, or its time to live ran out")
 
     def _of_other_version(self, job_id: str, version: str) -> JobError:
-        """The error for a job of another version, which is left alone."""
         return JobError(
             f"job {job_id} is of version {version or 'unknown'}, and this embedctl handles version {wire.VERSION}: use "
             "the one that made it"
         )
 
     def _known(self, job_id: str, raw: dict[bytes, bytes], ttl_ms: int, alive: int) -> JobStatus:
-        """What Redis answered to :func:`facts_asked`. Raises as :meth:`status`."""
+        """The job of an answer to :func:`facts_asked`. Raises as :meth:`status`."""
         status = self._parsed(job_id, raw, ttl_ms, alive)
         if status is None:
             raise self.absent(job_id)
@@ -278,16 +247,11 @@ class JobReader:
 
     def _read(self, ids: Sequence[str]) -> Iterator[JobStatus | JobError | None]:
         """For each job its facts, None if it is gone, or the error if it is of another version."""
-        with self._connection.client() as client:
-            pipe = client.pipeline(transaction=False)
-            for job_id in ids:
-                facts_asked(pipe, job_id)
-            answers = pipe.execute()
+        answers = self._connection.ask_each(ids, facts_asked)
         for job_id, raw, ttl_ms, alive in zip(ids, answers[::3], answers[1::3], answers[2::3], strict=True):
             yield self._parsed(job_id, raw, ttl_ms, alive)
 
     def _parsed(self, job_id: str, raw: dict[bytes, bytes], ttl_ms: int, alive: int) -> JobStatus | JobError | None:
-        """The same; see :meth:`_read`."""
         facts = {name.decode(): value.decode() for name, value in raw.items()}
         if not facts:
             return None

@@ -19,9 +19,8 @@ class Seen:
     """What sentinels say.
 
     Attributes:
-        answering: how many of them answer and know the master's name.
+        answering: how many of those asked answer and know the master's name.
         refusing: how many refuse the password, or ask for one.
-        asked: how many there are.
         master: its address; empty if none of them knows one.
         replicas: how many it has, as the sentinel says that knows most.
     """
@@ -34,14 +33,9 @@ class Seen:
 
 
 def client_of(form: type[redis.Redis], url: str, sentinels: Sentinels | None, **options: Any) -> redis.Redis:
-    """A client for a URL, or for the master that sentinels name. Each new connection asks them again.
+    """A client for a URL in redis-py's form, or for the master that sentinels name, which each new connection asks.
 
-    Args:
-        url: with the user, the password and the database, in redis-py's form.
-        options: of each connection to the instance.
-
-    Raises:
-        ValueError: the URL can't be read.
+    The options are those of each connection to the instance. Raises ValueError if the URL can't be read.
     """
     if sentinels is None:
         return form.from_url(url, **options)

@@ -27,12 +27,10 @@ class JobState(StrEnum):
     @property
     def ended(self) -> bool:
         """Whether the job has ended."""
-        return self in _ENDED
+        return self not in _GOING
 
 
-_ENDED = frozenset(
-    {JobState.COMPLETED, JobState.COMPLETED_WITH_ERRORS, JobState.FAILED, JobState.STOPPED, JobState.CANCELLED}
-)
+_GOING = frozenset({JobState.SUBMITTING, JobState.QUEUED, JobState.RUNNING})
 #: The value of `stopped_by` in a job that :meth:`Job.stop` ended.
 BY_REQUEST = "stop"
 
@@ -125,9 +123,8 @@ class JobStatus:
     @property
     def waits_for_reader(self) -> bool:
         """Whether it gets no tickets until some of its results are drained."""
-        return (
-            self.results_high_water is not None and self.result_bytes > self.results_high_water and not self.state.ended
-        )
+        most = self.results_high_water
+        return most is not None and self.result_bytes > most and not self.state.ended
 
     @property
     def stalled(self) -> bool:
@@ -157,6 +154,10 @@ COUNTS = (
     "result_bytes",
     "drained_chunks",
 )
+
+#: The numbers and the words in it that a job may lack.
+_PERHAPS_NUMBERS = ("max_errors", "dim", "original_chunks", "results_high_water")
+_PERHAPS_WORDS = ("model_fingerprint", "stopped_by", "pinned_by", "mismatch", "trouble", "data", "tenant", "lane")
 
 #: A chunk is stuck after this many owners in a row died in careful mode before they reached a row. It is then offered
 #: after ever longer pauses.
@@ -194,8 +195,10 @@ def _moment(milliseconds: str) -> datetime:
 
 def parse_status(job_id: str, facts: Mapping[str, str], ttl_ms: int, producer_alive: bool) -> JobStatus:
     """A job's facts from its hash, its remaining lifetime, and whether its producer's lease exists."""
-    count = {name: int(facts[name]) for name in COUNTS}
-    chunks = count.pop("added")
+    known: dict[str, Any] = {name: int(facts[name]) for name in COUNTS}
+    known["chunks"] = known.pop("added")
+    known |= {name: int(facts[name]) for name in _PERHAPS_NUMBERS if name in facts}
+    known |= {name: facts[name] for name in _PERHAPS_WORDS if name in facts}
     return JobStatus(
         id=job_id,
         state=JobState.STOPPED if facts.get("stopped_by") == BY_REQUEST else JobState(facts["state"]),
@@ -209,26 +212,12 @@ def parse_status(job_id: str, facts: Mapping[str, str], ttl_ms: int, producer_al
         ended_at=_moment(facts["ended_ms"]) if "ended_ms" in facts else None,
         expires_in=timedelta(milliseconds=ttl_ms),
         ttl_s=int(facts["ttl_ms"]) / 1000,
-        max_errors=int(facts["max_errors"]) if "max_errors" in facts else None,
         max_errors_share=float(facts["max_errors_share"]) if "max_errors_share" in facts else None,
         producer_alive=producer_alive,
         sealed=facts.get("sealed") == "1",
-        chunks=chunks,
-        dim=int(facts["dim"]) if "dim" in facts else None,
-        model_fingerprint=facts.get("model_fingerprint"),
-        original_chunks=int(facts["original_chunks"]) if "original_chunks" in facts else None,
-        stopped_by=facts.get("stopped_by"),
-        pinned_by=facts.get("pinned_by"),
-        mismatch=facts.get("mismatch"),
         lost_chunks=(int(facts["lost_first"]), int(facts["lost_last"])) if "lost_first" in facts else None,
-        trouble=facts.get("trouble"),
-        results_high_water=int(facts["results_high_water"]) if "results_high_water" in facts else None,
         drained_to=facts.get("drain_to"),
-        data=facts.get("data"),
-        tenant=facts.get("tenant", tenants.DEFAULT),
-        lane=facts.get("lane", tenants.NORMAL),
-        near_models=(),
-        **count,
+        **known,
     )
 
 

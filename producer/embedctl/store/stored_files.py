@@ -39,9 +39,8 @@ class StoredFile:
     Attributes:
         size: bytes.
         sha256: in hexadecimal.
-        created_s, expires_s: seconds since 1970.
-        parts: their number.
-        data: what the names of the parts begin with.
+        created_s, expires_s: since 1970.
+        data: what the names of its parts begin with.
     """
 
     id: str
@@ -79,14 +78,9 @@ class FileStore:
         return PartWriter(self._connection, self._files)
 
     def make(self, file: StoredFile, request: str, *, again: bool) -> str:
-        """Make a file whose parts are there, unless this is a further try of a request that has made it.
+        """Make a file whose parts are there; returns its id.
 
-        Args:
-            request: names the request, for all its tries.
-            again: whether this is a further try.
-
-        Returns:
-            The file's id, which is another one if the request has made a file before.
+        A further try (`again`) of a request makes no second file: the id is that of the one that was made before.
         """
         return make(
             self._connection,
@@ -118,11 +112,7 @@ class FileStore:
         return found
 
     def part(self, file: StoredFile, number: int) -> bytes:
-        """A part of a file.
-
-        Raises:
-            FileGone: the file has been deleted, or has expired.
-        """
+        """A part of a file; raises FileGone if the file has been deleted, or has expired."""
         with self._connection.client() as client:
             value = client.get(keys.chunk_result(file.data, number))
         try:
@@ -151,13 +141,11 @@ class FileStore:
 
 
 class PartWriter:
-    """Takes the bytes of a file, and keeps them in parts. Memory holds one part, or what is added at once.
+    """Takes the bytes of a file, `size` of them so far, and keeps them in parts. Memory holds one part, or what is
+    added at once.
 
     Nobody sees them before they are made a file. Parts that are not go with their time to live. Raises as
     :class:`FileStore` does.
-
-    Attributes:
-        size: bytes so far.
     """
 
     def __init__(self, connection: Connection, files: ChunkFiles) -> None:
@@ -183,13 +171,11 @@ class PartWriter:
         if self._held:
             self._put(self._held)
             self._held = bytearray()
+        left_ms = (ttl_s + _LONGER_S) * 1000
         for numbers in _slices(self._parts):
-            with self._connection.client() as client:
-                pipe = client.pipeline(transaction=False)
-                for number in numbers:
-                    pipe.pexpire(keys.chunk_result(self._name, number), (ttl_s + _LONGER_S) * 1000)
-                if not all(pipe.execute()):
-                    raise FileGone("the upload took longer than its parts live")
+            parts = [keys.chunk_result(self._name, number) for number in numbers]
+            if not all(self._connection.ask_each(parts, lambda pipe, key: pipe.pexpire(key, left_ms))):
+                raise FileGone("the upload took longer than its parts live")
         now_s = int(time.time())
         return StoredFile(
             id=new_id("file-"),
@@ -265,12 +251,9 @@ def facts_of(
     connection: Connection, hashes: Sequence[str], within: str, ids: Sequence[str]
 ) -> list[Mapping[bytes, bytes]]:
     """What some hashes hold. The ids of those that are gone leave the set."""
-    with connection.client() as client:
-        pipe = client.pipeline(transaction=False)
-        for each in hashes:
-            pipe.hgetall(each)
-        found: list[Mapping[bytes, bytes]] = pipe.execute()
-        if gone := [each for each, facts in zip(ids, found, strict=True) if not facts]:
+    found: list[Mapping[bytes, bytes]] = connection.ask_each(hashes, lambda pipe, key: pipe.hgetall(key))
+    if gone := [each for each, facts in zip(ids, found, strict=True) if not facts]:
+        with connection.client() as client:
             client.zrem(within, *gone)
     return found
 

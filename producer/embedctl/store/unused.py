@@ -14,6 +14,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import product
 from typing import Any
 
 from embedctl.store.connection import Connection
@@ -74,11 +75,11 @@ class UnusedQueues:
 
     def _oldest_of_unserved(self, queues: Sequence[str], now_ms: int) -> dict[str, bytes | None]:
         """The oldest ticket, if there is one, of each queue that has no live worker."""
-        with self._connection.client() as client:
-            pipe = client.pipeline(transaction=False)
-            for queue in queues:
-                pipe.lindex(queue, -1).zcount(keys.queue_workers(queue), now_ms, "+inf")
-            answers = self._answers(pipe)
+        answers = self._connection.ask_each(
+            queues,
+            lambda pipe, queue: pipe.lindex(queue, -1).zcount(keys.queue_workers(queue), now_ms, "+inf"),
+            refusals=True,
+        )
         heads = zip(queues, answers[::2], answers[1::2], strict=True)
         # A key of another type belongs to another program.
         return {queue: ticket for queue, ticket, live in heads if live == 0 and not isinstance(ticket, Exception)}
@@ -88,12 +89,8 @@ class UnusedQueues:
         if not queues:
             return
         each = max(1, _TICKETS // len(queues))
-        with self._connection.client() as client:
-            pipe = client.pipeline(transaction=False)
-            for queue in queues:
-                for at in range(each):
-                    pipe.lindex(queue, -1 - at)
-            answers = self._answers(pipe)
+        places = product(queues, range(each))
+        answers = self._connection.ask_each(places, lambda pipe, at: pipe.lindex(at[0], -1 - at[1]), refusals=True)
         found = {
             queue: {ticket: job_of(ticket) for ticket in answers[at : at + each] if isinstance(ticket, bytes)}
             for queue, at in zip(queues, range(0, len(answers), each), strict=True)
@@ -101,34 +98,24 @@ class UnusedQueues:
         self._remove(found, self._over({job_id for tickets in found.values() for job_id in tickets.values()}))
 
     def _remove(self, found: Mapping[str, Mapping[bytes, str | None]], over: Collection[str | None]) -> None:
-        with self._connection.client() as client:
-            dead = [(queue, ticket) for queue, of in found.items() for ticket in of if of[ticket] in over]
-            pipe = client.pipeline(transaction=False)
-            for queue, ticket in dead:
-                # LREM would search the whole list for a ticket that another process has removed meanwhile.
-                pipe.lpos(queue, ticket, rank=-1, maxlen=_TICKETS)
-            places = pipe.execute()
-            for (queue, ticket), place in zip(dead, places, strict=True):
-                if place is not None:
-                    pipe.lrem(queue, -1, ticket)
-            pipe.execute()
-            for queue, count in Counter(queue for queue, _ in dead).items():
-                log.info("queue %s: removed %d tickets of jobs that ended or are gone", queue, count)
-            pipe = client.pipeline(transaction=False)
-            for queue in found:
-                pipe.exists(queue)
-            gone = [queue for queue, there in zip(found, pipe.execute(), strict=True) if not there]
-            if gone:
+        dead = [(queue, ticket) for queue, of in found.items() for ticket in of if of[ticket] in over]
+        # LREM would search the whole list for a ticket that another process has removed meanwhile.
+        places = self._connection.ask_each(dead, lambda pipe, at: pipe.lpos(*at, rank=-1, maxlen=_TICKETS))
+        there = [each for each, place in zip(dead, places, strict=True) if place is not None]
+        self._connection.ask_each(there, lambda pipe, at: pipe.lrem(at[0], -1, at[1]))
+        for queue, count in Counter(queue for queue, _ in dead).items():
+            log.info("queue %s: removed %d tickets of jobs that ended or are gone", queue, count)
+        exist = self._connection.ask_each(found, lambda pipe, queue: pipe.exists(queue))
+        if gone := [queue for queue, exists in zip(found, exist, strict=True) if not exists]:
+            with self._connection.client() as client:
                 client.unlink(*bindings(gone))
 
     def _over(self, job_ids: Iterable[str | None]) -> set[str | None]:
         """The jobs among these that are gone or have ended, so that their tickets do nothing."""
         ids = sorted({job_id for job_id in job_ids if job_id is not None})
-        with self._connection.client() as client:
-            pipe = client.pipeline(transaction=False)
-            for job_id in ids:
-                pipe.hmget(keys.job(job_id), "state", "version")
-            answers = self._answers(pipe)
+        answers = self._connection.ask_each(
+            ids, lambda pipe, job_id: pipe.hmget(keys.job(job_id), "state", "version"), refusals=True
+        )
         return {job_id for job_id, facts in zip(ids, answers, strict=True) if _is_over(facts)}
 
     def _forget(self, queues: Sequence[str]) -> None:
@@ -137,9 +124,6 @@ class UnusedQueues:
             with self._connection.client() as client:
                 pipe = client.pipeline(transaction=False).zrem(keys.QUEUES, *queues)
                 pipe.unlink(*bindings(queues)).execute()
-
-    def _answers(self, pipe: Any) -> list[Any]:
-        return [self._connection.answer_of(answer) for answer in pipe.execute(raise_on_error=False)]
 
 
 def _is_over(facts: Any) -> bool:

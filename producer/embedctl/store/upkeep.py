@@ -10,9 +10,10 @@ from typing import Any
 
 from embedctl.chunk_files import ChunkFiles
 from embedctl.store.agenda import Agenda
-from embedctl.store.connection import Connection, ScriptCall
+from embedctl.store.connection import Connection
 from embedctl.store.issuing import Issued, issue_call, issued_of
 from embedctl.store.outside import unlink_with_bytes
+from embedctl.store.scripts import ScriptCall
 from embedctl.store.status import BY_REQUEST, STUCK_AFTER, JobState, JobStatus, lifetime_s
 from embedctl.store.sweeps import next_slice
 from embedctl.store.unused import UnusedQueues
@@ -51,9 +52,9 @@ class ActiveJob:
     """The facts of a job that the reaper needs, read together.
 
     Attributes:
-        chunks: the number of chunks added; `issued`: the number of these that were issued.
-        left_ms: time until the job expires, if nothing more happens to it.
+        chunks, issued: how many chunks were added, and how many of these were issued.
         ttl_ms: how long it is kept after its end.
+        left_ms: time until the job expires, if nothing more happens to it.
         stopped: whether its error budget or a user ended it before its last record.
         resumable: whether a user did, so that its corpus may resume it at any moment.
         abandoned: whether a retry of its failed records died before it was finished; the corpus is complete.
@@ -95,9 +96,9 @@ class Looked:
         idle: whether no live worker consumes its queue.
         again: chunks that need another ticket.
         issued: chunks of this job and of others that need their first ticket.
-        lost: the number of chunks that the audit found missing.
-        refused: why Redis refused a part of the look.
+        lost: how many chunks the audit found missing.
         audit_at: the next chunk of the audit; 0 at its end.
+        refused: why Redis refused a part of the look.
     """
 
     idle: bool
@@ -123,17 +124,13 @@ class Upkeep:
         self.queues = UnusedQueues(connection)
 
     def read(self, job_ids: Sequence[str]) -> list[ActiveJob | Exception | None]:
-        """For each job its facts, None if it is gone, or the error if it can't be read.
+        """For each job its facts, None if it is gone, or the error if it can't be read."""
 
-        Raises:
-            BrokerUnavailable: Redis can't be reached.
-        """
-        with self._connection.client() as client:
-            pipe = client.pipeline(transaction=False)
-            for job_id in job_ids:
-                pipe.hmget(keys.job(job_id), *_FACTS, *_PERHAPS).pttl(keys.job(job_id))
-                pipe.hmget(keys.cursors(job_id), *_CURSORS).exists(keys.producer(job_id))
-            answers = [self._connection.answer_of(each) for each in pipe.execute(raise_on_error=False)]
+        def ask(pipe: Any, job_id: str) -> None:
+            pipe.hmget(keys.job(job_id), *_FACTS, *_PERHAPS).pttl(keys.job(job_id))
+            pipe.hmget(keys.cursors(job_id), *_CURSORS).exists(keys.producer(job_id))
+
+        answers = self._connection.ask_each(job_ids, ask, refusals=True)
         each_job = zip(job_ids, *(answers[at::4] for at in range(4)), strict=True)
         return [_active_job(job_id, *answered) for job_id, *answered in each_job]
 
@@ -161,7 +158,7 @@ class Upkeep:
             if job.issued < job.chunks:  # adding a chunk later schedules another look
                 calls.append(issue_call(self._settings, job.id, job.queue))
             if audit:
-                calls.append(self._audit_call(job.id, job.audit_at))
+                calls.append(_audit_call(job.id, job.audit_at))
         answered: dict[str, dict[str, tuple[str, list[Any]] | BrokerRefused]] = {job.id: {} for job in jobs}
         for call, answer in zip(calls, self._connection.scripts(calls), strict=True):
             answered[call.args[0]][call.name] = answer
@@ -184,26 +181,22 @@ class Upkeep:
     def extend(self, job: ActiveJob, now_ms: int, interval_s: float) -> bool:
         """Renew the lifetimes of an active job's chunk keys, if it is time. True if the next call has more to do.
 
-        A sweep starts once in a quarter of the TTL. Each call does enough slices to end the sweep within an eighth of
-        the TTL.
-
-        Args:
-            interval_s: seconds until the next call.
+        A sweep starts once in a quarter of the TTL. Each call, one in `interval_s` seconds, does enough slices to end
+        the sweep within an eighth of the TTL.
         """
         at = job.extend_at
         if at == 0 and now_ms < job.extend_next_ms:
             return False
         kept_ms = int(job.life_ms * keys.CHUNK_TTL_FACTOR)
+
+        def renew(pipe: Any, chunk: int) -> None:
+            for key in (keys.chunk_input, keys.chunk_result, keys.retry_pointer):
+                pipe.pexpire(key(job.id, chunk), kept_ms)
+
         calls = max(1, job.ttl_ms / 8 / (interval_s * 1000))
         end = min(at + _SLICE * math.ceil(job.chunks / _SLICE / calls), job.chunks)
         for start in range(at, end, _SLICE):
-            with self._connection.client() as client:
-                pipe = client.pipeline(transaction=False)
-                for chunk in range(start, min(start + _SLICE, end)):
-                    pipe.pexpire(keys.chunk_input(job.id, chunk), kept_ms)
-                    pipe.pexpire(keys.chunk_result(job.id, chunk), kept_ms)
-                    pipe.pexpire(keys.retry_pointer(job.id, chunk), kept_ms)
-                pipe.execute()
+            self._connection.ask_each(range(start, min(start + _SLICE, end)), renew)
         more = end < job.chunks
         moved = {"extend_at": end if more else 0}
         if at == 0:
@@ -229,26 +222,15 @@ class Upkeep:
     def settle_slice(self, job_id: str) -> bool:
         """Shorten the lifetimes of an ended job's next chunks to the rest of its TTL; after the last chunk, its own.
 
-        A job that was opened again stays unchanged.
-
-        Returns:
-            Whether there is more to do.
+        A job that was opened again stays unchanged. True if there is more to do.
         """
-        answer, rest = self._connection.script(
-            "settle",
-            keys.of_job(job_id),
-            [job_id, _SLICE],
-        )
+        answer, rest = self._connection.script("settle", keys.of_job(job_id), [job_id, _SLICE])
         return answer == "ok" and bool(rest[0])
 
     def expire(self, job_id: str, ttl_ms: int) -> None:
         """Shorten the lifetime of a cancelled job after its chunks were freed."""
         own = (keys.job(job_id), keys.events(job_id), keys.counted(job_id), keys.cursors(job_id))
-        with self._connection.client() as client:
-            pipe = client.pipeline(transaction=False)
-            for key in (*own, *_of_drain(job_id)):
-                pipe.pexpire(key, ttl_ms)
-            pipe.execute()
+        self._connection.ask_each((*own, *_of_drain(job_id)), lambda pipe, key: pipe.pexpire(key, ttl_ms))
 
     def free(self, job_id: str, chunks: int) -> None:
         """Free all of a job's chunks, and their bytes outside of Redis. Writes nothing, so it works in a full Redis."""
@@ -277,13 +259,10 @@ class Upkeep:
             self.queues.leave(keys.queue(hardware.decode(), model.decode()))
 
     def remove_complete(self, jobs: Sequence[JobStatus]) -> set[str]:
-        """Free and remove small jobs that are complete, in one round trip for many; their ids. Nothing is done of
-        others.
+        """Free and remove those of these jobs that are small and complete, in one round trip for many; their ids.
 
-        Nobody adds to such a job, none of its chunks is retried, and no ticket of it is in its queue.
-
-        Args:
-            jobs: as they were a moment ago.
+        The jobs are as they were a moment ago. Nobody adds to such a job, none of its chunks is retried, and no ticket
+        of it is in its queue.
         """
         complete = [job for job in jobs if self._is_complete(job)]
         for start in range(0, len(complete), _TOGETHER):
@@ -301,12 +280,12 @@ class Upkeep:
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
             for job_id in ids:
-                pipe.hmget(keys.job(job_id), "idempotency_key")
+                pipe.hget(keys.job(job_id), "idempotency_key")
             pipe.unlink(*chunks, *(key for job_id in ids for key in _own(job_id)))
             for several in (keys.JOBS, keys.ACTIVE, keys.UPKEEP):
                 pipe.zrem(several, *ids)
             found = pipe.execute()[: len(ids)]
-            for job_id, (key,) in zip(ids, found, strict=True):
+            for job_id, key in zip(ids, found, strict=True):
                 if key and client.get(key) == job_id.encode():
                     client.unlink(key)
 
@@ -340,12 +319,10 @@ class Upkeep:
             ],
         )
 
-    def _audit_call(self, job_id: str, at: int) -> ScriptCall:
-        return ScriptCall(
-            "audit",
-            keys.of_job(job_id),
-            [job_id, at, keys.chunk_input(job_id, ""), keys.chunk_result(job_id, ""), _SLICE],
-        )
+
+def _audit_call(job_id: str, at: int) -> ScriptCall:
+    chunks = [keys.chunk_input(job_id, ""), keys.chunk_result(job_id, "")]
+    return ScriptCall("audit", keys.of_job(job_id), [job_id, at, *chunks, _SLICE])
 
 
 def _own(job_id: str) -> list[str]:
@@ -360,19 +337,17 @@ def _of_drain(job_id: str) -> list[str]:
 
 
 def _extend_after(ttl_ms: int) -> int:
-    """How long after the start of one sweep the next may begin (ms).
-
-    It is a quarter of the TTL, less the longest pause between two looks at a job.
-    """
+    """A sweep may begin so long after the last one did (ms): a quarter of the TTL, less the longest pause of looks."""
     return ttl_ms * 3 // 16
 
 
 def _active_job(
     job_id: str, facts: Any, left_ms: Any, cursors: Any, producer_lives: Any
 ) -> ActiveJob | Exception | None:
-    for each in (facts, left_ms, cursors, producer_lives):
-        if isinstance(each, Exception):
-            return each
+    if refused := next(
+        (each for each in (facts, left_ms, cursors, producer_lives) if isinstance(each, Exception)), None
+    ):
+        return refused
     if facts[0] is None:
         return None
     try:

@@ -17,7 +17,7 @@ class Event:
 
     Attributes:
         type: as OpenAI names it, such as `batch.completed`.
-        created_s: seconds since 1970.
+        created_s: since 1970.
         tries: how often it was told in vain.
     """
 
@@ -48,21 +48,16 @@ class EventStore:
         return Event(event_id, facts["type"], facts["batch"], int(facts["created"]), int(facts.get("tries", 0)))
 
     def note(self, event: Event, token: str, next_s: float | None) -> None:
-        """Note a try. Counts for nothing if another process has taken the event since.
+        """Note a try, and when the next one is (seconds from now); None if the event is told, or given up.
 
-        Args:
-            next_s: when it is to be tried again (seconds from now); None if it is told, or given up.
+        Counts for nothing if another process has taken the event since.
         """
         next_ms = -1 if next_s is None else int(next_s * 1000)
         self._connection.script("note_event", [keys.webhook_event(event.id), keys.UNTOLD], [event.id, token, next_ms])
 
 
 def new_event(event_id: str, batch_id: str, status: str) -> dict[str, Any]:
-    """An event for the script that ends the batch.
-
-    Args:
-        status: that of the batch, such as `completed`.
-    """
+    """An event for the script that ends a batch with this status, such as `completed`."""
     facts = {"type": f"batch.{status}", "batch": batch_id, "created": int(time.time())}
     return {
         "id": event_id,

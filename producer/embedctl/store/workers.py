@@ -7,7 +7,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, compress
 from typing import Any
 
 from embedctl.machine import machine_id, runs
@@ -47,7 +47,6 @@ class Offer:
         tokens_per_s: the sum of their rates.
         dim: the dimensions of their vectors; the smallest number if they differ.
         spelling_of: as that of :class:`ServedModel`, if it is the same for all of them; else empty.
-        workers: how many they are.
         sustained: the rates in tokens/s that workers reached with large chunks, of those that had any.
         max_tokens: the longest text that one of them encodes whole; 0 if none says so.
         prompts: the names of the prompts that each of them has; None if one does not say.
@@ -123,10 +122,7 @@ class WorkerRegistry:
 
     def holding(self, instances: Collection[str]) -> set[str]:
         """The jobs whose chunks these workers held at their last heartbeats."""
-        if not instances:
-            return set()
-        with self._connection.client() as client:
-            beats = client.mget([keys.heartbeat(instance) for instance in instances])
+        beats = self._connection.ask_each(instances, lambda pipe, instance: pipe.get(keys.heartbeat(instance)))
         workers = self._parsed(instances, beats)
         return {job_id for worker in workers for job_id, _ in worker.holding if keys.is_job_id(job_id)}
 
@@ -149,10 +145,9 @@ class WorkerRegistry:
             return int(client.zcount(keys.queue_workers(queue), now_ms, "+inf"))
 
     def serving(self, hardware: str, model: str, *, recent: bool = False) -> int:
-        """How many live workers serve a model on a class.
+        """How many live workers serve a model on a class; with `recent`, a number above 0 may be a second old.
 
-        This is for people, so the time is about Redis', and not asked for. With `recent`, the number may be a second
-        old, unless it is 0.
+        This is for people, so the time is about Redis', and not asked for.
         """
         queue, now = keys.queue(hardware, model), time.monotonic()
         counted, live = self._counted.get(queue, (0.0, 0))
@@ -165,12 +160,8 @@ class WorkerRegistry:
 
     def served_lately(self, queues: Collection[str]) -> list[str]:
         """The queues among these that a worker consumed within :data:`keys.GONE_TTL_S`, however the worker ended."""
-        with self._connection.client() as client:
-            pipe = client.pipeline(transaction=False)
-            for queue in queues:
-                pipe.exists(keys.queue_workers(queue))
-            found = pipe.execute()
-        return [queue for queue, there in zip(queues, found, strict=True) if there]
+        there = self._connection.ask_each(queues, lambda pipe, queue: pipe.exists(keys.queue_workers(queue)))
+        return list(compress(queues, there))
 
     def alive(self, queue: str | None = None) -> Iterator[WorkerRow]:
         """Every live worker, of one queue or of all, read in slices."""
@@ -197,11 +188,10 @@ class WorkerRegistry:
         now = self._connection.now_ms()
         for workers in self._slices(keys.WORKERS, "-inf", f"({now}", size=_GONE_SLICE):
             # A slice at a time, because a restart of a whole service leaves a thousand of them.
-            with self._connection.client() as client:
-                pipe = client.pipeline(transaction=False)
-                for worker in workers:
-                    pipe.zscore(keys.WORKERS, worker.instance).get(keys.died(worker.instance))
-                found = pipe.execute()
+            found = self._connection.ask_each(
+                [worker.instance for worker in workers],
+                lambda pipe, name: pipe.zscore(keys.WORKERS, name).get(keys.died(name)),
+            )
             for worker, until, how in zip(workers, found[::2], found[1::2], strict=True):
                 if until is not None and until < now:
                     yield GoneWorker(worker, (now - until) / 1000, (how or b"no word from it").decode())
@@ -216,10 +206,9 @@ class WorkerRegistry:
         mine, now = machine_id(), self._connection.now_ms()
         with self._connection.client() as client:
             names = [name.decode() for name in client.hgetall(keys.machine(mine))] if mine else []
-            pipe = client.pipeline(transaction=False)
-            for name in names:
-                pipe.zscore(keys.WORKERS, name).get(keys.heartbeat(name))
-            found = pipe.execute()
+        found = self._connection.ask_each(
+            names, lambda pipe, name: pipe.zscore(keys.WORKERS, name).get(keys.heartbeat(name))
+        )
         for name, until, beat in zip(names, found[::2], found[1::2], strict=True):
             if until is not None and until >= now:
                 yield from self._parsed([name], [beat])
@@ -255,7 +244,6 @@ class WorkerRegistry:
 
 
 def _combined(serving: Sequence[ServedModel]) -> Offer:
-    """The offer of workers, given the model as each of them serves it."""
     spellings = {served.spelling_of for served in serving}
     return Offer(
         tokens_per_s=sum(served.tokens_per_s for served in serving),

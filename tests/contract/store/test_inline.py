@@ -13,7 +13,8 @@ from embedctl.broker import Broker
 from embedctl.enqueue import submit
 from embedctl.job_options import SubmitOptions
 from embedctl.records import records_of
-from embedctl.store.connection import Connection, ScriptCall, script_source
+from embedctl.store.connection import Connection
+from embedctl.store.scripts import ScriptCall, script_source
 from embedctl.tickets import TicketSender
 from embedctl_config import keys
 from embedctl_config.settings import Settings

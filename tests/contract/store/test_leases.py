@@ -8,7 +8,7 @@ import pytest
 import redis as redis_py
 
 from embedctl.broker import Broker
-from embedctl.store import Claim, ClaimAnswer, JobState, JobStatus, connection
+from embedctl.store import Claim, ClaimAnswer, JobState, JobStatus, scripts
 from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerRefused, JobNotFound
 from embedctl_config.settings import Settings
@@ -263,14 +263,14 @@ def test_a_process_without_file_descriptors_can_still_give_a_chunk_back(
 ) -> None:
     job_id = new_job(broker, 1)
     claim(broker, job_id, 0)
-    connection.script_source.cache_clear()
+    scripts.script_source.cache_clear()
     broker.connection.read_scripts()
 
     def none_left(_: str) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(connection, "files", none_left)
-    connection.script_source.cache_clear()
+    monkeypatch.setattr(scripts, "_text", none_left)
+    scripts.script_source.cache_clear()
     assert broker.jobs.release(job_id, 0, "t", delay_s=1)
 
 

@@ -13,7 +13,8 @@ import redis as redis_py
 from embedctl import overview
 from embedctl.broker import Broker
 from embedctl.overview import Gatherer
-from embedctl.store import JobState, Queues, Waiting
+from embedctl.store import JobState, Queues
+from embedctl.store.queues import Waiting
 from embedctl.tickets import Ticket, TicketSender
 from embedctl_config import keys, wire
 from embedctl_config.celery_app import make_celery

@@ -40,8 +40,7 @@ ARGUMENTS = {
     "chunk": 17,
     "token": "0123456789abcdef",
     "key": "any key",
-    "instance": "cpu:0-3@host.example/0a1b2c3d",
-    "machine_id": "5d1f.4026531836",
+    "name": "cpu:0-3@host.example/0a1b2c3d",
     "queue": "embed.cpu.BAAI/bge-small-en-v1.5",
     "hardware": "cpu-int8",
     "model": "BAAI/bge-small-en-v1.5",
@@ -49,12 +48,7 @@ ARGUMENTS = {
     "tenant": "team@a.example",
     "size": "small",
     "tag": tag_of("team@a.example"),
-    "digest": "0123456789abcdef",
     "destination": "postgresql://host/base?table=t",
-    "version": 2,
-    "file_id": "file-019ab2c3d4e0123456789abc",
-    "batch_id": "batch_019ab2c3d4e0123456789abc",
-    "event_id": "evt_019ab2c3d4e0123456789abc",
 }
 
 
