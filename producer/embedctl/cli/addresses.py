@@ -17,14 +17,7 @@ _UNPACKERS = {".gz": " | gunzip", ".zst": " | zstd -dc"}
 
 
 def refuse_addresses(paths: Iterable[str], command: str | None) -> None:
-    """Check that no path is an address.
-
-    Args:
-        command: the subcommand that was given the paths.
-
-    Raises:
-        InputError: one is.
-    """
+    """Raise InputError if a path of this subcommand is an address."""
     for path in paths:
         if found := _SCHEME.match(path):
             raise InputError(

@@ -55,8 +55,9 @@ class CorpusChoice:
             unique_ids: whether an id that occurs twice is refused; None: only in batch files.
 
         Raises:
-            click.UsageError: there is no corpus, or it has the form of an address.
-            SettingsError, InputError: it can't be read so, or options exclude each other.
+            click.UsageError: there is no corpus.
+            SettingsError, InputError: it can't be read so, has the form of an address, or options exclude each
+                other.
         """
         paths = (*corpus_paths, *input_files)
         if not paths:
@@ -99,7 +100,6 @@ class CorpusChoice:
 
     @property
     def is_batch(self) -> bool:
-        """Whether it is a batch file."""
         return isinstance(self.corpus, BatchCorpus)
 
     def requests(self, output: Path | Place | None) -> BatchCorpus | None:
@@ -139,14 +139,8 @@ class CorpusChoice:
         return self
 
     def records(self, skipped: Skipped | None = None) -> Iterator[Record]:
-        """The records. Lines that are skipped are listed on stderr.
-
-        Args:
-            skipped: counts them.
-
-        Raises:
-            InputError: a line is not a record, there is no record, or an id of standard input is not unique.
-        """
+        """The records. Lines that are skipped are counted, and listed on stderr. InputError: a line is not a record,
+        there is no record, or an id of standard input is not unique."""
         skipped = Skipped() if skipped is None else skipped
         empty = True
         records = self.corpus.records(skipped if self.skip_bad_lines else None)
@@ -167,11 +161,7 @@ def records_again(choice: CorpusChoice) -> Iterator[Record]:
 
 
 def requests_in(settings: Settings, paths: Sequence[str]) -> BatchCorpus:
-    """The requests of batch files.
-
-    Raises:
-        InputError: a file can't be read.
-    """
+    """The requests of batch files."""
     files = open_corpus(*paths, file_format="jsonl", max_bytes=settings.max_text_bytes).files
     return BatchCorpus(files, settings.max_text_bytes, None, unique=False)
 
@@ -187,10 +177,7 @@ def _refuse_corpus_in(folder: Place, corpus: Corpus) -> None:
 
 class Skipped:
     """Lists lines that are skipped, each with the position of the record after it, by which positions become lines.
-
-    Attributes:
-        lines: how many there were.
-    """
+    `lines` counts them."""
 
     def __init__(self) -> None:
         self.lines = 0

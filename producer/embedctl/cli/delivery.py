@@ -30,11 +30,8 @@ _COLUMNS = (Column("DATABASE", 8), Column("URL", 8), Column("EXTRA", 5), Column(
 
 @dataclass(frozen=True, slots=True)
 class DatabaseChoice:
-    """A table of a database and how to deliver to it, from the command line.
-
-    Attributes:
-        url: as it was given; it holds no password.
-    """
+    """A table of a database and how to deliver to it, from the command line. `url` is as it was given; it holds no
+    password."""
 
     url: str
     table: Destination
@@ -42,12 +39,8 @@ class DatabaseChoice:
 
     @classmethod
     def of(cls, settings: Settings, url: str, duplicates: str | None, output_type: str | None) -> DatabaseChoice:
-        """The table of a URL. Its database can be reached.
-
-        Raises:
-            SettingsError, MissingExtra, OutputError: the URL is not one of a database, or the database can't be used
-                so.
-        """
+        """The table of a URL, whose database can be reached. SettingsError, MissingExtra, OutputError: it can't be used
+        so."""
         options = Options.of(duplicates or Duplicates.ERROR, output_type)
         table = destination_of(url, settings)
         table.open(None)
@@ -56,12 +49,8 @@ class DatabaseChoice:
 
     def checked(self, corpus: Corpus | BatchCorpus) -> DatabaseChoice:
         """The same choice, after a look at the ids of a corpus, before anything is queued. Records can then be
-        delivered while the job runs.
-
-        Raises:
-            SettingsError: it is a batch file.
-            InputError: an id is missing or not unique, and neither may be.
-        """
+        delivered while the job runs. SettingsError: it is a batch file. InputError: an id is missing or not unique, and
+        neither may be."""
         if isinstance(corpus, BatchCorpus):
             raise SettingsError("a batch file is answered in a .jsonl: name that with -o, in place of a database")
         if not corpus.rereadable or self.options.duplicates is not Duplicates.ERROR:
@@ -78,11 +67,8 @@ class DatabaseChoice:
         return replace(self, options=replace(self.options, ids_are_unique=True))
 
     def save(self, job: Job, broker: Broker, progress: JobProgress) -> Delivered:
-        """Deliver a job's records as they come, and show the progress of both. Refused records are listed.
-
-        Raises:
-            KeyboardInterrupt: says how to resume.
-        """
+        """Deliver a job's records as they come, and show the progress of both. Refused records are listed. A
+        KeyboardInterrupt says how to resume."""
         progress.begin_writing()
         try:
             done = deliver(

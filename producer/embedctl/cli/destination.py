@@ -54,12 +54,7 @@ class _Output(click.Path):
 
 
 def destination_options(duplicates: Iterable[str], if_same: str) -> Callable[[F], F]:
-    """The options of a :class:`Destination`.
-
-    Args:
-        duplicates: the words that `--duplicates` takes.
-        if_same: what its help says of them.
-    """
+    """The options of a :class:`Destination`; `--duplicates` takes these words, of which its help says `if_same`."""
     return together(
         option(
             "--output",
@@ -95,7 +90,6 @@ class Destination:
 
     Attributes:
         path: a file, or a folder for parts; None if there is a database, or nothing.
-        database: None if there is none.
         numbers: how a file or parts store vectors; None if that is left open.
         clobber: whether files that exist may be replaced.
     """
@@ -126,7 +120,6 @@ class Destination:
 
     @property
     def is_given(self) -> bool:
-        """Whether there is any."""
         return self.path is not None or self.database is not None
 
     @property
@@ -140,14 +133,11 @@ class Destination:
 
     def check(self, keep: Sequence[str] = (), *, as_json: bool, is_batch: bool = False) -> None:
         """Check beforehand that vectors can go to the path, if there is one, and that a JSON value may be printed too.
+        Raises as :func:`check_output`, and click.UsageError if both would be printed.
 
         Args:
             keep: the kept fields that are to come out beside the vectors.
             is_batch: whether they are of a batch file.
-
-        Raises:
-            click.UsageError: both would be printed.
-            SettingsError, OutputError, MissingExtra: as for :func:`check_output`.
         """
         if isinstance(self.path, Place):
             self._check_folder(self.path)
@@ -178,14 +168,10 @@ class Destination:
         requests: BatchCorpus | None = None,
     ) -> Delivered:
         """Write a job's vectors as they come, and show the progress of both. Refused records are listed. Vectors in the
-        parts of a folder leave Redis.
+        parts of a folder leave Redis. A KeyboardInterrupt says how to return to the job.
 
         Args:
-            file_format: as for :func:`fetch`.
             requests: the batch file that the job was made of, if the file answers it.
-
-        Raises:
-            KeyboardInterrupt: says how to return to the job.
         """
         if self.database is not None:
             return self.database.save(job, broker, progress)

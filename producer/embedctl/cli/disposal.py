@@ -147,7 +147,6 @@ class _Outcomes:
         self.done = 0
 
     def did(self, job_id: str, said: str, facts: Mapping[str, Any]) -> None:
-        """Something was done with a job."""
         self.done += 1
         if self._add is None:
             click.echo(printable(f"{job_id}: {said}"), err=not self._asked_for)
@@ -162,7 +161,6 @@ class _Outcomes:
             self._add({"id": job_id, "error": str(error)})
 
     def say(self, sums_up: str) -> None:
-        """Print what was done with all jobs."""
         if self._add is None:
             click.echo(sums_up, err=True)
 
@@ -214,10 +212,7 @@ def _do_to_ended(outcomes: _Outcomes, states: Sequence[str], longer_ago: timedel
 
 def _do(outcomes: _Outcomes, job: Job, deed: Deed, is_meant: Callable[[JobStatus], bool] | None = None) -> None:
     """Do something with a job, or with a job that is meant; that one may be gone, a job that was named may not.
-
-    Raises:
-        BrokerUnavailable, NotPermitted: no other job would fare better.
-    """
+    BrokerUnavailable, NotPermitted: no other job would fare better."""
     try:
         status = job.status()
         if is_meant is None or is_meant(status):

@@ -12,11 +12,7 @@ _DURATION = re.compile(rf"([0-9]{{1,5}})([{''.join(_UNITS)}])")
 
 
 def duration(text: str) -> timedelta:
-    """A whole number and its unit.
-
-    Raises:
-        click.BadParameter: it is something else.
-    """
+    """A whole number and its unit; click.BadParameter for something else."""
     found = _DURATION.fullmatch(text)
     if found is None:
         raise click.BadParameter(f"{text!r} is not a number and a unit, such as 30m, 12h or 7d")

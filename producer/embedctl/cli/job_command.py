@@ -162,12 +162,8 @@ def _vectors_options(hardware: str) -> Callable[[F], F]:
 
 
 def job_options(*own: Callable[[F], F], hardware: str, dry_run: str) -> Callable[[F], F]:
-    """The options of a :class:`JobCommand`.
-
-    Args:
-        own: those of one command alone, a section.
-        hardware, dry_run: the help of `--class` and `--dry-run`.
-    """
+    """The options of a :class:`JobCommand`, with the help of `--class` and `--dry-run`; `own` are those of one command
+    alone."""
     return together(
         _corpus_options,
         _text_options,
@@ -185,8 +181,7 @@ class JobCommand:
 
     Attributes:
         choice: the corpus, and the options of its job.
-        destination: where the vectors go.
-        sync: whether that is to become what the corpus says, and what need not be encoded.
+        sync: whether the destination is to become what the corpus says, and what need not be encoded.
         named: what decides the job, in JSON values, whatever the corpus holds now.
     """
 
@@ -249,16 +244,12 @@ class JobCommand:
         return self.destination.database if self.sync.is_asked else None
 
     def keyed(self, key: str | None) -> JobCommand:
-        """The same command with this idempotency key."""
         options = replace(self.choice.options, idempotency_key=key)
         return replace(self, choice=replace(self.choice, options=options))
 
     def check(self) -> None:
-        """Check that the vectors of such a corpus can go to the destination, before the corpus is read.
-
-        Raises:
-            click.UsageError, SettingsError, InputError, OutputError, MissingExtra: they can't; the message says why.
-        """
+        """Check that the vectors of such a corpus can go to the destination, before the corpus is read; an error says
+        why not."""
         choice, destination = self.choice, self.destination
         if choice.options.drain and destination.is_given and not isinstance(destination.path, Place):
             # Only a folder takes vectors out of Redis, so the job would pause for ever.
@@ -267,16 +258,11 @@ class JobCommand:
         destination.check(choice.keep, as_json=self.as_json, is_batch=choice.is_batch)
 
     def checked(self) -> JobCommand:
-        """The same command, after a search for what is wrong with the files, before anything is queued.
-
-        Raises:
-            SettingsError, InputError: as by :meth:`CorpusChoice.checked` and :meth:`Destination.checked`.
-        """
+        """The same command, after a search for what is wrong with the files, before anything is queued."""
         choice = self.choice.checked(as_json=self.as_json)
         return replace(self, choice=choice, destination=self.destination.checked(choice.corpus))
 
     def progress(self) -> JobProgress:
-        """Shows the progress of this command."""
         return JobProgress(quiet=self.quiet, moving=self.destination.may_move)
 
     def submit(
@@ -287,7 +273,8 @@ class JobCommand:
         records: Iterator[Record] | None = None,
         on_job: Callable[[JobStatus], object] = lambda _: None,
     ) -> Job:
-        """Queue the corpus. If its vectors go into parts, the job is drained meanwhile.
+        """Queue the corpus. If its vectors go into parts, the job is drained meanwhile. A KeyboardInterrupt says how to
+        resume.
 
         A job that is ended meanwhile is returned if there is an output: what is done is to be written there.
 
@@ -295,9 +282,6 @@ class JobCommand:
             options: in place of this command's.
             records: those to queue; all of the corpus if None.
             on_job: called with the job, which may hold some records already.
-
-        Raises:
-            KeyboardInterrupt: says how to resume.
         """
         choice, output = self.choice, self.destination.path
         options = choice.options if options is None else options
@@ -340,7 +324,6 @@ class JobCommand:
         return job
 
     def print_estimate(self, estimated: Estimate) -> None:
-        """Print what the job would take."""
         click.echo(json.dumps(asdict(estimated)) if self.as_json else estimated.describe())
 
 

@@ -111,12 +111,7 @@ def fetch(
 
 
 def _refuse_senseless(given: Mapping[str, Any], *, for_batch: bool) -> None:
-    """Refuse options of `fetch` that have no meaning together.
-
-    Args:
-        given: those of the destination.
-        for_batch: whether --format or --input-file is given.
-    """
+    """Refuse options that have no meaning together: those of the destination, and --format or --input-file."""
     if given["output"] is None:
         raise click.UsageError("Missing option '--output' / '-o'.")
     if for_batch and isinstance(given["output"], Place | DatabaseUrl):

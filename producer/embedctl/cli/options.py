@@ -56,7 +56,6 @@ class SectionedCommand(click.Command):
     """A command with many options, which help lists by sections."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options; see :class:`click.Command`."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             if not isinstance(param, click.Argument) and (record := param.get_help_record(ctx)) is not None:

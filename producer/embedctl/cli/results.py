@@ -20,9 +20,9 @@ class Summary:
     """What became of a job's records.
 
     Attributes:
-        vectors, failed, truncated: numbers of records.
         dimensions: of a vector; None before there is one.
-        seconds: from the job's start to its end, while it was encoded; None if it has not ended, or paused in between.
+        seconds: from the job's start to its end, while it was encoded; None if it has not ended, or paused in
+            between.
         records_per_s, tokens_per_s: the average over that time.
         resumed_at: records that were done before the command resumed the job; None if it resumed none.
     """
@@ -38,11 +38,7 @@ class Summary:
 
 
 def wait_for(job: Job, progress: JobProgress, timeout: float | None = None) -> JobStatus:
-    """Wait for a job, and show its progress.
-
-    Raises:
-        KeyboardInterrupt: says how to return to the job.
-    """
+    """Wait for a job, and show its progress. A KeyboardInterrupt says how to return to the job."""
     try:
         return job.wait(timeout, progress.running)
     except KeyboardInterrupt:
@@ -63,11 +59,8 @@ def summary(status: JobStatus, resumed_at: int | None = None) -> Summary:
 
 
 def report(status: JobStatus, progress: JobProgress, *, failed_in: str | None = None) -> None:
-    """Print a line that sums up an ended job, and one that says where its failed records are.
-
-    Args:
-        failed_in: the file that names them, of a job that is freed.
-    """
+    """Print a line that sums up an ended job, and one that says where its failed records are: if it is freed, in
+    `failed_in`."""
     progress.say(_sentence(summary(status, progress.resumed_at), progress), prose=True)
     if status.stopped_by is not None:
         left = status.records - status.done - status.failed
@@ -120,11 +113,7 @@ def _sentence(facts: Summary, progress: JobProgress) -> str:
 
 
 def exit_status(job: JobStatus, refused: int = 0) -> ExitStatus:
-    """The exit status of a command that has waited for this job.
-
-    Args:
-        refused: records that a database did not take.
-    """
+    """The exit status of a command that has waited for this job, of which a database did not take so many records."""
     if job.state in (JobState.FAILED, JobState.STOPPED, JobState.CANCELLED):
         return ExitStatus.FAILURE
     return ExitStatus.SOME_FAILED if refused or job.state is JobState.COMPLETED_WITH_ERRORS else ExitStatus.SUCCESS

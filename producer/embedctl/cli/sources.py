@@ -105,11 +105,8 @@ def sources_of(broker: Broker, command: JobCommand, path: Path, cache: Cache | N
 
 
 def _differs(about: Contract, broker: Broker, spec: JobSpec, models: frozenset[str]) -> str:
-    """Why the vectors of an output are others than those of a job, in words; empty if nothing says so.
-
-    Args:
-        models: the fingerprints of the model's files.
-    """
+    """Why the vectors of an output are others than those of a job whose model has files with these fingerprints, in
+    words; empty if nothing says so."""
     mine: Mapping[str, Any] = deciding(spec.options)
     options = sorted(name for name in mine.keys() | about.options.keys() if mine.get(name) != about.options.get(name))
     if options:

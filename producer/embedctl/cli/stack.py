@@ -13,13 +13,8 @@ from embedctl_config.errors import MissingExtra
 
 
 def _command(name: str, module: str, does: str, *, extra: str = "", without: str = "") -> click.Command:
-    """A command that becomes `python -m module`.
-
-    Args:
-        does: what it does.
-        extra: what installs it, if something does.
-        without: what the error of the missing extra says is missing.
-    """
+    """A command that becomes `python -m module`. If that comes with an extra, the error of a missing one says what is
+    missing."""
 
     @click.command(
         name,

@@ -75,15 +75,13 @@ def synchronise(
     progress: JobProgress,
     made: Callable[[Job], None] = lambda _: None,
 ) -> Synced:
-    """Compare a database with a corpus, encode what it lacks, and delete what is gone, if that is asked for.
-
-    Args:
-        made: called with each job.
+    """Compare a database with a corpus, encode what it lacks, and delete what is gone, if that is asked for; `made` is
+    called with each job. A KeyboardInterrupt says that the same command resumes.
 
     Raises:
         JobUnfinished: nothing tells which files the model has.
-        OtherContract, DestinationUnavailable, OutputError, InputError, JobError: it can't be done, or not all of it.
-        KeyboardInterrupt: says that the same command resumes.
+        OtherContract, DestinationUnavailable, OutputError, InputError, JobError: it can't be done, or not all of
+            it.
     """
     with said(broker, database.table.name, progress):
         return _Sync(broker, command, database, progress, made, contract_of(broker, command, database)).run()
@@ -218,12 +216,8 @@ def submitted(
     lacking: Iterator[Record],
     on_job: Callable[[JobStatus], object] = lambda _: None,
 ) -> Job:
-    """A job of the records that are lacking. The same command finds it again by a key.
-
-    Args:
-        facts: what decides the key, as JSON values.
-        on_job: called with the job, which may hold some records already.
-    """
+    """A job of the records that are lacking. The same command finds it again by a key, which `facts`, JSON values,
+    decide."""
     key = f"sync-{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()}"
     given = options.idempotency_key
     options = replace(options, idempotency_key=key if given is None else f"{given}-{key}")
@@ -248,11 +242,8 @@ def lacking(
 
 
 def contract_of(broker: Broker, command: JobCommand, database: DatabaseChoice) -> Contract:
-    """The contract of a job that is to be made, by what live workers say of its model.
-
-    Raises:
-        JobUnfinished: no live worker would take it, or they do not agree.
-    """
+    """The contract of a job that is to be made, by what live workers say of its model. JobUnfinished: no live worker
+    would take it, or they do not agree."""
     spec = job_spec(broker, command.choice.options)
     models = model_files(broker.settings, broker.workers, spec)
     if len(models) != 1:

@@ -58,8 +58,7 @@ class SyncChoice:
     """Whether a destination is to become what the corpus says, and what need not be encoded.
 
     Attributes:
-        is_asked: whether it is.
-        of_file: whether that is a file.
+        of_file: whether the destination is a file.
         deletes: how many rows of a database may be deleted at most; None if none may.
         cache: a path or a URL.
     """
@@ -71,15 +70,8 @@ class SyncChoice:
 
     @classmethod
     def taken_from(cls, given: MutableMapping[str, Any], *, to_database: bool) -> SyncChoice:
-        """Take these options out of those of a command.
-
-        Args:
-            to_database: whether its vectors go to a database.
-
-        Raises:
-            click.UsageError: one of them makes no sense without another.
-            SettingsError: the limit is none.
-        """
+        """Take these options out of those of a command. click.UsageError: one makes no sense without another.
+        SettingsError: the limit is none."""
         from embedctl.destinations.sync import Limit  # here, because most commands compare nothing
 
         sync, delete, at_most, cache = map(given.pop, _NAMES)
@@ -103,11 +95,7 @@ class SyncChoice:
         return {name: value for name, value in given.items() if value}
 
     def check(self, choice: CorpusChoice, destination: Destination) -> None:
-        """Check that this can be done with a corpus and a destination.
-
-        Raises:
-            SettingsError, InputError: it can't; the message says why.
-        """
+        """Check that this can be done with a corpus and a destination; SettingsError or InputError says why not."""
         if not (self.is_asked or self.copies):
             return
         if isinstance(choice.corpus, BatchCorpus):

@@ -70,16 +70,12 @@ def update(
     progress: JobProgress,
     made: Callable[[Job], None] = lambda _: None,
 ) -> Updated:
-    """Write the vectors of a corpus into a file, and encode only those that are not known.
-
-    Args:
-        path: the file, which is also the earlier output.
-        made: called with the job, if there is one.
+    """Write the vectors of a corpus into a file, which is also the earlier output, and encode only those that are not
+    known. `made` is called with the job, if there is one. A KeyboardInterrupt says that the same command resumes.
 
     Raises:
         SettingsError, OutputError, MissingExtra: what is known can't be used; nothing is queued.
         InputError: the corpus can't be read, or changes meanwhile.
-        KeyboardInterrupt: says that the same command resumes.
     """
     from embedctl.destinations.merged import OtherVectors  # here, because most commands compare nothing
 
@@ -200,10 +196,7 @@ class _Update:
 
 def to_encode(command: JobCommand, broker: Broker | None) -> Iterator[Record]:
     """Of a corpus, the records that a command would encode. Says on stderr how many these are, if it may copy some.
-
-    Args:
-        broker: None if there is no Redis; then only texts are compared, with the earlier output.
-    """
+    Without a Redis, only texts are compared, with the earlier output."""
     choice, path = command.choice, command.destination.path
 
     def say(line: str) -> None:

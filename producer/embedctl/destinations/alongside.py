@@ -20,12 +20,8 @@ _END_S = 10.0
 
 
 class Alongside:
-    """Drains a job in a thread for as long as the block lasts, from :meth:`begin` on.
-
-    Args:
-        place: None to drain nothing.
-        numbers, refused: as for :func:`drain`.
-    """
+    """Drains a job in a thread for as long as the block lasts, from :meth:`begin` on. Without a place, nothing is
+    drained."""
 
     def __init__(
         self, broker: Broker, place: Place | None, numbers: Numbers | None = None, refused: Refused | None = None

@@ -59,11 +59,10 @@ class Answers:
     """Makes the lines of a job's requests from its chunks, in order. A request may extend over several chunks.
 
     Attributes:
-        open: the request whose other inputs are in the next chunk; None if there is none.
+        open: the request whose other inputs are in the next chunk.
         left_out: whether requests between those that were run have no line, because nobody knows them.
 
     Args:
-        latest: asks for the job's status.
         read: reads the job's requests, if the files that it was made of are at hand. Those that were not run have a
             line then.
         begin: the position of the first record that belongs to no line yet.
@@ -197,11 +196,7 @@ class Answers:
 
 
 def none_run(name: str, read: ReadRequests, reason: Reason) -> Iterator[Answer]:
-    """The lines of all requests, none of which was run.
-
-    Args:
-        name: what their ids begin with, in place of a job's id.
-    """
+    """The lines of all requests, none of which was run. Their ids begin with `name`, in place of a job's id."""
     for first, custom_id in Requests(name, read).between(0, None):
         yield _unanswered(f"{name}_{first}", custom_id, reason)
 

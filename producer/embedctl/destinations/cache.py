@@ -35,25 +35,17 @@ Vector = tuple[tuple[int, int], npt.NDArray[np.float32]]
 
 
 def key_of(fingerprint: str, precision: str, digest: bytes) -> bytes:
-    """The whole key of a vector: 32 bytes.
-
-    Args:
-        fingerprint: of the job, in hexadecimal.
-        digest: the SHA-256 of the text.
-    """
+    """The key of a vector, 32 bytes: of a job's fingerprint in hexadecimal, and of the SHA-256 of a text."""
     return hashlib.sha256(bytes.fromhex(fingerprint) + precision.encode() + digest).digest()
 
 
 class Cache:
-    """Vectors by key. The oldest ones make room for new ones. A context manager.
+    """Vectors by key. The oldest ones make room for new ones. A context manager. Every method raises OutputError if the
+    file can't be used, or is none of a cache.
 
     Args:
         where: a path, or `sqlite:///PATH`; a fourth slash makes the path absolute, as in SQLAlchemy.
         max_bytes: the largest size of the file.
-
-    Raises:
-        SettingsError: it is another kind of URL.
-        OutputError: the file can't be opened, or is none of a cache.
     """
 
     def __init__(self, where: str, max_bytes: int) -> None:
@@ -78,11 +70,7 @@ class Cache:
         self._database.close()
 
     def find(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, Vector]]:
-        """Those keys that have a vector, in any order. A value that fails its checksum counts as absent.
-
-        Raises:
-            OutputError: the file can't be read.
-        """
+        """Those keys that have a vector, in any order. A value that fails its checksum counts as absent."""
         source = iter(keys)
         while asked := list(islice(source, _ASKED)):
             marks = ",".join("?" * len(asked))
@@ -102,11 +90,7 @@ class Cache:
             self._database.execute("SELECT at FROM vectors LIMIT 1").fetchone()
 
     def put(self, vectors: Iterable[tuple[bytes, Vector]]) -> None:
-        """Add vectors, each under its key. Call it when the vectors are durable elsewhere.
-
-        Raises:
-            OutputError: the file can't be written.
-        """
+        """Add vectors, each under its key. Call it when the vectors are durable elsewhere."""
         if self._database.in_transaction:
             with self._explained():
                 self._database.execute("COMMIT")
@@ -118,7 +102,7 @@ class Cache:
                 self._make_room()
 
     def add(self, chunks: Iterable[ChunkVectors], fingerprint: str) -> None:
-        """Add the vectors of a job with digests. Raises as :meth:`put`."""
+        """Add the vectors of a job with digests."""
         # A class with bounds of its own promises something else than its precision.
         self.put(vector for chunk in chunks if not chunk.bounds for vector in _vectors(chunk, fingerprint))
 
@@ -178,13 +162,9 @@ class Cache:
 
 
 class Cached(Known):
-    """What a cache has for one kind of job. It is what was there when it was first asked, because another process may
-    make room meanwhile.
-
-    Args:
-        fingerprint: of the job, in hexadecimal.
-        precision: of the job. No other one answers it, not even a better one.
-    """
+    """What a cache has for one kind of job, by its fingerprint in hexadecimal and its precision: no other precision
+    answers it, not even a better one. It is what was there when it was first asked, because another process may make
+    room meanwhile."""
 
     def __init__(self, cache: Cache, fingerprint: str, precision: str) -> None:
         self.name = str(cache.path)
@@ -218,11 +198,7 @@ class Cached(Known):
 
 
 def path_of(where: str) -> Path:
-    """The file of a cache.
-
-    Raises:
-        SettingsError: it is another kind of URL, which may hold a password and so is not quoted.
-    """
+    """The file of a cache. The SettingsError for another kind of URL does not quote it: it may hold a password."""
     if "://" not in where and not where.startswith(f"{_SCHEME}:"):
         return Path(where)
     parts = urlsplit(where)

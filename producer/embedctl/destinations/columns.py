@@ -14,13 +14,8 @@ _INT64 = 2**63
 
 
 class KeptColumns:
-    """The columns of kept fields: one of bool, int64, float64 or string, the narrowest that holds all values seen.
-
-    In a string column, a text is itself, and any other value is its JSON.
-
-    Args:
-        names: the fields.
-    """
+    """The columns of these kept fields: one of bool, int64, float64 or string, the narrowest that holds all values
+    seen. In a string column, a text is itself, and any other value is its JSON."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._seen: dict[str, set[str]] = {name: set() for name in names}

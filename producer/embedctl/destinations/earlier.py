@@ -32,7 +32,6 @@ def open_earlier(path: Path, numbers: Numbers | None) -> Earlier | None:
     Raises:
         OutputError: it is damaged, or has no digests.
         SettingsError: its format is another one, or it stores its vectors in another way.
-        MissingExtra: a package for it is not installed.
     """
     if path.suffix == ".parquet":
         from embedctl.destinations.earlier_parquet import ParquetEarlier
@@ -47,11 +46,7 @@ def open_earlier(path: Path, numbers: Numbers | None) -> Earlier | None:
 
 class NpyEarlier(Earlier):
     """An array, its digests and its errors. They are compared with the checksums in `NAME.about.json` first, because
-    one of several files may have been replaced without the others.
-
-    Args:
-        path: of the array.
-    """
+    one of several files may have been replaced without the others."""
 
     def __init__(self, path: Path, numbers: Numbers | None) -> None:
         self.name = str(path)
@@ -94,11 +89,7 @@ class NpyEarlier(Earlier):
 
 
 def _checked(path: Path, about: Path) -> Contract:
-    """What an array's vectors are, after a look at the checksums of its files.
-
-    Raises:
-        OutputError: they are of two outputs.
-    """
+    """What an array's vectors are; OutputError if its files are those of two outputs by their checksums."""
     facts = json.loads(about.read_text(encoding="utf-8"))
     needed = {path.name, digests_beside(path).name}
     there = {file.name for file in beside(path).values() if file.exists()}

@@ -68,17 +68,17 @@ def fetch(
 
     Args:
         path: `-` and `/dev/stdout` are standard output, which is written from the job's first chunk on.
-        file_format: npy, jsonl, parquet or openai-batch; by the path's suffix if None. A job made of a batch file is
-            written as openai-batch where others are as jsonl. Standard output takes these two alone.
+        file_format: npy, jsonl, parquet or openai-batch; by the path's suffix if None. A job made of a batch file
+            is written as openai-batch where others are as jsonl. Standard output takes these two alone.
         progress: as for :meth:`Job.wait`.
         written: called with each chunk once it is in the file.
         refused: called with each record whose vector these numbers can't hold; it is one that failed, in the file.
         clobber: whether to replace a file that exists.
-        numbers: how vectors are stored. None: as the job's parts store them, else as float32. Int8 without ranges takes
-            those of the parts, else of the first 100,000 records. From parts, float32 is restored, but not from those
-            of ubinary; any other type must be that of the parts.
-        requests: of openai-batch, reads the requests that the job was made of. Those that were not run, because the job
-            ended or is gone, then have a line.
+        numbers: how vectors are stored. None: as the job's parts store them, else as float32. Int8 without ranges
+            takes those of the parts, else of the first 100,000 records. From parts, float32 is restored, but not
+            from those of ubinary; any other type must be that of the parts.
+        requests: of openai-batch, reads the requests that the job was made of. Those that were not run, because the
+            job ended or is gone, then have a line.
 
     Returns:
         What became of the records, and the written files, `path` first; none for standard output.
@@ -88,11 +88,10 @@ def fetch(
         InputError: `requests` are not those of the job, or can't be read.
         OutputError: the file can't be written, exists and must not be replaced, or another fetch is writing it.
         BrokenPipeError: nobody reads standard output any more.
-        MissingExtra: parquet without pyarrow.
         JobFailed: the job's error budget ended it; what is done is in the file.
         JobCancelled, BrokerUnavailable: as for :meth:`Job.iter_results`.
-        JobNotFound, JobLost, JobStalled: the job is gone, or its producer is. What was fetched stays where the message
-            says, and no other fetch writes there.
+        JobNotFound, JobLost, JobStalled: the job is gone, or its producer is. What was fetched stays where the
+            message says, and no other fetch writes there.
     """
     chosen = file_format or guess_format(path)
     answers = _answers(job, chosen, guessed=file_format is None, requests=requests)
@@ -127,11 +126,7 @@ def fetch(
 
 
 def _answers(job: Readable, chosen: str, *, guessed: bool, requests: ReadRequests | None) -> Answers | None:
-    """The answers to a batch file, if they are asked for; they are where jsonl is only guessed.
-
-    Raises:
-        SettingsError: they are asked for, and the job was not made of a batch file.
-    """
+    """The answers to a batch file, if they are asked for; they are where jsonl is only guessed."""
     status = job.status() if chosen in ("jsonl", BATCH_FORMAT) else None
     if status is not None and is_of_batch(status) and (guessed or chosen == BATCH_FORMAT):
         return Answers(status, job.status, requests)
@@ -147,11 +142,7 @@ def _answers(job: Readable, chosen: str, *, guessed: bool, requests: ReadRequest
 
 
 def _agreed(job: Readable, numbers: Numbers | None, stored: Numbers) -> Numbers:
-    """How vectors are written of which some are in parts.
-
-    Raises:
-        SettingsError: they can't be written as they are asked for.
-    """
+    """How vectors are written of which some are in parts."""
     if numbers is None or stored.kind is OutputType.FLOAT32:
         return numbers or stored
     if numbers.kind is OutputType.FLOAT32:

@@ -42,11 +42,10 @@ def check_output(
         clobber: whether files that exist may be replaced.
 
     Raises:
-        SettingsError: the path has no suffix of a known format, or the format has no room for kept fields or no such
-            numbers.
-        OutputError: the folder is missing, or not writable; a file exists that must not be replaced; standard output is
-            closed.
-        MissingExtra: parquet without pyarrow.
+        SettingsError: the path has no suffix of a known format, or the format has no room for kept fields or no
+            such numbers.
+        OutputError: the folder is missing, or not writable; a file exists that must not be replaced; standard
+            output is closed.
     """
     file_format = guess_format(path)
     writer_of(file_format)
@@ -76,11 +75,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def guess_format(path: Path) -> str:
-    """The format by a file's suffix; jsonl for standard output.
-
-    Raises:
-        SettingsError: the suffix is unknown.
-    """
+    """The format by a file's suffix, or a SettingsError; jsonl for standard output."""
     if is_stdout(path):
         return "jsonl"
     suffix = path.suffix.lower().removeprefix(".")

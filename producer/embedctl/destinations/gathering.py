@@ -45,11 +45,8 @@ class Gathered:
         self.size += _bytes_of(chunk)
 
     def taken(self, most_bytes: int) -> Iterator[Batch]:
-        """All that is gathered, in batches of about so many bytes; nothing is left then.
-
-        Raises:
-            InputError: a record has no id, or an id occurs twice.
-        """
+        """All that is gathered, in batches of about so many bytes; nothing is left then. InputError: a record has no
+        id, or an id occurs twice."""
         parts = [part for chunk in self.chunks if len(part := self._rows(chunk))]
         pieces = -(-self.size // most_bytes)
         self.chunks, self.rows, self.size = [], 0, 0

@@ -47,16 +47,14 @@ class LeftOut:
 
 
 def decided(heads: Iterable[ChunkVectors], records: int, duplicates: Duplicates) -> LeftOut:
-    """Look at the ids of all records that have a vector, before the first one is written.
+    """Look at the ids of all records that have a vector, before the first one is written. InputError: one has none; or
+    two have the same one, and neither is to be left out.
 
     Memory holds a bit for each record, and the ids as :class:`UniqueIds` holds them.
 
     Args:
         heads: the job's chunks; no vectors are needed.
         records: how many the job has.
-
-    Raises:
-        InputError: a record has no id; or two have the same one, and neither is to be left out.
     """
     left_out = LeftOut(records)
     nameless: list[int] = []

@@ -68,11 +68,7 @@ class Contract:
 
     @classmethod
     def in_file(cls, text: str | bytes, where: str) -> Self:
-        """What :attr:`text` wrote into a file.
-
-        Raises:
-            OutputError: it did not write this.
-        """
+        """What :attr:`text` wrote into a file; OutputError if it did not write this."""
         found = cls.from_json(text)
         try:
             if found is not None and found.fingerprint == job_fingerprint(found.model_fingerprint, found.options):
@@ -97,14 +93,10 @@ class Contract:
         return hashlib.sha256(self.digest + text_digest).digest()[:16]
 
     def refuse_other(self, found: Contract | None, name: str) -> None:
-        """Refuse a destination that is bound otherwise.
+        """Raise OtherContract unless a destination of this name is bound to this one.
 
         Args:
             found: its contract; None if it holds records, and nothing tells what made them.
-            name: of the destination.
-
-        Raises:
-            OtherContract: it is not bound to this one.
         """
         if found is None:
             raise OtherContract(
@@ -119,7 +111,6 @@ class Contract:
 
     @property
     def in_words(self) -> str:
-        """For people."""
         options = ", ".join(f"{name} {value!r}" for name, value in sorted(self.options.items()) if value is not None)
         dims = f"{self.dim} × {self.dtype}" if self.dim else self.dtype
         return f"{self.model} ({options}; {dims}; fingerprint {self.fingerprint[:12]})"

@@ -25,11 +25,7 @@ def is_stdout(path: object) -> bool:
 
 
 def check_stdout() -> None:
-    """Check beforehand that there is a standard output.
-
-    Raises:
-        OutputError: it is closed.
-    """
+    """Raise OutputError if there is no standard output."""
     if sys.stdout is None:
         raise OutputError("standard output is closed: name a file, or open it")
 
@@ -72,15 +68,12 @@ def lines_of(chunk: ChunkVectors) -> Iterator[bytes]:
 class JsonlWriter(Writer):
     """Writes lines: those of :func:`lines_of`, or the answers to a batch file. It has no room for digests.
 
-    On standard output, a chunk is printed as soon as it is there, and nothing has a final name. BrokenPipeError: nobody
-    reads any more.
+    On standard output, a chunk is printed as soon as it is there, and nothing has a final name. It raises OutputError
+    if that is closed or can't be written, and BrokenPipeError if nobody reads any more.
 
     Args:
-        answers: makes the lines of requests; those of failed ones go to the file beside, which exists only if a request
-            failed, and on standard output among the others. None for a line for each record.
-
-    Raises:
-        OutputError: standard output is closed; in :meth:`write` and :meth:`finish`, it can't be written.
+        answers: makes the lines of requests; those of failed ones go to the file beside, which exists only if a
+            request failed, and on standard output among the others. None for a line for each record.
     """
 
     def __init__(self, content: Content, answers: Answers | None = None) -> None:

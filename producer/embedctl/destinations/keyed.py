@@ -46,11 +46,7 @@ class Options:
 
     @classmethod
     def of(cls, duplicates: str, output_type: str | None) -> Options:
-        """Options from the words that users give.
-
-        Raises:
-            SettingsError: a word is unknown.
-        """
+        """Options from the words that users give, or a SettingsError."""
         if duplicates not in list(Duplicates):
             raise SettingsError(f"for a database, duplicates is one of {', '.join(Duplicates)}, not {duplicates!r}")
         numbers = numbers_of(output_type, None)
@@ -58,7 +54,6 @@ class Options:
 
     @property
     def dtype(self) -> str:
-        """The type in which vectors are stored."""
         return str(self.output_type or OutputType.FLOAT32)
 
     @property
@@ -111,8 +106,6 @@ def deliver(
 
 
 class _Delivery(Taker[ChunkVectors]):
-    """One delivery."""
-
     def __init__(
         self,
         waiter: Waiter,
@@ -195,11 +188,8 @@ class _Delivery(Taker[ChunkVectors]):
         self.close()
 
     def _refuse_missing(self) -> None:
-        """Look for some of the records that were written.
-
-        Raises:
-            OutputError: the destination does not hold what it has acknowledged.
-        """
+        """Look for some of the records that were written; OutputError if the destination does not hold what it has
+        acknowledged."""
         if not self._sample.rows:
             return
         names = [label for label, _ in self._sample.rows]

@@ -34,7 +34,7 @@ def row_type(dim: int) -> np.dtype[np.void]:
 
 
 class Known(ABC):
-    """Vectors by the digests of their texts.
+    """Vectors by the digests of their texts. Every method raises OutputError if they can't be read.
 
     Attributes:
         name: in messages.
@@ -46,28 +46,16 @@ class Known(ABC):
 
     @abstractmethod
     def has(self, digests: Digests) -> npt.NDArray[np.bool_]:
-        """Whether there is a vector for each digest; there is none for a record without a text.
-
-        Raises:
-            OutputError: it can't be read.
-        """
+        """Whether there is a vector for each digest; there is none for a record without a text."""
 
     @abstractmethod
     def take(self, digests: Digests) -> Rows:
-        """The vectors of digests that it has.
-
-        Raises:
-            OutputError: it can't be read.
-        """
+        """The vectors of digests that it has."""
 
 
 class Earlier(Known):
     """The rows of an earlier output, which stays the same while it is open, even if its name is given to another file.
-
-    Attributes:
-        about: what its vectors are.
-        rows: how many there are.
-    """
+    Its vectors are what `about` says."""
 
     about: Contract
     rows: int
@@ -82,19 +70,11 @@ class Earlier(Known):
 
     @abstractmethod
     def digests(self) -> Iterator[Digests]:
-        """Those of all rows in their order, some thousand at a time; zeros for a row without a vector.
-
-        Raises:
-            OutputError: the file is damaged.
-        """
+        """Those of all rows in their order, some thousand at a time; zeros for a row without a vector."""
 
     @abstractmethod
     def rows_at(self, places: npt.NDArray[np.int64]) -> Rows:
-        """Some of the rows.
-
-        Raises:
-            OutputError: the file is damaged.
-        """
+        """Some of the rows."""
 
     def _places(self, digests: Digests) -> npt.NDArray[np.int64]:
         if self._index is None:
@@ -103,14 +83,8 @@ class Earlier(Known):
 
 
 class Index:
-    """Finds the first row of each digest, among more of them than fit into memory.
-
-    Args:
-        digests: of all rows; zeros for one that is not to be found.
-
-    Raises:
-        InputError: there is no room for temporary files.
-    """
+    """Finds the first row of each digest, among more of them than fit into memory; zeros are not found. InputError:
+    there is no room for temporary files."""
 
     def __init__(self, digests: Iterable[Digests]) -> None:
         with Runs(NAME, _HELD, _COST) as runs:
@@ -145,14 +119,8 @@ class Index:
 
 
 def scratch(count: int, dtype: np.dtype[Any], folder: Path | None = None) -> npt.NDArray[Any]:
-    """An array in a temporary file without a name, which is gone however the process ends.
-
-    Args:
-        folder: where it has room; the folder of temporary files if None.
-
-    Raises:
-        OSError: there is no room.
-    """
+    """An array in a temporary file without a name, which is gone however the process ends. It is in a folder that has
+    room for it, or in that of temporary files."""
     if not count:  # an empty file can't be mapped
         return np.empty(0, dtype)
     with tempfile.TemporaryFile(dir=folder) as file:
@@ -169,11 +137,7 @@ def no_digests(name: str) -> OutputError:
 
 
 def check_numbers(name: str, stored: Numbers, numbers: Numbers | None) -> None:
-    """Check that vectors can be copied as they are.
-
-    Raises:
-        SettingsError: they can't.
-    """
+    """Raise SettingsError unless vectors can be copied as they are."""
     wanted = FLOAT32 if numbers is None else numbers
     if stored.kind is wanted.kind and stored.kind in (OutputType.FLOAT32, OutputType.FLOAT16):
         return

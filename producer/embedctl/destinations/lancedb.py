@@ -214,7 +214,6 @@ class LanceTable(Destination):
         durable.sync_folder(self._folder)
 
     def _sync_file(self, path: str) -> bool:
-        """Sync a file; whether that was needed."""
         changed = os.stat(path).st_mtime_ns  # noqa: PTH116  (a table has many)
         if self._synced.get(path) == changed:
             return False

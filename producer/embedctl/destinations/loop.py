@@ -65,22 +65,14 @@ class Delivered:
         return {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "files"}
 
     def check(self, records: int) -> None:
-        """See that each record of a job is accounted for.
-
-        Raises:
-            OutputError: the sum does not come out.
-        """
+        """Raise OutputError unless each record of a job is accounted for."""
         if (total := sum(self.counts.values())) != records:
             words = " + ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in self.counts.items())
             raise OutputError(f"the job has {records:,} records, and {words} makes {total:,}: run the command again")
 
 
 class Taker(ABC, Generic[T]):
-    """What takes a job's chunks, in order, to one destination.
-
-    Attributes:
-        done: what became of the records so far.
-    """
+    """What takes a job's chunks, in order, to one destination. `done` is what became of the records so far."""
 
     done: Delivered
 
@@ -102,16 +94,8 @@ class Taker(ABC, Generic[T]):
 
 
 def run(results: Callable[[], Iterator[T]], taker: Taker[T], status: Callable[[], JobStatus]) -> None:
-    """Take all results of a job to where they go.
-
-    Args:
-        results: begins to read them.
-        status: of the job.
-
-    Raises:
-        OutputError: the records do not add up; or as the taker says.
-        JobError: the results can't be read to their end.
-    """
+    """Take all results of a job to where they go, and check that the records add up. :class:`JobError`: the results
+    can't be read to their end."""
     try:
         _take_all(results, taker)
     except JobError as error:

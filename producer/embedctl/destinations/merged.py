@@ -27,11 +27,7 @@ BLOCK = 1000
 
 
 class OtherVectors(EmbedctlError):
-    """Raised when a job's vectors are of other model files than those that were to be copied.
-
-    Args:
-        model_fingerprint: of the job.
-    """
+    """Raised when a job's vectors are of other model files than those that were to be copied."""
 
     def __init__(self, model_fingerprint: str) -> None:
         super().__init__(f"the job was encoded with other model files ({model_fingerprint[:12]})")
@@ -47,7 +43,8 @@ class _Result(NamedTuple):
 
 
 class Merged:
-    """The results of a corpus in the form of a job's, for :func:`embedctl.destinations.files`: in blocks of equal size.
+    """The results of a corpus in the form of a job's, for :func:`embedctl.destinations.files.fetch`: in blocks of equal
+    size.
 
     Args:
         difference: where each vector comes from.
@@ -151,11 +148,7 @@ class Merged:
             self._ended_by = error
 
     def _check_model(self) -> None:
-        """See that the job's model is that of the copied vectors, once the job has a result.
-
-        Raises:
-            OtherVectors: it is another one.
-        """
+        """Once the job has a result, raise OtherVectors unless its model is that of the copied vectors."""
         if self._job is not None and self._about is not None:
             model = self._job.status().model_fingerprint
             if model is not None and model != self._about.model_fingerprint:
@@ -191,11 +184,7 @@ class Merged:
         )
 
     def _stacked(self, vectors: Sequence[Vectors]) -> Vectors:
-        """Vectors as one array.
-
-        Raises:
-            OutputError: they have other dimensions than those before.
-        """
+        """Vectors as one array; OutputError if they have other dimensions than those before."""
         dims = ({self._dim or 0} | {len(vector) for vector in vectors}) - {0}  # 0 where a whole chunk failed
         if len(dims) > 1:
             raise OutputError(f"vectors of {' and '.join(map(str, sorted(dims)))} dimensions can't stand in one output")
@@ -207,11 +196,8 @@ class Merged:
 
 
 def _copied(known: Known, places: list[int], digests: Digests) -> Iterator[tuple[int, _Result]]:
-    """The known vectors of some records of a block, each with its place there.
-
-    Raises:
-        OutputError: they are not of these records' texts, or not finite. What they are copied from was changed.
-    """
+    """The known vectors of some records of a block, each with its place there. OutputError: what they are copied from
+    was changed, so they are not of these records' texts, or not finite."""
     rows = known.take(digests[places]) if places else np.empty(0)
     for at, row in zip(places, rows, strict=True):
         if not np.array_equal(row["digest"], digests[at]) or not np.isfinite(row["vector"]).all():

@@ -41,12 +41,7 @@ def reason_of_error(error: JobError) -> Reason | None:
 
 
 class Requests:
-    """Finds requests by the positions of their inputs. It goes through them once, and not before it is asked.
-
-    Args:
-        job_id: for messages.
-        read: begins to read them.
-    """
+    """Finds requests by the positions of their inputs. It goes through them once, and not before it is asked."""
 
     def __init__(self, job_id: str, read: ReadRequests) -> None:
         self._job_id = job_id

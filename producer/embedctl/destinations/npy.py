@@ -55,11 +55,8 @@ def _stem(path: Path) -> Path:
 
 
 def vouch(path: Path, about: Contract, files: Sequence[Path]) -> None:
-    """Say what an array and the files next to it hold. This comes last, so it vouches for no mixture of two arrays.
-
-    Args:
-        files: which it is true of; each has its final name.
-    """
+    """Say what an array and these files, which have their final names, hold. This comes last, so it vouches for no
+    mixture of two arrays."""
     facts = {ABOUT: about.text, FILES: {file.name: digest_of(file)[0] for file in files}}
     part_of(about_beside(path)).unlink(missing_ok=True)  # it might be a link to another file
     part_of(about_beside(path)).write_text(json.dumps(facts), encoding="utf-8")

@@ -59,7 +59,6 @@ class Numbers:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of the array."""
         return np.dtype(_DTYPES[self.kind])
 
     @property
@@ -72,11 +71,8 @@ class Numbers:
         return (dim + 7) // 8 if self.kind is OutputType.UBINARY else dim
 
     def of(self, vectors: Vectors) -> npt.NDArray[Any]:
-        """The numbers of these vectors. The row of a failed record is NaN, or 0 where there is no NaN.
-
-        Raises:
-            OutputError: the ranges are of vectors with other dimensions.
-        """
+        """The numbers of these vectors; OutputError if the ranges are of other dimensions. The row of a failed record
+        is NaN, or 0 where there is no NaN."""
         if self.has_nan:
             return vectors.astype(self.dtype, copy=False)
         there = ~np.isnan(vectors).any(axis=1)
@@ -100,13 +96,8 @@ class Numbers:
         return replace(chunk, vectors=vectors, errors=errors), refused
 
     def restored(self, numbers: npt.NDArray[Any], dim: int) -> Vectors:
-        """Vectors near those that :meth:`of` made these numbers of; of them, it makes the same numbers again. Those of
-        float16 are exact, and those of ubinary 1 or -1.
-
-        Args:
-            numbers: without failed records.
-            dim: dimensions of a vector.
-        """
+        """Vectors of `dim` dimensions near those that :meth:`of` made these numbers of; of them, it makes the same
+        numbers again. Those of float16 are exact, and those of ubinary 1 or -1. Failed records have no numbers here."""
         if self.kind is OutputType.UBINARY:
             bits = np.unpackbits(numbers, axis=-1, count=dim)
             return np.where(bits, np.float32(1), np.float32(-1))
@@ -156,11 +147,8 @@ FLOAT32 = Numbers()
 
 
 def load_ranges(path: Path) -> Vectors:
-    """The ranges in a `.npy` file, as `fetch` writes them beside an int8 array: float32, 2 × dimensions.
-
-    Raises:
-        SettingsError: it is no such file.
-    """
+    """The ranges in a `.npy` file, as `fetch` writes them beside an int8 array: float32, 2 × dimensions. SettingsError
+    for any other file."""
     try:
         ranges = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
@@ -169,11 +157,8 @@ def load_ranges(path: Path) -> Vectors:
 
 
 def numbers_of(output_type: str | None, ranges: npt.ArrayLike | None = None) -> Numbers | None:
-    """How vectors are to be stored, as the library's callers say it; None if they do not.
-
-    Raises:
-        SettingsError: there is no such type, the ranges are none, or the type has none.
-    """
+    """How vectors are to be stored, as the library's callers say it; None if they do not. SettingsError: there is no
+    such type, the ranges are none, or the type has none."""
     try:
         kind = OutputType.FLOAT32 if output_type is None else OutputType(output_type)
     except ValueError:
@@ -186,12 +171,8 @@ def numbers_of(output_type: str | None, ranges: npt.ArrayLike | None = None) -> 
 
 
 def ranges_of(chunks: Iterable[ChunkVectors], where: str) -> tuple[Vectors, int]:
-    """The lowest and the highest value of each component in the first chunks, of at least CALIBRATED_ON records.
-    Returns also how many vectors these are.
-
-    Raises:
-        OutputError: fewer than two of them have a vector.
-    """
+    """The lowest and the highest value of each component in the first chunks, of at least CALIBRATED_ON records, and
+    how many vectors these are. OutputError: fewer than two."""
     seen, records = 0, 0
     bounds: Vectors | None = None
     for chunk in chunks:

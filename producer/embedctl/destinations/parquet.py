@@ -46,8 +46,8 @@ class ParquetWriter(Writer):
     `output_type`, `dimensions` and, for int8, `ranges`.
 
     Args:
-        kept: the columns of the kept fields, whose types only become wider, also from one file to the next; None for
-            those of this file alone.
+        kept: the columns of the kept fields, whose types only become wider, also from one file to the next; None
+            for those of this file alone.
     """
 
     def __init__(self, content: Content, kept: KeptColumns | None = None) -> None:
@@ -58,11 +58,8 @@ class ParquetWriter(Writer):
         self._sink: Any = None
 
     def write(self, chunk: ChunkVectors) -> None:
-        """Add a chunk. It is in the file once its row group is full, or the file is closed.
-
-        Raises:
-            BeginAgain: a column of a kept field needs a wider type; the file is gone.
-        """
+        """Add a chunk. It is in the file once its row group is full, or the file is closed. BeginAgain: a column of a
+        kept field needs a wider type, and the file is gone."""
         if not len(chunk.positions):
             return  # the dimensions may not be known yet
         if self._kept.widened_by(chunk.kept or [{}] * len(chunk.positions)) and self._sink is not None:
@@ -171,11 +168,8 @@ class ParquetWriter(Writer):
 
 
 def vectors_in(table: Any, numbers: Numbers, dim: int) -> Vectors:
-    """The vectors of a table's rows, restored; a failed record's row is NaN, because its slot holds anything.
-
-    Args:
-        dim: dimensions of a vector.
-    """
+    """The vectors of a table's rows, of `dim` dimensions, restored; a failed record's row is NaN, because its slot
+    holds anything."""
     embedding = table.column("embedding").combine_chunks()
     vectors = np.full((len(table), dim), np.nan, np.float32)
     valid = embedding.is_valid().to_numpy(zero_copy_only=False)

@@ -58,7 +58,6 @@ class OpenPart:
     """A part that is being written.
 
     Args:
-        content: what a file of all its chunks is to hold.
         kept: the columns of the kept fields, of all parts of this drain: types only become wider.
         of_corpus: whether it holds consecutive chunks of the corpus; otherwise any others.
     """
@@ -76,11 +75,8 @@ class OpenPart:
         self._made: Mapping[str, str] = {}
 
     def has_room_for(self, taken: Taken, *, most_bytes: int) -> bool:
-        """Whether a chunk belongs into it, and it stays within its bounds. The first chunk always does.
-
-        Args:
-            most_bytes: what its results may take in Redis.
-        """
+        """Whether a chunk belongs into it, and its results take no more than so many bytes in Redis. The first chunk
+        always does."""
         if not self.chunks:
             return taken.of_corpus is self.of_corpus
         fits = self.bytes + taken.size <= most_bytes and self._weight + taken.weight <= MOST_BYTES
@@ -93,14 +89,8 @@ class OpenPart:
         return b"".join(self._digests)
 
     def add(self, taken: Taken, refused: Sequence[FailedRecord] = ()) -> None:
-        """Add a chunk.
-
-        Args:
-            refused: its records whose vectors do not fit.
-
-        Raises:
-            BeginAgain: as by :meth:`ParquetWriter.write`.
-        """
+        """Add a chunk, of which these records have vectors that do not fit; BeginAgain as by
+        :meth:`ParquetWriter.write`."""
         chunk = taken.vectors
         rows = len(chunk.positions)
         self._file.write(chunk)
@@ -135,13 +125,8 @@ class OpenPart:
 
 
 def footer_of(source: Any) -> Mapping[str, Any]:
-    """What a part says of itself; empty if it is no part of embedctl's.
-
-    `vectors` are the facts of its numbers (:meth:`Numbers.facts`).
-
-    Raises:
-        FileNotFoundError: there is no such file.
-    """
+    """What a part says of itself; empty if it is no part of embedctl's. `vectors` are the facts of its numbers
+    (:meth:`Numbers.facts`). FileNotFoundError: there is no such file."""
     try:
         metadata = pq.read_metadata(source).metadata or {}
         found: Mapping[str, Any] = json.loads(metadata[FOOTER.encode()])

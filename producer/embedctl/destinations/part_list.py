@@ -16,22 +16,14 @@ from embedctl_config.errors import OutputError
 
 
 class PartList:
-    """The durable parts of a job.
-
-    Attributes:
-        state: how far Redis knows the job to be drained.
-    """
+    """The durable parts of a job. `state` is how far Redis knows the job to be drained."""
 
     def __init__(self, place: Place, drains: Drains, job_id: str, state: DrainState) -> None:
         self._place, self._drains, self._job_id = place, drains, job_id
         self.state = state
 
     def check(self) -> None:
-        """See that the place holds the parts as they were written, and nothing of another job.
-
-        Raises:
-            OutputError: it does not.
-        """
+        """Raise OutputError unless the place holds the parts as they were written, and nothing of another job."""
         there = self._place.names()
         for name, facts in self._facts():
             self._check_part(name, facts, there)
@@ -39,11 +31,7 @@ class PartList:
             self.check_own(name)
 
     def check_own(self, name: str) -> None:
-        """See that a file at the place is of this job.
-
-        Raises:
-            OutputError: it is not.
-        """
+        """Raise OutputError unless a file at the place is of this job."""
         owner = self._owner_of(name)
         if owner != self._job_id:
             raise OutputError(
@@ -63,12 +51,7 @@ class PartList:
         return part_name(self.state.parts) if of_corpus else retry_part_name(self.state.retry_parts + 1)
 
     def publish_over(self, name: str, *, of_corpus: bool) -> None:
-        """Publish a part in the place of one that Redis does not know: a drainer has died before it could note it.
-
-        Raises:
-            JobHeld: another drainer has noted it.
-            OutputError: it is of another job.
-        """
+        """Publish a part in the place of one that Redis does not know: a drainer has died before it could note it."""
         if name != self.next_name(of_corpus=of_corpus):
             raise overtaken(self._job_id)
         self.check_own(name)
@@ -103,10 +86,7 @@ class PartList:
 
     def sum_up(self, status: JobStatus, numbers: Numbers, fingerprint: str) -> list[str]:
         """Write the manifest, when everything else is there; returns the full names of all files, this one last.
-
-        Raises:
-            OutputError: a part was removed or changed meanwhile.
-        """
+        OutputError: a part was removed or changed meanwhile."""
         parts = []
         for name, facts in self._facts():
             if self._place.size(name) != facts.bytes:

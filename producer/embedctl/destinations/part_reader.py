@@ -31,21 +31,14 @@ _OWN = ("position", "id", "embedding", "error_code", "error_message", "tokens_us
 
 
 def numbers_of_parts(drains: Drains, job_id: str) -> Numbers:
-    """How the parts of a job store its vectors; float32 if there is none.
-
-    Raises:
-        JobDrained: they can't be read here.
-    """
+    """How the parts of a job store its vectors; float32 if there is none. JobDrained: they can't be read here."""
     state = drains.state(job_id)
     return DrainedChunks(drains, job_id, state.place).numbers_of(name) if (name := first_part(state)) else FLOAT32
 
 
 class DrainedChunks:
-    """The drained chunks of one job. It holds one row group of one part.
-
-    Args:
-        place: where the parts are.
-    """
+    """The drained chunks of one job. It holds one row group of one part. Every method raises JobDrained if a part can't
+    be read here."""
 
     def __init__(self, drains: Drains, job_id: str, place: str) -> None:
         self._drains, self._job_id, self._where = drains, job_id, place
@@ -56,11 +49,7 @@ class DrainedChunks:
         self._open: _OpenPart | None = None
 
     def chunk(self, index: int) -> ChunkVectors | None:
-        """A drained chunk; None if its records are laid over those of another chunk.
-
-        Raises:
-            JobDrained: the part can't be read here.
-        """
+        """A drained chunk; None if its records are laid over those of another chunk."""
         name = self._name_of(index)
         if name is None:
             self._learn()
@@ -74,7 +63,7 @@ class DrainedChunks:
         return self._open.chunk(index)
 
     def numbers_of(self, name: str) -> Numbers:
-        """How a part stores vectors. Raises as :meth:`chunk`."""
+        """How a part stores vectors."""
         return Numbers.of_facts(self._footer(name)["vectors"])
 
     def _name_of(self, index: int) -> str | None:
@@ -110,11 +99,7 @@ class DrainedChunks:
 
 
 class _OpenPart:
-    """A part, and one of its row groups.
-
-    Args:
-        source: what pyarrow opens.
-    """
+    """A part, and one of its row groups. `source` is what pyarrow opens."""
 
     def __init__(self, name: str, source: Any, footer: Mapping[str, Any]) -> None:
         self.name, self._footer = name, footer

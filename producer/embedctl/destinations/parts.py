@@ -45,22 +45,23 @@ def drain(
     Args:
         progress: as for :meth:`Job.wait`.
         written: called with each chunk once it is in a part, which may not be durable yet.
-        refused: called with each record whose vector these numbers can't hold, once it is in a durable part as one that
-            failed.
+        refused: called with each record whose vector these numbers can't hold, once it is in a durable part as one
+            that failed.
         stopped: whether the caller does not want any more. Asked while the drain waits, and after each part.
-        numbers: how the parts store vectors; None: as those that are there do, else float32. Int8 without ranges takes
-            those of the parts that are there, else of the first 100,000 records, or of as many as Redis holds.
+        numbers: how the parts store vectors; None: as those that are there do, else float32. Int8 without ranges
+            takes those of the parts that are there, else of the first 100,000 records, or of as many as Redis
+            holds.
 
     Returns:
         What became of the records, and the full names of all parts and of the manifest.
 
     Raises:
         JobHeld: another process drains the job.
-        OutputError: the folder or the disk refuses, the folder holds something else, or a part was changed or removed;
-            the parts that are there store vectors otherwise; too few records have a vector for the ranges; the records
-            do not add up.
-        JobCancelled, JobFailed, JobLost, JobStalled, BrokerUnavailable: as for :meth:`Job.iter_results`. The parts that
-            are durable stay.
+        OutputError: the folder or the disk refuses, the folder holds something else, or a part was changed or
+            removed; the parts that are there store vectors otherwise; too few records have a vector for the ranges;
+            the records do not add up.
+        JobCancelled, JobFailed, JobLost, JobStalled, BrokerUnavailable: as for :meth:`Job.iter_results`. The parts
+            that are durable stay.
     """
     try:
         return _Parts(waiter, place, progress, written, refused, stopped).drained(numbers)
@@ -99,7 +100,6 @@ class _Parts(Taker[Taken]):
         self.done = Delivered()
 
     def drained(self, wanted: Numbers | None) -> Delivered:
-        """Drain the job; see :func:`drain`."""
         refuse_cancelled(self._source.status)
         state = self._right.take()
         with self._right.kept(), self._place.locked():
@@ -165,10 +165,7 @@ class _Parts(Taker[Taken]):
 
     def _agreed(self, wanted: Numbers | None) -> Numbers:
         """How all parts store vectors: as the first one does, or, before there is one, as the caller wants it.
-
-        Raises:
-            OutputError: the caller wants something else, or there are too few vectors for ranges.
-        """
+        OutputError: the caller wants something else, or there are too few vectors for ranges."""
         stored = self._list.numbers()
         if stored is None:
             wanted = wanted or FLOAT32

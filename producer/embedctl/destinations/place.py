@@ -31,20 +31,12 @@ class Place(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Check beforehand that it can be written, as far as that costs nothing.
-
-        Raises:
-            OutputError: it can't.
-            MissingExtra: a package for it is not installed.
-        """
+        """Check beforehand that it can be written, as far as that costs nothing; OutputError says why not."""
 
     @abstractmethod
     def locked(self) -> AbstractContextManager[None]:
-        """Make the place, and keep other drainers out of it, as far as it can.
-
-        Raises:
-            OutputError: another one writes there, or :meth:`check` says why.
-        """
+        """Make the place, and keep other drainers out of it, as far as it can. OutputError: another one writes there,
+        or :meth:`check` says why."""
 
     @abstractmethod
     def local(self, name: str) -> Path:
@@ -52,19 +44,12 @@ class Place(ABC):
 
     @abstractmethod
     def publish(self, name: str, *, replace: bool = False) -> None:
-        """Take the finished scratch file under its final name. It is durable when this returns.
-
-        Raises:
-            FileExistsError: the name is taken, and is not to be replaced: another drainer may have published it.
-        """
+        """Take the finished scratch file under its final name. It is durable when this returns. FileExistsError: the
+        name is taken, and is not to be replaced; another drainer may have published it."""
 
     @abstractmethod
     def digest(self, name: str) -> tuple[str, int]:
-        """The sha256 of a part in hexadecimal, and its size in bytes.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
+        """The sha256 of a part in hexadecimal, and its size in bytes; FileNotFoundError if there is none."""
 
     @abstractmethod
     def size(self, name: str) -> int | None:
@@ -100,11 +85,7 @@ class Place(ABC):
 
 
 class PartsFolder(Place):
-    """A local folder. A part that is published there survives a power cut.
-
-    Args:
-        path: need not exist; its parent folder must.
-    """
+    """A local folder, which need not exist; its parent must. A part that is published there survives a power cut."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -156,16 +137,10 @@ class PartsFolder(Place):
 
 
 class PartsBucket(Place):
-    """Objects under a prefix. Credentials and endpoint are found as boto finds them (`AWS_…`, `~/.aws`).
+    """Objects under a prefix of `s3://`. Credentials and endpoint are found as boto finds them (`AWS_…`, `~/.aws`).
 
     An object appears whole or not at all. S3 has no lock: the lease in Redis keeps other drainers out, and a part is
     made under its name only if there is none (`If-None-Match`), where the store knows that.
-
-    Args:
-        url: such as `s3://bucket/prefix/`.
-
-    Raises:
-        SettingsError: it is another kind of URL, or names no bucket.
     """
 
     def __init__(self, url: str) -> None:
@@ -254,9 +229,5 @@ class PartsBucket(Place):
 
 
 def place_of(where: str) -> Place:
-    """The place with this path or URL.
-
-    Raises:
-        SettingsError: the scheme is unknown.
-    """
+    """The place with this path or URL; SettingsError if it is neither a path nor `s3://` and a bucket."""
     return PartsBucket(where) if "://" in where else PartsFolder(Path(where))

@@ -179,7 +179,6 @@ class QdrantCollection(Destination):
         client.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
 
     def _check_vectors(self, vectors: object) -> None:
-        """See that the collection has what :meth:`_make` makes."""
         half = isinstance(vectors, models.VectorParams) and vectors.datatype is models.Datatype.FLOAT16
         if (
             not isinstance(vectors, models.VectorParams)

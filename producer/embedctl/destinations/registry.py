@@ -35,7 +35,6 @@ class DatabaseKind:
 
     Attributes:
         form: of its URL, for people.
-        schemes: of its URL.
         extra: the extra of embedctl that installs its client; empty for a plug-in.
         needs: the modules of that client.
         maker: what makes the destination, as `module:name`.
@@ -117,12 +116,8 @@ def kinds() -> Iterator[DatabaseKind]:
 
 
 def destination_of(text: str, settings: Settings) -> Destination:
-    """The database of a URL. Its client is imported, and nothing is opened.
-
-    Raises:
-        SettingsError: no database has such a URL, it is incomplete, or it holds a password.
-        MissingExtra: the client is not installed.
-    """
+    """The database of a URL. Its client is imported, and nothing is opened. SettingsError: no database has such a URL,
+    it is incomplete, or it holds a password."""
     scheme, known = _scheme_of(text), _by_scheme()
     if ":" not in text or scheme not in known:
         # Its scheme alone: the rest may hold a password.

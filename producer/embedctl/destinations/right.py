@@ -42,11 +42,7 @@ class DrainRight:
         self.token = self._me.token
 
     def take(self, place: str = "") -> DrainState:
-        """Become the job's only drainer, or stay it.
-
-        Args:
-            place: where the parts are, if that is known now.
-        """
+        """Become the job's only drainer, or stay it; `place` is where the parts are, if that is known now."""
         found = self._ask(place=place)
         if isinstance(found, Holder) and _has_died(found):
             log.warning("job %s: its drainer, %s, has died; this process goes on", self._waiter.job_id, found)
@@ -81,14 +77,8 @@ def overtaken(job_id: str) -> JobHeld:
 
 @contextmanager
 def announced(broker: Broker, destination: str) -> Iterator[str]:
-    """Tell other syncs meanwhile that this process writes a destination. None is refused, because two do no harm.
-
-    Args:
-        destination: its name, which holds no password.
-
-    Yields:
-        Who told that before, and since when; empty if nobody did.
-    """
+    """Tell other syncs meanwhile that this process writes a destination, by its name without a password. None is
+    refused, because two do no harm. Yields who told that before, and since when; empty if nobody did."""
     connection = broker.connection
     key = keys.sync(destination, tag_of(connection.tenant or DEFAULT))
     mine = f"{connection.recent_now_ms()} {_this_process().as_text()}"

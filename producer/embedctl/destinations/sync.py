@@ -42,11 +42,7 @@ _ROW = np.dtype([("d0", "<u8"), ("source", "<u8")])
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How many rows may be deleted: a number, or a share of all rows.
-
-    Attributes:
-        share: 0 to 1, in place of the number.
-    """
+    """How many rows may be deleted: a number, or a share of all rows from 0 to 1."""
 
     number: int = 0
     share: float | None = None
@@ -99,11 +95,8 @@ class Difference:
         return self.count(LACKING)
 
     def again(self, records: Iterable[Record]) -> Iterator[tuple[Record, int]]:
-        """The corpus read once more: each record, and where it was found.
-
-        Raises:
-            InputError: it is not the same corpus any more.
-        """
+        """The corpus read once more: each record, and where it was found. InputError: it is not the same corpus any
+        more."""
         digest, count = hashlib.sha256(), 0
         for record in records:
             if count == len(self.found):
@@ -127,15 +120,13 @@ def corpus_changed() -> InputError:
 def compare(
     destination: Destination, contract: Contract, records: Iterator[Record], *, deletes: bool = True
 ) -> Difference:
-    """Compare a corpus, read once, with the rows of a destination. It is opened, unless it is not there.
+    """Compare a corpus, read once, with the rows of a destination. It is opened, unless it is not there. InputError:
+    the corpus can't be read, a record has no id, or there is no room for temporary files.
 
     Args:
-        deletes: whether the rows that the corpus lacks are to be deleted. All rows are then read before the corpus is,
-            so that a row that another run writes later, perhaps of a newer corpus, is not taken for one that is gone.
-
-    Raises:
-        OtherContract, DestinationUnavailable, OutputError: as the destination says.
-        InputError: the corpus can't be read, a record has no id, or there is no room for temporary files.
+        deletes: whether the rows that the corpus lacks are to be deleted. All rows are then read before the corpus
+            is, so that a row that another run writes later, perhaps of a newer corpus, is not taken for one that is
+            gone.
     """
     holds_rows = tried(lambda: destination.open(contract))
     rows, row_count = Runs(_ROW, _HELD, _COST), 0
@@ -157,11 +148,7 @@ def compare(
 
 def compare_texts(known: Sequence[Known], records: Iterator[Record]) -> Difference:
     """Compare a corpus, read once, with vectors that are known by their texts. The first that has one counts.
-
-    Raises:
-        InputError: the corpus can't be read, or there is no room for temporary files.
-        OutputError: what is known can't be read.
-    """
+    InputError: the corpus can't be read, or there is no room for temporary files."""
 
     def found(block: list[Record]) -> npt.NDArray[np.int8]:
         digests = as_rows(b"".join(map(digest_of, block)))
@@ -190,12 +177,8 @@ def _compared(
 def delete_missing(destination: Destination, difference: Difference, limit: Limit) -> int:
     """Delete the rows of an open destination whose ids a corpus lacks; returns how many.
 
-    A row that was written since the corpus was read stays.
-
-    Raises:
-        OutputError: there are more than the limit allows; nothing is deleted. Or it refuses to delete some of them; the
-            others are deleted. Or as the destination says.
-        InputError: there is no room for temporary files.
+    A row that was written since the corpus was read stays. OutputError: there are more than the limit allows, and
+    nothing is deleted; or it refuses to delete some of them, and the others are deleted.
     """
     count = sum(map(len, _gone(difference)))
     if count > (most := limit.of(difference.row_count)):

@@ -29,11 +29,7 @@ def part_of(path: Path) -> Path:
 
 
 def locked(path: Path) -> AbstractContextManager[None]:
-    """Keep other processes from writing this file.
-
-    Raises:
-        OutputError: another process is writing it.
-    """
+    """Keep other processes from writing this file; OutputError if one is writing it."""
     taken = OutputError(f"another fetch is writing {path}: wait for it, or choose another file")
     return locks.locked(_lock_of(path), vanishes=True, taken=taken)
 
@@ -71,14 +67,8 @@ def digest_of(path: Path) -> tuple[str, int]:
 
 
 class LineFile:
-    """An unfinished file of JSON lines, or of other values of bytes.
-
-    Args:
-        end: what stands after each.
-
-    Raises:
-        OSError: it can't be made.
-    """
+    """An unfinished file of JSON lines, or of other values of bytes, with `end` after each. OSError: it can't be
+    made."""
 
     def __init__(self, path: Path, end: bytes = b"\n") -> None:
         self.path, self._end = path, end

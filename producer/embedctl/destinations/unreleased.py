@@ -22,10 +22,7 @@ _VOID = b"void"
 
 
 class Unreleased:
-    """Reads the results of one job that no part holds.
-
-    Attributes:
-        status: the job's, of the last look.
+    """Reads the results of one job that no part holds. `status` is the job's, of the last look.
 
     Args:
         check: called while it waits; what it raises ends the wait.
@@ -46,12 +43,8 @@ class Unreleased:
 
     def all(self, first: int) -> Iterator[Taken]:
         """All that no part holds, until the job has ended: the chunks of the corpus in order, beginning with this one,
-        and then those that retried or repaired records, or were done of a stopped job behind a gap.
-
-        Raises:
-            JobCancelled, JobLost, JobStalled: as for :meth:`Job.iter_results`.
-            JobHeld: another process has drained some.
-        """
+        and then those that retried or repaired records, or were done of a stopped job behind a gap. Raises as
+        :meth:`Job.iter_results`, and JobHeld if another process has drained some."""
         yield from self._corpus(first)
         while True:
             self._release()

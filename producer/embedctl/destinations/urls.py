@@ -33,31 +33,19 @@ class DestinationUrl:
         return self.text
 
     def only(self, *names: str) -> None:
-        """Refuse options with other names.
-
-        Raises:
-            SettingsError: there is one; the message lists those that exist.
-        """
+        """Raise SettingsError for an option with another name."""
         for name in self.query:
             if name not in names:
                 raise SettingsError(f"{self}: there is no option {name!r}. Known: {', '.join(names)}")
 
     def needed(self, name: str) -> str:
-        """The value of an option.
-
-        Raises:
-            SettingsError: it is missing or empty.
-        """
+        """The value of an option; SettingsError if it is missing or empty."""
         if not self.query.get(name):
             raise SettingsError(f"{self}: add the {name}, as ?{name}=NAME, and put the URL in quotes")
         return self.query[name]
 
     def one_of(self, name: str, choices: tuple[str, ...]) -> str:
-        """The value of an option, by default the first of the choices.
-
-        Raises:
-            SettingsError: it is none of them.
-        """
+        """The value of an option, by default the first of the choices; SettingsError if it is none of them."""
         value = self.query.get(name, choices[0])
         if value not in choices:
             raise SettingsError(f"{self}: {name} is one of {', '.join(choices)}, not {value!r}")
@@ -65,14 +53,8 @@ class DestinationUrl:
 
 
 def parse_url(text: str, *, password_fix: str, user_is_allowed: bool = False) -> DestinationUrl:
-    """Read a database's URL.
-
-    Args:
-        password_fix: where a password belongs, for the message.
-
-    Raises:
-        SettingsError: it can't be read, or it holds a password. The message does not show the URL then.
-    """
+    """Read a database's URL. SettingsError: it can't be read, or it holds a password, which belongs where
+    `password_fix` says; the message does not show the URL then."""
     try:
         parts = urlsplit(text)
         query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))

@@ -23,8 +23,7 @@ class Content:
     """What a file is to hold.
 
     Attributes:
-        path: its final name.
-        records: of the job.
+        records: how many the job has.
         keep: the names of the job's kept fields.
         numbers: how vectors are stored.
         tokens: whether columns tell the tokens of each record.
@@ -47,11 +46,8 @@ class Content:
 
 
 class Writer(ABC):
-    """Writes chunks under temporary names. Every method raises OSError if the disk refuses.
-
-    Attributes:
-        paths: the final names of all files that it may write.
-    """
+    """Writes chunks under temporary names; `paths` are the final ones of all files that it may write. Every method
+    raises OSError if the disk refuses."""
 
     paths: list[Path]
 

@@ -24,11 +24,7 @@ T = TypeVar("T")
 
 
 def tried(step: Callable[[], T]) -> T:
-    """What a step returns, which is tried again while its error may pass.
-
-    Raises:
-        DestinationUnavailable: it did not pass.
-    """
+    """What a step returns, which is tried again while its error may pass."""
     try:
         return OUTSIDE.call(
             step, DestinationUnavailable, failed=lambda error, _: log.warning("%s. Trying again", error), tries=TRIES
@@ -50,10 +46,7 @@ def sources_of(destination: Destination, ids: Sequence[str]) -> Mapping[str, byt
 
 def write(destination: Destination, batch: Batch) -> Iterator[RefusedRecord]:
     """Write what a destination takes of a batch; yields the records that it refuses. The others are durable at the end.
-
-    Raises:
-        OutputError: it refuses all, and so it is not about single records; or as the destination says.
-    """
+    OutputError: it refuses all, and so it is not about single records."""
     try:
         tried(lambda: destination.write(batch))
         return
