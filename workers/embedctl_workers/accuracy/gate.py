@@ -30,14 +30,9 @@ _UNIT_ERROR = 1e-5
 
 
 def run_gate(encoder: ChunkEncoder, hardware: HardwareClass, host: Host) -> Report | None:
-    """Check that a loaded model keeps its class's promise of precision.
+    """Check that a loaded model keeps its class's promise of precision; None for a backend without a reference.
 
-    Returns:
-        The report of a model that passed; None for a backend without a reference, which promises nothing.
-
-    Raises:
-        GateFailed: the model did not pass; the message is the table.
-        MissingExtra, ModelError: there are no references; see :func:`references_for`.
+    GateFailed if it does not: the message is the table. If there are no references, raises as :func:`references_for`.
     """
     report = measure_backend(encoder, hardware, host)
     if report is not None and not report.passed:
@@ -48,9 +43,7 @@ def run_gate(encoder: ChunkEncoder, hardware: HardwareClass, host: Host) -> Repo
 def measure_backend(encoder: ChunkEncoder, hardware: HardwareClass, host: Host) -> Report | None:
     """As :func:`run_gate`, but a figure beyond its bound raises nothing.
 
-    Raises:
-        GateFailed: the vectors and the references differ in their number of dimensions.
-        MissingExtra, ModelError: as for :func:`run_gate`.
+    GateFailed if the vectors and the references differ in their number of dimensions.
     """
     backend = encoder.backend
     if backend.reference is None:
@@ -75,8 +68,7 @@ def measure_backend(encoder: ChunkEncoder, hardware: HardwareClass, host: Host) 
 class _Gate:
     """Encodes the gate's texts like a chunk, in the encoder's batches or in chosen ones.
 
-    Args:
-        float16: results store the vectors in float16, so their distances are measured after that rounding.
+    If results store the vectors in float16, their distances are measured after that rounding.
     """
 
     def __init__(self, encoder: ChunkEncoder, bounds: Thresholds, *, float16: bool) -> None:

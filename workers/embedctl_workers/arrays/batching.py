@@ -10,19 +10,13 @@ from embedctl_workers.arrays.tokens import Rows, padded
 
 
 def batches_of(lengths: Rows, token_budget: int, batch_cost: int | None = None, *, by_sum: bool = False) -> list[Rows]:
-    """Cut rows into batches, longest first, each of a size ≤ `token_budget`: see :func:`size_of`.
+    """Cut rows of these lengths (int64, tokens) into batches, longest first, each of a size ≤ `token_budget`: see
+    :func:`size_of`.
 
     A row longer than the budget gets a batch of its own. Longest first, so that a batch which is too large for the
-    device fails at once.
-
-    Args:
-        lengths: int64, tokens of each row.
-        batch_cost: what a batch costs beside its rows × longest row, in tokens; the total cost is then minimised.
-            None: each batch is as large as the budget allows.
-        by_sum: as in :func:`size_of`; `batch_cost` is then None.
-
-    Returns:
-        int64, the rows of each batch.
+    device fails at once. `batch_cost` is what a batch costs beside its rows × longest row, in tokens; the total cost is
+    then minimised. None, as with `by_sum`: each batch is as large as the budget allows. The result holds the rows of
+    each, int64.
     """
     order = np.argsort(-lengths, kind="stable")
     longest_first = lengths[order]

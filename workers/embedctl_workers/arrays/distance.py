@@ -42,13 +42,8 @@ class Measured:
 
 
 def measure(vectors: Vectors, references: Vectors) -> Measured:
-    """Compare vectors row by row.
-
-    Args:
-        vectors, references: float32, texts × dimensions; the vectors may have any length.
-
-    Raises:
-        ValueError: their shapes differ.
+    """Compare vectors of any length row by row; both are float32, texts × dimensions. ValueError if their shapes
+    differ.
     """
     if vectors.shape != references.shape:
         raise ValueError(f"vectors of shape {vectors.shape} can't be compared with {references.shape}")

@@ -14,12 +14,9 @@ if TYPE_CHECKING:
 
 
 class Padding:
-    """Pads the inputs of some of the texts, and makes their attention mask.
+    """Pads the inputs of some of the texts, each with its filler, and makes their attention mask.
 
     Padding is at the end, whatever the tokenizer's side, so that a token keeps its position in the text alone.
-
-    Args:
-        fillers: the value that pads each input.
     """
 
     def __init__(self, fillers: Mapping[str, int]) -> None:
@@ -35,11 +32,7 @@ class Padding:
         return cls(fillers)
 
     def __call__(self, tokens: Tokens, rows: Rows, width: int) -> dict[str, np.ndarray[Any, Any]]:
-        """The inputs by name, int64, rows × width.
-
-        Args:
-            width: at least that of the longest row.
-        """
+        """The inputs by name, int64, rows × width, which is at least that of the longest row."""
         places, lengths = np.arange(width), tokens.lengths[rows, np.newaxis]
         used = places < lengths
         inputs = {"attention_mask": used.astype(np.int64)}

@@ -23,9 +23,8 @@ _COLUMNS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_
 class Cut:
     """Texts tokenised and cut at a maximum length.
 
-    Attributes:
-        ids: int32, for each text: the tokens that were kept, special ones included.
-        lost: int64, for each text: tokens cut off; -1 if the text was left out, then its ids are empty.
+    `ids`, int32, are the tokens that were kept of each text, special ones included; `lost`, int64, counts those cut
+    off. It is -1 for a text that was left out, whose ids are empty.
     """
 
     ids: Ragged
@@ -36,20 +35,17 @@ class FastTokenizer(Protocol):
     """Tokenises most texts as a certain tokenizer does, faster, all of token type 0."""
 
     def __call__(self, texts: Sequence[str], most: int, *, keep_end: bool) -> Cut:
-        """Tokenise texts; some may be left out.
+        """Tokenise texts, perhaps not all; UnicodeEncodeError if one holds half of a surrogate pair.
 
-        Args:
-            most: tokens that are kept of a text, special ones included.
-            keep_end: whether the end of a longer text is kept, not its begin.
-
-        Raises:
-            UnicodeEncodeError: a text holds half of a surrogate pair.
+        At most `most` tokens are kept of a text, special ones included: its begin, or its end if `keep_end`.
         """
         ...
 
 
 class TextTokenizer:
     """A tokenizer that cuts at a model's maximum length and counts what it cuts off; it never pads.
+
+    A ModelError if this release of the library forgets tokens that it cuts off.
 
     Args:
         tokenizer: is copied; its own truncation and padding do not apply.
@@ -58,9 +54,6 @@ class TextTokenizer:
         keep: which end of a text that is too long is kept. Windows are cut from that end, so the window at the other
             end may be short.
         fast: tokenises as `tokenizer`; None if there is no such thing.
-
-    Raises:
-        ModelError: this release of the library forgets tokens that it cuts off.
     """
 
     def __init__(
@@ -94,8 +87,7 @@ class TextTokenizer:
     def __call__(self, texts: Sequence[str], truncation_side: Side | None = None) -> Tokens:
         """Tokenise texts; `prompt_tokens` stays None.
 
-        Args:
-            truncation_side: the end that a text loses if it is too long; None: not the one that is kept by default.
+        A text that is too long loses its end on `truncation_side`; None: not the one that is kept by default.
         """
         if truncation_side == self._keep:
             return self._turn()(texts)

@@ -23,11 +23,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """Rows of integers of different lengths, one after the other in one array.
+    """Rows of integers (int32 or int64) of different lengths, one after the other in one array.
 
-    Attributes:
-        values: int32 or int64.
-        offsets: int64, one more than rows: where each row begins, then the end of the last one.
+    `offsets`, int64, one more than rows, tell where each row begins, then the end of the last one.
     """
 
     values: np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
@@ -116,11 +114,7 @@ class Windows:
 
 
 def in_order_of_windows(parts: Sequence[Sequence[T]]) -> tuple[list[T], Rows]:
-    """The parts of texts in the order of :class:`Windows`, and the text of each part, int64.
-
-    Args:
-        parts: for each text, one or more parts.
-    """
+    """The parts of texts, one or more each, in the order of :class:`Windows`, and the text of each part, int64."""
     more = [len(each) - 1 for each in parts]
     rows = [each[0] for each in parts] + [part for each in parts for part in each[1:]]
     texts = np.arange(len(parts))

@@ -10,15 +10,11 @@ _LEAST_LENGTH = 1e-12
 
 
 def mean_of_windows(vectors: Vectors, text: Rows, weights: Rows) -> Vectors:
-    """The weighted mean of each text's windows; NaN if one of them is.
+    """The weighted mean of each text's windows, float32, texts × dim; NaN if one of them is.
 
-    Args:
-        vectors: float32, windows × dim, ordered as in :class:`~embedctl_workers.arrays.tokens.Windows`.
-        text: int64, for each window: the text that it is a part of.
-        weights: int64, for each window; the weight of a text's only window does not matter.
-
-    Returns:
-        float32, texts × dim.
+    The vectors are float32, windows × dim, ordered as in :class:`~embedctl_workers.arrays.tokens.Windows`. `text` and
+    `weights`, int64, say for each window the text that it is a part of, and its weight, which does not matter for a
+    text's only one.
     """
     texts = int(text.max(initial=-1)) + 1
     alone = np.bincount(text, minlength=texts) == 1

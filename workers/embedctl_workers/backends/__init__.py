@@ -43,9 +43,7 @@ def load_backend(
     """Load a model into a backend.
 
     Args:
-        alias: a key of :data:`BACKENDS`.
         model: the name that jobs use; `entry` says where the model comes from.
-        host: the resources of this machine that the backend may use.
         options: the hardware class's settings for this backend.
 
     Raises:

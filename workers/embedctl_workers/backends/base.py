@@ -22,8 +22,7 @@ _WARM_UP_LENGTHS = (8, 32, 128, 256)
 class Reference:
     """The reference that a backend's vectors are measured against: torch in fp32 on these files.
 
-    Attributes:
-        bounds: the bounds that the backend, or its artefact, states for itself; None for the precision's.
+    The backend, or its artefact, may state `bounds` for itself; None for the precision's.
     """
 
     files: ModelFiles
@@ -81,32 +80,25 @@ class Backend(Protocol):
 
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
-        """Load a model.
-
-        Raises:
-            ModelError: the model can't be found, or is of a kind that this backend does not support.
-        """
+        """Load a model; a ModelError if it can't be found, or is of a kind that this backend does not support."""
         ...
 
     def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
         """Pre-process: tokenise texts with a prompt before each; None means the model's own default prompt.
 
-        Args:
-            truncation_side: the end that a text loses if it is too long; None: as the model's tokenizer says.
+        A text that is too long loses its end on `truncation_side`; None: as the model's tokenizer says.
         """
         ...
 
     def forward(self, tokens: Tokens, rows: Rows) -> Any:
-        """Core: run the device on some of the texts. Only :meth:`finish` understands the result.
-
-        The call may return before the device is done.
+        """Core: run the device on some of the texts, perhaps not to the end. Only :meth:`finish` understands the
+        result.
         """
         ...
 
     def finish(self, output: Any, *, normalize: bool) -> Vectors:
-        """Post-process: wait for the device, and return vectors.
-
-        They are float32, rows × dim, in host memory, and of unit length if `normalize`.
+        """Post-process: wait for the device; vectors, float32, rows × dim, in host memory, of unit length if
+        `normalize`.
         """
         ...
 

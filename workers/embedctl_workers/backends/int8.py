@@ -57,9 +57,8 @@ class Int8Backend:
 
 
 def build(files: ModelFiles, host: Host, how: BuildOptions) -> Artifact:
-    """Build the graph for onnxruntime, and compile the packed engine if this machine can.
-
-    See :class:`embedctl_workers.models.builders.Builder`.
+    """As :class:`embedctl_workers.models.builders.Builder`: the graph for onnxruntime, and the packed engine if it
+    compiles here.
     """
     from embedctl_workers.backends.onnx.recipe import build_onnx_int8
 

@@ -26,12 +26,7 @@ _ROUNDS = 5
 
 
 def origin_of(request: Mapping[str, Any], files: ModelFiles, engine: str, *packages: str) -> dict[str, Any]:
-    """The manifest's entries about what was built of what.
-
-    Args:
-        request: as :func:`embedctl_workers.models.build_process.request_for` makes it.
-        packages: those that affect the artefact, beside :data:`PACKAGES`.
-    """
+    """The manifest's entries about what was built of what, with the versions of `packages` beside :data:`PACKAGES`."""
     weights = sum(path.stat().st_size for path in files.folder.glob("*.safetensors"))
     source, revision = str(files.folder), request["revision"]
     return {
@@ -76,11 +71,7 @@ def texts_per_s(backend: Backend, times: int = 1) -> float:
 
 
 def rate_of(backend: Backend, texts_per_s: float, **measured: str | int) -> dict[str, Any]:
-    """The manifest's entry about the speed on the gate's texts.
-
-    Args:
-        measured: on what it was measured: `threads`, or a `device`.
-    """
+    """The manifest's entry about the speed on the gate's texts, `measured` on `threads`, or a `device`."""
     lengths = backend.tokenize(gate_texts(), None).lengths
     return {
         "sentences_per_s": round(texts_per_s, 1),

@@ -26,16 +26,11 @@ _REPEATED = 16
 
 
 def main() -> None:
-    """Run the command line."""
     answer_request(build, 'use a class with backend = "torch"')
 
 
 def build(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    """Fill `request["folder"]`, and return the contents of the manifest, with measurements if a device is at hand.
-
-    Raises:
-        EmbedctlError: the model can't be traced here.
-    """
+    """Fill `request["folder"]`, and return the contents of the manifest, with measurements if a device is at hand."""
     files, host, folder = read_request(request)
     options = TraceOptions.parse(request["options"])
     flags, elsewhere = request["flags"], request["elsewhere"]

@@ -57,15 +57,12 @@ class Candidate:
 
 
 def main() -> None:
-    """Run the command line."""
     answer_request(build, 'use a class with backend = "torch"')
 
 
 def build(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    """Fill `request["folder"]`, and return the contents of the manifest.
-
-    Raises:
-        ModelError: no graph gives the model's vectors.
+    """Fill `request["folder"]`, and return the contents of the manifest; a ModelError if no graph gives the model's
+    vectors.
     """
     files, host, folder = read_request(request)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
@@ -136,9 +133,8 @@ class _Builder:
         return Candidate(name, folder, backend, report)
 
     def _fastest(self, candidates: list[Candidate]) -> Candidate:
-        """The first candidate, unless another is clearly faster.
-
-        The candidates are measured in turn, because other work on this machine comes and goes.
+        """The first, unless another is clearly faster, measured in turn, because other work on this machine comes and
+        goes.
         """
         self._say("measuring")
         for candidate in candidates * _ROUNDS:

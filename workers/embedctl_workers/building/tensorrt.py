@@ -33,16 +33,12 @@ _CLASS = HardwareClass(device="gpu", backend="tensorrt", precision="fp16")
 
 
 def main() -> None:
-    """Run the command line."""
     answer_request(build, 'use a class with backend = "torch-gpu"')
 
 
 def build(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    """Fill `request["folder"]`, and return the contents of the manifest.
-
-    Raises:
-        ModelError: no plan gives the model's vectors.
-        MissingExtra, WorkerError: TensorRT or the GPU is missing or unusable.
+    """Fill `request["folder"]`, and return the contents of the manifest; a ModelError if no plan gives the model's
+    vectors.
     """
     builder = _Builder(request, say)
     asked = builder.options.dtype
@@ -101,12 +97,7 @@ class _Builder:
 
 
 def attention_of(layers: int, fused: Sequence[int] | None) -> str:
-    """The manifest's entry about attention.
-
-    Args:
-        layers: the graph's number of attention layers.
-        fused: the number of fused kernels in each profile; None if it is unknown.
-    """
+    """The manifest's entry about attention, of the kernels that were fused in each profile; None if that is unknown."""
     if fused is None:
         return f"unknown for {layers} layers: TensorRT's inspector does not say"
     fewest, most = min(fused), max(fused)

@@ -22,7 +22,6 @@ _BATCH = 512
 
 
 def main() -> None:
-    """Run the command line."""
     name, windows = sys.argv[1], "--windows" in sys.argv[2:]
     prompt_name = next((each.partition("=")[2] for each in sys.argv[2:] if each.startswith("--prompt-name=")), None)
     try:

@@ -18,11 +18,7 @@ from embedctl_workers.models.tuning import Tuned, load_tuned
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found for one class.
-
-    Attributes:
-        gpu: the kind of GPU; None for a class on CPUs.
-    """
+    """What was found for one class, and this kind of GPU; None for a class on CPUs."""
 
     hardware: str
     tuned: Tuned
@@ -38,7 +34,6 @@ class Finding:
         return words + (f"; token budget {', '.join(budgets)}" if budgets else "")
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
         return {
             "class": self.hardware,
             "gpu": self.gpu.name or self.gpu.uid if self.gpu else None,

@@ -168,8 +168,7 @@ def _shown(model: FoundModel, fingerprint: str, tuned: Sequence[Finding], *, bui
 def _find(model: str, settings: Settings) -> tuple[FoundModel | None, str, list[Artifact]]:
     """A model, None if only artefacts are found, its fingerprint, and the artefacts.
 
-    Raises:
-        ModelNotFound, ModelError: neither is found, or the model can't be used.
+    ModelNotFound if neither is found; a ModelError if the model can't be used.
     """
     from embedctl_workers.models.artifacts import MANIFEST, read_artifact
     from embedctl_workers.models.catalogue import artifacts, read_model

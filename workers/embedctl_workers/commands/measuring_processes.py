@@ -19,13 +19,9 @@ def measuring(
     """A context with a process for each command. Call it in the main thread.
 
     Each prints a JSON object of facts when it has loaded the model, and then answers each line with a rate. If this
-    process is killed, the kernel ends them.
-
-    Returns:
-        The facts of the first process, and a function that sends a line to all of them: the sum of their answers.
-
-    Raises:
-        ModelError: a process ended, as when it can't load the model; it has printed the reason.
+    process is killed, the kernel ends them. The context gives the facts of the first, and a function that sends a line
+    to all of them: the sum of their answers. A ModelError says that one ended, as when it can't load the model; it has
+    printed the reason.
     """
     with ExitStack() as stack:
         children = [

@@ -19,11 +19,7 @@ _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def class_option(default: str) -> _Decorator:
-    """`--class`, as `hardware`.
-
-    Args:
-        default: the class that the setting `auto` means here.
-    """
+    """`--class`, as `hardware`; the default is the class that the setting `auto` means here."""
     return option(
         "--class", "hardware", help=f"The hardware class. Default: the setting, or {default} if that is auto."
     )

@@ -38,10 +38,8 @@ _WORTH = 1.02
 class Split:
     """A way to share a set of CPUs between workers, and how fast it is.
 
-    Attributes:
-        cpus: those of each worker.
-        threads: how many compute threads each worker has.
-        rates: tokens/s of all workers together, by token budget.
+    Each worker has one of `cpus` and so many compute threads; `rates` are tokens/s of all of them together, by token
+    budget.
     """
 
     cpus: tuple[frozenset[int], ...]
@@ -115,10 +113,8 @@ def _what_overrides(name: str, entry: HardwareClass, settings: Sequence[str]) ->
 def _tune_cpus(
     settings: Settings, name: str, entry: HardwareClass, model: str, cpus: str | None, say: Callable[[str], None]
 ) -> tuple[Tuned, str, list[str]]:
-    """Search for token budgets and workers on some CPUs.
-
-    Returns:
-        What was found, the model's fingerprint, and lines on how to start the workers.
+    """Search for token budgets and workers: what was found, the model's fingerprint, and lines on how to start the
+    workers.
     """
     found: list[Split] = []
     fingerprint = ""

@@ -27,12 +27,7 @@ _WORTH = 1.05
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """A number of workers on a GPU, and how fast they are.
-
-    Attributes:
-        workers: one part of the CPUs for each.
-        rate: tokens/s of all together.
-    """
+    """A number of workers on a GPU, each with a part of the CPUs, and their rate: tokens/s of all together."""
 
     workers: tuple[PlannedWorker, ...]
     rate: float
@@ -51,15 +46,10 @@ def search(
     cpus: str | None,
     on_found: Callable[[str], None],
 ) -> Sharing:
-    """The smallest number of workers that no other number beats clearly.
+    """The smallest number of workers that no other number beats clearly; `on_found` gets a line about each number.
 
-    Args:
-        cpus: the CPUs that the workers divide; None for those that `embedctl up` gives the workers of this GPU.
-        on_found: gets a line about each number.
-
-    Raises:
-        ModelError: not even one worker can be measured.
-        SettingsError: `cpus` is not a list of available CPUs.
+    They divide `cpus`; None for those that `embedctl up` gives the workers of this GPU. A ModelError if not even one
+    worker can be measured, a SettingsError if `cpus` is not a list of available CPUs.
     """
     best: Sharing | None = None
     for workers in _ways(hardware, model, accelerator, _cpus(settings, hardware, accelerator, cpus)):
@@ -79,7 +69,6 @@ def search(
 
 
 def as_tuned(found: Sharing) -> Tuned:
-    """What is kept of a search."""
     return Tuned(
         budgets={},
         workers=len(found.workers),

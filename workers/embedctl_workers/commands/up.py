@@ -100,12 +100,9 @@ def main(
 
 
 def _up(settings: Settings, plan: Plan, options: Sequence[str]) -> None:
-    """Run the workers of a plan, with these options, until told to stop.
+    """Run the workers of a plan, with these options, until told to stop; raises as :meth:`Supervisor.run`.
 
-    Raises:
-        BrokerUnavailable, WorkerError: see :meth:`Supervisor.run`.
-        WorkerError: the gateway can't start.
-        MissingExtra: no redis-server is installed.
+    A WorkerError if the gateway can't start, MissingExtra if no redis-server is installed.
     """
     own = {name: value for name, value in os.environ.items() if name not in _OF_ONE_WORKER}
     with _redis(settings) as (ours, check):
@@ -139,11 +136,7 @@ def _up(settings: Settings, plan: Plan, options: Sequence[str]) -> None:
 
 
 def _check_user(settings: Settings) -> None:
-    """See that the user of Redis may also submit jobs.
-
-    Raises:
-        SettingsError: it is the workers' own user, who may not.
-    """
+    """See that the user of Redis may also submit jobs; a SettingsError if it is the workers' own user, who may not."""
     if settings.redis_url and urlsplit(secret_url(settings)).username == "worker":
         raise SettingsError(
             "--gateway: Redis' user worker may not submit jobs, as a gateway does: leave --gateway out, and run "

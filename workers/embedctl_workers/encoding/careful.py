@@ -29,19 +29,16 @@ def encode_carefully(
     check: Callable[[], None] = lambda: None,
     about: Mapping[str, object] | None = None,
 ) -> EncodedChunk:
-    """Encode a chunk so that, if the process dies, it is known at which record.
+    """Encode a chunk so that, if the process dies, it is known at which record. Raises as :meth:`ChunkEncoder.encode`.
 
     Args:
         given_up: rows at which earlier owners died. They and equal records fail as `crashed_worker`, untouched.
-        announce: called with each row before anything is done with it, and with -1 after the last row.
+        announce: called with each row before anything is done with it, and with -1 after the last row. What it raises
+            is raised.
         poisonous: rows after which earlier owners fell sick. They and equal records fail as `encode_error`, untouched.
         first: the rows to begin with.
-        check: called before the first row and after each row.
+        check: called before the first row and after each row. What it raises is raised.
         about: as in :meth:`ChunkEncoder.prepare`.
-
-    Raises:
-        Stopped, DeviceLost, WorkerSick: as by :meth:`ChunkEncoder.encode`.
-        Whatever `announce` and `check` raise.
     """
     vectors = np.full((len(chunk), encoder.dim_of(options)), np.nan, np.float32)
     errors: list[RecordError] = []

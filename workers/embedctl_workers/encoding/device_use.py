@@ -22,11 +22,7 @@ class DeviceUse:
         return nullcontext()
 
     def check_wanted(self) -> None:
-        """Called before each batch, by the thread that begins it.
-
-        Raises:
-            Stopped: the chunk is no longer wanted.
-        """
+        """Called before each batch, by the thread that begins it; raises Stopped if the chunk is no longer wanted."""
 
     def on_batch(self, tokens: int) -> None:
         """Called after each batch with its tokens."""

@@ -58,15 +58,10 @@ class EncodedChunk:
 
 
 class ChunkEncoder:
-    """Encodes chunks with one backend.
+    """Encodes chunks with one backend, in batches of at most `token_budget` tokens; `prompts` are the model's own, by
+    name.
 
-    Args:
-        model: its name, for messages.
-        prompts: the model's own prompts, by their names.
-
-    Attributes:
-        token_budget: upper bound of a batch's size in tokens.
-        known_good: the worker's check of itself; None: the records are always to blame.
+    `known_good` is the worker's check of itself; None: the records are always to blame.
     """
 
     def __init__(
@@ -88,12 +83,9 @@ class ChunkEncoder:
     ) -> Prepared:
         """Check, deduplicate and tokenise a chunk; needs no device.
 
-        Args:
-            options: the job's: `prompt`, `prompt_name`, `truncation`, `truncation_side`, `normalize`, `dimensions`.
-            about: fields for log lines about this chunk.
-
-        Raises:
-            WorkerSick: texts can't be tokenised, nor can the known good text any more.
+        The job's options that count are `prompt`, `prompt_name`, `truncation`, `truncation_side`, `normalize` and
+        `dimensions`; `about` are fields for log lines about this chunk. WorkerSick if texts can't be tokenised, nor can
+        the known good text any more.
         """
         mean = options.get("truncation") == "mean"
         hopeless = self._too_many(options) or self._no_such_prompt(options)
@@ -172,17 +164,11 @@ class ChunkEncoder:
         return self._assemble(prepared, encoded, bad, batches.elsewhere)
 
     def encode_together(self, chunks: Sequence[Prepared], use: DeviceUse = SOLE_USE) -> list[Vectors]:
-        """Encode the rows of several chunks in common batches.
+        """Encode the rows of several chunks, with equal :attr:`~Prepared.key` and batches, in common batches.
 
-        Args:
-            chunks: with equal :attr:`~Prepared.key`; each has batches.
-
-        Returns:
-            For each chunk float32, rows × dim of the backend, in the order of its batches. A row whose output holds
-            infinity or NaN is as the backend left it.
-
-        Raises:
-            Exception: whatever the backend or `use` raises; no row is known to be to blame.
+        For each chunk float32, rows × dim of the backend, in the order of its batches. A row whose output holds
+        infinity or NaN is as the backend left it. Whatever the backend or `use` raises is raised; no row is known to be
+        to blame.
         """
         tokens = Tokens.joined([each.tokens.select(np.concatenate(each.batches)) for each in chunks])
         vectors = np.empty((len(tokens.lengths), self.backend.dim), np.float32)
@@ -232,10 +218,8 @@ class ChunkEncoder:
     ) -> EncodedChunk:
         """The result of a chunk, by record.
 
-        Args:
-            encoded: float32, rows of tokens × dim of the backend.
-            bad: the rows of tokens without a vector, and why.
-            elsewhere: as in :class:`Batches`.
+        `encoded` is float32, rows of tokens × dim of the backend. `bad` are the rows of tokens without a vector, and
+        why; `elsewhere` as in :class:`Batches`.
         """
         tokens = prepared.tokens
         if prepared.windows is not None:
@@ -274,13 +258,9 @@ class ChunkEncoder:
         *,
         about: Mapping[str, object] | None = None,
     ) -> EncodedChunk:
-        """Encode one row of a chunk; whatever error it causes is the error of that record.
+        """Encode one row of a chunk, into a chunk of that row alone; raises as :meth:`encode`.
 
-        Returns:
-            A chunk of that row alone: vectors are 1 × dim.
-
-        Raises:
-            Stopped, DeviceLost, WorkerSick: as for :meth:`encode`.
+        Whatever else it causes is the error of that record.
         """
         try:
             return self.encode(self.prepare(chunk.select([row]), options, about=about), use)
@@ -296,11 +276,9 @@ class ChunkEncoder:
             return EncodedChunk(nothing, [failure], [], 0, 0, np.zeros(1, np.int64), row_0, elsewhere)
 
     def check_worker(self) -> None:
-        """Check that the worker still encodes the known good text. Nobody else may run the device meanwhile.
+        """Check that the worker still encodes the known good text (else WorkerSick, or DeviceLost by the backend).
 
-        Raises:
-            WorkerSick: it does not.
-            DeviceLost: by the backend.
+        Nobody else may run the device meanwhile.
         """
         if self.known_good is not None:
             self.known_good.check()

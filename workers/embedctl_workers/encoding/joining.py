@@ -48,7 +48,6 @@ class Piece:
 
     @property
     def size(self) -> int:
-        """Its tokens."""
         return int(self.tokens.lengths.sum())
 
     @property
@@ -69,10 +68,8 @@ class Launcher:
     """Begins batches on a device in one thread, and finishes them in another.
 
     While the device is busy, pieces wait until they fill half a batch. When it is idle, what waits is begun at once. So
-    a device that is slower than its host gets large batches, and one that is faster waits for nothing.
-
-    Args:
-        lock: held while a batch is begun. Whoever else holds it may use the device.
+    a device that is slower than its host gets large batches, and one that is faster waits for nothing. The lock is held
+    while a batch is begun: whoever else holds it may use the device.
     """
 
     def __init__(self, lock: threading.Lock) -> None:
@@ -88,11 +85,7 @@ class Launcher:
         self._broken: WorkerSick | None = None
 
     def begin(self, pieces: Collection[Piece]) -> None:
-        """Have pieces begun, in this order.
-
-        Raises:
-            WorkerSick: a thread of this launcher has ended.
-        """
+        """Have pieces begun, in this order; WorkerSick if a thread of this launcher has ended."""
         with self._changed:
             if self._broken:
                 raise self._broken

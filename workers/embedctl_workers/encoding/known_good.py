@@ -18,15 +18,9 @@ _CHUNK = ChunkInput(first=0, kinds=bytes([RecordKind.TEXT]), texts=[_TEXT])
 
 
 class KnownGood:
-    """Encodes the known good text again, and compares the vector with that of the worker's start.
+    """Encodes the known good text again, and compares the vector with that of the worker's start, within these bounds.
 
-    Make one when the model has passed its gate.
-
-    Args:
-        bounds: how far the vector may be from that of the start.
-
-    Raises:
-        WorkerSick: the text can't be encoded even at the start.
+    Make one when the model has passed its gate. WorkerSick if the text can't be encoded even at the start.
     """
 
     def __init__(self, backend: Backend, bounds: Thresholds) -> None:
@@ -38,9 +32,7 @@ class KnownGood:
     def check(self) -> None:
         """Encode the text and compare its vector. Nobody else may run the device meanwhile.
 
-        Raises:
-            WorkerSick: the text can't be encoded any more, or its vector has changed.
-            DeviceLost: by the backend.
+        WorkerSick if the text can't be encoded any more, or its vector has changed; DeviceLost by the backend.
         """
         vectors = self._encode()
         try:
@@ -54,11 +46,7 @@ class KnownGood:
             )
 
     def check_preparing(self) -> None:
-        """Tokenise the text; needs no device.
-
-        Raises:
-            WorkerSick: the text can't be tokenised any more.
-        """
+        """Tokenise the text, which needs no device; WorkerSick if it can't be tokenised any more."""
         try:
             prepared = self._encoder.prepare(_CHUNK, {})
         except Exception as error:

@@ -12,11 +12,7 @@ from embedctl_workers.models.tuning import token_budget
 
 
 def load_encoder(settings: Settings, hardware: HardwareClass, model: str, host: Host) -> ChunkEncoder:
-    """Load and warm up a model.
-
-    Raises:
-        SettingsError, MissingExtra, ModelError: as for :func:`~embedctl_workers.backends.load_backend`.
-    """
+    """Load and warm up a model; raises as :func:`~embedctl_workers.backends.load_backend`."""
     backend = load_backend(
         hardware.backend, model, entry=settings.models.get(model), host=host, options=hardware.options
     )

@@ -40,7 +40,7 @@ class Accelerator:
         index: its number for people: the one that `nvidia-smi` shows, or the core's.
         uid: its id for selection: a GPU's UUID, which stays the same when others are hidden, or the core's number.
         name: its model, for people.
-        memory: its memory in MiB; 0 if unknown.
+        memory: in MiB; 0 if unknown.
         node: the nearest NUMA node; None if unknown.
         rocm: whether it is an AMD GPU.
     """
@@ -70,13 +70,10 @@ class Accelerator:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """The CPUs and the accelerator that this process runs on.
+    """The CPUs and the accelerator that this process runs on; a CPU worker has none, and others see no other one.
 
-    Attributes:
-        cpus: the CPUs that its threads may use.
-        threads: compute threads: one per physical core, within the cgroup's quota, unless a number was given.
-        accelerator: the only one that the process sees; None for a CPU worker.
-        sharing: how many workers share the accelerator, this one included.
+    `threads` compute: one per physical core, within the cgroup's quota, unless a number was given. `sharing` is how
+    many workers share the accelerator, this one included.
     """
 
     cpus: frozenset[int]
@@ -117,7 +114,7 @@ def pin(
         sharing: how many workers share the accelerator, this one included.
 
     Raises:
-        SettingsError: `cpus` is not a list of CPUs, or names unavailable ones; or `threads` exceeds their number.
+        SettingsError: as :func:`usable_cpus`; or `threads` exceeds their number.
         WorkerError: a library that sizes its thread pool at import is imported already.
     """
     chosen = usable_cpus(cpus)
@@ -141,8 +138,7 @@ def pin(
 def usable_cpus(cpus: str | None) -> frozenset[int]:
     """The CPUs that `--cpus` names, or all that this process may use.
 
-    Raises:
-        SettingsError: `cpus` is not a list of CPUs, or some of them are not available.
+    A SettingsError if `cpus` is not a list of CPUs, or some of them are not available.
     """
     allowed = os.sched_getaffinity(0)
     chosen = allowed if cpus is None else parse_cpus(cpus)
@@ -167,14 +163,7 @@ def cores_of(cpus: set[int] | frozenset[int]) -> list[frozenset[int]]:
 
 
 def parse_cpus(text: str, source: str = "--cpus") -> set[int]:
-    """Parse `0-3,8` into a set of numbers.
-
-    Args:
-        source: the option or file of the text, for the message.
-
-    Raises:
-        SettingsError: the text is not of that form.
-    """
+    """Parse `0-3,8` into a set of numbers; a SettingsError, which names `source`, if the text is not of that form."""
     cpus: set[int] = set()
     for part in text.split(","):
         found = _SPAN.fullmatch(part.strip())

@@ -46,12 +46,10 @@ _TOOL_S = 60
 
 @dataclass(frozen=True, slots=True)
 class CpuSet:
-    """CPUs that are near each other.
+    """CPUs that are near each other: physical cores, each with its hyper-threads.
 
-    Attributes:
-        cores: the physical cores, each with its hyper-threads.
-        threads: compute threads within the cgroup's quota, at most one per core.
-        node: their NUMA node; None if it is unknown, or if they are on several.
+    `threads` compute, within the cgroup's quota, at most one per core. `node` is their NUMA node; None if it is
+    unknown, or if they are on several.
     """
 
     cores: tuple[frozenset[int], ...]
@@ -76,10 +74,8 @@ class CpuSet:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The devices that were found on this machine.
-
-    Attributes:
-        problems: kind of device → why the vendor's tool or driver, although it should, listed none.
+    """The devices that were found on this machine, and in `problems` why a tool or driver, although it should, listed
+    none.
     """
 
     cpu_sets: Sequence[CpuSet]
@@ -93,13 +89,9 @@ class Machine:
 
 
 def discover(cpus: str | None = None) -> Machine:
-    """Find all devices that this process may use.
+    """Find all devices that this process may use, on no other CPUs than `cpus`, such as `0-3`.
 
-    Args:
-        cpus: such as `0-3`, to use no other CPUs.
-
-    Raises:
-        SettingsError: `cpus` is not a list of available CPUs, or a variable that hides devices can't be parsed.
+    A SettingsError as :func:`usable_cpus`, or if a variable that hides devices can't be parsed.
     """
     problems: dict[str, str] = {}
 
@@ -141,10 +133,8 @@ def find_cpu_sets(cpus: frozenset[int]) -> list[CpuSet]:
 
 
 def find_gpus() -> list[Accelerator]:
-    """The GPUs that NVIDIA's driver and AMD's tools tell and no variable hides.
-
-    Raises:
-        WorkerError: a driver or a tool fails, or its answer can't be read.
+    """The GPUs that NVIDIA's driver and AMD's tools tell and no variable hides; a WorkerError if one fails or can't be
+    read.
     """
     return [*find_nvidia_gpus(), *find_amd_gpus()]
 
@@ -154,10 +144,8 @@ def find_nvidia_gpus() -> list[Accelerator]:
 
     A GPU that is divided into parts (MIG) is left out, and each of its parts is a GPU by itself, with the number of the
     whole: CUDA shows a process one part, and a process that is given the whole the first one. A part's memory is in its
-    name, such as `MIG 1g.10gb`.
-
-    Raises:
-        WorkerError: the kernel has GPUs of NVIDIA's, and the driver can't be asked, or fails.
+    name, such as `MIG 1g.10gb`. A WorkerError if the kernel has GPUs of NVIDIA's, and the driver can't be asked, or
+    fails.
     """
     gpus: list[Accelerator] = []
     parts: dict[str, list[Accelerator]] = {}
@@ -174,8 +162,7 @@ def find_nvidia_gpus() -> list[Accelerator]:
 def find_amd_gpus() -> list[Accelerator]:
     """The GPUs that `amd-smi`, or else `rocm-smi`, shows and no variable hides; none without these tools.
 
-    Raises:
-        WorkerError: the tool fails, or its answer can't be read.
+    A WorkerError if the tool fails, or its answer can't be read.
     """
     for command, read in ((_AMD_SMI, _amd_smi_gpus), (_ROCM_SMI, _rocm_smi_gpus)):
         answer = _output_of(command, shutil.which(command[0]) or shutil.which(command[0], path=_ROCM_TOOLS))
@@ -195,9 +182,7 @@ def find_amd_gpus() -> list[Accelerator]:
 def find_neuron_cores() -> list[Accelerator]:
     """The Neuron cores that `neuron-ls` shows and NEURON_RT_VISIBLE_CORES does not hide; none without the tool.
 
-    Raises:
-        WorkerError: the tool fails, or its answer can't be read.
-        SettingsError: the variable can't be parsed.
+    A WorkerError if the tool fails, or its answer can't be read; a SettingsError if the variable can't be parsed.
     """
     answer = _output_of(_NEURON_LS, shutil.which(_NEURON_LS[0]) or shutil.which(_NEURON_LS[0], path=_NEURON_TOOLS))
     cores = [] if answer is None else _neuron_cores(answer)
@@ -213,9 +198,7 @@ def choose_accelerator(
 ) -> Accelerator | None:
     """The one accelerator that a worker of a class is pinned to; None for a CPU class.
 
-    Args:
-        gpu: a GPU's number or UUID; None for the only one.
-        neuron_core: a core's number; None for the only one.
+    `gpu` is a GPU's number or UUID, `neuron_core` a core's number; None for the only one.
 
     Raises:
         SettingsError: an option is for another kind of device than the class; or this machine has no device of the
@@ -238,11 +221,7 @@ def choose_accelerator(
 def choose_sharing(hardware: str, entry: HardwareClass, workers: int | None) -> int:
     """How many workers share the GPU of a worker of a class; 1 for a class on other devices.
 
-    Args:
-        workers: what `--gpu-workers` says; None for the class's own number.
-
-    Raises:
-        SettingsError: the class does not run on a GPU, and the option is given.
+    `workers` is what `--gpu-workers` says (a SettingsError on other devices); None for the class's own number.
     """
     if entry.device == "gpu":
         return workers or entry.workers_per_device or 1
@@ -293,11 +272,7 @@ def _nodes() -> dict[int | None, frozenset[int]]:
 
 
 def _output_of(command: list[str], tool: str | None) -> str | None:
-    """The output of a vendor's tool; None if it is not installed.
-
-    Raises:
-        WorkerError: the tool fails, or takes too long.
-    """
+    """The output of a vendor's tool; None if it is not installed. A WorkerError if it fails, or takes too long."""
     if tool is None:
         return None
     try:

@@ -15,10 +15,9 @@ _DEVICES = Path("/dev")
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU of the driver's.
+    """A GPU of the driver's, with the number that `nvidia-smi` shows.
 
     Attributes:
-        index: its number, as `nvidia-smi` shows it.
         memory: in MiB; 0 if it has none of its own.
         bus: its PCI address, such as `00000000:3B:00.0`.
         parts: the UUID and the name of each part (MIG) that it is divided into.
@@ -35,8 +34,7 @@ class Gpu:
 def all_gpus() -> list[Gpu]:
     """All GPUs of the driver's; none if the kernel has no such device.
 
-    Raises:
-        WorkerError: the kernel has some, and the driver or its package in Python is missing; or the driver fails.
+    A WorkerError if the kernel has some, and the driver or its package in Python is missing, or if the driver fails.
     """
     with _driver() as nvml:
         return [] if nvml is None else [_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
@@ -79,11 +77,7 @@ def _parts(nvml: Any, handle: Any) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def _driver() -> Iterator[Any | None]:
-    """The driver's library while the block runs; None if it can't be had, and the kernel has no GPU of NVIDIA's.
-
-    Raises:
-        WorkerError: see :func:`all_gpus`.
-    """
+    """The driver's library while the block runs; None if it can't be had, and the kernel has no GPU of NVIDIA's."""
     nvml, missing = _opened()
     if nvml is None and any(_DEVICES.glob("nvidia[0-9]*")):
         raise WorkerError(f"NVIDIA's GPUs are not found: {missing}")

@@ -27,14 +27,11 @@ _bound: tuple[frozenset[int], ...] = ()
 
 
 def bind(places: Sequence[frozenset[int]]) -> None:
-    """Load torch so that its teams have one thread at each place. Does nothing if torch is loaded already, for fewer
-    than two places, or if the user has set a variable that says where threads run.
+    """Load torch so that its teams have one thread at each place, the CPUs of a thread; ModuleNotFoundError without
+    torch.
 
-    Args:
-        places: the CPUs of each thread of a team.
-
-    Raises:
-        ModuleNotFoundError: torch is not installed.
+    Does nothing if torch is loaded already, for fewer than two places, or if the user has set a variable that says
+    where threads run.
     """
     global _bound  # GNU OpenMP binds its threads once, for the whole process
     if len(places) < 2 or _LIBRARY in sys.modules or any(name in os.environ for name in _OF_USERS):

@@ -27,12 +27,10 @@ Multiply = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class CpuProduct:
-    """One way of multiplying.
+    """One way of multiplying; `name` is that of the library's product, for people.
 
-    Attributes:
-        name: of the library's product, for people.
-        source: makes random rows × inputs, in the type that it takes.
-        prepare: makes a product with a random weight, outputs × inputs, laid out for a number of rows.
+    `source` makes random rows × inputs, in the type that it takes. `prepare` makes a product with a random weight,
+    outputs × inputs, laid out for a number of rows.
     """
 
     name: str

@@ -56,11 +56,7 @@ class MatrixProducts:
 
 
 def matrix_products(hardware: HardwareClass, threads: int) -> MatrixProducts | str:
-    """Products on the device of a class, in the class's precision; or the reason why there are none.
-
-    Args:
-        threads: compute threads of a CPU class.
-    """
+    """Products on the device of a class, in its precision, on `threads` of a CPU; or the reason why there are none."""
     if hardware.device == "neuron":
         return (
             "there is no plain matrix product to compare with on a Neuron core: everything that runs there is compiled"

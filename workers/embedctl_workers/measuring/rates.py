@@ -31,12 +31,7 @@ LONGEST = 450
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A chunk to measure with.
-
-    Attributes:
-        texts: UTF-8.
-        prepared: its batches are in random order, so that a part of them is like the whole.
-    """
+    """A chunk to measure with; its batches are in random order, so that a part of them is like the whole."""
 
     name: str
     texts: list[bytes]
@@ -59,13 +54,11 @@ def mixed_load(encoder: ChunkEncoder) -> Load:
 
 
 def encoding_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
-    """Tokens/s of encoding a tokenised chunk repeatedly, for `seconds`.
+    """Tokens/s of encoding a tokenised chunk repeatedly, for `seconds`; a ModelError if some of the texts can't be
+    encoded.
 
     As in a worker, if the backend works ahead, the next chunk begins while the last batches of this one are awaited. If
     it joins batches, those of several chunks are joined.
-
-    Raises:
-        ModelError: some of the texts can't be encoded.
     """
     threads = _JOINED if encoder.backend.joins else 2 if encoder.backend.ahead else 1
     with closing(_TimedUse(seconds)) as use:
@@ -76,8 +69,7 @@ def encoding_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
 def working_rate(encoder: ChunkEncoder, load: Load, seconds: float, *, threads: int) -> float:
     """Tokens/s of tokenising and encoding a chunk repeatedly, for `seconds`, in as many threads as a worker has.
 
-    Raises:
-        ModelError: some of the texts can't be encoded.
+    A ModelError if some of the texts can't be encoded.
     """
     with closing(_TimedUse(seconds)) as use:
         ready = Barrier(threads, action=use.start)

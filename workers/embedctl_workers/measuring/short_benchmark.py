@@ -20,10 +20,9 @@ _HEAD = ("texts", "tokens a text", "texts/s", "tokens/s", "share of the matrix r
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How fast texts of one kind are encoded.
+    """How fast texts of one kind, of `tokens_per_text` in the mean, are encoded.
 
     Attributes:
-        tokens_per_text: the mean.
         tokens_per_s: the rate of encoding texts that are tokenised already.
         tokenised_per_s: the rate of tokenising alone, tokens/s.
         share: of the matrix rate of the same round, 0 to 1; None if there is no matrix rate, or if the model's
@@ -42,7 +41,6 @@ class Rate:
         return self.tokens_per_s.times(1 / self.tokens_per_text)
 
     def as_json(self) -> dict[str, object]:
-        """For programs."""
         return {
             "name": self.name,
             "tokens_per_text": self.tokens_per_text,
@@ -65,12 +63,9 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """All rates, measured in the same rounds.
+    """All rates, measured in the same rounds; `notes` tell why a figure is missing.
 
-    Attributes:
-        matrix: the matrix product that rates are compared with, in words; empty if there is none.
-        matrix_flop_per_s: the rate of that product.
-        notes: why a figure is missing.
+    `matrix` is the matrix product that rates are compared with, in words; empty if there is none.
     """
 
     rates: Sequence[Rate]
@@ -79,7 +74,6 @@ class Benchmark:
     notes: Sequence[str]
 
     def as_json(self) -> dict[str, object]:
-        """For programs."""
         return {
             "rounds": ROUNDS,
             "rates": [rate.as_json() for rate in self.rates],
@@ -89,7 +83,6 @@ class Benchmark:
         }
 
     def __str__(self) -> str:
-        """For people."""
         lines = [f"speed, median of {ROUNDS} rounds (least to most)"]
         lines += _table([_HEAD, *(rate.as_row() for rate in self.rates)])
         lines += [
@@ -127,9 +120,7 @@ class _Rounds:
 def benchmark(encoder: ChunkEncoder, hardware: HardwareClass, threads: int) -> Benchmark:
     """Measure everything in turn, after a warm-up round, so that a drift of the machine affects all figures alike.
 
-    Raises:
-        ModelError: a text can't be encoded.
-        DeviceLost: the backend lost its device.
+    A ModelError if a text can't be encoded; DeviceLost by the backend.
     """
     notes = []
     products = matrix_products(hardware, threads)

@@ -25,7 +25,6 @@ class Spread:
         return Spread(self.median * factor, self.least * factor, self.most * factor)
 
     def as_json(self) -> dict[str, float]:
-        """For programs."""
         return asdict(self)
 
     def __format__(self, form: str) -> str:

@@ -27,7 +27,6 @@ _SECONDS = 2.0
 
 
 def main() -> None:
-    """Run the command line."""
     hardware, model, cpus, *shared = sys.argv[1:]
     logging.basicConfig(format="%(message)s")
     try:

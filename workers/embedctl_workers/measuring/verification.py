@@ -44,7 +44,6 @@ class Verification:
         return self.accuracy.passed
 
     def as_json(self) -> dict[str, object]:
-        """The whole report, for programs."""
         return {
             **self.about,
             "passed": self.passed,
@@ -56,7 +55,6 @@ class Verification:
         }
 
     def __str__(self) -> str:
-        """For people."""
         facts = {
             **self.about,
             **self.place,
@@ -71,9 +69,7 @@ class Verification:
 def verify_model(settings: Settings, hardware: str, model: str, pinned: Pinned) -> Verification:
     """Load a model as a worker of a class would, compare its vectors with torch's in fp32, and measure its speed.
 
-    Raises:
-        SettingsError, MissingExtra, ModelError, GateFailed, DeviceLost: as in a worker.
-        ModelError: also if the class's backend runs no model.
+    Raises as a worker does, and a ModelError if the class's backend runs no model.
     """
     entry = settings.hardware_class(hardware)
     host = Host(pinned.threads, cache_folder(settings), places=pinned.places)

@@ -30,11 +30,8 @@ _EXPECTED = {"fingerprint", "recipe", "model", "engine", "graph", "accuracy", "r
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The model of an artefact, and how it is built.
-
-    Attributes:
-        fingerprint: of the model.
-        recipe: everything else that decides the folder's contents, `kind` included.
+    """The model of an artefact by its fingerprint, and in `recipe` everything else that decides the contents, `kind`
+    included.
     """
 
     fingerprint: str
@@ -84,13 +81,8 @@ class ArtifactStore:
     def build(self, wanted: Wanted, fill: Callable[[Path], Mapping[str, Any]], *, force: bool = False) -> Artifact:
         """Build an artefact, unless another process has done so meanwhile. One that can't be trusted is replaced.
 
-        Args:
-            fill: writes the files into a folder, and returns what else the manifest is to say.
-            force: replace the artefact even if it can be trusted.
-
-        Raises:
-            ModelError: it can't be written.
-            Whatever `fill` raises.
+        `fill` writes the files into a folder, and returns what else the manifest is to say; what it raises is raised.
+        `force` replaces the artefact even if it can be trusted. A ModelError if it can't be written.
         """
         try:
             private_folder(self._root)
@@ -142,9 +134,8 @@ class ArtifactStore:
 def read_artifact(folder: Path) -> Artifact:
     """Read a folder and check every byte of it.
 
-    Raises:
-        ModelError: it is no artefact of this version, a file is not what its manifest says, or another user can write
-            to it.
+    A ModelError if it is no artefact of this version, a file is not what its manifest says, or another user can write
+    to it.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))

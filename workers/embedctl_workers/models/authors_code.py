@@ -35,14 +35,10 @@ _NATIVE_FIELDS: Mapping[str, tuple[str, object]] = {
 
 
 def refuse_authors_code(file: str, config: Mapping[str, object]) -> None:
-    """Refuse a model whose vectors its author's code computes: without it, transformers may compute others.
+    """Refuse (ModelError) a model whose vectors its author's code computes: without it, transformers may compute
+    others.
 
-    Args:
-        file: where the model's `config.json` is, for messages.
-        config: its contents.
-
-    Raises:
-        ModelError: it is such a model.
+    `config` holds the contents of its `config.json`, which is at `file`.
     """
     if config.get("model_type") == _NATIVE:
         _refuse_other_fields(file, config)

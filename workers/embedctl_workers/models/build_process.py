@@ -23,13 +23,9 @@ log = logging.getLogger(__name__)
 def request_for(
     files: ModelFiles, host: Host, kind: str, folder: Path, *, revision: str = "", **more: Any
 ) -> Mapping[str, Any]:
-    """What :func:`run_build` takes.
+    """What :func:`run_build` takes, to fill the folder of an artefact of this kind.
 
-    Args:
-        kind: of the artefact.
-        folder: the artefact's, to be filled.
-        revision: the hub's revision of the model, for the manifest.
-        more: what this kind is built of besides, in types of JSON.
+    `revision` is the hub's, for the manifest; `more` is what this kind is built of besides, in types of JSON.
     """
     return {
         "name": files.name,
@@ -53,14 +49,8 @@ def read_request(request: Mapping[str, Any]) -> tuple[ModelFiles, Host, Path]:
 def run_build(module: str, request: Mapping[str, Any]) -> dict[str, Any]:
     """Run a module of `building/`, which fills an artefact's folder; its progress goes to the log.
 
-    Args:
-        request: its argument, as :func:`request_for` makes it.
-
-    Returns:
-        What the manifest is to say: the JSON object that the process ends with.
-
-    Raises:
-        ModelError: that object is an error, or there is none.
+    Returns what the manifest is to say: the JSON object that the process ends with. A ModelError if that is an error,
+    or there is none.
     """
     with running(
         [sys.executable, "-m", module, json.dumps(request)],
@@ -86,9 +76,8 @@ def run_build(module: str, request: Mapping[str, Any]) -> dict[str, Any]:
 def answer_request(build: Callable[[Mapping[str, Any], Callable[[str], None]], dict[str, Any]], advice: str) -> None:
     """In the process of a build: run a function on the request of the command line, and print its answer as JSON.
 
-    Args:
-        build: gets the request, and a function to call with each line of progress.
-        advice: what the user can do if the build fails in an unknown way.
+    The function also gets one to call with each line of progress. `advice` says what the user can do if the build fails
+    in an unknown way.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     request = json.loads(sys.argv[1])

@@ -50,14 +50,7 @@ Builder = Callable[["ModelFiles", "Host", BuildOptions], "Artifact"]
 
 
 def require_builder(hardware: str, backend: str) -> str:
-    """Where the builder for a backend is, as in :data:`BUILDERS`.
-
-    Args:
-        hardware: the name of the hardware class, for the message.
-
-    Raises:
-        SettingsError: the backend runs no artefact.
-    """
+    """Where the builder for a backend is, as in :data:`BUILDERS`; a SettingsError if the backend runs no artefact."""
     if backend not in BUILDERS:
         raise SettingsError(
             f"class {hardware} runs backend {backend!r}, which needs no build: choose a class with backend "
@@ -67,11 +60,7 @@ def require_builder(hardware: str, backend: str) -> str:
 
 
 def load_builder(hardware: str, backend: str) -> Builder:
-    """The builder for a backend; this imports the backend's runtime.
-
-    Raises:
-        SettingsError: as :func:`require_builder`.
-    """
+    """The builder for a backend; this imports the backend's runtime. Raises as :func:`require_builder`."""
     module, _, function = require_builder(hardware, backend).partition(":")
     builder: Builder = getattr(import_module(module), function)
     return builder

@@ -29,16 +29,9 @@ def cache_folder(settings: Settings) -> Path:
 
 
 def private_folder(folder: Path) -> Path:
-    """Make a folder unless it exists, and check that no other user can write to it or replace it.
+    """Make a folder unless it exists, and return it. A ModelError if another user can write to it or replace it.
 
     Files of the cache are executed or decide vectors, so another user must not be able to change them.
-
-    Returns:
-        The same folder.
-
-    Raises:
-        ModelError: another user can write to it or replace it.
-        OSError: it can't be made.
     """
     for each in (*reversed(folder.parents), folder):
         if not each.exists():
@@ -52,12 +45,9 @@ def private_folder(folder: Path) -> Path:
 
 
 def distrusted(path: Path) -> str:
-    """Why a file or folder is not trusted, and the commands that repair it.
+    """Why a file or folder is not trusted, and the commands that repair it; an OSError if it does not exist.
 
     Empty if it is trusted: it is this user's, and no other user can write to it or replace it.
-
-    Raises:
-        OSError: it does not exist.
     """
     flaws = list(_flaws(path))
     if not flaws:
@@ -68,36 +58,26 @@ def distrusted(path: Path) -> str:
 
 
 def keep(path: Path, data: bytes) -> None:
-    """Write or replace a file of the cache, so that no other user can write to it.
+    """Write or replace a file of the cache, so that no other user can write to it; raises OSError, or as
+    :func:`private_folder`.
 
     A process that is killed meanwhile leaves the previous file, or none. A link at this path is replaced, and its
     target is not touched.
-
-    Raises:
-        ModelError: another user could replace the folder's contents.
-        OSError: the file can't be written.
     """
     private_folder(path.parent)
     durable.write(path, data, mode=_READABLE)
 
 
 def make_readable(path: Path) -> None:
-    """Let other users read a file, and only this user write to it: otherwise it would not be trusted.
-
-    Raises:
-        OSError: it does not exist.
-    """
+    """Let other users read a file, and only this user write to it: otherwise it would not be trusted."""
     path.chmod(_READABLE)
 
 
 def locked(path: Path, doing: str = "") -> AbstractContextManager[None]:
-    """Hold the lock of a file or folder of the cache, once nobody else does.
+    """Hold the lock of a file or folder of the cache, once nobody else does; `doing` is for the log, empty: it builds
+    it.
 
-    Args:
-        doing: what its holder does, for the log; empty: it builds the file or folder.
-
-    Raises:
-        OSError: the lock's file is a link, which is not followed, or can't be made.
+    An OSError if the lock's file is a link, which is not followed, or can't be made.
     """
     return locks.locked(path.with_name(f".{path.name}.lock"), holder=doing or f"builds {path.name}")
 

@@ -49,11 +49,7 @@ class Catalogue:
 
 
 def read_catalogue(settings: Settings, folder: Path | None = None) -> Catalogue:
-    """Everything that can be used on this machine.
-
-    Args:
-        folder: a folder whose models are listed too: its own, or those of the folders in it.
-    """
+    """Everything that can be used on this machine, with the models of `folder`: its own, or those of folders in it."""
     models = list(_models(settings, folder))
     usable, unusable = artifacts(settings)
     by_fingerprint: dict[str, list[Artifact]] = {}
@@ -88,8 +84,7 @@ def artifacts(settings: Settings) -> tuple[list[Artifact], dict[Path, ModelError
 def read_model(name: str, settings: Settings) -> tuple[FoundModel, str]:
     """One model with the names of its prompts, and its fingerprint, without what is built of it.
 
-    Raises:
-        ModelNotFound, ModelError: as :func:`~embedctl_workers.models.files.resolve_model`.
+    Raises as :func:`~embedctl_workers.models.files.resolve_model`.
     """
     files = resolve_model(name, settings.models.get(name))
     found = FoundModel(name, _where(name, settings), files.folder, facts_of(files.folder))

@@ -48,13 +48,9 @@ _WEIGHTS = (("model.safetensors", "model", ".safetensors"), ("pytorch_model.bin"
 def module_folders(read: Callable[[str], Any], place: str) -> list[str]:
     """The folders of a model's modules, relative to the model's own, without the latter.
 
-    Args:
-        read: the parsed JSON of a file by its relative name; None if there is none. Raises ValueError.
-        place: where the model is, for messages.
-
-    Raises:
-        ModelError: a file can't be read, names a folder outside of the model's own, or a module that is not part of
-            sentence-transformers or chooses between others.
+    `read` gives the parsed JSON of a file by its relative name, None if there is none, and may raise ValueError. A
+    ModelError if a file can't be read, names a folder outside of the model's own, or a module that is not part of
+    sentence-transformers or chooses between others.
     """
     try:
         modules = read(MODULES)
@@ -78,11 +74,8 @@ def module_folders(read: Callable[[str], Any], place: str) -> list[str]:
 
 
 def deciding(names: Collection[str], folders: Sequence[str]) -> list[str]:
-    """Those of a model's files that decide its vectors, sorted.
-
-    Args:
-        names: relative to the model's folder.
-        folders: of its modules.
+    """Those of a model's files that decide its vectors, sorted; the names are relative to its folder, `folders` its
+    modules'.
     """
     top = {name for name in names if "/" not in name and any(fnmatchcase(name, each) for each in DECIDING)}
     below = {name for name in names if any(name.startswith(f"{folder}/") for folder in folders)}
@@ -90,11 +83,7 @@ def deciding(names: Collection[str], folders: Sequence[str]) -> list[str]:
 
 
 def check_named(where: str, name: str, config: object) -> None:
-    """As :func:`check_kinds`, for the contents of a module's file that names others, or its author's code.
-
-    Args:
-        name: the file's name, without its folder.
-    """
+    """As :func:`check_kinds`, for the contents of a module's file that names others, or its author's code."""
     if name not in NAMING or not isinstance(config, dict):
         return
     if name == "config.json":
@@ -105,11 +94,7 @@ def check_named(where: str, name: str, config: object) -> None:
 
 
 def refuse_adapters(place: str, names: Iterable[str]) -> None:
-    """Refuse a model that is an adapter, by the names of its files.
-
-    Raises:
-        ModelError: it is one.
-    """
+    """Refuse (ModelError) a model that is an adapter, by the names of its files."""
     if adapter := next((name for name in names if PurePosixPath(name).name == ADAPTER), None):
         raise ModelError(
             f"{place}/{adapter} makes the model an adapter of another one (PEFT): merge the two (`merge_and_unload()` "
@@ -118,10 +103,8 @@ def refuse_adapters(place: str, names: Iterable[str]) -> None:
 
 
 def check_kinds(where: str, kinds: Sequence[object]) -> None:
-    """Refuse modules that are the model's own code, which some versions of sentence-transformers would run.
-
-    Raises:
-        ModelError: a module is not part of sentence-transformers.
+    """Refuse (ModelError) modules that are no part of sentence-transformers: some of its versions would run the model's
+    code.
     """
     foreign = [kind for kind in kinds if not (isinstance(kind, str) and kind.startswith(_KINDS))]
     if foreign:

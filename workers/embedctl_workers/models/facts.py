@@ -24,7 +24,6 @@ class ModelFacts:
     """A model's facts. None means that its files do not say.
 
     Attributes:
-        dimensions: of a vector.
         longest_text: most tokens of a text, special ones included.
         size: bytes of the files that decide its vectors.
         architecture: such as `bert`.
@@ -41,8 +40,7 @@ class ModelFacts:
 def facts_of(folder: Path) -> ModelFacts:
     """Read the facts of the model in a folder.
 
-    Raises:
-        ModelError: a file can't be read, or as :func:`~embedctl_workers.models.files.fingerprint_of`.
+    A ModelError if a file can't be read, or as :func:`~embedctl_workers.models.files.fingerprint_of`.
     """
     try:
         files = deciding_files(folder)
@@ -104,10 +102,8 @@ def _longest_text(transformer: Path, config: dict[str, Any]) -> int | None:
 
 
 def _json(path: Path, default: Any) -> Any:
-    """The contents of a file of the same kind as the default; the default if there is no file.
-
-    Raises:
-        ValueError: it holds something else.
+    """The contents of a file, a ValueError if they are of another kind than the default; the default if there is no
+    file.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

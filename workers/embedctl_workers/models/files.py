@@ -71,10 +71,9 @@ def folder_without_hub(source: str) -> Path | None:
 def fingerprint_of(folder: Path) -> str:
     """sha256 over the names and contents of the files that decide a model's vectors.
 
-    Raises:
-        ModelError: the folder holds no sentence-transformers model with weights; or it names files outside itself,
-            modules that are not part of sentence-transformers, its author's own code, or another model that it is an
-            adapter of; or a file can't be read.
+    A ModelError if the folder holds no sentence-transformers model with weights; if it names files outside itself,
+    modules that are not part of sentence-transformers, its author's own code, or another model that it is an adapter
+    of; or if a file can't be read.
     """
     whole = hashlib.sha256()
     for path in deciding_files(folder):
@@ -129,14 +128,10 @@ def _package_folder(source: str) -> Path | None:
 
 
 def cached_folder(source: str, revision: str) -> Path:
-    """The folder of a model in the hub's cache. Nothing is downloaded.
+    """The folder of a model in the hub's cache, at a branch, tag or commit; empty: the cache's `main`. Nothing is
+    downloaded.
 
-    Args:
-        revision: a branch, tag or commit; empty: the cache's `main`.
-
-    Raises:
-        ModelNotFound: it is not there, or not whole.
-        MissingExtra: huggingface_hub is not installed.
+    ModelNotFound if it is not there, or not whole; MissingExtra if huggingface_hub is not installed.
     """
     try:  # only here: a worker whose models are all local does not need it
         from huggingface_hub import snapshot_download

@@ -14,11 +14,8 @@ UNLIMITED = 2**31 - 1
 def longest_text(model: SentenceTransformer) -> int:
     """Most tokens of a text, special ones included: what the model states, but no more than it has positions for.
 
-    RoBERTa and its kin have 514 embeddings of positions, and a text uses all but two. Some models state 514, and
-    fail with the texts that are longer than 512.
-
-    Returns:
-        :data:`UNLIMITED` for a model without a limit.
+    RoBERTa and its kin have 514 embeddings of positions, and a text uses all but two. Some models state 514, and fail
+    with the texts that are longer than 512. A model without a limit has :data:`UNLIMITED`.
     """
     limits = [model.max_seq_length or UNLIMITED, UNLIMITED]
     for part in model.modules():

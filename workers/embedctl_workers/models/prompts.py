@@ -14,11 +14,7 @@ _TOLD = 1000
 
 
 def prompts_of(folder: Path) -> Mapping[str, str]:
-    """The prompts of the model in a folder: name → text, which may be empty.
-
-    Raises:
-        ModelError: the file with the prompts can't be read.
-    """
+    """The prompts of the model in a folder: name → text, which may be empty. A ModelError if they can't be read."""
     path = folder / _FILE
     try:
         prompts = (read_json(path) or {}).get("prompts") or {}

@@ -37,11 +37,8 @@ _FORMAT = 1
 def references_for(files: ModelFiles, host: Host, *, prompt: str | None = None) -> Vectors:
     """The model's own vectors of the gate's texts, from the cache or computed now, which takes some seconds.
 
-    Args:
-        prompt: None is the model's default prompt; the only other one is the gate's, :data:`~.gate_texts.PROMPT`.
-
-    Returns:
-        float32, texts × dimensions, not normalised unless the model itself does so.
+    They are float32, texts × dimensions, not normalised unless the model itself does so. A prompt of None is the
+    model's default; the only other one is the gate's, :data:`~.gate_texts.PROMPT`.
 
     Raises:
         MissingExtra: they are not in the cache, and sentence-transformers is not installed.

@@ -43,10 +43,7 @@ class Tuned:
 
 
 def token_budget(hardware: HardwareClass, fingerprint: str, *, threads: int, cache: Path, default: int) -> int:
-    """The token budget that the class sets, else the one tuned for this number of threads, else the default.
-
-    Only the budgets of classes on CPUs are tuned.
-    """
+    """The budget that the class sets, else, on CPUs, the one tuned for this number of threads, else the default."""
     if hardware.token_budget or hardware.device != "cpu":
         return hardware.token_budget or default
     tuned = load_tuned(hardware, fingerprint, cache)
@@ -86,15 +83,7 @@ def load_tuned(
 def save_tuned(
     tuned: Tuned, hardware: HardwareClass, fingerprint: str, cache: Path, accelerator: Accelerator | None = None
 ) -> Path:
-    """Keep what was found.
-
-    Returns:
-        The file.
-
-    Raises:
-        ModelError: another user can write to its folder.
-        OSError: it can't be written.
-    """
+    """Keep what was found, and return its file; raises as :func:`~embedctl_workers.models.cache.keep`."""
     path = _path(hardware, fingerprint, cache, accelerator)
     keep(path, json.dumps(asdict(tuned)).encode())
     return path

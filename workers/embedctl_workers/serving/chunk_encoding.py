@@ -30,16 +30,10 @@ log = logging.getLogger(__name__)
 
 
 class ChunkEncoding:
-    """Encodes chunks for several threads: one is on the device while others prepare theirs.
+    """Encodes chunks for several threads, each inside the isolation: one is on the device while others prepare theirs.
 
-    Args:
-        isolation: the calling thread is inside it.
-        draining: set when the worker is to stop; no encode begins after that.
-        hurrying: set when no further batch is to begin either.
-        now_ms: about the time of Redis, in ms.
-
-    Attributes:
-        speed: by model.
+    Once `draining` is set, no encode begins; once `hurrying` is, no further batch. `now_ms` is about the time of Redis,
+    in ms. `speed` is by model.
     """
 
     def __init__(
@@ -78,11 +72,8 @@ class ChunkEncoding:
     def encode_together(self, chunks: Sequence[ClaimedChunk]) -> list[Share | None]:
         """Encode chunks of one encoder in common batches.
 
-        Returns:
-            For each chunk its share, for :meth:`encode`; None for a chunk that is to be encoded by itself.
-
-        Raises:
-            DeviceLost: by the backend.
+        For each chunk, its share for :meth:`encode`; None for a chunk that is to be encoded by itself. DeviceLost by
+        the backend.
         """
         prepared = [self._prepared_to_join(each) for each in chunks]
         key = next((each.key for each in prepared if each), None)
@@ -130,9 +121,6 @@ class ChunkEncoding:
     def encode(self, claimed: ClaimedChunk, share: Share | None = None) -> EncodedChunk | None:
         """Encode a chunk; None if the worker is to stop first, or another suspect chunk is encoded alone.
 
-        Args:
-            share: what :meth:`encode_together` has done of it.
-
         Raises:
             Stopped: the chunk is no longer wanted.
             DeviceLost, WorkerSick: as by :meth:`ChunkEncoder.encode`.
@@ -147,11 +135,7 @@ class ChunkEncoding:
             claimed.held.moving_since, claimed.held.on_device = None, False
 
     def check_worker(self, encoder: ChunkEncoder) -> None:
-        """Check that the worker still encodes its known good text.
-
-        Raises:
-            DeviceLost, WorkerSick: as by :meth:`ChunkEncoder.check_worker`.
-        """
+        """Check that the worker still encodes its known good text, as :meth:`ChunkEncoder.check_worker`."""
         with self._device.lock:
             encoder.check_worker()
 
@@ -249,11 +233,7 @@ class ChunkEncoding:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A chunk's share of common batches.
-
-    Attributes:
-        vectors: as by :meth:`ChunkEncoder.encode_together`; None if the batches failed, or the chunk was in none.
-    """
+    """A chunk's share of common batches; vectors are None if the batches failed, or the chunk was in none."""
 
     prepared: Prepared
     vectors: Vectors | None
@@ -295,8 +275,7 @@ class _HeldUse(DeviceUse):
 class _OneTurn(_HeldUse):
     """The use by a chunk that is finished once it has begun, unless the worker is to stop in a hurry.
 
-    Attributes:
-        began: when its first batch began, by the monotonic clock; 0 before that.
+    `began` is when its first batch began, by the monotonic clock; 0 before that.
     """
 
     def __init__(self, device: _Device, held: Held) -> None:

@@ -31,10 +31,11 @@ _MOST_FAILURES = 8
 
 
 class ChunkStore:
-    """Tells Redis about held chunks, and waits for a Redis that is away, until the worker is to stop.
+    """Tells Redis about held chunks, and waits for a Redis that is away, until `draining` is set: the worker is to
+    stop.
 
-    Args:
-        draining: set when the worker is to stop.
+    BrokerUnavailable says that Redis is away and the worker is to stop, BrokerRefused that Redis takes other writes,
+    and not this one.
     """
 
     def __init__(
@@ -46,30 +47,18 @@ class ChunkStore:
         self._draining = draining
 
     def renew(self, held: Held, row: int) -> str:
-        """Renew a chunk's lease, and say which row is encoded next; Redis' answer.
-
-        Raises:
-            BrokerUnavailable: Redis is away, and the worker is to stop.
-            BrokerRefused: Redis takes other writes, and not this one.
-        """
+        """Renew a chunk's lease, and say which row is encoded next; Redis' answer."""
         return self._retried(held, lambda: self._broker.jobs.renew(held.job_id, held.chunk, held.token, row=row))
 
     def text(self, held: Held, claim: Claim) -> bytes | None:
         """The bytes of a claimed chunk; None if they are gone from outside of Redis.
 
-        Raises:
-            BrokerUnavailable, BrokerRefused: as by :meth:`renew`.
-            WireForeign: they are damaged.
-            SettingsError: they are where this worker does not look.
+        WireForeign if they are damaged; a SettingsError if they are where this worker does not look.
         """
         return self._retried(held, lambda: self._broker.chunk_files.get(claim.input))
 
     def complete(self, claimed: ClaimedChunk, encoded: EncodedChunk) -> None:
-        """Store the result of a chunk. Its ticket is over then, and others can be sent.
-
-        Raises:
-            BrokerUnavailable, BrokerRefused: as by :meth:`renew`.
-        """
+        """Store the result of a chunk. Its ticket is over then, and others can be sent."""
         held, job = claimed.held, claimed.job
         payload = wire.encode_result(self._result(claimed, encoded))
         jobs = self._broker.jobs
@@ -103,10 +92,8 @@ class ChunkStore:
     def give_back(self, held: Held, *, delay_s: float, trouble: str = "", doubts: Doubts | None = None) -> None:
         """End the lease of a chunk that this worker does not complete. If Redis is away, the lease lapses instead.
 
-        Args:
-            delay_s: after this time the reaper sends another ticket, unless one was sent.
-            trouble: what the job's status is to say about it.
-            doubts: what this worker and earlier owners could not do with the chunk.
+        Unless another ticket was sent, the reaper sends one after `delay_s`. The job's status is to say `trouble`.
+        `doubts` are what this worker and earlier owners could not do with the chunk.
         """
         try:
             self._broker.jobs.release(

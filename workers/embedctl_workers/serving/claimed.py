@@ -13,13 +13,9 @@ from embedctl_workers.serving.in_hand import Held
 
 @dataclass(frozen=True, slots=True)
 class ClaimedChunk:
-    """A chunk that this worker holds, and its input.
+    """A chunk that this worker holds, its input as it is stored, and the same decoded.
 
-    Attributes:
-        encoder: of the job's model.
-        payload: the input as it is stored in Redis.
-        chunk: the same, decoded.
-        given_up: rows at which earlier owners died; None if the chunk is not suspect for that reason.
+    `given_up` are rows at which earlier owners died; None if the chunk is not suspect for that reason.
     """
 
     held: Held

@@ -44,9 +44,6 @@ class Gathering:
         """The waiting chunks that may be encoded with a small one, up to a token budget in all.
 
         Nobody has claimed them before, so none of them is suspect.
-
-        Raises:
-            BrokerUnavailable: Redis can't be reached.
         """
         now_ms = self._broker.connection.about_now_ms()
         tickets = self._queues.next_tickets(claimed.job.queue, _MOST, now_ms=now_ms)
@@ -63,11 +60,7 @@ class Gathering:
         return self._unclaimed(list(_up_to(_room(claimed) - len(claimed.payload), alike)))
 
     def took(self, queue: str, taken: Sequence[QueuedTicket]) -> None:
-        """Remove the tickets of chunks that were claimed.
-
-        Raises:
-            BrokerUnavailable: Redis can't be reached; the tickets will find their chunks busy or done.
-        """
+        """Remove the tickets of chunks that were claimed; those that stay will find their chunks busy or done."""
         if taken:
             self._queues.remove(queue, taken)
 

@@ -21,9 +21,6 @@ class Health:
 
     A worker is *well* while its process can do its job, whatever happens to Redis; a worker that is not well should be
     ended. It is *ready* while it takes chunks.
-
-    Args:
-        now: the monotonic clock, in seconds.
     """
 
     def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:

@@ -24,11 +24,9 @@ _LAST_ROUND_S = 10.0
 
 
 class Heartbeat:
-    """Beats every `min(5 s, lease / 3)` until stopped.
+    """Beats every `min(5 s, lease / 3)` until stopped: `describe` gives the worker's current row in the registry.
 
-    Args:
-        describe: gives the worker's current row in the registry.
-        return_tickets: sends on the tickets that this worker can't handle.
+    `return_tickets` sends on the tickets that this worker can't handle.
     """
 
     def __init__(
@@ -57,11 +55,7 @@ class Heartbeat:
         ]
 
     def start(self) -> None:
-        """Announce the worker, then go on in threads.
-
-        Raises:
-            BrokerUnavailable: Redis can't be reached.
-        """
+        """Announce the worker, then go on in threads; BrokerUnavailable if Redis can't be reached."""
         self._beat()
         self.moved_at = self.reaped_at = time.monotonic()
         for thread in self._threads:

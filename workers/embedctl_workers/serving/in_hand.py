@@ -46,14 +46,9 @@ class Held:
 
 
 class InHand:
-    """A set of held chunks that threads may share.
+    """A set of held chunks that threads may share; their encodes move by the monotonic clock `now`, in seconds.
 
-    Args:
-        now: the monotonic clock, in seconds.
-
-    Attributes:
-        now: the same clock, by which the encodes of its chunks move.
-        progressed_ms: when a batch was last finished, in ms by about Redis' clock; 0 before the first.
+    `progressed_ms` is when a batch was last finished, in ms by about Redis' clock; 0 before the first.
     """
 
     def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
@@ -79,11 +74,7 @@ class InHand:
             return list(self._held.values())
 
     def progressed(self, held: Held, now_ms: int) -> None:
-        """A batch of a chunk was finished.
-
-        Args:
-            now_ms: by about Redis' clock.
-        """
+        """A batch of a chunk was finished; `now_ms` is by about Redis' clock."""
         held.moving_since = self._device_moved = self.now()
         self.progressed_ms = now_ms
 

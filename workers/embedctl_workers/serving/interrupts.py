@@ -18,9 +18,8 @@ from celery.worker import state
 def answer_interrupts(draining: Event, hurrying: Event) -> None:
     """Have Ctrl-C stop this worker. Call it in the main thread, once Celery has set its own handlers.
 
-    Args:
-        draining: set by the first Ctrl-C: the worker finishes the chunk that it is encoding.
-        hurrying: set by the second: it gives that chunk back after the batch that it is encoding.
+    The first sets `draining`: the worker finishes the chunk that it is encoding. The second sets `hurrying`: it gives
+    that chunk back after the batch that it is encoding.
     """
 
     interrupts = 0

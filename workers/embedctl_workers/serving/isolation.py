@@ -38,8 +38,7 @@ class Isolation:
     def isolate(self) -> bool:
         """Wait until all other threads have left, and keep them out until this one leaves.
 
-        Returns:
-            False, at once, if another thread is isolated or waits to be.
+        False, at once, if another thread is isolated or waits to be.
         """
         with self._changed:
             if self._isolated is not None:

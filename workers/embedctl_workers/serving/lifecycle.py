@@ -63,13 +63,7 @@ def run_worker(
     build: bool = True,
     pull: bool = False,
 ) -> int:
-    """Serve models until told to stop.
-
-    Args:
-        pull: download a model that is not on this machine.
-
-    Returns:
-        The exit status.
+    """Serve models until told to stop; the exit status.
 
     Raises:
         SettingsError, ModelError, MissingExtra: the worker can't start as it is configured.
@@ -151,12 +145,7 @@ def run_worker(
 def _telemetry(
     settings: Settings, hardware: str, entry: HardwareClass, models: Sequence[str], health: Health, stack: ExitStack
 ) -> tuple[Telemetry, str]:
-    """The telemetry of this worker, and the URL of its metrics, which are served until the stack is left.
-
-    Raises:
-        MissingExtra: the extra `metrics` is not installed.
-        SettingsError: it can't listen there.
-    """
+    """The telemetry of this worker, and the URL of its metrics, which are served until the stack is left."""
     if not settings.metrics_address:
         return Telemetry(), ""
     try:
@@ -205,13 +194,7 @@ def _load(
     *,
     pull: bool,
 ) -> _Served:
-    """Load a model and measure its vectors.
-
-    Raises:
-        SettingsError, ModelError, MissingExtra: it can't be loaded.
-        GateFailed: its vectors are not what the class promises.
-        WorkerSick: it can't encode the known good text.
-    """
+    """Load a model, once it is downloaded if `pull`, and measure its vectors."""
     started = time.monotonic()
     health.phase = f"loading {model}"
     try:

@@ -32,14 +32,7 @@ class Limits:
         self._overruled: dict[str, Overruled] = {}
 
     def round(self, worker: str) -> None:
-        """State the limits if it is time.
-
-        Args:
-            worker: the worker's name.
-
-        Raises:
-            BrokerUnavailable: Redis can't be reached.
-        """
+        """State the limits if it is time, in the name of this worker; BrokerUnavailable if Redis can't be reached."""
         limits = self._broker.settings.tenants
         if not limits or time.monotonic() < self._next:
             return

@@ -36,13 +36,9 @@ _ROUND_TRIP_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1
 
 
 class Metrics(Telemetry):
-    """The metrics of one worker process, in a registry of its own.
+    """The metrics of one worker process, which serves these models of a hardware class, in a registry of its own.
 
     No label holds a job's id or a text: labels have few values, all known when the worker starts.
-
-    Args:
-        hardware: the name of the hardware class.
-        models: the models that the worker serves.
     """
 
     def __init__(self, hardware: str, entry: HardwareClass, models: Sequence[str]) -> None:

@@ -54,10 +54,7 @@ _LEFT_DELAY_S = 5.0
 class ChunkRunner:
     """Turns tickets into stored vectors. One thread encodes while others claim and prepare.
 
-    Args:
-        encoders: by model name.
-        instance: this worker process.
-        telemetry: is told what becomes of chunks.
+    Encoders are by model name; `instance` is this worker process.
 
     Attributes:
         in_hand: the chunks that this worker holds.
@@ -139,10 +136,8 @@ class ChunkRunner:
     def return_tickets(self) -> None:
         """Send on the tickets that this worker could not handle: another one may, or this one at a better time.
 
-        Called at each heartbeat and no sooner, so that a ticket which no worker can handle does not run in circles.
-
-        Raises:
-            BrokerUnavailable: Redis can't be reached; the tickets are kept until the next call.
+        Called at each heartbeat and no sooner, so that a ticket which no worker can handle does not run in circles. If
+        Redis can't be reached (BrokerUnavailable), the tickets are kept until the next call.
         """
         tickets = [self._returned.popleft() for _ in range(len(self._returned))]
         try:
@@ -200,11 +195,8 @@ class ChunkRunner:
             self._returned.extend(ticket for _, ticket in over)
 
     def _run(self, held: Held, ticket: Ticket, joined: list[_Joined], over: list[_Over]) -> None:
-        """Do what a ticket says.
-
-        Args:
-            joined: gets chunks that were claimed to be encoded with its own.
-            over: gets the ticket once its chunk has ended.
+        """Do what a ticket says. `joined` gets chunks that were claimed with its own, `over` the ticket once its chunk
+        has ended.
         """
         rest_s = self._doubted.pass_on(held.job_id, held.chunk, partial(self._others, ticket.queue))
         if rest_s is not None:
@@ -228,10 +220,8 @@ class ChunkRunner:
         self._finish(claimed, ticket, over, share)
 
     def _claim(self, held: Held) -> tuple[JobStatus, Claim]:
-        """Claim a chunk. The facts of a job that is not known come with the answer.
-
-        Raises:
-            _NotForMe: another worker may take it.
+        """Claim a chunk. The facts of a job that is not known come with the answer. _NotForMe if another worker may
+        take it.
         """
         asked: dict[str, Any] = {
             "token": held.token,
@@ -338,11 +328,7 @@ class ChunkRunner:
         return True
 
     def _finish(self, claimed: ClaimedChunk, ticket: Ticket, over: list[_Over], share: Share | None) -> None:
-        """Encode a chunk, and store its result or leave it to another worker. Raises as :meth:`ChunkStore.complete`.
-
-        Args:
-            over: gets the ticket if the chunk has ended.
-        """
+        """Encode a chunk, and store its result or leave it to another worker. Raises as :meth:`ChunkStore.complete`."""
         held, job = claimed.held, claimed.job
         encoded = self._encoding.encode(claimed, share)
         if encoded is None or self.sick is not None:  # another thread may have found out that these vectors are wrong

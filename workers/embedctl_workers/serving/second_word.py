@@ -42,20 +42,15 @@ class DoubtedChunks:
         self._circling = False
 
     def add(self, job_id: str, chunk: int) -> None:
-        """This worker has doubted a chunk."""
         with self._lock:
             self._passes_left[job_id, chunk] = MOST_PASSES
             if len(self._passes_left) > _MOST_REMEMBERED:
                 self._passes_left.popitem(last=False)
 
     def pass_on(self, job_id: str, chunk: int, others: Callable[[], bool]) -> float | None:
-        """Decide whether to pass on the ticket of a chunk.
+        """How long the thread rests after passing on the ticket of a chunk, in seconds; None if it is not passed on.
 
-        Args:
-            others: tells whether there are other workers; called only if that decides.
-
-        Returns:
-            How long the thread then rests, in seconds; None if the ticket is not passed on.
+        `others` tells whether there are other workers; called only if that decides.
         """
         if (job_id, chunk) not in self._passes_left:
             self._circling = False
@@ -73,8 +68,7 @@ class DoubtedChunks:
 def rest_s(unsure: Streak, encoded: EncodedChunk) -> float:
     """How long the thread rests after giving back a chunk, in seconds.
 
-    Args:
-        unsure: counts the chunks in a row that this worker could encode less than half of.
+    `unsure` counts the chunks in a row that this worker could encode less than half of.
     """
     if 2 * len(encoded.doubtful) <= len(encoded.vectors):
         return 0.0
@@ -84,11 +78,10 @@ def rest_s(unsure: Streak, encoded: EncodedChunk) -> float:
 
 
 def counts(encoded: EncodedChunk, doubts: Doubts | None, me: str, others: Callable[[], bool]) -> bool:
-    """Whether the rows that this worker could not encode, although it tried each twice, fail for good.
+    """Whether the rows that this worker, the instance `me`, could not encode, although it tried each twice, fail for
+    good.
 
-    Args:
-        me: this worker's instance.
-        others: tells whether there are other workers; called only if that decides.
+    `others` tells whether there are other workers; called only if that decides.
     """
     failed = encoded.doubtful
     if _are_few(encoded):

@@ -17,12 +17,7 @@ _LEAST_S = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What was encoded.
-
-    Attributes:
-        tokens: without padding.
-        positions: with padding.
-    """
+    """What was encoded: `tokens` without padding, `positions` with it."""
 
     rows: int = 0
     tokens: int = 0
@@ -36,9 +31,8 @@ class Work:
 class Speed:
     """Rates while the device works, smoothed over the last chunks; all 0 before the first.
 
-    Attributes:
-        padding: the share of padding in what the device was given, 0 to 1.
-        sustained_tokens_per_s: the rate of large chunks alone; 0 before the first one.
+    `padding` is its share in what the device was given, 0 to 1, `sustained_tokens_per_s` the rate of large chunks
+    alone; 0 before the first one.
     """
 
     tokens_per_s: float = 0.0
@@ -68,11 +62,7 @@ class Speed:
 
 
 class SpeedMeter:
-    """Measures the speed of a worker whose threads encode chunks at the same time.
-
-    Attributes:
-        speed: by model.
-    """
+    """Measures the speed of a worker, by model, whose threads encode chunks at the same time."""
 
     def __init__(self, models: Iterable[str]) -> None:
         self.speed: dict[str, Speed] = dict.fromkeys(models, Speed())

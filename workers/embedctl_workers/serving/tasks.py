@@ -16,11 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def register(app: Celery, runner: ChunkRunner, model_of_queue: dict[str, str]) -> None:
-    """Have `runner` handle the tickets that `app` receives.
-
-    Args:
-        model_of_queue: queue → the model whose tickets it holds.
-    """
+    """Have `runner` handle the tickets that `app` receives; each queue holds those of a model."""
 
     # By default, Celery makes a backend in each thread, which reads files. Without file descriptors, that fails after
     # the ticket was handled, and again as Celery handles that failure.

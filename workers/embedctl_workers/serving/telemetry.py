@@ -34,11 +34,7 @@ class Telemetry:
         """A model passed its gate."""
 
     def claimed(self, model: str, claim: Claim, waited_s: float | None) -> None:
-        """A worker asked for a chunk.
-
-        Args:
-            waited_s: the age of its ticket (seconds); None if that is unknown.
-        """
+        """A worker asked for a chunk; `waited_s` is the age of its ticket (seconds), None if that is unknown."""
 
     def staged(self, model: str, stage: Stage, seconds: float) -> None:
         """A chunk passed a stage."""
@@ -47,20 +43,12 @@ class Telemetry:
         """The device finished a batch."""
 
     def encoded(self, model: str, tokens: int, positions: int) -> None:
-        """A chunk was encoded.
-
-        Args:
-            tokens: without padding.
-            positions: with padding.
-        """
+        """A chunk was encoded; tokens are counted without padding, positions with it."""
 
     def answered(self, model: str, answer: str, done: int, codes: Collection[ErrorCode]) -> None:
-        """A chunk's result was offered to Redis.
+        """A chunk's result was offered to Redis, which took it if the answer is `ok`.
 
-        Args:
-            answer: Redis' answer; `ok` if it took the result.
-            done: how many records have a vector.
-            codes: the error code of each other record.
+        `done` records have a vector; each other one has a code.
         """
 
     def failed(self, model: str) -> None:

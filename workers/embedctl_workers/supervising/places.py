@@ -30,10 +30,8 @@ _LISTENS = "the gateway is at "
 class Place(ABC):
     """A process, or the pause before the next one. All methods are for the main thread: the kernel ties a child to it.
 
-    Attributes:
-        restarts: when the next process may start, and whether this one is ready.
-        process: None while none runs.
-        grace_s: how long the process may take to end once it is told to (seconds).
+    `restarts` tells when the next process may start, and whether this one is ready. `process` is None while none runs;
+    it may take `grace_s` seconds to end once it is told to.
     """
 
     def __init__(self, restarts: Restarts, grace_s: float) -> None:
@@ -66,17 +64,12 @@ class Place(ABC):
             self._look()
 
     def start(self) -> None:
-        """Start a process."""
         self._started_at = time.monotonic()
         self.restarts.on_start()
         self.process = self._spawn()
 
     def release(self, status: int, *, by_us: bool = False) -> None:
-        """Take note that the process has ended.
-
-        Args:
-            by_us: the supervisor has killed it.
-        """
+        """Take note that the process has ended, perhaps killed `by_us`, the supervisor."""
         self.process = None
 
     @abstractmethod
@@ -103,13 +96,9 @@ class Place(ABC):
 
 
 class WorkerPlace(Place):
-    """A worker of the plan.
+    """A worker of the plan, which adds to this environment and these options.
 
-    Args:
-        name: the name it has in logs until it has told its own.
-        registry: tells that the worker is ready, and is told how it died.
-        environment: of the worker; the plan adds to it.
-        options: of the worker, beside those of the plan.
+    It has the name in logs until it has told its own. The registry tells that it is ready, and is told how it died.
     """
 
     def __init__(
@@ -158,12 +147,7 @@ class WorkerPlace(Place):
 
 
 class GatewayPlace(Place):
-    """The gateway, which is never given up. What its process prints becomes lines of our log.
-
-    Args:
-        environment: of the process.
-        command: what runs it.
-    """
+    """The gateway, which is never given up. What its process prints becomes lines of our log."""
 
     def __init__(
         self,
@@ -180,8 +164,7 @@ class GatewayPlace(Place):
     def start_first(self) -> None:
         """Start it for the first time, and wait until it listens.
 
-        Raises:
-            WorkerError: it has ended instead; with its own message and status.
+        If it ends instead, that is a WorkerError with its own message and status.
         """
         self.restarts.on_start()
         process, lines = self._spoken()
@@ -239,9 +222,7 @@ class GatewayPlace(Place):
 def drain(places: Iterable[Place], how: str, wait: Callable[[float], None], is_urgent: Callable[[], bool]) -> None:
     """Let each process end by itself; kill those that take too long, or all of them once it is urgent.
 
-    Args:
-        how: what they do before they end, for the log.
-        wait: sleeps for some seconds, or less.
+    `how` says for the log what they do before they end; `wait` sleeps for some seconds, or less.
     """
     running = [(place, place.process) for place in places if place.process is not None]
     for _, process in running:

@@ -22,13 +22,10 @@ Advice = Callable[[str, Sequence[str], frozenset[int], Accelerator | None], int]
 
 @dataclass(frozen=True, slots=True)
 class PlannedWorker:
-    """A worker to start.
+    """A worker to start, on CPUs with a number of compute threads, and on a GPU or Neuron core that `sharing` workers
+    share.
 
-    Attributes:
-        cpus: its CPUs, and how many compute threads it has.
-        accelerator: its GPU or Neuron core; None for a worker on CPUs.
-        metrics_address: where it serves its metrics; empty: nowhere.
-        sharing: how many workers share its accelerator, itself included.
+    If `metrics_address` is empty, it serves no metrics.
     """
 
     hardware: str
@@ -74,12 +71,8 @@ class PlannedWorker:
 
 @dataclass(frozen=True, slots=True)
 class PlannedGateway:
-    """A gateway beside the workers.
-
-    Attributes:
-        address: where it listens, with the port.
-        model: the model of calls that name none.
-        hardware: the class that it uses, or `auto`.
+    """A gateway beside the workers: where it listens, the model of calls that name none, and the class that it uses, or
+    `auto`.
     """
 
     address: str
@@ -133,13 +126,9 @@ def make_plan(
     workers that the class sets, else the one that `advice` gives, else one. Advice for a set of CPUs is asked only if
     nothing else is on that set. The workers of an accelerator divide its CPUs evenly.
 
-    Args:
-        classes: the classes to serve; empty: the setting `hardware`.
-        models: the models of each class; empty: those of the class, else those of the settings.
-
-    Raises:
-        SettingsError: there is no such class; its device is not here; the CPU has nothing for it; there are more
-            classes than devices of a kind; or the setting `auto` may mean several classes.
+    No `classes` mean the setting `hardware`, no `models` those of the class, else those of the settings. A
+    SettingsError if there is no such class; if its device is not here, or the CPU has nothing for it; if there are more
+    classes than devices of a kind; or if the setting `auto` may mean several classes.
     """
     chosen, notes = _chosen_classes(settings, machine, classes)
     accelerators = [

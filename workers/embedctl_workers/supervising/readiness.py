@@ -8,17 +8,9 @@ from embedctl_config.settings import Settings
 
 
 def check_ready(settings: Settings, hardware: str | None) -> list[str]:
-    """Check the workers that run here.
+    """The names of the workers that run here, of a class or, for None, of any.
 
-    Args:
-        hardware: their hardware class; None: all classes.
-
-    Returns:
-        Their names.
-
-    Raises:
-        WorkerError: there is no live worker, or one makes no progress.
-        BrokerUnavailable: Redis can't be reached.
+    A WorkerError if there is no live one, or one makes no progress; BrokerUnavailable if Redis can't be reached.
     """
     broker = Broker.connect(settings)
     try:

@@ -47,8 +47,7 @@ class RegistryLink:
     def report_exit(self, pid: int, how: str) -> None:
         """Report that a process has ended, if it was in the registry.
 
-        Args:
-            how: how it died, which makes the chunks that it held suspect; empty if its end makes none suspect.
+        `how` it died makes the chunks that it held suspect; empty if its end makes none suspect.
         """
         self._expected.discard(pid)
         self._exits.append((pid, how))

@@ -34,8 +34,7 @@ class Pace:
 class Restarts:
     """The restarts of one place. Times are seconds of one clock.
 
-    Args:
-        gives_up: whether there is a death after which it is not restarted.
+    Unless it `gives_up`, a worker is restarted after any death.
 
     Attributes:
         next_at: when the next process may start.
@@ -63,10 +62,9 @@ class Restarts:
         self.failed_starts = 0
 
     def on_exit(self, status: int, now: float) -> float:
-        """The process has ended, and the supervisor did not tell it to.
+        """The process has ended, and the supervisor did not tell it to; the pause before the restart, in seconds.
 
-        Returns:
-            The pause before the restart, in seconds; it means nothing if the worker is now given up.
+        It means nothing if the worker is now given up.
         """
         if self.ready_at is None:
             # A Redis that is away says nothing about the worker: it is restarted without limit.

@@ -20,12 +20,10 @@ _LONGEST_WAIT_S = 5.0
 
 
 class Supervisor:
-    """Runs the workers of a plan until it is told to stop.
+    """Runs the workers of a plan, which adds to their environment and options, until it is told to stop.
 
     Args:
         registry: tells that a worker is ready, and is told how one died.
-        environment: of every worker; the plan adds to it.
-        options: of every worker, beside those of the plan.
         on_ready: called once, when each worker is ready or given up, and at least one is ready.
         check: called in each round of the loop; what it raises ends the supervisor.
         gateway: runs beside the workers; it has been started.
@@ -57,9 +55,8 @@ class Supervisor:
     def run(self) -> None:
         """Look after the workers until SIGTERM or Ctrl-C. Call it in the main thread.
 
-        Raises:
-            WorkerError: every worker is given up; its exit status is a worker's.
-            Whatever `check` raises; the workers are drained first.
+        A WorkerError if every worker is given up, with a worker's exit status. What `check` raises is raised once the
+        workers are drained.
         """
         with _Signals() as signals:
             try:
@@ -100,9 +97,7 @@ class Supervisor:
 class _Signals:
     """A context that catches SIGTERM and Ctrl-C, and wakes a loop for them and for the end of a child.
 
-    Attributes:
-        stop: SIGTERM or Ctrl-C has come.
-        kill: Ctrl-C has come after that.
+    `stop`: SIGTERM or Ctrl-C has come. `kill`: Ctrl-C has come after that.
     """
 
     def __init__(self) -> None:

@@ -30,10 +30,7 @@ _TOLERANCE = 0.03
 class AttentionPlan:
     """The part of a batch's attention that is decided on the host.
 
-    Attributes:
-        arrays: integer arrays for the device, by name.
-        groups: (rows, width) of texts that are padded together; empty if nothing is padded.
-        longest: tokens of the longest text.
+    `arrays` holds integer arrays for the device, by name, `groups` (rows, width) of texts that are padded together.
     """
 
     arrays: Mapping[str, np.ndarray[Any, Any]]
@@ -42,10 +39,8 @@ class AttentionPlan:
 
 
 class Varlen:
-    """torch's attention over packed texts, 16 bits: FlashAttention's kernels.
-
-    Args:
-        function: `torch.nn.attention.varlen.varlen_attn`.
+    """torch's attention over packed texts, 16 bits (`torch.nn.attention.varlen.varlen_attn`): kernels of
+    FlashAttention.
     """
 
     #: For people.
@@ -61,8 +56,7 @@ class Varlen:
     def __call__(self, qkv: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: AttentionPlan) -> torch.Tensor:
         """tokens × 3 × heads × size → tokens × heads × size.
 
-        Args:
-            inputs: the plan's arrays, the offsets, and perhaps `longest`, a tensor with the plan's number as its size.
+        `inputs` are the plan's arrays, the offsets, and perhaps `longest`, a tensor with the plan's number as its size.
         """
         query, key, value = qkv.unbind(1)
         at = inputs["offsets"]
@@ -72,10 +66,7 @@ class Varlen:
 
 
 class Bucketed:
-    """torch's plain attention on texts of similar lengths, padded to one width and masked: any type, any device.
-
-    Its methods are those of :class:`Varlen`.
-    """
+    """torch's plain attention on texts of similar lengths, padded to one width and masked: any type, any device."""
 
     NAME: ClassVar[str] = "SDPA"
 
@@ -149,9 +140,8 @@ def attention_for(device: Gpu, dtype: torch.dtype, heads: int, size: int) -> Att
 
 
 def _difference(attention: Attention, device: torch.device, dtype: torch.dtype, heads: int, size: int) -> float:
-    """The largest difference of an attention from the plain one, on three texts of odd lengths.
-
-    Infinite if a value is not finite.
+    """The largest difference of an attention from the plain one, on three texts of odd lengths; inf for a value that is
+    not finite.
     """
     offsets = np.array([0, 37, 38, 139])
     generator = torch.Generator().manual_seed(0)

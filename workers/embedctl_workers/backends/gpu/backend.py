@@ -102,11 +102,8 @@ class TorchGpuBackend(SentenceModel):
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
         """As :meth:`~embedctl_workers.backends.base.Backend.load`.
 
-        Raises:
-            ModelError: the model can't be found, is of a kind that this backend does not support, or does not fit into
-                the GPU's memory.
-            SettingsError: an option is wrong.
-            WorkerError: there is no GPU that torch can use.
+        A model of a kind that this backend does not support, or that does not fit into the GPU's memory, is a
+        ModelError, and no GPU that torch can use a WorkerError.
         """
         return cls(resolve_model(model, entry), host, open_gpu(host.sharing), **options)
 
@@ -145,8 +142,7 @@ class TorchGpuBackend(SentenceModel):
     def warm_up(self) -> None:
         """Run batches of several lengths, measure the memory per token, and compile every size within the budget.
 
-        Raises:
-            ModelError: the device has no memory for a small batch.
+        No memory for a small batch is a ModelError.
         """
         with self._within_memory():
             if self._graphs:
@@ -259,11 +255,7 @@ class TorchGpuBackend(SentenceModel):
 
     @contextmanager
     def _within_memory(self) -> Iterator[None]:
-        """Turn a lack of memory before the first batch into an error that explains it.
-
-        Raises:
-            ModelError: the model does not fit into the device's free memory, or into this worker's part.
-        """
+        """Turn a lack of memory before the first batch into a ModelError that explains it."""
         try:
             with watched(self._device):
                 yield

@@ -23,12 +23,9 @@ _LONGEST = (64, 128, 256)
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A size to fill batches up to.
+    """A size to fill batches up to; `tokens` and `texts` count those of the filling, and `texts` empty ones too.
 
-    Attributes:
-        tokens: how many tokens, those of the filling included.
-        texts: how many texts, those of the filling and empty ones included.
-        longest: no text has more tokens than this, nor has the filling.
+    No text has more tokens than `longest`, nor has the filling.
     """
 
     tokens: int
@@ -39,8 +36,7 @@ class Bucket:
     def of(cls, lengths: Rows, most: int) -> Self | None:
         """The smallest size that fits a batch of texts of these lengths; None if none does.
 
-        Args:
-            most: tokens of the longest text that the model takes.
+        The longest text that the model takes has `most` tokens.
         """
         tokens = tokens_of_bucket(lengths)
         if tokens is None:

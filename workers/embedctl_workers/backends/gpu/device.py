@@ -61,17 +61,13 @@ class Gpu:
 
     Args:
         sharing: how many workers share it, this one included. torch then takes no more memory than this worker's part,
-            so a batch that is too large fails here, and not in another worker.
+            so a batch that is too large fails here, and not in another worker. A SettingsError if the memory is too
+            small for so many.
 
     Attributes:
-        device: where tensors are put.
-        name: the name of its model, for people.
         memory: its total memory in bytes.
         dtypes: the 16-bit types that it computes in, the more exact one first.
         varlen: whether torch's attention over packed texts may be tried on it.
-
-    Raises:
-        SettingsError: its memory is too small for so many.
     """
 
     def __init__(self, sharing: int = 1) -> None:
@@ -166,14 +162,9 @@ class Gpu:
 
 
 def open_gpu(sharing: int = 1) -> Gpu:
-    """Open the GPU that this process sees, and try it out.
+    """Open the GPU that this process sees, and try it out. `sharing` as for :class:`Gpu`.
 
-    Args:
-        sharing: how many workers share it, this one included.
-
-    Raises:
-        SettingsError: its memory is too small for so many.
-        WorkerError: torch has no support for GPUs, or sees none, or sees one that does not compute.
+    If torch has no support for GPUs, sees none, or sees one that does not compute, that is a WorkerError.
     """
     if torch.version.cuda is None and torch.version.hip is None:
         raise WorkerError(
@@ -218,13 +209,10 @@ def _try_out(device: torch.device) -> None:
 
 @contextmanager
 def watched(device: Gpu) -> Iterator[None]:
-    """Classify errors of the device.
+    """Classify errors of the device: a lack of memory is torch.OutOfMemoryError, and what the work took is released;
+    DeviceLost says that the device no longer computes.
 
     The caller should hold no tensors itself: the tensors of the frames below are dropped before memory is released.
-
-    Raises:
-        torch.OutOfMemoryError: the device has no memory for the work inside; the memory that it took is released.
-        DeviceLost: the device no longer computes.
     """
     try:
         yield
@@ -242,10 +230,7 @@ def watched(device: Gpu) -> Iterator[None]:
 
 
 def _raise_if_lost(device: Gpu, error: RuntimeError) -> None:
-    """Raise DeviceLost if the device no longer computes.
-
-    After most CUDA errors, nothing else succeeds in the process. A few errors concern only their own call.
-    """
+    """Raise DeviceLost if the device no longer computes: after most CUDA errors, nothing else works in the process."""
     try:
         device.synchronize()
         _try_out(device.device)

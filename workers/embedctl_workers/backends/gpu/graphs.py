@@ -31,11 +31,9 @@ class Graphs:
     graph writes its result into another. All graphs have the same buffers, and the same memory for everything between:
     they run one after the other on one stream, and none leaves anything there that is read later. The copies into the
     buffers are on that stream too. So is all that reads the result, and it must be queued before the next :meth:`run`.
-
     Everything is called within the computing stream's context, by one thread at a time.
 
-    Attributes:
-        most: tokens of the largest batch that is captured; 0 if none is.
+    `most` is the tokens of the largest batch that is captured; 0 if none is.
     """
 
     def __init__(self, device: Gpu) -> None:
@@ -57,10 +55,8 @@ class Graphs:
     def run(self, bucket: Bucket, arrays: Mapping[str, torch.Tensor], layers: Layers) -> torch.Tensor:
         """Run the layers on a batch of this size; the same size always means the same layers.
 
-        The size's second batch is captured, for many sizes come only once. That one waits for the device.
-
-        Returns:
-            The last hidden state, tokens × hidden: in float32, or in the layers' own type.
+        The size's second batch is captured, for many sizes come only once. That one waits for the device. The result is
+        the last hidden state, tokens × hidden, in float32 or in the layers' own type.
         """
         if graph := self._graphs.get(bucket):
             assert self._buffers is not None
@@ -115,10 +111,7 @@ class Graphs:
 class _Buffers:
     """The memory that a batch is copied into, and that its result is written into, for all graphs.
 
-    Args:
-        most: tokens of the largest batch.
-        like: a result.
-        arrays: the arrays of a batch; none is longer than its tokens + 1.
+    The largest batch has `most` tokens, and none of its arrays is longer than that + 1; `like` is a result.
     """
 
     def __init__(self, most: int, like: torch.Tensor, arrays: Mapping[str, torch.Tensor]) -> None:

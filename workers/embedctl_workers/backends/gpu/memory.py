@@ -28,16 +28,11 @@ CONTEXT_BYTES = 512 << 20
 
 
 def part_of(total: int, workers: int) -> int:
-    """Bytes that torch may take in each of the workers that share a device.
+    """Bytes that torch may take in each of the workers that share a device of `total` bytes; a SettingsError if that is
+    none.
 
     A part of the total memory, not of the free memory: so it is the same for the worker that loads first, for the one
     that loads last, and for one that is restarted while the others hold their parts.
-
-    Args:
-        total: the memory of the device in bytes.
-
-    Raises:
-        SettingsError: nothing is left for tensors.
     """
     if workers == 1:
         return total
@@ -58,23 +53,17 @@ def most_tokens(dim: int, *, packed: bool) -> int:
 
 
 def affordable(peak: int, tokens: int, free: int, most: int) -> int:
-    """The most tokens of a batch, up to `most`, if a batch of `tokens` took `peak` bytes.
-
-    Args:
-        free: the free memory in bytes.
-    """
+    """The most tokens of a batch, up to `most`, if a batch of `tokens` took `peak` bytes and `free` bytes are free."""
     if peak <= 0:
         return most
     return max(1, min(most, int(_SHARE * free * tokens / peak)))
 
 
 class Limit:
-    """The reduced token budget of a model on a kind of device, kept beyond the process.
+    """The reduced token budget of a model on a kind of device, kept in the cache beyond the process.
 
-    Args:
-        cache: the cache folder.
-        deciding: the key of the budget: the device's name and memory, the model's fingerprint, the type, and how many
-            workers share the device if there are several.
+    `deciding` is its key: the device's name and memory, the model's fingerprint, the type, and how many workers share
+    the device if there are several.
     """
 
     def __init__(self, cache: Path, *deciding: object) -> None:

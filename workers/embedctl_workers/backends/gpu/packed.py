@@ -28,11 +28,7 @@ from embedctl_workers.backends.torch.packed.weights import Layer, Weights
 class _Facts:
     """Facts of a batch that are not in its arrays.
 
-    Attributes:
-        plan: the plan of its attention.
-        tokens: the number of real tokens.
-        prompt_tokens: as in :class:`~embedctl_workers.arrays.tokens.Tokens`.
-        bucket: the size that it was filled up to; None if it runs as it is.
+    `tokens` counts real ones, `bucket` is the size that it was filled up to; None if it runs as it is.
     """
 
     plan: AttentionPlan
@@ -89,11 +85,7 @@ class PackedGpuEngine:
         self.name = f"{self.name}, graphs"
 
     def batch(self, tokens: Tokens, rows: Rows) -> Batch:
-        """Prepare some of the texts on the host.
-
-        Raises:
-            IndexError: the model has no embedding for a token or a position.
-        """
+        """Prepare some of the texts on the host; IndexError if the model has no embedding for a token or a position."""
         packed = packed_texts(tokens, rows, self._weights)
         count = len(packed.ids)
         plan = self._attention.plan(packed.offsets)
@@ -115,8 +107,7 @@ class PackedGpuEngine:
     def run(self, inputs: Mapping[str, torch.Tensor], facts: _Facts) -> torch.Tensor:
         """Vectors, float32, rows × dim, on the device; not normalised unless the model itself does so.
 
-        Args:
-            inputs: the batch's arrays, int32, on the device.
+        `inputs` are the batch's arrays, int32, on the device.
         """
         plan, bucket = facts.plan, facts.bucket
         if bucket is None or self._graphs is None:

@@ -26,12 +26,7 @@ _STEP = 16
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """Facts of a batch that are not in its arrays.
-
-    Attributes:
-        prompt_tokens: as in :class:`~embedctl_workers.arrays.tokens.Tokens`.
-        pads: whether any token is padding.
-    """
+    """Facts of a batch that are not in its arrays; `pads`: whether any token is padding."""
 
     prompt_tokens: int | None
     pads: bool
@@ -40,12 +35,8 @@ class _Facts:
 class PaddedGpuEngine:
     """Runs a model through its own modules. Its methods are those of :class:`.packed.PackedGpuEngine`.
 
-    Args:
-        model: float32, on the host; copied.
-        longest: most tokens of a text, and so the largest width of a batch.
-
-    Raises:
-        ModelError: the model's first module is not a transformer of sentence-transformers.
+    The model is in float32, on the host, and is copied. No text, and no batch, is wider than `longest` tokens. A
+    ModelError if its first module is not a transformer of sentence-transformers.
     """
 
     name = "padded, SDPA"

@@ -29,10 +29,8 @@ class HostIndexedPooling(Pooling):
     def indices(self, lengths: Rows, prompt_tokens: int | None) -> dict[str, np.ndarray[Any, Any]]:
         """Arrays that :meth:`forward` needs as features for packed texts of these lengths.
 
-        Returns:
-            text: for each pooled token, the text that it belongs to.
-            pooled: the tokens that are pooled, if some are left out.
-            weights: for each pooled token, its place in its text, from 1; with `pooled` only.
+        `text` holds, for each pooled token, the text that it belongs to. If some tokens are left out, `pooled` holds
+        the others, and `weights` the place of each in its text, from 1.
         """
         text = np.repeat(np.arange(len(lengths)), lengths)
         if not self._chooses(prompt := prompt_tokens if not self.include_prompt else None):

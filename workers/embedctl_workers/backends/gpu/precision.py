@@ -29,15 +29,10 @@ class Choice:
 
 
 def choose(candidates: Sequence[torch.dtype], references: Vectors, encode: Callable[[torch.dtype], Vectors]) -> Choice:
-    """The candidate whose vectors are nearest to the references.
+    """The candidate whose vectors are nearest to the references, those of torch in float32, texts × dim.
 
-    Args:
-        candidates: the first one wins a tie.
-        references: the vectors of torch in float32, texts × dim.
-        encode: computes vectors of the same texts in a type.
-
-    Raises:
-        ModelError: no candidate gives finite vectors.
+    The first one wins a tie; `encode` computes vectors of the same texts in a type. A ModelError if no candidate gives
+    finite ones.
     """
     errors = {dtype: _error(dtype, references, encode) for dtype in candidates}
     best = min(errors, key=lambda dtype: errors[dtype])

@@ -18,12 +18,7 @@ ALIGNED = 32
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch before it is copied to the device.
-
-    Attributes:
-        arrays: the integer arrays to copy, by name.
-        facts: what else the engine needs to know of the batch; private to the engine.
-    """
+    """A batch before it is copied to the device: integer arrays by name, and `facts`, private to the engine."""
 
     arrays: Mapping[str, np.ndarray[Any, Any]]
     facts: Any

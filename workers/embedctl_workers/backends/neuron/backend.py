@@ -85,10 +85,8 @@ class NeuronBackend(GraphBackend):
         return positions_of(lengths, self._traces.buckets, self._traces.batch)
 
     def warm_up(self) -> None:
-        """Run every trace, and check that neither padding nor neighbouring rows change a vector.
-
-        Raises:
-            ModelError: a trace lets them change a vector.
+        """Run every trace, and check that neither padding nor neighbouring rows change a vector; a ModelError if they
+        do.
         """
         check_padding(self._name, self._traces.buckets, self._traces.batch, self.tokenize, self._run)
 
@@ -97,10 +95,8 @@ class NeuronBackend(GraphBackend):
         self._modules = {}
 
     def _run(self, tokens: Tokens, rows: Rows, bucket: int) -> Vectors:
-        """Vectors of some of the texts, rows × dim, at most as many rows as a run has.
-
-        Raises:
-            DeviceLost: this process can no longer use the core.
+        """Vectors of some of the texts, rows × dim, for at most as many rows as a run has; DeviceLost if the core is
+        lost.
         """
         # Rows without any token would not do: their softmax is NaN, and Neuron fails a whole run for one NaN.
         filled = np.concatenate([rows, np.repeat(rows[:1], self._traces.batch - len(rows))])
@@ -126,11 +122,7 @@ def engine_of(traces: Traces) -> str:
 
 
 def _load(path: Path, model: str) -> Callable[..., torch.Tensor]:
-    """Put a trace on the core.
-
-    Raises:
-        WorkerError: the core does not take the trace.
-    """
+    """Put a trace on the core; a WorkerError if the core does not take it."""
     try:
         trace: Callable[..., torch.Tensor] = torch.jit.load(str(path))  # type: ignore[no-untyped-call]  # it has no types
     except Exception as error:  # torch.jit's own errors are not RuntimeErrors

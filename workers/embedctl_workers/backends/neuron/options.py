@@ -34,11 +34,7 @@ class TraceOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> TraceOptions:
-        """Check a class's options.
-
-        Raises:
-            SettingsError: one of them is not valid.
-        """
+        """Check a class's options; a SettingsError if one of them is not valid."""
         chosen = cls()
         buckets = _buckets(options.get("buckets", ""))
         batch = options.get("batch", chosen.batch)
@@ -68,8 +64,7 @@ class TraceOptions:
     def buckets_for(self, max_tokens: int) -> list[int]:
         """The buckets for a model, ascending, in tokens; the last is the model's maximum.
 
-        Raises:
-            SettingsError: the buckets that are set are too short for the model.
+        A SettingsError if those that are set are too short for the model.
         """
         buckets = list(self.buckets) or [_SHORTEST_DEFAULT]
         while not self.buckets and buckets[-1] < max_tokens:

@@ -25,11 +25,8 @@ def check_padding(
 ) -> None:
     """Encode a short text in every bucket, alone and beside texts that fill their rows.
 
-    Args:
-        run: computes vectors of some of the texts, at most `batch`, in a bucket.
-
-    Raises:
-        ModelError: the short text's vector differs between runs by more than the bound of `fp16`.
+    `run` computes vectors of some of the texts, at most `batch`, in a bucket. If the short text's vector differs
+    between runs by more than the bound of `fp16`, that is a ModelError.
     """
     bound = THRESHOLDS["fp16"].min_cosine
     expected: Vectors | None = None

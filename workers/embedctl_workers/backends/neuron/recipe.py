@@ -31,11 +31,8 @@ NEURON = "neuron"
 
 
 def wanted(files: ModelFiles, options: TraceOptions, target: str) -> Wanted:
-    """The artefact for a target.
-
-    Raises:
-        MissingExtra: torch_neuronx is not installed.
-        SettingsError: the number of physical cores that make a logical one is not valid.
+    """The artefact for a target; MissingExtra if torch_neuronx is not installed, a SettingsError as of
+    :func:`core_flags`.
     """
     runtime = version_of(RUNTIME)
     if not runtime:
@@ -67,7 +64,6 @@ def artifact_for(
 
     Raises:
         ModelError: the cache lacks the artefact and `host.build` forbids building it, or it can't be built.
-        MissingExtra: the packages that run or build it are not installed.
         WorkerError: there is no device, and no target was given.
     """
     if not target:

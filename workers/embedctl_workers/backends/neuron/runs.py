@@ -13,11 +13,9 @@ from embedctl_workers.arrays.tokens import Rows
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One execution of a trace on the device.
+    """One execution of a trace on the device, `bucket` tokens long.
 
-    Attributes:
-        bucket: its length in tokens.
-        at: int64, the indices of its rows in the batch; at most as many as a run has rows.
+    `at`, int64, are the indices of its rows in the batch; at most as many as a run has rows.
     """
 
     bucket: int
@@ -27,13 +25,8 @@ class Run:
 def runs_of(lengths: Rows, buckets: Sequence[int], batch: int) -> list[Run]:
     """Cut rows into as few runs as possible, longest first, each as short as its longest row allows.
 
-    A run costs the same however many of its rows are used. So shorter rows fill up a run of longer rows before they get
-    another run.
-
-    Args:
-        lengths: int64, tokens of each row, none longer than the last bucket.
-        buckets: lengths in tokens, ascending.
-        batch: rows of a run.
+    A run of `batch` rows costs the same however many of them are used. So shorter rows fill up a run of longer rows
+    before they get another run. No row is longer than the last bucket; `buckets` ascend.
     """
     order = np.argsort(-lengths, kind="stable")
     parts = [order[start : start + batch] for start in range(0, len(order), batch)]

@@ -52,9 +52,8 @@ def version_of(package: str) -> str:
 def load_runtime() -> Any:  # torch_neuronx has no types
     """Import the `torch_neuronx` that has `trace`. After that, `torch.jit.load` can load traces.
 
-    Raises:
-        MissingExtra: the package is not installed.
-        WorkerError: the package can't be used; the message says what to install instead.
+    MissingExtra if the package is not installed; a WorkerError, which says what to install instead, if it can't be
+    used.
     """
     name = f"{RUNTIME} {version_of(RUNTIME)}".rstrip()
     try:
@@ -77,11 +76,7 @@ def load_runtime() -> Any:  # torch_neuronx has no types
 
 
 def require_device() -> None:
-    """Check that there is a Neuron device.
-
-    Raises:
-        WorkerError: there is none.
-    """
+    """Check that there is a Neuron device; a WorkerError if there is none."""
     if not any(_DEVICES.glob("neuron[0-9]*")):
         raise WorkerError(
             f"there is no Neuron device here ({_DEVICES}/neuron0): use an Inf2, Trn1 or Trn2 instance with AWS' driver "
@@ -90,10 +85,8 @@ def require_device() -> None:
 
 
 def machine_target() -> str:
-    """The target of this machine's own traces, one of :data:`TARGETS`.
-
-    Raises:
-        WorkerError: the machine's product name is not that of such an instance.
+    """The target of this machine's own traces, one of :data:`TARGETS`; a WorkerError if its name is not such an
+    instance's.
     """
     try:
         product = _PRODUCT.read_text(encoding="utf-8").strip()
@@ -113,10 +106,8 @@ def core_flags(target: str) -> list[str]:
 
     "You must compile your models to use the LNC configuration set by the Neuron Runtime environment variable"
     (about-neuron/arch/neuron-features/logical-neuroncore-config.rst in AWS' Neuron SDK). The other families have
-    logical cores of one physical core, and their compiler refuses any other.
-
-    Raises:
-        SettingsError: the variable is set to another number than the compiler takes.
+    logical cores of one physical core, and their compiler refuses any other. A SettingsError if the variable is set to
+    another number than the compiler takes.
     """
     if target not in _GROUPED:
         return []

@@ -12,12 +12,8 @@ _FILE = "traces.json"
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """The traces in a folder.
-
-    Attributes:
-        inputs: the names of their arguments, in order.
-        buckets: their lengths in tokens, ascending.
-        batch: the rows of each trace.
+    """The traces in a folder: each takes `inputs` in order, and has `batch` rows; `buckets` are their lengths,
+    ascending.
     """
 
     inputs: Sequence[str]

@@ -37,8 +37,7 @@ class Exported:
 def export_own(files: ModelFiles, folder: Path) -> Exported:
     """Write the graph, made by `torch.onnx`, the tokenizer, and the facts about the model that a worker needs.
 
-    Raises:
-        ModelError: the model can't be loaded, or is of a kind that can't be exported.
+    A ModelError if the model can't be loaded, or is of a kind that can't be exported.
     """
     model = load_sentence_transformer(files)
     tokenizer = fast_tokenizer(model, files)
@@ -66,8 +65,7 @@ def export_own(files: ModelFiles, folder: Path) -> Exported:
 def export_optimum(files: ModelFiles, folder: Path) -> Exported:
     """The same with optimum's exporter; its graph is used unchanged.
 
-    Raises:
-        ModelError: as :func:`export_own`; or pooling leaves out the prompt: optimum's graphs have no input for that.
+    Also a ModelError if pooling leaves out the prompt: optimum's graphs have no input for that.
     """
     from optimum.exporters.onnx import main_export
 
@@ -132,10 +130,8 @@ class WholeModel(torch.nn.Module):
 
 
 def pooling_excludes_prompt(model: SentenceTransformer, files: ModelFiles) -> bool:
-    """Whether pooling leaves out the tokens of the prompt.
-
-    Raises:
-        ModelError: it does, and also weights tokens by position.
+    """Whether pooling leaves out the tokens of the prompt; a ModelError if it does, and also weights tokens by
+    position.
     """
     pooling = [part for part in model if getattr(part, "include_prompt", True) is False]
     for part in pooling:
@@ -166,11 +162,7 @@ def write_facts(
 ) -> list[str]:
     """Write the tokenizer, and the facts about a model that a worker needs, into an artefact's folder.
 
-    Returns:
-        The names of the inputs of the model's graph.
-
-    Raises:
-        ModelError: as for :func:`pooling_excludes_prompt`.
+    Returns the names of the inputs of the model's graph. Raises as :func:`pooling_excludes_prompt`.
     """
     excludes_prompt = pooling_excludes_prompt(model, files)
     default = model.default_prompt_name

@@ -33,8 +33,7 @@ _FUSED = {
 def fuse(graph: Path, exported: Exported, target: Path) -> bool:
     """Write the graph with attention, layer normalisation and GELU fused into one operator each.
 
-    Returns:
-        False if nothing can be fused; then nothing is written.
+    If nothing can be fused, nothing is written, and False is returned.
     """
     if exported.model_type not in _LIKE_BERT:
         return False

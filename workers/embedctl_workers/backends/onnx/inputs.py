@@ -33,7 +33,6 @@ class ModelFacts:
     """The facts about a model that its graph does not hold.
 
     Attributes:
-        dim: number of dimensions of a vector.
         max_tokens: most tokens of a text, special ones included.
         keep: the end of an over-long text that is kept.
         fillers: input → its padding value.
@@ -61,12 +60,7 @@ class ModelFacts:
 
 
 class GraphInputs:
-    """Tokenises texts once, unpadded, and makes batches of them.
-
-    Args:
-        folder: the artefact's folder.
-        names: the graph's inputs.
-    """
+    """Tokenises texts once, unpadded, and makes batches of them for a graph with inputs of these names."""
 
     def __init__(self, folder: Path, names: Sequence[str], host: Host) -> None:
         self.facts = ModelFacts.read(folder)
@@ -90,11 +84,7 @@ class GraphInputs:
         return replace(tokens, prompt_tokens=self._count(prompt)) if self.facts.excludes_prompt else tokens
 
     def batch(self, tokens: Tokens, rows: Rows, width: int = 0) -> Batch:
-        """The graph's inputs for some of the texts.
-
-        Args:
-            width: tokens of a row, padding included; 0 for the length of the longest row.
-        """
+        """The graph's inputs for some of the texts, in rows of `width` tokens; 0: of the longest row's."""
         batch = self._padding(tokens, rows, width or int(tokens.lengths[rows].max()))
         if self.facts.excludes_prompt:
             batch[POOLING_MASK] = batch["attention_mask"].copy()
@@ -108,11 +98,7 @@ class GraphInputs:
 
 
 class GraphBackend(Backend):
-    """The base of backends that run a model's graph: its artefact holds all they need.
-
-    Args:
-        folder, names: as for :class:`GraphInputs`.
-    """
+    """The base of backends that run a model's graph: its artefact holds all they need."""
 
     def __init__(self, files: ModelFiles, folder: Path, names: Sequence[str], host: Host) -> None:
         self.fingerprint = files.fingerprint

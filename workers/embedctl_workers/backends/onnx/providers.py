@@ -24,11 +24,7 @@ _ERRORS_ONLY = 3
 
 
 def check_provider(provider: object) -> str:
-    """The option `provider` of a hardware class whose backend is `onnx`, if there is such a provider.
-
-    Raises:
-        SettingsError: there is none.
-    """
+    """The option `provider` of a hardware class whose backend is `onnx`; a SettingsError if there is no such one."""
     if provider not in (CPU, CUDA):
         raise SettingsError(f"provider {provider!r} of backend onnx is none of {CPU}, {CUDA}")
     return str(provider)
@@ -87,11 +83,7 @@ def _check_available(wanted: str) -> None:
 
 
 def raise_if_lost(error: Exception, provider: str) -> None:
-    """Raise DeviceLost if an error of a session's run means that the GPU is lost.
-
-    Raises:
-        DeviceLost: after this error of CUDA, the process can no longer use the device.
-    """
+    """Raise DeviceLost if, after this error of a session's run, the process can no longer use the GPU."""
     lost = "CUDA failure" in str(error) and "out of memory" not in str(error) and not is_out_of_memory(error)
     if provider != CPU and lost:
         raise DeviceLost(f"the GPU is lost to this process: {str(error).partition(chr(10))[0][:300]}") from error

@@ -32,11 +32,7 @@ _BYTE_PRODUCTS = {"avx512_vnni", "avx_vnni", "amx_int8"}
 
 
 def wanted(files: ModelFiles, kind: str, exporter: str = OWN) -> Wanted:
-    """The artefact that this machine runs.
-
-    Raises:
-        MissingExtra: onnxruntime is not installed.
-    """
+    """The artefact that this machine runs; MissingExtra if onnxruntime is not installed."""
     recipe = {"kind": kind, "exporter": exporter, "onnxruntime": onnxruntime_version(f"backend {kind!r}")}
     if kind == ONNX_INT8:
         recipe["weights"] = "7 bits" if reduced_range() else "8 bits"
@@ -44,11 +40,7 @@ def wanted(files: ModelFiles, kind: str, exporter: str = OWN) -> Wanted:
 
 
 def onnxruntime_version(needed_for: str) -> str:
-    """The version of the installed onnxruntime, with or without its providers for GPUs.
-
-    Raises:
-        MissingExtra: onnxruntime is not installed.
-    """
+    """The version of onnxruntime here, with or without its providers for GPUs; MissingExtra if it is not installed."""
     for package in ("onnxruntime", "onnxruntime-gpu"):
         try:
             return metadata.version(package)
@@ -73,10 +65,9 @@ build_onnx_int8 = partial(_build_kind, ONNX_INT8)
 def artifact_for(
     files: ModelFiles, kind: str, host: Host, *, exporter: str = OWN, revision: str = "", force: bool = False
 ) -> Artifact:
-    """An artefact from the cache, or built now in a separate process.
+    """An artefact of one of :data:`KINDS`, or :data:`ONNX_PLAIN`, from the cache, or built now in a separate process.
 
     Args:
-        kind: one of :data:`KINDS`, or :data:`ONNX_PLAIN`.
         revision: the hub's revision of the model, for the manifest.
         force: build the artefact even if the cache has it.
 

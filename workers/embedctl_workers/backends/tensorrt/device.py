@@ -15,16 +15,11 @@ from embedctl_workers.backends.gpu.device import Event, open_gpu, watched
 
 
 class CudaDevice:
-    """The first GPU that torch sees, with one stream.
+    """The first GPU that torch sees, with one stream: all work requested here is done in it, in the order of the
+    requests.
 
-    All work requested here is done in this stream, in the order of the requests.
-
-    Attributes:
-        name, capability: its model, such as `NVIDIA A10G`, and its compute capability, such as `8.6`.
-        stream: the stream's handle, as the vendor's functions take it.
-
-    Raises:
-        WorkerError: this torch sees no usable GPU, or is built for AMD's GPUs.
+    `name` is its model, such as `NVIDIA A10G`, `capability` its compute capability, such as `8.6`, and `stream` the
+    handle that the vendor's functions take. A WorkerError if this torch sees no usable GPU, or is built for AMD's GPUs.
     """
 
     def __init__(self) -> None:

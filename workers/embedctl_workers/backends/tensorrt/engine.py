@@ -24,9 +24,8 @@ class PlanRefused(ModelError):
 class Begun:
     """A piece of a batch that was handed to the device.
 
-    Attributes:
-        vectors: float32, rows × dim, in host memory; complete when the stream has come this far.
-        held: the tensors that the device reads and writes until then.
+    `vectors`, float32, rows × dim, in host memory, are complete when the stream has come this far. Until then the
+    device reads and writes the tensors in `held`.
     """
 
     vectors: torch.Tensor
@@ -36,14 +35,11 @@ class Begun:
 class LoadedPlan:
     """A plan on the device, with a context for each of its profiles.
 
-    The contexts share one block of scratch memory, as large as the largest needs: their work is done in one stream,
-    and so one after the other.
+    The contexts share one block of scratch memory, as large as the largest needs: their work is done in one stream, and
+    so one after the other.
 
-    Args:
-        plan: a plan that was built here, or whose sha256 was checked: any other may crash the process, or worse.
-
-    Raises:
-        PlanRefused: the plan can't be loaded, or has other profiles.
+    The plan must have been built here, or its sha256 checked: any other may crash the process, or worse. If it can't be
+    loaded, or has other profiles, PlanRefused is raised.
     """
 
     def __init__(self, runtime: Runtime, plan: bytes, profiles: Sequence[Profile]) -> None:
@@ -86,9 +82,7 @@ class LoadedPlan:
     def begin(self, profile: int, batch: Batch) -> Begun:
         """Hand the device a piece of a batch, in shapes that the profile takes. The device's stream must be current.
 
-        Raises:
-            RuntimeError: the device does not take it.
-            MemoryError: the device has no memory for it.
+        A RuntimeError if the device does not take it, a MemoryError if it has no memory for it.
         """
         context, device = self._contexts[profile], self._runtime.device
         held = []

@@ -37,10 +37,9 @@ _WEIGHTS = "weights"
 
 
 def convert(source: Path, target: Path, dtype: str) -> None:
-    """Write a graph in another type.
+    """Write a graph, of the kind :data:`~embedctl_workers.backends.onnx.recipe.ONNX_PLAIN`, in another type.
 
     Args:
-        source: a graph of the kind :data:`~embedctl_workers.backends.onnx.recipe.ONNX_PLAIN`.
         target: a file in another folder.
         dtype: `fp16`, `bf16`, or `fp32`, which changes only the numbers that mask.
 
@@ -110,9 +109,8 @@ def _settle_squeezes(graph: Any) -> None:
 
 
 def _count_in_fp32(graph: Any) -> None:
-    """Cast cumulative sums of integers to fp32, because TensorRT sums only floating-point numbers.
-
-    fp32 is exact for the number of tokens of any text.
+    """Cast cumulative sums of integers to fp32, exact for the tokens of any text: TensorRT sums only floating-point
+    numbers.
     """
     kinds = {node.output[0]: _cast_to(node) for node in graph.node}
     for node in list(graph.node):

@@ -15,13 +15,9 @@ _PROFILE = re.compile(r"\[profile (\d+)\]$")
 
 
 def fused_attention(told: str, profiles: int) -> Sequence[int] | None:
-    """How many fused attention kernels each profile of a plan has.
+    """How many fused attention kernels each profile of a plan has; None if the text says nothing of layers.
 
-    Args:
-        told: the JSON of TensorRT's engine inspector, of a plan that was built with details.
-
-    Returns:
-        None if the text says nothing of layers.
+    `told` is the JSON of TensorRT's engine inspector, of a plan that was built with details.
     """
     try:
         layers = json.loads(told)["Layers"]

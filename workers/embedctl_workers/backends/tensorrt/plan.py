@@ -20,9 +20,8 @@ BUILDER = f"strongly typed, no TF32, detailed, workspace {_WORKSPACE_BYTES}"
 def build_plan(runtime: Runtime, graph: Path, profiles: Sequence[Profile], timing: TimingCache) -> bytes:
     """Build a plan of a graph that already has the types to compute in.
 
-    Raises:
-        ModelError: TensorRT can't run the graph; or others may write to the folder of the timing cache.
-        OSError: the timing cache can't be written.
+    A ModelError if TensorRT can't run the graph, or others may write to the folder of the timing cache; an OSError if
+    that can't be written.
     """
     trt = runtime.trt
     builder = trt.Builder(runtime.log)

@@ -19,9 +19,7 @@ _STEP = 8
 class Profile:
     """The shapes that one part of a plan takes, each rows × tokens, from `(1, shortest)` to `(most, longest)`.
 
-    Attributes:
-        shortest, longest: tokens of a row, padding included.
-        usual, most: rows.
+    `shortest` and `longest` are tokens of a row, padding included, `usual` and `most` rows.
     """
 
     shortest: int
@@ -41,10 +39,8 @@ class Profile:
 def profiles_for(max_tokens: int, batch_tokens: int) -> list[Profile]:
     """The profiles of a model, by length.
 
-    Args:
-        max_tokens: most tokens of a text.
-        batch_tokens: tokens of a usual batch, padding included. A batch of short rows may be twice as large, because
-            batches are cut by their longest row.
+    A usual batch has `batch_tokens` tokens, padding included. One of short rows may be twice as large, because batches
+    are cut by their longest row.
     """
     profiles: list[Profile] = []
     shortest = min(_STEP, max_tokens)
@@ -69,12 +65,9 @@ def _edges(max_tokens: int) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a batch, of one profile's shapes.
+    """A part of a batch, of the shapes of the profile with this number.
 
-    Attributes:
-        profile: the profile's number.
-        places: int64, the indices of its rows in the batch.
-        width: tokens of a row, padding included.
+    `places`, int64, are the indices of its rows in the batch, and `width` the tokens of a row, padding included.
     """
 
     profile: int
@@ -83,11 +76,7 @@ class Piece:
 
 
 def pieces_of(profiles: Sequence[Profile], lengths: Rows) -> list[Piece]:
-    """Cut a batch into pieces whose shapes the plan takes.
-
-    Args:
-        lengths: int64, tokens of each row of the batch.
-    """
+    """Cut a batch of rows of these lengths (int64, tokens) into pieces whose shapes the plan takes."""
     of_profile = np.searchsorted([profile.longest for profile in profiles], lengths)
     pieces = []
     for number in np.unique(of_profile).tolist():

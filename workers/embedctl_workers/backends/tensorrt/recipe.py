@@ -40,9 +40,7 @@ _FEWEST_BATCH_TOKENS, _MOST_BATCH_TOKENS = 64, 1 << 20
 class PlanOptions:
     """The options of a hardware class whose backend is `tensorrt`.
 
-    Attributes:
-        dtype: one of :data:`DTYPES`.
-        batch_tokens: tokens of a usual batch, padding included.
+    `dtype` is one of :data:`DTYPES`, `batch_tokens` the tokens of a usual batch, padding included.
     """
 
     dtype: str = "auto"
@@ -65,13 +63,10 @@ def profiles_of(folder: Path, options: PlanOptions) -> list[Profile]:
 
 
 def wanted(files: ModelFiles, graph: Artifact, runtime: Runtime, options: PlanOptions) -> Wanted:
-    """The plan that this GPU runs.
+    """The plan that this GPU runs, made of an artefact of the kind
+    :data:`~embedctl_workers.backends.onnx.recipe.ONNX_PLAIN`.
 
-    Args:
-        graph: an artefact of the kind :data:`~embedctl_workers.backends.onnx.recipe.ONNX_PLAIN`.
-
-    Raises:
-        MissingExtra: onnxruntime, which converts the graph, is not installed.
+    MissingExtra if onnxruntime, which converts the graph, is not installed.
     """
     return Wanted(
         files.fingerprint,

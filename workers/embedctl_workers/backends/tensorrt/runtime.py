@@ -21,11 +21,8 @@ _INSTALL = "install tensorrt with its libraries from the vendor's index (docs/te
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The package and the device that plans are built and run with.
-
-    Attributes:
-        trt: the vendor's package.
-        log: its logger, which keeps the last errors.
+    """The package and the device that plans are built and run with, and the package's logger, which keeps the last
+    errors.
     """
 
     trt: Any  # it has no types
@@ -44,12 +41,7 @@ class Runtime:
 
 
 def open_runtime() -> Runtime:
-    """Open the GPU and the vendor's package.
-
-    Raises:
-        MissingExtra: the vendor's package is not installed.
-        WorkerError: the package can't be used, or there is no GPU.
-    """
+    """Open the GPU and the vendor's package; raises as :func:`load_vendor`, and a WorkerError if there is no GPU."""
     # The GPU comes first: without a driver, the vendor's functions return null pointers, or worse.
     device = CudaDevice()
     trt = load_vendor()
@@ -57,11 +49,9 @@ def open_runtime() -> Runtime:
 
 
 def load_vendor() -> Any:
-    """Import the vendor's package.
+    """Import the vendor's package; MissingExtra if it is not installed.
 
-    Raises:
-        MissingExtra: the package is not installed.
-        WorkerError: the package is a placeholder or too old, or its libraries are missing or broken.
+    A WorkerError if it is a placeholder or too old, or its libraries are missing or broken.
     """
     try:
         trt = import_module("tensorrt")

@@ -20,10 +20,7 @@ def scale_queries(graph: Any) -> None:
     """Move each scale of scores into the weight and the bias of the query, or else to the query itself.
 
     A scale that is a power of two (heads of 16, 64 or 256) changes no bit in fp32 and bf16. Any other rounds each
-    number once more, in fp32.
-
-    Args:
-        graph: one whose constants are initializers.
+    number once more, in fp32. The graph's constants must be initializers.
     """
     view = _View(graph)
     for softmax in [node for node in graph.node if node.op_type == "Softmax"]:

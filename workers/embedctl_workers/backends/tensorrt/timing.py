@@ -43,8 +43,6 @@ class TimingCache:
     def write(self, kept: bytes) -> None:
         """Replace the kept measurements. If two processes build at once, those of the last one stay.
 
-        Raises:
-            ModelError: others may write to the file's folder.
-            OSError: the file can't be written.
+        A ModelError if others may write to the file's folder, an OSError if the file can't be written.
         """
         keep(self.path, hashlib.sha256(kept).digest() + kept)

@@ -37,10 +37,8 @@ CpuEngine = Callable[[Tokens, Rows], torch.Tensor]
 class SentenceModel(Backend):
     """A sentence-transformers model in fp32 on the CPU, and its tokenizer: the base of the backends that run on torch.
 
-    Texts are tokenised once, unpadded.
-
-    Raises:
-        ModelError: the model can't be loaded, or is not a text model with a fast tokenizer.
+    Texts are tokenised once, unpadded. A model that can't be loaded, or is not a text model with a fast tokenizer, is a
+    ModelError.
     """
 
     def __init__(self, files: ModelFiles, host: Host) -> None:
@@ -145,12 +143,10 @@ class TorchBackend(SentenceModel):
 
 
 class TorchBf16Backend(TorchBackend):
-    """The same with matrix products in bf16, on CPUs that have instructions for them. Sums stay in fp32.
+    """The same with matrix products in bf16, on CPUs that have instructions for them (else a ModelError). Sums stay in
+    fp32.
 
     Models of the BERT family also keep LayerNorm, GELU and softmax in fp32; others compute as torch's autocast does.
-
-    Raises:
-        ModelError: this CPU has no such instructions.
     """
 
     PADDED: ClassVar[str] = "padded, torch bf16"

@@ -33,11 +33,8 @@ class NotInt8(Exception):
 
 
 class TorchInt8Backend(TorchBackend):
-    """As :class:`TorchBackend`, with the matrix products of the layers, and attention, in int8.
-
-    Raises:
-        NotInt8: the packed engine can't run this model in int8 here.
-        ModelError: the model can't be loaded.
+    """As :class:`TorchBackend`, with the matrix products of the layers, and attention, in int8; raises NotInt8 or
+    ModelError.
     """
 
     OPTIONS: ClassVar[tuple[str, ...]] = ()
@@ -64,21 +61,15 @@ class TorchInt8Backend(TorchBackend):
 
 
 def compile_all(host: Host) -> None:
-    """Compile what the engine needs into the cache.
-
-    Raises:
-        ModelError, OSError, subprocess.SubprocessError: it can't be compiled.
+    """Compile what the engine needs into the cache; raises ModelError, OSError or subprocess.SubprocessError if that
+    fails.
     """
     Int8Library(host, FLAGS)
     load_kernels(host)
 
 
 def _refuse_others(files: ModelFiles) -> None:
-    """Refuse a model by its configuration alone, before its weights are read, where that tells enough.
-
-    Raises:
-        NotInt8: it is of another family.
-    """
+    """Refuse a model (NotInt8) by its configuration alone, before its weights are read, where that tells enough."""
     try:
         kind = json.loads((files.folder / "config.json").read_text(encoding="utf-8"))["model_type"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -23,8 +23,7 @@ _INPUTS = {"input_ids", "token_type_ids", "attention_mask"}
 def load_sentence_transformer(files: ModelFiles) -> SentenceTransformer:
     """Load a model in fp32 on the CPU, from its files alone and without running any code in them.
 
-    Raises:
-        ModelError: the model can't be loaded, or its files lack weights.
+    A ModelError if it can't be loaded, or its files lack weights.
     """
     disable_progress_bar()  # it would fill the log
     try:
@@ -67,10 +66,7 @@ def _in_one_line(error: Exception) -> str:
 
 @contextmanager
 def _reports() -> Iterator[list[Mapping[str, Any]]]:
-    """What transformers reports of each model that it loads in this block.
-
-    sentence-transformers does not ask for it, so it is asked for on the way.
-    """
+    """What transformers reports of each model that it loads here; sentence-transformers does not ask for it."""
     reports: list[Mapping[str, Any]] = []
     plain = PreTrainedModel.__dict__["from_pretrained"]
 
@@ -88,12 +84,9 @@ def _reports() -> Iterator[list[Mapping[str, Any]]]:
 
 
 def _refuse_missing(files: ModelFiles, model: SentenceTransformer, reports: list[Mapping[str, Any]]) -> None:
-    """Refuse a model that has weights which are not in its files.
+    """Refuse a model (ModelError) that has weights which take part in the vectors and are not in its files.
 
     transformers fills in random numbers, others in each process. The accuracy gate would fail, and could not say why.
-
-    Raises:
-        ModelError: a weight that takes part in the vectors is missing.
     """
     missing = {str(name) for report in reports for name in report["missing_keys"]}
     if any(isinstance(part, Pooling) for part in model.modules()):
@@ -110,8 +103,7 @@ def _refuse_missing(files: ModelFiles, model: SentenceTransformer, reports: list
 def fast_tokenizer(model: SentenceTransformer, files: ModelFiles) -> PreTrainedTokenizerFast:
     """The model's fast tokenizer.
 
-    Raises:
-        ModelError: it has none, or is not a text model, or prepares texts in another way than by its tokenizer alone.
+    A ModelError if it has none, or is not a text model, or prepares texts in another way than by its tokenizer alone.
     """
     tokenizer = getattr(model, "tokenizer", None)
     if not isinstance(tokenizer, PreTrainedTokenizerFast) or not model.supports("text"):

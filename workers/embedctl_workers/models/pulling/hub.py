@@ -30,8 +30,7 @@ _MOST_FILES, _LONGEST_NAME = 100_000, 1_000
 class Retry(Exception):
     """Raised when the hub has failed to answer, and may answer later; it says in words how, and its cause is the error.
 
-    Args:
-        asked_s: the pause that the hub asks for (seconds); 0 if it asks for none.
+    `asked_s` is the pause that the hub asks for (seconds); 0 if it asks for none.
     """
 
     def __init__(self, said: str, asked_s: float = 0.0) -> None:
@@ -41,12 +40,10 @@ class Retry(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file as the hub lists it.
+    """A file of `size` bytes as the hub lists it. Its name, relative to the model's folder, is checked: it leads
+    nowhere else.
 
-    Attributes:
-        name: relative to the model's folder; checked, so it leads nowhere else.
-        size: bytes.
-        digest: the sha256 of a large file (Git LFS), else the sha1 of its Git blob; the cache names the file so.
+    `digest` is the sha256 of a large file (Git LFS), else the sha1 of its Git blob; the cache names the file so.
     """
 
     name: str
@@ -66,11 +63,7 @@ class Listing:
 class Hub:
     """A hub, by its client's settings: HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and the others.
 
-    Args:
-        say: is told in one line what it waits for.
-
-    Raises:
-        SettingsError: HF_ENDPOINT is no address.
+    `say` is told in one line what it waits for. If HF_ENDPOINT is no address, that is a SettingsError.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -114,8 +107,7 @@ class Hub:
     def fetch(self, listing: Listing, file: HubFile, part: Path, advance: Callable[[int], None]) -> None:
         """Download a file to `part`, from its end on if a part of it is there. Its contents are not checked.
 
-        Args:
-            advance: is told how many more bytes are there; less than 0 if they are fetched again.
+        `advance` is told how many more bytes are there; less than 0 if they are fetched again.
 
         Raises:
             Retry: the connection broke, or the hub refused for now, several times without a further byte.
@@ -129,11 +121,7 @@ class Hub:
     def _stream(
         self, listing: Listing, file: HubFile, part: Path, advance: Callable[[int], None], breaks: Streak
     ) -> None:
-        """Fetch what is missing of a file, in one request.
-
-        Raises:
-            _BrokenOff: less came than was promised.
-        """
+        """Fetch what is missing of a file, in one request; _BrokenOff if less came than was promised."""
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import (  # type: ignore[attr-defined]  # its reference documents them
             build_hf_headers,
@@ -197,11 +185,7 @@ class Hub:
         return OUTSIDE.call(once, Retry, failed=failed, tries=tries, streak=streak)
 
     def _checked(self, found: RepoSibling, repository: str) -> HubFile:
-        """A file of a listing.
-
-        Raises:
-            ModelError: its name leads out of the model's folder, or its size or digest is none.
-        """
+        """A file of a listing; a ModelError if its name leads out of the model's folder, or it lacks size or digest."""
         name = found.rfilename
         path = PurePosixPath(name)
         if (

@@ -10,11 +10,9 @@ _LOG_EVERY_S = 10.0
 
 
 class Progress:
-    """Tells how far a download is, and what it waits for.
+    """Tells how far a download is, and what it waits for: `say` writes a line.
 
-    Args:
-        say: writes a line.
-        in_log: whether :meth:`line` is said now and then; a terminal draws it instead.
+    If `in_log`, :meth:`line` is said now and then; a terminal draws it instead.
     """
 
     def __init__(self, say: Callable[[str], None], *, in_log: bool = True) -> None:

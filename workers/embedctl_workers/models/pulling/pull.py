@@ -43,13 +43,10 @@ _SHORT = 12
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """A model on this machine.
+    """A model on this machine, by its fingerprint, a sha256 in hexadecimal.
 
-    Attributes:
-        repository, revision, commit: on the hub; empty if it does not come from there.
-        folder: where it is.
-        fingerprint: sha256 in hexadecimal.
-        size: bytes of its files; `downloaded`: how many of them came over the network.
+    `repository`, `revision` and `commit` are those of the hub; empty if it does not come from there. Its files have
+    `size` bytes, and `downloaded` of them came over the network.
     """
 
     name: str
@@ -139,11 +136,7 @@ class _Pull:
         return self._result(listing.commit, folder, fingerprint)
 
     def _needed(self, listing: Listing) -> list[HubFile]:
-        """The files that the model needs, the small ones first.
-
-        Raises:
-            ModelError: it can't be used.
-        """
+        """The files that the model needs, the small ones first; a ModelError if it can't be used."""
         place = f"{self._repository}@{listing.commit[:_SHORT]}"
 
         def read(name: str) -> Any:
@@ -172,11 +165,9 @@ class _Pull:
         return sorted((listing.files[name] for name in names), key=lambda file: file.size)
 
     def _json(self, listing: Listing, name: str) -> Any:
-        """The contents of a small file of the model.
+        """The contents of a small file of the model, a ValueError if it is no JSON.
 
-        Raises:
-            ValueError: it is no JSON.
-            ModelError: it is too large, or not what the hub lists.
+        A ModelError if it is too large, or not what the hub lists.
         """
         file = listing.files[name]
         if file.size > _MOST_JSON:
@@ -220,11 +211,7 @@ class _Pull:
         return False
 
     def _fetch(self, listing: Listing, file: HubFile) -> None:
-        """Download a file, check it, and give it its name.
-
-        Raises:
-            ModelError: it is not what the hub lists.
-        """
+        """Download a file, check it, and give it its name; a ModelError if it is not what the hub lists."""
         part = self._snapshots.part(file)
         resumed = part.exists() and part.stat().st_size > 0
         self._hub.fetch(listing, file, part, self._advance)

@@ -26,7 +26,7 @@ _SHA256_DIGITS = 64
 
 
 class Snapshots:
-    """The snapshots of one repository in a hub's cache folder."""
+    """The snapshots of one repository in a hub's cache folder; an OSError if that can't be written."""
 
     def __init__(self, cache: Path, repository: str) -> None:
         name = f"models--{repository.replace('/', '--')}"
@@ -35,11 +35,7 @@ class Snapshots:
 
     @contextmanager
     def locked(self, doing: str) -> Iterator[None]:
-        """Keep other processes of this machine from downloading the same model.
-
-        Raises:
-            OSError: the cache can't be written.
-        """
+        """Keep other processes of this machine from downloading the same model."""
         self._locks.mkdir(parents=True, exist_ok=True)
         with locked(self._locks / "pull", doing):
             yield
@@ -63,32 +59,17 @@ class Snapshots:
         return self.folder / "blobs" / file.digest
 
     def part(self, file: HubFile) -> Path:
-        """Where a file stands that is not whole; its folder is made.
-
-        Raises:
-            OSError: it can't be made.
-        """
+        """Where a file stands that is not whole; its folder is made."""
         blob = self.blob(file)
         blob.parent.mkdir(parents=True, exist_ok=True)
         return blob.with_name(blob.name + _PART)
 
     def accept(self, file: HubFile) -> None:
-        """Give a file that is whole and checked its name.
-
-        Raises:
-            OSError: it can't be written.
-        """
+        """Give a file that is whole and checked its name."""
         durable.publish(self.part(file), self.blob(file))
 
     def link(self, listing: Listing, names: Iterable[str]) -> Path:
-        """Make the snapshot of a commit, or add what it lacks.
-
-        Returns:
-            Its folder.
-
-        Raises:
-            OSError: it can't be written.
-        """
+        """Make the snapshot of a commit, or add what it lacks; its folder."""
         final = self.snapshot(listing.commit)
         fresh = self.folder / f".embedctl-{listing.commit}"
         shutil.rmtree(fresh, ignore_errors=True)  # of a process that was killed
@@ -101,11 +82,7 @@ class Snapshots:
         return final
 
     def note(self, revision: str, commit: str) -> None:
-        """Let a branch or tag mean this commit. Parts of files that nobody will ask for again are removed.
-
-        Raises:
-            OSError: it can't be written.
-        """
+        """Let a branch or tag mean this commit. Parts of files that nobody will ask for again are removed."""
         if revision != commit:
             ref = self._ref(revision)
             ref.parent.mkdir(parents=True, exist_ok=True)
@@ -135,11 +112,7 @@ def _leads_to(path: Path) -> str:
 
 
 def digest_of(path: Path, file: HubFile) -> str:
-    """The digest of a path's contents, of the kind that the hub lists for the file.
-
-    Raises:
-        ModelError: it can't be read.
-    """
+    """A digest of a file's contents, of the kind that the hub lists for it; ModelError if they can't be read."""
     large = len(file.digest) == _SHA256_DIGITS
     # Git names a blob by the sha1 of its size and contents.
     digest = hashlib.sha256() if large else hashlib.sha1(usedforsecurity=False)

@@ -45,11 +45,7 @@ class _Vocabulary(ctypes.Structure):
 
 
 def load_library(path: Path) -> ctypes.CDLL:
-    """The shared object made from `wordpiece.c`.
-
-    Raises:
-        OSError: it can't be loaded.
-    """
+    """The shared object made from `wordpiece.c`; an OSError if it can't be loaded."""
     library = ctypes.CDLL(str(path), mode=os.RTLD_NOW)
     library.fill.restype = library.odd_words.restype = ctypes.c_int64
     library.tokenise.restype = None
@@ -63,9 +59,7 @@ class CompiledWordPiece:
     character at a time, and Unicode's decomposition never moves a mark over a space. So a word of other characters has
     the same tokens alone as in its text.
 
-    Args:
-        library: what :func:`load_library` loaded.
-        odd_words: knows the tokens of words that are not printable ASCII.
+    `odd_words` knows the tokens of words that are not printable ASCII.
     """
 
     def __init__(self, library: ctypes.CDLL, rules: Rules, odd_words: OddWords) -> None:
@@ -99,14 +93,9 @@ class CompiledWordPiece:
         )
 
     def __call__(self, texts: Sequence[str], most: int, *, keep_end: bool) -> Cut:
-        """Tokenise texts.
+        """Tokenise texts; UnicodeEncodeError if one of them holds half of a surrogate pair.
 
-        Args:
-            most: tokens that are kept of a text, special ones included.
-            keep_end: whether the end of a longer text is kept, not its begin.
-
-        Raises:
-            UnicodeEncodeError: a text holds half of a surrogate pair.
+        At most `most` tokens are kept of a text, special ones included: its begin, or its end if `keep_end`.
         """
         if most <= self._special:
             return Cut(Ragged.of([[]] * len(texts)), np.full(len(texts), -1))

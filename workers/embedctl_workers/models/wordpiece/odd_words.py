@@ -18,11 +18,7 @@ _NEW_WORDS, _PER_NEW_WORD = 64, 8
 
 
 class OddWords:
-    """Tokenises words by the library. Threads may call it at the same time.
-
-    Args:
-        tokenizer: neither cuts nor pads.
-    """
+    """Tokenises words by the library, which neither cuts nor pads. Threads may call it at the same time."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -32,10 +28,7 @@ class OddWords:
         """The tokens of each word alone, int32, without special tokens; and which words have none because they are new.
 
         A word alone costs the library more than a word in a text, so not many new ones are looked up at a time, and few
-        where words hardly come again.
-
-        Args:
-            words: in UTF-8, of at most `LONGEST` bytes, without white space of ASCII.
+        where words hardly come again. Words are in UTF-8, of at most `LONGEST` bytes, without white space of ASCII.
         """
         found = {word: self._known.get(word) for word in words}
         new_words = [word for word, ids in found.items() if ids is None]

@@ -25,8 +25,7 @@ class Rules:
         prefix: what a piece that continues a word begins with.
         longest: a word of more characters is unknown.
         unknown: the id of a word that has no pieces.
-        before: ids before each text.
-        after: ids behind each text.
+        before, after: ids before and behind each text.
         added: contents of the tokens that are found in a text before it is cut into words.
     """
 
@@ -41,13 +40,9 @@ class Rules:
 
 
 def rules_of(tokenizer: Mapping[str, Any]) -> Rules:
-    """The rules of a tokenizer without truncation and padding.
+    """The rules of a tokenizer without truncation and padding, of the JSON that the library writes.
 
-    Args:
-        tokenizer: the JSON that the library writes.
-
-    Raises:
-        NotSupported: some part of it is, or may be, of another kind.
+    NotSupported if some part of it is, or may be, of another kind.
     """
     normalizer, model = tokenizer["normalizer"], tokenizer["model"]
     _check(normalizer and normalizer["type"] == "BertNormalizer" and normalizer.keys() == _NORMALIZER, "its normalizer")

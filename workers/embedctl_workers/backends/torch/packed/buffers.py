@@ -6,11 +6,10 @@ import torch
 
 
 class Buffers:
-    """Named matrices whose memory is reused by the next batch.
+    """Named matrices whose memory is reused by the next batch. A matrix is valid until its name is asked for again.
 
     The allocator would give memory of this size back to the system after each batch, and taking it again costs page
-    faults. Each name keeps as much as its largest matrix so far needed. A matrix is valid until its name is asked for
-    again.
+    faults. Each name keeps as much as its largest matrix so far needed.
     """
 
     def __init__(self) -> None:

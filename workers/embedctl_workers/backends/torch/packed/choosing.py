@@ -32,10 +32,8 @@ _CLOSE, _ROUGH = 1e-4, 0.03
 
 
 def fp32_layers(weights: Weights, kernels: Kernels, host: Host, *, plain: bool = False) -> LayerKind:
-    """Layers within the bounds of fp32: the split products of AMX where they are faster here than torch's.
-
-    Args:
-        plain: torch's, in any case.
+    """Layers within the bounds of fp32: the split products of AMX where they are faster here than torch's; never if
+    `plain`.
     """
     usual = plain_layers(fastest_linear(weights.layers[0].up.weight.detach().float()), kernels)
     if plain:
@@ -47,11 +45,7 @@ def fp32_layers(weights: Weights, kernels: Kernels, host: Host, *, plain: bool =
 def bf16_layers(weights: Weights, kernels: Kernels, host: Host, *, plain: bool = False) -> LayerKind:
     """Layers with products in bf16: our own on the best unit of this CPU, or oneDNN's where they are faster here.
 
-    Args:
-        plain: torch's products, and attention in float32, in any case.
-
-    Raises:
-        ModelError: none of them computes correctly.
+    `plain`: torch's products, and attention in float32, in any case. A ModelError if none of them computes correctly.
     """
     exact = plain_layers(fastest_linear(weights.layers[0].up.weight.detach().float()), kernels)
     for tiles in [] if plain else _tiles(weights, kernels, host, (AMX, AVX512)):
@@ -77,11 +71,7 @@ def _tiles(weights: Weights, kernels: Kernels, host: Host, units: Sequence[Unit]
 
 
 def _fastest(kinds: Sequence[LayerKind], weights: Weights, exact: LayerKind, tolerance: float) -> LayerKind:
-    """The fastest on one layer of those that agree with `exact`; the first is not asked for if it is the only one.
-
-    Raises:
-        ModelError: none agrees.
-    """
+    """The fastest on one layer of those that agree with `exact`, ModelError if none does; `exact` alone is not run."""
     if list(kinds) == [exact]:
         return exact
     with torch.inference_mode():

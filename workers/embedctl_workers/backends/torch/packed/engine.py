@@ -41,11 +41,7 @@ def taken_over(model: SentenceTransformer, engine: PackedEngine) -> PackedEngine
 class PackedEngine:
     """Runs an encoder of the BERT family on packed tokens. Between the layers, values are float32.
 
-    Args:
-        weights: copied.
-        rest: the modules that turn the vectors of tokens into the vector of a text.
-        kernels: of the embeddings.
-        kind: how the layers are computed.
+    The weights are copied; `rest` are the modules that turn the vectors of tokens into the vector of a text.
     """
 
     def __init__(self, weights: Weights, rest: list[torch.nn.Module], kernels: Kernels, kind: LayerKind) -> None:
@@ -58,11 +54,7 @@ class PackedEngine:
         self.name = f"packed, {kind.name}"
 
     def __call__(self, tokens: Tokens, rows: Rows) -> torch.Tensor:
-        """Vectors of some of the texts, rows × dim.
-
-        Raises:
-            IndexError: the model has no embedding for a token or a position.
-        """
+        """Vectors of some of the texts, rows × dim; IndexError if the model has no embedding for a token or place."""
         packed = packed_texts(tokens, rows, self._weights)
         features: dict[str, Any] = {
             "token_embeddings": self._encode(packed)[None],

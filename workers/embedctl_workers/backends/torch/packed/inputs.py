@@ -50,11 +50,7 @@ class Packed:
 
 
 def packed_texts(tokens: Tokens, rows: Rows, weights: Weights) -> Packed:
-    """Pack some of the texts side by side.
-
-    Raises:
-        IndexError: the model has no embedding for a token or a position.
-    """
+    """Pack some of the texts side by side; IndexError if the model has no embedding for a token or a position."""
     chosen = tokens.columns["input_ids"].select(rows)
     ids, offsets = chosen.values.astype(np.int64), chosen.offsets
     positions = positions_of(ids, offsets, weights.padding_id)
@@ -64,11 +60,7 @@ def packed_texts(tokens: Tokens, rows: Rows, weights: Weights) -> Packed:
 
 
 def check_within(indices: Rows, size: int) -> None:
-    """Refuse indices outside a table of embeddings, before a device reads there.
-
-    Raises:
-        IndexError: an index is outside the table.
-    """
+    """Refuse (IndexError) indices outside a table of embeddings, before a device reads there."""
     if not 0 <= indices.min() <= indices.max() < size:
         raise IndexError(f"an index of {indices.max()} into a table of {size} embeddings")
 

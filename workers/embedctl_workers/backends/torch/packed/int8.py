@@ -21,16 +21,10 @@ _HEADERS = ("vectors.h", "int8.h")
 
 
 class Int8Library:
-    """Calls into the libraries made from `int8.c` and `int8_attention.c`.
+    """Calls into the libraries made from `int8.c` and `int8_attention.c`; raises as :func:`library`.
 
     Activations are float32 with one row per token. Inside, each row is quantised to 8 bits between its least and its
     greatest number. A row with a number that is not finite becomes NaN, and no other row is touched.
-
-    Args:
-        flags: the compiler's, beside the usual ones.
-
-    Raises:
-        ModelError, OSError, subprocess.SubprocessError: as for :func:`library`.
     """
 
     def __init__(self, host: Host, flags: Sequence[str] = ()) -> None:
@@ -42,12 +36,9 @@ class Int8Library:
         self.panel = ctypes.c_long.in_dll(self._products, "int8_panel").value
 
     def linear(self, x: torch.Tensor, product: Product, y: torch.Tensor, buffers: Buffers) -> torch.Tensor:
-        """x · Wᵀ + b into `y`, which is returned.
+        """x · Wᵀ + b into `y`, which is returned; ValueError if `x` or `y` has another size than the product's.
 
         `y` is tokens × outputs; or parts × tokens × width, each part with `width` of the outputs, a multiple of 16.
-
-        Raises:
-            ValueError: `x` or `y` has another size than the product's.
         """
         if x.shape[1] != product.c.inputs or y.numel() != len(x) * product.c.outputs:
             raise ValueError(f"a product of {product.c.inputs} × {product.c.outputs} from {x.shape} into {y.shape}")
@@ -104,14 +95,9 @@ class _Product(ctypes.Structure):
 
 
 class Product:
-    """A linear layer's weight in int8, laid out for the library.
+    """A linear layer's weight (float32, out × in) in int8, and its bias (float32), laid out for the library.
 
-    Inputs and outputs are padded to multiples of 16, by weights and biases of 0.
-
-    Args:
-        weight: float32, out × in.
-        bias: float32, one per output.
-        panel: see :class:`Int8Library`.
+    Inputs and outputs are padded to multiples of 16, by weights and biases of 0. `panel` as of :class:`Int8Library`.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor, panel: int) -> None:

@@ -76,11 +76,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What tokens are embedded with: LayerNorm(words[id] + places[position]).
-
-    Attributes:
-        words, places: float32, contiguous: one row per id, and per position.
-    """
+    """What tokens are embedded with: LayerNorm(words[id] + places[position]); float32, contiguous, a row for each."""
 
     words: torch.Tensor
     places: torch.Tensor

@@ -22,9 +22,7 @@ EncoderLayer = Callable[[torch.Tensor, Texts, Buffers], None]
 class LayerKind:
     """One way to compute the layers of an encoder.
 
-    Attributes:
-        name: the products, for people: the last part of the engine's name.
-        layer: copies a layer's weights, laid out for it.
+    `name` is the last part of the engine's name, for people; `layer` copies a layer's weights, laid out for it.
     """
 
     name: str

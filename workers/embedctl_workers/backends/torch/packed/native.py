@@ -19,15 +19,9 @@ _OPENMP = re.compile(r"/.*/lib[gi]?omp[^/]*\.so.*")
 
 
 def library(name: str, host: Host, *, flags: Sequence[str] = (), headers: Sequence[str] = ()) -> ctypes.CDLL:
-    """The library made from one C file of this package.
+    """The library made from one C file of this package; raises as :func:`compiled`.
 
-    Args:
-        name: the file's name.
-        flags: the compiler's, beside those of every file.
-        headers: the files of this package that it includes, directly or not.
-
-    Raises:
-        ModelError, OSError, subprocess.SubprocessError: as for :func:`compiled`.
+    `flags` are the compiler's, beside those of every file; `headers` are those that the file includes, directly or not.
     """
     here = files("embedctl_workers.backends.torch.packed")
     return compiled(here / name, (*_FLAGS, *flags), host, _load, headers=[here / header for header in headers])
@@ -47,11 +41,7 @@ def openmp_runtimes() -> list[str]:
 
 
 def address(tensor: torch.Tensor) -> ctypes.c_void_p:
-    """Where the tensor's values begin, for a C function.
-
-    Raises:
-        ValueError: its values have gaps between them.
-    """
+    """Where the tensor's values begin, for a C function; ValueError if they have gaps between them."""
     if not tensor.is_contiguous():
         raise ValueError("a kernel takes only contiguous tensors")
     return ctypes.c_void_p(tensor.data_ptr())

@@ -17,9 +17,7 @@ from embedctl_workers.backends.torch.packed.weights import Layer, Weights
 def onednn_bf16_layers(tiles: Tiles, kernels: Kernels) -> LayerKind:
     """What one operation gives the next stays in bf16; sums, GELU, softmax and LayerNorm are in float32.
 
-    Args:
-        tiles: for attention.
-        kernels: for LayerNorm.
+    The tiles are for attention, the kernels for LayerNorm.
     """
     name = f"{kernels.name}, {OneDnnBf16Linear.NAME}, attention on {tiles.unit.name}"
     return LayerKind(name, partial(_OneDnnBf16Layer, tiles=tiles, kernels=kernels))

@@ -27,10 +27,7 @@ _SHORT = 24
 class Unit:
     """What computes products of bf16 matrices: a choice in `tiles.h`.
 
-    Attributes:
-        name: for people.
-        flags: the compiler's.
-        needs: the CPU flags without which it is not there.
+    `flags` are the compiler's; without the CPU flags in `needs`, the unit is not there.
     """
 
     name: str
@@ -49,11 +46,9 @@ EMULATED = Unit("emulated tiles", ("-DTILES_EMULATED",))
 
 
 class Tiles:
-    """The libraries made from `products_bf16.c` and `attention_bf16.c` for a unit.
+    """The libraries made from `products_bf16.c` and `attention_bf16.c` for a unit; raises as :func:`.native.library`.
 
-    Raises:
-        ModelError: the system does not let this process use the unit; or as below.
-        OSError, subprocess.SubprocessError: as for :func:`.native.library`.
+    A ModelError too if the system does not let this process use the unit.
     """
 
     def __init__(self, unit: Unit, host: Host) -> None:
@@ -70,12 +65,10 @@ class Tiles:
 
 
 def tile_layers(tiles: Tiles, parts: int, kernels: Kernels) -> LayerKind:
-    """Products on tiles, each with what follows it.
+    """Products on tiles, each with what follows it; the kernels are for attention over short texts in float32.
 
-    Args:
-        parts: of each factor of a product: 1 is its value in bf16; 2 adds what that leaves, for nearly the accuracy of
-            float32.
-        kernels: for attention over short texts in float32.
+    `parts` of each factor of a product: 1 is its value in bf16; 2 adds what that leaves, for nearly the accuracy of
+    float32.
     """
     name = f"{kernels.name}, {tiles.unit.name}" + (" x 3" if parts == 2 else "")
     return LayerKind(name, partial(_TileLayer, tiles=tiles, parts=parts, kernels=kernels))
@@ -176,14 +169,10 @@ class _TileLayer:
 
 
 class TileAttention:
-    """Attention on tiles, over heads that fill them.
+    """Attention on tiles, over heads that fill them; `head` is the size of one in the model, `parts` as
+    :func:`tile_layers`.
 
-    Args:
-        heads, head: their number, and the size of one in the model.
-        parts: as for :func:`tile_layers`.
-
-    Attributes:
-        width: of all heads together, each filled up to whole tiles.
+    `width` is that of all heads together, each filled up to whole tiles.
     """
 
     def __init__(self, tiles: Tiles, heads: int, head: int, parts: int) -> None:
@@ -196,8 +185,7 @@ class TileAttention:
     def __call__(self, qkv: torch.Tensor, texts: Texts, context: torch.Tensor, buffers: Buffers) -> None:
         """softmax(q kᵀ) v for each text and head, into `context`, tokens × width.
 
-        Args:
-            qkv: tokens × (3 · width), queries scaled. Both are bfloat16 for one part, else float32.
+        `qkv` is tokens × (3 · width), queries scaled. Both are bfloat16 for one part, else float32.
         """
         each = self._library.scratch_bytes(*map(ctypes.c_long, (texts.longest, self._head)), self._parts)
         self._library.attention(
