@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import orjson
@@ -52,45 +51,27 @@ _MOVERS = 8
 _GONE = 499
 
 
-@dataclass(frozen=True)
 class Gateway:
-    settings: Settings
-    access: Access
-    admission: Admission
-    catalogue: Catalogue
-    embedder: Embedder
-    telemetry: Telemetry
-    files: FileStore
-    batches: BatchStore
-    runner: Runner
-    webhooks: Webhooks | None
-    #: Seconds that a body may take, or of an upload each piece of it.
-    body_s: float = field(default=BODY_S)
-    _movers: DaemonThreads = field(default_factory=lambda: DaemonThreads(_MOVERS, "files"))
-    _tidying: set[asyncio.Task[None]] = field(default_factory=set)
+    """What all calls share. Raises SettingsError as :class:`Access` does, and if what is set of webhooks is not valid.
+    `body_s` are the seconds that a body may take, or of an upload each piece of it."""
 
-    @classmethod
-    def of(cls, settings: Settings) -> Gateway:
-        """The gateway of these settings; raises SettingsError as :class:`Access` does, and if what is set of webhooks
-        is not valid."""
+    def __init__(self, settings: Settings, *, body_s: float = BODY_S) -> None:
         receiver = receiver_of(settings)
-        admission = Admission(settings.limits.gateway_in_flight)
         broker = Broker.shared(settings)
-        files = FileStore(broker.connection, broker.chunk_files)
-        batches = BatchStore(broker.connection)
-        telemetry = Telemetry(lambda: admission.requests, lambda: admission.held)
-        return cls(
-            settings,
-            Access(settings),
-            admission,
-            Catalogue(settings),
-            Embedder(settings),
-            telemetry,
-            files,
-            batches,
-            Runner(broker, files, batches, tells=receiver is not None),
-            None if receiver is None else Webhooks(receiver, EventStore(broker.connection), telemetry.webhook),
-        )
+        self.settings = settings
+        self.body_s = body_s
+        self.access = Access(settings)
+        self.admission = Admission(settings.limits.gateway_in_flight)
+        self.catalogue = Catalogue(settings)
+        self.embedder = Embedder(settings)
+        self.telemetry = Telemetry(lambda: self.admission.requests, lambda: self.admission.held)
+        self.files = FileStore(broker.connection, broker.chunk_files)
+        self.batches = BatchStore(broker.connection)
+        self.runner = Runner(broker, self.files, self.batches, tells=receiver is not None)
+        events = EventStore(broker.connection)
+        self.webhooks = None if receiver is None else Webhooks(receiver, events, self.telemetry.webhook)
+        self._movers = DaemonThreads(_MOVERS, "files")
+        self._tidying: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         self.runner.start()

@@ -76,11 +76,9 @@ class Catalogue:
 
     def _look(self) -> Mapping[str, Served]:
         with answers_by(time.monotonic() + _LOOK_S):
-            return self._served()
-
-    def _served(self) -> Mapping[str, Served]:
+            offers = self._broker.workers.offers()
         found: dict[str, Served] = {}
-        for (hardware, name, precision), offer in sorted(self._broker.workers.offers().items()):
+        for (hardware, name, precision), offer in sorted(offers.items()):
             if not self._takes(hardware):
                 continue
             one = Served(name, precision, offer.dim, offer.max_tokens, offer.spelling_of)

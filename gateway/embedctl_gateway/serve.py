@@ -39,7 +39,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what strangers send is no warning
     Broker.shared(settings).tickets.prepare()
-    gateway = Gateway.of(settings)
+    gateway = Gateway(settings)
     server = make_server(settings, gateway)
     _raise_limit_of_files()
     listener, url = listening(settings)

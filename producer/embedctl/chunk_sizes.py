@@ -10,7 +10,7 @@ import heapq
 import math
 import sys
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -146,16 +146,7 @@ def _longest_share(chunks: Iterable[int], workers: int) -> int:
 
 def _even(ends: Sequence[int], chunks: int, max_rows: int, max_bytes: int) -> int:
     """The lowest limit in bytes that makes no more chunks than these; `max_bytes` if that makes more already."""
-    if len(_chunks(ends, max_rows, max_bytes)) > chunks:
-        return max_bytes
-    low, high = 1, max_bytes
-    while low < high:
-        middle = (low + high) // 2
-        if len(_chunks(ends, max_rows, middle)) > chunks:
-            low = middle + 1
-        else:
-            high = middle
-    return high
+    return bisect_left(range(max_bytes), True, 1, key=lambda limit: len(_chunks(ends, max_rows, limit)) <= chunks)
 
 
 def _chunks(ends: Sequence[int], max_rows: int, max_bytes: int) -> list[int]:

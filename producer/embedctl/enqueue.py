@@ -147,6 +147,7 @@ def submit(
     """
     check_timeout(timeout)
     began = time.monotonic()
+    deadline = None if timeout is None else began + timeout
     broker.connection.check_server()
     # Imports take a while. Where one fails, or is interrupted, there is no job yet.
     broker.tickets.prepare()
@@ -158,16 +159,14 @@ def submit(
 
         records = checked(records)
     ahead = ReadAhead(with_digests(records) if options.digests else records, at_hand=at_hand)
-    when_there_is_room = partial(
-        _when_there_is_room, progress=progress, deadline=None if timeout is None else began + timeout
-    )
+    when_there_is_room = partial(_when_there_is_room, progress=progress, deadline=deadline)
     inline, token = None, None
     if on_job is None and options.idempotency_key is None and options.resume is None:
         token = secrets.token_hex(8)
         begin = partial(_begun_inline, broker, options, ahead, token)
         inline = when_there_is_room(begin)
         if inline is not None and inline.sealed_at is not None:
-            return _finished(broker, inline, progress, None if timeout is None else began + timeout)
+            return _finished(broker, inline, progress, deadline)
     if inline is not None:
         broker.send(inline.queue, inline.issued)
     if inline is not None and inline.job_id is not None:

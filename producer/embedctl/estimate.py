@@ -19,7 +19,7 @@ from embedctl.chunk_sizes import BYTES_PER_TOKEN, ReadAhead
 from embedctl.chunking import groups_of
 from embedctl.enqueue import job_spec
 from embedctl.job_options import SubmitOptions
-from embedctl.processes import start, stop
+from embedctl.processes import running
 from embedctl.records import Record
 from embedctl.routing import with_chunk_size
 from embedctl.unique import UniqueIds
@@ -106,8 +106,12 @@ def estimate(broker: Broker, records: Iterable[Record], options: SubmitOptions, 
     chunks = total = unusable = text_bytes = kept_bytes = 0
     with ExitStack() as stack:
         texts = stack.enter_context(UniqueIds(0, cost=_COST))
-        windows = options.truncation == "mean"
-        counter = stack.enter_context(_TokenCounter(model, windows=windows, prompt_name=options.prompt_name))
+        command = [sys.executable, "-m", "embedctl_workers.commands.count", model]
+        command += ["--windows"] if options.truncation == "mean" else []
+        command += [] if options.prompt_name is None else [f"--prompt-name={options.prompt_name}"]
+        pipe = subprocess.PIPE
+        process = stack.enter_context(running(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL))
+        counter = _TokenCounter(process)
         for group in groups_of(ahead, max_rows=rows, max_bytes=size):
             chunks += 1
             for record in group:
@@ -148,18 +152,8 @@ def estimate(broker: Broker, records: Iterable[Record], options: SubmitOptions, 
 class _TokenCounter:
     """Counts tokens in a child process. The child may load a tokenizer; the producer must not."""
 
-    def __init__(self, model: str, *, windows: bool, prompt_name: str | None) -> None:
-        self._arguments = [model, *(["--windows"] if windows else [])]
-        self._arguments += [] if prompt_name is None else [f"--prompt-name={prompt_name}"]
-
-    def __enter__(self) -> _TokenCounter:
-        command = [sys.executable, "-m", "embedctl_workers.commands.count", *self._arguments]
-        pipe = subprocess.PIPE
-        self._process = start(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        stop(self._process)
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
 
     def add(self, text: bytes) -> None:
         stream: IO[bytes] | None = self._process.stdin

@@ -10,12 +10,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from importlib.resources import as_file, files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO
 
 from embedctl.broker import Broker
 from embedctl.machine import machine_id
@@ -186,14 +185,10 @@ def borrowed_worker(
     with ExitStack() as stack:
         stack.callback(broker.close)
         if found := others():
-            say(f"Encoded by live workers of this Redis: {_some(found)}")
+            say(f"Encoded by live workers of this Redis: {', '.join(found[:_NAMED])}{', …' * (len(found) > _NAMED)}")
         else:
             own = stack.enter_context(start())
         yield watch
-
-
-def _some(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:_NAMED])}{', …' * (len(names) > _NAMED)}"
 
 
 def state_folder(settings: Settings) -> Path:
@@ -239,7 +234,7 @@ def _of_its_kind(folder: Path) -> Iterator[Path]:
 def _socket_path(folder: Path) -> Path:
     if len(str(folder)) <= _SOCKET_PATH_MAX:
         return folder / "redis.sock"
-    name = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+    name = _digest(str(folder))[:16]
     short = Path(tempfile.gettempdir()) / f"embedctl-{os.getuid()}"
     short.mkdir(mode=0o700, exist_ok=True)
     if short.stat().st_uid != os.getuid() or short.stat().st_mode & 0o077:
@@ -285,11 +280,7 @@ def _still_running(process: subprocess.Popen[bytes], what: str, log_file: Path) 
     status = process.poll()
     if status is not None:
         with log_file.open(encoding="utf-8", errors="replace") as log:
-            tail = _tail(log)
+            tail = "".join(log.readlines()[-_LOG_TAIL:]).rstrip()
         if status == ExitStatus.NOT_FOUND:
             raise ModelNotFound(tail.splitlines()[-1].removeprefix("embedctl worker: "))
         raise WorkerError(f"{what} ended with status {status}:\n{tail}", exit_code=status if status > 0 else 1)
-
-
-def _tail(log: IO[str]) -> str:
-    return "".join(log.readlines()[-_LOG_TAIL:]).rstrip()

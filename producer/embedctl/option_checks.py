@@ -49,40 +49,20 @@ def check_prompt_name(name: str | None, prompt: str | None) -> None:
 
 
 def check_against_workers(broker: Broker, options: SubmitOptions, model: str, hardware: str) -> None:
-    """Refuse what the live workers of a class are known to lack. Options name a chunk size."""
-    if options.prompt_name is not None:
-        _check_prompt_known(broker, options.prompt_name, model, hardware)
-    if options.dimensions is not None:
-        _check_dimensions(broker, options.dimensions, model, hardware)
-    if options.chunk_size is not None and options.chunk_size > _SMALL_CHUNK:
-        _check_result_size(broker, options.chunk_size, options.dimensions, model, hardware)
-
-
-def _check_prompt_known(broker: Broker, prompt_name: str, model: str, hardware: str) -> None:
-    """Refuse the name of a prompt that the model lacks. If no worker is alive to tell, every record will fail."""
-    offers = broker.workers.offers()
-    for offered, offer in offers.items():
-        if offered[:2] == (hardware, model) and offer.prompts is not None and prompt_name not in offer.prompts:
-            raise SettingsError(f"prompt_name {prompt_name!r}: {unknown_prompt(model, offer.prompts)}")
-
-
-def _check_dimensions(broker: Broker, dimensions: int, model: str, hardware: str) -> None:
-    """Refuse more dimensions than vectors have. If no worker is alive to tell, every record will fail instead."""
-    if not is_whole(dimensions) or not 1 <= dimensions <= MAX_DIMENSIONS:
+    """Refuse what the live workers of a class are known to lack. If none is alive to tell, every record will fail
+    instead. The options name a chunk size."""
+    name, dimensions, chunk_size = options.prompt_name, options.dimensions, options.chunk_size or 0
+    if dimensions is not None and not (is_whole(dimensions) and 1 <= dimensions <= MAX_DIMENSIONS):
         raise SettingsError(f"dimensions {dimensions!r} is not a whole number between 1 and {MAX_DIMENSIONS}")
-    for dim in _dims(broker, model, hardware):
-        if dimensions > dim:
-            raise SettingsError(f"dimensions {dimensions} is more than the {dim} that vectors of {model} have")
-
-
-def _dims(broker: Broker, model: str, hardware: str) -> list[int]:
-    offers = broker.workers.offers()
-    return [offers[offered].dim for offered in offers if offered[:2] == (hardware, model)]
-
-
-def _check_result_size(broker: Broker, chunk_size: int, dimensions: int | None, model: str, hardware: str) -> None:
-    """Refuse chunks whose vectors do not fit into a value of Redis, if a live worker or the job tells their size."""
-    dim = dimensions or max(_dims(broker, model, hardware), default=0)
+    if name is None and dimensions is None and chunk_size <= _SMALL_CHUNK:
+        return
+    served = [offer for offered, offer in broker.workers.offers().items() if offered[:2] == (hardware, model)]
+    for offer in served:
+        if name is not None and offer.prompts is not None and name not in offer.prompts:
+            raise SettingsError(f"prompt_name {name!r}: {unknown_prompt(model, offer.prompts)}")
+        if dimensions is not None and dimensions > offer.dim:
+            raise SettingsError(f"dimensions {dimensions} is more than the {offer.dim} that vectors of {model} have")
+    dim = dimensions or max((offer.dim for offer in served), default=0)
     if chunk_size * dim * 4 > MAX_VECTOR_BYTES:
         raise SettingsError(
             f"chunk_size {chunk_size}: the vectors of a chunk, of {dim} dimensions each, would not fit into one value "

@@ -26,21 +26,18 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
     )
 
 
-def stop(process: subprocess.Popen[Any]) -> None:
-    """Tell a child to end, if it has not ended; kill it if that takes too long; close its pipes."""
-    process.terminate()
-    try:
-        process.wait(_STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-    with suppress(BrokenPipeError), process:  # a pipe may hold what the child has not read
-        pass
-
-
 @contextmanager
 def running(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
+    """A child process, as of :func:`start`, that is told to end when the block ends, and killed if that takes too
+    long; its pipes are closed."""
     process = start(command, **options)
     try:
         yield process
     finally:
-        stop(process)
+        process.terminate()
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        with suppress(BrokenPipeError), process:  # a pipe may hold what the child has not read
+            pass

@@ -203,20 +203,13 @@ class Reaper:
         self._agenda.forget([job.id])
         return False
 
-    def _close_retry(self, job: ActiveJob) -> BrokerRefused | NotPermitted | None:
-        """Seal a job whose retry died; returns why Redis refuses that, if it does."""
-        try:
-            closed = self._broker.jobs.close_retry(job.id)
-        except (BrokerRefused, NotPermitted) as error:
-            return error
-        if closed:
-            log.warning("job %s: the process that retried or resumed it died; the records that it queued go on", job.id)
-        return None
-
     def _look_at(self, jobs: Sequence[ActiveJob], now_ms: int, until: float) -> None:
         for job in [job for job in jobs if job.abandoned]:
-            if refused := self._close_retry(job):
-                self._put_off(job.id, now_ms, refused)
+            try:  # the process that retried or resumed it died
+                if self._broker.jobs.close_retry(job.id):
+                    log.warning("job %s: its retry was cut short; the records that it queued go on", job.id)
+            except (BrokerRefused, NotPermitted) as error:
+                self._put_off(job.id, now_ms, error)
                 jobs = [each for each in jobs if each is not job]
         rested_ms = self._audit_after_s * 1000
         queues = {job.queue for job in jobs}.difference(self._taken_before)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import dataclasses
 import json
 import logging
 import re
@@ -323,7 +322,7 @@ def test_a_connection_without_a_request_is_closed(settings: Settings, monkeypatc
 
 def test_slow_and_large_requests_are_refused(settings: Settings) -> None:
     whole = request_bytes("/v1/embeddings", {"input": "one", "model": "dummy"})
-    with running_gateway(settings, dataclasses.replace(Gateway.of(settings), body_s=0.2)) as running:
+    with running_gateway(settings, Gateway(settings, body_s=0.2)) as running:
         for sent, status in (
             (whole[:-5], b"408"),  # a body that does not end
             (b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"x" * 100_000, b"400"),

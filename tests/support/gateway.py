@@ -45,7 +45,7 @@ class Running(NamedTuple):
 def running_gateway(settings: Settings, gateway: Gateway | None = None) -> Iterator[Running]:
     """A gateway on a free port, until the end of the block."""
     settings = settings.replace(gateway_address="0")
-    gateway = gateway or Gateway.of(settings)
+    gateway = gateway or Gateway(settings)
     server = make_server(settings, gateway)
     listener, url = listening(settings)
     with listener:
