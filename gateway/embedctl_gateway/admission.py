@@ -19,11 +19,9 @@ _LATELY_S = 10.0
 
 class Admission:
     """Counts what is in flight: the `requests` that are being answered, at most `most`, and the bytes `held` of bodies
-    and answers.
-
-    A tenant that asks alone may have all places. If several ask, each has an equal share of them, and the last places
-    are for those below their share. So a tenant that has all loses them as its requests end, and nobody waits in line.
-    """
+    and answers. A tenant that asks alone may have all places. If several ask, each has an equal share of them, and the
+    last places are for those below their share. So a tenant that has all loses them as its requests end, and nobody
+    waits."""
 
     def __init__(self, most: int, max_bytes: int = MAX_BYTES, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.requests = 0

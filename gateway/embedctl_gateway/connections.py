@@ -16,9 +16,7 @@ MAX_CONNECTIONS = 900
 
 class TimedProtocol(H11Protocol):
     """Closes a connection that begins no request for :data:`TIMEOUT_S`, or takes nothing of its answer for as long.
-
-    uvicorn alone waits for both without end. The body of a request has a limit of its own.
-    """
+    uvicorn alone waits for both without end. The body of a request has a limit of its own."""
 
     timeout_s = TIMEOUT_S
     max_connections = MAX_CONNECTIONS

@@ -1,8 +1,6 @@
-"""Runs batches: each gateway has a few threads that take one after the other, and do its next step.
-
-Every step can be done again. So if a gateway dies, another one resumes as soon as the lease has lapsed, and the job of
-a batch goes on by itself meanwhile.
-"""
+"""Runs batches: each gateway has a few threads that take one after the other, and do its next step. Every step can be
+done again: if a gateway dies, another one resumes once the lease has lapsed, and the job goes on by itself
+meanwhile."""
 
 from __future__ import annotations
 
@@ -242,10 +240,8 @@ class _Work:
                 Job(job_id, self._broker).discard()
 
     def _waits_for_workers(self) -> bool:
-        """Whether there is no job yet, and nobody serves its model, so that it is not known in which class it is to be.
-
-        The class of a job stays.
-        """
+        """Whether there is no job yet, and nobody serves its model, so that it is not known in which class it is to be;
+        that of a job stays."""
         if self._batch.facts.get("job") or self._broker.settings.hardware != "auto":
             return False
         return not self._precisions(self._batch.facts["model"])

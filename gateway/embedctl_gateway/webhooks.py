@@ -1,7 +1,5 @@
-"""Tells a URL of the operator's that a batch has ended, as Standard Webhooks 1.0 does: signed, and tried again.
-
-The body is that of OpenAI's events, so the official clients verify and read it.
-"""
+"""Tells a URL of the operator's that a batch has ended, as Standard Webhooks 1.0 does: signed, and tried again. The
+body is that of OpenAI's events, so the official clients verify and read it."""
 
 from __future__ import annotations
 

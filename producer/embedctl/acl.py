@@ -1,9 +1,5 @@
-"""Redis' access list: a user for each role, with the keys and commands that it needs, and no others.
-
-The keys come from :mod:`embedctl_config.keys`, and the commands of scripts from the scripts. This module lists the
-commands of the store's Python code, and a test compares the list with the code. Other tests run everything as these
-users.
-"""
+"""Redis' access list: a user for each role, with the keys and commands that it needs, and no others. Tests compare the
+commands with the store's Python code and its scripts, and run everything as these users."""
 
 from __future__ import annotations
 

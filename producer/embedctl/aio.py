@@ -139,12 +139,9 @@ def _run(
 class AsyncJob:
     """A :class:`Job` whose methods are awaited; :class:`Job` says what they do, take, return and raise.
 
-    `progress` is called in the event loop. :meth:`deliver` calls it, and `written`, in a thread; if the
-    task that awaits it is cancelled, it stops before its next chunk, and another call resumes. Other
-    tasks that wait may be cancelled at any time; the job goes on.
-
-    Args:
-        job: the same job for callers that block.
+    `progress` is called in the event loop. :meth:`deliver` calls it, and `written`, in a thread; if the task that
+    awaits it is cancelled, it stops before its next chunk, and another call resumes. Other tasks that wait may be
+    cancelled at any time; the job goes on.
     """
 
     def __init__(self, job: Job) -> None:
@@ -246,12 +243,9 @@ class AsyncJob:
     async def _each(
         self, begin: Callable[[int, float], Iterator[T]], relay: Relay, *, timeout: float | None = None
     ) -> AsyncIterator[T]:
-        """The items of an iterator that reads with this job's waiter, with at most `timeout` seconds between two of
-        them.
-
-        `begin` makes the iterator, given how many items to leave out, and since when (monotonic clock) the next one is
-        waited for. An iterator is over once it has raised, even NotYet; another one resumes.
-        """
+        """The items of an iterator that reads with this job's waiter, with at most `timeout` seconds between two.
+        `begin` makes it, given how many items to leave out, and since when (monotonic clock) the next one is waited
+        for. An iterator is over once it has raised, even NotYet; another one resumes."""
         items: Iterator[T] | None = None
         given, since = 0, time.monotonic()
 

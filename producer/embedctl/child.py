@@ -18,10 +18,8 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h; it survives exec
 
 
 def guarded(command: Sequence[str]) -> list[str]:
-    """The command line of a child process that gets SIGTERM when this process ends.
-
-    Start it from the main thread: to the kernel, the parent is the thread that starts it.
-    """
+    """The command line of a child process that gets SIGTERM when this process ends. Start it from the main thread: to
+    the kernel, the parent is the thread that starts it."""
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 

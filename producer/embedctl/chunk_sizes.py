@@ -1,8 +1,6 @@
-"""Decides how much text the chunks of a job hold, by what the workers that live when it is made can do.
-
-The answer is one number of bytes, which is stored with the job. So a process that resumes the job makes the same
-chunks, whichever workers live by then.
-"""
+"""Decides how much text the chunks of a job hold, by what the workers that live when it is made can do. The answer is
+one number of bytes, which is stored with the job: who resumes it makes the same chunks, whichever workers live by
+then."""
 
 from __future__ import annotations
 
@@ -122,11 +120,9 @@ def _work(records: Iterable[Record], workers: Workers, options: Mapping[str, Any
 
 
 def _shared(sizes: Sequence[int], chunks: float, workers: int, max_rows: int, max_bytes: int) -> int:
-    """The limit in bytes that makes about so many chunks and gives every worker about the same amount.
-
-    One of two workers would encode two of three equal chunks. So the number of chunks is to be a multiple of the number
-    of workers. The records may not fill the nearest multiple; then it is the next one.
-    """
+    """The limit in bytes that makes about so many chunks and gives every worker about the same amount. One of two
+    workers would encode two of three equal chunks. So the number of chunks is to be a multiple of the number of
+    workers. The records may not fill the nearest multiple; then it is the next one."""
     ends = list(accumulate(sizes))
     if chunks <= workers:
         return _even(ends, int(chunks), max_rows, max_bytes)

@@ -10,9 +10,7 @@ from embedctl_config.wire import ChunkInput
 
 def chunks_of(records: Iterable[Record], *, max_rows: int, max_bytes: int) -> Iterator[ChunkInput]:
     """Cut records into chunks of consecutive records. The bytes of a record are those of its text and its kept fields.
-
-    A record longer than `max_bytes` becomes a chunk with this record alone.
-    """
+    A record longer than `max_bytes` becomes a chunk with this record alone."""
     first = 0
     for group in groups_of(records, max_rows=max_rows, max_bytes=max_bytes):
         yield _chunk(first, group)

@@ -1,7 +1,5 @@
-"""Digests of texts: the SHA-256 of a text's UTF-8 bytes, which travels with its record and comes out beside the vector.
-
-A digest travels as a kept field of embedctl's own, so workers and Redis know nothing of it.
-"""
+"""Digests of texts: the SHA-256 of a text's UTF-8 bytes, which comes out beside the vector. It travels as a kept field
+of embedctl's own, so workers and Redis know nothing of it."""
 
 from __future__ import annotations
 

@@ -12,11 +12,8 @@ MISSING: Any = object()
 
 
 def field_of(row: Mapping[str, Any], path: str, default: Any = None) -> Any:
-    """The value of a field; `default` if the row has no such field.
-
-    A dot leads into an object: `body.input` is the field `input` of the object `body`. A field whose own name is
-    `body.input` wins.
-    """
+    """The value of a field; `default` if the row has no such field. A dot leads into an object: `body.input` is the
+    field `input` of the object `body`. A field whose own name is `body.input` wins."""
     value = row.get(path, MISSING)
     if value is not MISSING:
         return value

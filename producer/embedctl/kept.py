@@ -86,7 +86,6 @@ def tells_tokens(options: Mapping[str, Any]) -> bool:
 
 def kept_fields(item: Mapping[str, Any], names: Sequence[str], where: str) -> bytes | None:
     """A record's fields of these names as a JSON object in UTF-8; None if there are no names. A missing field is null.
-
     A name may be a path such as `body.title`: see :func:`field_of`.
 
     Numbers, truth values, null, text, lists and objects stay what they are. NaN and the infinities become null, dates

@@ -1,7 +1,5 @@
-"""The threads that serve all tasks of this process: a few ask Redis, and one hears the events of their jobs.
-
-The latter hears those of all jobs in one blocking read.
-"""
+"""The threads that serve all tasks of this process: a few ask Redis, and one hears the events of all their jobs in one
+blocking read."""
 
 from __future__ import annotations
 
@@ -197,10 +195,8 @@ def _tell(loop: asyncio.AbstractEventLoop, heard: asyncio.Future[None]) -> None:
 
 @cache
 def _threads() -> DaemonThreads:
-    """Not the loop's own threads, so that embedctl and the application's `to_thread` never wait for each other.
-
-    They are daemons: a Redis that does not answer must not keep a process from ending.
-    """
+    """Not the loop's own threads, so that embedctl and the application's `to_thread` never wait for each other. They
+    are daemons: a Redis that does not answer must not keep a process from ending."""
     return DaemonThreads(THREADS, "embedctl")
 
 

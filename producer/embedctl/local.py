@@ -154,11 +154,8 @@ def borrowed_worker(
     say: Callable[[str], None],
 ) -> Iterator[Callable[[], None]]:
     """Leave the work to the live workers of this Redis. Run one of our own (`start`, as :func:`local_worker`) if there
-    are none, or no longer any; `say` is told who does the work.
-
-    Yields a function to call again and again while waiting. It starts our own worker if no other one lives any more,
-    and raises WorkerError if our own has ended.
-    """
+    are none, or no longer any; `say` is told who does the work. Yields a function to call again and again while
+    waiting: it starts our own worker if no other one lives any more, and raises WorkerError if our own has ended."""
     broker = Broker.connect(settings)
     precision, queue = settings.hardware_class(hardware).precision, keys.queue(hardware, model)
     own: Callable[[], None] | None = None

@@ -8,9 +8,7 @@ from pathlib import Path
 
 def machine_id() -> str:
     """An id that two processes share exactly if each sees the other's pid: one boot of one kernel, one pid namespace.
-
-    Empty if there is no such id, as on systems other than Linux.
-    """
+    Empty if there is no such id, as on systems other than Linux."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}.{Path('/proc/self/ns/pid').stat().st_ino}"
@@ -20,9 +18,7 @@ def machine_id() -> str:
 
 def process_id(pid: int) -> str:
     """A pid and the start time of its process, which tells it from a later process with this pid; empty if none runs.
-
-    The pid alone if /proc does not show the process: on systems other than Linux, or with hidepid.
-    """
+    The pid alone if /proc does not show the process: on systems other than Linux, or with hidepid."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -47,11 +47,9 @@ class JobPace:
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """The queue of a class and a model: its waiting tickets, the age of the oldest (seconds), and its live workers.
-
-    `oldest_s` is None if no ticket waits, or if the ticket does not say when it was sent. `near_models` are the
-    models with a similar name that live workers serve, if none serves this one.
-    """
+    """The queue of a class and a model: its waiting tickets, the age of the oldest (seconds), None if it is unknown or
+    none waits, and its live workers. If there are none, `near_models` are the models with a similar name that live
+    workers serve."""
 
     hardware: str
     model: str

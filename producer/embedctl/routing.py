@@ -116,11 +116,8 @@ def near_models(offers: Mapping[Offered, Offer], model: str) -> tuple[str, ...]:
 
 
 def same_model(settings: Settings, workers: WorkerRegistry, one: str, other: str) -> bool:
-    """Whether two names are known to mean one model.
-
-    They do if they are two spellings of one repository, unless these settings describe one of them, or a live worker
-    serves only one of them, or each with other files.
-    """
+    """Whether two names are known to mean one model: they are two spellings of one repository, these settings describe
+    neither of them, and no live worker serves only one of them, or each with other files."""
     if one == other:
         return True
     if other_spelling(one) != other or not settings.models.keys().isdisjoint((one, other)):
@@ -131,9 +128,7 @@ def same_model(settings: Settings, workers: WorkerRegistry, one: str, other: str
 
 def model_files(settings: Settings, workers: WorkerRegistry, job: JobSpec) -> frozenset[str]:
     """The fingerprints of the model's files, as the settings tell them, or the live workers that would take a job.
-
-    Usually one; none if no such worker is alive.
-    """
+    Usually one; none if no such worker is alive."""
     entry = settings.models.get(job.model)
     if entry is not None and entry.fingerprint:
         return frozenset([entry.fingerprint])

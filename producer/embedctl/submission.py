@@ -211,10 +211,8 @@ class Submission:
 
     def _renew(self) -> bool:
         """Renew the producer's lease while the corpus is slow to give its next record, or Redis is slow to take it.
-
-        This also runs the reaper. A corpus may take days to arrive while no worker runs; then no other process keeps
-        the job's first chunks from expiring.
-        """
+        This also runs the reaper: a corpus may take days to arrive while no worker runs, and then no other process
+        keeps the job's first chunks from expiring."""
         try:
             self._broker.jobs.hold(self._job_id, self._token)
         except JobError:

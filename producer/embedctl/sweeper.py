@@ -33,12 +33,10 @@ _LEVELS = 4
 
 
 class Sweeper:
-    """Goes through this database's part of the place, one folder after the other.
-
-    Bytes that were put less than `grace_s` ago, by the place's own clock, stay: their process may be about to note
-    them. Nothing is removed before a second look. The part of another database is never touched, so a second Redis on
-    one place, or an emptied one, loses nothing.
-    """
+    """Goes through this database's part of the place, one folder after the other. Bytes that were put less than
+    `grace_s` ago, by the place's own clock, stay: their process may be about to note them. Nothing is removed before a
+    second look. The part of another database is never touched, so a second Redis on one place, or an emptied one, loses
+    nothing."""
 
     def __init__(
         self,

@@ -105,10 +105,8 @@ class TicketSender:
             raise self._unavailable(error) from error
 
     def prepare(self) -> None:
-        """Import all that sending takes, without connecting.
-
-        A service does so before it says that it is healthy: what is missing then ends it, and not its first request.
-        """
+        """Import all that sending takes, without connecting. A service does so before it says that it is healthy: what
+        is missing then ends it, and not its first request."""
         _ = self._app.connection_for_write().transport  # is imported when it is asked for
 
     def open(self) -> None:

@@ -1,7 +1,4 @@
-"""Waiting for one job: never for something that cannot come, nor longer than the timeout, nor in silence.
-
-A thread waits where it is. A task looks in one of a few threads that all tasks share, and has none between two looks.
-"""
+"""Waiting for one job: never for something that cannot come, nor longer than the timeout, nor in silence."""
 
 from __future__ import annotations
 
@@ -196,14 +193,8 @@ class Waiter:
         only_end: bool = False,
     ) -> JobStatus:
         """Wait until something has `arrived`, by the job's status; that function raises what ends the wait. With
-        `only_end`, it arrives only at the job's end. `progress` is called with each status.
-
-        Raises:
-            WaitTimeout: the time is over; the job goes on.
-            JobLost: Redis lost chunks of the job, so it can't end.
-            JobStalled: the job's producer died before it had submitted all records, and the others are done.
-            BrokerUnavailable: Redis stayed away.
-        """
+        `only_end`, it arrives only at the job's end. `progress` is called with each status. Raises as
+        :meth:`Job.wait`."""
         deadline, seen = limit.deadline, self.seen
         if only_end and self.is_new(deadline):
             seen = self.next_event(seen, FIRST_LOOK_S, deadline, only_end=True)

@@ -36,10 +36,8 @@ log = logging.getLogger(__name__)
 
 
 class RetryingEvents(Events):  # type: ignore[misc]  # Flower ships no types
-    """Flower's receiver of events, with a short pause between attempts.
-
-    Flower doubles the pause after each attempt, and so still waits long after the end of a long outage.
-    """
+    """Flower's receiver of events, with a short pause between attempts. Flower doubles the pause after each attempt,
+    and so still waits long after the end of a long outage."""
 
     def run(self) -> None:
         failed = Streak()
@@ -62,11 +60,8 @@ class RetryingEvents(Events):  # type: ignore[misc]  # Flower ships no types
 
 
 class Dashboard(Flower):  # type: ignore[misc]  # Flower ships no types
-    """Flower, configured by its global options.
-
-    Flower's reader of queue lengths supports no Redis users on a unix socket, and shows no queue whose workers have not
-    answered it. So ours replaces it.
-    """
+    """Flower, configured by its global options. Its own reader of queue lengths supports no Redis users on a unix
+    socket, and shows no queue whose workers have not answered it. So ours replaces it."""
 
     def __init__(self, broker: Broker, page_settings: Mapping[str, Any]) -> None:
         app, io_loop = make_celery(broker.settings), IOLoop.current()

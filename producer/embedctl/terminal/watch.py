@@ -95,11 +95,8 @@ def watch(
 ) -> T:
     """Look every :data:`INTERVAL_S` seconds and draw it on the terminal, until `q` is pressed or, as `until` says,
     nothing can change any more; returns what was seen last. `draw` gives the lines for the columns of the terminal and
-    the most rows.
-
-    Raises what `look` raises, other than BrokerUnavailable after the first look. The terminal is restored, also after
-    Ctrl-C.
-    """
+    the most rows. Raises what `look` raises, other than BrokerUnavailable after the first look. The terminal is
+    restored, also after Ctrl-C."""
 
     def lines(sight: Sight[T], width: int, height: int) -> Group:
         head = _head(title, sight, width)
