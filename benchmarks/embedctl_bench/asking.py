@@ -83,10 +83,7 @@ class Asked:
         return private_folder(peers_folder(self.settings))
 
     def session(self, name: str, plan: int) -> Session:
-        """A session in the folder of reports, for these CPUs and classes as they are configured.
-
-        Measurements of `--quick` count for `--quick` only.
-        """
+        """A session in the folder of reports, for these CPUs, classes as they are configured, and `--quick` or not."""
         conditions = {
             "cpus": format_cpus(self.cpus),
             "quick": self.quick,
@@ -97,14 +94,8 @@ class Asked:
         return Session(self.output, name, fresh=self.fresh, plan=plan, conditions=conditions)
 
     def ground(self, key: str, model: Model, workload: Workload, session: Session, **more: Any) -> Ground:
-        """What all systems have in common on one model; computes the reference unless it is kept.
-
-        Args:
-            more: other attributes.
-
-        Raises:
-            Unavailable: the reference can't be computed.
-        """
+        """What all systems have in common on one model, with more attributes; computes the reference unless it is kept,
+        else raises Unavailable."""
         cpus, device = sorted(self.cpus), "cuda" if self.device == "gpu" else "cpu"
         session.say(f"{key}: {len(workload.lengths)} references by torch in fp32, unless they are kept")
         reference = reference_of(model, workload, cpus, self.place, device)
@@ -228,11 +219,7 @@ def conclude(
 
 
 def _classes(settings: Settings, asked: Sequence[str]) -> tuple[str, ...]:
-    """The classes asked for, or else every class of CPUs that can run here.
-
-    Raises:
-        SettingsError: there is no such class, or none that can run.
-    """
+    """The classes asked for, or else every class of CPUs that can run here; SettingsError if there is none."""
     if asked:
         for name in asked:
             settings.hardware_class(name)
@@ -244,11 +231,8 @@ def _classes(settings: Settings, asked: Sequence[str]) -> tuple[str, ...]:
 
 
 def _device(settings: Settings, classes: tuple[str, ...]) -> Device:
-    """The kind of device of all classes; hides all but one, so that every system runs on the same.
-
-    Raises:
-        SettingsError: they are of several kinds, or this machine has no such device, or several and none was chosen.
-    """
+    """The kind of device of all classes; hides all but one, so that every system runs on the same. A SettingsError says
+    that they are of several kinds, or that this machine has no such device, or several and none was chosen."""
     devices = dict.fromkeys(settings.hardware_class(name).device for name in classes)
     if len(devices) > 1:
         raise SettingsError(f"--class: measure classes of {' and '.join(devices)} apart from each other")

@@ -115,11 +115,7 @@ def command(asked: Asked, workloads: tuple[str, ...]) -> None:
 
 
 def peers_for(asked: Asked) -> tuple[list[System], list[str]]:
-    """The peers, all of which run on CPUs, and the names of those that are not installed.
-
-    Raises:
-        SettingsError: there is no such peer, or peers are asked for beside a class of accelerators.
-    """
+    """The peers, all of which run on CPUs, and the names of those not installed; SettingsError if none can run."""
     if asked.device == "cpu":
         return choose_peers(asked.peers, asked.place)
     if asked.peers:
@@ -128,11 +124,7 @@ def peers_for(asked: Asked) -> tuple[list[System], list[str]]:
 
 
 def systems_for(asked: Asked, peers: Sequence[System]) -> list[System]:
-    """The floors of all precisions; sentence-transformers of our own environment, where the peers lack it; peers; ours.
-
-    Raises:
-        SettingsError: there is no such class.
-    """
+    """The floors of all precisions; sentence-transformers of our environment, where peers lack it; peers; ours."""
     engines = [engine_of(name, asked.settings) for name in asked.classes]
     products = [product_of(name, asked.settings, len(asked.cpus), WORKERS) for name in asked.classes]
     baselines = baselines_for(products, peers)

@@ -142,11 +142,8 @@ def few(axis: Sequence[int], some: Sequence[int]) -> Sequence[int]:
 def seats_for(
     asked: Asked, cores_axis: Sequence[int], copies_axis: Sequence[int], cells: int
 ) -> tuple[list[tuple[int, int]], list[Mapping[str, object]]]:
-    """The numbers of cores and of copies that can be measured together, and rows of a table of those that can't.
-
-    Args:
-        cells: measured with each.
-    """
+    """The numbers of cores and copies that can be measured together, in `cells` each; and a table's rows of the
+    others."""
     seats, left_out, have = [], list[Mapping[str, object]](), len(cores_of(asked.cpus))
     for cores, copies in product(cores_axis, copies_axis):
         if cores > have:

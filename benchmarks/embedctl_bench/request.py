@@ -77,17 +77,13 @@ _OTHER_CONDITIONS = (
 
 
 def load_of(name: str, asked: Sequence[Sequence[str]], rounds: int, callers: int = 0, *, finals: bool = False) -> Load:
-    """A load of these requests."""
     texts = sum(map(len, asked))
     return Load(name, rounds, texts, len(asked), finals=finals, facts={"load": name}, asked=asked, callers=callers)
 
 
 def long_requests(cpus: int, *, quick: bool, finals: bool = True) -> list[Load]:
-    """infinity's benchmark for a number of CPUs: what is run in rounds, and perhaps what is run once in the end.
-
-    Args:
-        finals: whether the latter is for ours and the fastest other systems alone.
-    """
+    """infinity's benchmark for a number of CPUs: what is run in rounds, and perhaps what is run once in the end, with
+    `finals` for ours and the fastest other systems alone."""
 
     def asked(*sizes: int) -> list[list[str]]:
         return [request_texts(number, sizes[number % len(sizes)]) for number in range(REQUESTS)]

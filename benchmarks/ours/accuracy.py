@@ -113,11 +113,8 @@ def spread_passages(count: int) -> tuple[list[str], list[str]]:
 
 
 def graded_pairs(ids: Sequence[str]) -> tuple[Rows, Rows]:
-    """Each passage with another one of its docstring, of its package, and of the rest, where there is one.
-
-    Returns:
-        pairs × 2: the rows of both passages; and one per pair: 2, 1 or 0, in the order above.
-    """
+    """Each passage with another one of its docstring, of its package, and of the rest, where there is one: pairs × 2,
+    the rows of both passages, and one grade per pair: 2, 1 or 0, in this order."""
     docstrings = [label.partition("#")[0] for label in ids]
     packages = [name.partition(".")[0] for name in docstrings]
     by_package: dict[str, list[int]] = defaultdict(list)
@@ -138,11 +135,8 @@ def graded_pairs(ids: Sequence[str]) -> tuple[Rows, Rows]:
 
 
 class _OnAvx512(TorchBackend):
-    """The packed engine with layers of our choice, where a worker takes the fastest.
-
-    Raises:
-        ModelError: this CPU has no AVX512_BF16, or the model is not of the BERT family.
-    """
+    """The packed engine with layers of our choice, where a worker takes the fastest; ModelError without AVX512_BF16 or
+    for a model that is not of the BERT family."""
 
     def __init__(self, files: ModelFiles, host: Host, layers: Layers) -> None:
         if not AVX512.needs <= cpu_flags():

@@ -81,11 +81,7 @@ def host_side(
 
 
 def model_of(dim: int, place: Path) -> Model:
-    """A model with vectors of this size and one layer, which never runs; its tokenizer is all-MiniLM-L6-v2's.
-
-    Raises:
-        ModelNotFound: all-MiniLM-L6-v2 is not installed.
-    """
+    """A model with vectors of this size and one layer, which never runs; its tokenizer is all-MiniLM-L6-v2's."""
     shape = ModelShape("bert", layers=1, hidden=dim, heads=_HEADS[dim], pooling="mean")
     folder = place / "models" / f"stand-in-{dim}"
     written(folder, lambda into: write_shape(shape, into, resolve_model("all-MiniLM-L6-v2").folder))

@@ -56,13 +56,8 @@ def service(
     classes: Mapping[str, object] | None = None,
     **config: object,
 ) -> Iterator[Service]:
-    """A private Redis, and workers that take so long for a batch of at most so many tokens.
-
-    Its configuration is this process's, and its children's.
-
-    Args:
-        classes, config: more of the configuration.
-    """
+    """A private Redis, and workers that take so long for a batch of at most so many tokens. Its configuration, with
+    more of it, is this process's, and its children's."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ec-")))
         dummy: dict[str, Any] = {"backend": "dummy", "options": {"dim": dim, "seconds_per_batch": seconds_per_batch}}

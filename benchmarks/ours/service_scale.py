@@ -215,11 +215,7 @@ def _block(settings: Settings, workers: float) -> None:
 
 
 def _timed_calls(broker: Broker, trips: list[float], count: int, kept: str) -> Figures:
-    """The times of each call, and the longest of its round trips.
-
-    Args:
-        trips: to it, the broker adds the duration of each of its round trips (seconds).
-    """
+    """The times of each call, and the longest of its round trips, whose durations the broker adds to `trips` (s)."""
     with broker.connection.client() as client:
         active = client.zrange(keys.ACTIVE, 0, 0)[0].decode()
     settings, workers = broker.settings, type(broker.workers)

@@ -123,7 +123,6 @@ class SystemRuns:
 
     @classmethod
     def of(cls, system: System) -> Self:
-        """No runs yet."""
         return cls(system.name, system.label, system.precision, system.ours, system.floor)
 
     def read_back(self, computes: str) -> None:
@@ -148,7 +147,6 @@ class SystemRuns:
         return [other.rounds[at].seconds / self.rounds[at].seconds for at in sorted(both)]
 
     def times(self, other: SystemRuns) -> float:
-        """The median of :meth:`ratios`."""
         return median(self.ratios(other))
 
     def flaw(self, tokens: int) -> str:
@@ -202,11 +200,9 @@ class Comparison:
         return max([each.tokens for each in self.systems if each.ours] or [each.tokens for each in self.systems])
 
     def find(self, name: str) -> SystemRuns | None:
-        """The system of that name, if it has runs."""
         return next((each for each in self.systems if each.name == name), None)
 
     def floor(self, precision: str) -> SystemRuns | None:
-        """The floor of a precision, if it ran."""
         return next((each for each in self.floors if each.precision == precision), None)
 
     def comparable(self, precision: str, *, ours: bool) -> list[SystemRuns]:
@@ -223,10 +219,7 @@ class Comparison:
 
     def rows(self, price: float | None = None) -> Iterator[dict[str, object]]:
         """Rows of a table: by precision, the most accurate first, and within it by rank; those with a flaw have none.
-
-        Args:
-            price: of an hour of this machine.
-        """
+        The price is of an hour of this machine."""
         for precision in PRECISIONS:
             found = [each for each in self.systems if each.precision == precision]
             for rank, each in enumerate(sorted(found, key=lambda each: bool(each.flaw(self.tokens))), start=1):

@@ -51,11 +51,8 @@ class Ground:
     warm_up: Path | None = None
 
     def accuracy(self, vectors: Vectors) -> dict[str, float]:
-        """How far vectors are from the reference; empty for the vectors without components of a floor.
-
-        Raises:
-            Unavailable: they are not those of the texts.
-        """
+        """How far vectors are from the reference; empty for a floor's; Unavailable if they are not those of the
+        texts."""
         if not vectors.shape[-1]:
             return {}
         try:
@@ -73,7 +70,6 @@ class Contender:
     """
 
     def __init__(self, system: System, ground: Ground) -> None:
-        """Nothing is started."""
         self.runs = SystemRuns.of(system)
         self.repeat = 1
         self._system, self._ground = system, ground
@@ -81,11 +77,8 @@ class Contender:
         self._accuracy: Mapping[str, float] = {}
 
     def choose(self) -> None:
-        """Let it choose its setting, and compare its vectors, unless an earlier run has kept both.
-
-        Raises:
-            Unavailable: its environment, the model in its format, or the system itself fails.
-        """
+        """Let it choose its setting, and compare its vectors, unless both are kept; Unavailable if any of that
+        fails."""
         # A quick run tries none and takes the first.
         settings = self._system.settings[:1] if self._ground.quick else self._system.settings
 
@@ -107,15 +100,10 @@ class Contender:
         self.runs.read_back(found["computes"])
 
     def process(self) -> TunedProcess:
-        """Its process, warmed up.
-
-        Raises:
-            Unavailable: it can't be started.
-        """
+        """Its process, warmed up; raises Unavailable if it can't be started."""
         return self._process or self._start(self._system.settings)
 
     def close(self) -> None:
-        """End its process."""
         if self._process:
             self._process.close()
             self._process = None

@@ -40,16 +40,12 @@ class Session:
     def __init__(
         self, folder: Path, name: str, *, fresh: bool, plan: int, conditions: Mapping[str, object] | None = None
     ) -> None:
-        """Read the measurements of earlier runs from the folder, or with `fresh` remove them.
+        """Read the measurements of earlier runs from the folder, or with `fresh` remove them, else OutputError.
 
         Args:
-            name: the benchmark.
             plan: the expected number of steps.
             conditions: facts that must be equal for an earlier measurement to count, such as the CPUs used, besides
                 the benchmark, the kind of CPU and the versions. Models and classes belong to a step's key.
-
-        Raises:
-            OutputError: the folder can't be written to.
         """
         self.stopped = False
         self.name, self._path = name, folder / FILE
@@ -128,7 +124,6 @@ class Session:
         return f"about {left / 60:.0f} min left" if left < 5400 else f"about {left / 3600:.1f} h left"
 
     def say(self, line: str) -> None:
-        """Print a line on standard error."""
         sys.stderr.write(f"{line}\n")
 
     def meanwhile(self) -> dict[str, object]:

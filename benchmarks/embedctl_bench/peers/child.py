@@ -35,12 +35,7 @@ class ChildProcess:
     """
 
     def __init__(self, command: Sequence[str], variables: Mapping[str, str], log: Path) -> None:
-        """Start it.
-
-        Args:
-            variables: of its environment, besides our own.
-            log: gets everything that it writes to standard error.
-        """
+        """Start it, with these variables besides our own. The log gets everything that it writes to standard error."""
         self.closed = False
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -56,11 +51,7 @@ class ChildProcess:
         self._busy = True
 
     def call(self, **request: Any) -> dict[str, Any]:
-        """Send a request and wait for the answer.
-
-        Raises:
-            Unavailable: as :meth:`answer`.
-        """
+        """Send a request and wait for the answer, as :meth:`answer`."""
         assert self._process.stdin
         self._busy = True
         with suppress(BrokenPipeError):  # answer() will say that it died
@@ -69,11 +60,8 @@ class ChildProcess:
         return self.answer()
 
     def answer(self) -> dict[str, Any]:
-        """Wait for the answer to the last request, or for what the process says first.
-
-        Raises:
-            Unavailable: the request failed, or the process died or did not answer in time; then it is closed.
-        """
+        """Wait for the answer to the last request, or for what the process says first; raises Unavailable if the
+        request failed, or if the process died or did not answer in time, which closes it."""
         assert self._process.stdout
         if not select.select([self._process.stdout], [], [], _ANSWER_S)[0]:
             self.close()
@@ -101,17 +89,13 @@ class ChildProcess:
         self._process.wait()
 
     def _signal(self, number: int) -> None:
-        """Signal the whole session."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
 
 def run(command: list[str | Path], log: Path, *, timeout: float, variables: Mapping[str, str] | None = None) -> None:
-    """Run a command to its end, with these variables besides our own, and its output in a log.
-
-    Raises:
-        Unavailable: it failed or took longer than `timeout` seconds; the message is the log's last line.
-    """
+    """Run a command to its end, with these variables besides our own, and its output in a log. Unavailable, with the
+    log's last line, says that it failed or took longer than `timeout` seconds."""
     with log.open("wb") as stream:
         try:
             status = subprocess.run(

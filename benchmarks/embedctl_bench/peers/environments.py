@@ -19,7 +19,6 @@ _REMOVED = {"st-openvino": ["torchvision"]}
 
 
 def requirements_of(environment: str) -> Path:
-    """The file with the pinned versions of a peer's environment."""
     return HERE / f"{environment}.txt"
 
 
@@ -37,14 +36,7 @@ def is_installed(environment: str, place: Path) -> bool:
 
 
 def python_of(environment: str, place: Path) -> Path:
-    """The Python of a peer's environment, which is rebuilt if its requirements changed; ours for the empty name.
-
-    Args:
-        place: the folder of environments.
-
-    Raises:
-        Unavailable: it can't be built.
-    """
+    """The Python of a peer's environment, rebuilt if its requirements changed, else Unavailable; ours for no name."""
     if not environment:
         return Path(sys.executable)
     requirements = requirements_of(environment)

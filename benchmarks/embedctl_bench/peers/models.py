@@ -79,11 +79,7 @@ class Model:
 
     @classmethod
     def in_folder(cls, name: str, folder: Path) -> Model:
-        """A model by its configuration, which uses the names of BERT or of DistilBERT.
-
-        Raises:
-            Unavailable: it uses neither.
-        """
+        """A model by its configuration, which uses the names of BERT or of DistilBERT, else raises Unavailable."""
         config = read_json(folder / "config.json")
         found: list[Any] = [config.get(bert, config.get(distilbert)) for bert, distilbert in _SIZES]
         if not all(isinstance(each, int) for each in found):
@@ -91,19 +87,11 @@ class Model:
         return cls(name, folder, *found)
 
     def lengths(self, texts: Sequence[str]) -> tuple[int, ...]:
-        """Tokens of texts, special tokens included.
-
-        Raises:
-            Unavailable: it has no fast tokenizer.
-        """
+        """Tokens of texts, special tokens included."""
         return tuple(len(each.ids) for each in self.tokenizer().encode_batch(list(texts)))
 
     def tokenizer(self) -> Tokenizer:
-        """Its tokenizer, which neither truncates nor pads.
-
-        Raises:
-            Unavailable: it has no fast tokenizer.
-        """
+        """Its fast tokenizer, which neither truncates nor pads; raises Unavailable if it has none."""
         from tokenizers import Tokenizer
 
         path = self.folder / "tokenizer.json"
@@ -127,11 +115,7 @@ class Model:
 
 
 def converted(model: Model, form: str, place: Path) -> Path:
-    """The model's folder in a format, converted when first needed; its own folder for the empty name.
-
-    Raises:
-        Unavailable: it can't be converted.
-    """
+    """The model's folder in a format, converted when first needed, else Unavailable; its own for the empty name."""
     if not form:
         return model.folder
     folder = place / "models" / f"{model.name}.{form}"
@@ -146,11 +130,8 @@ def converted(model: Model, form: str, place: Path) -> Path:
 
 
 def uncut(name: str, source: Path, place: Path) -> Model:
-    """A model that does not truncate before 512 tokens, if it has the positions: the model itself, or a copy.
-
-    Args:
-        name: of the copy; different for other weights.
-    """
+    """A model that does not truncate before 512 tokens, if it has the positions: the model itself, or a copy of this
+    name, which differs for other weights."""
     model = Model.in_folder(name, source)
     positions = read_json(source / "config.json").get("max_position_embeddings", 0)
     if model.max_tokens >= MAX_TOKENS or positions < MAX_TOKENS:
@@ -180,12 +161,8 @@ def written(folder: Path, make: Callable[[Path], object]) -> Path:
 
 
 def model_files(name: str, settings: Settings) -> ModelFiles:
-    """A model as it is configured, or a shape's, which is made in the cache when first needed.
-
-    Raises:
-        ModelNotFound, ModelError: as :func:`~embedctl_workers.models.files.resolve_model`; of a shape, for the model
-            that gives the vocabulary.
-    """
+    """A model as it is configured, or a shape's, which is made in the cache when first needed; errors as of
+    `resolve_model`, for a shape of the model that gives the vocabulary."""
     entry = settings.models.get(name, ModelEntry())
     if name in SHAPES and not entry.source:
         own = Path(settings.models.get(_VOCABULARY, ModelEntry()).source or "none")
@@ -202,12 +179,7 @@ def peers_folder(settings: Settings) -> Path:
 
 def measured_model(name: str, settings: Settings, place: Path) -> Model:
     """A model that does not truncate before 512 tokens, if it has the positions. Its copies have other names for other
-    weights.
-
-    Raises:
-        ModelNotFound, ModelError: as :func:`model_files`.
-        Unavailable: it does not say how large its layers are.
-    """
+    weights. Errors are those of :func:`model_files`, and Unavailable."""
     files = model_files(name, settings)
     return uncut(f"{slug(files.name)}-{files.fingerprint[:8]}", files.folder, place)
 
@@ -229,12 +201,7 @@ def describe(name: str) -> str:
 
 
 def write_shape(shape: ModelShape, folder: Path, vocabulary: Path) -> None:
-    """Write a model of a shape.
-
-    Args:
-        folder: must not exist.
-        vocabulary: the folder of a model that gives the tokenizer and the modules; it needs no weights.
-    """
+    """Write a model of a shape into a new folder, with tokenizer and modules of another one, which needs no weights."""
     import torch
     from transformers import AutoConfig, AutoModel
 

@@ -193,12 +193,7 @@ INFINITY_SERVER = System(
 def choose_peers(asked: tuple[str, ...] | None, place: Path) -> tuple[list[System], list[str]]:
     """The peers to measure, and the names of those that are left out because they are not installed.
 
-    Args:
-        asked: names; `("all",)` for all of them, None for those that are installed.
-        place: the folder of environments.
-
-    Raises:
-        SettingsError: there is no such peer.
+    `asked` has names, else SettingsError: `("all",)` for all of them, None for those that are installed.
     """
     if asked is None:
         found = [system for system in PEERS.values() if is_installed(system.environment, place)]
@@ -227,24 +222,14 @@ def on_gpu(system: System) -> System:
 
 
 def engine_of(hardware: str, settings: Settings) -> System:
-    """A worker's engine with a hardware class, called directly.
-
-    Raises:
-        SettingsError: there is no such class.
-    """
+    """A worker's engine with a hardware class, called directly."""
     ways = (Setting(1), Setting(2)) if settings.hardware_class(hardware).device == "cpu" else (Setting(1),)
     return _ours("embedctl-engine", "embedctl's engine", "embedctl:EngineAdapter", hardware, settings, ways)
 
 
 def product_of(hardware: str, settings: Settings, cpus: int, workers: Sequence[int] = _WORKERS) -> System:
-    """Our whole product with a hardware class: a Redis, and workers that share the CPUs evenly.
-
-    Args:
-        workers: the numbers of workers to choose from; an accelerator has one worker.
-
-    Raises:
-        SettingsError: there is no such class.
-    """
+    """Our whole product with a hardware class: a Redis, and workers that share the CPUs evenly, in one of these
+    numbers; an accelerator has one worker."""
     shares = [count for count in workers if cpus % count == 0]
     counts = shares if settings.hardware_class(hardware).device == "cpu" else [1]
     ways = tuple(Setting(1, {"workers": count}) for count in counts)
@@ -252,11 +237,7 @@ def product_of(hardware: str, settings: Settings, cpus: int, workers: Sequence[i
 
 
 def servers_of(hardware: str, settings: Settings) -> list[System]:
-    """`embedctl gateway` beside a worker of a hardware class; and the worker's engine in the process of a server.
-
-    Raises:
-        SettingsError: there is no such class.
-    """
+    """`embedctl gateway` beside a worker of a hardware class; and the worker's engine in the process of a server."""
     gateway = ("gateway", "embedctl gateway", "http_ours:GatewayAdapter")
     direct = ("direct", "the same engine in the server's process", "http_ours:DirectAdapter")
     return [_ours(*each, hardware, settings, (Setting(),)) for each in (gateway, direct)]

@@ -57,10 +57,10 @@ class Run:
 class TunedProcess(ChildProcess):
     """A loaded system, which chose its setting by its speed on a sample. Its log is NAME.log in the folder `place`.
 
+    All of its methods raise Unavailable if its environment, its model or the system itself fails.
+
     Attributes:
-        chosen: the setting.
         tried: each setting tried on the sample, with its `seconds` or its `error`.
-        versions: of the system's packages.
         computes: the precision of its products, read back from the loaded system; empty if that is not known.
     """
 
@@ -81,9 +81,6 @@ class TunedProcess(ChildProcess):
             place: the folder of environments and of everything that is made for them.
             request: it chooses on concurrent requests with this number of texts each; 0: on one call.
             whole: it chooses on the whole workload, in one call, as a device needs that encodes a sample in no time.
-
-        Raises:
-            Unavailable: its environment, its model or the system itself fails.
         """
         python, folder = python_of(system.environment, place), converted(model, system.form, place)
         package, variables = environment_for(system.environment)
@@ -121,53 +118,33 @@ class TunedProcess(ChildProcess):
         self.versions: dict[str, str] = loaded["versions"]
 
     def encode(self, repeat: int = 1) -> Answer:
-        """Encode the workload `repeat` times, in one call; the vectors are those of the first time.
-
-        Raises:
-            Unavailable: it failed.
-        """
+        """Encode the workload `repeat` times, in one call; the vectors are those of the first time."""
         done = self.call(do="encode", vectors=str(self._vectors), repeat=repeat)
         return Answer(np.load(self._vectors), **done)
 
     def requests(self, path: Path, callers: int = 0) -> tuple[Run, Vectors]:
-        """Make the requests in a file, a JSON list of lists of texts: all at once, or by so many callers.
-
-        Returns:
-            The run, and the vectors of all texts, one request after the other.
-
-        Raises:
-            Unavailable: it failed.
-        """
+        """Make the requests in a file, a JSON list of lists of texts: all at once, or by so many callers. The vectors
+        are of all texts, one request after the other."""
         done = self.call(do="requests", requests=str(path), vectors=str(self._vectors), callers=callers)
         return Run(**done), np.load(self._vectors)
 
     def sample(self, path: Path, effort: Effort) -> tuple[float, list[float]]:
-        """Make the requests in a file one after the other, in each of its processes, again and again.
-
-        Returns:
-            The seconds of a request, by all processes together; and the latencies (seconds).
-
-        Raises:
-            Unavailable: it failed.
-        """
+        """Make the requests in a file one after the other, in each of its processes, again and again: the seconds of a
+        request, by all processes together, and the latencies (seconds)."""
         done = self.call(do="sample", requests=str(path), **asdict(effort))
         return done["seconds"], done["latencies"]
 
     def close(self) -> None:
-        """End the process, which may have things to stop, and remove its files."""
+        """End the process, and remove its files."""
         super().close()
         self._scratch.cleanup()
 
 
 def reference_of(model: Model, workload: Workload, cpus: Sequence[int], place: Path, device: str = "cpu") -> Vectors:
-    """Vectors of sentence-transformers on torch in fp32, computed once and kept.
+    """Vectors of sentence-transformers on torch in fp32, computed once and kept; raises Unavailable if they can't be.
 
-    Args:
-        device: by torch's name. On a CPU, texts are encoded one at a time, so without padding; elsewhere that would
-            take too long.
-
-    Raises:
-        Unavailable: they can't be computed.
+    On a CPU, texts are encoded one at a time, so without padding; on another device, by torch's name, that would take
+    too long.
     """
     alone = (Setting(1, {"backend": "torch", "device": device}, {"batch": 1 if device == "cpu" else 32}),)
     system = replace(SENTENCE_TRANSFORMERS, name="reference", settings=alone)

@@ -42,14 +42,7 @@ def draw_words(draw: random.Random, words: int) -> str:
 
 class ExactTexts:
     """Texts with an exact number of a model's tokens, special tokens included: random words of one token each.
-
-    Args:
-        model: with a fast tokenizer.
-
-    Raises:
-        Unavailable: it has none.
-        ModelError: it knows no word as one token.
-    """
+    Unavailable says that the model has no fast tokenizer, ModelError that it knows no word as one token."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -61,11 +54,7 @@ class ExactTexts:
             raise ModelError(f"model {model.name!r}: its tokenizer cuts every word, so no text can be given a length")
 
     def requests(self, tokens: int, batch: int, count: int) -> list[list[str]]:
-        """`count` requests of `batch` texts with `tokens` tokens each.
-
-        Raises:
-            ModelError: no text can be that short.
-        """
+        """`count` requests of `batch` texts with `tokens` tokens each; ModelError if no text can be that short."""
         if tokens < self._base:
             raise ModelError(f"model {self._model.name!r}: no text has {tokens} tokens, {self._base} is the least")
         draw = random.Random(f"{tokens} {batch}")

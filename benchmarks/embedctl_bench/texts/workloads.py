@@ -44,11 +44,7 @@ def describe_workload(workload: Workload, limit: int) -> str:
 
 
 def make_workload(name: str, count: int, model: Model, place: Path) -> Workload:
-    """`count` texts of W1, mixed lengths up to 256 tokens, or of W2, 443–449 tokens each; kept in a folder of `place`.
-
-    Raises:
-        Unavailable: the model has no fast tokenizer.
-    """
+    """`count` texts of W1, mixed lengths up to 256 tokens, or of W2, 443–449 tokens each; kept in `place`."""
     tokenizer = model.tokenizer()
     path = place / "workloads" / f"{name}-{count}-{sha256(tokenizer.to_str().encode()).hexdigest()[:8]}.json"
     if not path.is_file():

@@ -66,14 +66,8 @@ class ProductAdapter:
 def product(
     stack: ExitStack, model: Path, workers: int, cache: str, chunk: int, hardware: str, entry: Mapping[str, Any]
 ) -> Settings:
-    """Start a private Redis, and workers that share this process's CPUs; everything ends with the stack.
-
-    Returns:
-        Settings with one model and one hardware class, and none of the user's own.
-
-    Raises:
-        EmbedctlError: a part does not start.
-    """
+    """Start a private Redis, and workers that share this process's CPUs; everything ends with the stack. The settings
+    have one model and one hardware class, and none of the user's own."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="embedctl-bench-")))
     config = folder / "embedctl.toml"
     facts = {"cache_dir": cache, "models": {model.name: {"source": str(model)}}, "classes": {hardware: entry}}

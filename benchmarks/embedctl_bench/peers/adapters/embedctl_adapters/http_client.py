@@ -38,14 +38,7 @@ class HttpAdapter:
     """A server that answers OpenAI's calls, in a process that ends with this one's session."""
 
     def __init__(self, model: Path, command: Sequence[str], variables: Mapping[str, str], url: str = "") -> None:
-        """Start it, and wait until it answers.
-
-        Args:
-            url: where it will be; empty if it writes that into its log itself.
-
-        Raises:
-            RuntimeError: it ends, or does not answer in time.
-        """
+        """Start it, and wait until it answers, else RuntimeError. An empty URL: it writes into its log where it is."""
         self._name, self._counter = model.name, TokenCounter(model)
         with tempfile.TemporaryFile("w+") as log:
             self._process = subprocess.Popen(command, env={**os.environ, **variables}, stdout=log, stderr=log)
@@ -79,7 +72,6 @@ class HttpAdapter:
         return sum(self._counter.lengths(texts))
 
     def close(self) -> None:
-        """End the server."""
         self._process.terminate()
         try:
             self._process.wait(_STOP_S)
@@ -102,14 +94,8 @@ class InfinityServerAdapter(HttpAdapter):
 
 
 def ask(url: str, bodies: Sequence[bytes], callers: int) -> list[tuple[bytes, float, float]]:
-    """Make the requests with these bodies.
-
-    Returns:
-        Each answer, and when its request was sent and its last byte came, by the monotonic clock.
-
-    Raises:
-        RuntimeError: an answer is missing, or is no 200.
-    """
+    """Make the requests with these bodies: each answer, and when its request was sent and its last byte came, by the
+    monotonic clock. One that is missing or no 200 is a RuntimeError."""
     parts, own = urlsplit(url), threading.local()
     begin = threading.Barrier(callers)
 

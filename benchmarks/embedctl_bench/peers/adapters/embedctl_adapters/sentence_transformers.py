@@ -35,15 +35,12 @@ class SentenceTransformersAdapter:
         dtype: str = "",
         hint: str = "f32",
     ) -> None:
-        """Load it.
+        """Load it; raises RuntimeError if the CPU has no instructions for this precision.
 
         Args:
             file: the ONNX graph in the model's folder.
             dtype: the precision by torch's name; empty for torch's default.
             hint: the precision by OpenVINO's name; empty for OpenVINO's default.
-
-        Raises:
-            RuntimeError: the CPU has no instructions for this precision.
         """
         if dtype == "bfloat16" and device == "cpu" and not _BF16 & _cpu_flags():
             raise RuntimeError("this CPU has no instructions for bf16")

@@ -167,7 +167,6 @@ class Pool:
             return list(threads.map(answer, chunks))
 
     def count(self, texts: Sequence[str]) -> int:
-        """Tokens that the system encodes."""
         connection = self._workers[0][0]
         connection.send(("count", texts, {}))
         return int(_answer(connection))
@@ -340,7 +339,6 @@ class Server:
         return self._counts[file]
 
     def close(self) -> None:
-        """End the system."""
         if self._pool:
             self._pool.close()
             self._pool = None
@@ -360,10 +358,7 @@ def _version(package: str) -> str:
 
 def serve(answer: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
     """Answer requests until standard input ends or Ctrl-C. All other output goes to standard error, which is the log.
-
-    Args:
-        answer: may raise RuntimeError, which is told.
-    """
+    What `answer` raises as a RuntimeError is told."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -377,7 +372,6 @@ def serve(answer: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Serve one system."""
     server = Server()
     try:
         serve(lambda request: getattr(server, request.pop("do"))(**request))

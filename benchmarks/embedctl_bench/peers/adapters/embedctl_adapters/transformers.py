@@ -14,11 +14,7 @@ from .serving import Vectors
 
 
 class TransformersAdapter:
-    """A request as one batch, on torch in fp32, with mean or CLS pooling.
-
-    Raises:
-        RuntimeError: the model is pooled in another way.
-    """
+    """A request as one batch, on torch in fp32, with mean or CLS pooling; RuntimeError for any other pooling."""
 
     computes = "fp32"
 
@@ -50,11 +46,7 @@ class TransformersAdapter:
 
 
 def pooling_of(folder: Path) -> str:
-    """`mean` or `cls`, as the model's folder says; `mean` if it says nothing.
-
-    Raises:
-        RuntimeError: it is pooled in another way.
-    """
+    """`mean` or `cls`, as the model's folder says; `mean` if it says nothing."""
     path = folder / "1_Pooling" / "config.json"
     facts = json.loads(path.read_text()) if path.is_file() else {"pooling_mode": "mean"}
     modes = [name for name in ("cls_token", "mean_tokens") if facts.get(f"pooling_mode_{name}")]
