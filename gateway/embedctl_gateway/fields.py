@@ -56,10 +56,3 @@ def whole(given: object) -> int | None:
     if type(given) is int:
         return given
     return int(given) if isinstance(given, float) and given.is_integer() else None
-
-
-def check_known(fields: Mapping[str, Any], taken: tuple[str, ...]) -> None:
-    """Refuse a field that would be ignored, unless it is null; raises Refusal if there is one."""
-    for name, value in fields.items():
-        if name not in taken and value is not None:
-            refuse(f"{name[:100]} is not a field of this call: leave it out", "unsupported_parameter", name[:100])

@@ -10,20 +10,17 @@ from typing import Any
 from embedctl.store.batches import StoredBatch
 from embedctl.store.stored_files import StoredFile
 from embedctl_config import keys
-from embedctl_gateway.fields import check_known, whole
+from embedctl_gateway.fields import whole
+from embedctl_gateway.openapi import LONGEST_S, SHORTEST_S, STATUSES, check_known
 from embedctl_gateway.refusals import Refusal, invalid, refuse
 
-#: When a file may expire, from its making (seconds).
-SHORTEST_S, LONGEST_S = 3600, 2_592_000
 _ID = re.compile(r"(file-|batch_)[0-9a-f]{24}")
 _PURPOSE = "batch"
 #: What ids begin with.
 BATCH, FILE = "batch_", "file-"
-STATUSES = ("validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled")
 #: The statuses of a batch that has ended, with and without answers, and of both.
 ANSWERED, REFUSED = ("completed", "expired", "cancelled"), "failed"
 ENDED = (*ANSWERED, REFUSED)
-_TAKEN = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after")
 _ENDPOINT, _WINDOW, _WINDOW_S = "/v1/embeddings", "24h", 24 * 3600
 #: Of metadata: most pairs, and the longest name and value (characters).
 _PAIRS, _NAME, _VALUE = 16, 64, 512
@@ -83,7 +80,7 @@ def ttl_of_form(fields: Mapping[str, str]) -> int:
     """How long a file of a form is kept (seconds); raises Refusal if the form has another purpose, other fields, or
     such a time is not possible."""
     anchor, seconds = "expires_after[anchor]", "expires_after[seconds]"
-    check_known(fields, ("purpose", anchor, seconds))
+    check_known(fields, "FileRequest")
     if "purpose" not in fields:
         refuse(f"no purpose: give {_PURPOSE}", "missing_required_parameter", "purpose")
     if fields["purpose"] != _PURPOSE:
@@ -141,8 +138,8 @@ def batch_object(batch: StoredBatch) -> dict[str, Any]:
 
 def facts_of_batch(fields: Mapping[str, Any], now_s: int) -> dict[str, object]:
     """The facts of a new batch from the fields of a request, without its tenant; raises Refusal if a field is wrong."""
-    check_known(fields, _TAKEN)
-    for name in _TAKEN[:3]:
+    check_known(fields, "BatchRequest")
+    for name in ("input_file_id", "endpoint", "completion_window"):
         if fields.get(name) is None:
             refuse(f"no {name}", "missing_required_parameter", name)
         if not isinstance(fields[name], str):

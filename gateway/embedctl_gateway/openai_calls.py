@@ -16,11 +16,10 @@ from embedctl_gateway.answers import ROWS, answered
 from embedctl_gateway.calls import Call
 from embedctl_gateway.catalogue import Served
 from embedctl_gateway.embedding import Asked, Embedded
-from embedctl_gateway.fields import check_known, dimensions_of, texts_of
+from embedctl_gateway.fields import dimensions_of, texts_of
+from embedctl_gateway.openapi import check_known
 from embedctl_gateway.refusals import refuse
 
-#: The fields of a request. `user` names whose request it is, and changes no vector.
-_TAKEN = ("model", "input", "dimensions", "encoding_format", "user", "truncation")
 #: When this gateway was started, which is when its models were "created".
 _STARTED = int(time.time())
 
@@ -44,7 +43,7 @@ async def model(call: Call) -> Response:
 
 
 def _asked(fields: Mapping[str, Any]) -> Asked:
-    check_known(fields, _TAKEN)
+    check_known(fields, "EmbeddingsRequest")
     if "input" not in fields:
         refuse("no input: give a text, or an array of texts", "missing_required_parameter", "input")
     name = fields.get("model")

@@ -10,8 +10,12 @@ from typing import Any
 
 from embedctl_config import __version__
 from embedctl_gateway.fields import LONGEST_PROMPT_NAME, MAX_INPUTS
-from embedctl_gateway.objects import LONGEST_S, SHORTEST_S, STATUSES
+from embedctl_gateway.refusals import refuse
 
+#: When a file may expire, from its making (seconds).
+SHORTEST_S, LONGEST_S = 3600, 2_592_000
+#: The statuses of a batch.
+STATUSES = ("validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled")
 #: Not only ASCII's white space. Workers encode any other, such as a no-break space, which `\S` leaves out.
 _TEXT = {"type": "string", "pattern": r"[^\t\n\x0b\f\r ]"}
 _TEXTS = {"oneOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_INPUTS}]}
@@ -246,6 +250,13 @@ _QUERIES: Mapping[tuple[str, str], Mapping[str, dict[str, Any]]] = {
 #: The statuses that calls with a body have, and those of the others.
 _STATUSES = ("400", "401", "403", "404", "408", "413", "422", "424", "429", "500", "503")
 _STATUSES_OF_GET = ("401", "403", "404", "500", "503")
+
+
+def check_known(fields: Mapping[str, Any], schema: str) -> None:
+    """Refuse a field that the schema of a request does not have, and that would be ignored, unless it is null."""
+    for name, value in fields.items():
+        if name not in _SCHEMAS[schema]["properties"] and value is not None:
+            refuse(f"{name[:100]} is not a field of this call: leave it out", "unsupported_parameter", name[:100])
 
 
 def document() -> dict[str, Any]:

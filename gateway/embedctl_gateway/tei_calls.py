@@ -14,10 +14,10 @@ from embedctl_config import __version__
 from embedctl_gateway.answers import ROWS, answered
 from embedctl_gateway.calls import MAX_TOKENS, Call
 from embedctl_gateway.embedding import Asked, Embedded
-from embedctl_gateway.fields import LONGEST_PROMPT_NAME, MAX_INPUTS, check_known, dimensions_of, texts_of
+from embedctl_gateway.fields import LONGEST_PROMPT_NAME, MAX_INPUTS, dimensions_of, texts_of
+from embedctl_gateway.openapi import check_known
 from embedctl_gateway.refusals import refuse
 
-_TAKEN = ("inputs", "normalize", "truncate", "truncation_direction", "prompt_name", "dimensions")
 #: TEI's clients write directions in either way.
 _SIDES: Mapping[object, TruncationSide | None] = {
     None: None,
@@ -47,7 +47,7 @@ async def predict(call: Call) -> Response:
     """HF Infinity's `POST /predict`; `x-compute-time` is in milliseconds."""
     began = time.perf_counter()
     fields = await call.fields()
-    check_known(fields, ("inputs",))
+    check_known(fields, "PredictRequest")
     asked = Asked(_inputs(fields))
     del fields
     embedded = await call.embed(asked)
@@ -75,7 +75,7 @@ async def info(call: Call) -> Response:
 
 
 def _asked(fields: Mapping[str, Any]) -> Asked:
-    check_known(fields, _TAKEN)
+    check_known(fields, "EmbedRequest")
     side, prompt_name = fields.get("truncation_direction"), fields.get("prompt_name")
     if not isinstance(side, str | None) or side not in _SIDES:
         refuse("truncation_direction is neither left nor right", "invalid_value", "truncation_direction")
