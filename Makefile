@@ -56,8 +56,12 @@ test-loaded: $(VENV)/.dev ## the quick tests, three times, with both CPUs busy b
 
 .PHONY: test-slow
 test-slow: $(VENV)/.dev tools ## the slow tests and those that need a browser
+	@$(MAKE) --no-print-directory -k -j3 $(if $(CI),--output-sync=target) test-marked test-as-users test-outside
+
+# They leave each other a CPU, because all of them wait. In CI, each one's output comes when it has ended.
+.PHONY: test-marked
+test-marked: $(VENV)/.dev
 	@$(PY) -m pytest $(SLOW_SIDE) -m "slow or browser" $(ARGS)
-	@$(MAKE) --no-print-directory -j2 test-as-users test-outside
 
 .PHONY: test-as-users
 test-as-users: $(VENV)/.dev
