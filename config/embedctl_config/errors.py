@@ -321,9 +321,10 @@ class WorkerError(EmbedctlError):
         exit_code: that of the child process that ended, if there was one.
     """
 
-    def __init__(self, message: str, exit_code: int = ExitStatus.FAILURE) -> None:
+    def __init__(self, message: str, exit_code: int | None = None) -> None:
         super().__init__(message)
-        self.exit_code = exit_code
+        if exit_code is not None:
+            self.exit_code = exit_code
 
 
 class DeviceLost(WorkerError):
@@ -331,14 +332,8 @@ class DeviceLost(WorkerError):
 
     exit_code = ExitStatus.CANNOT_ENCODE
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, type(self).exit_code)
-
 
 class WorkerSick(WorkerError):
     """Raised when a worker can no longer encode its own test text as at its start, so no record is to blame."""
 
     exit_code = ExitStatus.CANNOT_ENCODE
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, type(self).exit_code)

@@ -19,6 +19,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -328,26 +329,25 @@ def _take(values: dict[str, Any], name: str, value: Any, where: str, problems: l
     if name not in scalars:
         problems.append(f"{where}: no such setting{suggestion(name, [*scalars, *_TABLES])}")
         return
-    default = scalars[name].default
+    try:
+        values[name] = _parsed(value, scalars[name].default)
+    except ValueError as wrong:
+        problems.append(f"{where}: {wrong}")
+
+
+def _parsed(value: object, default: object) -> object:
+    """A value in the type of its setting's default; raises ValueError, which says what is wrong."""
     if isinstance(default, bool):
         word = value.lower() if isinstance(value, str) else value
-        chosen = _BOOLEANS.get(word) if isinstance(word, str | int) else None
-        if chosen is None:
-            problems.append(f"{where}: {value!r} is neither true nor false")
-        else:
-            values[name] = chosen
-        return
+        if isinstance(word, str | int) and word in _BOOLEANS:
+            return _BOOLEANS[word]
+        raise ValueError(f"{value!r} is neither true nor false")
     if isinstance(default, str):
         if isinstance(value, str):
-            values[name] = value
-        else:
-            problems.append(f"{where}: text is expected, not {type(value).__name__}")
-        return
-    whole = isinstance(default, int)
-    allowed = (str, int) if whole else (str, int, float)
-    try:
-        if isinstance(value, bool) or not isinstance(value, allowed):
-            raise ValueError  # noqa: TRY004, TRY301  (one message for a value of the wrong type and for text that is not a number)
-        values[name] = type(default)(value)
-    except ValueError:
-        problems.append(f"{where}: {value!r} is not a {'whole ' if whole else ''}number")
+            return value
+        raise ValueError(f"text is expected, not {type(value).__name__}")
+    form = int if isinstance(default, int) else float
+    if isinstance(value, (str, int, form)) and not isinstance(value, bool):
+        with suppress(ValueError):
+            return form(value)
+    raise ValueError(f"{value!r} is not a {'whole ' if form is int else ''}number")

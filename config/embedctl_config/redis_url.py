@@ -1,7 +1,4 @@
-"""The URL for connecting to Redis, with its password, and the options that check its certificate.
-
-No other module builds either.
-"""
+"""The URL for connecting to Redis, with its password, and the options that check its certificate."""
 
 from __future__ import annotations
 
@@ -190,10 +187,7 @@ def _user_and_host(parts: SplitResult, query: dict[str, str]) -> tuple[str, str]
 
 
 def read_password(file: Path, setting: str) -> str:
-    """A file's content without the line's end; raises SettingsError if it is empty or can't be read.
-
-    The message names the setting or option that named the file.
-    """
+    """A file's content without the line's end; raises SettingsError, which names the setting, if there is none."""
     try:
         password = file.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
     except OSError as error:

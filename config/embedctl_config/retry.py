@@ -227,10 +227,7 @@ class RetryLimit:
 
 @dataclass(slots=True)
 class _Tries:
-    """What tenacity asks about the tries of one call.
-
-    The error of the first try, which was made without tenacity, is kept until that try is repeated.
-    """
+    """What tenacity asks about the tries of one call. The first, made without it, is repeated with its error."""
 
     policy: Policy
     failed: Failed | None

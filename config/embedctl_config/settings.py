@@ -1,7 +1,4 @@
-"""The settings of producers and workers, and what they may be: read once, validated as a whole, passed in.
-
-:mod:`embedctl_config.loading` reads them.
-"""
+"""The settings of producers and workers, and what they may be: read once, validated as a whole, passed in."""
 
 from __future__ import annotations
 
@@ -318,25 +315,22 @@ def _class_problems(name: str, entry: HardwareClass) -> list[str]:
     problems = []
     if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii() or name == "auto":
         problems.append(f"{where}: a class's name consists of letters, digits, - and _, and is not 'auto'")
-    if entry.device not in DEVICES:
-        problems.append(f"{where}.device: {entry.device!r} is none of {', '.join(DEVICES)}")
-    if entry.precision not in PRECISIONS:
-        problems.append(f"{where}.precision: {entry.precision!r} is none of {', '.join(PRECISIONS)}")
-    if not 1 <= entry.prefetch <= 16:
-        problems.append(f"{where}.prefetch: {entry.prefetch} is not between 1 and 16")
+    for field_name, chosen, known in (("device", entry.device, DEVICES), ("precision", entry.precision, PRECISIONS)):
+        if chosen not in known:
+            problems.append(f"{where}.{field_name}: {chosen!r} is none of {', '.join(known)}")
     if entry.token_budget < 0:
         problems.append(f"{where}.token_budget: {entry.token_budget} is below 0")
-    most = 1 if entry.device == "neuron" else MOST_WORKERS  # a Neuron core belongs to one process
-    if not 0 <= entry.workers_per_device <= most:
-        problems.append(f"{where}.workers_per_device: {entry.workers_per_device} is not between 0 and {most}")
     problems += [
-        f"{where}.{bound}: {value} is not between 0 and {most:g}"
-        for bound, value, most in (
-            ("max_abs_error", entry.max_abs_error, 2),
-            ("min_cosine", entry.min_cosine, 1),
-            ("mean_cosine", entry.mean_cosine, 1),
+        f"{where}.{bound}: {value} is not between {least} and {most}"
+        for bound, value, least, most in (
+            ("prefetch", entry.prefetch, 1, 16),
+            # A Neuron core belongs to one process.
+            ("workers_per_device", entry.workers_per_device, 0, 1 if entry.device == "neuron" else MOST_WORKERS),
+            ("max_abs_error", entry.max_abs_error, 0, 2),
+            ("min_cosine", entry.min_cosine, 0, 1),
+            ("mean_cosine", entry.mean_cosine, 0, 1),
         )
-        if not 0 <= value <= most
+        if not least <= value <= most
     ]
     problems += [f"{where}.models: {wrong}" for model in entry.models if (wrong := check_model_name(model))]
     return problems

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from embedctl.daemons import DaemonThreads
 from embedctl.store.connection import Connection, answers_by
-from embedctl.store.events import Event, events_in
+from embedctl.store.reading import Event, events_in
 from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable, NotPermitted
 from embedctl_config.retry import ASIDE, POLL, Streak

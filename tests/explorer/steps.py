@@ -22,7 +22,7 @@ from embedctl.broker import Broker
 from embedctl.store import JobStatus
 from embedctl.store.agenda import Agenda
 from embedctl.store.connection import Connection
-from embedctl.store.events import Event
+from embedctl.store.reading import Event
 from embedctl.store.scripts import ScriptCall
 from embedctl.store.upkeep import ActiveJob, Upkeep
 from embedctl_config.errors import EmbedctlError

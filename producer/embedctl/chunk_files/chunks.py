@@ -250,10 +250,7 @@ class ChunkFiles:
 
 
 class Upload:
-    """A chunk's bytes on their way to Redis or to a place, for a caller that may have to ask again and again.
-
-    Its methods raise ChunkFilesUnavailable if the place can't be reached or refuses.
-    """
+    """A chunk's bytes on their way to Redis or to a place, for a caller that may have to ask again and again."""
 
     def __init__(self, files: ChunkFiles, where: Where, payload: bytes) -> None:
         self._files = files

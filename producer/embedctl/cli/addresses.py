@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from embedctl.corpus.formats import SUFFIXES
+from embedctl.corpus.inputs import SUFFIXES
 from embedctl_config.errors import InputError
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)

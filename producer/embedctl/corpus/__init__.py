@@ -10,8 +10,7 @@ from pathlib import Path
 
 from embedctl.corpus.batch import BATCH_FORMAT, KEPT_OF_REQUEST, BatchCorpus, is_batch
 from embedctl.corpus.file import CorpusFile
-from embedctl.corpus.formats import FORMATS, guess_format
-from embedctl.corpus.inputs import expanded
+from embedctl.corpus.inputs import FORMATS, expanded, guess_format
 from embedctl.corpus.rows import ID_FIELD, Line, Places, Rows
 from embedctl.kept import names_with_values
 from embedctl.records import Record
@@ -97,21 +96,21 @@ class Corpus:
         A record without an id has no twin. The error may also be that there is no room for temporary files.
         """
         with UniqueIds() as ids:
-            for position, record in enumerate(self._good(self.rows)):
+            for position, record in enumerate(self.good_records()):
                 if record.id is not None:
                     ids.add(record.id, position)
             ids.find()
         if ids.count:
             wanted = {position for pair in ids.first for position in pair}
             rows = Places(self.rows.text_field, self.rows.id_field, self.rows.max_bytes)
-            at = {
-                position: record.text.decode() for position, record in enumerate(self._good(rows)) if position in wanted
-            }
+            places = (record.text.decode() for record in self.good_records(rows))
+            at = {position: place for position, place in enumerate(places) if position in wanted}
             raise repeated(ids.count, [f"{at[again]}: its id is that of {at[before]}" for again, before in ids.first])
 
-    def good_records(self) -> Iterator[Record]:
-        """The records, up to the limit; lines that are none are left out."""
-        return self._good(self.rows)
+    def good_records(self, rows: Rows | None = None) -> Iterator[Record]:
+        """The records, up to the limit, made of their rows in this way; lines that are none are left out."""
+        lines = chain.from_iterable(file.lines(rows or self.rows) for file in self.files)
+        return islice((line for line in lines if isinstance(line, Record)), self.limit)
 
     def check_beginnings(self) -> None:
         """Read the first row of each file: raises InputError for a table without the right columns, too."""
@@ -132,10 +131,6 @@ class Corpus:
             else:
                 on_bad_line(line, number - skipped)
                 skipped += 1
-
-    def _good(self, rows: Rows) -> Iterator[Record]:
-        lines = chain.from_iterable(file.lines(rows) for file in self.files)
-        return islice((line for line in lines if isinstance(line, Record)), self.limit)
 
     def _lines(self, files: Collection[CorpusFile]) -> Iterator[Line]:
         return chain.from_iterable(file.lines(self.rows) for file in files)

@@ -147,7 +147,10 @@ class BatchCorpus:
                     break
             ids.find()
         self.checked, self.inputs = lines, inputs
-        mistakes += [self._duplicate(again, before) for again, before in ids.first]
+        mistakes += [
+            Mistake(again, "duplicate_custom_id", "custom_id", f"its custom_id is that of {self._where(before)}")
+            for again, before in ids.first
+        ]
         if mistakes:
             raise self._refusal(sorted(mistakes, key=lambda each: each.place)[: self._named], wrong + ids.count)
         if not lines:
@@ -187,13 +190,13 @@ class BatchCorpus:
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
         """Each line that is not empty, and its place."""
-        return islice(self._all_lines(), self._limit)
-
-    def _all_lines(self) -> Iterator[tuple[int, bytes]]:
-        for number, file in enumerate(self.files):
-            for line_number, line in enumerate(self._lines_of(file), start=1):
-                if line.strip():
-                    yield number << _LINE_BITS | line_number, line
+        lines = (
+            (number << _LINE_BITS | line_number, line)
+            for number, file in enumerate(self.files)
+            for line_number, line in enumerate(self._lines_of(file), start=1)
+            if line.strip()
+        )
+        return islice(lines, self._limit)
 
     def _lines_of(self, file: CorpusFile) -> Iterable[bytes]:
         if file.path != "-":
@@ -205,9 +208,6 @@ class BatchCorpus:
 
     def _where(self, place: int) -> str:
         return f"{self.files[place >> _LINE_BITS].name}, line {_line_of(place)}"
-
-    def _duplicate(self, again: int, before: int) -> Mistake:
-        return Mistake(again, "duplicate_custom_id", "custom_id", f"its custom_id is that of {self._where(before)}")
 
     def _refusal(self, first: list[Mistake], count: int) -> BatchFileError:
         lines = [f"{self._where(each.place)}: {_in_words(each)}" for each in first[:_NAMED]]

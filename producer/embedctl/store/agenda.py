@@ -8,7 +8,7 @@ from itertools import compress
 from typing import Any
 
 from embedctl.store.connection import Connection
-from embedctl.store.lease import keep_turn, take_turn
+from embedctl.store.lease import due, keep_turn, take_turn
 from embedctl.store.sweeps import next_slice
 from embedctl_config import keys, tenants
 from embedctl_config.errors import NotPermitted
@@ -48,9 +48,7 @@ class Agenda:
 
     def due(self, now_ms: int, limit: int) -> list[str]:
         """The jobs to look at now, in the order of their due times."""
-        with self._connection.client() as client:
-            found = client.zrangebyscore(keys.UPKEEP, "-inf", now_ms, start=0, num=limit)
-        return [job_id.decode() for job_id in found]
+        return due(self._connection, keys.UPKEEP, now_ms, limit)
 
     def running(self, now_ms: int, limit: int) -> list[str]:
         """Jobs that may be running. Each has a look scheduled before its next lease lapses, so within one lease."""
@@ -93,10 +91,7 @@ class Agenda:
                     pipe.zrem(key, *waiting).execute()
 
     def sweep(self, now_ms: int) -> list[tuple[str, str]]:
-        """Check that the looks at some active jobs are scheduled in time; each round checks the next ones.
-
-        Returns the ids and the tenants of these jobs.
-        """
+        """Check that the looks at the next active jobs are scheduled in time; returns their ids and their tenants."""
         ids = self._slice(keys.ACTIVE, "active", _SWEPT)
         facts = self._facts_of(ids)
         found = [each for each in map(_due, ids, facts) if each is not None]
@@ -133,21 +128,18 @@ class Agenda:
         Returns the queues of those that are not gone.
         """
         with suppress(NotPermitted):  # a process that may not read the list leaves this to others
-            return self._drop_names()
-        return set()
-
-    def _drop_names(self) -> set[str]:
-        with self._connection.client() as client:
-            oldest = [job_id.decode() for job_id in client.zrange(keys.JOBS, 0, _NAMES - 1)]
-        names = [*oldest, *(self._slice(keys.JOBS, "names", _NAMES) if len(oldest) == _NAMES else [])]
-        found = self._connection.ask_each(
-            names, lambda pipe, job_id: pipe.hmget(keys.job(job_id), "hardware", "model"), refusals=True
-        )
-        if gone := [job_id for job_id, facts in zip(names, found, strict=True) if facts == [None] * 2]:
             with self._connection.client() as client:
-                client.zrem(keys.JOBS, *gone)
-        routes = [facts for facts in found if isinstance(facts, list) and None not in facts]
-        return {keys.queue(*(name.decode(errors="replace") for name in route)) for route in routes}
+                oldest = [job_id.decode() for job_id in client.zrange(keys.JOBS, 0, _NAMES - 1)]
+            names = [*oldest, *(self._slice(keys.JOBS, "names", _NAMES) if len(oldest) == _NAMES else [])]
+            found = self._connection.ask_each(
+                names, lambda pipe, job_id: pipe.hmget(keys.job(job_id), "hardware", "model"), refusals=True
+            )
+            if gone := [job_id for job_id, facts in zip(names, found, strict=True) if facts == [None] * 2]:
+                with self._connection.client() as client:
+                    client.zrem(keys.JOBS, *gone)
+            routes = [facts for facts in found if isinstance(facts, list) and None not in facts]
+            return {keys.queue(*(name.decode(errors="replace") for name in route)) for route in routes}
+        return set()
 
     def _slice(self, members: str, cursor: str, count: int) -> list[str]:
         return [job_id for job_id, _ in next_slice(self._connection, members, cursor, count)]

@@ -85,10 +85,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """A worker's report with a chunk's result: counts of records, tokens encoded, the input of the failed records.
-
-    The input is a value of an :class:`Upload`; it is empty if no record failed.
-    """
+    """A worker's report with a chunk's result. The input of the failed records is a value of an :class:`Upload`."""
 
     done: int
     failed: int

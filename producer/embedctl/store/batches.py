@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from embedctl.store.connection import Connection
 from embedctl.store.lease import due, take_due
+from embedctl.store.scripts import flat
 from embedctl.store.stored_files import StoredFile, digest_of, facts_of, ids_in, make
 from embedctl.store.webhook_events import new_event
 from embedctl_config import keys
@@ -77,7 +78,7 @@ class BatchStore:
         made = keys.made(digest_of("batch", tenant, request))
         script_keys = [keys.batch(batch_id), keys.batches(tenant), made, keys.UNFINISHED]
         ttl_ms = keys.FILE_TTL_S * 1000
-        return make(self._connection, script_keys, batch_id, ttl_ms, keys.batch(""), _flat(facts), again=again)
+        return make(self._connection, script_keys, batch_id, ttl_ms, keys.batch(""), flat(facts), again=again)
 
     def get(self, batch_id: str, tenant: str) -> StoredBatch | None:
         """A tenant's batch; None if it has no such batch."""
@@ -110,17 +111,15 @@ class BatchStore:
         return bool(due(self._connection, keys.UNFINISHED))
 
     def note(self, batch: StoredBatch, token: str, step: Step) -> str | None:
-        """Note a step.
+        """Note a step; returns the batch's status now, or None if the runner has lost the batch, and nothing was noted.
 
-        Returns:
-            The batch's status now, which differs from what the step was to make of it if the step came too late to be
-            noted; None if the runner has lost the batch, and nothing was noted.
+        The status differs from what the step was to make of it if the step came too late to be noted.
         """
         told: dict[str, Any] = {
             "after": step.after,
             "next_ms": int(step.next_s * 1000),
             "woken": step.woken,
-            "fields": _flat(step.facts),
+            "fields": flat(step.facts),
             "ttl_ms": keys.FILE_TTL_S * 1000,
             "files": [{"id": each.id, "ttl_ms": each.ttl_ms, "fields": each.fields()} for each in step.files],
         }
@@ -149,7 +148,3 @@ class BatchStore:
 
 def _parse(batch_id: str, facts: Mapping[bytes, bytes]) -> StoredBatch:
     return StoredBatch(batch_id, {name.decode(): value.decode() for name, value in facts.items()})
-
-
-def _flat(facts: Mapping[str, object]) -> list[str]:
-    return [str(each) for pair in facts.items() for each in pair]

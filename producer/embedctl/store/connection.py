@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import redis
@@ -27,6 +26,8 @@ from embedctl_config.settings import Settings
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+#: Adds commands to a pipeline.
+Adds = Callable[[Any], object]
 
 #: The oldest Redis whose commands the scripts use.
 OLDEST_REDIS = (6, 2)
@@ -96,15 +97,6 @@ class _BoundedRetry(Retry):
             return super().call_with_retry(do, failed, *args, **options)
         finally:
             _is_retried.reset(token)
-
-
-@dataclass(frozen=True, slots=True)
-class Put:
-    """A value to store under a key, for some seconds."""
-
-    key: str
-    value: bytes
-    ttl_s: int
 
 
 class Connection:
@@ -222,13 +214,13 @@ class Connection:
         return [self.answer_of(answer) for answer in self.raw_scripts(calls)]
 
     def raw_scripts(
-        self, calls: Sequence[ScriptCall], put: Put | None = None, ask: Callable[[Any], object] | None = None
+        self, calls: Sequence[ScriptCall], *, put: Adds | None = None, ask: Adds | None = None
     ) -> list[Any]:
         """The same, with the errors of redis-py among the answers: :meth:`answer_of` tells what they mean.
 
         Args:
-            put: a value that is stored before the first script runs.
-            ask: adds commands to the pipeline, to be run after the scripts; their answers come last.
+            put: adds the command that stores a value before the first script runs.
+            ask: adds commands to be run after the scripts; their answers come last.
 
         Raises BrokerUnavailable also if the value can't be stored; the scripts may have run.
         """
@@ -269,13 +261,11 @@ class Connection:
             answers: list[Any] = pipe.execute(raise_on_error=not refusals)
         return [self.answer_of(answer) for answer in answers] if refusals else answers
 
-    def _run_scripts(
-        self, calls: Sequence[ScriptCall], put: Put | None = None, ask: Callable[[Any], object] | None = None
-    ) -> list[Any]:
+    def _run_scripts(self, calls: Sequence[ScriptCall], put: Adds | None = None, ask: Adds | None = None) -> list[Any]:
         with self.client() as client:
             pipe = client.pipeline(transaction=False)
             if put is not None:
-                pipe.set(put.key, put.value, ex=put.ttl_s)
+                put(pipe)
             for call in calls:
                 pipe.evalsha(self._script(call.name).sha, len(call.keys), *call.keys, *call.args)
             if ask is not None:

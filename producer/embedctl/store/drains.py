@@ -85,7 +85,7 @@ class Drains:
         high_water: int,
         place: str = "",
         dead: str = "",
-        lease_s: float | None = None,
+        lease_s: float = keys.DRAINER_LEASE_S,
     ) -> DrainState | Holder:
         """Take or renew the right to drain a job, and mark the job as one that is drained.
 
@@ -97,8 +97,7 @@ class Drains:
 
         Returns how far the job is drained, or the process that has the right.
         """
-        lease_ms = int((keys.DRAINER_LEASE_S if lease_s is None else lease_s) * 1000)
-        args = [holder.token, holder.as_text(), lease_ms, high_water, place, dead]
+        args = [holder.token, holder.as_text(), int(lease_s * 1000), high_water, place, dead]
         answer, rest = self._jobs.job_script("drainer", job_id, [keys.drainer(job_id)], args)
         if answer == "held":
             return Holder(*rest[0].decode().split(" ", 3))

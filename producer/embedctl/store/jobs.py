@@ -14,12 +14,12 @@ from typing import Any, Literal
 from embedctl.chunk_files import ChunkFiles, Upload, Where
 from embedctl.chunk_files.references import MOST_BYTES, is_reference
 from embedctl.store.answers import Added, Claim, Completed, InlineJob, JobSpec, claim_of
-from embedctl.store.connection import Connection, Put
+from embedctl.store.connection import Connection
 from embedctl.store.doubts import Doubts
 from embedctl.store.issuing import Issued, issue_call, issued_of
 from embedctl.store.quotas import Quotas, exceeded
 from embedctl.store.reading import JobReader, facts_asked
-from embedctl.store.scripts import ScriptCall
+from embedctl.store.scripts import ScriptCall, flat
 from embedctl.store.status import COUNTS, JobState, JobStatus, lifetime_s
 from embedctl_config import keys, tenants, wire
 from embedctl_config.errors import (
@@ -83,11 +83,7 @@ class JobStore(JobReader):
     def create_inline(self, spec: JobSpec, value: bytes, *, digest: bytes, rows: int, token: str) -> InlineJob:
         """Make an inline job, of one chunk: create, add, seal and issue in one round trip.
 
-        Args:
-            spec: without an idempotency key.
-            value: the chunk in wire format.
-            token: the producer's token, as given to :meth:`hold`.
-
+        It has no idempotency key. The value is the chunk in wire format, and the token that given to :meth:`hold`.
         Raises BrokerUnavailable if Redis can't be reached, and may have made the job; or if it is full, and has not.
         """
         job_id, creation = self._creation(spec)
@@ -156,15 +152,14 @@ class JobStore(JobReader):
         fields |= {name: value for name, value in shares.items() if value != plain[name]}
         life_ms = int(lifetime_s(spec.ttl_s) * 1000)
         kept_ms = int(life_ms * keys.CHUNK_TTL_FACTOR)
-        flat = [part for item in fields.items() for part in item]
         times = [now, life_ms, kept_ms, keys.job(""), now + keys.LOOK_AFTER_S * 1000]
         queue = [keys.queue(spec.hardware, spec.model), keys.QUEUES_TTL_S * 1000]
-        return job_id, ScriptCall("create", script_keys, [job_id, *times, *queue, *flat])
+        return job_id, ScriptCall("create", script_keys, [job_id, *times, *queue, *flat(fields)])
 
     def hold(self, job_id: str, token: str, *, lease_s: float | None = None) -> bool:
-        """Renew the producer's lease of a job, or take it over from a dead producer. True also once the job is sealed.
+        """Renew the producer's lease of a job, or take it over from a dead producer; 0 seconds give it up.
 
-        The lease is so long (seconds); 0 gives it up.
+        True also once the job is sealed.
         """
         lease_ms = max(1, int((keys.PRODUCER_LEASE_S if lease_s is None else lease_s) * 1000))
         answer, _ = self.job_script("hold", job_id, [keys.producer(job_id)], [token, lease_ms])
@@ -189,8 +184,7 @@ class JobStore(JobReader):
             value: of the :class:`Upload` of the chunk in wire format; empty to ask only whether the chunk is wanted.
             token: the producer's token, as given to :meth:`hold`.
 
-        Returns:
-            The answer, and how many bytes of the job's text wait to be encoded.
+        Returns the answer, and how many bytes of the job's text wait to be encoded.
 
         Raises:
             JobLost: an earlier chunk is missing, because Redis lost its last writes in a crash.
@@ -251,12 +245,9 @@ class JobStore(JobReader):
         ]
 
     def claim(self, job_id: str, chunk: int, *, token: str, instance: str, fingerprint: str) -> Claim:
-        """Ask for the lease of a chunk and its text.
+        """Ask for the lease of a chunk and its text, for a worker that serves a model of this fingerprint.
 
-        Args:
-            token: identifies this claim in calls of renew and release.
-            instance: the worker process.
-            fingerprint: of the model that it serves.
+        The token identifies this claim in calls of renew and release.
         """
         call = self._claim_call(job_id, chunk, token, instance, fingerprint)
         return claim_of(*self._connection.script(call.name, call.keys, call.args))
@@ -295,9 +286,8 @@ class JobStore(JobReader):
     def renew(self, job_id: str, chunk: int, token: str, *, row: int | None = None) -> str:
         """Renew a lease: `ok`, `done`, `not_owner`, `gone`, `cancelled` or `version` (of another).
 
-        Args:
-            row: the row of a suspect chunk that the worker begins now; -1 after the last one. If the worker dies before
-                the next call with a row, this row is given up.
+        The row of a suspect chunk is the one that the worker begins now; -1 after the last one. If the worker dies
+        before the next call with a row, this row is given up.
         """
         noted = [] if row is None else [row if row >= 0 else ""]
         return self._ticket_script("renew", job_id, [], [chunk, token, self._lease_ms, *noted])[0]
@@ -320,14 +310,7 @@ class JobStore(JobReader):
             )
 
     def release(
-        self,
-        job_id: str,
-        chunk: int,
-        token: str,
-        *,
-        delay_s: float,
-        trouble: str = "",
-        doubts: Doubts | None = None,
+        self, job_id: str, chunk: int, token: str, *, delay_s: float, trouble: str = "", doubts: Doubts | None = None
     ) -> bool:
         """Give the lease of an unfinished chunk back. The reaper sends a ticket after the delay unless the caller does.
 
@@ -415,8 +398,10 @@ class JobStore(JobReader):
             if answer == "ok":
                 answer, _ = self._connection.script(complete.name, complete.keys, complete.args)
             return answer
-        put = Put(key, payload, keys.UNCOMMITTED_TTL_S)
-        counted = self._connection.answer_of(self._connection.raw_scripts([complete], put)[0])
+        answers = self._connection.raw_scripts(
+            [complete], put=lambda pipe: pipe.set(key, payload, ex=keys.UNCOMMITTED_TTL_S)
+        )
+        counted = self._connection.answer_of(answers[0])
         if isinstance(counted, BrokerRefused):
             raise counted
         return str(counted[0])

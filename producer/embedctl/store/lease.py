@@ -26,10 +26,7 @@ _LOOKED_AT = 16
 
 
 def take_turn(connection: Connection, key: str, held_s: float, token: str = "") -> str:
-    """The token of a turn of this length (seconds), if no process has it now; otherwise an empty string.
-
-    The token is random by default.
-    """
+    """The token, a random one by default, of a turn of this length, if no process has it now; otherwise empty."""
     token = token or secrets.token_hex(8)
     with connection.client() as client:
         return token if client.set(key, token, nx=True, px=max(1, int(held_s * 1000))) else ""
@@ -61,11 +58,11 @@ def take_due(
     return None
 
 
-def due(connection: Connection, waiting: str) -> list[str]:
-    """A few of those that are due, the first ones first."""
-    now_ms = connection.recent_now_ms()
+def due(connection: Connection, waiting: str, now_ms: int | None = None, most: int = _LOOKED_AT) -> list[str]:
+    """A few of those that are due now, or at a time by Redis' clock; the first ones first."""
+    now_ms = connection.recent_now_ms() if now_ms is None else now_ms
     with connection.client() as client:
-        found = client.zrangebyscore(waiting, "-inf", now_ms, start=0, num=_LOOKED_AT)
+        found = client.zrangebyscore(waiting, "-inf", now_ms, start=0, num=most)
     return [each.decode() for each in found]
 
 

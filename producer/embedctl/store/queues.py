@@ -26,10 +26,7 @@ _LATEST_MS = 1 << 53
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How many tickets wait in one queue, and when the next one was first sent, in ms by approximately Redis' clock.
-
-    That is None if there is no ticket, or if it does not say.
-    """
+    """How many tickets wait in one queue, and the :func:`sent_ms` of the next one; None if there is none."""
 
     tickets: int
     sent_ms: int | None
@@ -102,14 +99,12 @@ class Queues:
 
 def _not_before_its_job(ticket: bytes) -> int | None:
     """When a ticket was sent, by its sender's clock, which may be wrong; never earlier than its job was made."""
-    sent = sent_ms(ticket)
-    if sent is None:
+    if (sent := sent_ms(ticket)) is None:
         return None
     try:
-        made_s = keys.created_s(_body(ticket)[0][0])
+        return max(sent, keys.created_s(_body(ticket)[0][0]) * 1000)
     except (LookupError, TypeError, ValueError):
         return None  # not one of our tickets
-    return max(sent, made_s * 1000)
 
 
 def job_of(ticket: bytes) -> str | None:

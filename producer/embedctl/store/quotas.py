@@ -26,10 +26,7 @@ _WHAT = dict(zip(LIMITS, ("jobs that have not ended", "waiting records", "bytes 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """A tenant's limits by name, of those that are set, and what it has of each, as it is noted.
-
-    The limits are in the settings of the worker `by`.
-    """
+    """A tenant's limits by name, which are in the settings of the worker `by`, and what it has of each, as noted."""
 
     tenant: str
     by: str

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, compress, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from embedctl.chunk_files import ChunkFiles
 from embedctl.chunk_files.references import is_reference
 from embedctl.store import job_ids
 from embedctl.store.connection import MAX_BLOCK_MS, Connection
-from embedctl.store.events import Event, events_in
 from embedctl.store.status import JobStatus, Suspect, parse_status, parse_suspect
 from embedctl_config import keys, tenants, wire
 from embedctl_config.errors import JobError, JobLost, JobNotFound, NotPermitted, WireForeign, WireTruncated
@@ -21,6 +20,15 @@ _SLICE = 200
 #: Size of the first read of a result's head, which stands before the vectors (bytes). The head of 512 records with
 #: short ids is smaller.
 _HEAD_BYTES = 16 * 1024
+#: The states of a job that goes on. Any other one is looked at.
+_GOES_ON = frozenset((b"submitting", b"queued", b"running"))
+
+
+class Event(NamedTuple):
+    """Something that happened to a job. `may_end` is false if the job goes on after it, as far as it tells."""
+
+    id: str
+    may_end: bool
 
 
 class JobReader:
@@ -204,10 +212,7 @@ class JobReader:
             return bool(client.exists(keys.chunk_result(job_id, chunk)))
 
     def events(self, job_id: str, after: str, timeout_s: float) -> list[Event]:
-        """Block until something happens to a job after this event ("$": from now on), or the time is over.
-
-        Returns the new events.
-        """
+        """The events of a job after this one ("$": from now on). Blocks until there are any, or the time is over."""
         block_ms = max(1, min(MAX_BLOCK_MS, int(timeout_s * 1000)))
         with self._connection.client() as client:
             found = client.xread({keys.events(job_id): after}, block=block_ms, count=keys.EVENTS_KEPT)
@@ -263,3 +268,14 @@ class JobReader:
 def facts_asked(pipe: Any, job_id: str) -> Any:
     """The pipeline, with the questions about a job's facts."""
     return pipe.hgetall(keys.job(job_id)).pttl(keys.job(job_id)).exists(keys.producer(job_id))
+
+
+def events_in(answer: Any) -> dict[bytes, list[Event]]:
+    """Stream → its events, in an answer of XREAD."""
+    # RESP3 answers a mapping of stream to lists of entries, RESP2 a list of pairs.
+    pairs = ((name, of[0]) for name, of in answer.items()) if isinstance(answer, dict) else answer or ()
+    return {name: [Event(entry.decode(), _may_end(facts)) for entry, facts in entries] for name, entries in pairs}
+
+
+def _may_end(facts: dict[bytes, bytes] | None) -> bool:
+    return not facts or not (b"chunk" in facts or facts.get(b"state") in _GOES_ON)

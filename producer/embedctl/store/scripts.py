@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -38,6 +38,11 @@ class ScriptCall:
     name: str
     keys: Sequence[str]
     args: Sequence[Any] = ()
+
+
+def flat(facts: Mapping[str, Any]) -> list[str]:
+    """Fields and values of a hash, one after the other, as scripts take them."""
+    return [str(each) for pair in facts.items() for each in pair]
 
 
 def script_names() -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import Any
 from embedctl.chunk_files import ChunkFiles, Upload, Where
 from embedctl.store.connection import Connection
 from embedctl.store.outside import unlink_with_bytes
+from embedctl.store.scripts import flat
 from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerUnavailable, WireError
 
@@ -56,7 +57,7 @@ class StoredFile:
 
     def fields(self) -> list[str]:
         """Fields and values of its hash, all but the id."""
-        return [str(each) for name, value in asdict(self).items() if name != "id" for each in (name, value)]
+        return flat({name: value for name, value in asdict(self).items() if name != "id"})
 
     @property
     def ttl_ms(self) -> int:
@@ -104,11 +105,11 @@ class FileStore:
         """Up to `count` of a tenant's files, in the order of their ids, from the one after `after` on."""
         found: list[StoredFile] = []
         for ids in ids_in(self._connection, keys.files(tenant), after, descending=descending):
-            for file in self._existing(tenant, ids):
-                if purpose is None or file.purpose == purpose:
-                    found.append(file)
-                    if len(found) == count:
-                        return found
+            facts = facts_of(self._connection, [keys.file(each) for each in ids], keys.files(tenant), ids)
+            files = (_parse(file_id, each) for file_id, each in zip(ids, facts, strict=True))
+            found += [file for file in files if file is not None and purpose in (None, file.purpose)]
+            if len(found) >= count:
+                return found[:count]
         return found
 
     def part(self, file: StoredFile, number: int) -> bytes:
@@ -133,11 +134,6 @@ class FileStore:
             client.unlink(keys.file(file.id))
             client.zrem(keys.files(file.tenant), file.id)
         remove_parts(self._connection, self._files, file.data, file.parts)
-
-    def _existing(self, tenant: str, ids: Sequence[str]) -> list[StoredFile]:
-        facts = facts_of(self._connection, [keys.file(each) for each in ids], keys.files(tenant), ids)
-        files = (_parse(file_id, each) for file_id, each in zip(ids, facts, strict=True))
-        return [file for file in files if file is not None]
 
 
 class PartWriter:

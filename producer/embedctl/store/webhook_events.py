@@ -8,6 +8,7 @@ from typing import Any
 
 from embedctl.store.connection import Connection
 from embedctl.store.lease import take_due
+from embedctl.store.scripts import flat
 from embedctl_config import keys
 
 
@@ -29,8 +30,7 @@ class Event:
 
 
 class EventStore:
-    """All events that are to be told. Threads may share it. Every method raises BrokerUnavailable if Redis can't be
-    reached."""
+    """All events that are to be told. Threads may share it. Raises BrokerUnavailable if Redis can't be reached."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -62,5 +62,5 @@ def new_event(event_id: str, batch_id: str, status: str) -> dict[str, Any]:
     return {
         "id": event_id,
         "ttl_ms": keys.EVENT_TTL_S * 1000,
-        "fields": [str(each) for pair in facts.items() for each in pair],
+        "fields": flat(facts),
     }

@@ -169,8 +169,7 @@ class WorkerRegistry:
         return chain.from_iterable(self._slices(members, self._connection.now_ms(), "+inf"))
 
     def offers(self) -> Mapping[Offered, Offer]:
-        """The offers of the live workers, at most one second old, or with many workers five. An empty answer is never
-        old."""
+        """The offers of the live workers, one second old at most, with many workers five; an empty answer never is."""
         now = time.monotonic()
         if not self._offers or now >= self._offers_until:
             serving: dict[Offered, list[ServedModel]] = defaultdict(list)
@@ -214,7 +213,7 @@ class WorkerRegistry:
                 yield from self._parsed([name], [beat])
 
     def _slices(
-        self, members: str, least: int | str, most: str, *, limit: int | None = None, size: int | None = None
+        self, members: str, least: int | str, most: str, *, limit: int | None = None, size: int = _SLICE
     ) -> Iterator[list[WorkerRow]]:
         """These workers, or the first ones, in slices.
 
@@ -224,15 +223,13 @@ class WorkerRegistry:
         with self._connection.client() as client:
             found = client.zrangebyscore(members, least, most, start=0 if limit else None, num=limit)
         names = [name.decode() for name in found]
-        size = size or _SLICE
         for at in range(0, len(names), size):
             with self._connection.client() as client:
                 beats = client.mget([keys.heartbeat(name) for name in names[at : at + size]])
             yield list(self._parsed(names[at : at + size], beats))
 
     def _parsed(self, instances: Iterable[str], beats: Iterable[bytes | None]) -> Iterator[WorkerRow]:
-        """The workers that these heartbeats describe. One that can't be read, of another version perhaps, hides no
-        other worker."""
+        """The workers of these heartbeats. One that can't be read, of another version perhaps, hides no other."""
         for instance, beat in zip(instances, beats, strict=True):
             try:
                 if beat is not None:
