@@ -14,18 +14,15 @@ from embedctl_config.hardware import ModelEntry
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends import load_backend
 from embedctl_workers.machine.host import Host
+from tests.support.chunks import encode
+from tests.support.onnx_models import quick_artifact
+from tests.support.references_here import sentence_transformer
+from tests.support.stand_in_gpu import StandIn
+from tests.support.texts import TEXTS
+from tests.support.tiny_models import FAMILIES, Family, Tiny
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("sentence_transformers")
 #: Tracing a graph warns of each test in a model's Python; whether the graph is right is what is tested here.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")]
-
-from tests.support.chunks import encode  # noqa: E402
-from tests.support.onnx_models import quick_artifact  # noqa: E402
-from tests.support.references_here import sentence_transformer  # noqa: E402
-from tests.support.stand_in_gpu import StandIn  # noqa: E402  (it needs torch)
-from tests.support.texts import TEXTS  # noqa: E402
-from tests.support.tiny_models import FAMILIES, Family, Tiny  # noqa: E402
 
 MakeModel = Callable[[Tiny], Path]
 #: The vectors of the texts, by (model, prompt, normalize).
@@ -93,7 +90,6 @@ def test_vectors_are_those_of_sentence_transformers(
     name: str, tiny: Tiny, tiny_model: MakeModel, reference: Reference, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if name == "onnx":
-        pytest.importorskip("onnxruntime")
         monkeypatch.setattr("embedctl_workers.backends.onnx.backend.artifact_for", quick_artifact)
     monkeypatch.setattr("embedctl_workers.backends.gpu.backend.open_gpu", StandIn)
     engine, entry = ENGINES[name], ModelEntry(source=str(tiny_model(tiny)))

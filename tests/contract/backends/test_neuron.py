@@ -11,47 +11,42 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 
 from embedctl_config.errors import DeviceLost, MissingExtra, ModelError, SettingsError, WorkerError
 from embedctl_config.hardware import SHIPPED_CLASSES, ModelEntry
+from embedctl_workers.accuracy.gate import run_gate
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends import load_backend
+from embedctl_workers.backends.neuron import recipe, tracing
+from embedctl_workers.backends.neuron.backend import NeuronBackend, Pending
+from embedctl_workers.backends.neuron.options import TraceOptions
+from embedctl_workers.backends.neuron.recipe import artifact_for, wanted
+from embedctl_workers.backends.onnx.export import WholeModel
+from embedctl_workers.building import neuron as build
+from embedctl_workers.commands import model
+from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
+from embedctl_workers.models.builders import BuildOptions
 from embedctl_workers.models.files import ModelFiles, resolve_model
+from tests.support.chunks import encode
+from tests.support.neuron_site import fake_machine, fake_site
+from tests.support.references_here import by_torch
+from tests.support.texts import TEXTS, text_of
+from tests.support.tiny_models import Tiny
 from tests.support.waiting import PATIENCE_S
 
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = pytest.importorskip("torch")
-pytest.importorskip("sentence_transformers")
 #: Tracing warns of each test in a model's Python; whether the trace is right is what is tested here.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
 ]
-
-from embedctl_workers.accuracy.gate import run_gate  # noqa: E402
-from embedctl_workers.backends.neuron import recipe, tracing  # noqa: E402
-from embedctl_workers.backends.neuron.backend import NeuronBackend, Pending  # noqa: E402  (it needs torch)
-from embedctl_workers.backends.neuron.options import TraceOptions  # noqa: E402
-from embedctl_workers.backends.neuron.recipe import artifact_for, wanted  # noqa: E402
-from embedctl_workers.backends.onnx.export import WholeModel  # noqa: E402
-from embedctl_workers.building import neuron as build  # noqa: E402
-from embedctl_workers.commands import model  # noqa: E402
-from embedctl_workers.encoding.encoder import ChunkEncoder  # noqa: E402
-from embedctl_workers.models.builders import BuildOptions  # noqa: E402
-from tests.support.chunks import encode  # noqa: E402
-from tests.support.neuron_site import fake_machine, fake_site  # noqa: E402
-from tests.support.references_here import by_torch  # noqa: E402
-from tests.support.texts import TEXTS, text_of  # noqa: E402
-from tests.support.tiny_models import Tiny  # noqa: E402
 
 BATCH = 4
 BUCKETS = [8, 16, 32]

@@ -13,30 +13,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from embedctl_config.errors import DeviceLost, MissingExtra, ModelError, SettingsError, WorkerError
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.arrays.tokens import Vectors
+from embedctl_workers.backends.onnx import backend as backends
+from embedctl_workers.backends.onnx import export, graphs, recipe
+from embedctl_workers.backends.onnx.backend import OnnxBackend
+from embedctl_workers.backends.onnx.inputs import GRAPH
+from embedctl_workers.backends.onnx.providers import CPU
+from embedctl_workers.building import onnx as build
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.build_process import request_for, run_build
 from embedctl_workers.models.files import ModelFiles, resolve_model
-
-for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
-    pytest.importorskip(_needed)
-
-import onnxruntime  # noqa: E402
-
-from embedctl_workers.backends.onnx import backend as backends  # noqa: E402
-from embedctl_workers.backends.onnx import export, graphs, recipe  # noqa: E402
-from embedctl_workers.backends.onnx.backend import OnnxBackend  # noqa: E402
-from embedctl_workers.backends.onnx.inputs import GRAPH  # noqa: E402
-from embedctl_workers.backends.onnx.providers import CPU  # noqa: E402
-from embedctl_workers.building import onnx as build  # noqa: E402
-from tests.support.onnx_models import build_here, quick_artifact, spoil  # noqa: E402
-from tests.support.references_here import by_torch  # noqa: E402
-from tests.support.tiny_models import Tiny  # noqa: E402
+from tests.support.onnx_models import build_here, quick_artifact, spoil
+from tests.support.references_here import by_torch
+from tests.support.tiny_models import Tiny
 
 TINY = Tiny(normalize=True)
 

@@ -6,22 +6,12 @@ import itertools
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import torch
 
 from embedctl_config.cpu import LEVEL_VARIABLE
-from embedctl_workers.machine.host import Host
-from embedctl_workers.models import compiling
-from embedctl_workers.models.cache import private_folder
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = pytest.importorskip("torch")
-pytest.importorskip("sentence_transformers")
-
 from embedctl_workers.backends.torch.packed import native
 from embedctl_workers.backends.torch.packed.inputs import positions_of
 from embedctl_workers.backends.torch.packed.kernels import (
@@ -33,6 +23,9 @@ from embedctl_workers.backends.torch.packed.kernels import (
     load_kernels,
 )
 from embedctl_workers.backends.torch.packed.linear import BlasLinear, OneDnnLinear, fastest_linear
+from embedctl_workers.machine.host import Host
+from embedctl_workers.models import compiling
+from embedctl_workers.models.cache import private_folder
 
 pytestmark = pytest.mark.needs("compiler")
 

@@ -8,23 +8,15 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
 from embedctl_config.cpu import LEVEL_VARIABLE, cpu_flags
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers.machine.host import Host
-from embedctl_workers.models.files import resolve_model
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = pytest.importorskip("torch")
-pytest.importorskip("sentence_transformers")
-
 from embedctl_workers.backends import int8 as chooser
 from embedctl_workers.backends.torch import int8 as backend_module
 from embedctl_workers.backends.torch.int8 import TorchInt8Backend
@@ -33,6 +25,8 @@ from embedctl_workers.backends.torch.packed.buffers import Buffers
 from embedctl_workers.backends.torch.packed.int8 import Int8Layer, Int8Library, Product
 from embedctl_workers.backends.torch.packed.kernels import Texts
 from embedctl_workers.backends.torch.packed.weights import Layer
+from embedctl_workers.machine.host import Host
+from embedctl_workers.models.files import resolve_model
 from tests.support.chunks import encode
 from tests.support.references_here import sentence_transformer
 from tests.support.texts import TEXTS
@@ -322,7 +316,6 @@ def test_vectors_point_where_those_of_sentence_transformers_do(
 @pytest.fixture
 def onnx_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the models that onnxruntime was to load."""
-    pytest.importorskip("onnxruntime")
     from embedctl_workers.backends.onnx.backend import OnnxInt8Backend
 
     asked: list[str] = []

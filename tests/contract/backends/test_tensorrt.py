@@ -16,40 +16,35 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+import torch
 
 from embedctl_config.errors import DeviceLost, ModelError, SettingsError
 from embedctl_config.hardware import ModelEntry
 from embedctl_config.wire import ErrorCode
 from embedctl_workers.arrays.tokens import Vectors
+from embedctl_workers.backends.onnx import recipe as onnx_recipe
+from embedctl_workers.backends.onnx.inputs import GRAPH
+from embedctl_workers.backends.tensorrt import graphs, inspection, plan, recipe
+from embedctl_workers.backends.tensorrt.backend import TensorRTBackend
+from embedctl_workers.backends.tensorrt.device import CudaDevice
+from embedctl_workers.backends.tensorrt.profiles import pieces_of, profiles_for
+from embedctl_workers.backends.tensorrt.recipe import PLAN, PlanOptions
+from embedctl_workers.backends.tensorrt.runtime import Runtime
+from embedctl_workers.backends.tensorrt.timing import TimingCache
+from embedctl_workers.commands import listing
+from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.builders import BuildOptions, load_builder
 from embedctl_workers.models.files import ModelFiles, resolve_model
-
-for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
-    pytest.importorskip(_needed)
-
-import onnx  # noqa: E402
-import torch  # noqa: E402
-
-from embedctl_workers.backends.onnx import recipe as onnx_recipe  # noqa: E402
-from embedctl_workers.backends.onnx.inputs import GRAPH  # noqa: E402
-from embedctl_workers.backends.tensorrt import graphs, inspection, plan, recipe  # noqa: E402
-from embedctl_workers.backends.tensorrt.backend import TensorRTBackend  # noqa: E402
-from embedctl_workers.backends.tensorrt.device import CudaDevice  # noqa: E402
-from embedctl_workers.backends.tensorrt.profiles import pieces_of, profiles_for  # noqa: E402
-from embedctl_workers.backends.tensorrt.recipe import PLAN, PlanOptions  # noqa: E402
-from embedctl_workers.backends.tensorrt.runtime import Runtime  # noqa: E402
-from embedctl_workers.backends.tensorrt.timing import TimingCache  # noqa: E402
-from embedctl_workers.commands import listing  # noqa: E402
-from embedctl_workers.encoding.encoder import ChunkEncoder  # noqa: E402
-from tests.support.chunks import chunk_of  # noqa: E402
-from tests.support.fakes import tensorrt as fake  # noqa: E402
-from tests.support.fakes.cuda import FakeDevice  # noqa: E402
-from tests.support.onnx_models import spoil  # noqa: E402
-from tests.support.tensorrt_models import TEXTS, TINY, assert_close, by_torch, stand_in  # noqa: E402
-from tests.support.tiny_models import Tiny  # noqa: E402
+from tests.support.chunks import chunk_of
+from tests.support.fakes import tensorrt as fake
+from tests.support.fakes.cuda import FakeDevice
+from tests.support.onnx_models import spoil
+from tests.support.tensorrt_models import TEXTS, TINY, assert_close, by_torch, stand_in
+from tests.support.tiny_models import Tiny
 
 pytestmark = pytest.mark.slow
 

@@ -8,24 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, numpy_helper
 
 from embedctl_config.hardware import ModelEntry
+from embedctl_workers.backends.onnx.export import export_own
+from embedctl_workers.backends.onnx.inputs import GRAPH, OUTPUT, GraphInputs
+from embedctl_workers.backends.tensorrt import graphs
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import resolve_model
-
-for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
-    pytest.importorskip(_needed)
-
-import onnx  # noqa: E402
-from onnx import TensorProto, numpy_helper  # noqa: E402
-
-from embedctl_workers.backends.onnx.export import export_own  # noqa: E402
-from embedctl_workers.backends.onnx.inputs import GRAPH, OUTPUT, GraphInputs  # noqa: E402
-from embedctl_workers.backends.tensorrt import graphs  # noqa: E402
-from tests.support.fakes.tensorrt import fusible  # noqa: E402
-from tests.support.tensorrt_models import TEXTS, assert_close, by_torch  # noqa: E402
-from tests.support.tiny_models import Tiny  # noqa: E402
+from tests.support.fakes.tensorrt import fusible
+from tests.support.tensorrt_models import TEXTS, assert_close, by_torch
+from tests.support.tiny_models import Tiny
 
 pytestmark = pytest.mark.slow
 

@@ -11,16 +11,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from embedctl_config.errors import MissingExtra, WorkerError
-
-for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
-    pytest.importorskip(_needed)
-
-import torch  # noqa: E402
-
-from embedctl_workers.backends.tensorrt import runtime  # noqa: E402
-from embedctl_workers.backends.tensorrt.device import CudaDevice  # noqa: E402
+from embedctl_workers.backends.tensorrt import runtime
+from embedctl_workers.backends.tensorrt.device import CudaDevice
 
 pytestmark = pytest.mark.slow
 

@@ -11,10 +11,11 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from embedctl_config import cpu
 from embedctl_config.errors import ModelError, SettingsError
@@ -22,14 +23,6 @@ from embedctl_config.hardware import ModelEntry
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends import load_backend
 from embedctl_workers.backends.base import Backend
-from embedctl_workers.machine.host import Host
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = pytest.importorskip("torch")
-pytest.importorskip("sentence_transformers")
-
 from embedctl_workers.backends.torch import backend as torch_backend
 from embedctl_workers.backends.torch.packed import choosing, onednn_layers, tiles
 from embedctl_workers.backends.torch.packed.buffers import Buffers
@@ -39,6 +32,7 @@ from embedctl_workers.backends.torch.packed.native import address
 from embedctl_workers.backends.torch.packed.onednn_layers import onednn_bf16_layers
 from embedctl_workers.backends.torch.packed.tiles import AMX, AVX512, EMULATED, Tiles, Unit, tile_layers
 from embedctl_workers.backends.torch.packed.weights import Layer, Weights
+from embedctl_workers.machine.host import Host
 from tests.support.chunks import encode
 from tests.support.references_here import sentence_transformer
 from tests.support.tiny_models import Tiny

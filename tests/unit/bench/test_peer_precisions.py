@@ -12,16 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-for _needed in ("torch", "sentence_transformers"):
-    pytest.importorskip(_needed)
-
-from embedctl_bench.peers.adapters import embedctl_adapters as adapters  # noqa: E402
-from embedctl_bench.peers.adapters.embedctl_adapters import sentence_transformers as adapter  # noqa: E402
-from embedctl_bench.peers.adapters.embedctl_adapters.serving import Vectors  # noqa: E402
-from embedctl_bench.peers.child import Unavailable  # noqa: E402
-from embedctl_bench.peers.environments import is_installed  # noqa: E402
-from embedctl_bench.peers.models import Model, peers_folder  # noqa: E402
-from embedctl_bench.peers.registry import (  # noqa: E402
+from embedctl_bench.peers.adapters import embedctl_adapters as adapters
+from embedctl_bench.peers.adapters.embedctl_adapters import sentence_transformers as adapter
+from embedctl_bench.peers.adapters.embedctl_adapters.serving import Vectors
+from embedctl_bench.peers.child import Unavailable
+from embedctl_bench.peers.environments import is_installed
+from embedctl_bench.peers.models import Model, peers_folder
+from embedctl_bench.peers.registry import (
     FLOORS,
     PEERS,
     SENTENCE_TRANSFORMERS,
@@ -29,14 +26,14 @@ from embedctl_bench.peers.registry import (  # noqa: E402
     System,
     engine_of,
 )
-from embedctl_bench.peers.tuned import TunedProcess  # noqa: E402
-from embedctl_bench.peers.workload import Workload  # noqa: E402
-from embedctl_config.cpu import no_bf16  # noqa: E402
-from embedctl_config.loading import load_settings  # noqa: E402
-from embedctl_workers.arrays.distance import measure  # noqa: E402
-from tests.support.forked import status_of_fork  # noqa: E402
-from tests.support.references_here import stand_in  # noqa: E402
-from tests.support.tiny_models import Tiny  # noqa: E402
+from embedctl_bench.peers.tuned import TunedProcess
+from embedctl_bench.peers.workload import Workload
+from embedctl_config.cpu import no_bf16
+from embedctl_config.loading import load_settings
+from embedctl_workers.arrays.distance import measure
+from tests.support.forked import status_of_fork
+from tests.support.references_here import stand_in
+from tests.support.tiny_models import Tiny
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

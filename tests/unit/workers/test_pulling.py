@@ -14,9 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("huggingface_hub")
-
 from huggingface_hub import constants, snapshot_download
 
 from embedctl_config.errors import HubUnavailable, ModelError, ModelNotFound, SettingsError

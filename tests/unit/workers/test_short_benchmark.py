@@ -92,7 +92,6 @@ def test_shares_are_of_the_same_round_and_the_first_round_does_not_count(
 def test_where_nothing_can_be_multiplied_for_comparison_it_says_why(
     hardware: HardwareClass, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("torch")
     monkeypatch.setattr("embedctl_workers.measuring.cpu_products.cpu_flags", lambda: frozenset({"avx512f"}))
     products = matrix_products(hardware, 1)
     assert isinstance(products, str)
@@ -119,7 +118,6 @@ def test_the_rate_of_products_is_operations_by_time() -> None:
 def test_a_product_on_the_cpu_takes_as_long_as_it_should(
     precision: Precision, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("torch")
     monkeypatch.setattr("embedctl_workers.measuring.matrix_products._ON_CPU", (256, 512))
     monkeypatch.setattr("embedctl_workers.measuring.cpu_products.cpu_flags", lambda: frozenset({"amx_bf16"}))
     products = matrix_products(HardwareClass(precision=precision), 1)

@@ -16,10 +16,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-pytest.importorskip("tokenizers")
-pytest.importorskip("torch")
-
 from tokenizers import AddedToken, Tokenizer
 
 from embedctl_config.errors import ModelError

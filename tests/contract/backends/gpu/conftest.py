@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from torch.nn.attention import varlen
 
+from embedctl_workers.backends.gpu.backend import TorchGpuBackend
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles, fingerprint_of
-
-if TYPE_CHECKING:  # they import torch, which may be missing
-    from embedctl_workers.backends.gpu.backend import TorchGpuBackend
-    from tests.support.stand_in_gpu import StandIn
-    from tests.support.tiny_models import Tiny
-    from tests.support.torch_gpu import Load, MakeModel
+from tests.support.stand_in_gpu import StandIn, varlen_attn
+from tests.support.tiny_models import Tiny
+from tests.support.torch_gpu import BERT, Load, MakeModel
 
 
 @pytest.fixture
 def load(tiny_model: MakeModel, host: Host) -> Load:
-    from embedctl_workers.backends.gpu.backend import TorchGpuBackend
-    from tests.support.stand_in_gpu import StandIn
-    from tests.support.torch_gpu import BERT
-
     def load(tiny: Tiny = BERT, on: StandIn | None = None, **options: Any) -> TorchGpuBackend:
         folder = tiny_model(tiny)
         return TorchGpuBackend(ModelFiles("tiny", folder, fingerprint_of(folder)), host, on or StandIn(), **options)
@@ -32,8 +27,4 @@ def load(tiny_model: MakeModel, host: Host) -> Load:
 @pytest.fixture
 def with_varlen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for torch's attention over packed texts, with the arguments that the real one has."""
-    from torch.nn.attention import varlen
-
-    from tests.support.stand_in_gpu import varlen_attn
-
     monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)

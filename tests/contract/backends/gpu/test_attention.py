@@ -9,33 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.nn.attention import varlen
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("sentence_transformers")
-
-from embedctl_workers.backends.gpu import attention  # noqa: E402
-from tests.support.references_here import sentence_transformer  # noqa: E402
-from tests.support.stand_in_gpu import (  # noqa: E402
-    StandIn,
-    Waits,
-    varlen_attn,
-)
-from tests.support.tiny_models import Tiny  # noqa: E402
-from tests.support.torch_gpu import (  # noqa: E402
-    BERT,
-    QWEN,
-    Load,
-    MakeModel,
-    texts_of,
-    tokens_of,
-)
+from embedctl_workers.backends.gpu import attention
+from tests.support.references_here import sentence_transformer
+from tests.support.stand_in_gpu import StandIn, Waits, varlen_attn
+from tests.support.tiny_models import Tiny
+from tests.support.torch_gpu import BERT, QWEN, Load, MakeModel, texts_of, tokens_of
 
 
 def test_attention_that_is_missing_wrong_or_not_for_these_heads_is_not_used(
     with_varlen: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from torch.nn.attention import varlen
-
     half, on = torch.float16, StandIn(varlen=True)
     assert isinstance(attention.attention_for(on, half, 2, 64), attention.Varlen)
     for other, dtype, size in ((on, torch.float32, 64), (on, half, 12), (on, half, 264), (StandIn(), half, 64)):
@@ -54,10 +40,8 @@ def test_attention_that_is_missing_wrong_or_not_for_these_heads_is_not_used(
 
 
 def test_torch_has_the_attention_that_is_called() -> None:
-    from torch.nn.attention.varlen import varlen_attn as real
-
     wanted = inspect.signature(varlen_attn).parameters
-    there = inspect.signature(real).parameters
+    there = inspect.signature(varlen.varlen_attn).parameters
     assert list(there)[: len(wanted)] == list(wanted)
     others = [each for name, each in there.items() if name not in wanted]
     assert all(each.default is not inspect.Parameter.empty for each in others)
@@ -71,8 +55,8 @@ def test_texts_are_attended_to_at_every_edge_of_a_width() -> None:
         qkv = torch.randn(int(offsets[-1]), 3, 2, 4)
         found = attention._attend(attention.Bucketed(), qkv, offsets)
         for begin, end in pairwise(offsets.tolist()):
-            each = [part.transpose(0, 1) for part in qkv[begin:end].unbind(1)]
-            expected = torch.nn.functional.scaled_dot_product_attention(*each).transpose(0, 1)
+            query, key, value = (part.transpose(0, 1) for part in qkv[begin:end].unbind(1))
+            expected = torch.nn.functional.scaled_dot_product_attention(query, key, value).transpose(0, 1)
             torch.testing.assert_close(found[begin:end], expected, atol=1e-5, rtol=1e-5)
 
 
@@ -80,7 +64,7 @@ def test_texts_are_attended_to_at_every_edge_of_a_width() -> None:
 def test_no_batch_waits_for_a_plan_of_cudnn(engine: str, load: Load) -> None:
     torch.backends.cuda.enable_cudnn_sdp(True)
     load(dtype="bf16", engine=engine)
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]  # torch has no types for it
 
 
 ALL_MODES = "cls+max+mean+mean_sqrt_len_tokens+weightedmean+lasttoken"

@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("sentence_transformers")
-
-from embedctl_workers.backends.gpu import attention, buckets, compiled, packed  # noqa: E402
-from embedctl_workers.backends.gpu import backend as torch_gpu  # noqa: E402
-from tests.support.stand_in_gpu import StandIn, varlen_attn  # noqa: E402
-from tests.support.torch_gpu import BERT, Load, tokens_of  # noqa: E402
+from embedctl_workers.backends.gpu import attention, buckets, compiled, packed
+from embedctl_workers.backends.gpu import backend as torch_gpu
+from tests.support.stand_in_gpu import StandIn, varlen_attn
+from tests.support.torch_gpu import BERT, Load, tokens_of
 
 
 def compiling(calls: list[int], made_for: list[int]) -> compiled.Compiler:

@@ -11,18 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from embedctl_workers.arrays.tokens import Tokens, Vectors
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("sentence_transformers")
-
-from embedctl_workers.backends.gpu import attention, buckets, device, graphs, memory, packed  # noqa: E402
-from embedctl_workers.backends.gpu import backend as torch_gpu  # noqa: E402
-from embedctl_workers.backends.gpu.backend import TorchGpuBackend  # noqa: E402
-from tests.support.stand_in_gpu import StandIn, Waits, varlen_attn  # noqa: E402
-from tests.support.stand_in_graph import StandInGraph  # noqa: E402
-from tests.support.torch_gpu import BERT, Load, tokens_of  # noqa: E402
+from embedctl_workers.backends.gpu import attention, buckets, device, graphs, memory, packed
+from embedctl_workers.backends.gpu import backend as torch_gpu
+from embedctl_workers.backends.gpu.backend import TorchGpuBackend
+from tests.support.stand_in_gpu import StandIn, Waits, varlen_attn
+from tests.support.stand_in_graph import StandInGraph
+from tests.support.torch_gpu import BERT, Load, tokens_of
 
 TINY = replace(BERT, max_seq_length=48)
 ALL_MODES = replace(TINY, include_prompt=False, pooling="cls+max+mean+mean_sqrt_len_tokens+weightedmean+lasttoken")
@@ -281,6 +278,3 @@ def test_torch_is_asked_for_a_graph_that_other_threads_do_not_disturb(
         assert made[-1][1:] == (pool, "stream of cuda:0", "thread_local")
         assert ended == ([(0, pool)] if fails else [])
         ended.clear()
-
-
-# The stand-in itself

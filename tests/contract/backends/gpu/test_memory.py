@@ -10,19 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from embedctl_config.errors import ModelError, SettingsError
+from embedctl_workers.backends.gpu import device, memory
+from embedctl_workers.backends.gpu.backend import TorchGpuBackend
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("sentence_transformers")
-
-from embedctl_workers.backends.gpu import device, memory  # noqa: E402
-from embedctl_workers.backends.gpu.backend import TorchGpuBackend  # noqa: E402
-from tests.support.stand_in_gpu import StandIn  # noqa: E402
-from tests.support.torch_gpu import BERT, Load, MakeModel, encode_with, texts_of, tokens_of  # noqa: E402
+from tests.support.stand_in_gpu import StandIn
+from tests.support.torch_gpu import BERT, Load, MakeModel, encode_with, texts_of, tokens_of
 
 
 def test_the_budget_is_what_memory_allows(load: Load) -> None:

@@ -14,17 +14,13 @@ import pytest
 from embedctl_config.hardware import HardwareClass
 from embedctl_workers.accuracy.gate import measure_backend
 from embedctl_workers.arrays.tokens import Vectors
+from embedctl_workers.backends.gpu import device
+from embedctl_workers.backends.gpu.backend import TorchGpuBackend
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles, fingerprint_of
 from tests.support.chunks import chunk_of
 from tests.support.device_use import RecordedUse
-
-pytest.importorskip("torch")
-pytest.importorskip("sentence_transformers")
-
-from embedctl_workers.backends.gpu import device
-from embedctl_workers.backends.gpu.backend import TorchGpuBackend
 from tests.support.references_here import sentence_transformer
 from tests.support.tiny_models import Tiny
 from tests.support.torch_gpu import QWEN, MakeModel, cosines, encode, texts_of

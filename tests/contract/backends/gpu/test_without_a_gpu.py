@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from embedctl_config.errors import WorkerError
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("sentence_transformers")
-
-from embedctl_workers.backends.gpu import device  # noqa: E402
+from embedctl_workers.backends.gpu import device
 
 
 def test_a_torch_without_cuda_is_refused() -> None:
