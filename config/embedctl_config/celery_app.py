@@ -102,10 +102,7 @@ class _OfSettings(Celery):
 
 
 class _KeepsClient:
-    """A mixin for kombu's channels to Redis: one client for all commands of a channel.
-
-    Kombu makes a client for each command, which takes longer than most commands.
-    """
+    """Kombu's channels to Redis with one client for all commands: to make one takes longer than most commands."""
 
     _kept: Any = None
 

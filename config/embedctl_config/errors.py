@@ -247,10 +247,9 @@ class JobHeld(JobError):
 
 
 class JobFailed(JobError):
-    """Raised when more records of a job failed than its error budget (`max_errors`) allows, which ended the job, and
-    by `vectors()` when every record failed.
+    """Raised when more records of a job failed than its error budget (`max_errors`) allows, which ended the job.
 
-    `wait()`, `iter_results()` and `errors()` do not raise it for a job in which every record failed.
+    `vectors()` raises it also when every record failed; `wait()`, `iter_results()` and `errors()` do not.
     """
 
 

@@ -92,10 +92,7 @@ class HardwareClass:
         return self.precision == "fp16" and not self.max_abs_error
 
     def thresholds(self, stated: Thresholds | None = None) -> Thresholds:
-        """The bounds that its workers must meet: its own, else those that a backend states, else the precision's.
-
-        Only a backend in int8 may state some.
-        """
+        """Its workers must meet its own bounds, else those that a backend states (if int8), else the precision's."""
         promised = THRESHOLDS[self.precision]
         return replace(stated if stated and self.precision == "int8" else promised, **self.overrides)
 

@@ -17,7 +17,7 @@ from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import DEVICES, MOST_WORKERS, PRECISIONS, SHIPPED_CLASSES, HardwareClass, ModelEntry
 from embedctl_config.limits import Limits
 from embedctl_config.printable import printable
-from embedctl_config.tenants import DEFAULT, TenantEntry, check_tenant, problems_of
+from embedctl_config.tenants import DEFAULT, NAME_CHARACTERS, TenantEntry, check_tenant, problems_of
 
 ENV_PREFIX = "EMBEDCTL_"
 #: The longest time that a job may be kept (seconds): ten years. None of our clocks and counters overflows by then.
@@ -32,7 +32,6 @@ NO_REDIS = "no Redis is configured: set EMBEDCTL_REDIS_URL, or use `embedctl run
 _SCHEMES = ("redis", "rediss", "unix")
 _OF_SENTINELS = ("redis+sentinel:", "rediss+sentinel:")
 _LOG_FORMATS = ("auto", "text", "json")
-_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/@")
 
 
 def _setting(
@@ -234,7 +233,7 @@ class Settings:
         problems += _wrong_addresses(self)
         if self.log_format not in _LOG_FORMATS:
             problems.append(f"log_format: {self.log_format!r} is none of {', '.join(_LOG_FORMATS)}")
-        if not _NAME_CHARACTERS.issuperset(self.flower_url_prefix):
+        if not NAME_CHARACTERS.issuperset(self.flower_url_prefix):
             problems.append(f"flower_url_prefix: {self.flower_url_prefix!r}: use letters, digits and . _ - / @")
         if wrong := check_model_name(self.model):
             problems.append(f"model: {wrong}")
@@ -257,7 +256,7 @@ SETTINGS: Mapping[str, dataclasses.Field[Any]] = {
 
 def check_model_name(name: str) -> str | None:
     """What is wrong with a model's name, or None. The name becomes part of a queue's name, so its alphabet is small."""
-    if not name or len(name) > 200 or not _NAME_CHARACTERS.issuperset(name):
+    if not name or len(name) > 200 or not NAME_CHARACTERS.issuperset(name):
         return f"model name {name!r}: use 1 to 200 characters, only letters, digits and . _ - / @"
     return None
 

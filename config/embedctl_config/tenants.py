@@ -12,11 +12,12 @@ DEFAULT = "default"
 LANES = (INTERACTIVE, NORMAL, BACKGROUND) = ("interactive", "normal", "background")
 
 _LONGEST_NAME = 64
-_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/@")
+#: What a name that becomes part of a key may consist of.
+NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/@")
 #: The user of Redis that sees the jobs of one tenant alone has this before the tenant's name.
 USER = "tenant-"
 #: A user's name stands in URLs, and in the name of the file of its password.
-_CHARACTERS_OF_USERS = _CHARACTERS - frozenset("/@")
+_CHARACTERS_OF_USERS = NAME_CHARACTERS - frozenset("/@")
 #: Hexadecimal digits of a tag.
 TAG_DIGITS = 10
 _LEAST_WEIGHT, _MOST_WEIGHT = 0.001, 1000.0
@@ -50,7 +51,7 @@ class TenantEntry:
 
 def check_tenant(name: str) -> str | None:
     """What is wrong with a tenant's name, or None. The name becomes part of a key, so its alphabet is small."""
-    if not name or len(name) > _LONGEST_NAME or not _CHARACTERS.issuperset(name):
+    if not name or len(name) > _LONGEST_NAME or not NAME_CHARACTERS.issuperset(name):
         return f"tenant {name!r}: use 1 to {_LONGEST_NAME} characters, only letters, digits and . _ - / @"
     return None
 

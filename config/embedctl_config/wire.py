@@ -214,10 +214,7 @@ def decode_input(data: bytes | memoryview) -> ChunkInput:
 
 
 def encode_result(result: ChunkResult) -> bytes:
-    """The wire form of a chunk's result.
-
-    Raises ValueError if `vectors` is not `rows × dim` of its type, or the fingerprint is not a sha256.
-    """
+    """The wire form of a result; raises ValueError unless `vectors` is `rows × dim` and the fingerprint a sha256."""
     if len(result.vectors) != result.rows * result.dim * _SIZES[result.dtype]:
         raise ValueError(
             f"{len(result.vectors)} bytes of vectors are not {result.rows} rows × {result.dim} {result.dtype}"

@@ -25,11 +25,7 @@ _OF_STORES = ("botocore", "aiobotocore", "aiohttp", "asyncio", "google", "gcsfs"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a listing says of one name below the place.
-
-    Attributes:
-        modified: when it was written, in seconds since 1970 by the place's own clock; infinite if that is unknown.
-    """
+    """A name below the place, and when it was written, in seconds by the place's clock; infinite if that is unknown."""
 
     name: str
     is_folder: bool

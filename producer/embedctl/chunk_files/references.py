@@ -58,10 +58,7 @@ def is_reference(value: bytes) -> bool:
 
 
 def parse_reference(value: bytes) -> Reference | None:
-    """The reference that a value of Redis is; None if it is a chunk itself.
-
-    Raises WireForeign if it begins like a reference, and is none of ours.
-    """
+    """The reference that a value of Redis is; None if it is a chunk itself. Raises WireForeign if it is neither."""
     if not is_reference(value):
         return None
     head = wire.PREFIX_BYTES + _TAIL.size

@@ -158,10 +158,7 @@ class BatchCorpus:
         return shared.model, shared.dimensions
 
     def records(self, on_bad_line: object = None) -> Iterator[Record]:
-        """A record for each input of each request, read lazily. What else a line holds has been checked.
-
-        Raises BatchFileError if a line has changed since, and is no request.
-        """
+        """A record for each input of each request, read lazily; BatchFileError if a line has changed since a check."""
         for request in self._all():
             count = len(request.inputs)
             for index, text in enumerate(request.inputs):

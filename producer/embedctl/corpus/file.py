@@ -67,10 +67,7 @@ class CorpusFile:
             return beginning(stream).removeprefix(MARK).lstrip().partition(b"\n")[0]
 
     def check_pipe(self, rows: Rows) -> None:
-        """Check the first line of standard input without taking it, if its format is a guess, as soon as it is there.
-
-        Raises InputError if the line is not an object of JSON.
-        """
+        """Raise InputError if standard input, whose format is a guess, begins with no JSON object. The line stays."""
         if not self.guessed or self.path != "-":
             return
         with self._explained(), opened(self.path) as stream:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import redis
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
+from redis.utils import str_if_bytes
 
 from embedctl.store.observed import Observer, observed
 from embedctl.store.refusals import NO_HANDSHAKE, all_said, explained, is_cluster, is_not_now
@@ -356,7 +357,7 @@ class Connection:
                 config = client.config_get("*")
             except redis.exceptions.ResponseError:  # not allowed, or renamed away by a provider
                 config = {}
-        return info, {_text(name): _text(value) for name, value in config.items()}
+        return info, {str_if_bytes(name): str_if_bytes(value) for name, value in config.items()}
 
     def close(self) -> None:
         """Close the connections that no thread uses at this moment. The next command opens a new one."""
@@ -408,10 +409,6 @@ class _PasswordFile(redis.credentials.CredentialProvider):
             raise redis.exceptions.AuthenticationError(str(error)) from error
         password = str(found["password"])
         return (str(found["username"]), password) if "username" in found else (password,)
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def without_password(url: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 from embedctl.store.connection import Connection
 from embedctl.store.queues import Queues
@@ -68,11 +69,10 @@ class Heads:
 
 def _read(note: bytes | None) -> tuple[int, int, int]:
     """The three times of a note; zeros if it is missing or can't be parsed."""
-    try:
+    with suppress(ValueError):
         before, since, asked = map(int, (note or b"").split())
-    except ValueError:
-        return 0, 0, 0
-    return before, since, asked
+        return before, since, asked
+    return 0, 0, 0
 
 
 def _note(queue: str) -> str:

@@ -72,7 +72,8 @@ def find(connection: Connection, shortened: str) -> list[str]:
     gone: list[str] = []
     for ids in chain(by_beginning, by_ending):
         fitting = [job_id for job_id in ids if job_id.startswith(shortened) or job_id.endswith(shortened)]
-        found |= dict.fromkeys(_existing(connection, fitting))
+        exist = connection.ask_each(fitting, lambda pipe, job_id: pipe.exists(keys.job(job_id)))
+        found |= dict.fromkeys(compress(fitting, exist))
         gone += fitting
         if len(found) > 1:
             return list(found)
@@ -102,10 +103,6 @@ def ambiguous(shortened: str, found: list[str]) -> JobAmbiguous:
     more = ["and more: `embedctl list`"] if len(found) > len(named) else []
     advice = f"several jobs begin or end with {shortened!r}: type more of the id, or its last part:"
     return JobAmbiguous("\n".join([advice, *named, *more]))
-
-
-def _existing(connection: Connection, job_ids: list[str]) -> list[str]:
-    return list(compress(job_ids, connection.ask_each(job_ids, lambda pipe, job_id: pipe.exists(keys.job(job_id)))))
 
 
 def _made_between(beginning: str) -> tuple[int, int]:

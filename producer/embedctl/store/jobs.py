@@ -166,10 +166,7 @@ class JobStore(JobReader):
         return answer != "held"
 
     def upload(self, job: JobStatus, kind: Literal["in", "out"], chunk: int, payload: bytes) -> Upload:
-        """A chunk's bytes on their way to where the job keeps them.
-
-        Raises SettingsError if this process does not know that place, and ChunkFilesUnavailable if it can't reach it.
-        """
+        """A chunk's bytes on their way to the job's place; raises SettingsError if this process does not know it."""
         if job.data is not None and job.data != self._files.place_id:
             raise SettingsError(
                 f"job {job.id} keeps its chunks outside of Redis, in a place that this process does not know: set "
@@ -327,11 +324,10 @@ class JobStore(JobReader):
         key = keys.chunk_input(job_id, chunk)
         with self._connection.client() as client:
             value = client.getrange(key, 0, MOST_BYTES - 1)
-        if is_reference(value):
-            self._forget_bytes(job_id, key, value, chunk)
-            return
-        with self._connection.client() as client:
-            client.unlink(key)
+            if not is_reference(value):
+                client.unlink(key)
+                return
+        self.job_script("drop", job_id, [key], [value, chunk])
 
     def drop_gone(self, job_id: str, chunk: int) -> bool:
         """Forget references to bytes of a chunk, and of retries of its records, that are gone or damaged.
@@ -345,7 +341,7 @@ class JobStore(JobReader):
                 with self._connection.client() as client:
                     value = client.get(key)
                 if value is not None and is_reference(value) and not self._is_readable(value):
-                    self._forget_bytes(job_id, key, value, *at)
+                    self.job_script("drop", job_id, [key], [value, *at])
                     forgot = True
             later = self.retried_as(job_id, later)
         return forgot
@@ -354,10 +350,6 @@ class JobStore(JobReader):
         with suppress(WireForeign):
             return self._files.get(value) is not None
         return False
-
-    def _forget_bytes(self, job_id: str, key: str, value: bytes, *chunk_of_input: int) -> None:
-        """Forget a reference, if it is still there."""
-        self.job_script("drop", job_id, [key], [value, *chunk_of_input])
 
     def complete(
         self, job_id: str, chunk: int, token: str, value: bytes, report: Completed, *, fingerprint: str

@@ -27,16 +27,14 @@ class PlaceNotes:
         """When the database was first used, in ms."""
         now = time.monotonic()
         if not self._database or now - self._at > _GOOD_S:
-            self._at, self._database = now, self._birth()
-        return self._database
-
-    def _birth(self) -> str:
-        with self._connection.client() as client:
-            birth = client.get(keys.BIRTH)
-            if birth is None:
-                client.set(keys.BIRTH, self._connection.now_ms(), nx=True, px=keys.QUEUES_TTL_S * 1000)
+            self._at = now
+            with self._connection.client() as client:
                 birth = client.get(keys.BIRTH)
-        return str(int(birth))
+                if birth is None:
+                    client.set(keys.BIRTH, self._connection.now_ms(), nx=True, px=keys.QUEUES_TTL_S * 1000)
+                    birth = client.get(keys.BIRTH)
+            self._database = str(int(birth))
+        return self._database
 
     def place_at(self, address: str) -> str | None:
         with self._connection.client() as client:

@@ -75,20 +75,15 @@ class Quotas:
         named: dict[str, list[str]] = {
             tenant: [] for tenant, _ in next_slice(self._connection, keys.QUOTAS, "quotas", _TENANTS)
         }
-        for tenant in self._limited({tenant for _, tenant in jobs}):
-            named.setdefault(tenant, [])
+        tenants = sorted({tenant for _, tenant in jobs})
+        stated = self._connection.ask_each(tenants, lambda pipe, tenant: pipe.zscore(keys.QUOTAS, tenant))
+        named |= {tenant: [] for tenant, since in zip(tenants, stated, strict=True) if since is not None}
         for job_id, tenant in jobs:
             if tenant in named:
                 named[tenant].append(job_id)
         self._connection.scripts(
             [ScriptCall("tally", [keys.quota(tenant)], [tenant, _SLICE, *ids]) for tenant, ids in named.items()]
         )
-
-    def _limited(self, tenants: set[str]) -> list[str]:
-        """Those among these tenants that have limits."""
-        names = sorted(tenants)
-        answers = self._connection.ask_each(names, lambda pipe, tenant: pipe.zscore(keys.QUOTAS, tenant))
-        return [tenant for tenant, stated in zip(names, answers, strict=True) if stated is not None]
 
     def all(self, most: int) -> list[Quota]:
         """The tenants whose limits workers have stated, at most so many; only itself for a tenant's own user."""

@@ -51,10 +51,7 @@ class JobReader:
         return self._known(job_id, *facts)
 
     def status_and_result(self, job_id: str) -> tuple[JobStatus, bytes | None]:
-        """A job's facts, and the result of its first chunk, in one round trip. Raises as :meth:`status`.
-
-        The result is None if there is none, or if its bytes are outside of Redis.
-        """
+        """A job's facts, and the result of its first chunk in one round trip; None also if that is outside of Redis."""
         with self._connection.client() as client:
             *facts, result = (
                 facts_asked(client.pipeline(transaction=False), job_id).get(keys.chunk_result(job_id, 0)).execute()
@@ -62,10 +59,7 @@ class JobReader:
         return self._known(job_id, *facts), None if result is None or is_reference(result) else result
 
     def find(self, ids: Sequence[str]) -> list[JobStatus]:
-        """Those of these jobs that exist, in this order, read in slices.
-
-        A job of another version is left out, because it must not hide all others.
-        """
+        """Those of these jobs that exist, in this order, read in slices. One of another version must not hide them."""
         found: list[JobStatus] = []
         ids = [job_id for job_id in ids if keys.is_job_id(job_id) and self._connection.sees(job_id)]
         for at in range(0, len(ids), _SLICE):

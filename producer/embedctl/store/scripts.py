@@ -25,10 +25,17 @@ _CLAIMED_AFTER_S = 5
 _LONGEST_WAIT_S = 60
 #: While other jobs wait, the background lane has one chunk in this time (seconds).
 _BACKGROUND_S = 60
-#: Script → the parts that it includes besides the prelude.
-_SHARED_BY = {"reap": ("deaths", "rest"), "add": ("repair",)}
 #: Scripts that are not about a job, and include nothing.
 _PLAIN_SCRIPTS = ("quota", "make", "take_batch", "step_batch", "cancel_batch", "note_event")
+_USUAL = ("sums", "prelude")
+#: Script → the parts that it includes, if these are not the usual ones.
+_PARTS = {
+    "create": ("sums",),
+    "tally": ("sums",),
+    "issue": (),
+    "reap": (*_USUAL, "deaths", "rest"),
+    "add": (*_USUAL, "repair"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +54,7 @@ def flat(facts: Mapping[str, Any]) -> list[str]:
 
 def script_names() -> Iterator[str]:
     """The names of all scripts, without the parts that several of them include."""
-    shared = {"prelude", "sums", *(part for parts in _SHARED_BY.values() for part in parts)}
+    shared = {part for parts in (_USUAL, *_PARTS.values()) for part in parts}
     names = {Path(file.name) for file in _FOLDER.iterdir()}
     return (name.stem for name in names if name.suffix == ".lua" and name.stem not in shared)
 
@@ -55,15 +62,10 @@ def script_names() -> Iterator[str]:
 @cache
 def script_source(name: str) -> str:
     """The text of a script: constants, shared parts, then the script."""
-    own = _text(name)
     if name in _PLAIN_SCRIPTS:
-        return own
-    if name == "create":
-        return f"{_text('sums')}{own}"
-    tenant = f"local TENANT, JOB, QUOTA = '{tenants.DEFAULT}', '{keys.job('')}', '{keys.QUOTA}'\n"
-    if name == "tally":
-        return f"{tenant}{_text('sums')}{own}"
+        return _text(name)
     constants = (
+        f"local TENANT, JOB, QUOTA = '{tenants.DEFAULT}', '{keys.job('')}', '{keys.QUOTA}'\n"
         f"local WIRE_VERSION, CHUNK_TTL_FACTOR, UNENDED_TTL_MS, SETTLED_AT_ONCE = "
         f"{wire.VERSION}, {keys.CHUNK_TTL_FACTOR}, {keys.UNENDED_TTL_S * 1000}, {_SETTLED_AT_ONCE}\n"
         f"local EVENTS_KEPT, ENDED_EVENTS_MS, ROWS_AT, DIGEST_FROM, DIGEST_TO = "
@@ -74,21 +76,15 @@ def script_source(name: str) -> str:
         f"local UPKEEP, LOOK_AFTER_MS = '{keys.UPKEEP}', {keys.LOOK_AFTER_S * 1000}\n"
     )
     if name == "issue":
-        return f"{tenant}{constants}{_of_turns()}{own}"
-    parts = ["sums", "prelude", *_SHARED_BY.get(name, ())]
-    return "".join([tenant, constants, *map(_text, parts), own])
+        constants += (
+            f"local ACTIVE, FLOWS, FLOW, LANE = '{keys.ACTIVE}', '{keys.FLOWS}', '{keys.FLOW}', '{tenants.NORMAL}'\n"
+            f"local TAG_FROM, TAG_TO = {keys.TAG_AT.start + 1}, {keys.TAG_AT.stop}\n"
+            f"local SMALL, SMALL_FACTOR, CHECKED, LONGEST_WAIT_S, BACKGROUND_MS, CLAIMED_AFTER_MS = "
+            f"{_SMALL_BYTES}, {_SMALL_FACTOR}, {_CHECKED}, {_LONGEST_WAIT_S}, {_BACKGROUND_S * 1000}, "
+            f"{_CLAIMED_AFTER_S * 1000}\n"
+        )
+    return constants + "".join(map(_text, (*_PARTS.get(name, _USUAL), name)))
 
 
 def _text(name: str) -> str:
     return _FOLDER.joinpath(f"{name}.lua").read_text(encoding="utf-8")
-
-
-def _of_turns() -> str:
-    """The constants of `issue` alone."""
-    return (
-        f"local ACTIVE, FLOWS, FLOW, LANE = '{keys.ACTIVE}', '{keys.FLOWS}', '{keys.FLOW}', '{tenants.NORMAL}'\n"
-        f"local TAG_FROM, TAG_TO = {keys.TAG_AT.start + 1}, {keys.TAG_AT.stop}\n"
-        f"local SMALL, SMALL_FACTOR, CHECKED, LONGEST_WAIT_S, BACKGROUND_MS, CLAIMED_AFTER_MS = "
-        f"{_SMALL_BYTES}, {_SMALL_FACTOR}, {_CHECKED}, {_LONGEST_WAIT_S}, {_BACKGROUND_S * 1000}, "
-        f"{_CLAIMED_AFTER_S * 1000}\n"
-    )

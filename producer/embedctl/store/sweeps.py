@@ -9,9 +9,7 @@ from embedctl_config import keys
 def next_slice(connection: Connection, members: str, cursor: str, count: int) -> list[tuple[str, float]]:
     """The next members of a sorted set, with their scores; after the last one, the first ones again.
 
-    Args:
-        members: the key of the set.
-        cursor: the sweep's name among the reaper's notes.
+    The cursor is the sweep's name among the reaper's notes.
     """
     with connection.client() as client:
         at = int(client.hget(keys.NOTES, cursor) or 0)
