@@ -83,7 +83,7 @@ class JobStore(JobReader):
     def create_inline(self, spec: JobSpec, value: bytes, *, digest: bytes, rows: int, token: str) -> InlineJob:
         """Make an inline job, of one chunk: create, add, seal and issue in one round trip.
 
-        It has no idempotency key. The value is the chunk in wire format, and the token that given to :meth:`hold`.
+        It has no idempotency key. The value is the chunk in wire format, the token the one that :meth:`hold` takes.
         Raises BrokerUnavailable if Redis can't be reached, and may have made the job; or if it is full, and has not.
         """
         job_id, creation = self._creation(spec)
@@ -356,13 +356,11 @@ class JobStore(JobReader):
     ) -> str:
         """Store a chunk's result and count it once: `ok`, `refused`, `mismatch`, `gone`, `cancelled` or `version`.
 
-        A result is also refused if the job now holds another text for this chunk.
+        A result is also refused if the job now holds another text for this chunk. Its value is that of :class:`Upload`;
+        raises BrokerRefused if it is larger than Redis allows.
 
         The vectors are sent before the script, under a name that belongs to this claim, so that the script moves no
         bytes. After an error, another call sends only the parts that Redis does not have yet.
-
-        The value is that of the :class:`Upload` of the result in wire format. Raises BrokerRefused if it is larger than
-        Redis allows.
         """
         if len(value) >= MAX_RESULT_BYTES:
             raise BrokerRefused(
