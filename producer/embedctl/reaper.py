@@ -205,9 +205,10 @@ class Reaper:
 
     def _look_at(self, jobs: Sequence[ActiveJob], now_ms: int, until: float) -> None:
         for job in [job for job in jobs if job.abandoned]:
-            try:  # the process that retried or resumed it died
+            try:
                 if self._broker.jobs.close_retry(job.id):
-                    log.warning("job %s: its retry was cut short; the records that it queued go on", job.id)
+                    died = "the process that retried or resumed it died; the records that it queued go on"
+                    log.warning("job %s: %s", job.id, died)
             except (BrokerRefused, NotPermitted) as error:
                 self._put_off(job.id, now_ms, error)
                 jobs = [each for each in jobs if each is not job]
