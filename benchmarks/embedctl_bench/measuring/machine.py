@@ -95,4 +95,4 @@ def facts(cpus: Collection[int]) -> dict[str, object]:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the installed libraries that determine speed."""
-    return provenance.versions(*_QUEUE)
+    return provenance.versions((*provenance.PACKAGES, *_QUEUE))

@@ -8,11 +8,10 @@ from dataclasses import asdict, dataclass
 
 from embedctl_config.hardware import Thresholds
 from embedctl_workers.arrays.distance import Measured
+from embedctl_workers.tables import table
 
 #: Number of texts that are encoded alone and in chosen batches: too few for a meaningful mean cosine.
 FEW = 6
-#: The table's columns of words, not figures.
-_WORDS = (0, 7, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +119,7 @@ class Report:
             ),
             *(check.as_row() for check in self.checks),
         ]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(
-                f"{cell:{'<' if at in _WORDS else '>'}{width}}"
-                for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        ]
+        lines = table(rows, figures=range(1, 7))
         lost = [f"{check.name}: text {name!r}: {why}" for check in self.checks for name, why in check.failures.items()]
         own = [f"bounds set by the class: {self.overrides}"] if self.overrides else []
         return "\n".join([self.title, *lines, *lost, *own])

@@ -39,7 +39,6 @@ class FastTokenizer(Protocol):
 
         At most `most` tokens are kept of a text, special ones included: its begin, or its end if `keep_end`.
         """
-        ...
 
 
 class TextTokenizer:

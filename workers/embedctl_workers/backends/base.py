@@ -81,26 +81,22 @@ class Backend(Protocol):
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
         """Load a model; a ModelError if it can't be found, or is of a kind that this backend does not support."""
-        ...
 
     def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
         """Pre-process: tokenise texts with a prompt before each; None means the model's own default prompt.
 
         A text that is too long loses its end on `truncation_side`; None: as the model's tokenizer says.
         """
-        ...
 
     def forward(self, tokens: Tokens, rows: Rows) -> Any:
         """Core: run the device on some of the texts, perhaps not to the end. Only :meth:`finish` understands the
         result.
         """
-        ...
 
     def finish(self, output: Any, *, normalize: bool) -> Vectors:
         """Post-process: wait for the device; vectors, float32, rows × dim, in host memory, of unit length if
         `normalize`.
         """
-        ...
 
     def positions(self, lengths: Rows) -> int:
         """How many tokens the device computes for a batch of these lengths, padding included: their sum or more."""
@@ -112,7 +108,6 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Release the device's memory."""
-        ...
 
 
 def run_warm_up_batches(backend: Backend) -> None:
@@ -128,7 +123,6 @@ class WarmsThreads(Protocol):
 
     def warm_up_thread(self) -> None:
         """Do that work in this thread. No other thread may call :meth:`Backend.forward` meanwhile."""
-        ...
 
 
 @runtime_checkable
@@ -137,7 +131,6 @@ class Widens(Protocol):
 
     def forward_wider(self, tokens: Tokens, rows: Rows) -> Any:
         """As :meth:`Backend.forward`, in the type of larger range: slower, and for few rows."""
-        ...
 
 
 @runtime_checkable
@@ -146,4 +139,3 @@ class RemembersBudget(Protocol):
 
     def remember_budget(self, tokens: int) -> None:
         """Keep this token budget, because the device ran out of memory with a larger one."""
-        ...

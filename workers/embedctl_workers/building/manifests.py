@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import platform
-import time
-from collections.abc import Iterator, Mapping
+import timeit
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,7 @@ from embedctl_workers.accuracy.report import Report
 from embedctl_workers.backends.base import Backend
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
+from embedctl_workers.machine.provenance import versions
 from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.gate_texts import gate_texts
 
@@ -33,7 +32,7 @@ def origin_of(request: Mapping[str, Any], files: ModelFiles, engine: str, *packa
         "model": {"name": files.name, "source": source, "weights_bytes": weights, "revision": revision},
         "engine": engine,
         "built": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version(), **dict(_versions(*PACKAGES, *packages))},
+        "versions": versions((*PACKAGES, *packages)),
     }
 
 
@@ -62,12 +61,11 @@ def texts_per_s(backend: Backend, times: int = 1) -> float:
     """The rate of the gate's texts in one batch, each so many times: the best of a few rounds."""
     tokens = backend.tokenize(gate_texts(), None)
     rows = np.tile(np.arange(len(tokens.lengths)), times)
-    best = 0.0
-    for _ in range(_ROUNDS):
-        started = time.perf_counter()
+
+    def once() -> None:
         backend.finish(backend.forward(tokens, rows), normalize=True)
-        best = max(best, len(rows) / (time.perf_counter() - started))
-    return best
+
+    return len(rows) / min(timeit.repeat(once, number=1, repeat=_ROUNDS))
 
 
 def rate_of(backend: Backend, texts_per_s: float, **measured: str | int) -> dict[str, Any]:
@@ -79,11 +77,3 @@ def rate_of(backend: Backend, texts_per_s: float, **measured: str | int) -> dict
         "texts": f"the same, {int(lengths.sum())} tokens",
         **measured,
     }
-
-
-def _versions(*packages: str) -> Iterator[tuple[str, str]]:
-    for name in packages:
-        try:
-            yield name, metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue

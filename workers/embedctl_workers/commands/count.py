@@ -13,6 +13,7 @@ import math
 import struct
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from typing import IO
 
 from embedctl_config.errors import EmbedctlError, ModelError
@@ -45,7 +46,8 @@ def main() -> None:
     tokens = truncated = 0
     longest = facts.longest_text
     special = tokenizer.num_special_tokens_to_add(is_pair=False)
-    for batch in _batches(sys.stdin.buffer):
+    texts = _texts(sys.stdin.buffer)
+    while batch := list(islice(texts, _BATCH)):
         for encoding in tokenizer.encode_batch_fast([prompt + text for text in batch]):
             count = len(encoding.ids)
             if windows:
@@ -57,15 +59,9 @@ def main() -> None:
     print(json.dumps({"tokens": tokens, "truncated": truncated, "dim": facts.dimensions}))  # noqa: T201
 
 
-def _batches(stream: IO[bytes]) -> Iterator[list[str]]:
-    batch: list[str] = []
+def _texts(stream: IO[bytes]) -> Iterator[str]:
     while head := stream.read(4):
-        batch.append(stream.read(struct.unpack("<I", head)[0]).decode())
-        if len(batch) == _BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+        yield stream.read(struct.unpack("<I", head)[0]).decode()
 
 
 if __name__ == "__main__":

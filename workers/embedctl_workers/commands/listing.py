@@ -18,6 +18,7 @@ from embedctl_config.settings import Settings
 from embedctl_workers.commands.findings import Finding, findings
 from embedctl_workers.commands.options import json_option
 from embedctl_workers.models.pulling.progress import megabytes
+from embedctl_workers.tables import table
 
 if TYPE_CHECKING:
     from embedctl_workers.models.artifacts import Artifact
@@ -111,12 +112,11 @@ def _model_facts(model: FoundModel) -> dict[str, Any]:
 
 
 def _lines(catalogue: Catalogue) -> Iterator[str]:
-    rows = {model.name: _cells(model) for model in catalogue.models}
-    widths = [max(len(cell) for cell in column) for column in zip(_HEADINGS, *rows.values(), strict=True)]
-    if rows:
-        yield _row(_HEADINGS, widths)
-    for model in catalogue.models:
-        yield _row(rows[model.name], widths)
+    heads, *lines = table([_HEADINGS, *map(_cells, catalogue.models)], figures=range(1, 4))
+    if lines:
+        yield heads
+    for model, line in zip(catalogue.models, lines, strict=True):
+        yield line
         if model.problem:
             yield f"  can't be used: {' '.join(model.problem.split())}"
         for artifact in model.built:
@@ -136,15 +136,6 @@ def _cells(model: FoundModel) -> tuple[str, ...]:
     longest = _UNKNOWN if facts.longest_text is None else f"{facts.longest_text:,} tokens"
     dimensions = _UNKNOWN if facts.dimensions is None else f"{facts.dimensions:,}"
     return (model.name, dimensions, longest, megabytes(facts.size), model.found_in)
-
-
-def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """The first and the last column to the left, the others, which are numbers, to the right."""
-    aligned = [
-        cell.ljust(width) if at in (0, len(cells) - 1) else cell.rjust(width)
-        for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    ]
-    return "  ".join(aligned).rstrip()
 
 
 def _shown(model: FoundModel, fingerprint: str, tuned: Sequence[Finding], *, built: bool) -> list[tuple[str, str]]:

@@ -6,9 +6,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import click
 
@@ -80,7 +78,7 @@ def tune(model: str, hardware: str | None, cpus: str | None, gpu: str | None, *,
     if entry.device == "neuron":
         raise SettingsError(f"class {name} runs one worker on each Neuron core: there is nothing to tune")
     accelerator = choose_accelerator(name, entry.device, gpu=gpu)
-    say = _silent if as_json else click.echo
+    say: Callable[[str], None] = (lambda line: None) if as_json else click.echo  # one JSON value is the only output
     overriding = ["workers_per_device"]
     if accelerator is None:
         tuned, fingerprint, start = _tune_cpus(settings, name, entry, model, cpus, say)
@@ -100,10 +98,6 @@ def tune(model: str, hardware: str | None, cpus: str | None, gpu: str | None, *,
         click.echo(json.dumps(asdict(tuned)))
 
 
-def _silent(line: str) -> None:
-    """Say nothing: one JSON value is the only output."""
-
-
 def _what_overrides(name: str, entry: HardwareClass, settings: Sequence[str]) -> Iterator[str]:
     for setting in settings:
         if value := getattr(entry, setting):
@@ -113,13 +107,14 @@ def _what_overrides(name: str, entry: HardwareClass, settings: Sequence[str]) ->
 def _tune_cpus(
     settings: Settings, name: str, entry: HardwareClass, model: str, cpus: str | None, say: Callable[[str], None]
 ) -> tuple[Tuned, str, list[str]]:
-    """Search for token budgets and workers: what was found, the model's fingerprint, and lines on how to start the
-    workers.
-    """
+    """What was found, the model's fingerprint, and lines on how to start the workers."""
+    from embedctl_workers.commands.measuring_processes import measuring  # it imports embedctl, and NumPy with it
+
+    program = (sys.executable, "-m", "embedctl_workers.measuring.tune_process", name, model)
     found: list[Split] = []
     fingerprint = ""
     for shares in _shares(devices.usable_cpus(cpus)):
-        with _measured(name, model, shares) as (facts, ask):
+        with measuring(model, [[*program, devices.format_cpus(share)] for share in shares]) as (facts, ask):
             fingerprint = facts["fingerprint"]
             split = Split(shares, facts["threads"], _search(ask))
         found.append(split)
@@ -156,16 +151,6 @@ def _search(ask: Callable[[int], float]) -> dict[int, float]:
     ask(DEFAULT_TOKEN_BUDGET)  # warms up
     rounds = [{budget: ask(budget) for budget in _BUDGETS} for _ in range(_ROUNDS)]
     return {budget: statistics.median(each[budget] for each in rounds) for budget in _BUDGETS}
-
-
-def _measured(
-    hardware: str, model: str, shares: Sequence[frozenset[int]]
-) -> AbstractContextManager[tuple[dict[str, Any], Callable[[int], float]]]:
-    """A context with a measuring process on each share of the CPUs; see :func:`measuring`."""
-    from embedctl_workers.commands.measuring_processes import measuring  # it imports embedctl, and NumPy with it
-
-    program = (sys.executable, "-m", "embedctl_workers.measuring.tune_process", hardware, model)
-    return measuring(model, [[*program, devices.format_cpus(share)] for share in shares])
 
 
 def _line(split: Split, engine: str) -> str:

@@ -88,7 +88,7 @@ class ChunkEncoder:
         the known good text any more.
         """
         mean = options.get("truncation") == "mean"
-        hopeless = self._too_many(options) or self._no_such_prompt(options)
+        hopeless = self._hopeless(options)
         errors: dict[int, RecordError] = {}
         distinct: dict[bytes, int] = {}
         source = np.full(len(chunk), -1, np.int64)
@@ -148,10 +148,9 @@ class ChunkEncoder:
         bad: dict[int, tuple[ErrorCode, str]] = {}
         batches = Batches(self.backend, prepared, encoded, bad, use.on_batch, self.check_worker)
         if vectors is not None:
-            at = 0
-            for rows in prepared.batches:
-                batches.keep(rows, vectors[at : at + len(rows)])
-                at += len(rows)
+            ends = np.cumsum([len(rows) for rows in prepared.batches])
+            for rows, some in zip(prepared.batches, np.split(vectors, ends[:-1]), strict=True):
+                batches.keep(rows, some)
         elif launcher is not None and prepared.pieces:
             self._encode_joined(prepared, use, launcher, batches)
         else:
@@ -339,20 +338,14 @@ class ChunkEncoder:
                 if isinstance(self.backend, RemembersBudget):
                     self.backend.remember_budget(self.token_budget)
 
-    def _too_many(self, options: Mapping[str, Any]) -> tuple[ErrorCode, str] | None:
-        dimensions = options.get("dimensions")
-        if dimensions is None or dimensions <= self.backend.dim:
-            return None
-        return (
-            ErrorCode.ENCODE_ERROR,
-            f"{dimensions} dimensions asked for, and the model's vectors have {self.backend.dim}",
-        )
-
-    def _no_such_prompt(self, options: Mapping[str, Any]) -> tuple[ErrorCode, str] | None:
-        name = options.get("prompt_name")
-        if name is None or name in self.prompts:
-            return None
-        return ErrorCode.ENCODE_ERROR, f"no prompt {name!r}: {unknown_prompt(self._model, self.prompts)}"
+    def _hopeless(self, options: Mapping[str, Any]) -> tuple[ErrorCode, str] | None:
+        """Why no record of a job with these options can be encoded."""
+        dimensions, prompt, most = options.get("dimensions"), options.get("prompt_name"), self.backend.dim
+        if dimensions is not None and dimensions > most:
+            return ErrorCode.ENCODE_ERROR, f"{dimensions} dimensions asked for, and the model's vectors have {most}"
+        if prompt is not None and prompt not in self.prompts:
+            return ErrorCode.ENCODE_ERROR, f"no prompt {prompt!r}: {unknown_prompt(self._model, self.prompts)}"
+        return None
 
     def _too_long(self, tokens: Tokens, at: int) -> str:
         total = int(tokens.lengths[at] + tokens.lost[at])
@@ -386,9 +379,7 @@ def _tokens_of_texts(prepared: Prepared) -> Rows:
     lengths = prepared.tokens.lengths
     if prepared.windows is None:
         return lengths
-    tokens = np.zeros(prepared.texts, np.int64)
-    np.add.at(tokens, prepared.windows.text, lengths)
-    return tokens
+    return np.bincount(prepared.windows.text, lengths, prepared.texts).astype(np.int64)
 
 
 def _records_of(source: Rows, texts: Collection[int]) -> list[int]:

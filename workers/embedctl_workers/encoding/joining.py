@@ -224,11 +224,9 @@ class Launcher:
         except Exception as error:  # noqa: BLE001  (as above)
             self._fail(begun.pieces, error)
             return
-        at = 0
-        for piece in begun.pieces:
-            count = len(piece.tokens.lengths)
-            self._settle(piece, vectors[at : at + count])
-            at += count
+        ends = np.cumsum([len(piece.tokens.lengths) for piece in begun.pieces])
+        for piece, its_own in zip(begun.pieces, np.split(vectors, ends[:-1]), strict=True):
+            self._settle(piece, its_own)
         self._trust_again(begun.pieces)
 
     def _trust_again(self, pieces: Sequence[Piece]) -> None:

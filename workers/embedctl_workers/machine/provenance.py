@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from embedctl_workers.machine import nvidia
 from embedctl_workers.machine.devices import Accelerator, Pinned
 
 #: Distributions that may take part in computing a vector. The installed ones are listed.
-_PACKAGES = (
+PACKAGES = (
     "embedctl",
     "numpy",
     "tokenizers",
@@ -43,10 +44,10 @@ def describe(pinned: Pinned) -> dict[str, str]:
     return facts
 
 
-def versions(*more: str) -> dict[str, str]:
-    """The versions of Python and of the installed packages, including those of `more`."""
+def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
+    """The versions of Python and of those of the packages that are installed."""
     found = {"python": platform.python_version()}
-    for package in (*_PACKAGES, *more):
+    for package in packages:
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

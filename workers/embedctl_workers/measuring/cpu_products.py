@@ -5,7 +5,7 @@ Products of embedctl's own are not among them: these are what a library offers o
 
 from __future__ import annotations
 
-import time
+import timeit
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,8 @@ from embedctl_config.hardware import Precision
 KINDS: Mapping[Precision, str] = {"fp32": "fp32", "fp16": "bf16", "int8": "int8"}
 #: Instruction sets, by the kernel's names, with which a CPU multiplies in bf16. oneDNN emulates them elsewhere.
 _BF16 = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
-_ROUNDS = 3
+#: The first one warms up.
+_ROUNDS = 4
 
 #: Multiplies rows × inputs by a weight.
 Multiply = Callable[[torch.Tensor], torch.Tensor]
@@ -52,23 +53,13 @@ def fastest_product(kind: str, rows: int, width: int) -> tuple[CpuProduct, Multi
         x = product.source(rows, width)
         try:
             multiply = product.prepare(width, width, rows)
-            seconds = _seconds(partial(multiply, x))
+            seconds = min(timeit.repeat(partial(multiply, x), number=1, repeat=_ROUNDS))
         except (AttributeError, RuntimeError):  # torch was built without oneDNN, or changed the operators
             continue
         if best is None or seconds < best[0]:
             best = seconds, product, multiply, x
     assert best
     return best[1:]
-
-
-def _seconds(multiply: Callable[[], object]) -> float:
-    multiply()
-    times = []
-    for _ in range(_ROUNDS):
-        started = time.perf_counter()
-        multiply()
-        times.append(time.perf_counter() - started)
-    return min(times)
 
 
 def _random(kind: torch.dtype, rows: int, width: int) -> torch.Tensor:

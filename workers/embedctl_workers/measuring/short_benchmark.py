@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from embedctl_config.hardware import HardwareClass
@@ -11,6 +11,7 @@ from embedctl_workers.measuring.flops import EncoderShape, shape_of
 from embedctl_workers.measuring.matrix_products import MatrixProducts, matrix_products
 from embedctl_workers.measuring.rates import Load, encoding_rate, loads_for, tokenising_rate
 from embedctl_workers.measuring.spread import Spread
+from embedctl_workers.tables import table
 
 #: The number of rounds, and the time of each measurement (seconds): a quarter of a minute in all.
 ROUNDS = 5
@@ -84,7 +85,7 @@ class Benchmark:
 
     def __str__(self) -> str:
         lines = [f"speed, median of {ROUNDS} rounds (least to most)"]
-        lines += _table([_HEAD, *(rate.as_row() for rate in self.rates)])
+        lines += table([_HEAD, *(rate.as_row() for rate in self.rates)], figures=range(1, len(_HEAD)))
         lines += [
             f"tokenising {rate.name}, not included above: {rate.tokenised_per_s:,.0f} tokens/s" for rate in self.rates
         ]
@@ -151,10 +152,3 @@ def _measure(encoder: ChunkEncoder, products: MatrixProducts | None) -> tuple[li
     for each in found:
         del each.encoded[0], each.tokenised[0]
     return found, matrix[1:]
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = zip(row, widths, strict=True)
-        yield "  ".join(f"{cell:{'>' if at else '<'}{width}}" for at, (cell, width) in enumerate(cells))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from embedctl_config.errors import ModelError
-from embedctl_workers.models.files import deciding_files
+from embedctl_workers.models.files import deciding_files, read_json
 
 #: Names of the hidden size and of the most positions in `config.json`, by architecture.
 _WIDTHS = ("hidden_size", "d_model", "dim", "n_embd", "projection_dim")
@@ -105,9 +104,8 @@ def _json(path: Path, default: Any) -> Any:
     """The contents of a file, a ValueError if they are of another kind than the default; the default if there is no
     file.
     """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    value = read_json(path)
+    if value is None:
         return default
     if not isinstance(value, type(default)):
         raise ValueError(f"{path} holds no {'list' if isinstance(default, list) else 'object'}")  # noqa: TRY004  (one kind of error for a file that can't be read)

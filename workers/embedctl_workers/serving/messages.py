@@ -99,7 +99,7 @@ def flaw_of(headers: Any, body: Any) -> str:
     """Why a message can't be a ticket, in words that quote nothing of it; empty if it may be one."""
     if not isinstance(body, bytes | str) or len(body) > MAX_BODY_BYTES:
         return f"its body is no text of at most {MAX_BODY_BYTES} bytes"
-    if not isinstance(headers, dict) or not _small(headers):
+    if not isinstance(headers, dict) or _length(headers) > MAX_HEADERS_LENGTH:
         return "its headers are not those of a ticket"
     if headers.get("compression"):
         return "it is compressed"
@@ -127,11 +127,6 @@ def inflate_nothing() -> None:
 
 def _refuse(body: object) -> bytes:
     raise ValueError("tickets are not compressed")
-
-
-def _small(value: Any) -> bool:
-    """Whether a JSON value is no longer than the headers of a ticket."""
-    return _length(value) <= MAX_HEADERS_LENGTH
 
 
 def _length(value: Any) -> float:

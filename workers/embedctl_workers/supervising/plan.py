@@ -15,6 +15,7 @@ from embedctl_config.hardware import Device
 from embedctl_config.settings import ENV_PREFIX, Settings
 from embedctl_workers.machine.devices import Accelerator, Pinned
 from embedctl_workers.machine.discovery import DEVICE_NAMES, DEVICE_OPTIONS, CpuSet, Machine, nothing_found
+from embedctl_workers.tables import table
 
 #: The best number of workers for a hardware class, its models, a set of CPUs, and the accelerator that they share.
 Advice = Callable[[str, Sequence[str], frozenset[int], Accelerator | None], int]
@@ -107,8 +108,7 @@ class Plan:
             rows.append((worker.hardware, pinned.device, pinned.cpu_list, str(pinned.threads), models, worker.command))
         if self.gateway is not None:
             rows.append(("gateway", self.gateway.address, "-", "-", self.gateway.model, self.gateway.command))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        return "\n".join(table(rows))
 
 
 def make_plan(

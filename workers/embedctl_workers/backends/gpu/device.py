@@ -27,7 +27,6 @@ class Stream(Protocol):
 
     def wait_event(self, event: Any) -> None:
         """Hold back the work that is queued after this call until the event has happened."""
-        ...
 
 
 class Event(Protocol):
@@ -35,11 +34,9 @@ class Event(Protocol):
 
     def record(self, stream: Any) -> None:
         """Mark the end of the work that is queued on a stream so far."""
-        ...
 
     def synchronize(self) -> None:
         """Wait until that work is done."""
-        ...
 
 
 class Graph(Protocol):
@@ -47,7 +44,6 @@ class Graph(Protocol):
 
     def replay(self) -> None:
         """Queue the work on the current stream, with the addresses that it was captured with."""
-        ...
 
 
 class Peak:

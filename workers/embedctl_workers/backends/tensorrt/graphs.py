@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -130,9 +131,7 @@ def _drop_idle_casts(graph: Any) -> None:
     for node in graph.node:
         if _cast_to(node) == TensorProto.FLOAT and node.input[0] in same:
             same[node.output[0]] = same[node.input[0]]
-    for node in graph.node:
-        for at, name in enumerate(node.input):
-            node.input[at] = same.get(name, name)
+    _rename_inputs(graph, same)
 
 
 def _to_fp16(model: Any, folder: Path, *, large: bool) -> Any:
@@ -183,9 +182,7 @@ def _drop_round_trips(graph: Any) -> None:
             node.input[0] = maker.input[0]
             if kinds.get(maker.input[0]) == TensorProto.FLOAT and node.output[0] not in outputs:
                 same[node.output[0]] = maker.input[0]
-    for node in graph.node:
-        for at, name in enumerate(node.input):
-            node.input[at] = same.get(name, name)
+    _rename_inputs(graph, same)
 
 
 def _drop_unused(graph: Any) -> None:
@@ -213,15 +210,9 @@ def _to_bf16(graph: Any, fp32: Any) -> None:
                 attribute.i = TensorProto.BFLOAT16
             elif attribute.HasField("t") and attribute.t.data_type == TensorProto.FLOAT16:
                 attribute.t.CopyFrom(_bf16(numpy_helper.to_array(attribute.t).astype(np.float32), attribute.t.name))
-    for value in _values(graph):
+    for value in chain(graph.value_info, graph.input, graph.output):
         if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
             value.type.tensor_type.elem_type = TensorProto.BFLOAT16
-
-
-def _values(graph: Any) -> Iterator[Any]:
-    yield from graph.value_info
-    yield from graph.input
-    yield from graph.output
 
 
 def _bf16(values: Any, name: str) -> Any:
@@ -239,6 +230,12 @@ def _add_initializer(graph: Any, tensor: Any, name: str) -> None:
     added = graph.initializer.add()
     added.CopyFrom(tensor)
     added.name = name
+
+
+def _rename_inputs(graph: Any, names: Mapping[str, str]) -> None:
+    for node in graph.node:
+        for at, name in enumerate(node.input):
+            node.input[at] = names.get(name, name)
 
 
 def _replace(field: Any, kept: list[Any]) -> None:

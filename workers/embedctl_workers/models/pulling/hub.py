@@ -129,7 +129,9 @@ class Hub:
             hf_raise_for_status,
         )
 
-        had = _usable(part, file, advance)
+        had = part.stat().st_size
+        if had > file.size:
+            had = _emptied(part, had, advance)
         if had == file.size:
             return
         url = hf_hub_url(listing.repository, file.name, revision=listing.commit, endpoint=self._endpoint)
@@ -168,7 +170,8 @@ class Hub:
                 status = error.response.status_code
                 if status not in _PASSING:
                     raise
-                asked_s = _seconds(error.response.headers.get("Retry-After", ""))
+                after = error.response.headers.get("Retry-After", "")
+                asked_s = float(after) if after.strip().isdecimal() else 0.0  # a date, or missing
                 asks = f" and asks for a pause of {asked_s:g} s" if asked_s else ""
                 raise Retry(f"{self.host} answers {status}{asks}", asked_s) from error
             except (HTTPError, _BrokenOff) as error:
@@ -208,11 +211,6 @@ class Hub:
         return HubFile(name, size, str(digest))
 
 
-def _seconds(retry_after: str) -> float:
-    """The pause of a Retry-After header; 0 if it is a date or missing: the usual pause is taken."""
-    return float(retry_after) if retry_after.strip().isdecimal() else 0.0
-
-
 def _host(endpoint: str) -> str:
     try:
         parts = urlsplit(endpoint)
@@ -227,12 +225,6 @@ def _host(endpoint: str) -> str:
 
 class _BrokenOff(Exception):
     """Raised when less of a file came than was promised."""
-
-
-def _usable(part: Path, file: HubFile, advance: Callable[[int], None]) -> int:
-    """How many bytes are there; none of them if they are more than the file has."""
-    had = part.stat().st_size
-    return had if had <= file.size else _emptied(part, had, advance)
 
 
 def _emptied(part: Path, had: int, advance: Callable[[int], None]) -> int:

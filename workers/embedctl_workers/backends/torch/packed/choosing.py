@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
+import timeit
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -118,6 +118,4 @@ class _Probe:
         return None
 
     def seconds(self, layer: EncoderLayer) -> float:
-        started = time.perf_counter()
-        self._run(layer)
-        return time.perf_counter() - started
+        return timeit.timeit(lambda: self._run(layer), number=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import timeit
 from typing import ClassVar, Protocol
 
 import torch
@@ -25,7 +25,6 @@ class Linear(Protocol):
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """The output: in `out`, if the product can write there, or in new memory."""
-        ...
 
 
 class BlasLinear:
@@ -97,9 +96,4 @@ def fastest_linear(weight: torch.Tensor) -> type[Linear]:
 
 def _seconds(product: Linear, x: torch.Tensor) -> float:
     out = torch.empty(len(x), product(x).shape[1])
-    times = []
-    for _ in range(_ROUNDS):
-        started = time.perf_counter()
-        product(x, out)
-        times.append(time.perf_counter() - started)
-    return min(times)
+    return min(timeit.repeat(lambda: product(x, out), number=1, repeat=_ROUNDS))
