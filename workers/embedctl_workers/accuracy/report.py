@@ -16,24 +16,16 @@ FEW = 6
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One way to encode the texts, with its result and its bounds.
-
-    Attributes:
-        texts: their number; for a few, the mean cosine is not meaningful and has no bound.
-        length_bound: the bound of `measured.length_error`.
-        normalized: whether that error is the distance from length 1.
-        worst: the name of the text that differs most.
-        failures: text → why it has no vector.
-    """
+    """One way to encode the texts, with its result and its bounds."""
 
     name: str
-    texts: int
+    texts: int  #: their number; for a few, the mean cosine is not meaningful and has no bound
     measured: Measured
     bounds: Thresholds
-    length_bound: float
-    normalized: bool
-    worst: str
-    failures: Mapping[str, str]
+    length_bound: float  #: the bound of `measured.length_error`
+    normalized: bool  #: whether that error is the distance from length 1
+    worst: str  #: the name of the text that differs most
+    failures: Mapping[str, str]  #: text → why it has no vector
 
     @property
     def passed(self) -> bool:
@@ -41,7 +33,6 @@ class Check:
         return not self.failures and self.measured.within(self.bounds, self.length_bound)
 
     def as_row(self) -> tuple[str, ...]:
-        """This check's row of the report's table."""
         found = self.measured
         length = f"{found.length_error:.1e}"
         return (
@@ -71,7 +62,6 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether every check passed."""
         return all(check.passed for check in self.checks)
 
     @property
@@ -103,7 +93,6 @@ class Report:
         }
 
     def __str__(self) -> str:
-        """A table for people."""
         bounds = self.bounds
         rows = [
             ("check", "texts", "max abs", "min cosine", "mean cosine", "unit length", "raw length", "worst text", ""),

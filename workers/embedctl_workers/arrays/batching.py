@@ -10,13 +10,12 @@ from embedctl_workers.arrays.tokens import Rows, padded
 
 
 def batches_of(lengths: Rows, token_budget: int, batch_cost: int | None = None, *, by_sum: bool = False) -> list[Rows]:
-    """Cut rows of these lengths (int64, tokens) into batches, longest first, each of a size ≤ `token_budget`: see
-    :func:`size_of`.
+    """Cut rows of these lengths (int64, tokens) into batches, longest first, of a size (:func:`size_of`) ≤
+    `token_budget`.
 
     A row longer than the budget gets a batch of its own. Longest first, so that a batch which is too large for the
     device fails at once. `batch_cost` is what a batch costs beside its rows × longest row, in tokens; the total cost is
-    then minimised. None, as with `by_sum`: each batch is as large as the budget allows. The result holds the rows of
-    each, int64.
+    then minimised. None, as with `by_sum`: each batch is as large as the budget allows. Rows are int64.
     """
     order = np.argsort(-lengths, kind="stable")
     longest_first = lengths[order]

@@ -16,20 +16,15 @@ _Float64 = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """How far vectors are from reference vectors of the same texts.
+    """How far vectors are from reference vectors of the same texts."""
 
-    Attributes:
-        max_abs_error: largest difference of a component, with both vectors scaled to unit length; NaN if one holds NaN.
-        min_cosine, mean_cosine: smallest and mean cosine over the texts.
-        length_error: largest relative difference in length.
-        worst: the row that differs most.
-    """
-
+    #: largest difference of a component, with both vectors scaled to unit length; NaN if one holds NaN
     max_abs_error: float
+    #: smallest and mean cosine over the texts
     min_cosine: float
     mean_cosine: float
-    length_error: float
-    worst: int
+    length_error: float  #: largest relative difference in length
+    worst: int  #: the row that differs most
 
     def within(self, bounds: Thresholds, length_error: float = math.inf) -> bool:
         """Whether every figure is within bounds; NaN never is."""
@@ -42,9 +37,7 @@ class Measured:
 
 
 def measure(vectors: Vectors, references: Vectors) -> Measured:
-    """Compare vectors of any length row by row; both are float32, texts × dimensions. ValueError if their shapes
-    differ.
-    """
+    """Compare vectors of any length row by row; both are float32, texts × dimensions, of one shape, else ValueError."""
     if vectors.shape != references.shape:
         raise ValueError(f"vectors of shape {vectors.shape} can't be compared with {references.shape}")
     found, found_length = _split(vectors)

@@ -16,8 +16,7 @@ _LONGEST = 2.0**14
 
 
 def halved(vectors: Vectors) -> npt.NDArray[np.float16] | None:
-    """The vectors (float32, records × dim) rounded to float16, little-endian; None if one might change by over
-    LARGEST_CHANGE.
+    """Vectors (float32, records × dim) as float16, little-endian; None if that might change one by over LARGEST_CHANGE.
 
     A vector v of d components changes by at most 2^-10.5 of its length if √d × 2^-14 ≤ |v|, because a component changes
     by at most 2^-11 of itself or, below 2^-14, by 2^-25: in sum by √(2^-22 |v|² + d 2^-50). A vector of unit length

@@ -33,7 +33,6 @@ class Ragged:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]], dtype: type[np.signedinteger[Any]] = np.int32) -> Self:
-        """The same rows in an array of this type."""
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([len(row) for row in rows], out=offsets[1:])
         return cls(np.fromiter(chain.from_iterable(rows), dtype, count=int(offsets[-1])), offsets)
@@ -64,20 +63,14 @@ class Ragged:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Tokenised texts, unpadded.
+    """Tokenised texts, unpadded."""
 
-    Attributes:
-        lengths: int64, for each text: tokens that will be encoded, special ones included.
-        lost: int64, for each text: tokens cut off at the model's maximum length.
-        columns: the model's inputs by name; a row for each text.
-        prompt_tokens: how many of each text's first tokens are the prompt, if pooling leaves the prompt out.
-        windows: makes windows of the uncut texts; None if no text is longer than the model takes.
-    """
-
-    lengths: Rows
-    lost: Rows
-    columns: Mapping[str, Ragged] = field(default_factory=dict)
+    lengths: Rows  #: int64, for each text: tokens that will be encoded, special ones included
+    lost: Rows  #: int64, for each text: tokens cut off at the model's maximum length
+    columns: Mapping[str, Ragged] = field(default_factory=dict)  #: the model's inputs by name; a row for each text
+    #: how many of each text's first tokens are the prompt, if pooling leaves the prompt out
     prompt_tokens: int | None = None
+    #: makes windows of the uncut texts; None if no text is longer than the model takes
     windows: Callable[[], Windows] | None = None
 
     def select(self, rows: Rows) -> Tokens:
@@ -100,17 +93,11 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Texts cut into consecutive windows of at most the model's maximum length, each with its special tokens.
+    """Texts cut into consecutive windows of at most the model's maximum length, each with its special tokens."""
 
-    Attributes:
-        tokens: a row for each window: the first window of each text, in the order of the texts; then all others.
-        text: int64, for each window: the text that it is a part of.
-        content: int64, for each window: its tokens without the special ones.
-    """
-
-    tokens: Tokens
-    text: Rows
-    content: Rows
+    tokens: Tokens  #: a row for each window: the first window of each text, in the order of the texts; then all others
+    text: Rows  #: int64, for each window: the text that it is a part of
+    content: Rows  #: int64, for each window: its tokens without the special ones
 
 
 def in_order_of_windows(parts: Sequence[Sequence[T]]) -> tuple[list[T], Rows]:

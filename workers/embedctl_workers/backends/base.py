@@ -89,14 +89,10 @@ class Backend(Protocol):
         """
 
     def forward(self, tokens: Tokens, rows: Rows) -> Any:
-        """Core: run the device on some of the texts, perhaps not to the end. Only :meth:`finish` understands the
-        result.
-        """
+        """Core: run the device on some of the texts, perhaps not to the end. Only :meth:`finish` knows the result."""
 
     def finish(self, output: Any, *, normalize: bool) -> Vectors:
-        """Post-process: wait for the device; vectors, float32, rows × dim, in host memory, of unit length if
-        `normalize`.
-        """
+        """Post-process: wait for the device; vectors, float32, rows × dim, on the host, of length 1 if `normalize`."""
 
     def positions(self, lengths: Rows) -> int:
         """How many tokens the device computes for a batch of these lengths, padding included: their sum or more."""
@@ -111,7 +107,6 @@ class Backend(Protocol):
 
 
 def run_warm_up_batches(backend: Backend) -> None:
-    """Run one small batch for each of several usual lengths."""
     for length in _WARM_UP_LENGTHS:
         tokens = backend.tokenize(["a " * min(length, backend.max_tokens)], "")
         backend.finish(backend.forward(tokens, np.zeros(2, np.int64)), normalize=True)

@@ -57,9 +57,7 @@ class Int8Backend:
 
 
 def build(files: ModelFiles, host: Host, how: BuildOptions) -> Artifact:
-    """As :class:`embedctl_workers.models.builders.Builder`: the graph for onnxruntime, and the packed engine if it
-    compiles here.
-    """
+    """As :data:`embedctl_workers.models.builders.Builder`: the graph for onnxruntime, and the packed engine's code."""
     from embedctl_workers.backends.onnx.recipe import build_onnx_int8
 
     if _VNNI & cpu_flags():

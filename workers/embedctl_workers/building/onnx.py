@@ -61,9 +61,7 @@ def main() -> None:
 
 
 def build(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    """Fill `request["folder"]`, and return the contents of the manifest; a ModelError if no graph gives the model's
-    vectors.
-    """
+    """Fill `request["folder"]`, and return the manifest's contents; a ModelError if no graph gives its vectors."""
     files, host, folder = read_request(request)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         builder = _Builder(files, host, Path(scratch), say)
@@ -133,9 +131,7 @@ class _Builder:
         return Candidate(name, folder, backend, report)
 
     def _fastest(self, candidates: list[Candidate]) -> Candidate:
-        """The first, unless another is clearly faster, measured in turn, because other work on this machine comes and
-        goes.
-        """
+        """The first, unless another is clearly faster; measured in turn, because other work comes and goes."""
         self._say("measuring")
         for candidate in candidates * _ROUNDS:
             backend = candidate.backend

@@ -37,9 +37,7 @@ def main() -> None:
 
 
 def build(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    """Fill `request["folder"]`, and return the contents of the manifest; a ModelError if no plan gives the model's
-    vectors.
-    """
+    """Fill `request["folder"]`, and return the manifest's contents; a ModelError if no plan gives its vectors."""
     builder = _Builder(request, say)
     asked = builder.options.dtype
     folder = Path(request["folder"])

@@ -6,7 +6,9 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import click
 
@@ -108,13 +110,10 @@ def _tune_cpus(
     settings: Settings, name: str, entry: HardwareClass, model: str, cpus: str | None, say: Callable[[str], None]
 ) -> tuple[Tuned, str, list[str]]:
     """What was found, the model's fingerprint, and lines on how to start the workers."""
-    from embedctl_workers.commands.measuring_processes import measuring  # it imports embedctl, and NumPy with it
-
-    program = (sys.executable, "-m", "embedctl_workers.measuring.tune_process", name, model)
     found: list[Split] = []
     fingerprint = ""
     for shares in _shares(devices.usable_cpus(cpus)):
-        with measuring(model, [[*program, devices.format_cpus(share)] for share in shares]) as (facts, ask):
+        with _measured(name, model, shares) as (facts, ask):
             fingerprint = facts["fingerprint"]
             split = Split(shares, facts["threads"], _search(ask))
         found.append(split)
@@ -151,6 +150,16 @@ def _search(ask: Callable[[int], float]) -> dict[int, float]:
     ask(DEFAULT_TOKEN_BUDGET)  # warms up
     rounds = [{budget: ask(budget) for budget in _BUDGETS} for _ in range(_ROUNDS)]
     return {budget: statistics.median(each[budget] for each in rounds) for budget in _BUDGETS}
+
+
+def _measured(
+    hardware: str, model: str, shares: Sequence[frozenset[int]]
+) -> AbstractContextManager[tuple[dict[str, Any], Callable[[int], float]]]:
+    """A context with a measuring process on each share of the CPUs; see :func:`measuring`."""
+    from embedctl_workers.commands.measuring_processes import measuring  # it imports embedctl, and NumPy with it
+
+    program = (sys.executable, "-m", "embedctl_workers.measuring.tune_process", hardware, model)
+    return measuring(model, [[*program, devices.format_cpus(share)] for share in shares])
 
 
 def _line(split: Split, engine: str) -> str:

@@ -36,30 +36,23 @@ NOT_OF_A_RECORD = (Stopped, *OF_THE_WORKER, BrokerUnavailable, JobError)
 
 @dataclass(frozen=True, slots=True)
 class EncodedChunk:
-    """The vectors of a chunk, and what happened to its records.
+    """The vectors of a chunk, and what happened to its records."""
 
-    Attributes:
-        vectors: float32, records × dim; NaN in the row of a record that failed.
-        tokens: how many tokens the device was given, without padding.
-        positions: the same with padding; a batch that was halved counts as if it had not been.
-        counts: int64, the tokens of each record, whether or not another one shares them; 0 for a record that failed.
-        doubtful: rows on which the backend failed twice, and another worker's backend might not.
-        elsewhere: those of them that failed because this process lacks something, such as memory.
-    """
-
-    vectors: Vectors
+    vectors: Vectors  #: float32, records × dim; NaN in the row of a record that failed
     errors: list[RecordError]
     truncations: list[Truncation]
-    tokens: int
-    positions: int
+    tokens: int  #: how many tokens the device was given, without padding
+    positions: int  #: the same with padding; a batch that was halved counts as if it had not been
+    #: int64, the tokens of each record, whether or not another one shares them; 0 for a record that failed
     counts: Rows
+    #: rows on which the backend failed twice, and another worker's backend might not
     doubtful: frozenset[int] = frozenset()
+    #: those of them that failed because this process lacks something, such as memory
     elsewhere: frozenset[int] = frozenset()
 
 
 class ChunkEncoder:
-    """Encodes chunks with one backend, in batches of at most `token_budget` tokens; `prompts` are the model's own, by
-    name.
+    """Encodes chunks with one backend, in batches of at most `token_budget` tokens; `prompts` are the model's, by name.
 
     `known_good` is the worker's check of itself; None: the records are always to blame.
     """

@@ -31,11 +31,6 @@ class Batches:
         bad: gets the rows without a vector, and why they have none.
         on_batch: called after each batch with its tokens.
         check: raises if the worker can't encode, so that no row is to blame.
-
-    Attributes:
-        failed: batches in which the rows to blame are not known yet, and their errors.
-        elsewhere: rows of `bad` that failed because this process lacks something, such as memory.
-        too_large: sizes of batches that did not fit the device's memory, although each of their rows did.
     """
 
     def __init__(
@@ -55,8 +50,11 @@ class Batches:
         self._check = check
         self._checked = False
         self._begun: deque[tuple[Rows, Any]] = deque()
+        #: batches in which the rows to blame are not known yet, and their errors
         self.failed: list[tuple[Rows, Exception]] = []
+        #: rows of `bad` that failed because this process lacks something, such as memory
         self.elsewhere: set[int] = set()
+        #: sizes of batches that did not fit the device's memory, although each of their rows did
         self.too_large: list[int] = []
 
     def begin(self, rows: Rows) -> None:

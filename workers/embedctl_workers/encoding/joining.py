@@ -27,24 +27,16 @@ _TO_TRUST_AGAIN = 256
 
 @dataclass(eq=False, slots=True)
 class Piece:
-    """A batch of one chunk, on its way to the device alone or joined with those of other chunks.
-
-    Attributes:
-        tokens: its texts; a batch holds all of them, in this order.
-        unit: whether its vectors are normalised.
-        budget: the most tokens of the batch that it is joined into.
-        use: is asked whether the chunk is still wanted.
-        vectors: float32, texts × dim; or the error of the batch, or that of `use`.
-        joined: whether the batch held other pieces too; known with `vectors`.
-    """
+    """A batch of one chunk, on its way to the device alone or joined with those of other chunks."""
 
     backend: Backend
-    tokens: Tokens
-    unit: bool
-    budget: int
-    use: DeviceUse
+    tokens: Tokens  #: its texts; a batch holds all of them, in this order
+    unit: bool  #: whether its vectors are normalised
+    budget: int  #: the most tokens of the batch that it is joined into
+    use: DeviceUse  #: is asked whether the chunk is still wanted
+    #: float32, texts × dim; or the error of the batch, or that of `use`
     vectors: Future[Vectors] = field(default_factory=Future)
-    joined: bool = False
+    joined: bool = False  #: whether the batch held other pieces too; known with `vectors`
 
     @property
     def size(self) -> int:

@@ -11,35 +11,21 @@ from embedctl_workers.arrays.tokens import Rows, Tokens, Windows
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A chunk that is ready for the device.
+    """A chunk that is ready for the device."""
 
-    Attributes:
-        rows: how many records there are.
-        source: int64, one for each record: which of the distinct texts it holds; -1 if it has failed already.
-        texts: how many distinct texts there are.
-        tokens: of the distinct texts; then, if some texts have several windows, of their further windows.
-        batches: rows of `tokens`.
-        pieces: the tokens of each batch, if batches of several chunks may be joined; else empty.
-        windows: which text each row of `tokens` belongs to; None if each text has one window.
-        dim: length of the vectors to make.
-        postprocess: whether the encoder averages windows or cuts vectors, and then normalises instead of the backend.
-        normalize: whether vectors get unit length.
-        errors: of records that have failed already.
-        about: fields for log lines about this chunk.
-    """
-
-    rows: int
-    source: Rows
-    texts: int
-    tokens: Tokens
-    batches: list[Rows]
-    windows: Windows | None
-    dim: int
+    rows: int  #: how many records there are
+    source: Rows  #: int64, one for each record: which of the distinct texts it holds; -1 if it has failed already
+    texts: int  #: how many distinct texts there are
+    tokens: Tokens  #: of the distinct texts; then, if some texts have several windows, of their further windows
+    batches: list[Rows]  #: rows of `tokens`
+    windows: Windows | None  #: which text each row of `tokens` belongs to; None if each text has one window
+    dim: int  #: length of the vectors to make
+    #: whether the encoder averages windows or cuts vectors, and then normalises instead of the backend
     postprocess: bool
-    normalize: bool
-    errors: Mapping[int, RecordError] = field(default_factory=dict)
-    about: Mapping[str, object] | None = None
-    pieces: Sequence[Tokens] = ()
+    normalize: bool  #: whether vectors get unit length
+    errors: Mapping[int, RecordError] = field(default_factory=dict)  #: of records that have failed already
+    about: Mapping[str, object] | None = None  #: fields for log lines about this chunk
+    pieces: Sequence[Tokens] = ()  #: the tokens of each batch, if batches of several chunks may be joined; else empty
 
     @property
     def unit(self) -> bool:

@@ -34,24 +34,15 @@ ROCM_VARIABLE, HIP_VARIABLES = "ROCR_VISIBLE_DEVICES", ("HIP_VISIBLE_DEVICES", "
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """A GPU or a Neuron core.
-
-    Attributes:
-        index: its number for people: the one that `nvidia-smi` shows, or the core's.
-        uid: its id for selection: a GPU's UUID, which stays the same when others are hidden, or the core's number.
-        name: its model, for people.
-        memory: in MiB; 0 if unknown.
-        node: the nearest NUMA node; None if unknown.
-        rocm: whether it is an AMD GPU.
-    """
+    """A GPU or a Neuron core."""
 
     kind: Literal["gpu", "neuron"]
-    index: int
-    uid: str
-    name: str = ""
-    node: int | None = None
-    rocm: bool = False
-    memory: int = 0
+    index: int  #: its number for people: the one that `nvidia-smi` shows, or the core's
+    uid: str  #: its id for selection: a GPU's UUID, which stays the same when others are hidden, or the core's number
+    name: str = ""  #: its model, for people
+    node: int | None = None  #: the nearest NUMA node; None if unknown
+    rocm: bool = False  #: whether it is an AMD GPU
+    memory: int = 0  #: in MiB; 0 if unknown
 
     def hide_others(self) -> None:
         """Make this the only device that libraries of this process can open from now on."""

@@ -74,9 +74,7 @@ class CpuSet:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The devices that were found on this machine, and in `problems` why a tool or driver, although it should, listed
-    none.
-    """
+    """The devices that were found here, and in `problems` why a tool or driver, although it should, listed none."""
 
     cpu_sets: Sequence[CpuSet]
     gpus: Sequence[Accelerator] = ()
@@ -133,9 +131,7 @@ def find_cpu_sets(cpus: frozenset[int]) -> list[CpuSet]:
 
 
 def find_gpus() -> list[Accelerator]:
-    """The GPUs that NVIDIA's driver and AMD's tools tell and no variable hides; a WorkerError if one fails or can't be
-    read.
-    """
+    """The GPUs that NVIDIA's driver and AMD's tools tell and no variable hides; a WorkerError if one of them fails."""
     return [*find_nvidia_gpus(), *find_amd_gpus()]
 
 

@@ -8,18 +8,11 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The resources of this machine that a backend may use.
+    """The resources of this machine that a backend may use."""
 
-    Attributes:
-        threads: compute threads; the process is pinned already.
-        cache: the folder that keeps what was built for this machine.
-        build: whether to build what the cache lacks; False refuses instead.
-        sharing: how many workers share the accelerator, this one included.
-        places: the CPUs of each compute thread, if each has a core of its own; else empty.
-    """
-
-    threads: int
-    cache: Path
-    build: bool = True
-    sharing: int = 1
+    threads: int  #: compute threads; the process is pinned already
+    cache: Path  #: the folder that keeps what was built for this machine
+    build: bool = True  #: whether to build what the cache lacks; False refuses instead
+    sharing: int = 1  #: how many workers share the accelerator, this one included
+    #: the CPUs of each compute thread, if each has a core of its own; else empty
     places: tuple[frozenset[int], ...] = ()

@@ -15,20 +15,14 @@ _DEVICES = Path("/dev")
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU of the driver's, with the number that `nvidia-smi` shows.
-
-    Attributes:
-        memory: in MiB; 0 if it has none of its own.
-        bus: its PCI address, such as `00000000:3B:00.0`.
-        parts: the UUID and the name of each part (MIG) that it is divided into.
-    """
+    """A GPU of the driver's, with the number that `nvidia-smi` shows."""
 
     index: int
     uuid: str
     name: str
-    memory: int
-    bus: str
-    parts: tuple[tuple[str, str], ...]
+    memory: int  #: in MiB; 0 if it has none of its own
+    bus: str  #: its PCI address, such as `00000000:3B:00.0`
+    parts: tuple[tuple[str, str], ...]  #: the UUID and the name of each part (MIG) that it is divided into
 
 
 def all_gpus() -> list[Gpu]:

@@ -27,11 +27,10 @@ _bound: tuple[frozenset[int], ...] = ()
 
 
 def bind(places: Sequence[frozenset[int]]) -> None:
-    """Load torch so that its teams have one thread at each place, the CPUs of a thread; ModuleNotFoundError without
-    torch.
+    """Load torch so that its teams have one thread at each place, the CPUs of a thread; raises ModuleNotFoundError.
 
-    Does nothing if torch is loaded already, for fewer than two places, or if the user has set a variable that says
-    where threads run.
+    Does nothing if torch is loaded already, for fewer than two places, or if the user set a variable for threads'
+    places.
     """
     global _bound  # GNU OpenMP binds its threads once, for the whole process
     if len(places) < 2 or _LIBRARY in sys.modules or any(name in os.environ for name in _OF_USERS):

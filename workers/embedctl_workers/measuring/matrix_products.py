@@ -23,19 +23,12 @@ _AT_LEAST_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class MatrixProducts:
-    """A large matrix product, to be repeated.
+    """A large matrix product, to be repeated."""
 
-    Attributes:
-        what: precision, sizes and library, for people.
-        flop: operations of one product.
-        multiply: computes one product; on a GPU, it only begins one.
-        wait: waits until the device has finished all products that were begun.
-    """
-
-    what: str
-    flop: float
-    multiply: Callable[[], object]
-    wait: Callable[[], None]
+    what: str  #: precision, sizes and library, for people
+    flop: float  #: operations of one product
+    multiply: Callable[[], object]  #: computes one product; on a GPU, it only begins one
+    wait: Callable[[], None]  #: waits until the device has finished all products that were begun
 
     def rate(self, seconds: float, *, now: Callable[[], float] = time.perf_counter) -> float:
         """FLOP/s, measured for about `seconds` by the clock `now`."""

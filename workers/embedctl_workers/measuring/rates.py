@@ -54,8 +54,7 @@ def mixed_load(encoder: ChunkEncoder) -> Load:
 
 
 def encoding_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
-    """Tokens/s of encoding a tokenised chunk repeatedly, for `seconds`; a ModelError if some of the texts can't be
-    encoded.
+    """Tokens/s of encoding a tokenised chunk repeatedly, for `seconds`; a ModelError if some texts can't be encoded.
 
     As in a worker, if the backend works ahead, the next chunk begins while the last batches of this one are awaited. If
     it joins batches, those of several chunks are joined.

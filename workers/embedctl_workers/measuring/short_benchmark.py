@@ -21,19 +21,14 @@ _HEAD = ("texts", "tokens a text", "texts/s", "tokens/s", "share of the matrix r
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How fast texts of one kind, of `tokens_per_text` in the mean, are encoded.
-
-    Attributes:
-        tokens_per_s: the rate of encoding texts that are tokenised already.
-        tokenised_per_s: the rate of tokenising alone, tokens/s.
-        share: of the matrix rate of the same round, 0 to 1; None if there is no matrix rate, or if the model's
-            operations are unknown.
-    """
+    """How fast texts of one kind, of `tokens_per_text` in the mean, are encoded."""
 
     name: str
     tokens_per_text: float
-    tokens_per_s: Spread
-    tokenised_per_s: Spread
+    tokens_per_s: Spread  #: the rate of encoding texts that are tokenised already
+    tokenised_per_s: Spread  #: the rate of tokenising alone, tokens/s
+    #: of the matrix rate of the same round, 0 to 1; None if there is no matrix rate, or if the model's operations are
+    #: unknown
     share: Spread | None
 
     @property

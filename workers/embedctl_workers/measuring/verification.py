@@ -23,20 +23,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The whole report.
-
-    Attributes:
-        about: model, class, backend, engine, precision and fingerprint.
-        place: device, driver, system and load, as they were before the measurements.
-        speed: None if the gate failed: the speed of wrong vectors does not matter.
-    """
+    """The whole report."""
 
     measured: datetime
-    about: Mapping[str, str]
-    place: Mapping[str, str]
+    about: Mapping[str, str]  #: model, class, backend, engine, precision and fingerprint
+    place: Mapping[str, str]  #: device, driver, system and load, as they were before the measurements
     versions: Mapping[str, str]
     accuracy: Report
-    speed: Benchmark | None
+    speed: Benchmark | None  #: None if the gate failed: the speed of wrong vectors does not matter
 
     @property
     def passed(self) -> bool:

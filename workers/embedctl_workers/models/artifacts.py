@@ -30,9 +30,7 @@ _EXPECTED = {"fingerprint", "recipe", "model", "engine", "graph", "accuracy", "r
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The model of an artefact by its fingerprint, and in `recipe` everything else that decides the contents, `kind`
-    included.
-    """
+    """The model of an artefact, and in `recipe` everything else that decides its contents, `kind` included."""
 
     fingerprint: str
     recipe: Mapping[str, str]
@@ -134,8 +132,7 @@ class ArtifactStore:
 def read_artifact(folder: Path) -> Artifact:
     """Read a folder and check every byte of it.
 
-    A ModelError if it is no artefact of this version, a file is not what its manifest says, or another user can write
-    to it.
+    A ModelError if it is no artefact of this version, a file is not what its manifest says, or others can write to it.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))

@@ -35,8 +35,7 @@ _NATIVE_FIELDS: Mapping[str, tuple[str, object]] = {
 
 
 def refuse_authors_code(file: str, config: Mapping[str, object]) -> None:
-    """Refuse (ModelError) a model whose vectors its author's code computes: without it, transformers may compute
-    others.
+    """Refuse (ModelError) a model that its author's code computes: without it, transformers may compute other vectors.
 
     `config` holds the contents of its `config.json`, which is at `file`.
     """

@@ -49,8 +49,7 @@ def read_request(request: Mapping[str, Any]) -> tuple[ModelFiles, Host, Path]:
 def run_build(module: str, request: Mapping[str, Any]) -> dict[str, Any]:
     """Run a module of `building/`, which fills an artefact's folder; its progress goes to the log.
 
-    Returns what the manifest is to say: the JSON object that the process ends with. A ModelError if that is an error,
-    or there is none.
+    Returns what the manifest is to say: the JSON object that the process ends with. A ModelError if it is an error.
     """
     with running(
         [sys.executable, "-m", module, json.dumps(request)],

@@ -26,21 +26,14 @@ BUILDERS = {
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """How an artefact is to be built.
+    """How an artefact is to be built."""
 
-    Attributes:
-        options: those of the hardware class, as :meth:`Backend.load` gets them.
-        exporter: makes the graph; one of :data:`embedctl_workers.backends.onnx.recipe.EXPORTERS`.
-        revision: the model's revision in the hub, for the manifest.
-        target: the kind of device to build for; empty for the device of this machine.
-        force: build the artefact even if it is in the cache.
-    """
-
+    #: those of the hardware class, as :meth:`Backend.load` gets them
     options: Mapping[str, Any] = field(default_factory=dict)
-    exporter: str = "own"
-    revision: str = ""
-    target: str = ""
-    force: bool = False
+    exporter: str = "own"  #: makes the graph; one of :data:`embedctl_workers.backends.onnx.recipe.EXPORTERS`
+    revision: str = ""  #: the model's revision in the hub, for the manifest
+    target: str = ""  #: the kind of device to build for; empty for the device of this machine
+    force: bool = False  #: build the artefact even if it is in the cache
 
 
 #: Finds an artefact of a model in the cache, or builds it. It raises SettingsError if the backend does not know the

@@ -58,8 +58,7 @@ def distrusted(path: Path) -> str:
 
 
 def keep(path: Path, data: bytes) -> None:
-    """Write or replace a file of the cache, so that no other user can write to it; raises OSError, or as
-    :func:`private_folder`.
+    """Write or replace a file of the cache, so that no other user can write to it; raises as :func:`private_folder`.
 
     A process that is killed meanwhile leaves the previous file, or none. A link at this path is replaced, and its
     target is not touched.
@@ -74,8 +73,7 @@ def make_readable(path: Path) -> None:
 
 
 def locked(path: Path, doing: str = "") -> AbstractContextManager[None]:
-    """Hold the lock of a file or folder of the cache, once nobody else does; `doing` is for the log, empty: it builds
-    it.
+    """Hold the lock of a file or folder of the cache, once nobody else does; `doing` is for the log (empty: builds it).
 
     An OSError if the lock's file is a link, which is not followed, or can't be made.
     """

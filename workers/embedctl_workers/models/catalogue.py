@@ -19,24 +19,16 @@ from embedctl_workers.models.prompts import prompts_of
 
 @dataclass(slots=True)
 class FoundModel:
-    """A model on this machine.
+    """A model on this machine."""
 
-    Attributes:
-        name: for `--model`.
-        found_in: where it was found, in words.
-        facts, folder: None if it can't be used.
-        problem: why it can't be used; empty if it can.
-        built: the artefacts of it, under whatever name they were built.
-        prompts: the names of its own prompts, if they were read.
-    """
-
-    name: str
-    found_in: str
+    name: str  #: for `--model`
+    found_in: str  #: where it was found, in words
     folder: Path | None = None
+    #: None if it can't be used
     facts: ModelFacts | None = None
-    problem: str = ""
-    built: list[Artifact] = field(default_factory=list)
-    prompts: tuple[str, ...] = ()
+    problem: str = ""  #: why it can't be used; empty if it can
+    built: list[Artifact] = field(default_factory=list)  #: the artefacts of it, under whatever name they were built
+    prompts: tuple[str, ...] = ()  #: the names of its own prompts, if they were read
 
 
 @dataclass(frozen=True, slots=True)

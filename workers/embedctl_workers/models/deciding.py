@@ -74,9 +74,7 @@ def module_folders(read: Callable[[str], Any], place: str) -> list[str]:
 
 
 def deciding(names: Collection[str], folders: Sequence[str]) -> list[str]:
-    """Those of a model's files that decide its vectors, sorted; the names are relative to its folder, `folders` its
-    modules'.
-    """
+    """Those of a model's files that decide its vectors, sorted; names are relative to its folder, like its modules'."""
     top = {name for name in names if "/" not in name and any(fnmatchcase(name, each) for each in DECIDING)}
     below = {name for name in names if any(name.startswith(f"{folder}/") for folder in folders)}
     return sorted(_loaded(top | below))
@@ -103,9 +101,7 @@ def refuse_adapters(place: str, names: Iterable[str]) -> None:
 
 
 def check_kinds(where: str, kinds: Sequence[object]) -> None:
-    """Refuse (ModelError) modules that are no part of sentence-transformers: some of its versions would run the model's
-    code.
-    """
+    """Refuse (ModelError) modules that are no part of sentence-transformers: some versions run the model's code."""
     foreign = [kind for kind in kinds if not (isinstance(kind, str) and kind.startswith(_KINDS))]
     if foreign:
         raise ModelError(

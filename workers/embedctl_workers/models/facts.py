@@ -20,20 +20,13 @@ _NO_LIMIT = 10**9
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A model's facts. None means that its files do not say.
-
-    Attributes:
-        longest_text: most tokens of a text, special ones included.
-        size: bytes of the files that decide its vectors.
-        architecture: such as `bert`.
-        modules: the kinds of its modules, in order; empty if it has only a transformer.
-    """
+    """A model's facts. None means that its files do not say."""
 
     dimensions: int | None
-    longest_text: int | None
-    size: int
-    architecture: str | None
-    modules: tuple[str, ...]
+    longest_text: int | None  #: most tokens of a text, special ones included
+    size: int  #: bytes of the files that decide its vectors
+    architecture: str | None  #: such as `bert`
+    modules: tuple[str, ...]  #: the kinds of its modules, in order; empty if it has only a transformer
 
 
 def facts_of(folder: Path) -> ModelFacts:
@@ -74,13 +67,11 @@ def _dimensions(kinds: list[str], folders: list[Path], config: dict[str, Any]) -
 
 
 def _cut(dimensions: int | None, folder: Path) -> int | None:
-    """The dimensions that are left of a vector."""
     kept = _json(folder / "config_sentence_transformers.json", {}).get("truncate_dim")
     return min((int(each) for each in (dimensions, kept) if each), default=None)
 
 
 def _ways(pooling: dict[str, Any]) -> int:
-    """How many ways of pooling are joined end to end."""
     modes = pooling.get("pooling_mode")
     if modes is not None:
         return 1 if isinstance(modes, str) else max(1, len(modes))
@@ -101,9 +92,7 @@ def _longest_text(transformer: Path, config: dict[str, Any]) -> int | None:
 
 
 def _json(path: Path, default: Any) -> Any:
-    """The contents of a file, a ValueError if they are of another kind than the default; the default if there is no
-    file.
-    """
+    """The contents of a file, a ValueError if they are of another kind than the default; the default without a file."""
     value = read_json(path)
     if value is None:
         return default

@@ -128,8 +128,7 @@ def _package_folder(source: str) -> Path | None:
 
 
 def cached_folder(source: str, revision: str) -> Path:
-    """The folder of a model in the hub's cache, at a branch, tag or commit; empty: the cache's `main`. Nothing is
-    downloaded.
+    """A model's folder in the hub's cache, at a branch, tag or commit; empty: the cache's `main`. Downloads nothing.
 
     ModelNotFound if it is not there, or not whole; MissingExtra if huggingface_hub is not installed.
     """

@@ -112,7 +112,6 @@ def _compute(files: ModelFiles, host: Host, path: Path) -> dict[str, Vectors]:
 
 
 def main() -> None:
-    """Run the command line."""
     import torch
     from sentence_transformers import SentenceTransformer
 

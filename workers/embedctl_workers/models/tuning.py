@@ -26,20 +26,14 @@ PADDED_BATCH_COST = 32
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The best settings found for a model and a hardware class on this kind of CPU and, if the class needs one, of GPU.
+    """The best settings found for a model and a hardware class on this kind of CPU and, if one is needed, of GPU."""
 
-    Attributes:
-        budgets: token budget by compute threads of a worker; none for a GPU, where memory decides it.
-        workers, threads: how many workers share the CPUs or the GPU, and how many compute threads each has.
-        cpus: how many CPUs the workers shared.
-        tokens_per_s: of all workers together.
-    """
-
-    budgets: Mapping[int, int]
+    budgets: Mapping[int, int]  #: token budget by compute threads of a worker; none for a GPU, where memory decides it
+    #: how many workers share the CPUs or the GPU, and how many compute threads each has
     workers: int
     threads: int
-    cpus: int
-    tokens_per_s: float
+    cpus: int  #: how many CPUs the workers shared
+    tokens_per_s: float  #: of all workers together
 
 
 def token_budget(hardware: HardwareClass, fingerprint: str, *, threads: int, cache: Path, default: int) -> int:

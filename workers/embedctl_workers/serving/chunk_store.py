@@ -31,11 +31,10 @@ _MOST_FAILURES = 8
 
 
 class ChunkStore:
-    """Tells Redis about held chunks, and waits for a Redis that is away, until `draining` is set: the worker is to
-    stop.
+    """Tells Redis about held chunks, and waits for a Redis that is away, until `draining` is set.
 
-    BrokerUnavailable says that Redis is away and the worker is to stop, BrokerRefused that Redis takes other writes,
-    and not this one.
+    It is set when the worker is to stop: then BrokerUnavailable. BrokerRefused: Redis takes other writes, and not this
+    one.
     """
 
     def __init__(

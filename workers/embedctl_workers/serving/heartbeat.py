@@ -67,7 +67,6 @@ class Heartbeat:
         return self._stop.is_set() or all(thread.is_alive() for thread in self._threads)
 
     def stop(self) -> None:
-        """Stop, and report that the worker has left."""
         self._stop.set()
         for thread in self._threads:
             thread.join(_LAST_ROUND_S if thread.name == "reaper" else None)

@@ -12,35 +12,24 @@ from embedctl.store import Doubts
 
 @dataclass(slots=True)
 class Held:
-    """A leased chunk.
-
-    Attributes:
-        token: of the claim.
-        model: the name under which its job asks for it.
-        attempt: how often the chunk was claimed, this claim included; 0 before that is known.
-        unwanted: set when its job has ended or was cancelled.
-        rest_s: how long its thread rests after it (seconds).
-        doubts: what earlier owners could not do with it.
-        row: the row that its careful encode is at, if the worker was well before that row; else None.
-        moving_since: when its encode last made progress, by the monotonic clock; None while it does not encode.
-        on_device: whether it has batches on the device, or waits there for other chunks: their progress counts too.
-    """
+    """A leased chunk."""
 
     job_id: str
     chunk: int
-    token: str
-    model: str
-    attempt: int = 0
-    rest_s: float = 0.0
-    doubts: Doubts | None = None
-    row: int | None = None
-    unwanted: threading.Event = field(default_factory=threading.Event)
+    token: str  #: of the claim
+    model: str  #: the name under which its job asks for it
+    attempt: int = 0  #: how often the chunk was claimed, this claim included; 0 before that is known
+    rest_s: float = 0.0  #: how long its thread rests after it (seconds)
+    doubts: Doubts | None = None  #: what earlier owners could not do with it
+    row: int | None = None  #: the row that its careful encode is at, if the worker was well before that row; else None
+    unwanted: threading.Event = field(default_factory=threading.Event)  #: set when its job has ended or was cancelled
+    #: when its encode last made progress, by the monotonic clock; None while it does not encode
     moving_since: float | None = None
+    #: whether it has batches on the device, or waits there for other chunks: their progress counts too
     on_device: bool = False
 
     @property
     def fields(self) -> dict[str, object]:
-        """The fields of each log line about it."""
         fields: dict[str, object] = {"job": self.job_id, "chunk": self.chunk}
         return {**fields, "attempt": self.attempt} if self.attempt else fields
 
@@ -59,17 +48,14 @@ class InHand:
         self.progressed_ms = 0
 
     def take(self, held: Held) -> None:
-        """Begin to hold a chunk."""
         with self._lock:
             self._held[held.token] = held
 
     def drop(self, held: Held) -> None:
-        """Hold a chunk no longer."""
         with self._lock:
             self._held.pop(held.token, None)
 
     def all(self) -> list[Held]:
-        """The chunks that are held at this moment."""
         with self._lock:
             return list(self._held.values())
 

@@ -31,7 +31,6 @@ class Isolation:
             self._changed.notify_all()
 
     def has_others(self) -> bool:
-        """Whether another thread is in it, besides the calling one."""
         with self._changed:
             return self._inside > 1
 

@@ -167,7 +167,6 @@ class _Served:
     accuracy: str
 
     def as_served(self, speed: Speed, *, spelling_of: str) -> ServedModel:
-        """What the heartbeat says about it under one of its names."""
         backend = self.encoder.backend
         return ServedModel(
             fingerprint=backend.fingerprint,

@@ -108,7 +108,6 @@ def configure(log_format: str, level: str, *, worker: str = "") -> None:
 
 
 def set_worker(name: str) -> None:
-    """Name this worker in every later line."""
     for handler in _ours():
         handler.fields.worker = name
 

@@ -72,7 +72,6 @@ class CheckingConsumer(Consumer):
             self.hub.call_soon(self._send_events_later)
 
     def shutdown(self) -> None:
-        """Send the last events, then end."""
         self._flush_events()
         super().shutdown()
 

@@ -104,7 +104,6 @@ class ChunkRunner:
         self._is_kept_apart = lru_cache(maxsize=256)(self._has_other_files)
 
     def warm_up(self) -> None:
-        """Do the one-time work of threads that chunks share."""
         self._encoding.warm_up([each.backend for each in self._encoders.values()])
 
     def run(self, model: str, ticket: Ticket) -> None:
@@ -195,9 +194,7 @@ class ChunkRunner:
             self._returned.extend(ticket for _, ticket in over)
 
     def _run(self, held: Held, ticket: Ticket, joined: list[_Joined], over: list[_Over]) -> None:
-        """Do what a ticket says. `joined` gets chunks that were claimed with its own, `over` the ticket once its chunk
-        has ended.
-        """
+        """Do what a ticket says. `joined` gets chunks claimed with its own, `over` the ticket if its chunk ends."""
         rest_s = self._doubted.pass_on(held.job_id, held.chunk, partial(self._others, ticket.queue))
         if rest_s is not None:
             held.rest_s = rest_s
@@ -220,9 +217,7 @@ class ChunkRunner:
         self._finish(claimed, ticket, over, share)
 
     def _claim(self, held: Held) -> tuple[JobStatus, Claim]:
-        """Claim a chunk. The facts of a job that is not known come with the answer. _NotForMe if another worker may
-        take it.
-        """
+        """Claim a chunk, with the facts of a job that is not known; _NotForMe if another worker may take it."""
         asked: dict[str, Any] = {
             "token": held.token,
             "instance": self._instance,
@@ -352,7 +347,6 @@ class ChunkRunner:
         return max(0, now_ms - sent_ms) / 1000 if type(sent_ms) is int and 0 < sent_ms < 2 * now_ms else None
 
     def _others(self, queue: str) -> bool:
-        """Whether other workers take tickets from this queue."""
         return self._broker.workers.count(queue) > 1
 
     def _ask_another(self, job: JobStatus, held: Held, encoded: EncodedChunk) -> None:

@@ -78,8 +78,7 @@ def rest_s(unsure: Streak, encoded: EncodedChunk) -> float:
 
 
 def counts(encoded: EncodedChunk, doubts: Doubts | None, me: str, others: Callable[[], bool]) -> bool:
-    """Whether the rows that this worker, the instance `me`, could not encode, although it tried each twice, fail for
-    good.
+    """Whether the rows that this worker, instance `me`, could not encode, although it tried each twice, fail for good.
 
     `others` tells whether there are other workers; called only if that decides.
     """

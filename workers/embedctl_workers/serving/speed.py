@@ -41,7 +41,6 @@ class Speed:
     sustained_tokens_per_s: float = 0.0
 
     def after(self, work: Work, seconds: float) -> Speed:
-        """The speed after some more work."""
         tokens, positions = work.tokens, work.positions
         known = self.sustained_tokens_per_s
         sustained = tokens / seconds if tokens >= min(_LARGE, known or _LARGE) else known

@@ -84,7 +84,6 @@ class Place(ABC):
         """See whether the process is ready."""
 
     def _on_exit(self, status: int) -> None:
-        """The process has ended, and was not told to."""
         self.release(status)
         how, restarts = how_it_ended(status), self.restarts
         pause = restarts.on_exit(status, time.monotonic())
@@ -194,7 +193,6 @@ class GatewayPlace(Place):
         """Nothing: it says that it is ready."""
 
     def _spoken(self) -> tuple[subprocess.Popen[str], IO[str]]:
-        """A process, and the lines that it prints."""
         process = processes.start(
             self._command, stderr=subprocess.PIPE, text=True, errors="replace", env=self._environment
         )

@@ -23,10 +23,8 @@ Advice = Callable[[str, Sequence[str], frozenset[int], Accelerator | None], int]
 
 @dataclass(frozen=True, slots=True)
 class PlannedWorker:
-    """A worker to start, on CPUs with a number of compute threads, and on a GPU or Neuron core that `sharing` workers
-    share.
-
-    If `metrics_address` is empty, it serves no metrics.
+    """A worker to start: where, and how many (`sharing`) share its accelerator. If `metrics_address` is empty, it
+    serves none.
     """
 
     hardware: str
@@ -38,7 +36,6 @@ class PlannedWorker:
 
     @property
     def pinned(self) -> Pinned:
-        """The devices that it will be pinned to."""
         return Pinned(self.cpus.cpus, self.cpus.threads, self.accelerator, self.sharing)
 
     @property
@@ -61,20 +58,16 @@ class PlannedWorker:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """The environment variables that only this worker gets."""
         return {f"{ENV_PREFIX}METRICS_ADDRESS": self.metrics_address} if self.metrics_address else {}
 
     @property
     def command(self) -> str:
-        """The command that starts it by hand."""
         return _by_hand(self.environment, "worker", *self.arguments)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedGateway:
-    """A gateway beside the workers: where it listens, the model of calls that name none, and the class that it uses, or
-    `auto`.
-    """
+    """A gateway beside the workers: where it listens, the model of calls that name none, its class, or `auto`."""
 
     address: str
     model: str
@@ -82,12 +75,10 @@ class PlannedGateway:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """The environment variables that only the gateway gets."""
         return {f"{ENV_PREFIX}HARDWARE": self.hardware, f"{ENV_PREFIX}MODEL": self.model}
 
     @property
     def command(self) -> str:
-        """The command that starts it by hand."""
         return _by_hand(self.environment, "gateway")
 
 
@@ -100,7 +91,6 @@ class Plan:
     gateway: PlannedGateway | None = None
 
     def __str__(self) -> str:
-        """A table with a line for each worker, and one for the gateway."""
         rows = [("class", "device", "cpus", "threads", "models", "command")]
         for worker in self.workers:
             pinned = worker.pinned

@@ -15,49 +15,38 @@ HOPELESS = frozenset({ExitStatus.USAGE, ExitStatus.NOT_FOUND, ExitStatus.INACCUR
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How a supervisor restarts and stops workers.
+    """How a supervisor restarts and stops workers."""
 
-    Attributes:
-        first_s, longest_s: the pause before a restart (seconds); it doubles from death to death.
-        stable_s: a worker that was ready for this long is stable (seconds): the next pause is the first again.
-        starts: how many deaths before the worker was ready, in a row, make the supervisor give it up.
-        drain_s: how long workers may take to finish their chunk before they are killed (seconds).
-    """
-
+    #: the pause before a restart (seconds); it doubles from death to death
     first_s: float = 1.0
     longest_s: float = 60.0
+    #: a worker that was ready for this long is stable (seconds): the next pause is the first again
     stable_s: float = 30.0
-    starts: int = 5
-    drain_s: float = 600.0
+    starts: int = 5  #: how many deaths before the worker was ready, in a row, make the supervisor give it up
+    drain_s: float = 600.0  #: how long workers may take to finish their chunk before they are killed (seconds)
 
 
 class Restarts:
     """The restarts of one place. Times are seconds of one clock.
 
     Unless it `gives_up`, a worker is restarted after any death.
-
-    Attributes:
-        next_at: when the next process may start.
-        ready_at: when the current process became ready; None before that.
-        failed_starts: deaths in a row before the worker was ready, without those that only Redis was to blame for.
-        given_up: the exit status of the last process, if the worker is not restarted; else None.
     """
 
     def __init__(self, pace: Pace, *, gives_up: bool = True) -> None:
         self._pace = pace
         self._gives_up = gives_up
         self._deaths = 0
-        self.next_at = 0.0
-        self.ready_at: float | None = None
+        self.next_at = 0.0  #: when the next process may start
+        self.ready_at: float | None = None  #: when the current process became ready; None before that
+        #: deaths in a row before the worker was ready, without those that only Redis was to blame for
         self.failed_starts = 0
+        #: the exit status of the last process, if the worker is not restarted; else None
         self.given_up: int | None = None
 
     def on_start(self) -> None:
-        """A process was started."""
         self.ready_at = None
 
     def on_ready(self, now: float) -> None:
-        """The process takes chunks."""
         self.ready_at = now
         self.failed_starts = 0
 

@@ -53,10 +53,9 @@ class Supervisor:
         self._said_ready = False
 
     def run(self) -> None:
-        """Look after the workers until SIGTERM or Ctrl-C. Call it in the main thread.
+        """Look after the workers until SIGTERM or Ctrl-C, then drain them. Call it in the main thread.
 
-        A WorkerError if every worker is given up, with a worker's exit status. What `check` raises is raised once the
-        workers are drained.
+        A WorkerError if every worker is given up, with a worker's exit status; or what `check` raises.
         """
         with _Signals() as signals:
             try:

@@ -39,9 +39,7 @@ class AttentionPlan:
 
 
 class Varlen:
-    """torch's attention over packed texts, 16 bits (`torch.nn.attention.varlen.varlen_attn`): kernels of
-    FlashAttention.
-    """
+    """torch's attention over packed texts, 16 bits: FlashAttention's kernels (`torch.nn.attention.varlen`)."""
 
     #: For people.
     NAME: ClassVar[str] = "varlen"
@@ -140,9 +138,7 @@ def attention_for(device: Gpu, dtype: torch.dtype, heads: int, size: int) -> Att
 
 
 def _difference(attention: Attention, device: torch.device, dtype: torch.dtype, heads: int, size: int) -> float:
-    """The largest difference of an attention from the plain one, on three texts of odd lengths; inf for a value that is
-    not finite.
-    """
+    """The largest difference of an attention from the plain one, on three texts of odd lengths; inf if not finite."""
     offsets = np.array([0, 37, 38, 139])
     generator = torch.Generator().manual_seed(0)
     qkv = torch.randn(139, 3, heads, size, generator=generator).to(device, dtype)

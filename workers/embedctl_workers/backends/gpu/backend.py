@@ -174,7 +174,6 @@ class TorchGpuBackend(SentenceModel):
         run_warm_up_batches(self)
 
     def remember_budget(self, tokens: int) -> None:
-        """Begin with this token budget at the next start."""
         self._limit.save(tokens)
 
     def close(self) -> None:

@@ -59,32 +59,27 @@ class Gpu:
         sharing: how many workers share it, this one included. torch then takes no more memory than this worker's part,
             so a batch that is too large fails here, and not in another worker. A SettingsError if the memory is too
             small for so many.
-
-    Attributes:
-        memory: its total memory in bytes.
-        dtypes: the 16-bit types that it computes in, the more exact one first.
-        varlen: whether torch's attention over packed texts may be tried on it.
     """
 
     def __init__(self, sharing: int = 1) -> None:
         facts = torch.cuda.get_device_properties(0)
         self.device = torch.device("cuda", 0)
         self.name = str(facts.name)
-        self.memory = int(facts.total_memory)
+        self.memory = int(facts.total_memory)  #: its total memory in bytes
         self._part = part_of(self.memory, sharing)
         if sharing > 1:
             torch.cuda.set_per_process_memory_fraction(self._part / self.memory, self.device)
         bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        #: the 16-bit types that it computes in, the more exact one first
         self.dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16) if bf16 else (torch.float16,)
         # FlashAttention needs compute capability 8.0. On an AMD GPU, a trial shows whether it works.
+        #: whether torch's attention over packed texts may be tried on it
         self.varlen = torch.version.hip is not None or facts.major >= 8
 
     def stream(self) -> Stream:
-        """A new stream."""
         return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch has no types for it
 
     def event(self) -> Event:
-        """A new event, not recorded yet."""
         # Blocking: a thread that waits leaves the CPU to the tokenisers.
         return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # as above
 
@@ -149,11 +144,9 @@ class Gpu:
         return graph
 
     def synchronize(self) -> None:
-        """Wait for everything."""
         torch.cuda.synchronize(self.device)
 
     def empty_cache(self) -> None:
-        """Release memory that is held but not used."""
         torch.cuda.empty_cache()
 
 

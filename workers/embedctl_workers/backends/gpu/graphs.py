@@ -123,7 +123,6 @@ class _Buffers:
         self._result = like.new_empty(most, like.shape[1], dtype=torch.float32)
 
     def fill(self, arrays: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copy a batch's arrays; returns the copies."""
         return {name: self._arrays[name][: len(array)].copy_(array) for name, array in arrays.items()}
 
     def result(self, bucket: Bucket) -> torch.Tensor:

@@ -28,8 +28,7 @@ CONTEXT_BYTES = 512 << 20
 
 
 def part_of(total: int, workers: int) -> int:
-    """Bytes that torch may take in each of the workers that share a device of `total` bytes; a SettingsError if that is
-    none.
+    """Bytes of a device's `total` that torch may take in each of the workers that share it; a SettingsError if none.
 
     A part of the total memory, not of the free memory: so it is the same for the worker that loads first, for the one
     that loads last, and for one that is restarted while the others hold their parts.

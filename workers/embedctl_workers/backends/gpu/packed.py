@@ -169,7 +169,6 @@ class _Stack:
         self._layers = [_Layer(layer, weights, attention, device, dtype) for layer in weights.layers]
 
     def widened(self, attention: Attention) -> _Stack:
-        """The same in float32."""
         other = copy.copy(self)
         other._layers = [layer.widened(attention) for layer in self._layers]
         return other

@@ -43,7 +43,6 @@ def choose(candidates: Sequence[torch.dtype], references: Vectors, encode: Calla
 
 
 def forced(dtype: str) -> Choice:
-    """The choice of the type with this name."""
     return Choice(DTYPES[dtype], dtype)
 
 

@@ -85,9 +85,7 @@ class NeuronBackend(GraphBackend):
         return positions_of(lengths, self._traces.buckets, self._traces.batch)
 
     def warm_up(self) -> None:
-        """Run every trace, and check that neither padding nor neighbouring rows change a vector; a ModelError if they
-        do.
-        """
+        """Run every trace; a ModelError if padding or neighbouring rows change a vector."""
         check_padding(self._name, self._traces.buckets, self._traces.batch, self.tokenize, self._run)
 
     def close(self) -> None:
@@ -95,9 +93,7 @@ class NeuronBackend(GraphBackend):
         self._modules = {}
 
     def _run(self, tokens: Tokens, rows: Rows, bucket: int) -> Vectors:
-        """Vectors of some of the texts, rows × dim, for at most as many rows as a run has; DeviceLost if the core is
-        lost.
-        """
+        """Vectors of some texts, rows × dim, at most as many as a run has rows; DeviceLost if the core is lost."""
         # Rows without any token would not do: their softmax is NaN, and Neuron fails a whole run for one NaN.
         filled = np.concatenate([rows, np.repeat(rows[:1], self._traces.batch - len(rows))])
         batch = self._inputs.batch(tokens, filled, bucket)
@@ -114,7 +110,6 @@ class NeuronBackend(GraphBackend):
 
 
 def engine_of(traces: Traces) -> str:
-    """The software that executes a model, in words for people."""
     shortest, longest = traces.buckets[0], traces.buckets[-1]
     return (
         f"{RUNTIME} {version_of(RUNTIME)}, {len(traces.buckets)} traces of {traces.batch} × {shortest}–{longest} tokens"

@@ -18,19 +18,12 @@ _CASTS = ("matmult", "none")
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
-    """How a model is traced.
+    """How a model is traced."""
 
-    Attributes:
-        buckets: lengths in tokens, ascending; empty: 32, 64, 128 and so on.
-        batch: rows of every run of the device.
-        auto_cast: the operations that are computed in bf16: `matmult`, or `none`.
-        target: the instance family; empty: this machine's.
-    """
-
-    buckets: Sequence[int] = ()
-    batch: int = 16
-    auto_cast: str = "matmult"
-    target: str = ""
+    buckets: Sequence[int] = ()  #: lengths in tokens, ascending; empty: 32, 64, 128 and so on
+    batch: int = 16  #: rows of every run of the device
+    auto_cast: str = "matmult"  #: the operations that are computed in bf16: `matmult`, or `none`
+    target: str = ""  #: the instance family; empty: this machine's
 
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> TraceOptions:
@@ -50,7 +43,6 @@ class TraceOptions:
 
     @property
     def flags(self) -> list[str]:
-        """The compiler's flags."""
         flags = ["--model-type", "transformer", "--auto-cast", self.auto_cast]
         # Without --auto-cast the type alone changes nothing.
         return flags if self.auto_cast == "none" else [*flags, "--auto-cast-type", "bf16"]

@@ -31,9 +31,7 @@ NEURON = "neuron"
 
 
 def wanted(files: ModelFiles, options: TraceOptions, target: str) -> Wanted:
-    """The artefact for a target; MissingExtra if torch_neuronx is not installed, a SettingsError as of
-    :func:`core_flags`.
-    """
+    """The artefact for a target; MissingExtra if torch_neuronx is not installed. Raises as :func:`core_flags`."""
     runtime = version_of(RUNTIME)
     if not runtime:
         raise MissingExtra("neuron", "backend 'neuron'")

@@ -85,9 +85,7 @@ def require_device() -> None:
 
 
 def machine_target() -> str:
-    """The target of this machine's own traces, one of :data:`TARGETS`; a WorkerError if its name is not such an
-    instance's.
-    """
+    """The target of this machine's traces, one of :data:`TARGETS`; a WorkerError if its name is not an instance's."""
     try:
         product = _PRODUCT.read_text(encoding="utf-8").strip()
     except OSError:

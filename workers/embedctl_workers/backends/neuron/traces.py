@@ -12,9 +12,7 @@ _FILE = "traces.json"
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """The traces in a folder: each takes `inputs` in order, and has `batch` rows; `buckets` are their lengths,
-    ascending.
-    """
+    """The traces in a folder: each takes `inputs` in order, and `batch` rows; `buckets`, their lengths, ascend."""
 
     inputs: Sequence[str]
     buckets: Sequence[int]
@@ -22,14 +20,11 @@ class Traces:
 
     @classmethod
     def read(cls, folder: Path) -> Traces:
-        """Read the list from an artefact's folder."""
         return cls(**json.loads((folder / _FILE).read_text(encoding="utf-8")))
 
     def write(self, folder: Path) -> None:
-        """Write the list into an artefact's folder."""
         (folder / _FILE).write_text(json.dumps(asdict(self), indent=2), encoding="utf-8")
 
 
 def trace_file(folder: Path, bucket: int) -> Path:
-    """The file of the trace for a length."""
     return folder / f"bucket-{bucket}.pt"

@@ -130,9 +130,7 @@ class WholeModel(torch.nn.Module):
 
 
 def pooling_excludes_prompt(model: SentenceTransformer, files: ModelFiles) -> bool:
-    """Whether pooling leaves out the tokens of the prompt; a ModelError if it does, and also weights tokens by
-    position.
-    """
+    """Whether pooling leaves out the tokens of the prompt; a ModelError if it also weights tokens by position."""
     pooling = [part for part in model if getattr(part, "include_prompt", True) is False]
     for part in pooling:
         modes = getattr(part, "pooling_mode", "")

@@ -72,7 +72,6 @@ def describe(graph: Path) -> dict[str, Any]:
 
 
 def operators_of(graph: Path) -> dict[str, int]:
-    """The operators of a graph with their counts."""
     model = onnx.load(graph, load_external_data=False)
     return dict(sorted(Counter(node.op_type for node in model.graph.node).items()))
 

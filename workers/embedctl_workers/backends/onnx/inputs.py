@@ -30,32 +30,21 @@ Batch = Mapping[str, np.ndarray[Any, Any]]
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The facts about a model that its graph does not hold.
-
-    Attributes:
-        max_tokens: most tokens of a text, special ones included.
-        keep: the end of an over-long text that is kept.
-        fillers: input → its padding value.
-        prompt: put before each text if the job sets no prompt.
-        excludes_prompt: whether pooling leaves out the prompt's tokens; the graph then has an input with a mask.
-        special_ids: the tokenizer's, sorted.
-    """
+    """The facts about a model that its graph does not hold."""
 
     dim: int
-    max_tokens: int
-    keep: Literal["left", "right"]
-    fillers: Mapping[str, int]
-    prompt: str
-    excludes_prompt: bool
-    special_ids: Sequence[int]
+    max_tokens: int  #: most tokens of a text, special ones included
+    keep: Literal["left", "right"]  #: the end of an over-long text that is kept
+    fillers: Mapping[str, int]  #: input → its padding value
+    prompt: str  #: put before each text if the job sets no prompt
+    excludes_prompt: bool  #: whether pooling leaves out the prompt's tokens; the graph then has an input with a mask
+    special_ids: Sequence[int]  #: the tokenizer's, sorted
 
     @classmethod
     def read(cls, folder: Path) -> ModelFacts:
-        """Read the facts from an artefact's folder."""
         return cls(**json.loads((folder / MODEL).read_text(encoding="utf-8")))
 
     def to_json(self) -> str:
-        """The facts as JSON, for the artefact's folder."""
         return json.dumps(asdict(self), indent=2, ensure_ascii=False)
 
 

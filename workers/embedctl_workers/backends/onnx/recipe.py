@@ -50,7 +50,6 @@ def onnxruntime_version(needed_for: str) -> str:
 
 
 def _build_kind(kind: str, files: ModelFiles, host: Host, how: BuildOptions) -> Artifact:
-    """See :class:`embedctl_workers.models.builders.Builder`."""
     if how.target:
         raise SettingsError(f"backend {kind!r} runs on the machine at hand: leave --target {how.target} out")
     if how.options.get("provider", "cpu") != "cpu":

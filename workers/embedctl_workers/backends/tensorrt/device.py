@@ -15,8 +15,7 @@ from embedctl_workers.backends.gpu.device import Event, open_gpu, watched
 
 
 class CudaDevice:
-    """The first GPU that torch sees, with one stream: all work requested here is done in it, in the order of the
-    requests.
+    """The first GPU that torch sees, with one stream: all work requested here is done in it, in the order requested.
 
     `name` is its model, such as `NVIDIA A10G`, `capability` its compute capability, such as `8.6`, and `stream` the
     handle that the vendor's functions take. A WorkerError if this torch sees no usable GPU, or is built for AMD's GPUs.
@@ -66,5 +65,4 @@ class CudaDevice:
         return event
 
     def wait(self) -> None:
-        """Wait until all requested work is done."""
         self._stream.synchronize()

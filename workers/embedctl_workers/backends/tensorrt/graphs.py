@@ -110,9 +110,7 @@ def _settle_squeezes(graph: Any) -> None:
 
 
 def _count_in_fp32(graph: Any) -> None:
-    """Cast cumulative sums of integers to fp32, exact for the tokens of any text: TensorRT sums only floating-point
-    numbers.
-    """
+    """Cast cumulative sums of integers to fp32, exact for any text's tokens: TensorRT sums no integers."""
     kinds = {node.output[0]: _cast_to(node) for node in graph.node}
     for node in list(graph.node):
         kind = kinds.get(node.input[0]) if node.op_type == "CumSum" else None

@@ -58,7 +58,6 @@ class PlanOptions:
 
 
 def profiles_of(folder: Path, options: PlanOptions) -> list[Profile]:
-    """The profiles of the model whose facts are in a folder."""
     return profiles_for(ModelFacts.read(folder).max_tokens, options.batch_tokens)
 
 

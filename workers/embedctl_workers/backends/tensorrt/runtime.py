@@ -21,9 +21,7 @@ _INSTALL = "install tensorrt with its libraries from the vendor's index (docs/te
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The package and the device that plans are built and run with, and the package's logger, which keeps the last
-    errors.
-    """
+    """The package and the device that plans are built and run with; the package's logger keeps the last errors."""
 
     trt: Any  # it has no types
     device: CudaDevice
@@ -31,12 +29,10 @@ class Runtime:
 
     @property
     def version(self) -> str:
-        """The full version of the vendor's package."""
         return str(self.trt.__version__)
 
     @property
     def last_errors(self) -> str:
-        """The errors that it logged last, for messages."""
         return "; ".join(self.log.errors) or "TensorRT does not say why"
 
 

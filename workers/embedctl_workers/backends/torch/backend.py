@@ -37,8 +37,7 @@ CpuEngine = Callable[[Tokens, Rows], torch.Tensor]
 class SentenceModel(Backend):
     """A sentence-transformers model in fp32 on the CPU, and its tokenizer: the base of the backends that run on torch.
 
-    Texts are tokenised once, unpadded. A model that can't be loaded, or is not a text model with a fast tokenizer, is a
-    ModelError.
+    Texts are tokenised once, unpadded. A ModelError if it can't be loaded, or is no text model with a fast tokenizer.
     """
 
     def __init__(self, files: ModelFiles, host: Host) -> None:
@@ -143,8 +142,7 @@ class TorchBackend(SentenceModel):
 
 
 class TorchBf16Backend(TorchBackend):
-    """The same with matrix products in bf16, on CPUs that have instructions for them (else a ModelError). Sums stay in
-    fp32.
+    """The same with matrix products in bf16, on CPUs that have instructions for them (else a ModelError); sums in fp32.
 
     Models of the BERT family also keep LayerNorm, GELU and softmax in fp32; others compute as torch's autocast does.
     """

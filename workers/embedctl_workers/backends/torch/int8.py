@@ -33,9 +33,7 @@ class NotInt8(Exception):
 
 
 class TorchInt8Backend(TorchBackend):
-    """As :class:`TorchBackend`, with the matrix products of the layers, and attention, in int8; raises NotInt8 or
-    ModelError.
-    """
+    """As :class:`TorchBackend`, with the layers' products, and attention, in int8; raises NotInt8 or ModelError."""
 
     OPTIONS: ClassVar[tuple[str, ...]] = ()
 
@@ -61,9 +59,7 @@ class TorchInt8Backend(TorchBackend):
 
 
 def compile_all(host: Host) -> None:
-    """Compile what the engine needs into the cache; raises ModelError, OSError or subprocess.SubprocessError if that
-    fails.
-    """
+    """Compile what the engine needs into the cache; raises one of :data:`NOT_COMPILED` if that fails."""
     Int8Library(host, FLAGS)
     load_kernels(host)
 

@@ -40,8 +40,8 @@ class Retry(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file of `size` bytes as the hub lists it. Its name, relative to the model's folder, is checked: it leads
-    nowhere else.
+    """A file of `size` bytes as the hub lists it. Its name, relative to the model's folder, leads nowhere else:
+    checked.
 
     `digest` is the sha256 of a large file (Git LFS), else the sha1 of its Git blob; the cache names the file so.
     """

@@ -48,5 +48,4 @@ class Progress:
 
 
 def megabytes(size: float) -> str:
-    """A size in bytes, for people."""
     return f"{size / 1e6:,.1f} MB"

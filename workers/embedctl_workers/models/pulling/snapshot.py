@@ -65,7 +65,6 @@ class Snapshots:
         return blob.with_name(blob.name + _PART)
 
     def accept(self, file: HubFile) -> None:
-        """Give a file that is whole and checked its name."""
         durable.publish(self.part(file), self.blob(file))
 
     def link(self, listing: Listing, names: Iterable[str]) -> Path:

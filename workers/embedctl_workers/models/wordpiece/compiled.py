@@ -45,7 +45,6 @@ class _Vocabulary(ctypes.Structure):
 
 
 def load_library(path: Path) -> ctypes.CDLL:
-    """The shared object made from `wordpiece.c`; an OSError if it can't be loaded."""
     library = ctypes.CDLL(str(path), mode=os.RTLD_NOW)
     library.fill.restype = library.odd_words.restype = ctypes.c_int64
     library.tokenise.restype = None
@@ -123,7 +122,6 @@ class CompiledWordPiece:
 
 
 def _classes(rules: Rules) -> npt.NDArray[np.uint8]:
-    """Of each byte."""
     classes = np.full(256, _OTHER, np.uint8)
     classes[list(b" \t\n\r")] = _SPACE
     classes[list(string.punctuation.encode())] = _PUNCTUATION

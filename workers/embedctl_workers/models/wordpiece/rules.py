@@ -17,26 +17,17 @@ class NotSupported(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a WordPiece tokenizer does with a text.
+    """What a WordPiece tokenizer does with a text."""
 
-    Attributes:
-        lowercase: whether the case of letters is ignored.
-        vocabulary: piece → id.
-        prefix: what a piece that continues a word begins with.
-        longest: a word of more characters is unknown.
-        unknown: the id of a word that has no pieces.
-        before, after: ids before and behind each text.
-        added: contents of the tokens that are found in a text before it is cut into words.
-    """
-
-    lowercase: bool
-    vocabulary: Mapping[str, int]
-    prefix: str
-    longest: int
-    unknown: int
+    lowercase: bool  #: whether the case of letters is ignored
+    vocabulary: Mapping[str, int]  #: piece → id
+    prefix: str  #: what a piece that continues a word begins with
+    longest: int  #: a word of more characters is unknown
+    unknown: int  #: the id of a word that has no pieces
+    #: ids before and behind each text
     before: Sequence[int]
     after: Sequence[int]
-    added: Sequence[str]
+    added: Sequence[str]  #: contents of the tokens that are found in a text before it is cut into words
 
 
 def rules_of(tokenizer: Mapping[str, Any]) -> Rules:

@@ -32,9 +32,7 @@ _CLOSE, _ROUGH = 1e-4, 0.03
 
 
 def fp32_layers(weights: Weights, kernels: Kernels, host: Host, *, plain: bool = False) -> LayerKind:
-    """Layers within the bounds of fp32: the split products of AMX where they are faster here than torch's; never if
-    `plain`.
-    """
+    """Layers within the bounds of fp32: AMX's split products where they beat torch's here, and never if `plain`."""
     usual = plain_layers(fastest_linear(weights.layers[0].up.weight.detach().float()), kernels)
     if plain:
         return usual

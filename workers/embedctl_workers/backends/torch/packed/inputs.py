@@ -36,17 +36,11 @@ def packable(model: SentenceTransformer) -> tuple[Weights, list[torch.nn.Module]
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Texts side by side.
+    """Texts side by side."""
 
-    Attributes:
-        ids: int64, one per token.
-        positions: int64, one per token: its row in the table of position embeddings.
-        offsets: int64, one more than texts: the begin of each text, then the end of the last one.
-    """
-
-    ids: Rows
-    positions: Rows
-    offsets: Rows
+    ids: Rows  #: int64, one per token
+    positions: Rows  #: int64, one per token: its row in the table of position embeddings
+    offsets: Rows  #: int64, one more than texts: the begin of each text, then the end of the last one
 
 
 def packed_texts(tokens: Tokens, rows: Rows, weights: Weights) -> Packed:

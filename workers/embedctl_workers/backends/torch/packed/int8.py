@@ -138,7 +138,6 @@ class Int8Layer:
 
 
 def int8_layers(calls: Int8Library) -> LayerKind:
-    """Layers in int8."""
     return LayerKind("int8, VNNI", lambda layer, weights: Int8Layer(layer, weights.heads, calls))
 
 
@@ -149,5 +148,4 @@ def fits_int8(weights: Weights) -> bool:
 
 
 def up_to(size: int, multiple: int) -> int:
-    """The least multiple that is not below a size."""
     return -(-size // multiple) * multiple

@@ -21,17 +21,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Where the texts of a batch lie in its matrices.
+    """Where the texts of a batch lie in its matrices."""
 
-    Attributes:
-        offsets: int64, one more than texts: the first row of each text, then the end of the last one.
-        order: int64: the texts, longest first. Threads take them in this order, so that none begins the longest last.
-        longest: tokens of the longest text.
-    """
-
-    offsets: torch.Tensor
+    offsets: torch.Tensor  #: int64, one more than texts: the first row of each text, then the end of the last one
+    #: int64: the texts, longest first. Threads take them in this order, so that none begins the longest last.
     order: torch.Tensor
-    longest: int
+    longest: int  #: tokens of the longest text
 
     @classmethod
     def at(cls, offsets: Rows) -> Self:

@@ -169,8 +169,7 @@ class _TileLayer:
 
 
 class TileAttention:
-    """Attention on tiles, over heads that fill them; `head` is the size of one in the model, `parts` as
-    :func:`tile_layers`.
+    """Attention on tiles, over heads that fill them; `head` is one's size in the model, `parts` as :func:`tile_layers`.
 
     `width` is that of all heads together, each filled up to whole tiles.
     """

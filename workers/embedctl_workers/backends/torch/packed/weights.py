@@ -34,25 +34,19 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights of a packed encoder.
+    """The weights of a packed encoder."""
 
-    Attributes:
-        words: float32, vocabulary × hidden.
-        places: float32, positions × hidden; includes the embedding of token type 0, the type of every token of a single
-            text, if the model has token types.
-        norm: applied to the sum of both.
-        padding_id: the padding token's id for RoBERTa, which numbers positions from this id + 1 and skips padding
-            tokens, even inside a text; None: positions are 0, 1, 2, …
-        activation: of the feed-forward; None: exact GELU.
-    """
-
-    words: torch.Tensor
+    words: torch.Tensor  #: float32, vocabulary × hidden
+    #: float32, positions × hidden; includes the embedding of token type 0, the type of every token of a single text, if
+    #: the model has token types
     places: torch.Tensor
-    norm: torch.nn.LayerNorm
+    norm: torch.nn.LayerNorm  #: applied to the sum of both
     layers: list[Layer]
     heads: int
+    #: the padding token's id for RoBERTa, which numbers positions from this id + 1 and skips padding tokens, even
+    #: inside a text; None: positions are 0, 1, 2, …
     padding_id: int | None
-    activation: Callable[[torch.Tensor], torch.Tensor] | None
+    activation: Callable[[torch.Tensor], torch.Tensor] | None  #: of the feed-forward; None: exact GELU
 
 
 def weights_of(model: PreTrainedModel) -> Weights | None:
