@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import click
 from click.core import ParameterSource
 
 from embedctl import unique
-from embedctl.cli.addresses import refuse_addresses
 from embedctl.corpus import BATCH_FORMAT, KEPT_OF_REQUEST, BatchCorpus, Corpus, is_batch, open_corpus
+from embedctl.corpus.inputs import SUFFIXES
 from embedctl.destinations.formats import files_of, guess_format
 from embedctl.destinations.jsonl import errors_beside
 from embedctl.destinations.place import Place
@@ -20,6 +23,11 @@ from embedctl.job_options import SubmitOptions
 from embedctl.records import Record
 from embedctl_config.errors import BatchFileError, InputError, SettingsError
 from embedctl_config.settings import Settings
+
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
+#: Scheme → the command that writes what is there to standard output.
+_READERS = {"http": "curl -sSL {}", "https": "curl -sSL {}", "s3": "aws s3 cp {} -", "gs": "gcloud storage cat {}"}
+_UNPACKERS = {".gz": " | gunzip", ".zst": " | zstd -dc"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +172,27 @@ def requests_in(settings: Settings, paths: Sequence[str]) -> BatchCorpus:
     """The requests of batch files."""
     files = open_corpus(*paths, file_format="jsonl", max_bytes=settings.max_text_bytes).files
     return BatchCorpus(files, settings.max_text_bytes, None, unique=False)
+
+
+def refuse_addresses(paths: Iterable[str], command: str | None) -> None:
+    """Raise InputError if a path of this subcommand is an address."""
+    for path in paths:
+        if found := _SCHEME.match(path):
+            raise InputError(
+                f"{path} is not a file, and embedctl downloads nothing. {_advice(path, found[1], command)}"
+            )
+
+
+def _advice(address: str, scheme: str, command: str | None) -> str:
+    reader = _READERS.get(scheme.lower())
+    if reader is None:
+        return "Give the path of a file"
+    place, dot, last = urlsplit(address).path.lower().rpartition(".")
+    unpacker = _UNPACKERS.get(dot + last, "")
+    suffix = "." + place.rpartition(".")[2] if unpacker else dot + last
+    chosen = SUFFIXES.get(suffix, "jsonl")
+    flag = "" if chosen == "jsonl" else f" --format {chosen}"
+    return f"Pipe it: {reader.format(shlex.quote(address))}{unpacker} | embedctl {command} -{flag} …"
 
 
 def _refuse_corpus_in(folder: Place, corpus: Corpus) -> None:

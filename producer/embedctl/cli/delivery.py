@@ -62,8 +62,7 @@ class DatabaseChoice:
                 ids.add(record.id, position)
             ids.find()
         if ids.count:
-            lines = [f"record {again}: its id is that of record {before}" for again, before in ids.first]
-            raise repeated(ids.count, lines)
+            raise repeated(ids)
         return replace(self, options=replace(self.options, ids_are_unique=True))
 
     def save(self, job: Job, broker: Broker, progress: JobProgress) -> Delivered:

@@ -34,11 +34,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 _NAMES = ("output", "duplicates", "output_type", "ranges", "no_clobber")
 
 
-@dataclass(frozen=True, slots=True)
-class DatabaseUrl:
+class DatabaseUrl(str):
     """The URL of a database's table, as it was given."""
-
-    text: str
 
 
 class _Output(click.Path):
@@ -112,7 +109,7 @@ class Destination:
         if isinstance(path, DatabaseUrl):
             if no_clobber or ranges is not None:
                 raise click.UsageError("--no-clobber and --ranges are for files: omit them.")
-            database = DatabaseChoice.of(settings, path.text, duplicates, output_type)
+            database = DatabaseChoice.of(settings, str(path), duplicates, output_type)
             return cls(None, database, numbers, not no_clobber)
         if duplicates is not None:
             raise click.UsageError(f"--duplicates {duplicates} is for the URL of a database: omit it")
@@ -140,19 +137,16 @@ class Destination:
             is_batch: whether they are of a batch file.
         """
         if isinstance(self.path, Place):
-            self._check_folder(self.path)
+            self.path.check()  # first, because the extra s3 has all that its parts need
+            import_module("embedctl.destinations.part")  # raises MissingExtra without pyarrow
+            if not self.clobber and MANIFEST in self.path.sizes():
+                raise OutputError(f"{self.path.name} holds the parts of a job: choose another folder, or remove it")
         elif self.path is not None:
             if as_json and is_stdout(self.path):
                 raise click.UsageError(
                     "--json and --output - both print to standard output: name a file, or omit --json"
                 )
             check_output(self.path, keep, clobber=self.clobber, numbers=self.numbers, batch=is_batch)
-
-    def _check_folder(self, folder: Place) -> None:
-        folder.check()  # first, because the extra s3 has all that its parts need
-        import_module("embedctl.destinations.part")  # raises MissingExtra without pyarrow
-        if not self.clobber and MANIFEST in folder.names():
-            raise OutputError(f"{folder.name} holds the parts of a job: choose another folder, or remove it")
 
     def checked(self, corpus: Corpus | BatchCorpus) -> Destination:
         """The same destination, after a look at the ids of a corpus; see :meth:`DatabaseChoice.checked`."""
@@ -189,7 +183,17 @@ class Destination:
                     ranges=None if self.numbers is None else self.numbers.ranges,
                 )
             else:
-                done = self._save_file(job, self.path, progress, file_format, requests)
+                done = fetch(
+                    job,
+                    self.path,
+                    file_format=file_format,
+                    progress=progress.running,
+                    written=progress.written,
+                    refused=progress.refused,
+                    clobber=self.clobber,
+                    numbers=self.numbers,
+                    requests=None if requests is None else requests.requests,
+                )
             status = job.wait(progress=progress.running)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"job {job.id} goes on: embedctl fetch {job.id} -o {self._again}") from None
@@ -211,21 +215,6 @@ class Destination:
         if not isinstance(self.path, Place):
             return str(self.path)
         return self.path.path_of("") + ("" if self.numbers is None else f" --output-type {self.numbers.kind}")
-
-    def _save_file(
-        self, job: Job, path: Path, progress: JobProgress, file_format: str | None, requests: BatchCorpus | None
-    ) -> Delivered:
-        return fetch(
-            job,
-            path,
-            file_format=file_format,
-            progress=progress.running,
-            written=progress.written,
-            refused=progress.refused,
-            clobber=self.clobber,
-            numbers=self.numbers,
-            requests=None if requests is None else requests.requests,
-        )
 
 
 def _numbers(output_type: str | None, ranges: Path | None) -> Numbers | None:

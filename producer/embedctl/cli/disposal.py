@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
@@ -11,7 +12,6 @@ import click
 
 from embedctl.broker import Broker
 from embedctl.cli.completion import complete_job
-from embedctl.cli.durations import duration
 from embedctl.cli.json_forms import printed_array
 from embedctl.cli.options import json_option, option
 from embedctl.job import Job
@@ -31,6 +31,14 @@ from embedctl_config.printable import printable
 Deed = Callable[[Job], tuple[str, Mapping[str, Any]]]
 
 _ENDED = [str(state) for state in JobState if state.ended]
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+def _duration(text: str) -> timedelta:
+    found = re.fullmatch(rf"([0-9]{{1,5}})([{''.join(_UNITS)}])", text)
+    if found is None:
+        raise click.BadParameter(f"{text!r} is not a number and a unit, such as 30m, 12h or 7d")
+    return timedelta(**{_UNITS[found[2]]: int(found[1])})
 
 
 def _jobs_argument(*, required: bool) -> Callable[..., Any]:
@@ -93,7 +101,7 @@ def cancel(job: Job) -> tuple[str, Mapping[str, Any]]:
 )
 @click.option(
     "--older-than",
-    type=duration,
+    type=_duration,
     metavar="DURATION",
     help="Discard all jobs that ended longer ago than this, such as 30m, 12h or 7d. With --state: only those of them "
     "in this state.",
@@ -180,19 +188,17 @@ def _outcomes(ctx: click.Context, *, as_json: bool, asked_for: bool = False) -> 
 def _do_to_each(outcomes: _Outcomes, given: Sequence[str], deed: Deed) -> None:
     broker = Broker.shared(load_settings())
     # All ids first: if two jobs end alike, the ending that both have must not name the second once the first is gone.
-    for job_id, unknown in dict(_resolved(broker, each) for each in given).items():
+    found: dict[str, JobNotFound | None] = {}
+    for each in given:
+        try:
+            found[broker.jobs.resolve(each)] = None
+        except JobNotFound as error:
+            found[each] = error
+    for job_id, unknown in found.items():
         if unknown is None:
             _do(outcomes, Job(job_id, broker), deed)
         else:
             outcomes.failed(unknown, job_id)
-
-
-def _resolved(broker: Broker, given: str) -> tuple[str, JobNotFound | None]:
-    """The full id of a job; if there is no such job, what was given, and the error."""
-    try:
-        return broker.jobs.resolve(given), None
-    except JobNotFound as error:
-        return given, error
 
 
 def _do_to_ended(outcomes: _Outcomes, states: Sequence[str], longer_ago: timedelta, deed: Deed) -> None:

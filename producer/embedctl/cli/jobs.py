@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -94,7 +93,10 @@ def fetch(
     Into a table of a database, each record that has a vector goes under its id.
     """
     settings = load_settings()
-    _refuse_senseless(given, for_batch=file_format is not None or bool(input_files))
+    if given["output"] is None:
+        raise click.UsageError("Missing option '--output' / '-o'.")
+    if (file_format or input_files) and isinstance(given["output"], Place | DatabaseUrl):
+        raise click.UsageError("--format and --input-file are for files: omit them, or name one with -o.")
     destination = Destination.taken_from(given, settings)
     destination.check(as_json=as_json)
     job = Job.get(job_id)
@@ -108,14 +110,6 @@ def fetch(
     if as_json:
         click.echo(result_json(ended, summary(ended), saved))
     ctx.exit(exit_status(ended, saved.refused))
-
-
-def _refuse_senseless(given: Mapping[str, Any], *, for_batch: bool) -> None:
-    """Refuse options that have no meaning together: those of the destination, and --format or --input-file."""
-    if given["output"] is None:
-        raise click.UsageError("Missing option '--output' / '-o'.")
-    if for_batch and isinstance(given["output"], Place | DatabaseUrl):
-        raise click.UsageError("--format and --input-file are for files: omit them, or name one with -o.")
 
 
 @click.command()

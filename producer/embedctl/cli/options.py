@@ -8,19 +8,8 @@ from typing import Any, TypeVar
 import click
 
 from embedctl.cli.completion import complete_job
-from embedctl_config.command_group import option
+from embedctl_config.command_group import option as option  # for all commands
 from embedctl_config.settings import SETTINGS
-
-__all__ = [
-    "SectionedCommand",
-    "address_option",
-    "job_argument",
-    "json_option",
-    "option",
-    "quiet_option",
-    "section",
-    "together",
-]
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -18,8 +18,7 @@ from embedctl.cli.job_command import JobCommand, job_options
 from embedctl.cli.json_forms import result_json
 from embedctl.cli.options import SectionedCommand, option, section
 from embedctl.cli.results import exit_status, failures_in, report, summary
-from embedctl.cli.sync import report_synced, synchronise
-from embedctl.cli.update import report_update, to_encode, update
+from embedctl.cli.update import brought_up_to_date, to_encode
 from embedctl.corpus import BatchCorpus, Corpus
 from embedctl.destinations.jsonl import is_stdout
 from embedctl.destinations.loop import Delivered
@@ -76,23 +75,17 @@ def run(ctx: click.Context, /, *, hardware: str | None, cpus: str | None, pull: 
     key = _run_key(command.choice.corpus, name)
     command = command.checked()
     progress = command.progress()
-    path, database = command.updated, command.synced
     with progress, _stack(settings, command, name, key, cpus, progress.loading, pull=pull) as (ours, watch, token):
         progress.watch = watch
         broker = Broker.connect(ours)
         command = command.keyed(key and key + token)
-        if path is not None:
-            outcome = update(broker, command, path, progress)
-        elif database is not None:
-            synced = synchronise(broker, command, database, progress)
-        else:
+        report_done = brought_up_to_date(broker, command, progress)
+        if report_done is None:
             status, saved = _encoded(command, broker, progress)
         broker.close()
         progress.stopping()
-    if path is not None:
-        ctx.exit(report_update(outcome, progress, as_json=command.as_json))
-    if database is not None:
-        ctx.exit(report_synced(synced, database.url, progress, as_json=command.as_json))
+    if report_done is not None:
+        ctx.exit(report_done())
     failed_in = "the lines above" if command.destination.database is not None else failures_in(saved.files)
     report(status, progress, failed_in=failed_in)
     if command.as_json:

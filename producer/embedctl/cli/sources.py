@@ -15,7 +15,7 @@ from embedctl.enqueue import job_spec
 from embedctl.records import Record
 from embedctl.routing import model_files, same_model
 from embedctl.store import JobSpec
-from embedctl_config.fingerprint import deciding, job_fingerprint
+from embedctl_config.fingerprint import deciding
 
 if TYPE_CHECKING:
     from embedctl.destinations.cache import Cache, Cached
@@ -83,11 +83,7 @@ def sources_of(broker: Broker, command: JobCommand, path: Path, cache: Cache | N
     """Open what may have vectors, and see which of it has those of this job."""
     spec = job_spec(broker, command.choice.options)
     models = model_files(broker.settings, broker.workers, spec)
-    about = None
-    if len(models) == 1:
-        (model,) = models
-        options = deciding(spec.options)
-        about = Contract(job_fingerprint(model, options), spec.model, spec.precision, options, model_fingerprint=model)
+    about = Contract.of(spec, model=next(iter(models))) if len(models) == 1 else None
     confirmed = about is not None
     earlier = earlier_of(command, path, say)
     if earlier is not None and (why_not := _differs(earlier.about, broker, spec, models)):

@@ -12,8 +12,7 @@ from embedctl.cli.job_command import JobCommand, job_options
 from embedctl.cli.json_forms import result_json
 from embedctl.cli.options import SectionedCommand, option, section
 from embedctl.cli.results import exit_status, report, summary, wait_for
-from embedctl.cli.sync import report_synced, synchronise
-from embedctl.cli.update import report_update, to_encode, update
+from embedctl.cli.update import brought_up_to_date, to_encode
 from embedctl.destinations.jsonl import is_stdout
 from embedctl.destinations.loop import Delivered
 from embedctl.estimate import estimate
@@ -72,17 +71,13 @@ def submit(ctx: click.Context, /, *, ttl_s: float | None, resume: str | None, wa
         records = to_encode(command, broker)
         command.print_estimate(estimate(broker, records, choice.options, at_hand=choice.corpus.rereadable))
         return
-    if (path := command.updated) is not None:
-        with command.progress() as progress:
-            outcome = update(broker, command, path, progress, made=lambda job: progress.say(f"job {job.id}"))
-        ctx.exit(report_update(outcome, progress, as_json=command.as_json))
-    if (database := command.synced) is not None:
-        with command.progress() as progress:
-            synced = synchronise(broker, command, database, progress, made=lambda job: progress.say(f"job {job.id}"))
-        ctx.exit(report_synced(synced, database.url, progress, as_json=command.as_json))
     with command.progress() as progress:
-        job = command.submit(broker, progress)
-        saved = _followed(job, command, broker, progress, wait=wait)
+        report_done = brought_up_to_date(broker, command, progress, lambda job: progress.say(f"job {job.id}"))
+        if report_done is None:
+            job = command.submit(broker, progress)
+            saved = _followed(job, command, broker, progress, wait=wait)
+    if report_done is not None:
+        ctx.exit(report_done())
     _report(ctx, settings, job, command, progress, saved)
 
 

@@ -39,7 +39,6 @@ from embedctl_config.errors import (
     OtherContract,
     OutputError,
 )
-from embedctl_config.fingerprint import deciding, job_fingerprint
 
 #: How often the destination is compared again, because another run has changed it, or has left a job.
 _ROUNDS = 5
@@ -73,7 +72,7 @@ def synchronise(
     command: JobCommand,
     database: DatabaseChoice,
     progress: JobProgress,
-    made: Callable[[Job], None] = lambda _: None,
+    made: Callable[[Job], None],
 ) -> Synced:
     """Compare a database with a corpus, encode what it lacks, and delete what is gone, if that is asked for; `made` is
     called with each job. A KeyboardInterrupt says that the same command resumes.
@@ -253,9 +252,7 @@ def contract_of(broker: Broker, command: JobCommand, database: DatabaseChoice) -
             + f": start a worker, or set [models.{spec.model}] fingerprint"
         )
     (model,) = models
-    options = deciding(spec.options)
-    fingerprint = job_fingerprint(model, options)
-    return Contract(fingerprint, spec.model, spec.precision, options, 0, database.options.dtype)
+    return Contract.of(spec, 0, database.options.dtype, model=model)
 
 
 def report_synced(synced: Synced, url: str, progress: JobProgress, *, as_json: bool) -> ExitStatus:

@@ -20,7 +20,7 @@ from embedctl.cli.job_command import JobCommand
 from embedctl.cli.json_forms import job_form, plain
 from embedctl.cli.results import exit_status
 from embedctl.cli.sources import Sources, earlier_of, opened_cache, sources_of
-from embedctl.cli.sync import lacking, said, submitted
+from embedctl.cli.sync import lacking, report_synced, said, submitted, synchronise
 from embedctl.destinations.files import fetch
 from embedctl.destinations.loop import Delivered
 from embedctl.enqueue import job_spec
@@ -68,7 +68,7 @@ def update(
     command: JobCommand,
     path: Path,
     progress: JobProgress,
-    made: Callable[[Job], None] = lambda _: None,
+    made: Callable[[Job], None],
 ) -> Updated:
     """Write the vectors of a corpus into a file, which is also the earlier output, and encode only those that are not
     known. `made` is called with the job, if there is one. A KeyboardInterrupt says that the same command resumes.
@@ -192,6 +192,20 @@ class _Update:
             cache.add(job.iter_results(), job_fingerprint(status.model_fingerprint or "", status.options))
         except OutputError as error:
             self._progress.say(f"The vectors are written, but not all of them are in the cache: {error}")
+
+
+def brought_up_to_date(
+    broker: Broker, command: JobCommand, progress: JobProgress, made: Callable[[Job], None] = lambda _: None
+) -> Callable[[], ExitStatus] | None:
+    """Do what `--sync` or `--cache` asks for; `made` is called with each job. Returns what reports it, or None if the
+    command writes the vectors of a whole job."""
+    if (path := command.updated) is not None:
+        updated = update(broker, command, path, progress, made)
+        return lambda: report_update(updated, progress, as_json=command.as_json)
+    if (database := command.synced) is not None:
+        synced = synchronise(broker, command, database, progress, made)
+        return lambda: report_synced(synced, database.url, progress, as_json=command.as_json)
+    return None
 
 
 def to_encode(command: JobCommand, broker: Broker | None) -> Iterator[Record]:

@@ -91,13 +91,13 @@ class Cache:
 
     def put(self, vectors: Iterable[tuple[bytes, Vector]]) -> None:
         """Add vectors, each under its key. Call it when the vectors are durable elsewhere."""
-        if self._database.in_transaction:
-            with self._explained():
-                self._database.execute("COMMIT")
+        with self._explained():
+            self._database.commit()
         source = iter(vectors)
         while some := list(islice(source, _WRITTEN)):
             rows = [(key, _written(key, *cached)) for key, cached in some]
-            with self._explained(), self._transaction():
+            with self._explained(), self._database:
+                self._database.execute("BEGIN IMMEDIATE")
                 self._database.executemany("INSERT OR REPLACE INTO vectors (key, value) VALUES (?, ?)", rows)
                 self._make_room()
 
@@ -133,23 +133,14 @@ class Cache:
         if tables or application not in (0, _APPLICATION):
             raise OutputError(f"{self.path} is no cache that this version of embedctl knows: name another file")
         self._database.execute("PRAGMA journal_mode = WAL")
-        with self._transaction():
+        with self._database:
+            self._database.execute("BEGIN IMMEDIATE")
             self._database.execute(
                 "CREATE TABLE IF NOT EXISTS vectors (at INTEGER PRIMARY KEY, key BLOB UNIQUE NOT NULL, value BLOB NOT "
                 "NULL)"
             )
             self._database.execute(f"PRAGMA application_id = {_APPLICATION}")
             self._database.execute(f"PRAGMA user_version = {_FORMAT}")
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._database.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._database.execute("ROLLBACK")
-            raise
-        self._database.execute("COMMIT")
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from embedctl.destinations.interface import ABOUT, Contract
 from embedctl.destinations.known import Earlier, Rows, check_numbers, no_digests, row_type
-from embedctl.destinations.npy import FILES, about_beside, beside, digests_beside
+from embedctl.destinations.npy import FILES, LINES, beside
 from embedctl.destinations.numbers import Numbers, OutputType
 from embedctl.destinations.unfinished import digest_of, is_begun
 from embedctl.digests import DIGEST_BYTES, Digests
@@ -39,7 +39,7 @@ def open_earlier(path: Path, numbers: Numbers | None) -> Earlier | None:
         return ParquetEarlier(path, numbers) if path.exists() else None
     if path.suffix == ".npy":
         # Its files have their names one after the other, so a writer that died in between leaves a mixture.
-        is_whole = path.exists() and (about_beside(path).exists() or not is_begun(path))
+        is_whole = path.exists() and (beside(path, "about").exists() or not is_begun(path))
         return NpyEarlier(path, numbers) if is_whole else None
     raise SettingsError(f"--sync takes a .parquet, a .npy or the URL of a database, and {path} is none")
 
@@ -50,25 +50,27 @@ class NpyEarlier(Earlier):
 
     def __init__(self, path: Path, numbers: Numbers | None) -> None:
         self.name = str(path)
-        about = about_beside(path)
-        if not about.exists() or not digests_beside(path).exists():
+        about = beside(path, "about")
+        if not about.exists() or not beside(path, "digests").exists():
             raise no_digests(self.name)
         try:
             self.about = _checked(path, about)
             # An empty array can't be mapped.
             mode: Literal["r"] | None = "r" if path.stat().st_size > _SMALL else None
             self._array: npt.NDArray[Any] = np.load(path, mmap_mode=mode, allow_pickle=False)
-            size = digests_beside(path).stat().st_size
-            digests = np.memmap(digests_beside(path), np.uint8, "r") if size else np.empty(0, np.uint8)
+            size = beside(path, "digests").stat().st_size
+            digests = np.memmap(beside(path, "digests"), np.uint8, "r") if size else np.empty(0, np.uint8)
             self._digests: Digests = digests.reshape(-1, DIGEST_BYTES)
-            self._failed = np.array([row["position"] for row in _lines(beside(path)["errors"])], np.int64)
-            self._cuts = {row["position"]: (row["used"], row["lost"]) for row in _lines(beside(path)["truncated"])}
+            self._failed = np.array([row["position"] for row in _lines(beside(path, "errors"))], np.int64)
+            self._cuts = {row["position"]: (row["used"], row["lost"]) for row in _lines(beside(path, "truncated"))}
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise OutputError(
                 f"{path} can't be read: {error}. Restore it, or remove it to encode everything"
             ) from error
         if self._array.ndim != 2 or len(self._array) != len(self._digests):
-            raise OutputError(f"{path} and {digests_beside(path)} do not belong together: restore both, or remove them")
+            raise OutputError(
+                f"{path} and {beside(path, 'digests')} do not belong together: restore both, or remove them"
+            )
         kinds = {"float32": OutputType.FLOAT32, "float16": OutputType.FLOAT16, "int8": OutputType.INT8}
         stored = kinds.get(self._array.dtype.name, OutputType.UBINARY)
         check_numbers(self.name, Numbers(stored), numbers)
@@ -91,8 +93,8 @@ class NpyEarlier(Earlier):
 def _checked(path: Path, about: Path) -> Contract:
     """What an array's vectors are; OutputError if its files are those of two outputs by their checksums."""
     facts = json.loads(about.read_text(encoding="utf-8"))
-    needed = {path.name, digests_beside(path).name}
-    there = {file.name for file in beside(path).values() if file.exists()}
+    needed = {path.name, beside(path, "digests").name}
+    there = {file.name for kind in LINES if (file := beside(path, kind)).exists()}
     if not needed | there <= facts[FILES].keys():
         raise OutputError(f"{about} does not name all files next to {path}: they are of another output")
     for name, sha256 in facts[FILES].items():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 
 from embedctl.corpus.batch import BATCH_FORMAT
 from embedctl.destinations.jsonl import check_stdout, errors_beside, is_stdout
@@ -85,8 +85,7 @@ def guess_format(path: Path) -> str:
 
 
 def writer_of(file_format: str) -> Callable[[Content], Writer]:
-    module, _, name = _WRITERS[file_format].partition(":")
-    writer: Callable[[Content], Writer] = getattr(import_module(module), name)
+    writer: Callable[[Content], Writer] = resolve_name(_WRITERS[file_format])
     return writer
 
 
@@ -103,7 +102,7 @@ def refuse_numbers(path: Path, file_format: str, numbers: Numbers, stored: Numbe
 
 
 def refuse_to_clobber(path: Path, file_format: str) -> None:
-    others = {"npy": [*all_beside(path)], BATCH_FORMAT: [errors_beside(path)]}
+    others = {"npy": all_beside(path), BATCH_FORMAT: [errors_beside(path)]}
     for file in (path, *others.get(file_format, ())):
         if os.path.lexists(file):
             raise OutputError(f"{file} exists: remove it, choose another file, or omit --no-clobber to replace it")

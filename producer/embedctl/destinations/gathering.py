@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -111,8 +112,6 @@ def _joined(parts: list[Batch]) -> Batch:
 
 def _refuse_twice(batch: Batch) -> None:
     """Refuse ids that occur twice: they were unique when they were looked at, and the corpus has changed since."""
-    if len(set(batch.ids)) == len(batch):
-        return
-    seen: set[str] = set()
-    twice = [label for label in batch.ids if label in seen or seen.add(label)]  # type: ignore[func-returns-value]  # add() returns None on purpose
-    raise InputError(f"ids occur twice in the job: {', '.join(map(repr, twice[:_NAMED]))}")
+    if len(set(batch.ids)) < len(batch):
+        twice = [label for label, count in Counter(batch.ids).items() if count > 1]
+        raise InputError(f"ids occur twice in the job: {', '.join(map(repr, twice[:_NAMED]))}")

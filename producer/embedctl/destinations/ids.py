@@ -75,23 +75,20 @@ def decided(heads: Iterable[ChunkVectors], records: int, duplicates: Duplicates)
     if without:
         raise no_id(without, nameless)
     if ids.count and duplicates is Duplicates.ERROR:
-        raise repeated(ids.count, [f"record {again}: its id is that of record {before}" for again, before in ids.first])
+        raise repeated(ids)
     return left_out
 
 
-def no_id(count: int, first: list[int], *, fix: str = _FIX) -> InputError:
+def no_id(count: int, first: list[int]) -> InputError:
     """The error for records without an id. It names some of them by their positions."""
     what = "1 record has no id" if count == 1 else f"{count:,} records have no id"
     names = ", ".join(map(str, first)) + (", …" if count > len(first) else "")
-    return InputError(f"{what}, and a database knows records by their ids: {fix}. Positions: {names}")
+    return InputError(f"{what}, and a database knows records by their ids: {_FIX}. Positions: {names}")
 
 
-def repeated(count: int, lines: list[str], *, fix: str = _FIX_TWICE) -> InputError:
+def repeated(ids: UniqueIds) -> InputError:
     """The error for ids that occur twice. It names some of them."""
-    what = "1 id is" if count == 1 else f"{count:,} ids are"
-    more = ["…"] if count > len(lines) else []
-    return InputError(
-        f"{what} not unique, and a database keeps one record for each: {fix}",
-        *lines,
-        *more,
-    )
+    what = "1 id is" if ids.count == 1 else f"{ids.count:,} ids are"
+    lines = [f"record {again}: its id is that of record {before}" for again, before in ids.first]
+    more = ["…"] if ids.count > len(lines) else []
+    return InputError(f"{what} not unique, and a database keeps one record for each: {_FIX_TWICE}", *lines, *more)

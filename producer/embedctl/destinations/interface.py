@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from embedctl.store import JobStatus
+from embedctl.store import JobSpec, JobStatus
 from embedctl_config.errors import OtherContract, OutputError
 from embedctl_config.fingerprint import deciding, job_fingerprint
 
@@ -50,10 +50,10 @@ class Contract:
     model_fingerprint: str = ""
 
     @classmethod
-    def of(cls, job: JobStatus, dim: int = 0, dtype: str = "float32", *, model: str | None = None) -> Self:
+    def of(cls, job: JobStatus | JobSpec, dim: int = 0, dtype: str = "float32", *, model: str | None = None) -> Self:
         """The contract of a job whose model is known, because a worker has claimed a chunk of it, or whose model's
         fingerprint is given here."""
-        model = model or job.model_fingerprint or ""
+        model = model or (job.model_fingerprint if isinstance(job, JobStatus) else None) or ""
         fingerprint = job_fingerprint(model, job.options)
         return cls(fingerprint, job.model, job.precision, deciding(job.options), dim, dtype, model)
 

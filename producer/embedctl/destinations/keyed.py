@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -120,7 +121,8 @@ class _Delivery(Taker[ChunkVectors]):
         #: None until the first record with a vector, which tells the model and the dimensions.
         self._batch: Gathered | None = None
         self._holds_rows = False
-        self._sample = _Sample()
+        #: Some of the rows that were written.
+        self._sample: list[Row] = []
         self.done = Delivered(left_out=0 if left_out is None else left_out.count)
 
     def take(self, chunk: ChunkVectors) -> None:
@@ -166,7 +168,8 @@ class _Delivery(Taker[ChunkVectors]):
             self._refuse(each)
             refused.add(each.id)
         self.done.written += len(batch) - len(refused)
-        self._sample.add([row for row in batch.rows if row[0] not in refused])
+        rows = [row for row in batch.rows if row[0] not in refused]
+        self._sample = _some([*self._sample, *_some(rows, _OF_EACH)], _SAMPLE)
 
     def _refuse(self, record: RefusedRecord) -> None:
         self.done.refused += 1
@@ -190,11 +193,11 @@ class _Delivery(Taker[ChunkVectors]):
     def _refuse_missing(self) -> None:
         """Look for some of the records that were written; OutputError if the destination does not hold what it has
         acknowledged."""
-        if not self._sample.rows:
+        if not self._sample:
             return
-        names = [label for label, _ in self._sample.rows]
+        names = [label for label, _ in self._sample]
         found = sources_of(self._destination, names)
-        wrong = [label for label, source in self._sample.rows if label not in found or found[label] != source]
+        wrong = [label for label, source in self._sample if label not in found or found[label] != source]
         if wrong:
             raise OutputError(
                 f"{self._destination.name} does not hold what it has acknowledged: of {len(names)} sampled records, "
@@ -203,21 +206,8 @@ class _Delivery(Taker[ChunkVectors]):
             )
 
 
-class _Sample:
-    """Some of the rows that were written, at random."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self._random = np.random.default_rng()
-
-    def add(self, rows: list[Row]) -> None:
-        self.rows += self._some(rows, _OF_EACH)
-        self.rows = self._some(self.rows, _SAMPLE)
-
-    def _some(self, rows: list[Row], most: int) -> list[Row]:
-        if len(rows) <= most:
-            return rows
-        return [rows[at] for at in self._random.choice(len(rows), most, replace=False).tolist()]
+def _some(rows: list[Row], most: int) -> list[Row]:
+    return random.sample(rows, min(most, len(rows)))
 
 
 def _refuse_coarse(chunk: ChunkVectors, options: Options) -> None:

@@ -18,54 +18,44 @@ from embedctl.digests import DIGEST_BYTES
 from embedctl.results import ChunkVectors
 from embedctl_config import durable
 
-#: The files next to `NAME.npy`: `NAME.ids.jsonl`, `NAME.errors.jsonl`, `NAME.truncated.jsonl`.
-BESIDE = ("ids", "errors", "truncated")
+#: The files of lines next to `NAME.npy`, such as `NAME.ids.jsonl`.
+LINES = ("ids", "errors", "truncated")
+#: All files next to it, by kind. `ranges`, of int8, are float32, 2 × dimensions; `digests` the SHA-256 of each record's
+#: text, 32 bytes a row; `about`, of an array with digests, says what it holds.
+_BESIDE = {
+    **{kind: f"{kind}.jsonl" for kind in LINES},
+    "ranges": "ranges.npy",
+    "digests": "digests.bin",
+    "about": "about.json",
+}
 #: The entry of the file that says what an array holds: the sha256 of each file, by name.
 FILES = "files"
 _NOT_ENCODED = "the job was ended before it came to this record"
 
 
-def beside(path: Path) -> dict[str, Path]:
-    """The files of lines next to an array, by kind."""
-    return {kind: _stem(path).with_name(f"{_stem(path).name}.{kind}.jsonl") for kind in BESIDE}
-
-
-def ranges_beside(path: Path) -> Path:
-    """The file next to an int8 array that holds the ranges: float32, 2 × dimensions."""
-    return _stem(path).with_name(f"{_stem(path).name}.ranges.npy")
-
-
-def digests_beside(path: Path) -> Path:
-    """The file next to an array with the SHA-256 of each record's text: 32 bytes a row."""
-    return _stem(path).with_name(f"{_stem(path).name}.digests.bin")
-
-
-def about_beside(path: Path) -> Path:
-    """The file next to an array with digests that says what the array holds."""
-    return _stem(path).with_name(f"{_stem(path).name}.about.json")
+def beside(path: Path, kind: str) -> Path:
+    """A file next to an array."""
+    return path.with_name(f"{path.name.removesuffix('.npy')}.{_BESIDE[kind]}")
 
 
 def all_beside(path: Path) -> list[Path]:
     """The files that may be written next to an array."""
-    return [*beside(path).values(), ranges_beside(path), digests_beside(path), about_beside(path)]
-
-
-def _stem(path: Path) -> Path:
-    return path.with_suffix("") if path.suffix == ".npy" else path
+    return [beside(path, kind) for kind in _BESIDE]
 
 
 def vouch(path: Path, about: Contract, files: Sequence[Path]) -> None:
     """Say what an array and these files, which have their final names, hold. This comes last, so it vouches for no
     mixture of two arrays."""
     facts = {ABOUT: about.text, FILES: {file.name: digest_of(file)[0] for file in files}}
-    part_of(about_beside(path)).unlink(missing_ok=True)  # it might be a link to another file
-    part_of(about_beside(path)).write_text(json.dumps(facts), encoding="utf-8")
-    publish(about_beside(path))
+    file = beside(path, "about")
+    part_of(file).unlink(missing_ok=True)  # it might be a link to another file
+    part_of(file).write_text(json.dumps(facts), encoding="utf-8")
+    publish(file)
 
 
 def no_longer_vouch(path: Path) -> None:
     """Remove what :func:`vouch` wrote, before the array is replaced."""
-    durable.remove(about_beside(path))
+    durable.remove(beside(path, "about"))
 
 
 class NpyWriter(Writer):
@@ -84,10 +74,10 @@ class NpyWriter(Writer):
         self._records = content.records
         self._array: npt.NDArray[Any] | None = None
         self._rows = 0
-        self._said = dict.fromkeys(BESIDE, 0)
-        self._files = {kind: LineFile(file) for kind, file in beside(content.path).items()}
+        self._said = dict.fromkeys(LINES, 0)
+        self._files = {kind: LineFile(beside(content.path, kind)) for kind in LINES}
         self._about = content.about
-        self._digests = None if self._about is None else LineFile(digests_beside(content.path), end=b"")
+        self._digests = None if self._about is None else LineFile(beside(content.path, "digests"), end=b"")
 
     def write(self, chunk: ChunkVectors) -> None:
         if self._array is None:
@@ -127,16 +117,16 @@ class NpyWriter(Writer):
                 part_of(file.path).unlink()
                 file.path.unlink(missing_ok=True)
         if self._publish_ranges():
-            written.append(ranges_beside(self._path))
+            written.append(beside(self._path, "ranges"))
         if self._digests is None:
-            digests_beside(self._path).unlink(missing_ok=True)
+            beside(self._path, "digests").unlink(missing_ok=True)
         else:
             publish(self._digests.path)
             written.append(self._digests.path)
         publish(self._path)
         if about is not None:
             vouch(self._path, about, written)
-            written.append(about_beside(self._path))
+            written.append(beside(self._path, "about"))
         return written
 
     def close(self) -> None:
@@ -162,7 +152,7 @@ class NpyWriter(Writer):
 
     def _publish_ranges(self) -> bool:
         """Write the ranges of int8, or remove those of an earlier array; returns whether there are any."""
-        path = ranges_beside(self._path)
+        path = beside(self._path, "ranges")
         if self._numbers.ranges is None:
             path.unlink(missing_ok=True)
             return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -32,14 +31,6 @@ class OutputType(StrEnum):
     UBINARY = "ubinary"
 
 
-_DTYPES: dict[OutputType, type[np.generic]] = {
-    OutputType.FLOAT32: np.float32,
-    OutputType.FLOAT16: np.float16,
-    OutputType.INT8: np.int8,
-    OutputType.UBINARY: np.uint8,
-}
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class Numbers:
     """How vectors become numbers of a file.
@@ -59,7 +50,7 @@ class Numbers:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return np.dtype(_DTYPES[self.kind])
+        return np.dtype("uint8" if self.kind is OutputType.UBINARY else self.kind.value)
 
     @property
     def has_nan(self) -> bool:
@@ -189,11 +180,6 @@ def ranges_of(chunks: Iterable[ChunkVectors], where: str) -> tuple[Vectors, int]
             "--ranges, or choose another --output-type"
         )
     return bounds, seen
-
-
-def as_text(facts: dict[str, Any]) -> str:
-    """Facts for a file's footer."""
-    return json.dumps(facts, separators=(",", ":"))
 
 
 def _checked_ranges(ranges: object, where: str) -> Vectors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from embedctl.destinations.interface import ABOUT
 from embedctl.destinations.loop import BeginAgain
-from embedctl.destinations.numbers import Numbers, OutputType, as_text
+from embedctl.destinations.numbers import Numbers, OutputType
 from embedctl.destinations.unfinished import part_of, publish
 from embedctl.destinations.writer import Content, Writer
 from embedctl.digests import NO_DIGEST
@@ -107,7 +108,7 @@ class ParquetWriter(Writer):
     def _begin(self, dim: int) -> None:
         of, fields = self._content, self._kept.fields()
         facts = of.numbers.facts(dim)
-        self._metadata = {FACTS: as_text(facts)} if facts else {}
+        self._metadata = {FACTS: json.dumps(facts, separators=(",", ":"))} if facts else {}
         self._schema = pa.schema(
             [
                 ("position", pa.int64()),

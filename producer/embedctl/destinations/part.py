@@ -70,7 +70,7 @@ class OpenPart:
         self.more: list[int] = []
         self.refused: list[FailedRecord] = []
         self.bytes = self.records = self._weight = 0
-        self._digests: list[bytes] = []
+        self.digests = bytearray()  # of its chunks' inputs, one after the other
         self._ends: list[int] = []
         self._made: Mapping[str, str] = {}
 
@@ -82,11 +82,6 @@ class OpenPart:
         fits = self.bytes + taken.size <= most_bytes and self._weight + taken.weight <= MOST_BYTES
         follows = taken.chunk == self.chunks[-1] + 1 or not self.of_corpus
         return taken.of_corpus is self.of_corpus and follows and fits and len(self.chunks) < MOST_CHUNKS
-
-    @property
-    def digests(self) -> bytes:
-        """The digests of its chunks' inputs, one after the other."""
-        return b"".join(self._digests)
 
     def add(self, taken: Taken, refused: Sequence[FailedRecord] = ()) -> None:
         """Add a chunk, of which these records have vectors that do not fit; BeginAgain as by
@@ -103,7 +98,7 @@ class OpenPart:
         self.refused += refused
         self.bytes += taken.size
         self._weight += taken.weight
-        self._digests.append(taken.digest)
+        self.digests += taken.digest
 
     def finish(self, job_id: str, fingerprint: str) -> None:
         """Write the footer; the file is not synced. The part must hold a chunk."""

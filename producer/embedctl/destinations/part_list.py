@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from embedctl.destinations.numbers import Numbers, OutputType
@@ -24,7 +24,7 @@ class PartList:
 
     def check(self) -> None:
         """Raise OutputError unless the place holds the parts as they were written, and nothing of another job."""
-        there = self._place.names()
+        there = self._place.sizes()
         for name, facts in self._facts():
             self._check_part(name, facts, there)
         for name in self._unknown(there):
@@ -32,7 +32,13 @@ class PartList:
 
     def check_own(self, name: str) -> None:
         """Raise OutputError unless a file at the place is of this job."""
-        owner = self._owner_of(name)
+        try:
+            found: Mapping[str, Any] = (
+                json.loads(self._place.read(name)) if name == MANIFEST else footer_of(self._place.source(name))
+            )
+            owner = str(found.get("job", ""))
+        except (ValueError, TypeError, AttributeError):
+            owner = ""  # it does not say
         if owner != self._job_id:
             raise OutputError(
                 f"{self._place.name} holds {name} of {f'job {owner}' if owner else 'something else'}: choose another "
@@ -87,12 +93,12 @@ class PartList:
     def sum_up(self, status: JobStatus, numbers: Numbers, fingerprint: str) -> list[str]:
         """Write the manifest, when everything else is there; returns the full names of all files, this one last.
         OutputError: a part was removed or changed meanwhile."""
-        parts = []
+        parts, there = [], self._place.sizes()
         for name, facts in self._facts():
-            if self._place.size(name) != facts.bytes:
-                self._check_part(name, facts, self._place.names())
+            if there.get(name) != facts.bytes:
+                self._check_part(name, facts, there)
             parts.append({"name": name, "sha256": facts.sha256, "bytes": facts.bytes, "records": facts.records})
-        for name in self._unknown(self._place.names()):
+        for name in self._unknown(there):
             self.check_own(name)
             if name != MANIFEST:  # Redis came back without its last parts, once
                 self._place.remove(name)
@@ -117,11 +123,11 @@ class PartList:
     def _facts(self) -> Iterator[tuple[str, PartFacts]]:
         return self._drains.parts(self._job_id, part_names(self.state))
 
-    def _unknown(self, there: Sequence[str]) -> list[str]:
+    def _unknown(self, there: Iterable[str]) -> list[str]:
         listed = set(part_names(self.state))
         return [name for name in there if name not in listed]
 
-    def _check_part(self, name: str, facts: PartFacts, there: Sequence[str]) -> None:
+    def _check_part(self, name: str, facts: PartFacts, there: Container[str]) -> None:
         if name not in there:
             was = "" if self.state.place == self._place.name else f", which was drained to {self.state.place},"
             raise OutputError(
@@ -134,13 +140,3 @@ class PartList:
                 f"{facts.sha256[:12]}…): restore it from a copy, and the same command resumes. Nothing more was "
                 "removed from Redis"
             )
-
-    def _owner_of(self, name: str) -> str:
-        """The id of the job of a file at the place; empty if it does not say."""
-        try:
-            found: Mapping[str, Any] = (
-                json.loads(self._place.read(name)) if name == MANIFEST else footer_of(self._place.source(name))
-            )
-            return str(found.get("job", ""))
-        except (ValueError, TypeError, AttributeError):
-            return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -134,6 +134,7 @@ def _vectors_of(table: Any, footer: Mapping[str, Any], numbers: Numbers) -> Chun
     dim = footer["vectors"].get("dimensions", table.schema.field("embedding").type.list_size)
     rows = list(zip(*(columns[name] for name in _OWN if name != "embedding"), strict=True))
     kept_names = [name for name in table.column_names if name not in _OWN]
+    kept = zip(*(columns[name] for name in kept_names), strict=True)
     return ChunkVectors(
         positions=np.asarray(columns["position"], np.int64),
         ids=columns["id"],
@@ -150,7 +151,7 @@ def _vectors_of(table: Any, footer: Mapping[str, Any], numbers: Numbers) -> Chun
         ],
         precision=str(footer.get("precision", "")),
         bounds=str(footer.get("bounds", "")),
-        kept=list(_records(kept_names, columns)) if kept_names else None,
+        kept=[dict(zip(kept_names, each, strict=True)) for each in kept] if kept_names else None,
         tokens=tokens,
         digests=digests,
         stored_as="" if numbers.kind is OutputType.FLOAT32 else numbers.kind.value,
@@ -172,8 +173,3 @@ def _digests(table: Any) -> Digests | None:
     if TEXT_SHA256 not in table.column_names or str(table.schema.field(TEXT_SHA256).type) != "fixed_size_binary[32]":
         return None
     return as_rows(b"".join(each or NO_DIGEST for each in table.column(TEXT_SHA256).to_pylist()))
-
-
-def _records(names: list[str], columns: Mapping[str, list[Any]]) -> Iterator[Mapping[str, Any]]:
-    for values in zip(*(columns[name] for name in names), strict=True):
-        yield dict(zip(names, values, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -112,9 +112,10 @@ class _Parts(Taker[Taken]):
             self._numbers = self._agreed(wanted)
             self._kept = KeptColumns(status.options.get("keep", ()))
             try:
-                run(self._results, self, lambda: self._source.status)
+                run(lambda: self._source.all(self._list.state.next_chunk), self, lambda: self._source.status)
             finally:
-                self._abandon()
+                if self._part is not None:
+                    self._part.abandon()
         ended = self._source.status
         if ended.stopped_by is not None and ended.state is JobState.FAILED:
             raise JobFailed(f"{ended_by_budget(ended)}. What is done is in {self._place.name}")
@@ -153,9 +154,6 @@ class _Parts(Taker[Taken]):
             with suppress(JobError):
                 self._source.status = self._broker.jobs.status(self._job_id)
                 self._finish_part()
-
-    def _results(self) -> Iterator[Taken]:
-        return self._source.all(self._list.state.next_chunk)
 
     def _check_wanted(self) -> None:
         if self._stopped():
@@ -249,7 +247,7 @@ class _Parts(Taker[Taken]):
             name,
             facts,
             result_bytes=part.bytes,
-            digests=part.digests,
+            digests=bytes(part.digests),
             more=part.more if part.of_corpus else [*part.chunks, *part.more],
         )
         answer = self._waiter.ask(note)
@@ -263,8 +261,3 @@ class _Parts(Taker[Taken]):
         status = self._source.status
         model = status.model_fingerprint or self._broker.jobs.status(self._job_id).model_fingerprint
         return Contract.of(status, model=model)
-
-    def _abandon(self) -> None:
-        if self._part is not None:
-            self._part.abandon()
-            self._part = None

@@ -6,7 +6,7 @@ import os
 import re
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -52,16 +52,12 @@ class Place(ABC):
         """The sha256 of a part in hexadecimal, and its size in bytes; FileNotFoundError if there is none."""
 
     @abstractmethod
-    def size(self, name: str) -> int | None:
-        """The size of a part in bytes; None if there is none."""
-
-    @abstractmethod
     def source(self, name: str) -> Any:
         """What pyarrow opens to read a part."""
 
     @abstractmethod
-    def listed(self) -> Sequence[str]:
-        """The names of all files that are there."""
+    def listed(self) -> Mapping[str, int]:
+        """The names of all files that are there, and their sizes in bytes."""
 
     @abstractmethod
     def read(self, name: str) -> bytes:
@@ -75,9 +71,10 @@ class Place(ABC):
         """The unfinished local file."""
         return part_of(self.local(name))
 
-    def names(self) -> list[str]:
-        """The names of all parts and of the manifest that are there, sorted."""
-        return sorted(name for name in self.listed() if name == MANIFEST or _PARTS.fullmatch(name) is not None)
+    def sizes(self) -> dict[str, int]:
+        """The names of all parts and of the manifest that are there, sorted, and their sizes in bytes."""
+        found = sorted(self.listed().items())
+        return {name: size for name, size in found if name == MANIFEST or _PARTS.fullmatch(name) is not None}
 
     def path_of(self, name: str) -> str:
         """A file's full name, for people and programs."""
@@ -117,17 +114,11 @@ class PartsFolder(Place):
     def digest(self, name: str) -> tuple[str, int]:
         return digest_of(self.path / name)
 
-    def size(self, name: str) -> int | None:
-        try:
-            return (self.path / name).stat().st_size
-        except FileNotFoundError:
-            return None
-
     def source(self, name: str) -> Path:
         return self.path / name
 
-    def listed(self) -> list[str]:
-        return [each.name for each in self.path.iterdir()] if self.path.is_dir() else []
+    def listed(self) -> dict[str, int]:
+        return {each.name: each.lstat().st_size for each in self.path.iterdir()} if self.path.is_dir() else {}
 
     def read(self, name: str) -> bytes:
         return (self.path / name).read_bytes()
@@ -195,25 +186,19 @@ class PartsBucket(Place):
             head = self._files.call_s3("head_object", Bucket=bucket, Key=key)
         return str(head["Metadata"].get(_SHA256, "")), int(head["ContentLength"])
 
-    def size(self, name: str) -> int | None:
-        try:
-            return self.digest(name)[1]
-        except FileNotFoundError:
-            return None
-
     def source(self, name: str) -> Any:
         with plain_errors():
             return self._files.open(self._key(name), "rb")
 
-    def listed(self) -> Sequence[str]:
+    def listed(self) -> dict[str, int]:
         with plain_errors():
             try:
-                found = self._files.ls(self._prefix, detail=False, refresh=True)
+                found = self._files.ls(self._prefix, detail=True, refresh=True)
             except FileNotFoundError:
                 if not self._files.exists(self._prefix.partition("/")[0]):
                     raise
-                return []
-        return [key.rpartition("/")[2] for key in found]
+                return {}
+        return {each["name"].rpartition("/")[2]: each["size"] for each in found}
 
     def read(self, name: str) -> bytes:
         with plain_errors():

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
-from typing import Protocol
 
 from embedctl.destinations.interface import Destination
 from embedctl.destinations.urls import DestinationUrl, parse_url
@@ -15,18 +13,10 @@ from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
 
 #: Entry points of this group are destinations of other distributions. Their name is the scheme of the URL, and their
-#: value is what makes the destination: a :class:`MakeDestination`.
+#: value is what makes the destination: it takes the URL, which is free of passwords, and opens nothing yet.
 GROUP = "embedctl.destinations"
-
-
 #: Where the secrets of a plug-in belong.
 _ELSEWHERE = "set it where the database's client reads it from the environment"
-
-
-class MakeDestination(Protocol):
-    """Makes a destination from its URL, which is free of passwords; opens nothing yet."""
-
-    def __call__(self, url: DestinationUrl, settings: Settings) -> Destination: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,24 +130,15 @@ def _scheme_of(text: str) -> str:
 
 
 def _by_scheme() -> Mapping[str, DatabaseKind]:
-    known = {name: kind for kind in kinds() for name in reversed(kind.schemes)}
-    for kind in reversed(BUILT_IN):  # a plug-in never takes over a scheme of ours, and the passwords with it
-        known.update(dict.fromkeys(kind.schemes, kind))
-    return known
+    # Ours come last, so that a plug-in never takes over a scheme of ours, and the passwords with it.
+    return {name: kind for kind in reversed([*kinds()]) for name in kind.schemes}
 
 
-def _maker(kind: DatabaseKind) -> MakeDestination:
-    if kind.plugin:
-        found = _plugins()[kind.schemes[0]].load()
-        if not callable(found):
-            raise SettingsError(
-                f"the entry point {kind.name!r} of {kind.plugin} makes no destination: it is not callable"
-            )
-        make: MakeDestination = found
-        return make
-    module, _, name = kind.maker.partition(":")
-    maker: MakeDestination = getattr(import_module(module), name)
-    return maker
+def _maker(kind: DatabaseKind) -> Callable[[DestinationUrl, Settings], Destination]:
+    make: Callable[[DestinationUrl, Settings], Destination] = EntryPoint(kind.name, kind.maker, GROUP).load()
+    if not callable(make):
+        raise SettingsError(f"the entry point {kind.name!r} of {kind.plugin} makes no destination: it is not callable")
+    return make
 
 
 def _plugins() -> Mapping[str, EntryPoint]:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embedctl.cli.addresses import refuse_addresses
+from embedctl.cli.corpora import refuse_addresses
 from embedctl.corpus import Corpus, open_corpus
 from embedctl_config.errors import InputError
 
