@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from benchmarks.ours.service import Figures
-from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 
 from embedctl_bench.peers.adapters.embedctl_adapters.embedctl import encoded
@@ -100,6 +99,8 @@ def _encoder(name: str, files: ModelFiles, host: Host) -> ChunkEncoder:
 
 def similarity(vectors: Vectors, pairs: Rows, nearness: Rows) -> float:
     """Spearman's correlation between the cosines of pairs and their nearness; `vectors` float32, of unit length."""
+    from scipy.stats import spearmanr  # here, because every run of tests that collects this module would pay for it
+
     first, second = vectors[pairs[:, 0]], vectors[pairs[:, 1]]
     return float(spearmanr(np.einsum("pd,pd->p", first, second, dtype=np.float64), nearness).statistic)
 

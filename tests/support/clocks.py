@@ -7,6 +7,24 @@ import time
 import pytest
 
 
+class SleptClock:
+    """Takes the place of the module `time`: time passes only when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.pauses: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+    async def asleep(self, seconds: float) -> None:
+        self.sleep(seconds)
+
+
 class MovedClock:
     """Takes the place of `time.monotonic`: the real clock, and what a test adds to it.
 

@@ -40,7 +40,7 @@ _ABSOLUTE = re.compile(r"(?<![\w.}/])/(?=(?:src|opt|wheels|models)\b)")
 _EXTRAS = re.compile(r"(?<=\.whl\))\[[\w,-]+\]")
 
 
-def compose(variables: Mapping[str, str] | None = None, *, text: str | None = None) -> dict[str, Any]:
+def compose(variables: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The compose file, with variables put in as Compose does."""
 
     def put_in(value: Any) -> Any:
@@ -54,7 +54,7 @@ def compose(variables: Mapping[str, str] | None = None, *, text: str | None = No
         escaped, name, default = found.groups()
         return "$" if escaped else (variables or {}).get(name) or default
 
-    file: dict[str, Any] = put_in(yaml.safe_load(COMPOSE.read_text(encoding="utf-8") if text is None else text))
+    file: dict[str, Any] = put_in(yaml.safe_load(COMPOSE.read_text(encoding="utf-8")))
     return file
 
 

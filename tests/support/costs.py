@@ -21,8 +21,6 @@ OPTION = "--costs"
 _PROPERTY = "costs"
 #: Whose CPU seconds: the columns of the table.
 KINDS = ("pytest itself", "forked workers and commands", "other processes")
-#: How many single tests the table names.
-_DEAREST = 10_000
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -89,31 +87,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     place = terminalreporter.config.getoption(OPTION)
     if not place:
         return
-    by_file: dict[str, list[str]] = defaultdict(list)
+    tests_of: dict[str, list[str]] = defaultdict(list)
     for test in _COSTS.of_tests:
-        by_file[test.partition("::")[0]].append(test)
-    rows = sorted((_row(file, tests) for file, tests in by_file.items()), key=lambda row: -row.seconds)
-    tests = sorted((_row(test, [test]) for test in _COSTS.of_tests), key=lambda row: -row.seconds)
+        for name in ("all", test.partition("::")[0], test):
+            tests_of[name].append(test)
+    rows = []
+    for name, tests in tests_of.items():
+        by_kind = [sum(_COSTS.of_tests[test][kind] for test in tests) for kind in KINDS]
+        rows.append((name, len(tests), sum(by_kind), *by_kind))
+    rows.sort(key=lambda row: ("::" in row[0], -row[2]))  # all, then the files and the tests, the dearest first
     table = [
         f"| file or test | tests | CPU seconds | {' | '.join(KINDS)} |",
         "| --- " + "| ---: " * (2 + len(KINDS)) + "|",
     ]
-    for row in [_row("all", list(_COSTS.of_tests)), *rows, *tests[:_DEAREST]]:
-        sums = " | ".join(f"{each:.1f}" for each in row.by_kind)
-        table.append(f"| {row.name} | {row.tests} | {row.seconds:.1f} | {sums} |")
+    for name, count, *seconds in rows:
+        table.append(f"| {name} | {count} | {' | '.join(f'{each:.1f}' for each in seconds)} |")
     Path(place).write_text("\n".join(table) + "\n")
-
-
-@dataclass(frozen=True)
-class _Row:
-    name: str
-    tests: int
-    by_kind: list[float]
-
-    @property
-    def seconds(self) -> float:
-        return sum(self.by_kind)
-
-
-def _row(name: str, tests: list[str]) -> _Row:
-    return _Row(name, len(tests), [sum(_COSTS.of_tests[test][kind] for test in tests) for kind in KINDS])

@@ -212,7 +212,7 @@ class Forked:
             raise subprocess.TimeoutExpired(self.args, timeout or 0)
         return self._process.exitcode
 
-    def communicate(self, given: str | None = None, timeout: float | None = None) -> tuple[str, str]:
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """What it says through its pipes until it ends.
 
         Raises:
@@ -221,8 +221,8 @@ class Forked:
         with ThreadPoolExecutor(2) as pool:
             said = [pool.submit(stream.read) if stream else None for stream in (self.stdout, self.stderr)]
             if self.stdin is not None:
-                with suppress(BrokenPipeError), self.stdin:
-                    self.stdin.write(given or "")
+                with suppress(BrokenPipeError):
+                    self.stdin.close()
             try:
                 self.wait(timeout)
             except subprocess.TimeoutExpired:

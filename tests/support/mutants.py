@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -206,11 +206,11 @@ class _Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(code, module.__dict__)
 
 
-def outcomes(trials: Sequence[tuple[Mutant, Sequence[str], Path]], processes: int) -> Iterator[tuple[int, str]]:
+def outcomes(trials: Mapping[int, tuple[Mutant, Sequence[str], Path]], processes: int) -> Iterator[tuple[int, str]]:
     """What the tests say of each mutant, by its number, as it becomes known. Each runs in a fork of this process."""
     for name in _PRELOADED:
         importlib.import_module(name)
-    waiting, running = list(enumerate(trials))[::-1], dict[int, tuple[int, int, float]]()
+    waiting, running = list(trials.items())[::-1], dict[int, tuple[int, int, float]]()
     while waiting or running:
         while waiting and len(running) < processes:
             at, (mutant, tests, log) = waiting.pop()
@@ -269,13 +269,15 @@ def main(size: int, seed: int, processes: int, folder: Path) -> None:
     mutants = sample(size, seed)
     (folder / "logs").mkdir(exist_ok=True)
 
-    trials = [
-        (mutant, chosen(mutant, lines, seconds), folder / "logs" / f"{at}.log") for at, mutant in enumerate(mutants)
-    ]
+    trials = {
+        at: (mutant, tests, folder / "logs" / f"{at}.log")
+        for at, mutant in enumerate(mutants)
+        if (tests := chosen(mutant, lines, seconds))
+    }
     found = ["not reached"] * len(mutants)
-    for at, each in outcomes([trial for trial in trials if trial[1]], processes):
-        mutant, tests, log = [trial for trial in trials if trial[1]][at]
-        found[trials.index((mutant, tests, log))] = each
+    for at, each in outcomes(trials, processes):
+        mutant, tests, log = trials[at]
+        found[at] = each
         print(f"{each}: {mutant.file}:{mutant.line} {mutant.operator} ({len(tests)} tests, {log.name})", flush=True)
     rows = [{**asdict(mutant), "outcome": each} for mutant, each in zip(mutants, found, strict=True)]
     (folder / "outcomes.json").write_text(json.dumps(rows, indent=1))

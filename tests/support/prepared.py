@@ -42,21 +42,7 @@ class DieAt:
     when: str
 
     def __call__(self) -> None:
-        where, name, count = self.step
-        owner = found(where)
-        real, calls = getattr(owner, name), 0
-
-        def dies(*given: Any, **named: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == count and self.when == "before":
-                os.kill(os.getpid(), signal.SIGKILL)
-            answer = real(*given, **named)
-            if calls == count:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return answer
-
-        setattr(owner, name, dies)
+        _beside(self.step, **{self.when: lambda: os.kill(os.getpid(), signal.SIGKILL)})
 
 
 def write_slowly() -> None:
@@ -95,20 +81,12 @@ class PauseAt:
     file: Path
 
     def __call__(self) -> None:
-        where, name, count = self.step
-        owner = found(where)
-        real, calls = getattr(owner, name), 0
+        _beside(self.step, before=self._pause)
 
-        def pauses(*given: Any, **named: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == count:
-                self.file.touch()
-                while self.file.exists():
-                    time.sleep(0.01)
-            return real(*given, **named)
-
-        setattr(owner, name, pauses)
+    def _pause(self) -> None:
+        self.file.touch()
+        while self.file.exists():
+            time.sleep(0.01)
 
 
 @dataclass(frozen=True)
@@ -165,6 +143,25 @@ class RunScript:
         sys.argv = [self.path, *self.arguments]
         run_path(self.path, run_name="__main__")
         sys.exit()
+
+
+def _beside(step: Step, before: Callable[[], object] | None = None, after: Callable[[], object] | None = None) -> None:
+    """Do something just before or after a step."""
+    where, name, count = step
+    owner = found(where)
+    real, calls = getattr(owner, name), 0
+
+    def stepped(*given: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if before is not None and calls == count:
+            before()
+        answer = real(*given, **named)
+        if after is not None and calls == count:
+            after()
+        return answer
+
+    setattr(owner, name, stepped)
 
 
 def found(where: str) -> Any:

@@ -1,13 +1,20 @@
-"""What of an extra is installed, by the metadata of distributions that a test makes."""
+"""What of an extra is installed, by metadata that a test makes; and what is said of one that is not."""
 
 from __future__ import annotations
 
-from importlib import metadata
+import sys
+from collections.abc import Callable
+from importlib import import_module, metadata
+from pathlib import Path
 
 import pytest
 
+from embedctl.destinations.formats import check_output
+from embedctl.destinations.registry import destination_of
 from embedctl_config import extras
+from embedctl_config.errors import MissingExtra
 from embedctl_config.extras import Installed, installed
+from embedctl_config.settings import Settings
 
 REQUIRES = {
     "embedctl": [
@@ -69,3 +76,44 @@ def test_what_is_missing_or_too_old_is_named(
 ) -> None:
     has(monkeypatch, **versions)
     assert installed().lacking == (lacking,)
+
+
+@pytest.mark.parametrize(
+    ("package", "modules", "use", "told"),
+    [
+        (
+            "prometheus_client",
+            ["monitoring.metrics", "monitoring.serve"],
+            lambda: import_module("embedctl.monitoring.serve"),
+            r"`embedctl metrics` needs .* pip install 'embedctl\[metrics\]'",
+        ),
+        (
+            "flower",
+            ["dashboard.application", "dashboard.serve"],
+            lambda: import_module("embedctl.dashboard.serve"),
+            r"the dashboard needs .* pip install 'embedctl\[flower\]'",
+        ),
+        (
+            "pyarrow",
+            ["destinations.parquet", "destinations.columns"],
+            lambda: check_output(Path("v.parquet")),
+            r"embedctl\[parquet\]",
+        ),
+        (
+            "lancedb",
+            ["destinations.lancedb"],
+            lambda: destination_of("lancedb:///x?table=t", Settings()),
+            r"embedctl\[lancedb\]",
+        ),
+    ],
+)
+def test_what_needs_an_extra_that_is_missing_says_how_to_install_it(
+    package: str, modules: list[str], use: Callable[[], object], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    for module in modules:
+        monkeypatch.delitem(sys.modules, f"embedctl.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtra, match=told):
+        use()

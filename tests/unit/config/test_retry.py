@@ -22,37 +22,20 @@ from embedctl_config.errors import (
     WaitTimeout,
 )
 from embedctl_config.retry import ASIDE, OUTSIDE, POLL, REDIS, RETRY_S, Policy, RetryLimit, Streak
+from tests.support.clocks import SleptClock
 
 PLAIN = Policy(1.0, 8.0)
 
 
-class Clock:
-    """Time that passes only when somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self.pauses: list[float] = []
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-        self.now += seconds
-
-    async def asleep(self, seconds: float) -> None:
-        self.sleep(seconds)
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> SleptClock:
+    clock = SleptClock()
     monkeypatch.setattr(retry, "time", clock)
     monkeypatch.setattr(asyncio, "sleep", clock.asleep)
     return clock
 
 
-def failing_until(clock: Clock, time: float, error: type[BaseException]) -> Callable[[], str]:
+def failing_until(clock: SleptClock, time: float, error: type[BaseException]) -> Callable[[], str]:
     def ask() -> str:
         if clock.now < time:
             raise error(f"at {clock.now:g}")
@@ -114,12 +97,12 @@ def test_a_pause_doubles_up_to_the_longest_less_what_is_left_to_chance(
         (ASIDE, [0.5, 1, 2, 4, 5]),
     ],
 )
-def test_the_pauses_of_each_policy(clock: Clock, policy: Policy, pauses: list[float]) -> None:
+def test_the_pauses_of_each_policy(clock: SleptClock, policy: Policy, pauses: list[float]) -> None:
     assert policy.call(failing(len(pauses)), OSError) == "answer"
     assert clock.pauses == pauses
 
 
-def test_the_clients_of_a_redis_do_not_come_back_together(clock: Clock) -> None:
+def test_the_clients_of_a_redis_do_not_come_back_together(clock: SleptClock) -> None:
     REDIS.call(failing(20), OSError)
     assert 0.0375 <= clock.pauses[0] <= 0.05
     assert all(1.5 <= pause <= 2 for pause in clock.pauses[6:])
@@ -132,7 +115,7 @@ def test_the_clients_of_a_redis_do_not_come_back_together(clock: Clock) -> None:
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("failures", [0, 2])
 def test_other_errors_leave_at_once(
-    clock: Clock, call: Callable[..., str], error: type[BaseException], failures: int
+    clock: SleptClock, call: Callable[..., str], error: type[BaseException], failures: int
 ) -> None:
     turns = count()
 
@@ -145,7 +128,7 @@ def test_other_errors_leave_at_once(
 
 
 @pytest.mark.parametrize("tries", [1, 2, 5])
-def test_the_last_of_some_tries_raises_its_error_and_is_not_told(clock: Clock, tries: int) -> None:
+def test_the_last_of_some_tries_raises_its_error_and_is_not_told(clock: SleptClock, tries: int) -> None:
     told: list[str] = []
     with pytest.raises(OSError, match=f"try {tries}"):
         PLAIN.call(failing(99), OSError, tries=tries, failed=lambda error, _: told.append(str(error)))
@@ -154,7 +137,7 @@ def test_the_last_of_some_tries_raises_its_error_and_is_not_told(clock: Clock, t
 
 
 def test_each_failure_is_told_before_its_pause_and_may_ask_for_another_one(
-    clock: Clock, call: Callable[..., str]
+    clock: SleptClock, call: Callable[..., str]
 ) -> None:
     told: list[int] = []
 
@@ -167,7 +150,7 @@ def test_each_failure_is_told_before_its_pause_and_may_ask_for_another_one(
     assert clock.pauses == [7, pytest.approx(0.0875, abs=0.0126), 7]
 
 
-def test_an_error_of_whoever_is_told_ends_the_tries(clock: Clock, call: Callable[..., str]) -> None:
+def test_an_error_of_whoever_is_told_ends_the_tries(clock: SleptClock, call: Callable[..., str]) -> None:
     def failed(*_: object) -> None:
         raise JobCancelled
 
@@ -176,7 +159,7 @@ def test_an_error_of_whoever_is_told_ends_the_tries(clock: Clock, call: Callable
     assert clock.pauses == []
 
 
-def test_progress_between_two_failures_counts_from_zero(clock: Clock) -> None:
+def test_progress_between_two_failures_counts_from_zero(clock: SleptClock) -> None:
     streak, turns = Streak(), count(1)
 
     def ask() -> str:
@@ -200,7 +183,7 @@ def test_a_sleep_that_is_cut_ends_the_tries_with_the_last_error() -> None:
 # Waiting for an answer
 
 
-def test_the_answer_that_is_waited_for_is_asked_for_again_and_again(clock: Clock) -> None:
+def test_the_answer_that_is_waited_for_is_asked_for_again_and_again(clock: SleptClock) -> None:
     told: list[int] = []
     assert PLAIN.until(count().__next__, (4).__eq__, waiting=lambda: told.append(len(clock.pauses))) == 4
     assert clock.pauses == [1, 2, 4, 8]
@@ -257,7 +240,7 @@ def test_a_service_that_fails_ends_when_it_is_told_to_or_whoever_is_told_raises(
 # A Redis that is away or full
 
 
-def test_a_full_redis_is_waited_for_as_long_as_it_takes(clock: Clock, call: Callable[..., str]) -> None:
+def test_a_full_redis_is_waited_for_as_long_as_it_takes(clock: SleptClock, call: Callable[..., str]) -> None:
     assert call(failing_until(clock, 1000 + 100 * RETRY_S, BrokerFull), RetryLimit()) == "answer"
 
 
@@ -270,7 +253,7 @@ def test_a_full_redis_is_waited_for_as_long_as_it_takes(clock: Clock, call: Call
     ],
 )
 def test_a_redis_that_stays_away_is_given_up(
-    clock: Clock,
+    clock: SleptClock,
     call: Callable[..., str],
     limit: Callable[[], RetryLimit],
     longest_s: float,
@@ -282,7 +265,7 @@ def test_a_redis_that_stays_away_is_given_up(
     assert str(raised.value) == f"at {clock.now:g}"
 
 
-def test_only_the_time_that_it_is_away_counts(clock: Clock, call: Callable[..., str]) -> None:
+def test_only_the_time_that_it_is_away_counts(clock: SleptClock, call: Callable[..., str]) -> None:
     full_until, back_at = 1000 + 10 * RETRY_S, 1000 + 11 * RETRY_S - 5
 
     def ask() -> str:
@@ -293,7 +276,7 @@ def test_only_the_time_that_it_is_away_counts(clock: Clock, call: Callable[..., 
     assert call(ask, RetryLimit()) == "answer"
 
 
-def test_what_it_refuses_each_time_is_not_asked_again(clock: Clock, call: Callable[..., str]) -> None:
+def test_what_it_refuses_each_time_is_not_asked_again(clock: SleptClock, call: Callable[..., str]) -> None:
     with pytest.raises(BrokerRefused, match="try 1"):
         call(failing(9, BrokerRefused), RetryLimit())
     assert clock.pauses == []
@@ -301,7 +284,7 @@ def test_what_it_refuses_each_time_is_not_asked_again(clock: Clock, call: Callab
 
 @pytest.mark.parametrize("error", [BrokerFull, BrokerUnavailable])
 def test_a_deadline_ends_the_wait_as_a_timeout(
-    clock: Clock, call: Callable[..., str], error: type[BrokerUnavailable]
+    clock: SleptClock, call: Callable[..., str], error: type[BrokerUnavailable]
 ) -> None:
     told: list[BrokerUnavailable] = []
     with pytest.raises(WaitTimeout, match="at 1010") as raised:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-import pytest
 from prometheus_client.core import Metric
 
 from embedctl.monitoring.backlog import Backlog
@@ -13,7 +11,6 @@ from embedctl.monitoring.metrics import BacklogMetrics
 from embedctl.monitoring.watch import Sweep
 from embedctl.store.backlog import WaitingJob
 from embedctl.store.quotas import Quota
-from embedctl_config.errors import MissingExtra
 
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
 JOB = WaitingJob("cpu", "m", "normal", "default", chunks=7, size=420, opened_ms=1_000, progressed_ms=3_000)
@@ -61,14 +58,6 @@ def test_a_job_whose_chunks_are_all_encoded_waits_for_nothing() -> None:
     values = {name: metric.samples[0].value for name, metric in found.items() if "waiting" in name}
     assert set(values.values()) == {0.0}
     assert found["embedctl_longest_standstill_seconds"].samples[0].value == 0
-
-
-def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    for module in ("embedctl.monitoring.metrics", "embedctl.monitoring.serve"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
-    with pytest.raises(MissingExtra, match=r"`embedctl metrics` needs .* pip install 'embedctl\[metrics\]'"):
-        __import__("embedctl.monitoring.serve")
 
 
 def test_a_tenant_s_limits_stand_beside_what_it_has_of_them() -> None:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -159,14 +155,6 @@ def test_an_id_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"line 1: the id .* is not valid UTF-8") as raised:
         read(tmp_path, b'{"text": "t", "id": "\xff"}')
     str(raised.value).encode()
-
-
-def test_standard_input_is_read_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b'{"text": "a"}\nnope\n')))
-    found: Iterator[Record] = open_corpus("-", max_bytes=MAX).records()
-    assert next(found) == Record(TEXT, b"a")
-    with pytest.raises(InputError, match="standard input, line 2"):
-        next(found)
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,9 @@ def test_a_check_of_standard_input_finds_another_format_and_takes_nothing(monkey
 
 def test_later_lines_of_standard_input_get_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe(monkeypatch, b'{"text": "a"}\nnope\n')
-    with pytest.raises(InputError, match=r"line 2: not JSON: [^;]*\. To leave such lines out, give --skip-bad-lines"):
+    with pytest.raises(
+        InputError, match=r"standard input, line 2: not JSON: [^;]*\. To leave such lines out, give --skip-bad-lines"
+    ):
         texts("-")
 
 

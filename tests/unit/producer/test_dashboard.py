@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from tornado.ioloop import IOLoop
 from embedctl.dashboard.access import allowed_users, is_loopback
 from embedctl_config.address import Address
 from embedctl_config.celery_app import TASK
-from embedctl_config.errors import MissingExtra, SettingsError
+from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
 
 
@@ -59,16 +58,6 @@ def test_a_file_that_is_not_right_is_refused_without_showing_it(
     assert message in str(raised.value)
     for secret in ("onlyauser", "hidden", "gehe1m"):
         assert secret not in str(raised.value)
-
-
-def test_without_flower_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in [name for name in sys.modules if name.split(".")[0] == "flower"]:
-        monkeypatch.delitem(sys.modules, module)
-    for ours in ("embedctl.dashboard.application", "embedctl.dashboard.serve"):
-        monkeypatch.delitem(sys.modules, ours, raising=False)
-    monkeypatch.setitem(sys.modules, "flower", None)
-    with pytest.raises(MissingExtra, match=r"the dashboard needs .* pip install 'embedctl\[flower\]'"):
-        __import__("embedctl.dashboard.serve")
 
 
 def test_a_task_whose_beginning_flower_missed_is_named_by_its_id() -> None:

@@ -46,9 +46,19 @@ def test_one_bad_setting_is_found_alone_and_has_a_remedy(setting: str, value: st
         assert (finding.level, bool(finding.remedy)) == ((level, True) if is_bad else (Level.OK, False))
 
 
-@pytest.mark.parametrize(("version", "level"), [("6.0.16", Level.FAIL), ("6.2.0", Level.OK), ("10.1.0", Level.OK)])
-def test_versions_are_compared_as_numbers(version: str, level: Level) -> None:
-    assert levels({**INFO, "redis_version": version}, GOOD)["redis version"] is level
+@pytest.mark.parametrize(
+    ("info", "subject", "level"),
+    [
+        ({"redis_version": "6.0.16"}, "redis version", Level.FAIL),
+        ({"redis_version": "6.2.0"}, "redis version", Level.OK),
+        ({"redis_version": "10.1.0"}, "redis version", Level.OK),
+        ({"redis_mode": "cluster"}, "redis mode", Level.FAIL),
+        ({"cluster_enabled": 1}, "redis mode", Level.FAIL),
+        ({}, "redis mode", Level.OK),
+    ],
+)
+def test_an_old_version_and_a_cluster_are_faults(info: dict[str, object], subject: str, level: Level) -> None:
+    assert levels({**INFO, **info}, GOOD)[subject] is level
 
 
 def test_a_redis_that_hides_its_settings_is_judged_by_what_it_says_of_itself() -> None:
@@ -58,12 +68,6 @@ def test_a_redis_that_hides_its_settings_is_judged_by_what_it_says_of_itself() -
     assert set(found.values()) == {Level.OK}
     bad = levels({**INFO, "aof_enabled": 0, "maxmemory": 0, "maxmemory_policy": "allkeys-lru"}, {})
     assert (bad["persistence"], bad["eviction"], bad["memory"]) == (Level.WARN, Level.FAIL, Level.WARN)
-
-
-def test_a_cluster_is_a_fault() -> None:
-    assert levels({**INFO, "redis_mode": "cluster"}, GOOD)["redis mode"] is Level.FAIL
-    assert levels({**INFO, "cluster_enabled": 1}, GOOD)["redis mode"] is Level.FAIL
-    assert levels(INFO, GOOD)["redis mode"] is Level.OK
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import duckdb
@@ -13,12 +12,10 @@ import pytest
 
 from embedctl.destinations import parquet
 from embedctl.destinations.columns import KeptColumns
-from embedctl.destinations.formats import check_output
 from embedctl.destinations.parquet import ParquetWriter
 from embedctl.destinations.unfinished import part_of
 from embedctl.destinations.writer import Content
 from embedctl.results import Vectors
-from embedctl_config.errors import MissingExtra
 from tests.support.result_chunks import result_chunk, unit_vectors
 
 
@@ -97,11 +94,3 @@ def test_the_tokens_of_a_job_that_counts_them_have_a_column(tmp_path: Path) -> N
     column = pq.read_table(tmp_path / "counted")["tokens"]
     assert (str(column.type), column.to_pylist()) == ("uint32", [5, None, 2**31, None, None])
     assert "tokens" not in pq.read_schema(tmp_path / "not").names
-
-
-def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    for name in ("parquet", "columns"):
-        monkeypatch.delitem(sys.modules, f"embedctl.destinations.{name}", raising=False)
-    with pytest.raises(MissingExtra, match=r"embedctl\[parquet\]"):
-        check_output(tmp_path / "v.parquet")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).parents[3]
 SUITE = """
@@ -33,23 +33,19 @@ class cuda:
 
 
 @pytest.mark.skipif(any(Path("/dev").glob("neuron[0-9]*")), reason="there is a Neuron device")
-def test_what_was_not_run_is_listed_with_what_it_needs(tmp_path: Path) -> None:
-    (tmp_path / "test_marked.py").write_text(SUITE)
-    (tmp_path / "torch.py").write_text(TORCH)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    needs\n")
+def test_what_was_not_run_is_listed_with_what_it_needs(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{pytester.path}{os.pathsep}{ROOT}")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makepyfile(test_marked=SUITE, torch=TORCH)
+    pytester.makeini("[pytest]\nmarkers =\n    needs\n")
     plugins = ["-p", "tests.support.hardware", "-p", "no:cacheprovider", "-p", "xdist"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *plugins, "-n", "1", str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = pytester.runpytest_subprocess(*plugins, "-n", "1")
+    assert done.ret == pytest.ExitCode.OK
     for needs, test in (
         ("a GPU that PyTorch sees", "test_on_a_gpu"),
         ("torch_neuronx and a Neuron device", "test_on_a_neuron_core"),
     ):
-        section = done.stdout.partition(f" not tested: needs {needs} ")[2]
+        section = done.stdout.str().partition(f" not tested: needs {needs} ")[2]
         assert section.splitlines()[1].endswith(f"test_marked.py::{test}")
