@@ -91,15 +91,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for test in _COSTS.of_tests:
         for name in ("all", test.partition("::")[0], test):
             tests_of[name].append(test)
-    rows = []
-    for name, tests in tests_of.items():
-        by_kind = [sum(_COSTS.of_tests[test][kind] for test in tests) for kind in KINDS]
-        rows.append((name, len(tests), sum(by_kind), *by_kind))
-    rows.sort(key=lambda row: ("::" in row[0], -row[2]))  # all, then the files and the tests, the dearest first
+    rows = {
+        name: [sum(_COSTS.of_tests[test][kind] for test in tests) for kind in KINDS] for name, tests in tests_of.items()
+    }
     table = [
         f"| file or test | tests | CPU seconds | {' | '.join(KINDS)} |",
         "| --- " + "| ---: " * (2 + len(KINDS)) + "|",
     ]
-    for name, count, *seconds in rows:
-        table.append(f"| {name} | {count} | {' | '.join(f'{each:.1f}' for each in seconds)} |")
+    for name in sorted(rows, key=lambda name: ("::" in name, -sum(rows[name]))):  # all, then each file, then each test
+        seconds = " | ".join(f"{each:.1f}" for each in (sum(rows[name]), *rows[name]))
+        table.append(f"| {name} | {len(tests_of[name])} | {seconds} |")
     Path(place).write_text("\n".join(table) + "\n")
