@@ -40,11 +40,8 @@ def load_backend(
     host: Host,
     options: Mapping[str, str | int | float | bool],
 ) -> Backend:
-    """Load a model into a backend.
-
-    Args:
-        model: the name that jobs use; `entry` says where the model comes from.
-        options: the hardware class's settings for this backend.
+    """Load a model, which `entry` locates, by the name that jobs use, with the hardware class's options for this
+    backend.
 
     Raises:
         SettingsError: there is no such backend, or it has no option of a given name.

@@ -20,10 +20,7 @@ _WARM_UP_LENGTHS = (8, 32, 128, 256)
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The reference that a backend's vectors are measured against: torch in fp32 on these files.
-
-    The backend, or its artefact, may state `bounds` for itself; None for the precision's.
-    """
+    """Torch in fp32 on these files; a backend or artefact may state `bounds` for itself, None: the precision's."""
 
     files: ModelFiles
     bounds: Thresholds | None = None

@@ -90,17 +90,12 @@ def _on_gpu(fp32: bool) -> MatrixProducts | str:
 
     if not torch.cuda.is_available():
         return "torch sees no GPU"
-    kind = torch.float32 if fp32 else torch.bfloat16 if _has_bf16() else torch.float16
+    # NVIDIA's GPUs before Ampere do not multiply in bf16 in hardware.
+    has_bf16 = torch.version.hip is not None or torch.cuda.get_device_capability() >= (8, 0)
+    kind = torch.float32 if fp32 else torch.bfloat16 if has_bf16 else torch.float16
     rows, width = _ON_GPU
     # Random values: with zeros, a GPU draws less power and is faster.
     weight, x = (torch.randn(size, width, device="cuda", dtype=kind) for size in (width, rows))
     into = torch.empty(rows, width, device="cuda", dtype=kind)
     what = f"{str(kind).removeprefix('torch.')}, {rows} × {width} × {width} by torch"
     return MatrixProducts(what, 2.0 * rows * width**2, partial(torch.mm, x, weight, out=into), torch.cuda.synchronize)
-
-
-def _has_bf16() -> bool:
-    """Whether the GPU multiplies in bf16 in hardware; NVIDIA's GPUs before Ampere do not."""
-    import torch
-
-    return torch.version.hip is not None or torch.cuda.get_device_capability() >= (8, 0)

@@ -30,10 +30,7 @@ class ModelFacts:
 
 
 def facts_of(folder: Path) -> ModelFacts:
-    """Read the facts of the model in a folder.
-
-    A ModelError if a file can't be read, or as :func:`~embedctl_workers.models.files.fingerprint_of`.
-    """
+    """The facts of the model in a folder; a ModelError as of :func:`~embedctl_workers.models.files.fingerprint_of`."""
     try:
         files = deciding_files(folder)
         size = sum(path.stat().st_size for path in files)

@@ -70,10 +70,8 @@ class ChunkEncoding:
             pass
 
     def encode_together(self, chunks: Sequence[ClaimedChunk]) -> list[Share | None]:
-        """Encode chunks of one encoder in common batches.
-
-        For each chunk, its share for :meth:`encode`; None for a chunk that is to be encoded by itself. DeviceLost by
-        the backend.
+        """Encode chunks of one encoder in common batches; each one's share for :meth:`encode`, None: encode it by
+        itself.
         """
         prepared = [self._prepared_to_join(each) for each in chunks]
         key = next((each.key for each in prepared if each), None)

@@ -41,9 +41,8 @@ class Gathering:
         self._queues = Queues(broker.connection)
 
     def candidates(self, claimed: ClaimedChunk) -> list[Candidate]:
-        """The waiting chunks that may be encoded with a small one, up to a token budget in all.
-
-        Nobody has claimed them before, so none of them is suspect.
+        """The waiting chunks, unclaimed so far and so not suspect, that a small one may be encoded with, within a
+        budget.
         """
         now_ms = self._broker.connection.about_now_ms()
         tickets = self._queues.next_tickets(claimed.job.queue, _MOST, now_ms=now_ms)

@@ -35,10 +35,7 @@ class Isolation:
             return self._inside > 1
 
     def isolate(self) -> bool:
-        """Wait until all other threads have left, and keep them out until this one leaves.
-
-        False, at once, if another thread is isolated or waits to be.
-        """
+        """Wait until all others have left, and keep them out; False, at once, if another thread does so already."""
         with self._changed:
             if self._isolated is not None:
                 return False

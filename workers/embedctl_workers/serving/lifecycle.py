@@ -252,7 +252,7 @@ def _consume(
     signals.worker_shutting_down.connect(drain, weak=False)
     signals.worker_ready.connect(answer, weak=False)
     # A receiver of this signal sets up the logs, so Celery leaves them alone: its lines go where embedctl's do.
-    signals.setup_logging.connect(_logs_are_set_up, weak=False)
+    signals.setup_logging.connect(lambda **_: None, weak=False)
     app.steps["consumer"].add(_told_by_celery(health))
     app.events.dispatcher_cls = OneTryDispatcher  # type: ignore[assignment]  # a class does as well as its name
     remove_commands()
@@ -279,10 +279,6 @@ def _consume(
 def _leave(status: int) -> None:
     """Have Celery stop as on SIGTERM, and this process end with a status."""
     state.should_stop = status  # type: ignore[assignment]  # None until it is set
-
-
-def _logs_are_set_up(**_: object) -> None:
-    """Logs are configured already."""
 
 
 def _told_by_celery(health: Health) -> type[StartStopStep]:

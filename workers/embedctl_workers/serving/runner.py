@@ -55,14 +55,6 @@ class ChunkRunner:
     """Turns tickets into stored vectors. One thread encodes while others claim and prepare.
 
     Encoders are by model name; `instance` is this worker process.
-
-    Attributes:
-        in_hand: the chunks that this worker holds.
-        draining: set when the worker is to stop.
-        hurrying: set when it is to stop without finishing the chunk that it is encoding.
-        sick: why this worker takes no more chunks; None while it is well.
-        leave: ends this process in good order, with an exit status; called once the worker is sick.
-        speed: by model.
     """
 
     def __init__(
@@ -83,9 +75,11 @@ class ChunkRunner:
         self._unsure = Streak()
         self._isolation = Isolation()
         self._gathering = Gathering(broker)
-        self.in_hand = InHand()
-        self.draining, self.hurrying = threading.Event(), threading.Event()
-        self.sick: WorkerSick | None = None
+        self.in_hand = InHand()  #: the chunks that this worker holds
+        self.draining = threading.Event()  #: set when the worker is to stop
+        self.hurrying = threading.Event()  #: set when it is to stop without finishing the chunk that it is encoding
+        self.sick: WorkerSick | None = None  #: why this worker takes no more chunks; None while it is well
+        #: ends this process in good order, with an exit status; called once the worker is sick
         self.leave: Callable[[int], None] = lambda status: None
         self._store = ChunkStore(broker, hardware, telemetry, self.draining)
         self._encoding = ChunkEncoding(
@@ -98,7 +92,7 @@ class ChunkRunner:
             self.hurrying,
             broker.connection.about_now_ms,
         )
-        self.speed = self._encoding.speed
+        self.speed = self._encoding.speed  #: by model
         self._jobs = KnownJobs(broker.jobs)
         # Once a job has a claimed chunk, its fingerprint is pinned, and no later answer changes anything.
         self._is_kept_apart = lru_cache(maxsize=256)(self._has_other_files)

@@ -66,10 +66,7 @@ class DoubtedChunks:
 
 
 def rest_s(unsure: Streak, encoded: EncodedChunk) -> float:
-    """How long the thread rests after giving back a chunk, in seconds.
-
-    `unsure` counts the chunks in a row that this worker could encode less than half of.
-    """
+    """Seconds to rest after giving back a chunk; `unsure` counts those in a row that were encoded less than half."""
     if 2 * len(encoded.doubtful) <= len(encoded.vectors):
         return 0.0
     unsure.failures += 1

@@ -46,10 +46,7 @@ class Telemetry:
         """A chunk was encoded; tokens are counted without padding, positions with it."""
 
     def answered(self, model: str, answer: str, done: int, codes: Collection[ErrorCode]) -> None:
-        """A chunk's result was offered to Redis, which took it if the answer is `ok`.
-
-        `done` records have a vector; each other one has a code.
-        """
+        """Redis answered to a result (`ok`: it took it) with `done` vectors, and a code for each other record."""
 
     def failed(self, model: str) -> None:
         """A chunk failed as a whole, and will be offered again."""

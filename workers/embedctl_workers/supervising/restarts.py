@@ -27,10 +27,7 @@ class Pace:
 
 
 class Restarts:
-    """The restarts of one place. Times are seconds of one clock.
-
-    Unless it `gives_up`, a worker is restarted after any death.
-    """
+    """The restarts of one place, in seconds of one clock; unless it `gives_up`, it is restarted after any death."""
 
     def __init__(self, pace: Pace, *, gives_up: bool = True) -> None:
         self._pace = pace
@@ -51,10 +48,7 @@ class Restarts:
         self.failed_starts = 0
 
     def on_exit(self, status: int, now: float) -> float:
-        """The process has ended, and the supervisor did not tell it to; the pause before the restart, in seconds.
-
-        It means nothing if the worker is now given up.
-        """
+        """The process ended untold; the pause before the restart, in seconds, meaningless if it is now given up."""
         if self.ready_at is None:
             # A Redis that is away says nothing about the worker: it is restarted without limit.
             self.failed_starts += status != ExitStatus.UNAVAILABLE

@@ -94,10 +94,7 @@ class Supervisor:
 
 
 class _Signals:
-    """A context that catches SIGTERM and Ctrl-C, and wakes a loop for them and for the end of a child.
-
-    `stop`: SIGTERM or Ctrl-C has come. `kill`: Ctrl-C has come after that.
-    """
+    """Catches SIGTERM and Ctrl-C (`stop`; Ctrl-C after that: `kill`), and wakes a loop for them and a child's end."""
 
     def __init__(self) -> None:
         self.stop = self.kill = False

@@ -140,10 +140,7 @@ class TorchGpuBackend(SentenceModel):
         return self._engine.positions(lengths)
 
     def warm_up(self) -> None:
-        """Run batches of several lengths, measure the memory per token, and compile every size within the budget.
-
-        No memory for a small batch is a ModelError.
-        """
+        """Run batches of several lengths, measure the memory per token, and compile every size within the budget."""
         with self._within_memory():
             if self._graphs:
                 self._graphs.allow(0)

@@ -34,10 +34,7 @@ class Bucket:
 
     @classmethod
     def of(cls, lengths: Rows, most: int) -> Self | None:
-        """The smallest size that fits a batch of texts of these lengths; None if none does.
-
-        The longest text that the model takes has `most` tokens.
-        """
+        """The smallest size for texts of these lengths, of at most `most` tokens in this model; None if none fits."""
         tokens = tokens_of_bucket(lengths)
         if tokens is None:
             return None

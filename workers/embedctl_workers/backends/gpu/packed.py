@@ -26,10 +26,7 @@ from embedctl_workers.backends.torch.packed.weights import Layer, Weights
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """Facts of a batch that are not in its arrays.
-
-    `tokens` counts real ones, `bucket` is the size that it was filled up to; None if it runs as it is.
-    """
+    """Facts of a batch beside its arrays: `tokens` are real ones, `bucket` its size; None if it runs as it is."""
 
     plan: AttentionPlan
     tokens: int
@@ -105,10 +102,7 @@ class PackedGpuEngine:
         return Batch(arrays, _Facts(plan, count, tokens.prompt_tokens, bucket))
 
     def run(self, inputs: Mapping[str, torch.Tensor], facts: _Facts) -> torch.Tensor:
-        """Vectors, float32, rows × dim, on the device; not normalised unless the model itself does so.
-
-        `inputs` are the batch's arrays, int32, on the device.
-        """
+        """Vectors, float32, rows × dim, on the device, normalised only if the model does so; inputs are int32."""
         plan, bucket = facts.plan, facts.bucket
         if bucket is None or self._graphs is None:
             x = self._encoded(inputs, plan, bucket)

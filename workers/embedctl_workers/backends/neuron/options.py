@@ -54,10 +54,7 @@ class TraceOptions:
         return {"buckets": buckets, "batch": str(self.batch), "flags": " ".join(self.flags)}
 
     def buckets_for(self, max_tokens: int) -> list[int]:
-        """The buckets for a model, ascending, in tokens; the last is the model's maximum.
-
-        A SettingsError if those that are set are too short for the model.
-        """
+        """A model's buckets, ascending, in tokens, up to its maximum; a SettingsError if those set are too short."""
         buckets = list(self.buckets) or [_SHORTEST_DEFAULT]
         while not self.buckets and buckets[-1] < max_tokens:
             buckets.append(2 * buckets[-1])

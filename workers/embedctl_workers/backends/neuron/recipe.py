@@ -52,23 +52,15 @@ def build(files: ModelFiles, host: Host, how: BuildOptions) -> Artifact:
 def artifact_for(
     files: ModelFiles, host: Host, options: TraceOptions, *, target: str = "", revision: str = "", force: bool = False
 ) -> Artifact:
-    """An artefact from the cache, or built now in a separate process.
+    """An artefact from the cache, or built now in a separate process; the options as of :func:`build`.
 
-    Args:
-        target: the target to build for without a device, one of :data:`~.runtime.TARGETS`; empty for the device at
-            hand.
-        revision: the hub's revision of the model, for the manifest.
-        force: build the artefact even if the cache has it.
-
-    Raises:
-        ModelError: the cache lacks the artefact and `host.build` forbids building it, or it can't be built.
-        WorkerError: there is no device, and no target was given.
+    Without a device, `target` is one of :data:`~.runtime.TARGETS`; empty means the device at hand, a WorkerError if
+    there is none. A ModelError if it can't be built, or the cache lacks it and `host.build` is False.
     """
     if not target:
         require_device()
     store, want = ArtifactStore(host.cache), wanted(files, options, target or options.target or machine_target())
-    found = None if force else store.find(want)
-    if found is not None:
+    if not force and (found := store.find(want)):
         return found
     if not host.build:
         raise ModelError(

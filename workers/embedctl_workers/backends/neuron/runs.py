@@ -13,10 +13,7 @@ from embedctl_workers.arrays.tokens import Rows
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One execution of a trace on the device, `bucket` tokens long.
-
-    `at`, int64, are the indices of its rows in the batch; at most as many as a run has rows.
-    """
+    """One execution of a trace, `bucket` tokens long, for the rows `at` (int64) of the batch, at most a trace's."""
 
     bucket: int
     at: Rows

@@ -35,10 +35,7 @@ class Exported:
 
 
 def export_own(files: ModelFiles, folder: Path) -> Exported:
-    """Write the graph, made by `torch.onnx`, the tokenizer, and the facts about the model that a worker needs.
-
-    A ModelError if the model can't be loaded, or is of a kind that can't be exported.
-    """
+    """Write the graph, made by `torch.onnx`, and what a worker needs; a ModelError if the model can't be exported."""
     model = load_sentence_transformer(files)
     tokenizer = fast_tokenizer(model, files)
     for part in model.modules():
@@ -63,10 +60,7 @@ def export_own(files: ModelFiles, folder: Path) -> Exported:
 
 
 def export_optimum(files: ModelFiles, folder: Path) -> Exported:
-    """The same with optimum's exporter; its graph is used unchanged.
-
-    Also a ModelError if pooling leaves out the prompt: optimum's graphs have no input for that.
-    """
+    """The same by optimum; a ModelError if pooling leaves out the prompt: its graphs have no input for that."""
     from optimum.exporters.onnx import main_export
 
     model = load_sentence_transformer(files)
@@ -158,10 +152,7 @@ def example_of(name: str, tokenizer: PreTrainedTokenizerFast, lengths: Sequence[
 def write_facts(
     folder: Path, files: ModelFiles, model: SentenceTransformer, tokenizer: PreTrainedTokenizerFast
 ) -> list[str]:
-    """Write the tokenizer, and the facts about a model that a worker needs, into an artefact's folder.
-
-    Returns the names of the inputs of the model's graph. Raises as :func:`pooling_excludes_prompt`.
-    """
+    """Write the tokenizer and the facts that a worker needs into an artefact's folder; the graph's inputs by name."""
     excludes_prompt = pooling_excludes_prompt(model, files)
     default = model.default_prompt_name
     facts = ModelFacts(

@@ -31,10 +31,7 @@ _FUSED = {
 
 
 def fuse(graph: Path, exported: Exported, target: Path) -> bool:
-    """Write the graph with attention, layer normalisation and GELU fused into one operator each.
-
-    If nothing can be fused, nothing is written, and False is returned.
-    """
+    """Write the graph with attention, LayerNorm and GELU as one operator each; False, and no file, if none is fused."""
     if exported.model_type not in _LIKE_BERT:
         return False
     # opt_level 0: onnxruntime makes its own optimisations when it loads the graph, for the CPU at hand.

@@ -66,17 +66,11 @@ def artifact_for(
 ) -> Artifact:
     """An artefact of one of :data:`KINDS`, or :data:`ONNX_PLAIN`, from the cache, or built now in a separate process.
 
-    Args:
-        revision: the hub's revision of the model, for the manifest.
-        force: build the artefact even if the cache has it.
-
-    Raises:
-        ModelError: the cache lacks the artefact and `host.build` forbids building it, or it can't be built.
-        MissingExtra: the packages that build it are not installed.
+    The options are those of :class:`~embedctl_workers.models.builders.BuildOptions`. A ModelError if it can't be built,
+    or the cache lacks it and `host.build` is False; MissingExtra if the packages that build it are not installed.
     """
     store, want = ArtifactStore(host.cache), wanted(files, kind, exporter)
-    found = None if force else store.find(want)
-    if found is not None:
+    if not force and (found := store.find(want)):
         return found
     if not host.build:
         raise ModelError(

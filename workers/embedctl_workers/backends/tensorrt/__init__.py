@@ -1,4 +1,1 @@
-"""Models as TensorRT plans: how they are built and run. Not verified on hardware.
-
-`import tensorrt` in here means the vendor's package.
-"""
+"""Models as TensorRT plans; not verified on hardware. `import tensorrt` in here means the vendor's package."""

@@ -92,10 +92,7 @@ def _bound_masks(graph: Any) -> None:
 
 
 def _settle_squeezes(graph: Any) -> None:
-    """Drop the exporter's test whether a dimension is 1, which is always true.
-
-    TensorRT would require both branches of the test to have the same rank.
-    """
+    """Drop the test whether a dimension is 1, always true: TensorRT wants branches of equal rank."""
     for node in graph.node:
         if node.op_type != "If":
             continue

@@ -65,10 +65,7 @@ def _edges(max_tokens: int) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a batch, of the shapes of the profile with this number.
-
-    `places`, int64, are the indices of its rows in the batch, and `width` the tokens of a row, padding included.
-    """
+    """A part of a batch for a profile (its number): `places` of its rows (int64), `width` in tokens with padding."""
 
     profile: int
     places: Rows

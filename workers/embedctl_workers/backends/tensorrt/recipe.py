@@ -62,11 +62,7 @@ def profiles_of(folder: Path, options: PlanOptions) -> list[Profile]:
 
 
 def wanted(files: ModelFiles, graph: Artifact, runtime: Runtime, options: PlanOptions) -> Wanted:
-    """The plan that this GPU runs, made of an artefact of the kind
-    :data:`~embedctl_workers.backends.onnx.recipe.ONNX_PLAIN`.
-
-    MissingExtra if onnxruntime, which converts the graph, is not installed.
-    """
+    """The plan that this GPU runs of a plain ONNX graph; MissingExtra if onnxruntime, which converts it, is missing."""
     return Wanted(
         files.fingerprint,
         {
@@ -93,23 +89,17 @@ def artifact_for(
     revision: str = "",
     force: bool = False,
 ) -> Artifact:
-    """A plan from the cache, or built now in a separate process.
+    """A plan from the cache, or built now in a separate process; the options as of :func:`build`.
 
-    Args:
-        revision: the hub's revision of the model, for the manifest.
-        force: build the plan even if the cache has it.
-
-    Raises:
-        ModelError: the cache lacks the plan and `host.build` forbids building it, or it can't be built.
-        MissingExtra: the packages that build it are not installed.
+    A ModelError if it can't be built, or the cache lacks it and `host.build` is False; MissingExtra if the packages
+    that build it are not installed.
     """
     store = ArtifactStore(host.cache)
     if not host.build and store.find(onnx_recipe.wanted(files, ONNX_PLAIN)) is None:
         raise ModelError(_not_built(files, host, store, runtime, "the ONNX graph"))
     graph = onnx_recipe.artifact_for(files, ONNX_PLAIN, host, revision=revision)
     want = wanted(files, graph, runtime, options)
-    found = None if force else store.find(want)
-    if found is not None:
+    if not force and (found := store.find(want)):
         return found
     if not host.build:
         raise ModelError(_not_built(files, host, store, runtime, f"the plan {want.name}"))

@@ -45,10 +45,7 @@ def open_runtime() -> Runtime:
 
 
 def load_vendor() -> Any:
-    """Import the vendor's package; MissingExtra if it is not installed.
-
-    A WorkerError if it is a placeholder or too old, or its libraries are missing or broken.
-    """
+    """Import the vendor's package, or raise MissingExtra; a WorkerError if it is a placeholder, too old or broken."""
     try:
         trt = import_module("tensorrt")
     except ModuleNotFoundError as error:

@@ -41,8 +41,5 @@ class TimingCache:
         return b""
 
     def write(self, kept: bytes) -> None:
-        """Replace the kept measurements. If two processes build at once, those of the last one stay.
-
-        A ModelError if others may write to the file's folder, an OSError if the file can't be written.
-        """
+        """Replace the kept measurements; of two builds at once, the last one's stay. Raises as :func:`keep`."""
         keep(self.path, hashlib.sha256(kept).digest() + kept)

@@ -10,10 +10,7 @@ _LOG_EVERY_S = 10.0
 
 
 class Progress:
-    """Tells how far a download is, and what it waits for: `say` writes a line.
-
-    If `in_log`, :meth:`line` is said now and then; a terminal draws it instead.
-    """
+    """Tells by `say` how far a download is: if `in_log`, :meth:`line` now and then; a terminal draws it instead."""
 
     def __init__(self, say: Callable[[str], None], *, in_log: bool = True) -> None:
         self.say = say

@@ -165,10 +165,7 @@ class _Pull:
         return sorted((listing.files[name] for name in names), key=lambda file: file.size)
 
     def _json(self, listing: Listing, name: str) -> Any:
-        """The contents of a small file of the model, a ValueError if it is no JSON.
-
-        A ModelError if it is too large, or not what the hub lists.
-        """
+        """The contents of a small file, a ValueError if it is no JSON, a ModelError if too large or not as listed."""
         file = listing.files[name]
         if file.size > _MOST_JSON:
             raise ModelError(f"{name} of {self._repository} has {megabytes(file.size)}, which is too much to be read")

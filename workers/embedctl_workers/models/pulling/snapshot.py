@@ -94,7 +94,8 @@ class Snapshots:
 
     def _link(self, snapshot: Path, file: HubFile) -> None:
         path = snapshot / file.name
-        if path.exists() and (_leads_to(path) == self.blob(file).name or digest_of(path, file) == file.digest):
+        leads_there = path.is_symlink() and path.readlink().name == self.blob(file).name
+        if path.exists() and (leads_there or digest_of(path, file) == file.digest):
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
@@ -103,11 +104,6 @@ class Snapshots:
             path.symlink_to(up / "blobs" / file.digest)
         except OSError:  # a file system without links
             shutil.copyfile(self.blob(file), path)
-
-
-def _leads_to(path: Path) -> str:
-    """The name of the blob that a file of a snapshot links to; empty if it is no link."""
-    return path.readlink().name if path.is_symlink() else ""
 
 
 def digest_of(path: Path, file: HubFile) -> str:
