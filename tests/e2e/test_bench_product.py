@@ -13,10 +13,7 @@ from typing import Any
 
 import pytest
 
-for _needed in ("torch", "sentence_transformers"):
-    pytest.importorskip(_needed)
-
-from tests.support.tiny_models import Tiny  # noqa: E402
+from tests.support.tiny_models import Tiny
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -83,8 +80,7 @@ def test_a_request_that_was_interrupted_resumes(environment: dict[str, str], sho
     assert "**A quick run** (`--quick`)" in page
 
 
-def test_requests_over_http_and_a_grid_of_one_cell(environment: dict[str, str], short_folder: Path) -> None:
-    """In one test, because both compare their vectors with the same references."""
+def test_requests_over_http(environment: dict[str, str], short_folder: Path) -> None:
     found = tables(environment, short_folder, "request", "--http", page="request-http")
     rows, servers = found["tiny-class-dummy-figures"], found["tiny-class-dummy-systems"]
     assert [row["system"] for row in servers] == [
@@ -94,12 +90,3 @@ def test_requests_over_http_and_a_grid_of_one_cell(environment: dict[str, str], 
     assert len({row["max_abs_error"] for row in rows}) == 1
     assert len(rows) == 6 * 2
     assert all(0 < row["p50_ms"] <= row["p90_ms"] and row["texts_per_s"] > 0 for row in rows)
-
-    cell = ("--cores", "1", "--length", "8", "--batch", "2")
-    found = tables(environment, short_folder, "grid", *cell)
-    by_system = {row["system"]: row for row in found["tiny-1-core-figures"]}
-    assert set(by_system) == {"embedctl's engine, class dummy", "transformers", "floor"}
-    assert {(row["length"], row["batch"]) for row in by_system.values()} == {(8, 2)}
-    assert by_system["transformers"]["share_of_floor"] > 0
-    assert float(by_system["transformers"]["max_abs_error"]) <= 1e-4
-    assert by_system["transformers"]["times"] == 1

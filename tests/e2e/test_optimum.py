@@ -64,8 +64,11 @@ def optimum(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of a new environment. It has what it can of this one: to unpack that again would cost more."""
     shared = set[str]().union(*(packages_of(Requirement(each)) for each in SHARED)) - {"embedctl"}
     python = new_environment(tmp_path_factory.mktemp("optimum"), *shared)
-    install = [str(python), "-m", "pip", "install", "--quiet", "--no-compile"]
-    subprocess.run([*install, f"torch=={version('torch')}", f"{ROOT}[optimum]", *VERSIONS], check=True, timeout=1200)
+    wanted = ["install", "--quiet", f"torch=={version('torch')}", f"{ROOT}[optimum]", *VERSIONS]
+    uv = [sys.executable, "-m", "uv", "pip", *wanted, "--python", str(python)]
+    # uv does not read pip's settings: where those name an index, pip installs.
+    if subprocess.run(uv, timeout=1200, check=False).returncode:
+        subprocess.run([str(python), "-m", "pip", *wanted, "--no-compile"], check=True, timeout=1200)
     return python
 
 

@@ -14,7 +14,7 @@ from embedctl_bench.peers.adapters.embedctl_adapters.serving import Answer, Sett
 from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.models import Model
 from embedctl_bench.peers.registry import System
-from embedctl_bench.peers.tuned import Run
+from embedctl_bench.peers.tuned import Effort, Run
 from embedctl_bench.peers.workload import Workload
 from embedctl_config.settings import Settings
 
@@ -79,6 +79,9 @@ class Process:
             raise Unavailable("out of memory")
         shape = (2, 0) if self._name.startswith("floor") else (2, 3)
         return Answer(np.ones(shape, np.float32), 0.0, 2.0, 20)
+
+    def sample(self, path: Path, effort: Effort) -> tuple[float, list[float]]:
+        return (0.5 if self._name == "floor" else 1.0), [1.0] * effort.least
 
     def close(self) -> None:
         self.events.append(f"{self._name} closed")

@@ -23,6 +23,7 @@ from embedctl_bench.peers.registry import (
     PEERS,
     SENTENCE_TRANSFORMERS,
     SENTENCE_TRANSFORMERS_BF16,
+    TRANSFORMERS,
     System,
     engine_of,
 )
@@ -130,6 +131,7 @@ def _encode(name: str, folder: Path, load: dict[str, Any], options: dict[str, An
         (PEERS["ctranslate2-bf16"], "bf16"),
         (PEERS["ctranslate2-int8"], "int8 (the rest in fp32)"),
         (SENTENCE_TRANSFORMERS_BF16, "bf16"),
+        (TRANSFORMERS, "fp32"),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )

@@ -21,6 +21,7 @@ from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.environments import ADAPTERS, HERE, PACKAGE, environment_for, is_installed
 from embedctl_bench.peers.models import Model, uncut
 from embedctl_bench.peers.registry import INFINITY_SERVER, PEERS
+from embedctl_bench.peers.tuned import Effort
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.loading import load_settings
 
@@ -107,10 +108,14 @@ def test_texts_that_are_encoded_several_times_count_as_often(tmp_path: Path) -> 
         loaded = server.load(adapter, "model", cpus, settings, texts, sample=3, at_once=0, chunk=2, packages=[])
         assert (loaded["chosen"], "error" in loaded["tried"][1]) == (0, True), "the fastest that works"
         done = server.encode(str(tmp_path / "vectors.npy"), repeat=3)
+        (tmp_path / "requests.json").write_text('[["a"], ["bb", "b"]]')
+        sampled = server.sample(str(tmp_path / "requests.json"), **asdict(Effort(0.0, least=3, most=9)))
     finally:
         server.close()
     assert done["tokens"] == 3 * 6
     assert np.load(tmp_path / "vectors.npy")[:, 0].tolist() == [1, 2, 3], "those of the first time"
+    assert sampled["seconds"] >= 0.02
+    assert len(sampled["latencies"]) == 3
 
 
 @pytest.mark.parametrize("pool", [("OneByOne", 2)], indirect=True)

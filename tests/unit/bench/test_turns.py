@@ -7,13 +7,15 @@ import os
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from click import Command
 from click.testing import CliRunner
 
-from embedctl_bench import engines
+from embedctl_bench import engines, grid
 from embedctl_bench.engines import COUNTS, count_of, gpu_idle, peers_for, run_on, systems_for
 from embedctl_bench.measuring import contenders
 from embedctl_bench.measuring.comparison import Load, Scene
@@ -112,23 +114,40 @@ def test_systems_take_turns_after_a_run_to_warm_up_and_a_second_command_runs_not
     assert [run.seconds for run in again.runs[1].loads["W1"].values()] == [2.0, 2.0]
 
 
-def test_the_command_ranks_engines_beside_the_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EMBEDCTL_CACHE_DIR", str(tmp_path / "cache"))
-    (tmp_path / "config.json").write_text('{"max_position_embeddings": 512}')
-    monkeypatch.setattr(engines, "measured_model", lambda *_: replace(SMALL, folder=tmp_path))
-    monkeypatch.setattr(engines, "make_workload", lambda *_: ground(tmp_path, None).workload)
-    monkeypatch.setattr("embedctl_bench.asking.reference_of", lambda *_: np.ones((2, 3), np.float32))
-    options = ["--quick", "--class", "cpu", "--peers", "none", "--workload", "W1", "-o", str(tmp_path / "report")]
-    done = CliRunner().invoke(engines.command, options, catch_exceptions=False)
+def figures_of(command: Command, folder: Path, patch: pytest.MonkeyPatch, *options: str) -> list[dict[str, Any]]:
+    """The rows of a command's figures, with class `cpu` on a small model."""
+    patch.setenv("EMBEDCTL_CACHE_DIR", str(folder / "cache"))
+    (folder / "config.json").write_text('{"max_position_embeddings": 512}')
+    for module in (engines, grid):
+        patch.setattr(module, "measured_model", lambda *_: replace(SMALL, folder=folder))
+        patch.setattr(module, "make_workload", lambda *_: ground(folder, None).workload)
+    patch.setattr(grid, "ExactTexts", lambda model: SimpleNamespace(requests=lambda *_: [["a text"]]))
+    patch.setattr("embedctl_bench.asking.reference_of", lambda *_: np.ones((2, 3), np.float32))
+    options = (*options, "--quick", "--class", "cpu", "--peers", "none", "-o", str(folder / "report"))
+    done = CliRunner().invoke(command, options, catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    tables = json.loads((tmp_path / "report" / "engines.json").read_text())["tables"]
+    tables = json.loads((folder / "report" / f"{command.name}.json").read_text())["tables"]
     (rows,) = (table["rows"] for table in tables if table["name"].endswith("figures"))
+    found: list[dict[str, Any]] = rows
+    return found
+
+
+def test_the_command_ranks_engines_beside_the_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = figures_of(engines.command, tmp_path, monkeypatch, "--workload", "W1")
     assert [(row["system"], row["rank"]) for row in rows] == [
         ("sentence-transformers, torch", 1),
         ("embedctl's engine, class cpu", 2),
         ("embedctl, class cpu", 3),
         ("floor", None),
     ]
+
+
+def test_a_grid_of_one_cell_is_beside_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = figures_of(grid.command, tmp_path, monkeypatch, "--cores", "1", "--length", "8", "--batch", "2")
+    by_system = {row["system"]: row for row in rows}
+    assert set(by_system) == {"embedctl's engine, class cpu", "transformers", "floor"}
+    assert {(row["length"], row["batch"], row["tokens_per_s"] * row["seconds"]) for row in rows} == {(8, 2, 16)}
+    assert (by_system["transformers"]["share_of_floor"], by_system["transformers"]["times"]) == (0.5, 1)
 
 
 def test_a_half_round_is_measured_anew(tmp_path: Path) -> None:
