@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ from tests.support.qdrant_server import QdrantServer, qdrant_server
 from tests.support.redis_server import CLASSES, QUICK, QUICK_LIMITS, RedisServer, emptied
 
 if TYPE_CHECKING:
-    from tests.support.tiny_models import Tiny
+    from tests.support.tiny_models import MakeModel
 
 # Where tests run in the background of a shell, Ctrl-C is ignored, and would be by every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -219,7 +219,7 @@ def broker(settings: Settings) -> Iterator[Broker]:
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Tiny], Path]:
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
     """Makes the folder of a small random model, each once in the whole run."""
     from tests.support.tiny_models import make_model
 
@@ -227,7 +227,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Tiny], Pat
 
 
 @pytest.fixture(scope="session")
-def plain_graph(tiny_model: Callable[[Tiny], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plain_graph(tiny_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The ONNX graph of the small model of TensorRT's tests, in fp32."""
     from embedctl_config.hardware import ModelEntry
     from embedctl_workers.backends.onnx.export import export_own

@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.tiny_models import Tiny
+from tests.support.tiny_models import MakeModel, Tiny
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -25,7 +24,7 @@ DUMMY = '[classes.dummy]\nbackend = "dummy"\noptions = {dim = 32}\n'
 
 
 @pytest.fixture
-def environment(tiny_model: Callable[[Tiny], Path], short_folder: Path, cache_folder: Path) -> dict[str, str]:
+def environment(tiny_model: MakeModel, short_folder: Path, cache_folder: Path) -> dict[str, str]:
     """With a small model of many positions, and folders of this test's own for all that is written, but the cache."""
     config = short_folder / "embedctl.toml"
     model = tiny_model(Tiny(positions=512, max_seq_length=64))

@@ -12,7 +12,7 @@ import re
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ from tests.support.jobs import reference
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from tests.support.tiny_models import Tiny
+    from tests.support.tiny_models import MakeModel
 
 pytestmark = pytest.mark.slow
 
@@ -163,9 +163,7 @@ def assert_passwords_are_nowhere_to_be_seen(stack: Stack) -> None:
 
 
 @pytest.mark.timeout(1500)
-def test_the_install_steps_of_the_cpu_s_image_make_workers_that_encode(
-    stack: Stack, tiny_model: Callable[[Tiny], Path]
-) -> None:
+def test_the_install_steps_of_the_cpu_s_image_make_workers_that_encode(stack: Stack, tiny_model: MakeModel) -> None:
     """The other images build and install the same wheel likewise, with other extras."""
     from tests.support.tiny_models import Tiny
 

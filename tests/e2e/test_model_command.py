@@ -19,13 +19,13 @@ from tests.support.references_here import expected_vectors
 for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
     pytest.importorskip(_needed)
 
-from tests.support.tiny_models import Tiny  # noqa: E402
+from tests.support.tiny_models import MakeModel, Tiny  # noqa: E402
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def environment(environment: dict[str, str], tiny_model: Callable[[Tiny], Path], tmp_path: Path) -> dict[str, str]:
+def environment(environment: dict[str, str], tiny_model: MakeModel, tmp_path: Path) -> dict[str, str]:
     """With a class for graphs, a small model, and a cache of this test's own."""
     with Path(environment["EMBEDCTL_CONFIG"]).open("a") as config:
         config.write(f'\n[classes.graph]\nbackend = "onnx"\n\n[models.tiny]\nsource = "{tiny_model(Tiny())}"\n')

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from packaging.requirements import Requirement
 from tests.support.alone import packages_of
 from tests.support.packages import new_environment
 from tests.support.references_here import expected_vectors
-from tests.support.tiny_models import Tiny
+from tests.support.tiny_models import MakeModel, Tiny
 
 pytest.importorskip("onnxruntime")
 
@@ -75,7 +74,7 @@ def optimum(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_the_graph_of_optimum_gives_the_vectors_of_the_model(
-    optimum: Path, environment: dict[str, str], tmp_path: Path, tiny_model: Callable[[Tiny], Path]
+    optimum: Path, environment: dict[str, str], tmp_path: Path, tiny_model: MakeModel
 ) -> None:
     tiny = str(tiny_model(Tiny()))
     with Path(environment["EMBEDCTL_CONFIG"]).open("a") as config:

@@ -19,7 +19,7 @@ from tests.support.hub import StandInHub, stand_in_hub  # noqa: E402
 from tests.support.limits import settings_of  # noqa: E402
 from tests.support.references_here import expected_vectors, keep_references  # noqa: E402
 from tests.support.terminal import terminal  # noqa: E402
-from tests.support.tiny_models import Tiny  # noqa: E402
+from tests.support.tiny_models import MakeModel, Tiny  # noqa: E402
 from tests.support.waiting import eventually  # noqa: E402
 
 NAME = "someone/tiny"
@@ -27,7 +27,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def hub(tiny_model: Callable[[Tiny], Path]) -> Iterator[StandInHub]:
+def hub(tiny_model: MakeModel) -> Iterator[StandInHub]:
     """A hub with a small model that works, and files beside it that nobody needs."""
     folder = tiny_model(Tiny())
     files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -71,7 +71,7 @@ def test_two_that_pull_at_once_download_once(environment: dict[str, str], hub: S
 
 
 @pytest.fixture
-def referenced(environment: dict[str, str], tiny_model: Callable[[Tiny], Path]) -> Path:
+def referenced(environment: dict[str, str], tiny_model: MakeModel) -> Path:
     """The model's folder, whose references are in the cache."""
     folder = tiny_model(Tiny())
     keep_references(folder, environment["EMBEDCTL_CACHE_DIR"])

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from embedctl_config.wire import ChunkInput, RecordKind
+from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends.base import Backend
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
 
@@ -24,3 +27,17 @@ def encode(backend: Backend, texts: Sequence[str], budget: int = BUDGET, **optio
     encoded = encoder.encode(encoder.prepare(chunk_of(*texts), options))
     assert encoded.errors == []
     return encoded
+
+
+def encode_rows(
+    backend: Backend,
+    texts: Sequence[str],
+    rows: Sequence[int] | None = None,
+    *,
+    prompt: str | None = None,
+    normalize: bool = True,
+) -> Vectors:
+    """The vectors of some rows of the texts, or of all, in one batch."""
+    tokens = backend.tokenize(texts, prompt)
+    picked = np.arange(len(texts)) if rows is None else np.array(rows, np.int64)
+    return backend.finish(backend.forward(tokens, picked), normalize=normalize)

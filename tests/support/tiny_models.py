@@ -7,6 +7,7 @@ leaves something out is noticed. The same :class:`Tiny` always gives the same fi
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
+from embedctl_workers.models.files import ModelFiles
 from tests.support.tiny_tokenizers import TOKENIZERS, Words
 
 Family = Literal[
@@ -71,6 +73,11 @@ class Tiny:
         plain = asdict(Tiny())
         changes = [f"{name}={value}" for name, value in asdict(self).items() if value != plain[name]]
         return " ".join([self.family, *(change for change in changes if not change.startswith("family="))])
+
+
+#: Makes a small model, once; its folder.
+MakeModel = Callable[[Tiny], Path]
+FilesOf = Callable[[Tiny], ModelFiles]
 
 
 def make_model(folder: Path, tiny: Tiny) -> Path:

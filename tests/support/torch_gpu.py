@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
 from tests.support.chunks import chunk_of
 from tests.support.tiny_models import Tiny
 
-MakeModel = Callable[[Tiny], Path]
 Load = Callable[..., TorchGpuBackend]
 
 BERT = Tiny(hidden=64, heads=4)

@@ -6,15 +6,19 @@ import functools
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from embedctl_config.hardware import ModelEntry
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models import compiling, references
+from embedctl_workers.models.files import resolve_model
+from embedctl_workers.models.wordpiece import load
 from tests.support.references_here import compute_here
+from tests.support.tiny_models import FilesOf, MakeModel
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -24,10 +28,7 @@ def made_once(shared_folder: Path) -> Iterator[None]:
     kept.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiling, "_made", _kept_in(kept, compiling._made))
-        if find_spec("tokenizers"):
-            from embedctl_workers.models.wordpiece import load
-
-            patch.setattr(load, "_agrees", _of_the_tokenizer(load._agrees))
+        patch.setattr(load, "_agrees", _of_the_tokenizer(load._agrees))
         yield
 
 
@@ -43,6 +44,20 @@ def references_here() -> Iterator[None]:
 def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     """With one cache for all tests, so that nothing is built twice."""
     return Host(threads=1, cache=tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def seeded() -> Iterator[None]:
+    """The same random numbers each time, two threads, and no gradients."""
+    torch.manual_seed(0)
+    torch.set_num_threads(2)
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture
+def files_of(tiny_model: MakeModel) -> FilesOf:
+    return lambda tiny: resolve_model("tiny", ModelEntry(str(tiny_model(tiny))))
 
 
 def _kept_in(kept: Path, make: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -19,12 +18,11 @@ from tests.support.onnx_models import quick_artifact
 from tests.support.references_here import sentence_transformer
 from tests.support.stand_in_gpu import StandIn
 from tests.support.texts import TEXTS
-from tests.support.tiny_models import FAMILIES, Family, Tiny
+from tests.support.tiny_models import FAMILIES, Family, MakeModel, Tiny
 
 #: Tracing a graph warns of each test in a model's Python; whether the graph is right is what is tested here.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")]
 
-MakeModel = Callable[[Tiny], Path]
 #: The vectors of the texts, by (model, prompt, normalize).
 Reference = Callable[..., Vectors]
 

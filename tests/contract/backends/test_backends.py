@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -19,9 +19,10 @@ from embedctl_workers.backends import BACKENDS, load_backend
 from embedctl_workers.backends.base import Backend
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import resolve_model
+from tests.support.chunks import encode_rows
 from tests.support.onnx_models import quick_artifact
 from tests.support.references_here import sentence_transformer
-from tests.support.tiny_models import Tiny
+from tests.support.tiny_models import MakeModel, Tiny
 
 MODEL = "all-MiniLM-L6-v2"
 #: What is promised of any model is tested with a small one. int8's kernels take its sizes.
@@ -99,7 +100,7 @@ def alias(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def entry(tiny_model: Callable[[Tiny], Path]) -> ModelEntry:
+def entry(tiny_model: MakeModel) -> ModelEntry:
     return ModelEntry(str(tiny_model(SMALL)))
 
 
@@ -111,20 +112,7 @@ def backend(alias: str, entry: ModelEntry) -> Backend:
 @pytest.fixture(scope="module")
 def alone(backend: Backend) -> Vectors:
     """Each text encoded in a batch of its own."""
-    return np.concatenate([encode(backend, [text]) for text in TEXTS])
-
-
-def encode(
-    backend: Backend,
-    texts: Sequence[str],
-    rows: Sequence[int] | None = None,
-    *,
-    prompt: str | None = None,
-    normalize: bool = True,
-) -> Vectors:
-    tokens = backend.tokenize(texts, prompt)
-    picked = np.arange(len(texts)) if rows is None else np.array(rows, np.int64)
-    return backend.finish(backend.forward(tokens, picked), normalize=normalize)
+    return np.concatenate([encode_rows(backend, [text]) for text in TEXTS])
 
 
 def assert_close(alias: str, found: Vectors, expected: Vectors) -> None:
@@ -136,32 +124,32 @@ def assert_close(alias: str, found: Vectors, expected: Vectors) -> None:
 
 
 def test_a_vector_does_not_depend_on_its_neighbours(alias: str, backend: Backend, alone: Vectors) -> None:
-    assert_close(alias, encode(backend, TEXTS), alone)
+    assert_close(alias, encode_rows(backend, TEXTS), alone)
 
 
 def test_a_vector_does_not_depend_on_its_place(alias: str, backend: Backend, alone: Vectors) -> None:
     order = np.random.default_rng(0).permutation(len(TEXTS))
-    assert_close(alias, encode(backend, [TEXTS[at] for at in order]), alone[order])
-    assert_close(alias, encode(backend, TEXTS, rows=order.tolist()), alone[order])
-    assert_close(alias, encode(backend, TEXTS, rows=[4, 1, 4]), alone[[4, 1, 4]])
+    assert_close(alias, encode_rows(backend, [TEXTS[at] for at in order]), alone[order])
+    assert_close(alias, encode_rows(backend, TEXTS, rows=order.tolist()), alone[order])
+    assert_close(alias, encode_rows(backend, TEXTS, rows=[4, 1, 4]), alone[[4, 1, 4]])
 
 
 def test_a_vector_does_not_depend_on_padding(alias: str, backend: Backend, alone: Vectors) -> None:
     for at in (1, 3, 7):  # a word, a sentence without spaces, many words
-        assert_close(alias, encode(backend, [LONG, TEXTS[at]])[1], alone[at])
+        assert_close(alias, encode_rows(backend, [LONG, TEXTS[at]])[1], alone[at])
 
 
 def test_vectors_are_float32_of_unit_length_and_the_same_bits_again(backend: Backend) -> None:
-    found = encode(backend, TEXTS)
+    found = encode_rows(backend, TEXTS)
     assert isinstance(found, np.ndarray)
     assert found.dtype == np.float32
     assert found.shape == (len(TEXTS), backend.dim)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
-    np.testing.assert_array_equal(encode(backend, TEXTS), found)
+    np.testing.assert_array_equal(encode_rows(backend, TEXTS), found)
 
 
 def test_vectors_that_are_not_to_be_normalised_point_the_same_way(alias: str, backend: Backend, alone: Vectors) -> None:
-    raw = encode(backend, TEXTS, normalize=False)
+    raw = encode_rows(backend, TEXTS, normalize=False)
     assert raw.dtype == np.float32
     assert_close(alias, raw / np.linalg.norm(raw, axis=1, keepdims=True), alone)
     if alias == "dummy":
@@ -169,9 +157,9 @@ def test_vectors_that_are_not_to_be_normalised_point_the_same_way(alias: str, ba
 
 
 def test_a_prompt_stands_before_every_text(alias: str, backend: Backend, alone: Vectors) -> None:
-    prompted = encode(backend, TEXTS, prompt="query: ")
+    prompted = encode_rows(backend, TEXTS, prompt="query: ")
     assert not np.isclose(prompted, alone, atol=1e-3).all(axis=1).any()
-    assert_close(alias, prompted, encode(backend, ["query: " + text for text in TEXTS], prompt=""))
+    assert_close(alias, prompted, encode_rows(backend, ["query: " + text for text in TEXTS], prompt=""))
 
 
 def test_tokens_used_and_lost_are_told(backend: Backend) -> None:
@@ -225,7 +213,7 @@ def test_the_side_that_a_long_text_loses_may_be_chosen(alias: str, backend: Back
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t ", "\u3000", "\x00", "\u200b"])
 def test_texts_of_no_words_have_finite_vectors(backend: Backend, text: str) -> None:
-    found = encode(backend, [text, "word"])
+    found = encode_rows(backend, [text, "word"])
     assert np.isfinite(found).all()
 
 
@@ -239,7 +227,7 @@ def test_a_batch_has_as_many_positions_as_it_has_tokens_or_more(alias: str, back
 
 def test_warming_up_changes_nothing(backend: Backend, alone: Vectors) -> None:
     backend.warm_up()
-    np.testing.assert_array_equal(encode(backend, TEXTS[:1]), alone[:1])
+    np.testing.assert_array_equal(encode_rows(backend, TEXTS[:1]), alone[:1])
 
 
 def test_the_fingerprint_is_a_sha256_and_the_same_for_every_load(
@@ -284,7 +272,7 @@ def torch_backend() -> Backend:
 
 def test_torch_gives_the_vectors_of_sentence_transformers(torch_backend: Backend, reference: Any) -> None:
     expected = reference.encode(VARIED, batch_size=1)
-    np.testing.assert_allclose(encode(torch_backend, VARIED), expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(encode_rows(torch_backend, VARIED), expected, rtol=0, atol=1e-5)
 
 
 def test_torch_counts_the_tokens_that_the_whole_text_has(torch_backend: Backend, reference: Any) -> None:
@@ -314,7 +302,7 @@ def test_torch_computes_where_its_team_is(torch_backend: Backend, monkeypatch: p
 
     monkeypatch.setattr(torch_backend, "_place", place)
     monkeypatch.setattr(torch_backend, "_engine", run)
-    encode(torch_backend, ["a"])
+    encode_rows(torch_backend, ["a"])
     assert held == [(True, False)]
     assert place.__exit__.called
 

@@ -33,12 +33,11 @@ from embedctl_workers.commands import model
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.builders import BuildOptions
-from embedctl_workers.models.files import ModelFiles, resolve_model
 from tests.support.chunks import encode
 from tests.support.neuron_site import fake_machine, fake_site
 from tests.support.references_here import by_torch
 from tests.support.texts import TEXTS, text_of
-from tests.support.tiny_models import Tiny
+from tests.support.tiny_models import FilesOf, Tiny
 from tests.support.waiting import PATIENCE_S
 
 #: Tracing warns of each test in a model's Python; whether the trace is right is what is tested here.
@@ -94,12 +93,7 @@ def build_here(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def files_of(tiny_model: Callable[[Tiny], Path]) -> Callable[[Tiny], ModelFiles]:
-    return lambda tiny: resolve_model("tiny", ModelEntry(str(tiny_model(tiny))))
-
-
-@pytest.fixture
-def load(build_here: None, files_of: Callable[[Tiny], ModelFiles], traced: Path) -> Load:
+def load(build_here: None, files_of: FilesOf, traced: Path) -> Load:
     """Builds without a device, for all tests that name no host of their own, and loads."""
 
     def load(tiny: Tiny, host: Host | None = None) -> NeuronBackend:
@@ -111,7 +105,7 @@ def load(build_here: None, files_of: Callable[[Tiny], ModelFiles], traced: Path)
 
 
 @pytest.fixture
-def own(build_here: None, files_of: Callable[[Tiny], ModelFiles], traced: Path, host: Host) -> Path:
+def own(build_here: None, files_of: FilesOf, traced: Path, host: Host) -> Path:
     """The small model's traces, in a cache of the test's own."""
     options = TraceOptions.parse(OPTIONS)
     folder = artifact_for(files_of(Tiny()), Host(1, traced), options, target="inf2").folder
@@ -124,9 +118,7 @@ def close_to(found: Vectors, expected: Vectors, tolerance: float = 1e-5) -> None
 
 
 @pytest.mark.parametrize("tiny", MODELS, ids=str)
-def test_vectors_are_those_of_sentence_transformers(
-    tiny: Tiny, load: Load, files_of: Callable[[Tiny], ModelFiles]
-) -> None:
+def test_vectors_are_those_of_sentence_transformers(tiny: Tiny, load: Load, files_of: FilesOf) -> None:
     backend, folder = load(tiny), files_of(tiny).folder
     texts = [*TEXTS[:20:3], *TEXTS[20:]]
     backend.warm_up()
@@ -140,9 +132,7 @@ def finished(backend: NeuronBackend, tokens: Any, rows: Sequence[int]) -> Vector
     return backend.finish(backend.forward(tokens, np.array(rows)), normalize=False)
 
 
-def test_a_text_of_any_length_runs_in_the_shortest_bucket_that_holds_it(
-    load: Load, files_of: Callable[[Tiny], ModelFiles]
-) -> None:
+def test_a_text_of_any_length_runs_in_the_shortest_bucket_that_holds_it(load: Load, files_of: FilesOf) -> None:
     from transformers import AutoTokenizer
 
     backend, folder = load(Tiny()), files_of(Tiny()).folder
@@ -190,7 +180,7 @@ def test_any_number_of_rows_makes_runs_of_one_size(load: Load) -> None:
 def test_a_model_is_traced_once_for_each_bucket(
     calls: list[dict[str, Any]],
     load: Load,
-    files_of: Callable[[Tiny], ModelFiles],
+    files_of: FilesOf,
     host: Host,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -331,7 +321,7 @@ def test_a_batch_that_failed_leaves_nothing_running(load: Load) -> None:
 
 
 def test_the_key_changes_with_every_component(
-    files_of: Callable[[Tiny], ModelFiles], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files_of: FilesOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files, options = files_of(Tiny()), TraceOptions()
     versions = {"torch-neuronx": "2.9.0.2.13", "neuronx-cc": "2.20.1"}
@@ -352,7 +342,7 @@ def test_the_key_changes_with_every_component(
 
 
 def test_a_device_is_needed_to_run_and_not_to_build_for_another(
-    load: Load, files_of: Callable[[Tiny], ModelFiles], host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    load: Load, files_of: FilesOf, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "machine" / "dev" / "neuron0").unlink()
     monkeypatch.setenv("FAKE_NEURON_DEVICES", "0")
@@ -363,7 +353,7 @@ def test_a_device_is_needed_to_run_and_not_to_build_for_another(
 
 
 def test_what_is_not_there_is_refused(
-    files_of: Callable[[Tiny], ModelFiles], host: Host, site: Path, build_here: None, monkeypatch: pytest.MonkeyPatch
+    files_of: FilesOf, host: Host, site: Path, build_here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = files_of(Tiny())
     with pytest.raises(ModelError, match=r"run `embedctl model build tiny --target inf2`, or copy .*-neuron-"):
@@ -383,18 +373,14 @@ def test_what_is_not_there_is_refused(
         recipe.build(files, host, BuildOptions(target="inf2"))
 
 
-def test_a_trace_that_the_device_does_not_take_is_said_in_one_line(
-    own: Path, host: Host, files_of: Callable[[Tiny], ModelFiles]
-) -> None:
+def test_a_trace_that_the_device_does_not_take_is_said_in_one_line(own: Path, host: Host, files_of: FilesOf) -> None:
     (own / "bucket-16.pt").write_bytes(b"no trace")
     with pytest.raises(WorkerError, match=r"bucket-16\.pt of model 'tiny' can't be put on the Neuron core") as refused:
         NeuronBackend(files_of(Tiny()), own, host)
     assert "\n" not in str(refused.value)
 
 
-def test_what_is_built_where_a_device_is_says_how_good_it_is(
-    build_here: None, files_of: Callable[[Tiny], ModelFiles], host: Host
-) -> None:
+def test_what_is_built_where_a_device_is_says_how_good_it_is(build_here: None, files_of: FilesOf, host: Host) -> None:
     files = files_of(Tiny(max_seq_length=64))
     artifact = artifact_for(files, host, TraceOptions.parse({"batch": BATCH}), revision="main")
     manifest = artifact.manifest
@@ -415,7 +401,7 @@ def test_what_is_built_where_a_device_is_says_how_good_it_is(
 
 
 def test_a_build_without_a_device_is_one_command(
-    site: Path, files_of: Callable[[Tiny], ModelFiles], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: Path, files_of: FilesOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "embedctl.toml").write_text(
         f'[models.tiny]\nsource = "{files_of(Tiny()).folder}"\n[classes.neuron.options]\nbuckets = "16,32"\nbatch = 2\n'
@@ -432,8 +418,7 @@ def test_a_build_without_a_device_is_one_command(
     assert built.returncode == 0, built.stderr
     facts = json.loads(built.stdout)
     assert (facts["recipe"]["target"], facts["accuracy"], facts["rate"]) == ("inf2", None, None)
-    found = CliRunner().invoke(model.main, ["build", "tiny", "--target", "inf2"])
-    assert found.stdout.strip() == facts["folder"]
+    assert build("--target", "inf2").stdout.strip() == facts["folder"]
     shown = CliRunner().invoke(model.main, ["show", "tiny"]).stdout
     assert "accuracy                 not measured: built without the device" in shown
     assert "buckets 16 32, batch 2, target inf2" in shown
@@ -444,7 +429,7 @@ def test_a_build_without_a_device_is_one_command(
 
 
 @pytest.mark.needs("neuron")
-def test_the_real_thing(tmp_path: Path, files_of: Callable[[Tiny], ModelFiles]) -> None:
+def test_the_real_thing(tmp_path: Path, files_of: FilesOf) -> None:
     """On a Neuron core: build, load, check padding, and pass the gate."""
     host = Host(2, tmp_path)
     entry = ModelEntry(str(files_of(Tiny()).folder))

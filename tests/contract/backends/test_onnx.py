@@ -7,7 +7,7 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ import pytest
 
 from embedctl_config.errors import DeviceLost, MissingExtra, ModelError, SettingsError, WorkerError
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends.onnx import backend as backends
 from embedctl_workers.backends.onnx import export, graphs, recipe
 from embedctl_workers.backends.onnx.backend import OnnxBackend
@@ -29,31 +28,26 @@ from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.build_process import request_for, run_build
 from embedctl_workers.models.files import ModelFiles, resolve_model
+from tests.support.chunks import encode_rows
 from tests.support.onnx_models import build_here, quick_artifact, spoil
 from tests.support.references_here import by_torch
-from tests.support.tiny_models import Tiny
+from tests.support.tiny_models import FilesOf, MakeModel, Tiny
 
 TINY = Tiny(normalize=True)
 
 
 @pytest.fixture
-def files(tiny_model: Callable[[Tiny], Path]) -> ModelFiles:
-    return resolve_model("tiny", ModelEntry(str(tiny_model(TINY))))
+def files(files_of: FilesOf) -> ModelFiles:
+    return files_of(TINY)
 
 
 @pytest.fixture(scope="module")
-def built(tiny_model: Callable[[Tiny], Path], host: Host) -> dict[str, Artifact]:
+def built(tiny_model: MakeModel, host: Host) -> dict[str, Artifact]:
     """Artefacts of the small model."""
     files = resolve_model("tiny", ModelEntry(str(tiny_model(TINY))))
     with pytest.MonkeyPatch.context() as patch:
         build_here(patch)
         return {kind: recipe.artifact_for(files, kind, host) for kind in recipe.KINDS}
-
-
-def encode(backend: OnnxBackend, texts: list[str], rows: list[int] | None = None, prompt: str | None = None) -> Vectors:
-    tokens = backend.tokenize(texts, prompt)
-    picked = np.arange(len(texts)) if rows is None else np.array(rows)
-    return backend.finish(backend.forward(tokens, picked), normalize=False)
 
 
 @pytest.mark.slow
@@ -86,26 +80,24 @@ def test_a_manifest_says_what_was_built_and_how_good_it_is(built: dict[str, Arti
     ],
     ids=lambda value: value.family if isinstance(value, Tiny) else "",
 )
-def test_what_the_optimiser_knows_is_fused(
-    tiny: Tiny, operators: set[str], tiny_model: Callable[[Tiny], Path], host: Host
-) -> None:
-    files = resolve_model("tiny", ModelEntry(str(tiny_model(tiny))))
+def test_what_the_optimiser_knows_is_fused(tiny: Tiny, operators: set[str], files_of: FilesOf, host: Host) -> None:
+    files = files_of(tiny)
     facts = graphs.describe(quick_artifact(files, "onnx", host).folder / GRAPH)
     assert operators <= set(facts["operators"])
     assert facts["fused"] == {"attention": "Attention" in operators, "layer_norm": True, "gelu": True}
 
 
-def test_what_it_does_not_know_is_left_as_it_is(tiny_model: Callable[[Tiny], Path], tmp_path: Path) -> None:
-    files = resolve_model("tiny", ModelEntry(str(tiny_model(Tiny("modernbert")))))
+def test_what_it_does_not_know_is_left_as_it_is(files_of: FilesOf, tmp_path: Path) -> None:
+    files = files_of(Tiny("modernbert"))
     exported = export.export_own(files, tmp_path)
     assert not graphs.fuse(tmp_path / GRAPH, exported, tmp_path / "fused.onnx")
 
 
 def test_a_prompt_that_pooling_leaves_out_and_weights_by_place_are_refused_together(
-    tiny_model: Callable[[Tiny], Path], tmp_path: Path
+    files_of: FilesOf, tmp_path: Path
 ) -> None:
     tiny = Tiny(pooling="weightedmean", prompt="query: ", include_prompt=False)
-    files = resolve_model("tiny", ModelEntry(str(tiny_model(tiny))))
+    files = files_of(tiny)
     with pytest.raises(ModelError, match='use a class with backend = "torch"'):
         export.export_own(files, tmp_path)
 
@@ -244,7 +236,7 @@ def test_the_session_has_the_threads_that_it_is_given(files: ModelFiles, host: H
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (2, 1)
     backend.close()
     with pytest.raises(ModelError, match="was closed"):
-        encode(backend, ["a"])
+        encode_rows(backend, ["a"])
 
 
 def test_a_build_that_is_killed_is_an_error_and_leaves_nothing(

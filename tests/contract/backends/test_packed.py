@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ from embedctl_workers.machine.host import Host
 from embedctl_workers.models import compiling
 from embedctl_workers.models.cache import private_folder
 
-pytestmark = pytest.mark.needs("compiler")
+pytestmark = [pytest.mark.needs("compiler"), pytest.mark.usefixtures("seeded")]
 
 #: Multiples of a vector's lanes, fewer than one vector, and everything that leaves a rest.
 WIDTHS = (1, 3, 7, 8, 15, 16, 17, 24, 33, 40, 384, 768, 1000)
@@ -63,14 +63,6 @@ def _compile(cache: Path) -> CompiledKernels:
     found = load_kernels(Host(threads=1, cache=cache))
     assert isinstance(found, CompiledKernels)
     return found
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    torch.manual_seed(0)
-    torch.set_num_threads(2)
-    with torch.inference_mode():
-        yield
 
 
 def norm(width: int, eps: float = 1e-12) -> Norm:

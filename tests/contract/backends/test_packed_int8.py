@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +26,12 @@ from embedctl_workers.backends.torch.packed.weights import Layer
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import resolve_model
 from tests.support.chunks import encode
+from tests.support.packed_layers import assemble, some_layer
 from tests.support.references_here import sentence_transformer
 from tests.support.texts import TEXTS
-from tests.support.tiny_models import Tiny
+from tests.support.tiny_models import MakeModel, Tiny
 
-pytestmark = pytest.mark.needs("compiler")
+pytestmark = [pytest.mark.needs("compiler"), pytest.mark.usefixtures("seeded")]
 
 Matrix = npt.NDArray[Any]
 EMULATED = "-DINT8_EMULATED"
@@ -65,14 +64,6 @@ def runnable(monkeypatch: pytest.MonkeyPatch) -> None:
     if not chooser._VNNI & cpu_flags():
         monkeypatch.setattr(chooser, "_VNNI", cpu_flags())
         monkeypatch.setattr(backend_module, "FLAGS", (EMULATED,))
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    torch.manual_seed(0)
-    torch.set_num_threads(2)
-    with torch.inference_mode():
-        yield
 
 
 def linear(library: Int8Library, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -154,13 +145,7 @@ def test_a_row_is_the_same_alone_beside_others_and_on_any_number_of_threads(libr
 @pytest.mark.needs("x86")
 @pytest.mark.parametrize(("name", "march"), [("int8.c", "alderlake"), ("int8_attention.c", "icelake-server")])
 def test_the_instructions_of_other_cpus_are_assembled(name: str, march: str, tmp_path: Path) -> None:
-    compiler = shutil.which("gcc") or "cc"
-    source = Path(native.__file__).with_name(name)
-    command = [compiler, "-O1", f"-march={march}", "-c", str(source), "-o", str(tmp_path / "made.o")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if "bad value" in done.stderr:
-        pytest.skip("this compiler does not know that CPU")
-    assert done.returncode == 0, done.stderr
+    assemble(Path(native.__file__).with_name(name), tmp_path, f"-march={march}")
 
 
 # ---- attention
@@ -240,16 +225,6 @@ def test_a_text_that_is_not_finite_stays_so_alone(library: Int8Library) -> None:
 # ---- layers
 
 
-def some_layer(hidden: int, wide: int) -> Layer:
-    query, key, value, out = (torch.nn.Linear(hidden, hidden) for _ in range(4))
-    norms = [torch.nn.LayerNorm(hidden, eps=1e-5) for _ in range(2)]
-    for norm in norms:
-        torch.nn.init.normal_(norm.weight, 1.0, 0.2)
-        torch.nn.init.normal_(norm.bias)
-    up, down = torch.nn.Linear(hidden, wide), torch.nn.Linear(wide, hidden)
-    return Layer(query, key, value, out, norms[0], up, down, norms[1])
-
-
 def rest_exact(x: torch.Tensor, context: torch.Tensor, layer: Layer) -> torch.Tensor:
     """What follows attention, in float64, with the rounding to bytes."""
 
@@ -300,7 +275,7 @@ def test_gelu_is_that_of_torch_all_along_the_line(library: Int8Library) -> None:
 
 @pytest.mark.parametrize(("family", "pooling"), [("bert", "mean"), ("xlm-roberta", "mean"), ("distilbert", "cls")])
 def test_vectors_point_where_those_of_sentence_transformers_do(
-    runnable: None, family: Any, pooling: str, tiny_model: Callable[[Tiny], Path], host: Host
+    runnable: None, family: Any, pooling: str, tiny_model: MakeModel, host: Host
 ) -> None:
     folder = tiny_model(Tiny(family, pooling=pooling, hidden=64, heads=2))
     backend = TorchInt8Backend(resolve_model("tiny", ModelEntry(source=str(folder))), host)
@@ -328,7 +303,7 @@ def test_where_something_is_missing_onnxruntime_does_it_and_one_line_says_why(
     missing: str,
     runnable: None,
     onnx_loads: list[str],
-    tiny_model: Callable[[Tiny], Path],
+    tiny_model: MakeModel,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -23,7 +22,6 @@ import torch
 from embedctl_config.errors import DeviceLost, ModelError, SettingsError
 from embedctl_config.hardware import ModelEntry
 from embedctl_config.wire import ErrorCode
-from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends.onnx import recipe as onnx_recipe
 from embedctl_workers.backends.onnx.inputs import GRAPH
 from embedctl_workers.backends.tensorrt import graphs, inspection, plan, recipe
@@ -38,13 +36,13 @@ from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.builders import BuildOptions, load_builder
-from embedctl_workers.models.files import ModelFiles, resolve_model
-from tests.support.chunks import chunk_of
+from embedctl_workers.models.files import ModelFiles
+from tests.support.chunks import chunk_of, encode_rows
 from tests.support.fakes import tensorrt as fake
 from tests.support.fakes.cuda import FakeDevice
 from tests.support.onnx_models import spoil
 from tests.support.tensorrt_models import TEXTS, TINY, assert_close, by_torch, stand_in
-from tests.support.tiny_models import Tiny
+from tests.support.tiny_models import FilesOf, Tiny
 
 pytestmark = pytest.mark.slow
 
@@ -75,8 +73,8 @@ def here(version: str, device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> R
 
 
 @pytest.fixture
-def files(tiny_model: Callable[[Tiny], Path]) -> ModelFiles:
-    return resolve_model("tiny", ModelEntry(str(tiny_model(TINY))))
+def files(files_of: FilesOf) -> ModelFiles:
+    return files_of(TINY)
 
 
 @pytest.fixture
@@ -92,38 +90,28 @@ def load(files: ModelFiles, host: Host, **options: Any) -> TensorRTBackend:
     return TensorRTBackend.load("tiny", ModelEntry(str(files.folder)), host, options)
 
 
-def encode(
-    backend: TensorRTBackend, texts: list[str], rows: list[int] | None = None, prompt: str | None = None
-) -> Vectors:
-    tokens = backend.tokenize(texts, prompt)
-    picked = np.arange(len(texts)) if rows is None else np.array(rows)
-    return backend.finish(backend.forward(tokens, picked), normalize=True)
-
-
 @pytest.mark.parametrize(
     ("version", "tiny"),
     [*((version, TINY) for version in fake.VERSIONS), *((fake.VERSIONS[-1], tiny) for tiny in OTHER_FAMILIES)],
     indirect=["version"],
     ids=str,
 )
-def test_vectors_are_those_of_sentence_transformers(
-    tiny: Tiny, here: Runtime, host: Host, tiny_model: Callable[[Tiny], Path]
-) -> None:
-    files = resolve_model("tiny", ModelEntry(str(tiny_model(tiny))))
+def test_vectors_are_those_of_sentence_transformers(tiny: Tiny, here: Runtime, host: Host, files_of: FilesOf) -> None:
+    files = files_of(tiny)
     backend = load(files, host, **SMALL)
     assert backend.engine == f"TensorRT {here.version}, fp16, Fake GPU"
     expected = by_torch(files, TEXTS)
     assert (backend.fingerprint, backend.dim, backend.max_tokens) == (files.fingerprint, expected.shape[1], 100)
     for rows in (None, [3, 1], [6, 4, 0, 2, 6]):
-        assert_close(encode(backend, TEXTS, rows), expected if rows is None else expected[rows])
-    assert_close(encode(backend, TEXTS[:2], prompt="query: "), by_torch(files, TEXTS[:2], prompt="query: "))
+        assert_close(encode_rows(backend, TEXTS, rows), expected if rows is None else expected[rows])
+    assert_close(encode_rows(backend, TEXTS[:2], prompt="query: "), by_torch(files, TEXTS[:2], prompt="query: "))
 
 
 @pytest.mark.parametrize(("dtype", "least"), [("fp32", 0.9999999), ("bf16", 0.999)])
 def test_another_type_gives_them_too(dtype: str, least: float, here: Runtime, files: ModelFiles, host: Host) -> None:
     backend = load(files, host, dtype=dtype, **SMALL)
     assert f", {dtype}," in backend.engine
-    assert_close(encode(backend, TEXTS), by_torch(files, TEXTS), least)
+    assert_close(encode_rows(backend, TEXTS), by_torch(files, TEXTS), least)
 
 
 def test_a_batch_is_begun_before_the_one_before_it_is_done(here: Runtime, files: ModelFiles, host: Host) -> None:
@@ -261,7 +249,7 @@ def test_a_plan_that_tensorrt_refuses_is_built_again_once(here: Runtime, files: 
     load(files, own, **SMALL)
     left = [True]
     here.trt._refuses = lambda plan: bool(left) and left.pop()
-    assert_close(encode(load(files, own, **SMALL), TEXTS), by_torch(files, TEXTS))
+    assert_close(encode_rows(load(files, own, **SMALL), TEXTS), by_torch(files, TEXTS))
     assert here.trt._calls["built"] == 2
 
     here.trt._refuses = lambda plan: True
@@ -276,7 +264,7 @@ def test_without_building_the_message_says_what_there_is(here: Runtime, files: M
     with pytest.raises(ModelError, match=r"for Fake GPU .* and these options: the plan .* is missing and --no-build"):
         load(files, no_build, **SMALL)
     load(files, own, **SMALL)
-    assert_close(encode(load(files, no_build, **SMALL), TEXTS), by_torch(files, TEXTS))
+    assert_close(encode_rows(load(files, no_build, **SMALL), TEXTS), by_torch(files, TEXTS))
     here.device.name = "Another GPU"
     known = rf"for Another GPU \(compute capability 0.0\).*, only for Fake GPU with TensorRT {here.version}: the plan"
     with pytest.raises(ModelError, match=known):
@@ -304,7 +292,7 @@ def test_bf16_is_taken_where_fp16_fails_the_gate(spoilt: set[str], here: Runtime
     spoilt.add("fp16")
     backend = load(files, own, **SMALL)
     assert ", bf16," in backend.engine
-    assert_close(encode(backend, TEXTS), by_torch(files, TEXTS), 0.999)
+    assert_close(encode_rows(backend, TEXTS), by_torch(files, TEXTS), 0.999)
     assert here.trt._calls["built"] == 2
 
 
@@ -404,6 +392,6 @@ def test_on_a_gpu_vectors_are_those_of_sentence_transformers(dtype: str, files: 
     backend.warm_up()
     expected = by_torch(files, TEXTS)
     for rows in (None, [3, 1], [6, 4, 0, 2, 6]):
-        assert_close(encode(backend, TEXTS, rows), expected if rows is None else expected[rows], 0.999)
+        assert_close(encode_rows(backend, TEXTS, rows), expected if rows is None else expected[rows], 0.999)
     again = load(files, Host(2, tmp_path, build=False), dtype=dtype)
-    assert_close(encode(again, TEXTS), expected, 0.999)
+    assert_close(encode_rows(again, TEXTS), expected, 0.999)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,16 @@ from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import resolve_model
 from tests.support.fakes.tensorrt import fusible
 from tests.support.tensorrt_models import TEXTS, assert_close, by_torch
-from tests.support.tiny_models import Tiny
+from tests.support.tiny_models import MakeModel, Tiny
 
 pytestmark = pytest.mark.slow
 
-Exported = Callable[[Tiny], Path]
+Exported = MakeModel
 BERT, MPNET = Tiny(normalize=True), Tiny("mpnet", normalize=True)
 
 
 @pytest.fixture(scope="module")
-def exported(tiny_model: Callable[[Tiny], Path], tmp_path_factory: pytest.TempPathFactory) -> Exported:
+def exported(tiny_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """Exports a small model, once; the folder of its graph."""
 
     @functools.cache
@@ -70,7 +69,7 @@ def test_sums_norms_and_pooling_stay_in_fp32(dtype: str, kind: int, plain_graph:
 
 @pytest.mark.parametrize(("tiny", "dtype"), [(BERT, "fp16"), (MPNET, "bf16")], ids=str)
 def test_a_graph_computed_in_its_own_types_gives_the_vectors(
-    tiny: Tiny, dtype: str, tmp_path: Path, exported: Exported, tiny_model: Callable[[Tiny], Path]
+    tiny: Tiny, dtype: str, tmp_path: Path, exported: Exported, tiny_model: MakeModel
 ) -> None:
     """By onnx's own evaluator, which computes in fp16 and bf16 where the graph says so."""
     from onnx.reference import ReferenceEvaluator

@@ -7,9 +7,7 @@ call that permits them, which the compiler checks.
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +32,11 @@ from embedctl_workers.backends.torch.packed.tiles import AMX, AVX512, EMULATED, 
 from embedctl_workers.backends.torch.packed.weights import Layer, Weights
 from embedctl_workers.machine.host import Host
 from tests.support.chunks import encode
+from tests.support.packed_layers import assemble, some_layer
 from tests.support.references_here import sentence_transformer
-from tests.support.tiny_models import Tiny
+from tests.support.tiny_models import MakeModel, Tiny
 
-pytestmark = pytest.mark.needs("compiler")
+pytestmark = [pytest.mark.needs("compiler"), pytest.mark.usefixtures("seeded")]
 
 ROWS = (1, 7, 16, 17, 31, 33, 255, 256, 257, 1000)
 #: Largest error by the number of parts, relative to the sum of the products' magnitudes; the result itself is rounded
@@ -62,14 +61,6 @@ WAYS = ["one part", "two parts", pytest.param("oneDNN", marks=pytest.mark.needs(
 def each(request: pytest.FixtureRequest, host: Host) -> Tiles:
     unit: Unit = request.param
     return Tiles(unit, host)
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    torch.manual_seed(0)
-    torch.set_num_threads(2)
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture(params=WAYS)
@@ -171,27 +162,8 @@ def test_attention_to_what_is_not_finite_stays_in_its_text(each: Tiles, parts: i
 
 
 def layer_of(hidden: int, heads: int, wide: int) -> tuple[Layer, Weights]:
-    def linear(inputs: int, outputs: int) -> torch.nn.Linear:
-        return torch.nn.Linear(inputs, outputs)
-
-    def norm() -> torch.nn.LayerNorm:
-        module = torch.nn.LayerNorm(hidden, eps=1e-12)
-        torch.nn.init.normal_(module.weight, 1.0, 0.2)
-        torch.nn.init.normal_(module.bias)
-        return module
-
-    layer = Layer(
-        query=linear(hidden, hidden),
-        key=linear(hidden, hidden),
-        value=linear(hidden, hidden),
-        out=linear(hidden, hidden),
-        attention_norm=norm(),
-        up=linear(hidden, wide),
-        down=linear(wide, hidden),
-        norm=norm(),
-    )
-    words = torch.randn(9, hidden)
-    return layer, Weights(words, words, norm(), [layer], heads, padding_id=None, activation=None)
+    layer, words = some_layer(hidden, wide, eps=1e-12), torch.randn(9, hidden)
+    return layer, Weights(words, words, layer.norm, [layer], heads, padding_id=None, activation=None)
 
 
 def run(layer: EncoderLayer, x: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
@@ -278,14 +250,8 @@ def test_a_text_comes_out_the_same_alone_in_a_batch_and_in_another_order(kind: t
 @pytest.mark.needs("x86")
 @pytest.mark.parametrize("name", ["products_bf16.c", "attention_bf16.c"])
 def test_the_instructions_of_amx_are_assembled(name: str, tmp_path: Path) -> None:
-    compiler = shutil.which("gcc") or "cc"
-    source = Path(tiles.__file__).with_name(name)
-    usual = ("-O1", "-march=x86-64-v4", "-fopenmp", *AMX.flags)
-    command = [compiler, *usual, "-c", str(source), "-o", str(tmp_path / "made.o")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if "bad value" in done.stderr or "unrecognized" in done.stderr:
-        pytest.skip("this compiler does not know AMX")
-    assert done.returncode == 0, done.stderr
+    usual = ("-march=x86-64-v4", "-fopenmp", *AMX.flags)
+    assemble(Path(tiles.__file__).with_name(name), tmp_path, *usual)
 
 
 class TestChoice:
@@ -375,7 +341,7 @@ MODELS = (
     ids=str,
 )
 def test_every_packed_family_runs_on_tiles(
-    host: Host, tiny_model: Callable[[Tiny], Path], monkeypatch: pytest.MonkeyPatch, tiny: Tiny, way: str
+    host: Host, tiny_model: MakeModel, monkeypatch: pytest.MonkeyPatch, tiny: Tiny, way: str
 ) -> None:
     layers = KINDS[way][0](Tiles(EMULATED, host), load_kernels(host))
     monkeypatch.setattr(torch_backend, "fp32_layers", lambda *_, plain: layers)
@@ -396,7 +362,7 @@ def assert_near(backend: Backend, folder: Path, texts: list[str], error: float |
     return found
 
 
-def test_an_unknown_choice_of_products_is_refused(host: Host, tiny_model: Callable[[Tiny], Path]) -> None:
+def test_an_unknown_choice_of_products_is_refused(host: Host, tiny_model: MakeModel) -> None:
     with pytest.raises(SettingsError, match="products 'amx' of backend torch is neither auto nor plain"):
         _loaded("torch", host, tiny_model(Tiny()), products="amx")
 
@@ -410,7 +376,7 @@ def test_an_unknown_choice_of_products_is_refused(host: Host, tiny_model: Callab
     ids=str,
 )
 def test_the_backend_in_bf16_runs_every_model(
-    host: Host, tiny_model: Callable[[Tiny], Path], monkeypatch: pytest.MonkeyPatch, tiny: Tiny
+    host: Host, tiny_model: MakeModel, monkeypatch: pytest.MonkeyPatch, tiny: Tiny
 ) -> None:
     """Those that fit no tiles run on torch's products, and other architectures through their own modules."""
     monkeypatch.setattr(choosing, "AVX512", _emulating(AVX512))

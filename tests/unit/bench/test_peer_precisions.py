@@ -34,7 +34,7 @@ from embedctl_config.loading import load_settings
 from embedctl_workers.arrays.distance import measure
 from tests.support.forked import status_of_fork
 from tests.support.references_here import stand_in
-from tests.support.tiny_models import Tiny
+from tests.support.tiny_models import MakeModel, Tiny
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -67,7 +67,7 @@ Encode = Callable[[System], Encoded]
 
 
 @pytest.fixture(scope="module")
-def encode(place: Path, tiny_model: Callable[[Tiny], Path]) -> Encode:
+def encode(place: Path, tiny_model: MakeModel) -> Encode:
     """Load a system at its first setting and encode: in its own environment, or in a fork that has ours."""
     folder = tiny_model(Tiny(hidden=64, positions=512, max_seq_length=64))
     model = Model.in_folder("tiny", folder)

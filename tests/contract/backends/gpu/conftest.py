@@ -11,8 +11,8 @@ from embedctl_workers.backends.gpu.backend import TorchGpuBackend
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles, fingerprint_of
 from tests.support.stand_in_gpu import StandIn, varlen_attn
-from tests.support.tiny_models import Tiny
-from tests.support.torch_gpu import BERT, Load, MakeModel
+from tests.support.tiny_models import MakeModel, Tiny
+from tests.support.torch_gpu import BERT, Load
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from torch.nn.attention import varlen
 from embedctl_workers.backends.gpu import attention
 from tests.support.references_here import sentence_transformer
 from tests.support.stand_in_gpu import StandIn, Waits, varlen_attn
-from tests.support.tiny_models import Tiny
-from tests.support.torch_gpu import BERT, QWEN, Load, MakeModel, texts_of, tokens_of
+from tests.support.tiny_models import MakeModel, Tiny
+from tests.support.torch_gpu import BERT, QWEN, Load, texts_of, tokens_of
 
 
 def test_attention_that_is_missing_wrong_or_not_for_these_heads_is_not_used(

@@ -19,7 +19,8 @@ from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles
 from tests.support.stand_in_gpu import StandIn
-from tests.support.torch_gpu import BERT, Load, MakeModel, encode_with, texts_of, tokens_of
+from tests.support.tiny_models import MakeModel
+from tests.support.torch_gpu import BERT, Load, encode_with, texts_of, tokens_of
 
 
 def test_the_budget_is_what_memory_allows(load: Load) -> None:

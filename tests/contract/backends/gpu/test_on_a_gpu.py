@@ -22,8 +22,8 @@ from embedctl_workers.models.files import ModelFiles, fingerprint_of
 from tests.support.chunks import chunk_of
 from tests.support.device_use import RecordedUse
 from tests.support.references_here import sentence_transformer
-from tests.support.tiny_models import Tiny
-from tests.support.torch_gpu import QWEN, MakeModel, cosines, encode, texts_of
+from tests.support.tiny_models import MakeModel, Tiny
+from tests.support.torch_gpu import QWEN, cosines, encode, texts_of
 
 
 @pytest.mark.needs("gpu")

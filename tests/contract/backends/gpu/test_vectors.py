@@ -24,8 +24,8 @@ from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles, fingerprint_of, resolve_model
 from tests.support.references_here import sentence_transformer
 from tests.support.stand_in_gpu import StandIn
-from tests.support.tiny_models import Tiny
-from tests.support.torch_gpu import BERT, QWEN, Load, MakeModel, cosines, encode, texts_of, tokens_of
+from tests.support.tiny_models import MakeModel, Tiny
+from tests.support.torch_gpu import BERT, QWEN, Load, cosines, encode, texts_of, tokens_of
 
 
 @pytest.mark.parametrize(
