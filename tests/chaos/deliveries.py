@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 from embedctl.cli import main
 from embedctl_config import keys
-from tests.chaos.fault import Chaos, Struck
+from tests.chaos.fault import Chaos, Struck, killed_later
 from tests.chaos.stack import FAR, Stack
 
 #: A delivery is killed after so long (seconds): first it imports the database, then it writes.
@@ -30,12 +30,7 @@ def kill_delivery(chaos: Chaos) -> Struck | None:
     order = chaos.rng.choice(orders)
     chaos.delivered.add(str(order.job_id))
     delivery = _started(chaos.stack, str(order.job_id))
-
-    def kill() -> None:
-        delivery.kill()
-        delivery.wait()
-
-    return Struck(f"of job {order.plan.index}", chaos.rng.uniform(*_KILLED_S), kill)
+    return killed_later(delivery, f"of job {order.plan.index}", chaos.rng.uniform(*_KILLED_S))
 
 
 def miscounted(chaos: Chaos) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -72,6 +73,16 @@ class Fault:
     strike: Strike
     rest_leases: float = 0.0
     rests_after: str = ""
+
+
+def killed_later(process: subprocess.Popen[bytes], words: str, after_s: float) -> Struck:
+    """A process that was started, and is killed then."""
+
+    def kill() -> None:
+        process.kill()
+        process.wait()
+
+    return Struck(words, after_s, kill)
 
 
 def a_worker(chaos: Chaos, *, busy: bool = True) -> Worker | None:

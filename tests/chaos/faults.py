@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from functools import partial
 
 from embedctl_config import keys
 from tests.chaos.chunk_files import leave_place, sweep_place
 from tests.chaos.deliveries import kill_delivery
 from tests.chaos.failover import freeze_master, kill_master, kill_master_whose_replica_is_behind
 from tests.chaos.fault import Chaos, Fault, Struck, a_worker
-from tests.chaos.faults_of_jobs import (
-    cancel_full_job,
-    cancel_job,
-    kill_drainer,
-    kill_retry,
-    spend_budget,
-    spend_budget_at_the_end,
-    spend_budget_of_full_job,
-)
+from tests.chaos.faults_of_jobs import cancel_full_job, cancel_job, kill_drainer, kill_retry, submit_special
 from tests.chaos.rewinding import rewind_redis
 from tests.chaos.sickness import exhaust_files, exhaust_memory, start_sick_worker
 
@@ -32,18 +25,6 @@ _SLOW_S = (10.0, 40.0)
 def _signal_worker(chaos: Chaos, number: signal.Signals, *, busy: bool = True) -> Struck | None:
     target = a_worker(chaos, busy=busy)
     return Struck(f"worker {target.number}") if target is not None and target.signal(number) else None
-
-
-def kill_worker(chaos: Chaos) -> Struck | None:
-    return _signal_worker(chaos, signal.SIGKILL)
-
-
-def segv_worker(chaos: Chaos) -> Struck | None:
-    return _signal_worker(chaos, signal.SIGSEGV)
-
-
-def term_worker(chaos: Chaos) -> Struck | None:
-    return _signal_worker(chaos, signal.SIGTERM, busy=False)
 
 
 def _twice(chaos: Chaos, first: signal.Signals, after_s: float, then: signal.Signals) -> Struck | None:
@@ -68,10 +49,6 @@ def freeze_worker_past_its_lease(chaos: Chaos) -> Struck | None:
     if any(worker.frozen for worker in chaos.stack.workers):
         return None
     return _twice(chaos, signal.SIGSTOP, chaos.lease * chaos.rng.uniform(1.05, 1.3) + 0.5, signal.SIGCONT)
-
-
-def interrupt_worker_twice(chaos: Chaos) -> Struck | None:
-    return _twice(chaos, signal.SIGINT, 0.3, signal.SIGINT)
 
 
 def _some_ticket(chaos: Chaos) -> tuple[str, bytes] | None:
@@ -169,14 +146,6 @@ def _stop_redis(chaos: Chaos, *, kill: bool) -> Struck | None:
     return Struck(f"for {seconds:.1f} s", seconds, chaos.stack.start_redis)
 
 
-def stop_redis(chaos: Chaos) -> Struck | None:
-    return _stop_redis(chaos, kill=False)
-
-
-def kill_redis(chaos: Chaos) -> Struck | None:
-    return _stop_redis(chaos, kill=True)
-
-
 def fill_redis(chaos: Chaos) -> Struck | None:
     if not chaos.redis_well:
         return None
@@ -231,12 +200,12 @@ def faults_named(names: Sequence[str]) -> tuple[Fault, ...]:
 
 
 FAULTS = (
-    Fault("worker: SIGKILL", 10, kill_worker),
-    Fault("worker: SIGSEGV", 5, segv_worker),
+    Fault("worker: SIGKILL", 10, partial(_signal_worker, number=signal.SIGKILL)),
+    Fault("worker: SIGSEGV", 5, partial(_signal_worker, number=signal.SIGSEGV)),
     Fault("worker: SIGSTOP, then SIGKILL", 3, stop_then_kill_worker),
     Fault("worker: SIGSTOP past the lease, then SIGCONT", 4, freeze_worker_past_its_lease),
-    Fault("worker: SIGTERM", 3, term_worker),
-    Fault("worker: SIGINT twice", 3, interrupt_worker_twice),
+    Fault("worker: SIGTERM", 3, partial(_signal_worker, number=signal.SIGTERM, busy=False)),
+    Fault("worker: SIGINT twice", 3, partial(_twice, first=signal.SIGINT, after_s=0.3, then=signal.SIGINT)),
     Fault("ticket: deleted", 4, delete_ticket),
     Fault("ticket: doubled", 4, double_ticket),
     Fault("ticket: of a job that is gone", 2, send_stray_ticket),
@@ -244,16 +213,16 @@ FAULTS = (
     Fault("connections: half open", 4, freeze_proxy),
     Fault("connections: closed by the proxy", 3, cut_proxy),
     # Nobody reaps in the first two leases after Redis started: more often, and nothing would ever be taken up.
-    Fault("Redis: SIGTERM, then started again", 3, stop_redis, 6, "Redis"),
-    Fault("Redis: SIGKILL, then started again", 3, kill_redis, 6, "Redis"),
+    Fault("Redis: SIGTERM, then started again", 3, partial(_stop_redis, kill=False), 6, "Redis"),
+    Fault("Redis: SIGKILL, then started again", 3, partial(_stop_redis, kill=True), 6, "Redis"),
     Fault("Redis: full", 3, fill_redis, 3, "Redis"),
     Fault("producer: SIGKILL, then run again", 4, kill_producer),
     Fault("producer: two with one key", 3, start_twin_producers),
     Fault("job: cancelled", 3, cancel_job),
     Fault("job: cancelled while its producer waits for room", 3, cancel_full_job),
-    Fault("job: error budget, spent on the way or not at all", 4, spend_budget),
-    Fault("job: error budget, spent by the last chunk", 4, spend_budget_at_the_end),
-    Fault("job: error budget, spent while its producer waits for room", 3, spend_budget_of_full_job),
+    Fault("job: error budget, spent on the way or not at all", 4, partial(submit_special, kind="budget")),
+    Fault("job: error budget, spent by the last chunk", 4, partial(submit_special, kind="budget-last")),
+    Fault("job: error budget, spent while its producer waits for room", 3, partial(submit_special, kind="budget-full")),
     Fault("job: SIGKILL in the middle of its retry", 3, kill_retry),
     Fault("job: SIGKILL of its drainer", 4, kill_drainer),
     Fault("job: SIGKILL of its delivery into a database", 4, kill_delivery),

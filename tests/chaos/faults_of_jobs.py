@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from embedctl import Job, JobNotFound, JobState
 from embedctl_config import keys
-from tests.chaos.fault import Chaos, Struck
+from tests.chaos.fault import Chaos, Struck, killed_later
 from tests.chaos.producers import Order
 from tests.chaos.stack import FAR, OUTAGE
 
@@ -81,19 +81,8 @@ def cancel_all(chaos: Chaos, order: Order) -> bool:
     return JobState.CANCELLED in states or not states
 
 
-def spend_budget(chaos: Chaos) -> Struck | None:
-    return _submit(chaos, "budget")
-
-
-def spend_budget_at_the_end(chaos: Chaos) -> Struck | None:
-    return _submit(chaos, "budget-last")
-
-
-def spend_budget_of_full_job(chaos: Chaos) -> Struck | None:
-    return _submit(chaos, "budget-full")
-
-
-def _submit(chaos: Chaos, kind: str) -> Struck | None:
+def submit_special(chaos: Chaos, kind: str) -> Struck | None:
+    """Submit a job of this kind, which has an error budget."""
     order = chaos.producers.special(kind)
     return None if order is None else Struck(f"job {order.plan.index}, at most {order.plan.max_errors}")
 
@@ -134,12 +123,7 @@ def kill_drainer(chaos: Chaos) -> Struck | None:
         link=FAR,
         variables={"LIMIT_PART_RECORDS": "500"},
     )
-
-    def kill() -> None:
-        drainer.kill()
-        drainer.wait()
-
-    return Struck(f"of job {order.plan.index}", chaos.short(), kill)
+    return killed_later(drainer, f"of job {order.plan.index}", chaos.short())
 
 
 def _retriable(chaos: Chaos) -> Order | None:

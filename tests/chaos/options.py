@@ -14,24 +14,8 @@ DUMMY = "dummy"
 
 @dataclass(frozen=True)
 class Options:
-    """A run's options. None means a default that suits the lease or the model.
-
-    Attributes:
-        minutes: how long faults go on.
-        lease_s: the value of both `lease_s` and the limit `reissue_s`; None keeps the product's defaults.
-        pause_s: seconds between two faults, on average.
-        settle_s: longest wait for all jobs once faults are over.
-        ttl_s: TTL of jobs.
-        crashers: whether records that kill or hang a worker are among the poison.
-        wait_for_expiry: wait until nothing is left in Redis.
-        model: "dummy", or a real one.
-        records: total number of records with a real model.
-        reference: file that keeps the real model's vectors between runs.
-        only: prefixes of fault names; only faults that match are drawn. Empty means all faults.
-        sentinels: whether Redis is two instances with sentinels, who replace the master.
-        chunk_files: where the bytes of chunks are: "redis", "folder" or "s3".
-        keep: folder for logs and data; it is not removed.
-    """
+    """A run's options, which `python -m tests.chaos --help` explains. None means a default that suits the lease or the
+    model."""
 
     minutes: float
     seed: int

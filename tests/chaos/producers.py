@@ -210,19 +210,16 @@ class Producers:
 
     def _order(self, plan: Plan, copies: int) -> Order:
         corpus = self._stack.folder / f"job-{plan.index}.jsonl"
-        self._write_corpus(plan, corpus)
+        lines = (json.dumps(item) for item in self._workload.items(plan))
+        corpus.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         order = Order(plan, corpus, submitting=copies)
         self.orders.append(order)
         return order
 
-    def _write_corpus(self, plan: Plan, corpus: Path) -> None:
-        lines = (json.dumps(item) for item in self._workload.items(plan))
-        corpus.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
     def _submit(self, order: Order) -> None:
         """Run the producer's command until it ends well."""
         rng = random.Random(order.plan.key)
-        command = _command(order)
+        command = (_as_command if order.plan.by == "command" else _as_program)(order)
         while not self._abandoned.is_set() and not (order.cancelling and order.runs):
             order.runs += 1
             variables = {} if order.plan.high_water is None else {"LIMIT_HIGH_WATER_BYTES": str(order.plan.high_water)}
@@ -291,10 +288,6 @@ def is_good_end(order: Order, status: int, printed: str, said: str) -> bool:
     if order.cancelling:
         return status == 1 and _CANCELLED in said
     return status == 1 and order.plan.max_errors is not None and _STOPPED in said
-
-
-def _command(order: Order) -> list[str]:
-    return (_as_command if order.plan.by == "command" else _as_program)(order)
 
 
 def _as_program(order: Order) -> list[str]:

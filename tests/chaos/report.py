@@ -107,23 +107,19 @@ def _run(outcome: Outcome) -> list[tuple[str, object]]:
         ("jobs", f"{outcome.jobs.total():,}: {_counts(outcome.jobs)}"),
         ("jobs that their error budget ended", outcome.stopped),
         ("records", f"{outcome.records:,}"),
-        ("poison among them", f"{outcome.poison.total():,}: {_counts(outcome.poison)}" if outcome.poison else "none"),
+        ("poison among them", f"{outcome.poison.total():,}: {_counts(outcome.poison)}"),
         ("chunks", f"{outcome.chunks:,}"),
         ("executions a chunk: mean, most seen", f"{per_chunk:.2f}, {outcome.most_attempts}"),
         ("largest difference of a vector's element", f"{outcome.difference:.1e}" if outcome.difference else "0, exact"),
         ("records blamed by chance, then retried", outcome.blamed),
-        ("sick workers that left by themselves, by status", _statuses(outcome.sick_ends)),
+        ("sick workers that left by themselves, by status", _counts(outcome.sick_ends)),
         ("producer processes", outcome.producer_runs),
         ("faults, ended worker processes", f"{outcome.faults.total()}, {outcome.deaths.total()}"),
     ]
 
 
-def _counts(counter: Counter[str]) -> str:
-    return ", ".join(f"{count:,} {name}" for name, count in counter.most_common())
-
-
-def _statuses(counter: Counter[int]) -> str:
-    return ", ".join(f"{count} with {status}" for status, count in counter.items()) or "none"
+def _counts(counter: Counter[str] | Counter[int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in counter.most_common()) or "none"
 
 
 def _table(first: str, second: str, rows: Iterable[tuple[str, object]]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.chaos.fault import Chaos, Struck, a_worker
 from tests.chaos.options import DUMMY
-from tests.chaos.stack import OUTAGE, STOP_S, Worker
+from tests.chaos.stack import OUTAGE, Worker, end_of
 
 #: A worker stays short of something for a time in this range (seconds).
 _SHORT_S = (5.0, 20.0)
@@ -52,11 +52,7 @@ def _see_off(chaos: Chaos, process: subprocess.Popen[bytes]) -> None:
     if process.pid in rows and rows[process.pid].progressed_ms:
         chaos.monitor.unended.append(f"a worker that can encode nothing was given work and stays ({process.pid})")
     process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    end_of(process)
 
 
 def _one_of_several(chaos: Chaos) -> Worker | None:

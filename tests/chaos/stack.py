@@ -292,12 +292,7 @@ class Stack:
         for worker in self.workers:
             worker.signal(signal.SIGCONT)
             worker.signal(signal.SIGTERM)
-        return [_end_of(worker.process) for worker in self.workers if worker.process is not None]
-
-    def close_clients(self) -> None:
-        """Close the harness's own connections."""
-        self.broker.close()
-        self.raw.close()
+        return [end_of(worker.process) for worker in self.workers if worker.process is not None]
 
     def close(self) -> None:
         """Kill everything that still runs."""
@@ -306,7 +301,8 @@ class Stack:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-        self.close_clients()
+        self.broker.close()
+        self.raw.close()
         for link in self._links.values():
             if link.port:
                 link.stop()
@@ -356,7 +352,8 @@ class Stack:
         self.sick_config.write_text(times + classes.replace(*_SICK), encoding="utf-8")
 
 
-def _end_of(process: subprocess.Popen[bytes]) -> int:
+def end_of(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a process that was asked to end, and kill it where it does not. Return its exit status."""
     try:
         return process.wait(STOP_S)
     except subprocess.TimeoutExpired:

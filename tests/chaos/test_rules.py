@@ -22,10 +22,6 @@ STOPPED = "JobFailed: job x was ended by its error budget (max_errors) while it 
 CANCELLED = "JobCancelled: job x was cancelled"
 
 
-def order_of(plan: Plan) -> Order:
-    return Order(plan, Path())
-
-
 def test_only_faults_of_these_names_are_drawn() -> None:
     assert faults_named([]) == FAULTS
     named = [fault.name for fault in faults_named(["worker: SIGKILL", "link"])]
@@ -46,11 +42,11 @@ def test_these_budgets_are_spent_by_what_is_planned(kind: str) -> None:
 
 
 def test_a_producer_ends_well_only_for_the_reason_it_was_given() -> None:
-    order = order_of(PLAN)
+    order = Order(PLAN, Path())
     assert is_good_end(order, 0, "id", "")
     assert not is_good_end(order, 1, "", STOPPED)
     assert not is_good_end(order, 1, "", CANCELLED)
-    budget = order_of(dataclasses.replace(PLAN, max_errors=1))
+    budget = Order(dataclasses.replace(PLAN, max_errors=1), Path())
     assert is_good_end(budget, 1, "", STOPPED)
     assert not is_good_end(budget, 1, "", "Traceback: something else")
     order.cancelling = True
@@ -67,10 +63,6 @@ def test_a_budget_is_a_number_or_a_share() -> None:
     assert not is_spent(dataclasses.replace(PLAN, max_errors="10%"), 4, 40)
 
 
-def event(name: str, words: str, began: float, ended: float | None) -> Event:
-    return Event(name, words, began, ended)
-
-
 def test_a_silence_is_explained_by_what_was_done_to_that_worker_or_to_all_and_by_nothing_else() -> None:
     now = time.monotonic()
     silence = Silence(1, "i", began_at=now, ended_at=now + 3, seconds=3)
@@ -80,14 +72,14 @@ def test_a_silence_is_explained_by_what_was_done_to_that_worker_or_to_all_and_by
 
     assert not explained()
     frozen = "worker: SIGSTOP past the lease, then SIGCONT"
-    assert explained(event(frozen, "worker 1", now - 10, now - 1))
-    assert not explained(event(frozen, "worker 2", now - 10, now - 1))
-    assert not explained(event(frozen, "worker 11", now - 10, now - 1))
-    assert explained(event("worker: out of memory", "worker 1 for 7 s", now - 10, now - 1))
-    assert not explained(event("job: cancelled", "job 1", now - 10, now - 1))
-    assert explained(event("connections: half open", "for 5 s", now - 10, now - 5))
-    assert not explained(event("connections: half open", "for 5 s", now - 200, now - 190))
-    assert not explained(event("connections: half open", "for 5 s", now + 10, None))
+    assert explained(Event(frozen, "worker 1", now - 10, now - 1))
+    assert not explained(Event(frozen, "worker 2", now - 10, now - 1))
+    assert not explained(Event(frozen, "worker 11", now - 10, now - 1))
+    assert explained(Event("worker: out of memory", "worker 1 for 7 s", now - 10, now - 1))
+    assert not explained(Event("job: cancelled", "job 1", now - 10, now - 1))
+    assert explained(Event("connections: half open", "for 5 s", now - 10, now - 5))
+    assert not explained(Event("connections: half open", "for 5 s", now - 200, now - 190))
+    assert not explained(Event("connections: half open", "for 5 s", now + 10, None))
     assert explained(restarts=(now - 10,))
     assert not explained(restarts=(now - 200, now + 10))
 

@@ -31,6 +31,8 @@ _QUIET_ROUNDS = 4
 #: Seconds that pass on every clock per round without change: longer than any patience of client code, except for an
 #: outage.
 _ROUND_S = 45.0
+#: Steps of a random walk.
+_WALK_STEPS = 90
 
 
 class Found(Exception):
@@ -138,7 +140,7 @@ class Machine:
 
         return do
 
-    def make(self, state: State, move: Move, *, check: bool = True) -> tuple[State, str, list[Violation]]:
+    def make(self, state: State, move: Move) -> tuple[State, str, list[Violation]]:
         """Make a move. Return the state after it, the move in words, and the violations."""
         world = self.world
         world.connection.put(state.snapshot)
@@ -157,7 +159,7 @@ class Machine:
         if after.may("rollback") and move.who != "redis" and (changed or after.tickets != state.tickets):
             before = Past(state.snapshot, state.texts, state.tickets)
             after = replace(after, history=(*state.history, before)[-self._history :])
-        wrong = list(after_step(world, state, after, self._reopens(move, what))) if check else []
+        wrong = list(after_step(world, state, after, self._reopens(move, what)))
         return after, f"{move.who}: {what}", wrong
 
     @staticmethod
@@ -296,12 +298,11 @@ class Machine:
         coverage.states = len(seen)
         return coverage
 
-    def walk(self, seed: int, *, steps: int = 60, coverage: Coverage | None = None) -> Found | None:
+    def _walk(self, seed: int, coverage: Coverage) -> Found | None:
         """Take one random walk from a seed. Return the violation that it finds, or None."""
-        coverage = Coverage() if coverage is None else coverage
         dice = random.Random(seed)
         state, trace = self.first, []
-        for _ in range(steps):
+        for _ in range(_WALK_STEPS):
             moves = self.moves(state)
             if not moves:
                 break
@@ -321,9 +322,7 @@ class Machine:
         extra, wrong = self.settle(state, coverage)
         return Found(wrong[0], trace + extra) if wrong else None
 
-    def walks(
-        self, seeds: Iterable[int], *, steps: int = 90, seconds: float = 60.0, stop_at: str | None = None
-    ) -> Coverage:
+    def walks(self, seeds: Iterable[int], *, seconds: float = 60.0, stop_at: str | None = None) -> Coverage:
         """Take many walks. Report the first violation of each invariant."""
         until = time.monotonic() + seconds
         coverage = Coverage()
@@ -331,7 +330,7 @@ class Machine:
         for seed in seeds:
             if time.monotonic() > until or stop_at in told:
                 break
-            met = self.walk(seed, steps=steps, coverage=coverage)
+            met = self._walk(seed, coverage)
             if met is not None and met.violation.invariant not in told:
                 told.add(met.violation.invariant)
                 met.seed = seed
