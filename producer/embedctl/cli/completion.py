@@ -33,12 +33,10 @@ def complete_job(ctx: click.Context, _: click.Parameter, incomplete: str) -> lis
 
 
 def complete_class(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The hardware classes of the settings and of the live workers."""
     return _offered(incomplete, lambda settings: settings.classes, lambda hardware, _: hardware, ctx)
 
 
 def complete_model(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The models of the settings and of the live workers."""
     return _offered(incomplete, _models, lambda _, model: model, ctx)
 
 
@@ -73,7 +71,6 @@ def _offered(
     served: Callable[[str, str], str],
     ctx: click.Context,
 ) -> list[CompletionItem]:
-    """Names in the settings, and names of live workers' queues."""
 
     def live() -> list[str]:
         return [served(hardware, model) for hardware, model, _ in Broker.shared(_settings(ctx)).workers.offers()]

@@ -32,8 +32,6 @@ _UNPACKERS = {".gz": " | gunzip", ".zst": " | zstd -dc"}
 
 @dataclass(frozen=True, slots=True)
 class CorpusChoice:
-    """A corpus and the options of its job, from the command line."""
-
     corpus: Corpus | BatchCorpus
     options: SubmitOptions
     skip_bad_lines: bool = False
@@ -122,14 +120,9 @@ class CorpusChoice:
 
     def checked(self, *, as_json: bool = False) -> CorpusChoice:
         """The same choice, after a search for what is wrong with the files, before anything is queued. Of a batch file,
-        its model and its dimensions are options now.
-
-        Args:
-            as_json: print the mistakes in a batch file as OpenAI's batch service does, too.
-
-        Raises:
-            InputError: a line is not a record, there is no record, an id is not unique, or a file can't be read.
-        """
+        its model and its dimensions are options now, and with `as_json` its mistakes are printed as OpenAI's batch
+        service does, too. InputError: a line is not a record, there is no record, an id is not unique, or a file can't
+        be read."""
         if isinstance(self.corpus, BatchCorpus):
             try:
                 model, dimensions = self.corpus.check(self.options.model, self.options.dimensions)
@@ -169,7 +162,6 @@ def records_again(choice: CorpusChoice) -> Iterator[Record]:
 
 
 def requests_in(settings: Settings, paths: Sequence[str]) -> BatchCorpus:
-    """The requests of batch files."""
     files = open_corpus(*paths, file_format="jsonl", max_bytes=settings.max_text_bytes).files
     return BatchCorpus(files, settings.max_text_bytes, None, unique=False)
 

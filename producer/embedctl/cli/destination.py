@@ -83,13 +83,8 @@ def destination_options(duplicates: Iterable[str], if_same: str) -> Callable[[F]
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where vectors go and how, from the command line.
-
-    Attributes:
-        path: a file, or a folder for parts; None if there is a database, or nothing.
-        numbers: how a file or parts store vectors; None if that is left open.
-        clobber: whether files that exist may be replaced.
-    """
+    """Where vectors go and how, from the command line: to `path`, which is a file, or a folder for parts; or to a
+    database; or to neither. `numbers` is None if that is left open."""
 
     path: Path | Place | None
     database: DatabaseChoice | None
@@ -129,13 +124,8 @@ class Destination:
         return not os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
 
     def check(self, keep: Sequence[str] = (), *, as_json: bool, is_batch: bool = False) -> None:
-        """Check beforehand that vectors can go to the path, if there is one, and that a JSON value may be printed too.
-        Raises as :func:`check_output`, and click.UsageError if both would be printed.
-
-        Args:
-            keep: the kept fields that are to come out beside the vectors.
-            is_batch: whether they are of a batch file.
-        """
+        """Check beforehand that vectors, and these kept fields, can go to the path, if there is one, and that a JSON
+        value may be printed too. Raises as :func:`check_output`, and click.UsageError if both would be printed."""
         if isinstance(self.path, Place):
             self.path.check()  # first, because the extra s3 has all that its parts need
             import_module("embedctl.destinations.part")  # raises MissingExtra without pyarrow
@@ -162,11 +152,8 @@ class Destination:
         requests: BatchCorpus | None = None,
     ) -> Delivered:
         """Write a job's vectors as they come, and show the progress of both. Refused records are listed. Vectors in the
-        parts of a folder leave Redis. A KeyboardInterrupt says how to return to the job.
-
-        Args:
-            requests: the batch file that the job was made of, if the file answers it.
-        """
+        parts of a folder leave Redis. `requests` is the batch file that the job was made of, if the file answers it. A
+        KeyboardInterrupt says how to return to the job."""
         if self.database is not None:
             return self.database.save(job, broker, progress)
         if self.path is None:

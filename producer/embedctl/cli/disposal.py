@@ -141,12 +141,8 @@ def discard(
 
 
 class _Outcomes:
-    """Prints what became of each job, and keeps the status of the first failure.
-
-    Args:
-        add: takes the facts of each outcome; None to print them in words.
-        asked_for: whether the outcomes are what the user wants to know, and not only a message.
-    """
+    """Prints what became of each job, or gives its facts to `add`, and keeps the status of the first failure. If they
+    are `asked_for`, the outcomes are what the user wants to know, and not only a message."""
 
     def __init__(self, add: Callable[[object], None] | None, *, asked_for: bool) -> None:
         self._add = add

@@ -177,13 +177,8 @@ def job_options(*own: Callable[[F], F], hardware: str, dry_run: str) -> Callable
 
 @dataclass(frozen=True, slots=True)
 class JobCommand:
-    """What `run` and `submit` are told: a corpus, how to encode it, and where its vectors go.
-
-    Attributes:
-        choice: the corpus, and the options of its job.
-        sync: whether the destination is to become what the corpus says, and what need not be encoded.
-        named: what decides the job, in JSON values, whatever the corpus holds now.
-    """
+    """What `run` and `submit` are told: a corpus, how to encode it, and where its vectors go. `named` is what decides
+    the job, in JSON values, whatever the corpus holds now."""
 
     choice: CorpusChoice
     destination: Destination
@@ -341,7 +336,6 @@ def _unique_ids_taken_from(given: dict[str, Any]) -> bool | None:
 
 
 def _prompt(words: str | None) -> dict[str, Any]:
-    """The options `prompt` and `prompt_name` of a job."""
     if words is None or not words.startswith("@"):
         return {"prompt": words}
     return {"prompt": words[1:]} if words.startswith("@@") else {"prompt_name": words[1:]}

@@ -19,7 +19,6 @@ from embedctl.terminal.job_facts import JobView
 
 
 def overview_json(overview: Overview) -> str:
-    """The sums, workers, queues and jobs."""
     facts = {
         "at": overview.at,
         "live_workers": len(overview.workers),
@@ -44,7 +43,6 @@ def overview_json(overview: Overview) -> str:
 
 
 def view_json(view: JobView) -> str:
-    """A job with its workers and its suspect chunks."""
     facts = {
         **job_form(view.job),
         "workers": [_worker(worker) for worker in view.workers],
@@ -55,7 +53,6 @@ def view_json(view: JobView) -> str:
 
 
 def job_form(job: JobStatus) -> dict[str, Any]:
-    """A job's facts."""
     return {**_facts(job), "stalled": job.stalled}
 
 

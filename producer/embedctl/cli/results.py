@@ -64,14 +64,15 @@ def report(status: JobStatus, progress: JobProgress, *, failed_in: str | None = 
     progress.say(_sentence(summary(status, progress.resumed_at), progress), prose=True)
     if status.stopped_by is not None:
         left = status.records - status.done - status.failed
-        progress.say(f"{left:,} records were not encoded: {_why_ended(status, is_freed=failed_in is not None)}")
+        progress.say(f"{left:,} records were not encoded: {why_ended(status, is_freed=failed_in is not None)}")
     if status.failed and failed_in is not None:
         progress.say(f"The failed records are in {failed_in}")
     elif status.failed and status.state is not JobState.CANCELLED:
         progress.say(f"The failed records: embedctl errors {status.id}")
 
 
-def _why_ended(status: JobStatus, *, is_freed: bool) -> str:
+def why_ended(status: JobStatus, *, is_freed: bool) -> str:
+    """Why records were not encoded, and how to go on, unless the job is freed."""
     if status.state is not JobState.STOPPED:
         return "the error budget (--max-errors) ended the job"
     mend = "" if is_freed else f". To resume it: embedctl submit CORPUS --resume {status.id}"
@@ -89,7 +90,6 @@ def failures_in(written: Sequence[Path | str]) -> str:
 
 
 def failed_line(error: FailedRecord) -> str:
-    """A failed record, for people."""
     name = "" if error.id is None else f" ({error.id})"
     return f"record {error.position}{name}: {error.code}: {error.message}"
 

@@ -94,7 +94,6 @@ def run(ctx: click.Context, /, *, hardware: str | None, cpus: str | None, pull: 
 
 
 def _encoded(command: JobCommand, broker: Broker, progress: JobProgress) -> tuple[JobStatus, Delivered]:
-    """Run the job and free it; returns how it ended, and what was written."""
     destination, choice = command.destination, command.choice
     job = command.submit(broker, progress)
     with _freed_unless_resumable(job, resumable=choice.options.idempotency_key is not None):

@@ -27,12 +27,8 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where vectors come from, other than from a job.
-
-    Attributes:
-        about: what their vectors are; None if nothing tells.
-        confirmed: whether the settings or live workers tell the model's files.
-    """
+    """Where vectors come from, other than from a job. `about` says what they are; None if nothing tells. They are
+    `confirmed` if the settings or live workers tell the model's files."""
 
     earlier: Earlier | None = None
     cached: Cached | None = None
@@ -41,11 +37,9 @@ class Sources:
 
     @property
     def known(self) -> list[Known]:
-        """What is asked, the first one first."""
         return [each for each in (self.earlier, self.cached) if each is not None]
 
     def compared(self, records: Iterator[Record], say: Say) -> Difference:
-        """Compare a corpus with it, and say so."""
         from embedctl.destinations.sync import compare_texts  # here, because most commands compare nothing
 
         if self.known:

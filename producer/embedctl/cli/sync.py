@@ -46,14 +46,8 @@ _ROUNDS = 5
 
 @dataclass(slots=True)
 class Synced:
-    """What a run did.
-
-    Attributes:
-        records: of the corpus.
-        done: what became of those that a job was made for.
-        deleted: rows that were deleted; None if nobody asked for that.
-        status: of the last job; None if there was none.
-    """
+    """What a run did: with the records of the corpus, and of those that a job was made for, `done`. `deleted` is None
+    if nobody asked for that, and `status`, of the last job, if there was none."""
 
     records: int = 0
     done: Delivered = field(default_factory=Delivered)

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embedctl.cli.options import option, together
-from embedctl.corpus import BatchCorpus, Corpus
+from embedctl.corpus import BatchCorpus
 from embedctl.destinations.formats import guess_format
 from embedctl.destinations.ids import Duplicates
-from embedctl.destinations.place import Place
 from embedctl.job_options import parse_budget
 from embedctl_config.errors import InputError, SettingsError
 
 if TYPE_CHECKING:
     from embedctl.cli.corpora import CorpusChoice
-    from embedctl.cli.delivery import DatabaseChoice
     from embedctl.cli.destination import Destination
     from embedctl.destinations.sync import Limit
 
@@ -55,13 +53,8 @@ sync_options = together(
 
 @dataclass(frozen=True, slots=True)
 class SyncChoice:
-    """Whether a destination is to become what the corpus says, and what need not be encoded.
-
-    Attributes:
-        of_file: whether the destination is a file.
-        deletes: how many rows of a database may be deleted at most; None if none may.
-        cache: a path or a URL.
-    """
+    """Whether a destination, perhaps a file, is to become what the corpus says, and what need not be encoded. `deletes`
+    is how many rows of a database may be deleted at most; None if none may."""
 
     is_asked: bool
     of_file: bool
@@ -100,23 +93,11 @@ class SyncChoice:
             return
         if isinstance(choice.corpus, BatchCorpus):
             raise SettingsError("a batch file is answered request by request: omit --sync and --cache")
-        if self.copies:
-            self._check_file(destination.path)
-        self._check_own_job(choice)
-        if self.of_file and self.deletes is not None:
-            raise SettingsError("a file has the records of the corpus and no others: omit --delete")
-        if self.of_file and choice.corpus.limit is not None:
-            raise SettingsError("with --limit, the vectors of all other records would go: omit --sync or --limit")
-        if self.is_asked and destination.database is not None:
-            self._check_table(choice.corpus, destination.database)
-
-    def _check_file(self, path: Path | Place | None) -> None:
-        if not isinstance(path, Path):
+        path, database, limit = destination.path, destination.database, choice.corpus.limit
+        if self.copies and not isinstance(path, Path):
             raise SettingsError("--sync and --cache copy vectors into a file: name it with -o, such as -o new.parquet")
-        if self.of_file and guess_format(path) == "jsonl":
+        if self.of_file and isinstance(path, Path) and guess_format(path) == "jsonl":
             raise SettingsError(f"{path} has no room for digests: name the output .parquet or .npy, or omit --sync")
-
-    def _check_own_job(self, choice: CorpusChoice) -> None:
         if not choice.corpus.rereadable:
             raise InputError(
                 "--sync and --cache read the corpus more than once, and standard input can't be: save it to a file"
@@ -125,9 +106,11 @@ class SyncChoice:
             raise SettingsError(
                 "--sync and --cache make their own job, and the same command resumes it: omit --drain and --resume"
             )
-
-    def _check_table(self, corpus: Corpus, database: DatabaseChoice) -> None:
-        if database.options.duplicates is not Duplicates.ERROR:
+        if self.of_file and self.deletes is not None:
+            raise SettingsError("a file has the records of the corpus and no others: omit --delete")
+        if self.of_file and limit is not None:
+            raise SettingsError("with --limit, the vectors of all other records would go: omit --sync or --limit")
+        if self.is_asked and database is not None and database.options.duplicates is not Duplicates.ERROR:
             raise SettingsError("with --sync, the table has one row for each id of the corpus: omit --duplicates")
-        if self.deletes is not None and corpus.limit is not None:
+        if self.deletes is not None and limit is not None:
             raise SettingsError("with --limit, all other rows would look deleted: omit --delete or --limit")

@@ -18,7 +18,7 @@ from embedctl.broker import Broker
 from embedctl.cli.corpora import records_again
 from embedctl.cli.job_command import JobCommand
 from embedctl.cli.json_forms import job_form, plain
-from embedctl.cli.results import exit_status
+from embedctl.cli.results import exit_status, why_ended
 from embedctl.cli.sources import Sources, earlier_of, opened_cache, sources_of
 from embedctl.cli.sync import lacking, report_synced, said, submitted, synchronise
 from embedctl.destinations.files import fetch
@@ -27,7 +27,7 @@ from embedctl.enqueue import job_spec
 from embedctl.job import Job
 from embedctl.records import Record
 from embedctl.results import ChunkVectors
-from embedctl.store import JobState, JobStatus
+from embedctl.store import JobStatus
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import ExitStatus, JobError, JobNotFound, JobStalled, OutputError
 from embedctl_config.fingerprint import job_fingerprint
@@ -51,8 +51,7 @@ class Updated:
         cached: those whose vectors were in the cache.
         encoded: those that a job was made for.
         status: of all records, in the form of a job's.
-        job: the id of the job; None if there was none.
-        done: what became of them, and the files.
+        job: its id; None if there was none.
     """
 
     unchanged: int
@@ -132,7 +131,6 @@ class _Update:
         return Updated(*sources.copied(difference), difference.to_encode, status, job, done)
 
     def discard(self) -> None:
-        """Free the job, if there is one."""
         if self._job is not None:
             with suppress(JobNotFound):
                 self._job.discard()
@@ -261,10 +259,6 @@ def _sentence(updated: Updated) -> str:
     line += f", of which {status.failed:,} failed" if status.failed else ""
     line += f"; {updated.done.refused:,} refused" if updated.done.refused else ""
     if status.stopped_by is not None:
-        why = (
-            "the job was stopped"
-            if status.state is JobState.STOPPED
-            else "the error budget (--max-errors) ended the job"
-        )
+        why = why_ended(status, is_freed=True)
         line += f"; {status.records - status.done - status.failed:,} were not encoded, because {why}"
     return line

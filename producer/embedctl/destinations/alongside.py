@@ -40,7 +40,6 @@ class Alongside:
             wait([self._drained], None if error is None else _END_S)
 
     def begin(self, job_id: str) -> None:
-        """Begin to drain this job."""
         if self._place is not None and self._drained is None:
             self._drained = in_own_thread(partial(self._drain, job_id, self._place))
 

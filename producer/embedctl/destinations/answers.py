@@ -24,13 +24,10 @@ CODES_OF_REQUESTS = {
 
 
 def is_of_batch(status: JobStatus) -> bool:
-    """Whether a job was made of a batch file."""
     return bool(status.options.get("batch_file"))
 
 
 class Answer(NamedTuple):
-    """The line for a request."""
-
     line: bytes
     failed: bool
 

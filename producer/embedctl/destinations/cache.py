@@ -66,7 +66,6 @@ class Cache:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
         self._database.close()
 
     def find(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, Vector]]:

@@ -33,11 +33,9 @@ class KeptColumns:
         return self._types != before
 
     def fields(self) -> list[tuple[str, pa.DataType]]:
-        """Name and type of each column."""
         return list(self._types.items())
 
     def arrays(self, rows: Sequence[Mapping[str, Any]]) -> list[pa.Array]:
-        """Each column of these records."""
         return [pa.array([_value(row.get(name), dtype) for row in rows], dtype) for name, dtype in self._types.items()]
 
     def _types_of_all(self) -> dict[str, pa.DataType]:

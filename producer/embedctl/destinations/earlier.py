@@ -24,15 +24,9 @@ _SMALL = 1024 * 1024
 
 
 def open_earlier(path: Path, numbers: Numbers | None) -> Earlier | None:
-    """An earlier output; None if there is none yet, or only a part of it.
-
-    Args:
-        numbers: how the new output stores vectors.
-
-    Raises:
-        OutputError: it is damaged, or has no digests.
-        SettingsError: its format is another one, or it stores its vectors in another way.
-    """
+    """An earlier output; None if there is none yet, or only a part of it. `numbers` is how the new output stores
+    vectors. OutputError: it is damaged, or has no digests. SettingsError: its format is another one, or it stores its
+    vectors in another way."""
     if path.suffix == ".parquet":
         from embedctl.destinations.earlier_parquet import ParquetEarlier
 
@@ -108,7 +102,6 @@ def _checked(path: Path, about: Path) -> Contract:
 
 
 def _lines(path: Path) -> Iterator[Any]:
-    """The values of a file of JSON lines; none if there is no such file."""
     if path.exists():
         with path.open("rb") as lines:
             yield from map(json.loads, lines)

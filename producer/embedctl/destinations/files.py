@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -176,25 +177,18 @@ def _fetch(results: _Results, file: _File) -> Delivered:
     return file.done
 
 
+@dataclass
 class _File(Taker[ChunkVectors]):
-    """A file, or standard output."""
-
-    def __init__(
-        self,
-        job: Readable,
-        path: Path,
-        writer: Writer,
-        numbers: Numbers,
-        from_parts: Collection[str],
-        written: Written | None,
-        refused: Refused | None,
-    ) -> None:
-        self.job, self.writer = job, writer
-        self._path, self._numbers, self._from_parts = path, numbers, from_parts
-        self._written, self._refused = written, refused
-        self._chunks = 0
-        self._named = -1  # the position of the last record that was refused
-        self.done = Delivered()
+    job: Readable
+    _path: Path
+    writer: Writer
+    _numbers: Numbers
+    _from_parts: Collection[str]
+    _written: Written | None
+    _refused: Refused | None
+    _chunks: int = 0
+    _named: int = -1  # the position of the last record that was refused
+    done: Delivered = field(default_factory=Delivered)
 
     def take(self, chunk: ChunkVectors) -> None:
         if chunk.stored_as and chunk.stored_as not in self._from_parts:

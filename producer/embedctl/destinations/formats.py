@@ -28,7 +28,6 @@ def is_file(where: str) -> bool:
 
 
 def holds_kept_fields(path: Path) -> bool:
-    """Whether the format of this path has room for kept fields."""
     return guess_format(path) != "npy"
 
 

@@ -40,7 +40,6 @@ class Gathered:
     size: int = 0
 
     def add(self, chunk: ChunkVectors) -> None:
-        """Take a chunk."""
         self.chunks.append(chunk)
         self.rows += len(chunk.positions)
         self.size += _bytes_of(chunk)

@@ -47,14 +47,10 @@ class LeftOut:
 
 
 def decided(heads: Iterable[ChunkVectors], records: int, duplicates: Duplicates) -> LeftOut:
-    """Look at the ids of all records that have a vector, before the first one is written. InputError: one has none; or
-    two have the same one, and neither is to be left out.
+    """Look at the ids of all records of a job that have a vector, before the first one is written; its chunks need no
+    vectors. InputError: one has none; or two have the same one, and neither is to be left out.
 
     Memory holds a bit for each record, and the ids as :class:`UniqueIds` holds them.
-
-    Args:
-        heads: the job's chunks; no vectors are needed.
-        records: how many the job has.
     """
     left_out = LeftOut(records)
     nameless: list[int] = []

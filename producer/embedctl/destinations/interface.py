@@ -137,7 +137,6 @@ class Batch:
         return len(self.ids)
 
     def part(self, rows: slice | npt.NDArray[np.int64]) -> Batch:
-        """Some of its records."""
         at = np.arange(len(self))[rows].tolist()
         return replace(
             self,
@@ -150,7 +149,6 @@ class Batch:
 
     @property
     def rows(self) -> list[Row]:
-        """The ids and sources."""
         sources: Sequence[bytes | None] = self.sources or [None] * len(self)
         return list(zip(self.ids, sources, strict=True))
 

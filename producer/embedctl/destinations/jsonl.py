@@ -66,14 +66,12 @@ def lines_of(chunk: ChunkVectors) -> Iterator[bytes]:
 
 
 class JsonlWriter(Writer):
-    """Writes lines: those of :func:`lines_of`, or the answers to a batch file. It has no room for digests.
+    """Writes lines: those of :func:`lines_of`, or the answers to a batch file. It has no room for digests. The answers
+    of failed requests go to the file beside, which exists only if there are any, and on standard output among the
+    others.
 
     On standard output, a chunk is printed as soon as it is there, and nothing has a final name. It raises OutputError
     if that is closed or can't be written, and BrokenPipeError if nobody reads any more.
-
-    Args:
-        answers: makes the lines of requests; those of failed ones go to the file beside, which exists only if a
-            request failed, and on standard output among the others. None for a line for each record.
     """
 
     def __init__(self, content: Content, answers: Answers | None = None) -> None:

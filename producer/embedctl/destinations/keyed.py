@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -32,7 +32,6 @@ class Options:
     """How a job is delivered.
 
     Attributes:
-        duplicates: which record is written if several have the same id.
         ids_are_unique: the caller has found the ids to be there and unique, so they are not read beforehand.
         output_type: float32 or float16; None: float32, but not restored from what is coarser.
     """
@@ -106,24 +105,22 @@ def deliver(
     return delivery.done
 
 
+@dataclass
 class _Delivery(Taker[ChunkVectors]):
-    def __init__(
-        self,
-        waiter: Waiter,
-        destination: Destination,
-        options: Options,
-        left_out: LeftOut | None,
-        written: Written | None,
-        refused: Refused | None,
-    ) -> None:
-        self._waiter, self._destination, self._options, self._left_out = waiter, destination, options, left_out
-        self._written, self._refused = written, refused
-        #: None until the first record with a vector, which tells the model and the dimensions.
-        self._batch: Gathered | None = None
-        self._holds_rows = False
-        #: Some of the rows that were written.
-        self._sample: list[Row] = []
-        self.done = Delivered(left_out=0 if left_out is None else left_out.count)
+    _waiter: Waiter
+    _destination: Destination
+    _options: Options
+    _left_out: LeftOut | None
+    _written: Written | None
+    _refused: Refused | None
+    #: None until the first record with a vector, which tells the model and the dimensions.
+    _batch: Gathered | None = None
+    _holds_rows: bool = False
+    #: Some of the rows that were written.
+    _sample: list[Row] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.done = Delivered(left_out=0 if self._left_out is None else self._left_out.count)
 
     def take(self, chunk: ChunkVectors) -> None:
         _refuse_coarse(chunk, self._options)

@@ -61,7 +61,6 @@ class Delivered:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """The numbers of records, by name."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "files"}
 
     def check(self, records: int) -> None:

@@ -157,7 +157,6 @@ class Merged:
     def _block(
         self, first: int, records: Sequence[Record], found: Sequence[int], encoded: Iterator[_Result | None]
     ) -> ChunkVectors:
-        """One block: the copied records, and those of the job that are there."""
         digests = as_rows(b"".join(map(digest_of, records)))
         results: list[_Result | None] = [next(encoded, None) if each == LACKING else None for each in found]
         for number, known in enumerate(self._known):

@@ -34,12 +34,10 @@ _NOT_ENCODED = "the job was ended before it came to this record"
 
 
 def beside(path: Path, kind: str) -> Path:
-    """A file next to an array."""
     return path.with_name(f"{path.name.removesuffix('.npy')}.{_BESIDE[kind]}")
 
 
 def all_beside(path: Path) -> list[Path]:
-    """The files that may be written next to an array."""
     return [beside(path, kind) for kind in _BESIDE]
 
 

@@ -108,7 +108,6 @@ class Numbers:
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, Any]) -> Self:
-        """Those of :meth:`facts`."""
         ranges = facts.get("ranges")
         kind = OutputType(facts.get("output_type", OutputType.FLOAT32))
         return cls(kind, None if ranges is None else np.array(ranges, np.float32))

@@ -38,17 +38,14 @@ _REPEATED = ("id", "error_code", "error_message")
 
 
 class ParquetWriter(Writer):
-    """Writes row groups of several chunks.
+    """Writes row groups of several chunks. The columns of kept fields are `kept`, whose types only become wider, also
+    from one file to the next; None for those of this file alone.
 
     The columns are `position`, `id`, `embedding` (a fixed-size list of numbers; null if the record failed),
     `error_code`, `error_message`, `tokens_used` and `tokens_lost` (of truncated records), `tokens` (if the job counts
     them; null if the record failed), `text_sha256` (32 bytes, if it has digests; null for a record without a text), and
     one for each kept field. Unless numbers are float32, the footer's entry `embedctl.vectors` is JSON with
     `output_type`, `dimensions` and, for int8, `ranges`.
-
-    Args:
-        kept: the columns of the kept fields, whose types only become wider, also from one file to the next; None
-            for those of this file alone.
     """
 
     def __init__(self, content: Content, kept: KeptColumns | None = None) -> None:

@@ -55,12 +55,8 @@ class Taken:
 
 
 class OpenPart:
-    """A part that is being written.
-
-    Args:
-        kept: the columns of the kept fields, of all parts of this drain: types only become wider.
-        of_corpus: whether it holds consecutive chunks of the corpus; otherwise any others.
-    """
+    """A part that is being written: of consecutive chunks of the corpus, or of any others. `kept` are the columns of
+    the kept fields, of all parts of this drain, because types only become wider."""
 
     def __init__(self, content: Content, kept: KeptColumns, *, of_corpus: bool) -> None:
         self.of_corpus = of_corpus

@@ -53,7 +53,6 @@ class PartList:
         return Numbers.of_facts(footer_of(self._place.source(first))["vectors"])
 
     def next_name(self, *, of_corpus: bool) -> str:
-        """The name of the part that is written next."""
         return part_name(self.state.parts) if of_corpus else retry_part_name(self.state.retry_parts + 1)
 
     def publish_over(self, name: str, *, of_corpus: bool) -> None:
@@ -87,7 +86,6 @@ class PartList:
         return sum(footer.get("refused", 0) for footer in footers)
 
     def _rows(self, name: str) -> list[tuple[int, int]]:
-        """The chunks in a part, and their rows."""
         return [(chunk, rows) for chunk, _, rows in rows_of_chunks(footer_of(self._place.source(name)))]
 
     def sum_up(self, status: JobStatus, numbers: Numbers, fingerprint: str) -> list[str]:

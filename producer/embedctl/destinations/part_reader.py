@@ -63,7 +63,6 @@ class DrainedChunks:
         return self._open.chunk(index)
 
     def numbers_of(self, name: str) -> Numbers:
-        """How a part stores vectors."""
         return Numbers.of_facts(self._footer(name)["vectors"])
 
     def _name_of(self, index: int) -> str | None:

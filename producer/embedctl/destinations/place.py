@@ -68,7 +68,6 @@ class Place(ABC):
         """Remove a part that no job counts on."""
 
     def scratch(self, name: str) -> Path:
-        """The unfinished local file."""
         return part_of(self.local(name))
 
     def sizes(self) -> dict[str, int]:

@@ -234,7 +234,6 @@ class PostgresTable(Destination):
             ) from error
 
     def _find(self, cursor: psycopg.Cursor[Any]) -> bool:
-        """Find the table and its schema; whether it exists."""
         row = cursor.execute(
             "SELECT c.oid, nspname FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace "
             "WHERE c.oid = to_regclass(%s)",

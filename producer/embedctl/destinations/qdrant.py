@@ -255,7 +255,6 @@ def _row_of(point: models.Record) -> Row:
 
 
 def _said(content: bytes) -> str:
-    """What a server says, on one line and not at length."""
     return " ".join(content.decode(errors="replace").split())[:300]
 
 

@@ -45,12 +45,10 @@ class DatabaseKind:
 
     @property
     def installed(self) -> bool:
-        """Whether its client is installed."""
         return all(find_spec(module) is not None for module in self.needs)
 
     @property
     def install(self) -> str:
-        """The command that installs its client."""
         return f"pip install 'embedctl[{self.extra}]'"
 
 

@@ -26,14 +26,8 @@ log = logging.getLogger(__name__)
 
 
 class DrainRight:
-    """The right of this process to drain a job. Every method raises JobHeld if another process has it.
-
-    Attributes:
-        token: what stands for it in Redis.
-
-    Args:
-        high_water: above so many bytes of results in Redis, no tickets are sent for the job.
-    """
+    """The right of this process to drain a job, for which no tickets are sent above `high_water` bytes of results in
+    Redis. `token` stands for it there. Every method raises JobHeld if another process has it."""
 
     def __init__(self, waiter: Waiter, high_water: int) -> None:
         self._waiter = waiter

@@ -48,7 +48,6 @@ class Limit:
     share: float | None = None
 
     def of(self, rows: int) -> int:
-        """The most of so many rows."""
         return self.number if self.share is None else int(self.share * rows)
 
 
@@ -86,7 +85,6 @@ class Difference:
 
     @property
     def unchanged(self) -> int:
-        """Records that need not be encoded."""
         return len(self.found) - self.to_encode
 
     @property
@@ -113,7 +111,6 @@ class Difference:
 
 
 def corpus_changed() -> InputError:
-    """The error for a corpus that is another one when it is read once more."""
     return InputError("the corpus changed while it was read: leave it alone until the command ends, and run it again")
 
 
@@ -123,10 +120,8 @@ def compare(
     """Compare a corpus, read once, with the rows of a destination. It is opened, unless it is not there. InputError:
     the corpus can't be read, a record has no id, or there is no room for temporary files.
 
-    Args:
-        deletes: whether the rows that the corpus lacks are to be deleted. All rows are then read before the corpus
-            is, so that a row that another run writes later, perhaps of a newer corpus, is not taken for one that is
-            gone.
+    If the rows that the corpus lacks are to be deleted, all rows are read before the corpus is, so that a row that
+    another run writes later, perhaps of a newer corpus, is not taken for one that is gone.
     """
     holds_rows = tried(lambda: destination.open(contract))
     rows, row_count = Runs(_ROW, _HELD, _COST), 0
@@ -215,7 +210,6 @@ def _delete(destination: Destination, rows: list[Row], refused: list[str]) -> in
 
 
 def _gone(difference: Difference) -> Iterator[Entries]:
-    """The rows that the corpus lacks, in parts."""
     for rows, names in parts_of(difference.rows, difference.names):
         yield rows[~np.isin(rows["d0"], names["d0"])]
 

@@ -24,7 +24,6 @@ _BUFFER_BYTES = 1024 * 1024
 
 
 def part_of(path: Path) -> Path:
-    """The temporary name of an unfinished file."""
     return path.with_name(f".{path.name}.part")
 
 
@@ -76,7 +75,6 @@ class LineFile:
         self._stream = part_of(path).open("xb", _BUFFER_BYTES)
 
     def write(self, lines: Iterable[bytes]) -> None:
-        """Add lines."""
         self._stream.writelines(line + self._end for line in lines)
 
     def close(self) -> None:

@@ -37,7 +37,6 @@ class Unreleased:
         self.status = self.look()
 
     def look(self) -> JobStatus:
-        """The job's status now."""
         self.status = self._waiter.look(self._progress, None)
         return self.status
 

@@ -20,15 +20,8 @@ from embedctl_config.errors import JobError
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a file is to hold.
-
-    Attributes:
-        records: how many the job has.
-        keep: the names of the job's kept fields.
-        numbers: how vectors are stored.
-        tokens: whether columns tell the tokens of each record.
-        about: tells at the end what the vectors are; None if the job has no digests.
-    """
+    """What a file is to hold, of a job with so many records and these kept fields: `tokens` if columns tell those of
+    each record. `about` tells at the end what the vectors are; None if the job has no digests."""
 
     path: Path
     records: int
