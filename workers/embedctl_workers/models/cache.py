@@ -29,7 +29,7 @@ def cache_folder(settings: Settings) -> Path:
 
 
 def private_folder(folder: Path) -> Path:
-    """Make a folder unless it exists, and return it. A ModelError if another user can write to it or replace it.
+    """Make a folder unless it exists (or OSError); a ModelError if another user can write to it or replace it.
 
     Files of the cache are executed or decide vectors, so another user must not be able to change them.
     """
@@ -58,10 +58,10 @@ def distrusted(path: Path) -> str:
 
 
 def keep(path: Path, data: bytes) -> None:
-    """Write or replace a file of the cache, so that no other user can write to it; raises as :func:`private_folder`.
+    """Write or replace a file of the cache that no other user can write to; an OSError, or as :func:`private_folder`.
 
-    A process that is killed meanwhile leaves the previous file, or none. A link at this path is replaced, and its
-    target is not touched.
+    A process that is killed meanwhile leaves the previous file, or none. A link at this path is replaced, not its
+    target.
     """
     private_folder(path.parent)
     durable.write(path, data, mode=_READABLE)
