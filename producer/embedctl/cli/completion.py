@@ -71,7 +71,6 @@ def _offered(
     served: Callable[[str, str], str],
     ctx: click.Context,
 ) -> list[CompletionItem]:
-
     def live() -> list[str]:
         return [served(hardware, model) for hardware, model, _ in Broker.shared(_settings(ctx)).workers.offers()]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import Any
 
 import click
 
@@ -103,21 +102,21 @@ def destinations(as_json: bool) -> None:
     Others come as plug-ins: distributions with an entry point in the group embedctl.destinations.
     """
     if as_json:
-        click.echo(json.dumps([_facts(kind) for kind in kinds()]))
+        facts = [
+            {
+                "name": kind.name,
+                "url": kind.form,
+                "extra": kind.extra or None,
+                "installed": kind.installed,
+                "plugin": kind.plugin or None,
+            }
+            for kind in kinds()
+        ]
+        click.echo(json.dumps(facts))
         return
     rows = [[plain(kind.name), plain(kind.form), plain(kind.extra or "–"), plain(_installed(kind))] for kind in kinds()]
     for line in arrange(_COLUMNS, rows, None):
         click.echo(line.plain.rstrip())
-
-
-def _facts(kind: DatabaseKind) -> dict[str, Any]:
-    return {
-        "name": kind.name,
-        "url": kind.form,
-        "extra": kind.extra or None,
-        "installed": kind.installed,
-        "plugin": kind.plugin or None,
-    }
 
 
 def _installed(kind: DatabaseKind) -> str:

@@ -18,7 +18,7 @@ from embedctl.cli.options import option, together
 from embedctl.corpus import BatchCorpus, Corpus
 from embedctl.destinations.answers import is_of_batch
 from embedctl.destinations.files import fetch
-from embedctl.destinations.formats import FORMATS, check_output, holds_kept_fields
+from embedctl.destinations.formats import FORMATS, check_output, guess_format
 from embedctl.destinations.jsonl import is_stdout
 from embedctl.destinations.loop import Delivered
 from embedctl.destinations.numbers import Numbers, OutputType, load_ranges
@@ -190,7 +190,7 @@ class Destination:
         if done.files:
             progress.say("Wrote " + ", ".join(map(str, done.files)))
         kept = status.options.get("keep")
-        if kept and not holds_kept_fields(self.path) and not is_of_batch(status):
+        if kept and guess_format(self.path) == "npy" and not is_of_batch(status):
             progress.say(
                 f"Not in {self.path}: the kept fields ({', '.join(kept)}). Fetch into a .jsonl or .parquet to get them"
             )

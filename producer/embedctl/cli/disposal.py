@@ -41,21 +41,11 @@ def _duration(text: str) -> timedelta:
     return timedelta(**{_UNITS[found[2]]: int(found[1])})
 
 
-def _jobs_argument(*, required: bool) -> Callable[..., Any]:
-    return click.argument(
-        "job_ids",
-        metavar="JOB..." if required else "[JOB]...",
-        nargs=-1,
-        required=required,
-        shell_complete=complete_job,
-    )
-
-
 def _command(deed: Deed) -> click.Command:
     """A command that does a deed to each job that it is given. The deed gives it its name and its help."""
 
     @click.command(deed.__name__, help=deed.__doc__)
-    @_jobs_argument(required=True)
+    @click.argument("job_ids", metavar="JOB...", nargs=-1, required=True, shell_complete=complete_job)
     @json_option
     @click.pass_context
     def command(ctx: click.Context, /, job_ids: tuple[str, ...], as_json: bool) -> None:
@@ -91,7 +81,7 @@ def cancel(job: Job) -> tuple[str, Mapping[str, Any]]:
 
 
 @click.command()
-@_jobs_argument(required=False)
+@click.argument("job_ids", metavar="[JOB]...", nargs=-1, shell_complete=complete_job)
 @click.option(
     "--state",
     "states",
@@ -137,7 +127,8 @@ def discard(
             _do_to_each(outcomes, job_ids, deed)
             return
         _do_to_ended(outcomes, states, older_than or timedelta(), deed)
-        outcomes.say(f"{outcomes.done:,} jobs {verb}")
+        if not as_json:
+            click.echo(f"{outcomes.done:,} jobs {verb}", err=True)
 
 
 class _Outcomes:
@@ -163,10 +154,6 @@ class _Outcomes:
         click.echo(printable(f"embedctl: {error}", lines=True), err=True)
         if job_id and self._add is not None:
             self._add({"id": job_id, "error": str(error)})
-
-    def say(self, sums_up: str) -> None:
-        if self._add is None:
-            click.echo(sums_up, err=True)
 
 
 @contextmanager

@@ -62,8 +62,8 @@ def fetch(
     numbers: Numbers | None = None,
     requests: ReadRequests | None = None,
 ) -> Delivered:
-    """Write a job's results to a file, or to standard output, as they arrive, in input order. Memory holds one chunk at
-    a time (parquet: a row group, some 64 MB).
+    """Write a job's results to a file, or to standard output, as they arrive, in input order; arguments and errors are
+    those of :meth:`Job.deliver` unless told here. Memory holds one chunk at a time (parquet: a row group, some 64 MB).
 
     Waits for unfinished chunks. If a fetch dies, the next one begins again: all results are still in Redis.
 
@@ -71,13 +71,9 @@ def fetch(
         path: `-` and `/dev/stdout` are standard output, which is written from the job's first chunk on.
         file_format: npy, jsonl, parquet or openai-batch; by the path's suffix if None. A job made of a batch file
             is written as openai-batch where others are as jsonl. Standard output takes these two alone.
-        progress: as for :meth:`Job.wait`.
-        written: called with each chunk once it is in the file.
-        refused: called with each record whose vector these numbers can't hold; it is one that failed, in the file.
         clobber: whether to replace a file that exists.
-        numbers: how vectors are stored. None: as the job's parts store them, else as float32. Int8 without ranges
-            takes those of the parts, else of the first 100,000 records. From parts, float32 is restored, but not
-            from those of ubinary; any other type must be that of the parts.
+        numbers: how vectors are stored. From parts, float32 is restored, but not from those of ubinary; any other
+            type must be that of the parts.
         requests: of openai-batch, reads the requests that the job was made of. Those that were not run, because the
             job ended or is gone, then have a line.
 
@@ -85,12 +81,8 @@ def fetch(
         What became of the records, and the written files, `path` first; none for standard output.
 
     Raises:
-        SettingsError: the job has no such format, or its parts no such numbers.
         InputError: `requests` are not those of the job, or can't be read.
-        OutputError: the file can't be written, exists and must not be replaced, or another fetch is writing it.
         BrokenPipeError: nobody reads standard output any more.
-        JobFailed: the job's error budget ended it; what is done is in the file.
-        JobCancelled, BrokerUnavailable: as for :meth:`Job.iter_results`.
         JobNotFound, JobLost, JobStalled: the job is gone, or its producer is. What was fetched stays where the
             message says, and no other fetch writes there.
     """

@@ -27,10 +27,6 @@ def is_file(where: str) -> bool:
     return "://" not in where and where.lower().endswith(tuple(f".{each}" for each in FORMATS))
 
 
-def holds_kept_fields(path: Path) -> bool:
-    return guess_format(path) != "npy"
-
-
 def check_output(
     path: Path, keep: Sequence[str] = (), *, clobber: bool = True, numbers: Numbers | None = None, batch: bool = False
 ) -> None:
@@ -49,7 +45,7 @@ def check_output(
     file_format = guess_format(path)
     writer_of(file_format)
     refuse_numbers(path, file_format, numbers or FLOAT32)
-    if keep and not holds_kept_fields(path):
+    if keep and file_format == "npy":
         raise SettingsError(
             f"{path} can't hold the kept fields ({', '.join(keep)}): name the output .jsonl or .parquet, or leave out "
             "--keep"

@@ -10,14 +10,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from embedctl.destinations.ids import LeftOut, no_id
+from embedctl.destinations.ids import NAMED, LeftOut, no_id
 from embedctl.destinations.interface import Batch, Contract
 from embedctl.destinations.loop import Refused, RefusedRecord
 from embedctl.results import ChunkVectors, Vectors
 from embedctl_config.errors import InputError
-
-#: Ids that a message names.
-_NAMED = 10
 
 
 @dataclass(slots=True)
@@ -113,4 +110,4 @@ def _refuse_twice(batch: Batch) -> None:
     """Refuse ids that occur twice: they were unique when they were looked at, and the corpus has changed since."""
     if len(set(batch.ids)) < len(batch):
         twice = [label for label, count in Counter(batch.ids).items() if count > 1]
-        raise InputError(f"ids occur twice in the job: {', '.join(map(repr, twice[:_NAMED]))}")
+        raise InputError(f"ids occur twice in the job: {', '.join(map(repr, twice[:NAMED]))}")

@@ -12,8 +12,8 @@ from embedctl.results import ChunkVectors
 from embedctl.unique import UniqueIds
 from embedctl_config.errors import InputError
 
-#: Records without an id that are named.
-_NAMED = 10
+#: Records, or ids, that a message names.
+NAMED = 10
 _FIX = "use --duplicates position, which makes ids of the job and the position (duplicates= in Python)"
 _FIX_TWICE = f"write the first or the last one with --duplicates first|last, or {_FIX}"
 
@@ -65,7 +65,7 @@ def decided(heads: Iterable[ChunkVectors], records: int, duplicates: Duplicates)
                     ids.add(label, position)
                     continue
                 without += 1
-                if len(nameless) < _NAMED:
+                if len(nameless) < NAMED:
                     nameless.append(position)
         ids.find()
     if without:

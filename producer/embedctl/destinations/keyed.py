@@ -10,7 +10,7 @@ import numpy as np
 
 from embedctl.destinations.answers import is_of_batch
 from embedctl.destinations.gathering import Gathered
-from embedctl.destinations.ids import Duplicates, LeftOut, decided
+from embedctl.destinations.ids import NAMED, Duplicates, LeftOut, decided
 from embedctl.destinations.interface import Batch, Contract, Destination, Row
 from embedctl.destinations.loop import Delivered, Progress, Refused, RefusedRecord, Taker, Written, run
 from embedctl.destinations.numbers import OutputType, numbers_of
@@ -23,8 +23,6 @@ from embedctl_config.errors import JobError, OutputError, SettingsError
 
 #: Records that are looked for at the end, and of each batch.
 _SAMPLE, _OF_EACH = 100, 10
-#: Ids that a message names.
-_NAMED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +69,8 @@ def deliver(
     written: Written | None = None,
     refused: Refused | None = None,
 ) -> Delivered:
-    """Bring a job's records to a destination, and wait for those that are not there yet. Failed records are left out.
-
-    If this dies, the same call resumes. Memory holds a batch.
-
-    Args:
-        progress: called with the job's status while a chunk is waited for.
-        written: called with each chunk whose records are durable at the destination.
-        refused: called with each record that the destination does not take.
-
-    Raises:
-        SettingsError: the job was made of a batch file, or was drained as something coarser than is asked for.
-        InputError: ids are missing or not unique; nothing was written.
-        OtherContract, DestinationUnavailable, OutputError: as the destination says; the records do not add up.
-        JobFailed: the job's error budget ended it; what is done was delivered.
-        JobCancelled, JobLost, JobStalled: as by :meth:`Job.iter_results`.
-    """
+    """Bring a job's records to a destination, and wait for those that are not there yet; arguments and errors are those
+    of :meth:`Job.deliver`. Failed records are left out. If this dies, the same call resumes. Memory holds a batch."""
     reader = ResultReader(waiter)
     status = waiter.status()
     if is_of_batch(status):
@@ -198,7 +182,7 @@ class _Delivery(Taker[ChunkVectors]):
         if wrong:
             raise OutputError(
                 f"{self._destination.name} does not hold what it has acknowledged: of {len(names)} sampled records, "
-                f"{len(wrong)} are missing or others: {', '.join(map(repr, wrong[:_NAMED]))}. If nothing else writes "
+                f"{len(wrong)} are missing or others: {', '.join(map(repr, wrong[:NAMED]))}. If nothing else writes "
                 "there, look at the database's log"
             )
 

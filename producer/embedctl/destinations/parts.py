@@ -40,29 +40,10 @@ def drain(
     stopped: Callable[[], bool] = lambda: False,
     numbers: Numbers | None = None,
 ) -> Delivered:
-    """Move a job's results to parts as they arrive, until the job has ended and Redis holds none.
-
-    Args:
-        progress: as for :meth:`Job.wait`.
-        written: called with each chunk once it is in a part, which may not be durable yet.
-        refused: called with each record whose vector these numbers can't hold, once it is in a durable part as one
-            that failed.
-        stopped: whether the caller does not want any more. Asked while the drain waits, and after each part.
-        numbers: how the parts store vectors; None: as those that are there do, else float32. Int8 without ranges
-            takes those of the parts that are there, else of the first 100,000 records, or of as many as Redis
-            holds.
-
-    Returns:
-        What became of the records, and the full names of all parts and of the manifest.
-
-    Raises:
-        JobHeld: another process drains the job.
-        OutputError: the folder or the disk refuses, the folder holds something else, or a part was changed or
-            removed; the parts that are there store vectors otherwise; too few records have a vector for the ranges;
-            the records do not add up.
-        JobCancelled, JobFailed, JobLost, JobStalled, BrokerUnavailable: as for :meth:`Job.iter_results`. The parts
-            that are durable stay.
-    """
+    """Move a job's results to parts as they arrive, until the job has ended and Redis holds none; arguments and errors
+    are those of :meth:`Job.deliver`, but a record is `refused` once it is in a durable part as one that failed.
+    `stopped` tells whether the caller does not want any more; it is asked while the drain waits, and after each
+    part."""
     try:
         return _Parts(waiter, place, progress, written, refused, stopped).drained(numbers)
     except BrokerUnavailable:  # also an OSError, but one of Redis
@@ -159,8 +140,6 @@ class _Parts(Taker[Taken]):
         if self._stopped():
             raise Interrupted
 
-    # ----------------------------------------------------------------------------------------------------- the numbers
-
     def _agreed(self, wanted: Numbers | None) -> Numbers:
         """How all parts store vectors: as the first one does, or, before there is one, as the caller wants it.
         OutputError: the caller wants something else, or there are too few vectors for ranges."""
@@ -193,8 +172,6 @@ class _Parts(Taker[Taken]):
                 "job %s: the ranges of int8 are those of %d records, because Redis holds no more", self._job_id, seen
             )
         return ranges
-
-    # ------------------------------------------------------------------------------------------------------- the parts
 
     def _begun(self, *, of_corpus: bool) -> OpenPart:
         path = self._place.local(self._list.next_name(of_corpus=of_corpus))

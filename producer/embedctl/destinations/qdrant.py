@@ -34,12 +34,7 @@ _CONTRACT, _SOURCE = "embedctl", "embedctl_source"
 _ANSWER_S = 60
 #: Points that are listed together.
 _LISTED = 1_000
-_DISTANCES = {
-    "cosine": models.Distance.COSINE,
-    "dot": models.Distance.DOT,
-    "euclid": models.Distance.EUCLID,
-    "manhattan": models.Distance.MANHATTAN,
-}
+_DISTANCES = ("cosine", "dot", "euclid", "manhattan")
 #: Statuses that may pass: request timeout, too many requests, and what a server has to mend.
 _PASSING = (408, 429)
 #: No record is to blame for it.
@@ -77,7 +72,7 @@ class QdrantCollection(Destination):
                 "timeout": _ANSWER_S,
                 "check_compatibility": False,
             }
-        self._distance = _DISTANCES[url.one_of("distance", tuple(_DISTANCES))]
+        self._distance = models.Distance(url.one_of("distance", _DISTANCES).capitalize())
         self._client: QdrantClient | None = None
         self._contract = Contract("", "", "", {}, 0)
         self._collection = ""
