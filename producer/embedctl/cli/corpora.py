@@ -53,12 +53,8 @@ class CorpusChoice:
         limit: int | None,
         unique_ids: bool | None,
     ) -> CorpusChoice:
-        """The corpus in some files.
-
-        Args:
-            options: of its job. They name the fields to keep.
-            output: where the vectors go, which is no part of the corpus.
-            unique_ids: whether an id that occurs twice is refused; None: only in batch files.
+        """The corpus in some files, and the options of its job, which name the fields to keep. The `output`, where the
+        vectors go, is no part of it. An id that occurs twice is refused with `unique_ids`; None: only in batch files.
 
         Raises:
             click.UsageError: there is no corpus.

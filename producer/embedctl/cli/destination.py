@@ -93,12 +93,9 @@ class Destination:
 
     @classmethod
     def taken_from(cls, given: MutableMapping[str, Any], settings: Settings) -> Destination:
-        """Take these options out of those of a command. A database can be reached.
-
-        Raises:
-            click.UsageError: an option makes no sense without another, or two exclude each other.
-            SettingsError, MissingExtra, OutputError: the ranges can't be read, or the database can't be used.
-        """
+        """Take these options out of those of a command. A database can be reached. click.UsageError: an option makes no
+        sense without another, or two exclude each other. SettingsError, MissingExtra, OutputError: the ranges can't be
+        read, or the database can't be used."""
         path, duplicates, output_type, ranges, no_clobber = map(given.pop, _NAMES)
         numbers = _numbers(output_type, ranges)
         if isinstance(path, DatabaseUrl):

@@ -200,17 +200,9 @@ class JobCommand:
         drain: bool = False,
         **given: Any,
     ) -> JobCommand:
-        """Of the values of :func:`job_options`.
-
-        Args:
-            resume: the id of a job to resume.
-            drain: whether the job is to be drained; it is in any case if its vectors go into parts.
-            given: all other options, and further ones of the job.
-
-        Raises:
-            click.UsageError, SettingsError, InputError: an option is wrong, or some exclude each other.
-            MissingExtra, OutputError: the database can't be used.
-        """
+        """Of the values of :func:`job_options`, and of further ones of the job; `resume` is the id of one. It is
+        drained in any case if its vectors go into parts. click.UsageError, SettingsError, InputError: an option is
+        wrong, or some exclude each other. MissingExtra, OutputError: the database can't be used."""
         sync = SyncChoice.taken_from(given, to_database=isinstance(given["output"], DatabaseUrl))
         unique_ids = _unique_ids_taken_from(given)
         destination = Destination.taken_from(given, settings)

@@ -56,14 +56,9 @@ def status(job_id: str | None, watch: bool, all_gone: bool, as_json: bool) -> No
 
 @dataclass(frozen=True, slots=True)
 class _Subject(Generic[T]):
-    """Something to look at, and the forms in which it is shown.
-
-    Attributes:
-        look: raises BrokerUnavailable if Redis can't be reached.
-        print_once: prints it for people.
-        draw: its lines, given the columns of the terminal and the most rows.
-        is_last: whether nothing will change any more.
-    """
+    """Something to look at, and the forms in which it is shown: printed for people, or drawn in lines, given the
+    columns of the terminal and the most rows. A `look` raises BrokerUnavailable if Redis can't be reached. After the
+    last one, nothing changes any more."""
 
     title: str
     look: Callable[[], T]

@@ -69,13 +69,8 @@ def synchronise(
     made: Callable[[Job], None],
 ) -> Synced:
     """Compare a database with a corpus, encode what it lacks, and delete what is gone, if that is asked for; `made` is
-    called with each job. A KeyboardInterrupt says that the same command resumes.
-
-    Raises:
-        JobUnfinished: nothing tells which files the model has.
-        OtherContract, DestinationUnavailable, OutputError, InputError, JobError: it can't be done, or not all of
-            it.
-    """
+    called with each job. A KeyboardInterrupt says that the same command resumes. JobUnfinished: nothing tells which
+    files the model has."""
     with said(broker, database.table.name, progress):
         return _Sync(broker, command, database, progress, made, contract_of(broker, command, database)).run()
 

@@ -70,12 +70,8 @@ def update(
     made: Callable[[Job], None],
 ) -> Updated:
     """Write the vectors of a corpus into a file, which is also the earlier output, and encode only those that are not
-    known. `made` is called with the job, if there is one. A KeyboardInterrupt says that the same command resumes.
-
-    Raises:
-        SettingsError, OutputError, MissingExtra: what is known can't be used; nothing is queued.
-        InputError: the corpus can't be read, or changes meanwhile.
-    """
+    known. `made` is called with the job, if there is one. A KeyboardInterrupt says that the same command resumes. If
+    what is known can't be used, nothing is queued. InputError: the corpus can't be read, or changes meanwhile."""
     from embedctl.destinations.merged import OtherVectors  # here, because most commands compare nothing
 
     sync = said(broker, str(path.absolute()), progress) if command.sync.of_file else nullcontext()

@@ -40,13 +40,9 @@ def key_of(fingerprint: str, precision: str, digest: bytes) -> bytes:
 
 
 class Cache:
-    """Vectors by key. The oldest ones make room for new ones. A context manager. Every method raises OutputError if the
-    file can't be used, or is none of a cache.
-
-    Args:
-        where: a path, or `sqlite:///PATH`; a fourth slash makes the path absolute, as in SQLAlchemy.
-        max_bytes: the largest size of the file.
-    """
+    """Vectors by key, in a file of at most `max_bytes`: a path, or `sqlite:///PATH`, where a fourth slash makes the
+    path absolute, as in SQLAlchemy. The oldest ones make room for new ones. A context manager. Every method raises
+    OutputError if the file can't be used, or is none of a cache."""
 
     def __init__(self, where: str, max_bytes: int) -> None:
         self.path = path_of(where)

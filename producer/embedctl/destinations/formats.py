@@ -30,18 +30,10 @@ def is_file(where: str) -> bool:
 def check_output(
     path: Path, keep: Sequence[str] = (), *, clobber: bool = True, numbers: Numbers | None = None, batch: bool = False
 ) -> None:
-    """Check beforehand that vectors, and these kept fields, can be written to a path.
-
-    Args:
-        batch: whether a .jsonl file will be one of requests, with another one beside it.
-        clobber: whether files that exist may be replaced.
-
-    Raises:
-        SettingsError: the path has no suffix of a known format, or the format has no room for kept fields or no
-            such numbers.
-        OutputError: the folder is missing, or not writable; a file exists that must not be replaced; standard
-            output is closed.
-    """
+    """Check beforehand that vectors, and these kept fields, can be written to a path; with `batch`, a .jsonl file will
+    be one of requests, with another one beside it. SettingsError: the path has no suffix of a known format, or the
+    format has no room for kept fields or no such numbers. OutputError: the folder is missing, or not writable; a file
+    exists that must not be replaced; standard output is closed."""
     file_format = guess_format(path)
     writer_of(file_format)
     refuse_numbers(path, file_format, numbers or FLOAT32)

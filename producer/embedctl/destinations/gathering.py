@@ -19,13 +19,9 @@ from embedctl_config.errors import InputError
 
 @dataclass(slots=True)
 class Gathered:
-    """Records of consecutive chunks that are not written yet.
-
-    Attributes:
-        positions_for: the job, if ids are made of it and of positions; empty if they are the records' own.
-        keeps: whether rows hold kept fields.
-        refuse: takes a record whose vector can't be stored.
-    """
+    """Records of consecutive chunks that are not written yet. `positions_for` is the job, if ids are made of it and of
+    positions; empty if they are the records' own. Rows hold kept fields if it `keeps` them. `refuse` takes a record
+    whose vector can't be stored."""
 
     contract: Contract
     left_out: LeftOut | None

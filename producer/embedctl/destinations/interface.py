@@ -93,11 +93,8 @@ class Contract:
         return hashlib.sha256(self.digest + text_digest).digest()[:16]
 
     def refuse_other(self, found: Contract | None, name: str) -> None:
-        """Raise OtherContract unless a destination of this name is bound to this one.
-
-        Args:
-            found: its contract; None if it holds records, and nothing tells what made them.
-        """
+        """Raise OtherContract unless a destination of this name is bound to this one. Its contract is None if it holds
+        records, and nothing tells what made them."""
         if found is None:
             raise OtherContract(
                 f"{name} holds records, and nothing there tells what model made their vectors: choose another name, "

@@ -34,12 +34,8 @@ def row_type(dim: int) -> np.dtype[np.void]:
 
 
 class Known(ABC):
-    """Vectors by the digests of their texts. Every method raises OutputError if they can't be read.
-
-    Attributes:
-        name: in messages.
-        dim: dimensions of a vector; None while none was found.
-    """
+    """Vectors by the digests of their texts, under a name for messages. Every method raises OutputError if they can't
+    be read. `dim` is None while none was found."""
 
     name: str
     dim: int | None

@@ -44,16 +44,9 @@ class _Result(NamedTuple):
 
 class Merged:
     """The results of a corpus in the form of a job's, for :func:`embedctl.destinations.files.fetch`: in blocks of equal
-    size.
-
-    Args:
-        difference: where each vector comes from.
-        known: what it was compared with.
-        records: reads the corpus once more.
-        spec: of the job, whether it was made or not.
-        job: of what is lacking; None if nothing is.
-        about: what the copied vectors are; None if none is copied.
-    """
+    size. `difference` says where each vector comes from, and `known` what it was compared with; `records` reads the
+    corpus once more. There is no job if nothing is lacking, and `about`, which says what the copied vectors are, is
+    None if none is copied."""
 
     def __init__(
         self,
@@ -102,14 +95,9 @@ class Merged:
         return FLOAT32
 
     def iter_results(self, *, progress: Callable[[JobStatus], None] | None = None) -> Iterator[ChunkVectors]:
-        """The blocks in order, as :meth:`Job.iter_results` gives chunks.
-
-        Raises:
-            InputError: the corpus has changed since it was compared.
-            OtherVectors: the job's vectors must not stand beside those that are copied.
-            OutputError: what is to be copied is damaged.
-            JobFailed: the job's error budget ended it; what is copied has come before.
-        """
+        """The blocks in order, as :meth:`Job.iter_results` gives chunks. InputError: the corpus has changed since it
+        was compared. OtherVectors: the job's vectors must not stand beside those that are copied. OutputError: what is
+        to be copied is damaged. JobFailed: the job's error budget ended it; what is copied has come before."""
         encoded = self._encoded(progress)
         corpus, first = self._difference.again(self._records()), 0
         while block := list(islice(corpus, BLOCK)):

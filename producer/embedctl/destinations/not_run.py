@@ -51,16 +51,9 @@ class Requests:
         self._at = 0
 
     def between(self, begin: int, end: int | None, before: str | None = None) -> Iterator[tuple[int, str]]:
-        """The first position and the custom_id of each request from one position up to another one.
-
-        Args:
-            begin: not below the `end` of an earlier call.
-            end: None for all that are left.
-            before: the custom_id of the request at `end`, if that is known.
-
-        Raises:
-            InputError: these are not the requests of the job.
-        """
+        """The first position and the custom_id of each request from one position up to another one, or to the last.
+        `begin` is not below the `end` of an earlier call; `before` is the custom_id of the request at `end`, if that is
+        known. InputError: these are not the requests of the job."""
         if self._rest is None:
             self._rest = iter(self._read())
             self._head = next(self._rest, None)

@@ -33,16 +33,13 @@ class OutputType(StrEnum):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Numbers:
-    """How vectors become numbers of a file.
+    """How vectors become numbers of a file. For int8, `ranges` are the lowest and the highest value of each component:
+    float32, 2 × dimensions.
 
     `int8` cuts the range of each component into 256 equal parts, as `quantize_embeddings` of sentence-transformers does
     for the same ranges: `floor((value - low) / step) - 128`, at most 127, with `step = (high - low) / 255`. A value is
     restored as `low + (number + 128.5) * step`. `ubinary` packs the bits `value > 0`, eight to a byte, the first one
     highest.
-
-    Args:
-        kind: the type.
-        ranges: for int8, the lowest and the highest value of each component: float32, 2 × dimensions.
     """
 
     kind: OutputType = OutputType.FLOAT32

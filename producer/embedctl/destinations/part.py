@@ -32,7 +32,6 @@ class Taken:
     """The result of a chunk, read from Redis.
 
     Attributes:
-        chunk: its number.
         of_corpus: whether the chunks of the corpus came in order up to this one.
         more: the chunks of retried records that are laid over it.
         size: what all these results take in Redis (bytes).

@@ -176,10 +176,7 @@ class PostgresTable(Destination):
 
     def _lock(self, cursor: psycopg.Cursor[Any]) -> None:
         """Keep other deliveries to this table waiting until the transaction ends: two would lock rows crosswise.
-
-        Raises:
-            OutputError: the table was dropped, or made again, since it was opened.
-        """
+        OutputError: the table was dropped, or made again, since it was opened."""
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_WRITING + self._number,))
         query = sql.SQL('SELECT FROM {} WHERE "table" = to_regclass(%s) AND "table" = %s::oid AND digest = %s')
         facts = self._quoted, self._number, self._contract.digest

@@ -22,12 +22,9 @@ _VOID = b"void"
 
 
 class Unreleased:
-    """Reads the results of one job that no part holds. `status` is the job's, of the last look.
-
-    Args:
-        check: called while it waits; what it raises ends the wait.
-        release: makes what was read leave Redis; called when workers wait for that, and before a look for more.
-    """
+    """Reads the results of one job that no part holds. `status` is the job's, of the last look. It calls `check` while
+    it waits, whose error ends the wait; and `release`, which makes what was read leave Redis, when workers wait for
+    that, and before a look for more."""
 
     def __init__(
         self, waiter: Waiter, progress: Progress | None, check: Callable[[], None], release: Callable[[], None]

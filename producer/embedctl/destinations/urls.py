@@ -14,13 +14,8 @@ _SECRETS = frozenset(("password", "passwd", "pwd", "sslpassword", "api_key", "ap
 
 @dataclass(frozen=True, slots=True)
 class DestinationUrl:
-    """A database's URL in parts, decoded.
-
-    Attributes:
-        address: host and port as they stand in the URL; empty if it names none.
-        user: empty if it names none.
-        path: as it stands in the URL.
-    """
+    """A database's URL in parts, decoded; `address`, which is host and port, and `path` are as they stand in the URL.
+    What it does not name is empty."""
 
     text: str
     scheme: str
