@@ -1,18 +1,21 @@
-"""What a real worker serves over HTTP: its metrics add up, and its health is the truth."""
+"""What a worker and `embedctl metrics` serve over HTTP: their metrics add up, and their health is the truth."""
 
 from __future__ import annotations
 
 import json
+import signal
 import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from embedctl import JobState, enqueue_embeddings
 from embedctl_config.settings import Settings
+from tests.support.monitor import running_monitor
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
@@ -141,3 +144,19 @@ def test_a_redis_that_goes_makes_it_unready_and_not_unwell_until_it_comes_back(
     assert enqueue_embeddings(["text"], settings=settings).wait(timeout=60).done == 1
     assert worker.stop() == 0
     assert page.ready == (0, "")
+
+
+def test_while_redis_is_away_it_is_well_and_not_ready_and_tells_no_old_figures(
+    own_redis: RedisServer, environment: dict[str, str], short_folder: Path
+) -> None:
+    environment["EMBEDCTL_REDIS_URL"] = own_redis.url
+    own_redis.stop()
+    with running_monitor(environment, short_folder) as monitor:
+        eventually(lambda: monitor.get("/readyz")[0] == 503)
+        assert monitor.get("/healthz")[0] == 200
+        found = {name[0]: value for name, value in monitor.metrics().items()}
+        assert found == {"build_info": 1, "redis_up": 0}
+        own_redis.start()
+        eventually(lambda: monitor.ready)
+        assert monitor.metrics()["redis_up",] == 1
+        assert monitor.stop(signal.SIGINT) == 130

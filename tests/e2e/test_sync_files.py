@@ -1,10 +1,15 @@
-"""`--sync` of a file encodes what is new or changed, and copies the rest: the bytes are those of a full run."""
+"""`--sync` of a file and `--cache`: what is new or changed is encoded, and the rest is copied. The bytes are those of a
+full run, also if a command was killed between any two of its steps."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import shutil
+import sqlite3
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +17,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from embedctl import enqueue_embeddings
+from embedctl import Job, enqueue_embeddings
 from tests.support.changes import (
     OTHER_VECTORS,
     OTHER_WEIGHTS,
@@ -21,13 +26,16 @@ from tests.support.changes import (
     assert_holds,
     changed,
     counts,
+    killer,
     many,
     submitted,
     told,
     worker_later,
 )
+from tests.support.forked import Forked
 from tests.support.here import Here
 from tests.support.jobs import reference
+from tests.support.prepared import Step
 
 
 def synced(folder: Path) -> tuple[str, ...]:
@@ -265,3 +273,204 @@ def test_of_a_job_that_its_error_budget_ends_what_is_done_is_written_beside_all_
     assert facts["unchanged"] >= len(copied)
     submitted(here, documents, "-o", f"full.{suffix}", *options)
     assert (here.folder / f"v.{suffix}").read_bytes() == (here.folder / f"full.{suffix}").read_bytes()
+
+
+#: What was encoded for one output is not encoded for another.
+CACHE = ("--cache", "c.db")
+
+
+def test_what_was_encoded_once_comes_out_of_the_cache(here: Here) -> None:
+    here.start_worker()
+    documents = many(300)
+    assert counts(submitted(here, documents, "-o", "a.parquet", *CACHE)) == (0, 0, 300)
+    facts = submitted(here, documents, "-o", "b.parquet", *CACHE)
+    assert (counts(facts), facts["id"]) == ((0, 300, 0), None)
+    assert not list(here.broker.jobs.newest())
+    assert (here.folder / "a.parquet").read_bytes() == (here.folder / "b.parquet").read_bytes()
+
+    documents |= {f"other-{at}": f"other {at}" for at in range(10)}
+    assert counts(submitted(here, documents, "-o", "a.parquet", "--sync", *CACHE)) == (300, 0, 10)
+    submitted(here, documents, "-o", "c.npy", *CACHE)
+    facts = submitted(here, documents, "-o", "d.parquet", "--cache", "sqlite:///c.db")
+    assert counts(facts) == (0, 310, 0)
+    assert_holds(here.folder / "d.parquet", documents)
+    np.testing.assert_array_equal(np.load(here.folder / "c.npy"), reference(list(documents.values())))
+
+
+def test_a_damaged_value_is_encoded_again(here: Here) -> None:
+    here.start_worker()
+    documents = many(20)
+    submitted(here, documents, "-o", "a.parquet", *CACHE)
+    with sqlite3.connect(here.folder / "c.db") as database:
+        value = bytearray(database.execute("SELECT value FROM vectors WHERE at = 3").fetchone()[0])
+        value[20] ^= 1
+        database.execute("UPDATE vectors SET value = ? WHERE at = 3", (bytes(value),))
+    database.close()
+    assert counts(submitted(here, documents, "-o", "b.parquet", *CACHE)) == (0, 19, 1)
+    assert_holds(here.folder / "b.parquet", documents)
+    assert counts(submitted(here, documents, "-o", "c.parquet", *CACHE)) == (0, 20, 0)
+
+
+def test_failed_texts_are_not_cached_and_what_was_cut_is_told_again(here: Here) -> None:
+    here.start_worker()
+    corpus = here.write({"a": "one", "b": "", "c": "word " * 600})
+    for name, expected in (("a.parquet", (0, 0, 3)), ("b.parquet", (0, 2, 1))):
+        done = here.embedctl("submit", corpus, "-o", name, *CACHE, "--json", status=3)
+        assert counts(json.loads(done.stdout)) == expected
+    first, second = (pq.read_table(here.folder / name) for name in ("a.parquet", "b.parquet"))
+    assert first == second
+    assert first["tokens_lost"].to_pylist()[2] > 0
+
+
+@pytest.mark.slow
+def test_without_a_worker_the_cache_is_not_read(here: Here) -> None:
+    """Nothing tells which files the model has, until a worker claims the job."""
+    worker = here.start_worker()
+    submitted(here, many(20), "-o", "a.parquet", *CACHE)
+    worker.stop()
+    with worker_later(here.start_worker):
+        done = here.embedctl("submit", "corpus.jsonl", "-o", "b.parquet", *CACHE, "--json")
+    assert counts(told(done)) == (0, 0, 20)
+    assert "no live worker tells" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_small_cache_keeps_the_newest(here: Here) -> None:
+    here.start_worker()
+    here.environment["EMBEDCTL_CACHE_MAX_BYTES"] = str(2**20)
+    documents = many(12_000)
+    submitted(here, documents, "-o", "a.parquet", *CACHE)
+    assert (here.folder / "c.db").stat().st_size < 2**21
+    assert 0 < submitted(here, documents, "-o", "b.parquet", *CACHE)["cached"] < 12_000
+
+
+def test_a_cache_that_can_not_be_used_is_refused_before_anything_is_queued(here: Here) -> None:
+    here.start_worker()
+    corpus = here.write(many(5))
+    (here.folder / "junk").write_text("something else " * 100)
+    for cache, why in (
+        ("junk", "not a database"),
+        ("no folder/c.db", "can't be used"),
+        ("redis://u:secret@host/0", "takes a path"),
+    ):
+        done = here.embedctl("submit", corpus, "-o", "a.parquet", "--cache", cache)
+        assert done.returncode in (1, 2)
+        assert why in done.stderr
+        assert "secret" not in done.stderr
+    assert not list(here.broker.jobs.newest())
+
+
+def test_a_cache_that_takes_nothing_costs_no_vector(here: Here) -> None:
+    """As on a full disk: the output is complete, and the command says what is missing."""
+    here.start_worker()
+    documents = many(20)
+    submitted(here, {"a": "first"}, "-o", "a.parquet", *CACHE)
+    with sqlite3.connect(here.folder / "c.db") as database:
+        database.execute("CREATE TRIGGER full BEFORE INSERT ON vectors BEGIN SELECT RAISE(ABORT, 'no room'); END")
+    database.close()
+    done = here.embedctl("submit", here.write(documents), "-o", "b.parquet", *CACHE, "--json")
+    assert counts(told(done)) == (0, 0, 20)
+    assert "not all of them are in the cache" in done.stderr
+    assert_holds(here.folder / "b.parquet", documents)
+    assert not list(here.broker.jobs.newest())
+
+
+#: Steps: a module and a class, a function, and which of its calls.
+STEPS = [
+    ("embedctl.destinations.sync", "compare_texts", 1),
+    ("embedctl.submission:Submission", "add", 2),
+    ("embedctl.submission:Submission", "seal", 1),
+    ("embedctl.destinations.parquet:ParquetWriter", "write", 3),
+    ("embedctl.destinations.parquet", "publish", 1),
+    ("embedctl.destinations.cache:Cache", "put", 1),
+    ("embedctl.destinations.cache:Cache", "_make_room", 1),
+    ("embedctl.job:Job", "discard", 1),
+]
+#: Of an array: the files are published one after the other.
+STEPS_OF_ARRAYS = [
+    ("embedctl.destinations.npy:NpyWriter", "write", 3),
+    ("embedctl.destinations.npy", "no_longer_vouch", 1),
+    *(("embedctl.destinations.npy", "publish", count) for count in (1, 2, 3, 4)),
+    ("embedctl.destinations.npy", "vouch", 1),
+]
+#: After these, the output is complete, or an array is no more whole, and nothing leads to the job any more.
+LEAVE_A_JOB = ("no_longer_vouch", "publish", "put", "_make_room", "vouch", "discard")
+OPTIONS = ("--chunk-size", "4", "--cache", "c.db", "--json")
+
+
+class Night:
+    """The first night's output, and what the second one must make of it."""
+
+    def __init__(self, here: Here, output: str, size: int = 250) -> None:
+        self.here, self.folder, self.output = here, here.folder, output
+        #: Larger than a block.
+        self.documents = many(size)
+        submitted(here, self.documents, "--sync", "-o", output)
+        del self.documents["id-1"], self.documents[f"id-{size * 4 // 5}"]
+        self.documents |= {f"id-{at}": f"changed {at}" for at in range(size // 25, size - size // 25, size * 2 // 25)}
+        here.write(self.documents)
+        self._first = here.folder / "first"
+        self._first.mkdir()
+        for file in self._files():
+            shutil.copy(here.folder / file, self._first)
+        told(self.again())
+        self._expected = self._files()
+        assert output in self._expected
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        return "submit", "corpus.jsonl", "--sync", "-o", self.output, *OPTIONS
+
+    def again(self) -> subprocess.CompletedProcess[str]:
+        return self.here.embedctl(*self.command, prepare=SMALL_BLOCKS)
+
+    def begin(self) -> None:
+        """As after the first night."""
+        for pattern in (f"{Path(self.output).stem}.*", f".{Path(self.output).stem}*", "c.db*"):
+            for file in self.folder.glob(pattern):
+                file.unlink()
+        for file in self._first.iterdir():
+            shutil.copy(file, self.folder)
+
+    def assert_done(self) -> None:
+        assert self._files() == self._expected
+        assert not list(self.folder.glob(f".{Path(self.output).stem}*")), "nothing unfinished is left"
+
+    def _files(self) -> dict[str, bytes]:
+        return {file.name: file.read_bytes() for file in self.folder.glob(f"{Path(self.output).stem}.*")}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("output", "steps"), [("v.parquet", STEPS), ("v.npy", STEPS_OF_ARRAYS)])
+def test_an_output_survives_a_kill_at_any_step(here: Here, output: str, steps: Sequence[Step]) -> None:
+    here.start_worker()
+    night = Night(here, output)
+    kill = killer(here.environment, here.folder, SMALL_BLOCKS)
+    if output == "v.parquet":
+        assert_holds(here.folder / output, night.documents)
+    for step, when in itertools.product(steps, ("before", "after")):
+        night.begin()
+        kill(step, when, *night.command)
+        done = night.again()
+        assert done.returncode == 0, (step, when, done.stderr)
+        night.assert_done()
+        left = list(here.broker.jobs.newest())
+        assert not left or step[1] in LEAVE_A_JOB, (step, when)
+        for job in left:
+            Job(job.id, here.broker).discard()
+
+
+@pytest.mark.slow
+def test_two_at_once_make_one_output(here: Here) -> None:
+    here.start_worker()
+    night = Night(here, "v.parquet", 2500)  # so that they take long enough to meet
+    for _ in range(2):
+        night.begin()
+        both = [Forked(night.command, here.environment, here.folder, prepare=SMALL_BLOCKS) for _ in range(2)]
+        said = [process.communicate(timeout=120)[1] for process in both]
+        assert 0 in [process.returncode for process in both], said
+        assert "Traceback" not in "".join(said), said
+        night.assert_done()
+        assert counts(json.loads(night.again().stdout))[2] == 0
+        night.assert_done()
