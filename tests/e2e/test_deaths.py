@@ -5,14 +5,13 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 import redis as redis_py
 
-from embedctl import Job, JobState, JobStatus, enqueue_embeddings
+from embedctl import Job, enqueue_embeddings
 from embedctl_config.settings import Settings
 from tests.support.here import Here
-from tests.support.jobs import owners, reference
+from tests.support.jobs import assert_encoded, owners
 from tests.support.limits import limited
 from tests.support.waiting import eventually
 from tests.support.workers import WorkerProcess
@@ -38,39 +37,15 @@ def in_the_middle(raw: redis_py.Redis, job: Job, worker: WorkerProcess, chunks: 
     return len(owners(raw, job)) >= chunks and worker.row().progressed_ms > 0
 
 
-def kill_in_the_middle(raw: redis_py.Redis, job: Job, worker: WorkerProcess) -> None:
-    """Kill a worker that encodes one chunk and has prepared another, so that both are suspect."""
-    eventually(lambda: in_the_middle(raw, job, worker, chunks=2))
-    worker.kill()
-
-
-def ended(job: Job) -> JobStatus:
-    """The job's status once it has ended. This does not use `wait`, which also reaps: here only workers reap."""
-    eventually(lambda: job.status().state.ended)
-    return job.status()
-
-
-def assert_every_record_has_its_vector(job: Job, records: int = 40) -> None:
-    status, texts = ended(job), TEXTS[:records]
-    assert (status.state, status.records, status.done) == (JobState.COMPLETED, len(texts), len(texts))
-    assert job.errors() == []
-    assert job.suspects() == []
-    np.testing.assert_array_equal(job.vectors(), reference(texts))
-
-
 def test_kill_9_in_the_middle_of_a_chunk_loses_and_doubles_nothing(here: Here) -> None:
     doomed = here.start_worker("slow")
     job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=5, settings=here.settings)
     eventually(lambda: doomed.row().progressed_ms > 0 and doomed.row().holding)
     doomed.kill()
     here.start_worker("slow")
-    status = job.wait(timeout=60)
-    assert status.state is JobState.COMPLETED
-    assert (status.records, status.done, status.failed) == (30, 30, 0)
-    assert status.chunks_done == 6
-    assert status.claims > 6
-    assert status.lapsed >= 1
-    np.testing.assert_array_equal(job.vectors(), reference(SLOW))
+    assert_encoded(job, SLOW)
+    assert job.status().claims > 6
+    assert job.status().lapsed >= 1
 
 
 def test_sigterm_finishes_the_chunk_it_encodes_and_hands_back_the_next(here: Here) -> None:
@@ -83,10 +58,8 @@ def test_sigterm_finishes_the_chunk_it_encodes_and_hands_back_the_next(here: Her
     left = job.status()
     assert left.chunks_done >= 1
     here.start_worker("slow")
-    status = job.wait(timeout=60)
-    assert status.lapsed == 0
-    assert (status.done, status.refused) == (30, 0)
-    np.testing.assert_array_equal(job.vectors(), reference(SLOW))
+    assert_encoded(job, SLOW)
+    assert (job.status().lapsed, job.status().refused) == (0, 0)
 
 
 def test_a_stopped_worker_whose_lease_lapsed_does_no_harm_when_it_goes_on(here: Here) -> None:
@@ -97,9 +70,8 @@ def test_a_stopped_worker_whose_lease_lapsed_does_no_harm_when_it_goes_on(here: 
     here.start_worker("slow")
     eventually(lambda: job.status().lapsed > 0)
     frozen.process.send_signal(signal.SIGCONT)
-    status = job.wait(timeout=60)
-    assert (status.done, status.failed, status.deaths, status.trouble) == (30, 0, 0, None)
-    np.testing.assert_array_equal(job.vectors(), reference(SLOW))
+    assert_encoded(job, SLOW)
+    assert (job.status().deaths, job.status().trouble) == (0, None)
 
 
 @pytest.mark.slow
@@ -117,7 +89,7 @@ def test_sigterm_in_the_middle_of_a_suspect_chunk_hands_it_back_and_blames_nobod
     (suspect,) = job.suspects()
     assert (suspect.given_up, len(suspect.deaths)) == ((), 1)
     here.start_worker("slow")
-    assert_every_record_has_its_vector(job, 60)
+    assert_encoded(job, TEXTS)
     assert job.status().deaths == 1
 
 
@@ -133,7 +105,7 @@ def test_ctrl_c_twice_in_the_middle_of_a_chunk_loses_nothing(here: Here) -> None
     assert "Traceback" not in leaving.log()
     assert owners(here.raw, job) == {}
     here.start_worker("slow")
-    assert_every_record_has_its_vector(job)
+    assert_encoded(job, TEXTS[:40])
     assert job.status().deaths == 0
 
 
@@ -152,7 +124,6 @@ def test_a_worker_that_is_killed_in_the_middle_leaves_each_joined_chunk_to_be_tr
     held = [job for job in jobs if owners(here.raw, job)]
     second = here.start_worker("slow")
     for texts, job in zip(corpora, jobs, strict=True):
-        assert job.wait(timeout=60).state is JobState.COMPLETED
-        np.testing.assert_array_equal(job.vectors(), reference(texts))
+        assert_encoded(job, texts)
     assert all(job.status().deaths == 1 for job in held)
     assert len([line for line in second.log().splitlines() if "encoding it alone" in line]) == len(held)

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 import redis as redis_py
 
 from embedctl import JobState, enqueue_embeddings
 from embedctl_config import keys
 from embedctl_config.settings import Settings
-from tests.support.jobs import reference
+from tests.support.jobs import assert_encoded
 from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
@@ -83,7 +82,7 @@ def test_all_follow_the_name_to_the_new_master(site: Site, settings: Settings, s
     site.fail_over()
     waiting.join(120)
     assert states == [JobState.COMPLETED]
-    np.testing.assert_array_equal(job.vectors(), reference(texts))
+    assert_encoded(job, texts)
     after = enqueue_embeddings(["three", "four", "five"], hardware="slow", chunk_size=1, settings=settings)
     assert after.wait(timeout=60).state is JobState.COMPLETED
     assert site.new.exists(keys.job(after.id))

@@ -30,7 +30,7 @@ from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.forked import Process
 from tests.support.here import Here
-from tests.support.jobs import reference
+from tests.support.jobs import assert_encoded, reference
 from tests.support.prepared import WaitFor
 from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisServer
@@ -86,13 +86,8 @@ def active_job(broker: Broker) -> Job:
 
 def assert_whole(job: Job, texts: list[str] = TEXTS) -> None:
     """Every record has its vector, each counted once, and nobody is blamed for what Redis did."""
-    status = job.status()
-    assert (status.state, status.records, status.done, status.failed) == (JobState.COMPLETED, len(texts), len(texts), 0)
-    assert status.chunks_done == status.chunks
-    assert status.waiting_bytes == 0
-    assert (status.deaths, job.suspects(), job.errors()) == (0, [], [])
-    assert [at for chunk in job.iter_results() for at in chunk.positions] == list(range(len(texts)))
-    np.testing.assert_array_equal(job.vectors(), reference(texts))
+    assert_encoded(job, texts)
+    assert job.status().deaths == 0
 
 
 def corpus(folder: Path, texts: list[str] = TEXTS) -> str:

@@ -8,7 +8,6 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import redis as redis_py
 
@@ -21,7 +20,7 @@ from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.forked import Forked
 from tests.support.here import Here
-from tests.support.jobs import active_job_id, reference
+from tests.support.jobs import active_job_id, assert_encoded
 from tests.support.prepared import Put
 from tests.support.store import active_jobs
 from tests.support.waiting import eventually
@@ -96,13 +95,6 @@ def write_corpus(folder: Path, lines: list[str]) -> None:
     (folder / "corpus.jsonl").write_text("".join(lines))
 
 
-def assert_every_record_has_its_vector(job_id: str, settings: Settings, texts: list[str] = TEXTS) -> None:
-    job = Job.get(job_id, settings)
-    status = job.wait(timeout=60)
-    assert (status.state, status.records, status.done) == (JobState.COMPLETED, len(texts), len(texts))
-    np.testing.assert_array_equal(job.vectors(), reference(texts))
-
-
 @pytest.mark.parametrize("way", ["key", "resume"])
 def test_a_producer_that_was_killed_is_resumed_at_the_right_record(
     here: Here, way: str, start_producer: StartProducer
@@ -115,7 +107,7 @@ def test_a_producer_that_was_killed_is_resumed_at_the_right_record(
     again = here.embedctl("submit", "corpus.jsonl", "--chunk-size", "10", *(key or ["--resume", job_id]))
     assert (again.returncode, again.stdout) == (0, f"{job_id}\n"), again.stderr
     assert here.broker.jobs.newest_ids(2) == [job_id]
-    assert_every_record_has_its_vector(job_id, here.settings)
+    assert_encoded(Job.get(job_id, here.settings), TEXTS)
     assert here.broker.jobs.status(job_id).claims == 10
     ids = [label for chunk in Job.get(job_id, here.settings).iter_results() for label in chunk.ids]
     assert ids == [str(i) for i in range(100)]
@@ -163,7 +155,7 @@ def test_two_submitters_with_one_key_at_the_same_time_make_one_job(here: Here) -
     said = [process.communicate(timeout=60)[0].strip() for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert said == here.broker.jobs.newest_ids(2) * 2
-    assert_every_record_has_its_vector(said[0], here.settings)
+    assert_encoded(Job.get(said[0], here.settings), TEXTS)
     assert Job.get(said[0], here.settings).status().claims == 20
 
 
@@ -181,4 +173,4 @@ def test_ctrl_c_leaves_a_job_for_another_that_goes_on_at_once(here: Here, start_
     resumed = here.embedctl("submit", "corpus.jsonl", "--resume", job_id)
     assert (resumed.returncode, resumed.stdout) == (0, f"{job_id}\n"), resumed.stderr
     here.start_worker()
-    assert_every_record_has_its_vector(job_id, here.settings)
+    assert_encoded(Job.get(job_id, here.settings), TEXTS)

@@ -7,13 +7,12 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from embedctl import Job, JobNotFound, JobState, enqueue_embeddings
 from embedctl_config import keys
 from embedctl_config.settings import Settings
-from tests.support.jobs import reference
+from tests.support.jobs import assert_encoded
 from tests.support.processes import RunEmbedctl
 from tests.support.sentinels import Site
 from tests.support.waiting import PATIENCE_S, eventually
@@ -53,12 +52,6 @@ def job(settings: Settings, start_worker: StartWorker) -> Job:
     return job
 
 
-def assert_every_record_has_its_vector(job: Job) -> None:
-    status = job.wait(timeout=120)
-    assert (status.state, status.done, status.failed) == (JobState.COMPLETED, len(TEXTS), 0)
-    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
-
-
 @WITH_A_PASSWORD
 def test_doctor_names_the_master_and_sentinels_that_refuse_the_password(
     site: Site, embedctl: RunEmbedctl, tmp_path: Path
@@ -85,7 +78,7 @@ def test_a_job_goes_on_after_its_master_was_killed(site: Site, job: Job) -> None
     waiting.start()
     old.kill()
     site.wait_for_failover(old)
-    assert_every_record_has_its_vector(job)
+    assert_encoded(job, TEXTS)
     waiting.join(PATIENCE_S)
     assert states == [JobState.COMPLETED]
     old.server.start()  # the sentinels make it a replica of the new master
@@ -98,10 +91,10 @@ def test_a_master_that_comes_back_as_a_replica_is_left(site: Site, job: Job, set
     old.send_signal(signal.SIGSTOP)
     site.wait_for_failover(old)
     old.send_signal(signal.SIGCONT)  # connections to it are still open
-    assert_every_record_has_its_vector(job)
+    assert_encoded(job, TEXTS)
     eventually(lambda: old.replication().get("role") == "slave")
     later = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=20, settings=settings)
-    assert_every_record_has_its_vector(later)
+    assert_encoded(later, TEXTS)
 
 
 @pytest.mark.slow
@@ -116,4 +109,4 @@ def test_what_a_replica_did_not_receive_is_encoded_again_or_named(site: Site, jo
     assert not site.master.client.exists(keys.job(forgotten.id))
     with pytest.raises(JobNotFound, match="made by this process, and Redis no longer knows it"):
         forgotten.wait(timeout=60)
-    assert_every_record_has_its_vector(job)
+    assert_encoded(job, TEXTS)

@@ -127,32 +127,20 @@ def _assert_no_secret(server: TlsRedis, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("certify", "host", "words"),
+    ("name", "options", "host", "words"),
     [
-        (
-            lambda server: server.certify("localhost", authority=trustme.CA()),
-            "localhost",
-            "unable to get local issuer certificate",
-        ),
-        (
-            lambda server: server.certify("redis.example"),
-            "localhost",
-            "Hostname mismatch, certificate is not valid for 'localhost'",
-        ),
-        (
-            lambda server: server.certify("localhost"),
-            "127.0.0.1",
-            "IP address mismatch, certificate is not valid for '127.0.0.1'",
-        ),
-        (lambda server: server.certify("localhost", expired=True), "localhost", "certificate has expired"),
+        ("localhost", {"authority": trustme.CA()}, "localhost", "unable to get local issuer certificate"),
+        ("redis.example", {}, "localhost", "Hostname mismatch, certificate is not valid for 'localhost'"),
+        ("localhost", {}, "127.0.0.1", "IP address mismatch, certificate is not valid for '127.0.0.1'"),
+        ("localhost", {"expired": True}, "localhost", "certificate has expired"),
     ],
     ids=["by somebody else", "for another host", "for the name", "too long ago"],
 )
 def test_a_wrong_certificate_is_refused(
-    certify: Callable[[TlsRedis], None], host: str, words: str, redis_server: TlsRedis
+    name: str, options: dict[str, Any], host: str, words: str, redis_server: TlsRedis
 ) -> None:
     redis_server.stop()
-    certify(redis_server)
+    redis_server.certify(name, **options)
     redis_server.start()
     settings = Settings(redis_url=redis_server.tls_url("producer", host), tls_ca_file=str(redis_server.ca_file))
     ours, kombus = refusals(settings)

@@ -19,7 +19,7 @@ import httpx2
 import numpy as np
 import pytest
 
-from embedctl import Job, JobState, enqueue_embeddings
+from embedctl import Job, enqueue_embeddings
 from embedctl.acl import ADMIN
 from embedctl.broker import Broker
 from embedctl.store import WorkerRow
@@ -31,7 +31,7 @@ from embedctl_workers.models.cache import locked
 from tests.support.forked import Forked, can_be_forked
 from tests.support.gateway import NO_TLS
 from tests.support.here import Here
-from tests.support.jobs import owners, reference
+from tests.support.jobs import assert_encoded, owners, reference
 from tests.support.limits import settings_of
 from tests.support.machines import GPUS, UUIDS, play_gpus
 from tests.support.processes import children, is_running
@@ -147,13 +147,6 @@ def submit(settings: Settings, records: int) -> Job:
     return enqueue_embeddings(TEXTS[:records], hardware="slow", chunk_size=5, settings=settings)
 
 
-def assert_every_record_has_its_vector(job: Job, records: int) -> None:
-    eventually(lambda: job.status().state.ended)
-    status = job.status()
-    assert (status.state, status.done, job.errors()) == (JobState.COMPLETED, records, [])
-    np.testing.assert_array_equal(job.vectors(), reference(TEXTS[:records]))
-
-
 def test_the_plan_is_printed_and_nothing_is_started(here: Here) -> None:
     here.environment["EMBEDCTL_REDIS_URL"] = "redis://127.0.0.1:1"  # nobody is asked
     cpus = ",".join(map(str, CPUS))
@@ -200,7 +193,7 @@ def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(here: Her
     after = up.wait_ready("slow", "dummy")
     assert after["dummy"].pid == before["dummy"].pid
     assert after["slow"].pid != before["slow"].pid
-    assert_every_record_has_its_vector(job, 30)
+    assert_encoded(job, TEXTS)
     assert job.status().deaths == len(held)
 
     assert up.stop() == 0

@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import redis as redis_py
 
-from embedctl import Job
+from embedctl import Job, JobState
 from embedctl.broker import Broker
 from embedctl.store import JobStatus
 from embedctl.store.status import COUNTS, parse_status
@@ -17,12 +17,27 @@ from embedctl_config import keys
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.store import active_jobs
+from tests.support.waiting import eventually
 
 
 def reference(texts: Sequence[str], prompt: str | None = None, seed: int = 0) -> Vectors:
     """The unit vectors of the dummy backend: float32, (texts, 16)."""
     backend = DummyBackend(dim=16, seed=seed)
     return backend.finish(backend.forward(backend.tokenize(texts, prompt), np.arange(len(texts))), normalize=True)
+
+
+def assert_encoded(job: Job, texts: Sequence[str]) -> None:
+    """The job is completed soon: every record has its vector, and each is counted once.
+
+    This does not use `wait`, which also reaps: only workers reap here.
+    """
+    eventually(lambda: job.status().state.ended)
+    status = job.status()
+    assert (status.state, status.records, status.done) == (JobState.COMPLETED, len(texts), len(texts))
+    assert (status.failed, status.chunks_done, status.waiting_bytes) == (0, status.chunks, 0)
+    assert (job.errors(), job.suspects()) == ([], [])
+    assert [at for chunk in job.iter_results() for at in chunk.positions] == list(range(len(texts)))
+    np.testing.assert_array_equal(job.vectors(), reference(texts))
 
 
 def status_of(job_id: str, now_ms: int, *, producer_alive: bool = True, **facts: object) -> JobStatus:
