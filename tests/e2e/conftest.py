@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 import redis as redis_py
@@ -137,6 +138,13 @@ def encode(worker_broker: Broker, settings: Settings) -> Encode:
 def gateway(settings: Settings) -> Iterator[Running]:
     with running_gateway(settings) as running:
         yield running
+
+
+@pytest.fixture
+def http(gateway: Running) -> Iterator[httpx2.Client]:
+    """A client of the gateway that does not retry."""
+    with gateway.client() as client:
+        yield client
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def names(size: int) -> list[str]:
 
 
 def test_answers_come_while_the_batch_runs_each_once_and_in_order(
-    gateway: Running, client: openai.OpenAI, start_worker: StartWorker
+    gateway: Running, http: httpx2.Client, client: openai.OpenAI, start_worker: StartWorker
 ) -> None:
     texts = [f"{'word ' * 20} {number}" if number % 7 else "" for number in range(60)]
     made = create(client, upload(client, lines_of(texts)))
@@ -75,8 +75,7 @@ def test_answers_come_while_the_batch_runs_each_once_and_in_order(
     assert (whole, answer.headers["x-last-line"]) == (names(60), "60")
     assert ask(gateway, made.id, "55")[0] == names(60)[55:]
     assert ask(gateway, made.id, "60")[0] == []
-    with gateway.client() as raw:
-        assert raw.get(f"/v1/batches/{made.id}/results?after=x").status_code == 400
+    assert http.get(f"/v1/batches/{made.id}/results?after=x").status_code == 400
 
 
 @pytest.mark.slow

@@ -173,36 +173,35 @@ WRONG: list[tuple[dict[str, object], int, str, str]] = [
 ]
 
 
-def test_wrong_requests_are_refused(gateway: Running, client: openai.OpenAI) -> None:
+def test_wrong_requests_are_refused(http: httpx2.Client, client: openai.OpenAI) -> None:
     right = {
         "input_file_id": upload(client, lines_of(["one"])),
         "endpoint": "/v1/embeddings",
         "completion_window": "24h",
     }
-    with gateway.client() as raw:
-        for fields, status, code, param in WRONG:
-            answer = raw.post("/v1/batches", json={**right, **fields})
-            error = answer.json()["error"]
-            assert (answer.status_code, error["code"], error["param"]) == (status, code, param), fields
-        form = {"purpose": "batch"}
-        for data, files, code in (
-            ({}, {"file": b"x"}, "missing_required_parameter"),
-            ({"purpose": "fine-tune"}, {"file": b"x"}, "invalid_value"),
-            ({**form, "colour": "red"}, {"file": b"x"}, "unsupported_parameter"),
-            (
-                {**form, "expires_after[anchor]": "created_at", "expires_after[seconds]": "1"},
-                {"file": b"x"},
-                "invalid_value",
-            ),
-            (form, {"other": b"x"}, "unsupported_parameter"),
-            (form, {}, "invalid_content_type"),
-        ):
-            answer = raw.post("/v1/files", data=data, files=files or None)
-            assert (answer.status_code, answer.json()["error"]["code"] == code) in ((400, True),), answer.text
-        for path in ("files?limit=0", "files?order=up", "files?after=x", "batches?limit=101", "batches?limit=x"):
-            assert raw.get(f"/v1/{path}").status_code == 400
-        for path in ("files/file-1", "files/file-000000000000000000000000", "batches/batch_x", "files/x/content"):
-            assert raw.get(f"/v1/{path}").status_code == 404
+    for fields, status, code, param in WRONG:
+        answer = http.post("/v1/batches", json={**right, **fields})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (status, code, param), fields
+    form = {"purpose": "batch"}
+    for data, files, code in (
+        ({}, {"file": b"x"}, "missing_required_parameter"),
+        ({"purpose": "fine-tune"}, {"file": b"x"}, "invalid_value"),
+        ({**form, "colour": "red"}, {"file": b"x"}, "unsupported_parameter"),
+        (
+            {**form, "expires_after[anchor]": "created_at", "expires_after[seconds]": "1"},
+            {"file": b"x"},
+            "invalid_value",
+        ),
+        (form, {"other": b"x"}, "unsupported_parameter"),
+        (form, {}, "invalid_content_type"),
+    ):
+        answer = http.post("/v1/files", data=data, files=files or None)
+        assert (answer.status_code, answer.json()["error"]["code"] == code) in ((400, True),), answer.text
+    for path in ("files?limit=0", "files?order=up", "files?after=x", "batches?limit=101", "batches?limit=x"):
+        assert http.get(f"/v1/{path}").status_code == 400
+    for path in ("files/file-1", "files/file-000000000000000000000000", "batches/batch_x", "files/x/content"):
+        assert http.get(f"/v1/{path}").status_code == 404
 
 
 def test_files_are_kept_as_long_as_asked_and_deleted(
@@ -229,27 +228,26 @@ def test_files_are_kept_as_long_as_asked_and_deleted(
     client.batches.cancel(batch.id)
 
 
-def test_downloads_in_ranges(client: openai.OpenAI, gateway: Running) -> None:
+def test_downloads_in_ranges(client: openai.OpenAI, http: httpx2.Client) -> None:
     data = bytes(range(256)) * ((2 * PART_BYTES + 1000) // 256)
     file_id = upload(client, data)
     etag = f'"{hashlib.sha256(data).hexdigest()}"'
-    with gateway.client() as raw:
-        url = f"/v1/files/{file_id}/content"
-        whole = raw.get(url)
-        assert (whole.status_code, whole.content == data) == (200, True)
-        assert (whole.headers["etag"], whole.headers["accept-ranges"]) == (etag, "bytes")
-        head = raw.head(url)
-        assert (head.status_code, head.headers["content-length"], head.content) == (200, str(len(data)), b"")
-        got, step = b"", 3_000_000
-        while len(got) < len(data):  # as after broken downloads
-            part = raw.get(url, headers={"range": f"bytes={len(got)}-{len(got) + step - 1}", "if-range": etag})
-            assert part.status_code == 206
-            assert part.headers["content-range"] == f"bytes {len(got)}-{len(got) + len(part.content) - 1}/{len(data)}"
-            got += part.content
-        assert got == data
-        assert raw.get(url, headers={"range": "bytes=0-1", "if-range": '"other"'}).content == data
-        over = raw.get(url, headers={"range": f"bytes={len(data)}-"})
-        assert (over.status_code, over.headers["content-range"]) == (416, f"bytes */{len(data)}")
+    url = f"/v1/files/{file_id}/content"
+    whole = http.get(url)
+    assert (whole.status_code, whole.content == data) == (200, True)
+    assert (whole.headers["etag"], whole.headers["accept-ranges"]) == (etag, "bytes")
+    head = http.head(url)
+    assert (head.status_code, head.headers["content-length"], head.content) == (200, str(len(data)), b"")
+    got, step = b"", 3_000_000
+    while len(got) < len(data):  # as after broken downloads
+        part = http.get(url, headers={"range": f"bytes={len(got)}-{len(got) + step - 1}", "if-range": etag})
+        assert part.status_code == 206
+        assert part.headers["content-range"] == f"bytes {len(got)}-{len(got) + len(part.content) - 1}/{len(data)}"
+        got += part.content
+    assert got == data
+    assert http.get(url, headers={"range": "bytes=0-1", "if-range": '"other"'}).content == data
+    over = http.get(url, headers={"range": f"bytes={len(data)}-"})
+    assert (over.status_code, over.headers["content-range"]) == (416, f"bytes */{len(data)}")
 
 
 def test_an_upload_that_breaks_off_leaves_nothing(

@@ -62,18 +62,6 @@ def test_sigterm_finishes_the_chunk_it_encodes_and_hands_back_the_next(here: Her
     assert (job.status().lapsed, job.status().refused) == (0, 0)
 
 
-def test_a_stopped_worker_whose_lease_lapsed_does_no_harm_when_it_goes_on(here: Here) -> None:
-    frozen = here.start_worker("slow")
-    job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=5, settings=here.settings)
-    eventually(lambda: frozen.row().holding)
-    frozen.process.send_signal(signal.SIGSTOP)
-    here.start_worker("slow")
-    eventually(lambda: job.status().lapsed > 0)
-    frozen.process.send_signal(signal.SIGCONT)
-    assert_encoded(job, SLOW)
-    assert (job.status().deaths, job.status().trouble) == (0, None)
-
-
 @pytest.mark.slow
 def test_sigterm_in_the_middle_of_a_suspect_chunk_hands_it_back_and_blames_nobody(here: Here) -> None:
     doomed = here.start_worker("slow")

@@ -493,19 +493,6 @@ def test_a_part_that_was_replaced_or_removed_is_named(encode: Encode, bucket: An
         job.vectors()
 
 
-def test_a_part_of_another_job_in_the_bucket_is_left_alone(encode: Encode, bucket: Any, tmp_path: Path) -> None:
-    first, second = encode(), encode()
-
-    def other(chunk: ChunkVectors) -> None:
-        if chunk.positions[0] == 16:
-            second.deliver(PLACE)
-
-    with pytest.raises(OutputError, match=f"holds part-000000.parquet of job {second.id}: choose another"):
-        first.deliver(PLACE, written=other)
-    assert manifest_of(downloaded(bucket, tmp_path))["job"] == second.id
-    first.deliver("s3://vectors/jobs/two/")
-
-
 @pytest.mark.slow
 def test_a_bucket_that_refuses_says_so_and_nothing_is_unlinked(
     encode: Encode, bucket: Any, monkeypatch: pytest.MonkeyPatch
@@ -519,28 +506,6 @@ def test_a_bucket_that_refuses_says_so_and_nothing_is_unlinked(
         with pytest.raises(OutputError, match=r"can't be written"):
             job.deliver("s3://vectors/jobs/two/")
     assert len(results_in_redis(job)) == CHUNKS
-    job.deliver(PLACE)
-    assert results_in_redis(job) == set()
-
-
-def test_a_credential_that_expires_half_way_unlinks_nothing_more(
-    encode: Encode, bucket: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = encode()
-    real, calls = PartsBucket.publish, 0
-
-    def expires(self: PartsBucket, name: str, **options: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 3:
-            raise PermissionError("The provided token has expired.")
-        real(self, name, **options)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(PartsBucket, "publish", expires)
-        with pytest.raises(OutputError, match=r"token has expired.*the same command resumes"):
-            job.deliver(PLACE)
-    assert results_in_redis(job) == set(range(6, CHUNKS))
     job.deliver(PLACE)
     assert results_in_redis(job) == set()
 

@@ -101,33 +101,31 @@ def test_the_asynchronous_client_and_two_gateways(here: Here) -> None:
 
 
 @pytest.mark.client("raw HTTP", "2,048 texts in one request; one more is refused")
-def test_a_call_with_as_many_inputs_as_there_may_be(gateway: Running, start_worker: StartWorker) -> None:
+def test_a_call_with_as_many_inputs_as_there_may_be(http: httpx2.Client, start_worker: StartWorker) -> None:
     start_worker()
     texts = [f"text {number}" for number in range(2048)]
-    with gateway.client() as client:
-        answer = client.post("/embeddings", json={"input": texts, "model": "dummy", "encoding_format": "base64"})
-        assert answer.status_code == 200, answer.text
-        rows = [np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in answer.json()["data"]]
-        np.testing.assert_allclose(rows, reference(texts), atol=1e-6)
-        assert answer.json()["usage"]["prompt_tokens"] == 4096
-        refused = client.post("/embeddings", json={"input": [*texts, "one more"], "model": "dummy"})
+    answer = http.post("/embeddings", json={"input": texts, "model": "dummy", "encoding_format": "base64"})
+    assert answer.status_code == 200, answer.text
+    rows = [np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in answer.json()["data"]]
+    np.testing.assert_allclose(rows, reference(texts), atol=1e-6)
+    assert answer.json()["usage"]["prompt_tokens"] == 4096
+    refused = http.post("/embeddings", json={"input": [*texts, "one more"], "model": "dummy"})
     assert (refused.status_code, error_of(refused)["code"]) == (413, "too_many_inputs")
 
 
 @pytest.mark.client("raw HTTP", "a text that is too long is told, or refused")
-def test_a_text_that_was_cut_is_told_or_refused(gateway: Running, start_worker: StartWorker) -> None:
+def test_a_text_that_was_cut_is_told_or_refused(http: httpx2.Client, start_worker: StartWorker) -> None:
     start_worker()
     texts = ["short", "word " * 300]
-    with gateway.client() as client:
-        answer = client.post("/v1/embeddings", json={"input": texts, "model": "dummy"}).json()
-        assert answer["embedctl"] == {"truncated": [{"index": 1, "used": 256, "lost": 44}]}
-        assert answer["usage"]["prompt_tokens"] == 257
-        refused = client.post("/v1/embeddings", json={"input": texts, "model": "dummy", "truncation": "error"})
-        assert (refused.status_code, error_of(refused)["code"]) == (400, "context_length_exceeded")
-        assert error_of(refused)["message"].startswith("input[1]: ")
-        at_tei = client.post("/embed", json={"inputs": texts})
-        assert (at_tei.status_code, at_tei.json()["error_type"]) == (413, "Validation")
-        assert len(client.post("/embed", json={"inputs": texts, "truncate": True}).json()) == 2
+    answer = http.post("/v1/embeddings", json={"input": texts, "model": "dummy"}).json()
+    assert answer["embedctl"] == {"truncated": [{"index": 1, "used": 256, "lost": 44}]}
+    assert answer["usage"]["prompt_tokens"] == 257
+    refused = http.post("/v1/embeddings", json={"input": texts, "model": "dummy", "truncation": "error"})
+    assert (refused.status_code, error_of(refused)["code"]) == (400, "context_length_exceeded")
+    assert error_of(refused)["message"].startswith("input[1]: ")
+    at_tei = http.post("/embed", json={"inputs": texts})
+    assert (at_tei.status_code, at_tei.json()["error_type"]) == (413, "Validation")
+    assert len(http.post("/embed", json={"inputs": texts, "truncate": True}).json()) == 2
 
 
 #: Fields of a request → the status, the code and the field of its refusal.
@@ -150,65 +148,61 @@ WRONG: list[tuple[dict[str, object], int, str, str]] = [
 
 
 @pytest.mark.client("raw HTTP", "wrong requests, token ids among them, are refused with OpenAI's four fields")
-def test_wrong_requests_are_refused_with_all_four_fields(gateway: Running, start_worker: StartWorker) -> None:
+def test_wrong_requests_are_refused_with_all_four_fields(http: httpx2.Client, start_worker: StartWorker) -> None:
     start_worker()
-    with gateway.client() as client:
-        for fields, status, code, param in WRONG:
-            answer = client.post("/v1/embeddings", json=fields)
-            error = error_of(answer)
-            assert (answer.status_code, error["code"], error["param"]) == (status, code, param), fields
-            assert error["type"] == "invalid_request_error"
-            assert answer.headers["x-request-id"].startswith("req_")
-        tokens = client.post("/v1/embeddings", json={"input": [[101, 7592]], "model": "dummy"})
-        assert "check_embedding_ctx_length=False" in error_of(tokens)["message"]
-        for body in (b"", b"{", b'{"input": "\xff"}', b'{"input": "\\ud800"}', b"[" * 100_000, b"[]", b'"one"', b"NaN"):
-            answer = client.post("/v1/embeddings", content=body)
-            assert (answer.status_code, error_of(answer)["code"]) == (400, "invalid_json"), body[:20]
-        assert (client.get("/v1/embeddings").status_code, client.get("/v1/embeddings").headers["allow"]) == (
-            405,
-            "POST",
-        )
-        assert error_of(client.get("/v1/chat"))["code"] == "not_found"
-        assert client.get("/v1/models/dumy").status_code == 404
+    for fields, status, code, param in WRONG:
+        answer = http.post("/v1/embeddings", json=fields)
+        error = error_of(answer)
+        assert (answer.status_code, error["code"], error["param"]) == (status, code, param), fields
+        assert error["type"] == "invalid_request_error"
+        assert answer.headers["x-request-id"].startswith("req_")
+    tokens = http.post("/v1/embeddings", json={"input": [[101, 7592]], "model": "dummy"})
+    assert "check_embedding_ctx_length=False" in error_of(tokens)["message"]
+    for body in (b"", b"{", b'{"input": "\xff"}', b'{"input": "\\ud800"}', b"[" * 100_000, b"[]", b'"one"', b"NaN"):
+        answer = http.post("/v1/embeddings", content=body)
+        assert (answer.status_code, error_of(answer)["code"]) == (400, "invalid_json"), body[:20]
+    assert (http.get("/v1/embeddings").status_code, http.get("/v1/embeddings").headers["allow"]) == (
+        405,
+        "POST",
+    )
+    assert error_of(http.get("/v1/chat"))["code"] == "not_found"
+    assert http.get("/v1/models/dumy").status_code == 404
 
 
 @pytest.mark.client(
     "raw HTTP", "TEI's `/embed`, `/` and `/info`, HF Infinity's `/predict` with `x-compute-time`, infinity's paths"
 )
-def test_the_calls_of_tei_infinity_and_hf_infinity(gateway: Running, start_worker: StartWorker) -> None:
+def test_the_calls_of_tei_infinity_and_hf_infinity(http: httpx2.Client, start_worker: StartWorker) -> None:
     start_worker()
-    with gateway.client() as client:
-        for path in ("/embed", "/", "/predict"):
-            answer = client.post(path, json={"inputs": TEXTS})
-            np.testing.assert_allclose(answer.json(), reference(TEXTS), atol=1e-6)
-            assert float(answer.headers["x-compute-time"]) >= 0
-        left, right = (
-            client.post(
-                "/embed", json={"inputs": "first " * 300 + "last", "truncate": True, "truncation_direction": side}
-            )
-            for side in ("Left", "Right")
+    for path in ("/embed", "/", "/predict"):
+        answer = http.post(path, json={"inputs": TEXTS})
+        np.testing.assert_allclose(answer.json(), reference(TEXTS), atol=1e-6)
+        assert float(answer.headers["x-compute-time"]) >= 0
+    left, right = (
+        http.post("/embed", json={"inputs": "first " * 300 + "last", "truncate": True, "truncation_direction": side})
+        for side in ("Left", "Right")
+    )
+    assert left.json() != right.json()
+    raw = http.post("/embed", json={"inputs": TEXTS[0], "normalize": False, "prompt_name": None})
+    assert np.linalg.norm(raw.json()) != pytest.approx(1, abs=1e-3)
+    facts = http.get("/info").json()
+    assert (facts["model_id"], facts["max_input_length"], facts["model_dtype"]) == ("dummy", 256, "float32")
+    assert (http.head("/health").status_code, http.head("/health").content) == (200, b"")
+    for path in ("/health", "/v1/health", "/ready"):
+        assert http.get(path).status_code == 200
+    assert [each["id"] for each in http.get("/models").json()["data"]] == ["dummy"]
+    refused = [
+        (http.post("/embed", json=fields), status, kind)
+        for fields, status, kind in (
+            ({"inputs": []}, 400, "Empty"),
+            ({"inputs": ["a"] * 2049}, 413, "Validation"),
+            ({"inputs": [1, 2]}, 422, "Validation"),
+            ({"inputs": "a", "prompt_name": "query"}, 424, "Backend"),  # the dummy has no files that name prompts
+            ({"inputs": "a", "prompt_name": ""}, 422, "Validation"),
+            ({"inputs": "a", "truncate": "yes"}, 422, "Validation"),
+            ({"inputs": "a", "truncation_direction": "up"}, 422, "Validation"),
         )
-        assert left.json() != right.json()
-        raw = client.post("/embed", json={"inputs": TEXTS[0], "normalize": False, "prompt_name": None})
-        assert np.linalg.norm(raw.json()) != pytest.approx(1, abs=1e-3)
-        facts = client.get("/info").json()
-        assert (facts["model_id"], facts["max_input_length"], facts["model_dtype"]) == ("dummy", 256, "float32")
-        assert (client.head("/health").status_code, client.head("/health").content) == (200, b"")
-        for path in ("/health", "/v1/health", "/ready"):
-            assert client.get(path).status_code == 200
-        assert [each["id"] for each in client.get("/models").json()["data"]] == ["dummy"]
-        refused = [
-            (client.post("/embed", json=fields), status, kind)
-            for fields, status, kind in (
-                ({"inputs": []}, 400, "Empty"),
-                ({"inputs": ["a"] * 2049}, 413, "Validation"),
-                ({"inputs": [1, 2]}, 422, "Validation"),
-                ({"inputs": "a", "prompt_name": "query"}, 424, "Backend"),  # the dummy has no files that name prompts
-                ({"inputs": "a", "prompt_name": ""}, 422, "Validation"),
-                ({"inputs": "a", "truncate": "yes"}, 422, "Validation"),
-                ({"inputs": "a", "truncation_direction": "up"}, 422, "Validation"),
-            )
-        ]
+    ]
     for answer, status, kind in refused:
         assert (answer.status_code, answer.json()["error_type"]) == (status, kind), answer.text
         assert set(answer.json()) == {"error", "error_type"}
@@ -346,18 +340,16 @@ def test_there_are_not_endlessly_many_connections(settings: Settings, monkeypatc
             assert second.recv(65536) == b""
 
 
-def test_a_body_of_unknown_length_is_bounded(gateway: Running) -> None:
+def test_a_body_of_unknown_length_is_bounded(gateway: Running, http: httpx2.Client) -> None:
     parts = (b'{"input": "' if at == 0 else b"x" * 1024 * 1024 for at in range(18))
-    with gateway.client() as client:
-        assert client.post("/v1/embeddings", content=parts).status_code == 413
+    assert http.post("/v1/embeddings", content=parts).status_code == 413
     eventually(lambda: gateway.gateway.admission.held == 0)
 
 
-def test_pages_of_other_sites_are_refused_without_keys(gateway: Running) -> None:
-    with gateway.client() as client:
-        for headers in ({"host": "evil.example"}, {"origin": "https://evil.example"}, {"origin": "null"}):
-            assert client.get("/v1/models", headers=headers).status_code == 403
-        assert client.get("/v1/models", headers={"host": "localhost:1"}).status_code == 200
+def test_pages_of_other_sites_are_refused_without_keys(http: httpx2.Client) -> None:
+    for headers in ({"host": "evil.example"}, {"origin": "https://evil.example"}, {"origin": "null"}):
+        assert http.get("/v1/models", headers=headers).status_code == 403
+    assert http.get("/v1/models", headers={"host": "localhost:1"}).status_code == 200
 
 
 def test_no_text_and_no_message_of_a_fault_stands_in_the_log(
@@ -374,33 +366,32 @@ def test_no_text_and_no_message_of_a_fault_stands_in_the_log(
     assert "secret" not in caplog.text + answer.text
 
 
-def test_answers_are_as_described_and_counted(gateway: Running, start_worker: StartWorker) -> None:
+def test_answers_are_as_described_and_counted(http: httpx2.Client, start_worker: StartWorker) -> None:
     start_worker()
     texts = ["short", "word " * 300]
-    with gateway.client() as client:
-        described = client.get("/openapi.json").json()
-        for method, path, fields in (
-            ("post", "/v1/embeddings", {"input": texts, "model": "dummy", "dimensions": None}),
-            ("post", "/v1/embeddings", {"input": "one", "model": "dummy", "encoding_format": "base64"}),
-            ("post", "/v1/embeddings", {"input": "one"}),
-            ("get", "/v1/models", None),
-            ("get", "/v1/models/{name}", None),
-            ("post", "/embed", {"inputs": texts, "truncate": True}),
-            ("post", "/embed", {"inputs": texts}),
-            ("get", "/info", None),
-            ("post", "/predict", {"inputs": "one"}),
-            ("get", "/health", None),
-            ("get", "/ready", None),
-        ):
-            call = described["paths"][path][method]
-            answer = client.request(method, path.format(name="dummy"), json=fields)
-            schema = call["responses"][str(answer.status_code)]["content"]["application/json"]["schema"]
-            jsonschema.validate(answer.json(), {**schema, "components": described["components"]})
-            if fields is not None and answer.status_code == 200:
-                body = call["requestBody"]["content"]["application/json"]["schema"]
-                jsonschema.validate(fields, {**body, "components": described["components"]})
-        assert "default-src 'none'" in client.get("/docs").headers["content-security-policy"]
-        metrics = client.get("/metrics").text
+    described = http.get("/openapi.json").json()
+    for method, path, fields in (
+        ("post", "/v1/embeddings", {"input": texts, "model": "dummy", "dimensions": None}),
+        ("post", "/v1/embeddings", {"input": "one", "model": "dummy", "encoding_format": "base64"}),
+        ("post", "/v1/embeddings", {"input": "one"}),
+        ("get", "/v1/models", None),
+        ("get", "/v1/models/{name}", None),
+        ("post", "/embed", {"inputs": texts, "truncate": True}),
+        ("post", "/embed", {"inputs": texts}),
+        ("get", "/info", None),
+        ("post", "/predict", {"inputs": "one"}),
+        ("get", "/health", None),
+        ("get", "/ready", None),
+    ):
+        call = described["paths"][path][method]
+        answer = http.request(method, path.format(name="dummy"), json=fields)
+        schema = call["responses"][str(answer.status_code)]["content"]["application/json"]["schema"]
+        jsonschema.validate(answer.json(), {**schema, "components": described["components"]})
+        if fields is not None and answer.status_code == 200:
+            body = call["requestBody"]["content"]["application/json"]["schema"]
+            jsonschema.validate(fields, {**body, "components": described["components"]})
+    assert "default-src 'none'" in http.get("/docs").headers["content-security-policy"]
+    metrics = http.get("/metrics").text
     documented = set(re.findall(r"^\| `(embedctl_gateway_\w+)` \| (\w+) \|", PAGE.read_text("utf-8"), re.MULTILINE))
     served = re.findall(r"^# TYPE (embedctl_gateway_\w+) (\w+)$", metrics, re.MULTILINE)
     assert documented == {(name, kind) for name, kind in served if not name.endswith("_created")}
