@@ -40,7 +40,6 @@ from tests.support.gateway import NO_TLS, Running, killed_gateway, running_gatew
 from tests.support.here import Here
 from tests.support.limits import settings_of
 from tests.support.prepared import Put, stop
-from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
@@ -127,13 +126,12 @@ def test_a_batch_that_nobody_serves_waits_and_expires(client: openai.OpenAI, bro
         client.batches.cancel(made.id)
 
 
-def test_a_batch_whose_job_redis_has_forgotten_is_submitted_again(here: Here, redis_server: RedisServer) -> None:
+def test_a_batch_whose_job_redis_has_forgotten_is_submitted_again(here: Here) -> None:
     with running_gateway(here.settings.replace(hardware="dummy")) as gateway, client_of(gateway) as client:
         made = create(client, upload(client, lines_of(["one", "two"])))
         eventually(lambda: client.batches.retrieve(made.id).status == "in_progress", what="the batch's job")
         (job,) = here.broker.jobs.newest()
-        with redis.Redis.from_url(redis_server.url_of("admin")) as admin:
-            admin.unlink(*admin.keys(f"{keys.job(job.id)}*"), *admin.keys("embed:idempotency:*"))
+        here.raw.unlink(*here.raw.keys(f"{keys.job(job.id)}*"), *here.raw.keys("embed:idempotency:*"))
         here.start_worker()
         assert counts(ended(client, made.id)) == (2, 2, 0)
 
@@ -174,25 +172,19 @@ WRONG: list[tuple[dict[str, object], int, str, str]] = [
 
 
 def test_wrong_requests_are_refused(http: httpx2.Client, client: openai.OpenAI) -> None:
-    right = {
-        "input_file_id": upload(client, lines_of(["one"])),
-        "endpoint": "/v1/embeddings",
-        "completion_window": "24h",
-    }
+    file_id = upload(client, lines_of(["one"]))
+    right = {"input_file_id": file_id, "endpoint": "/v1/embeddings", "completion_window": "24h"}
     for fields, status, code, param in WRONG:
         answer = http.post("/v1/batches", json={**right, **fields})
         error = answer.json()["error"]
         assert (answer.status_code, error["code"], error["param"]) == (status, code, param), fields
     form = {"purpose": "batch"}
+    soon = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "1"}
     for data, files, code in (
         ({}, {"file": b"x"}, "missing_required_parameter"),
         ({"purpose": "fine-tune"}, {"file": b"x"}, "invalid_value"),
         ({**form, "colour": "red"}, {"file": b"x"}, "unsupported_parameter"),
-        (
-            {**form, "expires_after[anchor]": "created_at", "expires_after[seconds]": "1"},
-            {"file": b"x"},
-            "invalid_value",
-        ),
+        ({**form, **soon}, {"file": b"x"}, "invalid_value"),
         (form, {"other": b"x"}, "unsupported_parameter"),
         (form, {}, "invalid_content_type"),
     ):
@@ -205,7 +197,7 @@ def test_wrong_requests_are_refused(http: httpx2.Client, client: openai.OpenAI) 
 
 
 def test_files_are_kept_as_long_as_asked_and_deleted(
-    client: openai.OpenAI, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    client: openai.OpenAI, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("embedctl_gateway.runner.Runner._one", lambda _: False)  # it would miss the file
     data = lines_of(["one", "two"])
@@ -214,14 +206,13 @@ def test_files_are_kept_as_long_as_asked_and_deleted(
     )
     assert (made.bytes, made.filename, made.object, made.status) == (len(data), "a.jsonl", "file", "processed")
     assert made.expires_at == made.created_at + 3600
-    with redis.Redis.from_url(redis_server.url_of("admin")) as admin:
-        assert 3_500_000 < admin.pttl(keys.file(made.id)) <= 3_600_000
-        assert all(admin.pttl(key) > 0 for key in admin.keys("embed:*"))
-        batch = create(client, made.id)
-        deleted = client.files.delete(made.id)
-        assert (deleted.id, deleted.deleted, deleted.object) == (made.id, True, "file")
-        assert not list(client.files.list())
-        assert not admin.keys("embed:job:*:out:0")
+    assert 3_500_000 < raw.pttl(keys.file(made.id)) <= 3_600_000
+    assert all(raw.pttl(key) > 0 for key in raw.keys("embed:*"))
+    batch = create(client, made.id)
+    deleted = client.files.delete(made.id)
+    assert (deleted.id, deleted.deleted, deleted.object) == (made.id, True, "file")
+    assert not list(client.files.list())
+    assert not raw.keys("embed:job:*:out:0")
     for ask in (client.files.retrieve, client.files.content, client.files.delete):
         with pytest.raises(openai.NotFoundError):
             ask(made.id)
@@ -251,19 +242,18 @@ def test_downloads_in_ranges(client: openai.OpenAI, http: httpx2.Client) -> None
 
 
 def test_an_upload_that_breaks_off_leaves_nothing(
-    gateway: Running, client: openai.OpenAI, redis_server: RedisServer
+    gateway: Running, http: httpx2.Client, client: openai.OpenAI, raw: redis.Redis
 ) -> None:
     head = "POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-type: multipart/form-data; boundary=b\r\n"
     begin = b'--b\r\ncontent-disposition: form-data; name="file"; filename="x"\r\n\r\n' + b"x" * (PART_BYTES + 10)
-    with redis.Redis.from_url(redis_server.url_of("admin")) as admin:
-        with gateway.connect() as connection:
-            connection.sendall(f"{head}content-length: 99999999\r\n\r\n".encode() + begin)
-            eventually(lambda: admin.keys("embed:job:*:out:0"), what="the first part")
-        eventually(lambda: not admin.keys("embed:job:*:out:0"), what="the end of the first part")
-        assert not list(client.files.list())
-        with gateway.client() as raw:  # a form without its end
-            short = raw.post("/v1/files", content=begin, headers={"content-type": "multipart/form-data; boundary=b"})
-            assert (short.status_code, short.json()["error"]["code"]) == (400, "invalid_form")
+    with gateway.connect() as connection:
+        connection.sendall(f"{head}content-length: 99999999\r\n\r\n".encode() + begin)
+        eventually(lambda: raw.keys("embed:job:*:out:0"), what="the first part")
+    eventually(lambda: not raw.keys("embed:job:*:out:0"), what="the end of the first part")
+    assert not list(client.files.list())
+    # A form without its end:
+    short = http.post("/v1/files", content=begin, headers={"content-type": "multipart/form-data; boundary=b"})
+    assert (short.status_code, short.json()["error"]["code"]) == (400, "invalid_form")
     eventually(lambda: gateway.gateway.admission.held == 0)
 
 

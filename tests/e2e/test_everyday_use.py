@@ -8,6 +8,7 @@ import sys
 from functools import partial
 
 import numpy as np
+import redis as redis_py
 
 from embedctl import JobState, enqueue_embeddings
 from tests.support.forked import Forked
@@ -84,23 +85,16 @@ def test_interrupting_a_submission_cancels_it_and_interrupting_a_wait_does_not(h
     assert job.status().state is JobState.QUEUED
 
 
-def test_doctor_finds_what_is_wrong_and_says_what_to_do(here: Here) -> None:
+def test_doctor_finds_what_is_wrong_and_says_what_to_do(here: Here, own_redis: RedisServer) -> None:
     healthy = here.embedctl("doctor", status=0)
     assert "maxmemory below 60%" in healthy.stdout
     assert "embedctl worker --class cpu" in healthy.stdout
-
-    folder = here.folder / "own"
-    folder.mkdir()
-    server = RedisServer(
-        folder, extra=["--maxmemory", "50mb", "--maxmemory-policy", "allkeys-lru", "--appendonly", "no"]
-    )
-    server.start()
-    try:
-        sick = here.embedctl("doctor", EMBEDCTL_REDIS_URL=server.url, status=1)
-        assert "maxmemory-policy noeviction" in sick.stdout
-        assert "appendonly yes" in sick.stdout
-        (here.folder / "c.txt").write_text("text\n")
-        refused = here.embedctl("submit", "c.txt", EMBEDCTL_REDIS_URL=server.url, status=69)
-        assert "evicts keys" in refused.stderr
-    finally:
-        server.stop()
+    here.environment["EMBEDCTL_REDIS_URL"] = own_redis.url
+    with redis_py.Redis.from_url(own_redis.url) as admin:
+        for name, value in {"maxmemory": "50mb", "maxmemory-policy": "allkeys-lru", "appendonly": "no"}.items():
+            admin.config_set(name, value)
+    sick = here.embedctl("doctor", status=1)
+    assert "maxmemory-policy noeviction" in sick.stdout
+    assert "appendonly yes" in sick.stdout
+    (here.folder / "c.txt").write_text("text\n")
+    assert "evicts keys" in here.embedctl("submit", "c.txt", status=69).stderr

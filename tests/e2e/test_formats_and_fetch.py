@@ -111,10 +111,6 @@ def test_vectors_in_fp16_take_half_the_room_and_come_out_as_float32(here: Here) 
     np.testing.assert_array_equal(np.concatenate([chunk.vectors for chunk in chunks]), expected)
     np.testing.assert_allclose(vectors[:40], reference(texts[:40]), rtol=0, atol=2**-12)
 
-    fetch(half, here.folder / "out.npy")
-    found = np.load(here.folder / "out.npy")
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, expected)
     fetch(half, here.folder / "out.parquet")
     column = pq.read_table(here.folder / "out.parquet")["embedding"]
     assert column.type == pa.list_(pa.float32(), 16)

@@ -121,20 +121,6 @@ def test_what_is_retried_keeps_them(here: Here) -> None:
     assert (found_in(job), counted(job)) == (kept_of(items, ("title",)), [3, 150, 4])
 
 
-def test_what_killed_a_worker_keeps_its_fields_and_counts_for_nothing(here: Here) -> None:
-    """In careful mode, by workers that doubt each other, and beside the failed records."""
-    items = [
-        {"text": text, "title": text.upper()} for text in ("one", "crash-encoder", "three words", "fail-tokenizer")
-    ]
-    job = enqueue_embeddings(items, keep=("title",), count_tokens=True, hardware="poison", settings=here.settings)
-    for _ in range(3):
-        here.start_worker("poison", wait=False)
-    status = job.wait(timeout=60)
-    assert (status.done, status.failed) == (2, 2)
-    assert status.deaths >= 1
-    assert (found_in(job), counted(job)) == (kept_of(items, ("title",)), [1, 0, 2, 0])
-
-
 @pytest.mark.parametrize("lost", [keys.chunk_input, keys.chunk_result])
 def test_a_chunk_that_redis_lost_is_repaired_with_them_by_the_same_corpus(here: Here, lost: Any) -> None:
     def submit(items: list[dict[str, Any]] = ITEMS, **options: Any) -> Job:

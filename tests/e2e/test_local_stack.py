@@ -16,10 +16,10 @@ import pytest
 from embedctl import local
 from embedctl.broker import Broker
 from embedctl_config import keys
-from tests.support.forked import Forked, run_forked
+from tests.support.forked import Forked
 from tests.support.here import Here
 from tests.support.jobs import reference
-from tests.support.processes import children
+from tests.support.processes import children, command_line
 from tests.support.store import row
 from tests.support.terminal import terminal
 from tests.support.waiting import PATIENCE_S, eventually
@@ -49,36 +49,26 @@ def test_up_keeps_a_stack_running_for_other_commands_and_stays_quiet(here: Here)
 def test_a_run_whose_worker_dies_says_so_and_resumes_when_run_again(here: Here) -> None:
     (here.folder / "c.txt").write_text("\n".join(SLOW))
     command = [*RUN, "--class", "slow"]
-    own = {**here.environment, "EMBEDCTL_REDIS_URL": "", "EMBEDCTL_CHUNK_SIZE": "5"}
-    run = Forked(command, own, here.folder)
+    here.environment.update(EMBEDCTL_REDIS_URL="", EMBEDCTL_CHUNK_SIZE="5")
+    run = Forked(command, here.environment, here.folder)
     eventually(lambda: (here.folder / ".out.npy.part").exists())
-    started = children(run.pid)
-    [worker] = [pid for pid in started if b"embedctl_workers" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    [worker] = [pid for pid in children(run.pid) if b"embedctl_workers" in command_line(pid)]
     os.kill(worker, signal.SIGKILL)
     _, told = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 1
     assert "the worker ended with status -9" in told
-    done = run_forked(command, own, here.folder)
-    assert done.returncode == 0, done.stderr
+    here.embedctl(*command, status=0)
     np.testing.assert_array_equal(np.load(here.folder / "out.npy"), reference(SLOW))
 
 
-def test_a_run_uses_the_live_worker_of_a_given_redis(here: Here) -> None:
+def test_a_run_uses_the_live_worker_of_a_given_redis_unless_it_is_told_cpus(here: Here) -> None:
     (here.folder / "c.txt").write_text("one\ntwo\n")
     worker = here.start_worker()
-    done = run_forked([*RUN, "--class", "dummy"], here.environment, here.folder)
-    assert done.returncode == 0, done.stderr
+    done = here.embedctl(*RUN, "--class", "dummy", status=0)
     assert f"Encoded by live workers of this Redis: {worker.row().name}" in done.stderr
     assert "Loading" not in done.stderr
     np.testing.assert_array_equal(np.load(here.folder / "out.npy"), reference(["one", "two"]))
-
-
-def test_a_run_starts_a_worker_if_it_is_told_its_cpus(here: Here) -> None:
-    (here.folder / "c.txt").write_text("one\ntwo\n")
-    here.start_worker()
-    done = run_forked([*RUN, "--class", "dummy", "--cpus", "0"], here.environment, here.folder)
-    assert done.returncode == 0, done.stderr
-    assert "Loading dummy" in done.stderr
+    assert "Loading dummy" in here.embedctl(*RUN, "--class", "dummy", "--cpus", "0", status=0).stderr
 
 
 def test_a_worker_that_is_not_heard_of_for_a_moment_stays_borrowed(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import signal
 import time
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from embedctl import JobState, enqueue_embeddings
 from embedctl_config.settings import Settings
-from tests.support.monitor import running_monitor
+from tests.support.monitor import get, running_monitor, samples
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
@@ -34,14 +31,7 @@ class Page:
     port: int
 
     def get(self, path: str) -> tuple[int, str]:
-        """Status and body; 0 while nobody listens."""
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=120) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
-        except OSError:
-            return 0, ""
+        return get(f"http://127.0.0.1:{self.port}{path}")
 
     @property
     def well(self) -> tuple[int, str]:
@@ -54,13 +44,10 @@ class Page:
     def metrics(self, hardware: str) -> dict[tuple[str, ...], float]:
         """Every value of ours, by name and what its labels are, but for class and model."""
         found = {}
-        for family in text_string_to_metric_families(self.get("/metrics")[1]):
-            for sample in family.samples:
-                if sample.name.startswith("embedctl_") and not sample.name.endswith("_created"):
-                    labels = dict(sample.labels)
-                    assert labels.pop("hardware_class") == hardware
-                    assert labels.pop("model", "dummy") == "dummy"
-                    found[sample.name.removeprefix("embedctl_"), *labels.values()] = sample.value
+        for name, labels, value in samples(self.get("/metrics")[1]):
+            assert labels.pop("hardware_class") == hardware
+            assert labels.pop("model", "dummy") == "dummy"
+            found[name, *labels.values()] = value
         return found
 
 

@@ -20,7 +20,6 @@ from embedctl_gateway import webhooks
 from tests.support.batches import client_of, create, ended, lines_of, upload
 from tests.support.gateway import NO_TLS, running_gateway
 from tests.support.here import Here
-from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
 
 SECRET = "whsec_" + base64.b64encode(b"a secret of the test, of 34 bytes.").decode()
@@ -90,20 +89,19 @@ def events(told: Told) -> list[tuple[str, str]]:
     return [(each.type, each.data.id) for each in read]
 
 
-def is_quiet(server: RedisServer) -> bool:
+def is_quiet(raw: redis.Redis) -> bool:
     """Whether nothing is to be told."""
-    with redis.Redis.from_url(server.url_of("admin")) as admin:
-        return not admin.keys("embed:webhook*")
+    return not raw.keys("embed:webhook*")
 
 
-def test_ends_of_batches_are_told(here: Here, told: Told, redis_server: RedisServer) -> None:
+def test_ends_of_batches_are_told(here: Here, told: Told) -> None:
     here.start_worker()
     with running_gateway(here.settings) as gateway, client_of(gateway) as client:
         good, bad = run(client, lines_of(["one", ""])), run(client, b"{")
         cancelled = create(client, upload(client, lines_of(["one"]).replace(b"dummy", b"nobody-serves-it")))
         client.batches.cancel(cancelled.id)
         ended(client, cancelled.id)
-        eventually(lambda: len(told.requests) == 3 and is_quiet(redis_server), what="three webhooks")
+        eventually(lambda: len(told.requests) == 3 and is_quiet(here.raw), what="three webhooks")
         assert events(told) == [
             ("batch.completed", good.id),
             ("batch.failed", bad.id),
@@ -115,24 +113,24 @@ def test_ends_of_batches_are_told(here: Here, told: Told, redis_server: RedisSer
 
 
 def test_a_receiver_that_fails_is_told_again_with_the_same_id_until_it_is_given_up(
-    here: Here, told: Told, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+    here: Here, told: Told, caplog: pytest.LogCaptureFixture
 ) -> None:
     here.start_worker()
     with running_gateway(here.settings) as gateway, client_of(gateway) as client:
         told.statuses = [500, 302, 404]  # a redirect is a failure: the operator has not named where it leads
         batch = run(client, lines_of(["one"]))
-        eventually(lambda: len(told.requests) == 4 and is_quiet(redis_server), what="the fourth try")
+        eventually(lambda: len(told.requests) == 4 and is_quiet(here.raw), what="the fourth try")
         assert events(told) == [("batch.completed", batch.id)] * 4
         assert len({(headers["webhook-id"], body) for headers, body in told.requests}) == 1
         told.statuses = [503] * 10
         batch = run(client, lines_of(["one"]))
-        eventually(lambda: len(told.requests) == 8 and is_quiet(redis_server), what="the last try")
+        eventually(lambda: len(told.requests) == 8 and is_quiet(here.raw), what="the last try")
     assert f"the webhook of {batch.id} is given up after 4 tries: status 503" in caplog.text
     assert SECRET not in caplog.text
 
 
 def test_webhooks_go_through_the_proxy_of_the_environment(
-    here: Here, told: Told, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    here: Here, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here.start_worker()
     monkeypatch.setenv("http_proxy", here.settings.gateway_webhook_url)  # the receiver plays the proxy
@@ -140,13 +138,13 @@ def test_webhooks_go_through_the_proxy_of_the_environment(
     elsewhere = here.settings.replace(gateway_webhook_url="http://receiver.invalid/told")
     with running_gateway(elsewhere) as gateway, client_of(gateway) as client:
         run(client, lines_of(["one"]))
-        eventually(lambda: is_quiet(redis_server), what="the webhook")
+        eventually(lambda: is_quiet(here.raw), what="the webhook")
     assert told.targets == ["http://receiver.invalid/told"]
 
 
 @pytest.mark.slow
 def test_another_gateway_tells_what_the_first_one_could_not(
-    here: Here, told: Told, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    here: Here, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first one dies between its try and its note."""
     monkeypatch.setattr(webhooks, "_LEASE_S", 0.5)
@@ -156,15 +154,15 @@ def test_another_gateway_tells_what_the_first_one_could_not(
         with running_gateway(here.settings) as gateway, client_of(gateway) as client:
             batch = run(client, lines_of(["one"]))
             eventually(lambda: told.requests, what="the first try")
-    assert not is_quiet(redis_server)
+    assert not is_quiet(here.raw)
     with running_gateway(here.settings):
-        eventually(lambda: is_quiet(redis_server), what="the second gateway's try")
+        eventually(lambda: is_quiet(here.raw), what="the second gateway's try")
     assert set(events(told)) == {("batch.completed", batch.id)}
     assert len({headers["webhook-id"] for headers, _ in told.requests}) == 1
 
 
-def test_nothing_is_noted_without_a_url(here: Here, redis_server: RedisServer) -> None:
+def test_nothing_is_noted_without_a_url(here: Here) -> None:
     here.start_worker()
     with running_gateway(here.settings.replace(gateway_webhook_url="")) as gateway, client_of(gateway) as client:
         assert run(client, lines_of(["one"])).status == "completed"
-        assert is_quiet(redis_server)
+        assert is_quiet(here.raw)
