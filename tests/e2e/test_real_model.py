@@ -1,4 +1,4 @@
-"""The main job on real text with the real model: two workers on two CPU sets, against sentence-transformers."""
+"""Vectors of real text and named prompts are those of sentence-transformers: of two workers on two CPU sets, too."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ import pytest
 from embedctl import JobState, enqueue_embeddings
 from embedctl_config.settings import Settings
 from embedctl_workers.models.files import resolve_model
+from tests.support.here import Here
+from tests.support.limits import settings_of
+from tests.support.packages import need
 from tests.support.passages import real_passages
 from tests.support.references_here import expected_vectors, keep_references
 from tests.support.waiting import eventually
@@ -77,3 +81,48 @@ def test_two_pinned_workers_give_the_vectors_of_sentence_transformers(
     cut = [cut for chunk in job.iter_results() for cut in chunk.truncations]
     assert len(cut) >= 2
     assert all(each.used == 256 and each.lost > 0 for each in cut)
+
+
+PROMPTS = {"query": "a query of the model: ", "document": ""}
+TEXTS = ["the text", "a word", "the word of the text that is in the text " * 10]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A small model with two prompts; pooling leaves out their tokens."""
+    need("sentence_transformers")
+    from tests.support.tiny_models import Tiny, make_model
+
+    folder = make_model(tmp_path, Tiny(include_prompt=False))
+    path = folder / "config_sentence_transformers.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "prompts": PROMPTS}))
+    return folder
+
+
+@pytest.mark.slow
+def test_a_job_names_a_prompt_of_the_model(here: Here, model: Path) -> None:
+    with Path(here.environment["EMBEDCTL_CONFIG"]).open("a") as config:
+        config.write(f'\n[models.named]\nsource = "{model}"\n')
+    settings = settings_of(here.environment)
+    before = enqueue_embeddings(["a"], model="named", hardware="cpu", prompt_name="nobody's", settings=settings)
+    worker = here.start_worker("cpu", model="named")
+    assert sorted(worker.row().models["named"].prompts or ()) == ["document", "query"]
+    before.wait(timeout=60)
+    known = "model named has the prompts document, query"
+    assert [error.message for error in before.errors()] == [f'no prompt "nobody\'s": {known}']
+
+    ways: list[dict[str, Any]] = [{"prompt_name": "query"}, {"prompt_name": "document"}, {"truncation_side": "left"}]
+    for options in ways:
+        job = enqueue_embeddings(TEXTS, model="named", hardware="cpu", settings=settings, **options)
+        job.wait(timeout=60)
+        np.testing.assert_allclose(job.vectors(), expected_vectors(model, TEXTS, **options), rtol=0, atol=1e-5)
+
+    (here.folder / "c.txt").write_text("the text\n")
+    common = ("submit", "c.txt", "--model", "named", "--class", "cpu")
+    refused = here.embedctl(*common, "--prompt", "@passage", status=2)
+    assert (refused.stdout, refused.stderr) == ("", f"embedctl: prompt_name 'passage': {known}\n")
+    here.embedctl(*common, "--prompt", "@query", "--long", "truncate-left", "--wait", status=0)
+    dry = [here.embedctl(*common, "--dry-run", "--json", *more) for more in ((), ("--prompt", "@query"))]
+    tokens = [json.loads(each.stdout)["tokens"] for each in dry]
+    assert tokens[1] > tokens[0]
+    assert "document, query" in here.embedctl("model", "show", "named").stdout
