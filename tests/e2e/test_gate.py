@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
-import redis as redis_py
 
-from embedctl import Job, JobState, enqueue_embeddings
+from embedctl import JobState, enqueue_embeddings
 from embedctl_config import keys
 from embedctl_config.settings import Settings
+from tests.support.here import Here
 from tests.support.limits import settings_of
 from tests.support.packages import need
 from tests.support.prepared import Put
 from tests.support.processes import RunEmbedctl
 from tests.support.references_here import expected_vectors
-from tests.support.workers import StartWorker
 
 TEXTS = [f"the word {at} is a query of the model" for at in range(20)]
 CLASS = """
@@ -44,12 +43,12 @@ QUICK_SPEED = Put(
 WriteClass = Callable[[float], Settings]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def model(tiny_model: Callable[..., Path]) -> Path:
     need("sentence_transformers")
-    from tests.support.tiny_models import Tiny, make_model
+    from tests.support.tiny_models import Tiny
 
-    return make_model(tmp_path_factory.mktemp("tiny"), Tiny())
+    return tiny_model(Tiny())
 
 
 @pytest.fixture
@@ -65,39 +64,34 @@ def write_class(environment: dict[str, str], model: Path) -> WriteClass:
     return write
 
 
-def submit(settings: Settings) -> Job:
-    return enqueue_embeddings(TEXTS, model="tiny", hardware="tiny", settings=settings)
-
-
 @pytest.mark.slow
 def test_a_worker_that_fails_the_gate_takes_nothing_and_a_good_one_does_its_work(
-    write_class: WriteClass, raw: redis_py.Redis, start_worker: StartWorker, embedctl: RunEmbedctl, model: Path
+    here: Here, write_class: WriteClass, model: Path
 ) -> None:
     settings = write_class(1e-12)  # float32 itself is coarser
-    job = submit(settings)
+    job = enqueue_embeddings(TEXTS, model="tiny", hardware="tiny", settings=settings)
     queue = keys.queue("tiny", "tiny")
-    tickets = raw.llen(queue)
-    assert tickets == 1
+    assert here.raw.llen(queue) == 1
 
-    failing = start_worker("tiny", model="tiny", wait=False)
+    failing = here.start_worker("tiny", model="tiny", wait=False)
     assert failing.process.wait(120) == 65
     table = failing.log().partition("the accuracy gate failed: model tiny, backend torch")[2].splitlines()
     assert any(line.strip().startswith("in batches") and line.endswith("FAILED") for line in table)
     assert "bounds set by the class: max_abs_error 1e-12" in map(str.strip, table)
     status = job.status()
     assert (status.state, status.claims, status.live_workers) == (JobState.QUEUED, 0, 0)
-    assert raw.llen(queue) == tickets
-    assert list(failing.broker.workers.alive()) == []
+    assert here.raw.llen(queue) == 1
+    assert list(here.broker.workers.alive()) == []
 
     write_class(0.001)
-    good = start_worker("tiny", model="tiny")
+    good = here.start_worker("tiny", model="tiny")
     assert job.wait(timeout=60).state is JobState.COMPLETED
     row = good.row()
     assert row.bounds == "max_abs_error 0.001"
     assert row.models["tiny"].accuracy.startswith("max abs ")
     assert {(chunk.precision, chunk.bounds) for chunk in job.iter_results()} == {("fp32", row.bounds)}
     assert "class tiny is held to bounds of its own: max_abs_error 0.001" in good.log()
-    shown = embedctl("status", job.id).stdout
+    shown = here.embedctl("status", job.id).stdout
     assert f"{row.name} is held to max_abs_error 0.001 in place of fp32's own" in shown
 
     np.testing.assert_allclose(job.vectors(), expected_vectors(model, TEXTS, batch_size=1), rtol=0, atol=1e-5)
@@ -105,19 +99,15 @@ def test_a_worker_that_fails_the_gate_takes_nothing_and_a_good_one_does_its_work
 
 @pytest.mark.slow
 def test_verify_says_what_a_worker_would_and_how_fast_it_is(
-    write_class: WriteClass, environment: dict[str, str], embedctl: RunEmbedctl, tmp_path: Path
+    here: Here, write_class: WriteClass, tmp_path: Path
 ) -> None:
     write_class(0)
     cpu = min(os.sched_getaffinity(0))
-
-    def verify(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return embedctl("model", "verify", *arguments, prepare=QUICK_SPEED, model=True)
-
-    passed = verify("tiny", "--class", "tiny", "--cpus", str(cpu))
-    assert passed.returncode == 0, passed.stderr
+    verify = partial(here.embedctl, "model", "verify", "tiny", "--class", "tiny", prepare=QUICK_SPEED, model=True)
+    passed = verify("--cpus", str(cpu), status=0)
     assert "\nmodel tiny, backend torch" in passed.stdout
     assert "FAILED" not in passed.stdout
-    kept = Path(environment["EMBEDCTL_CACHE_DIR"], "reports", "verify-tiny-tiny.json")
+    kept = Path(here.environment["EMBEDCTL_CACHE_DIR"], "reports", "verify-tiny-tiny.json")
     assert passed.stderr.splitlines()[-1] == f"saved: {kept}"
     report = json.loads(kept.read_text())
     assert report["passed"] is True
@@ -132,8 +122,7 @@ def test_verify_says_what_a_worker_would_and_how_fast_it_is(
 
     write_class(1e-12)
     own = tmp_path / "own.json"
-    failed = verify("tiny", "--class", "tiny", "--json", "--report", str(own))
-    assert failed.returncode == 65, failed.stderr
+    failed = verify("--json", "--report", str(own), status=65)
     report = json.loads(failed.stdout)
     assert report == json.loads(own.read_text())
     assert (report["passed"], report["speed"]) == (False, None)

@@ -15,6 +15,7 @@ import pytest
 for _needed in ("torch", "sentence_transformers"):
     pytest.importorskip(_needed)
 
+from tests.support.here import Here  # noqa: E402
 from tests.support.hub import StandInHub, stand_in_hub  # noqa: E402
 from tests.support.limits import settings_of  # noqa: E402
 from tests.support.references_here import expected_vectors, keep_references  # noqa: E402
@@ -48,12 +49,6 @@ def start(environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def weights(hub: StandInHub) -> bytes:
-    commit = hub.commit(NAME, "main")
-    assert commit is not None
-    return hub.contents[NAME, commit]["model.safetensors"]
-
-
 @pytest.mark.slow
 def test_two_that_pull_at_once_download_once(environment: dict[str, str], hub: StandInHub) -> None:
     environment = environment | {"HF_HUB_DOWNLOAD_TIMEOUT": "600"}  # or a busy machine's first asks for the rest again
@@ -70,17 +65,9 @@ def test_two_that_pull_at_once_download_once(environment: dict[str, str], hub: S
     assert hub.downloads().count("model.safetensors") == 1
 
 
-@pytest.fixture
-def referenced(environment: dict[str, str], tiny_model: MakeModel) -> Path:
-    """The model's folder, whose references are in the cache."""
-    folder = tiny_model(Tiny())
-    keep_references(folder, environment["EMBEDCTL_CACHE_DIR"])
-    return folder
-
-
 @pytest.mark.slow
 def test_on_a_terminal_a_line_tells_how_far_it_is(environment: dict[str, str], hub: StandInHub) -> None:
-    hub.paused = len(weights(hub)) // 2
+    hub.paused = len(hub.contents[NAME, str(hub.commit(NAME, "main"))]["model.safetensors"]) // 2
     with terminal(["model", "pull", NAME], environment, columns=100) as shown:
         shown.until(lambda: hub.paused is None)
         shown.until(lambda: re.search(r"\d+ %: 0\.\d MB of 0\.\d MB", shown.text))
@@ -93,22 +80,19 @@ def test_on_a_terminal_a_line_tells_how_far_it_is(environment: dict[str, str], h
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_run_offers_to_pull_and_does_it(embedctl: Run, hub: StandInHub, short_folder: Path, referenced: Path) -> None:
-    corpus = short_folder / "corpus.txt"
-    corpus.write_text("the text\na word\n")
-    command = ("run", str(corpus), "--model", NAME, "--class", "cpu", "-o", str(short_folder / "vectors.npy"))
-    private = {"EMBEDCTL_REDIS_URL": ""}
-    refused = embedctl(*command, **private, status=4)
-    said = refused.stderr.strip().splitlines()[-1]
+def test_run_offers_to_pull_and_does_it(here: Here, hub: StandInHub, tiny_model: MakeModel) -> None:
+    keep_references(tiny_model(Tiny()), here.environment["EMBEDCTL_CACHE_DIR"])
+    here.environment["EMBEDCTL_REDIS_URL"] = ""
+    (here.folder / "corpus.txt").write_text("the text\na word\n")
+    command = ("run", "corpus.txt", "--model", NAME, "--class", "cpu", "-o", "vectors.npy")
+    said = here.embedctl(*command, status=4).stderr.strip().splitlines()[-1]
     assert said.startswith("embedctl: model 'someone/tiny' is no folder")
     assert said.endswith("get it: embedctl model pull someone/tiny, or add --pull to `embedctl run`, `worker` or `up`")
     assert not hub.asked
 
-    done = embedctl(*command, "--pull", **private, status=0)
-    assert "someone/tiny at main is commit" in done.stderr
-
-    expected = expected_vectors(referenced, ["the text", "a word"])
-    np.testing.assert_allclose(np.load(short_folder / "vectors.npy"), expected, rtol=0, atol=1e-5)
+    assert "someone/tiny at main is commit" in here.embedctl(*command, "--pull", status=0).stderr
+    expected = expected_vectors(tiny_model(Tiny()), ["the text", "a word"])
+    np.testing.assert_allclose(np.load(here.folder / "vectors.npy"), expected, rtol=0, atol=1e-5)
 
 
 def test_a_pull_prints_the_folder_and_how_to_use_a_revision(
