@@ -23,7 +23,7 @@ from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
 from tests.support.buckets import s3_server
 from tests.support.drained_parts import manifest_of, results_in_redis, rows_of, unlocked, write_corpus
-from tests.support.failpoints import Killed, full_disk, kill_at
+from tests.support.failpoints import full_disk, killed_at
 from tests.support.here import Here
 from tests.support.jobs import reference
 from tests.support.limits import limited
@@ -40,6 +40,12 @@ def settings(settings: Settings) -> Settings:
     return limited(settings.replace(lease_s=30.0), part_records=20)
 
 
+@pytest.fixture
+def job(encode: Encode) -> Job:
+    """An ended job of :data:`TEXTS`, whose results are in Redis."""
+    return encode()
+
+
 def assert_complete(folder: Path, texts: Sequence[str] = TEXTS) -> None:
     """Every record is once in the parts, with its vector."""
     rows = rows_of(folder)
@@ -49,8 +55,7 @@ def assert_complete(folder: Path, texts: Sequence[str] = TEXTS) -> None:
     assert manifest_of(folder)["records"] == len(texts)
 
 
-def test_results_go_to_parts_and_are_read_from_there(encode: Encode, tmp_path: Path) -> None:
-    job = encode()
+def test_results_go_to_parts_and_are_read_from_there(job: Job, tmp_path: Path) -> None:
     files = job.deliver(tmp_path / "out").files
     assert [Path(name).name for name in files] == [
         *(f"part-{number:06d}.parquet" for number in range(5)),
@@ -90,12 +95,12 @@ def test_retried_records_come_in_a_part_of_their_own(
     job = encode(["" if i in (7, 93) else text for i, text in enumerate(TEXTS)])
     job.deliver(tmp_path)
     own = Job.get(job.id, limited(settings, part_records=part_records))
-    for first in (13, 15):
+    for number, first in enumerate((13, 15), start=1):
         assert job.retry_failed() == 2
         rig.run_all(job, (first, first + 1))
         if not at_once:
             files = [Path(name).name for name in own.deliver(tmp_path).files]
-            assert files[-2:] == [f"part-retry-{first // 2 - 5:06d}.parquet", "manifest.json"]
+            assert files[-2:] == [f"part-retry-{number:06d}.parquet", "manifest.json"]
             assert [each.position for each in job.errors()] == [7, 93]
     own.deliver(tmp_path)
     status = own.status()
@@ -138,15 +143,12 @@ STEPS = [
 @pytest.mark.parametrize("count", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("owner", "name", "after"), STEPS)
 def test_a_drain_that_dies_between_two_steps_is_resumed(
-    encode: Encode, tmp_path: Path, owner: Any, name: str, after: bool, count: int
+    job: Job, tmp_path: Path, owner: Any, name: str, after: bool, count: int
 ) -> None:
-    job = encode()
     folder = tmp_path / "out"
     folder.mkdir()
-    with pytest.MonkeyPatch.context() as patched:
-        kill_at(patched, owner, name, count, after=after)
-        with pytest.raises(Killed):
-            job.deliver(folder)
+    with killed_at(owner, name, count, after=after):
+        job.deliver(folder)
     in_parts = set(rows_of(folder)) if not after or name != "add" else set()
     for chunk in set(range(CHUNKS)) - results_in_redis(job):
         assert set(range(8 * chunk, min(8 * chunk + 8, 100))) <= in_parts, "nothing is unlinked that is not durable"
@@ -156,10 +158,9 @@ def test_a_drain_that_dies_between_two_steps_is_resumed(
 
 
 def test_a_power_cut_before_the_folder_is_synced_loses_nothing(
-    encode: Encode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until the folder is synced, a power cut may take the new name away. Then the results must still be in Redis."""
-    job = encode()
     folder = tmp_path / "out"
     folder.mkdir()
     unlinked_before_sync: list[str] = []
@@ -177,9 +178,8 @@ def test_a_power_cut_before_the_folder_is_synced_loses_nothing(
 
 
 def test_a_full_disk_unlinks_nothing_and_the_same_command_resumes(
-    encode: Encode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = encode()
     real, calls = os.fsync, 0
 
     def full(descriptor: int) -> None:
@@ -199,9 +199,8 @@ def test_a_full_disk_unlinks_nothing_and_the_same_command_resumes(
     assert_complete(tmp_path / "out")
 
 
-def test_a_file_that_can_grow_no_more_is_removed(encode: Encode, tmp_path: Path) -> None:
+def test_a_file_that_can_grow_no_more_is_removed(job: Job, tmp_path: Path) -> None:
     """The disk refuses in the middle of a part: pyarrow writes the bytes, and then fails to close the file, too."""
-    job = encode()
     with full_disk(1000), pytest.raises(OutputError, match=r"File too large.*the same command resumes"):
         job.deliver(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -214,17 +213,12 @@ def test_a_file_that_can_grow_no_more_is_removed(encode: Encode, tmp_path: Path)
 
 
 def drained_half(job: Job, folder: Path) -> None:
-    with pytest.MonkeyPatch.context() as patched:
-        kill_at(patched, Drains, "unlink", 2, after=True)
-        with pytest.raises(Killed):
-            job.deliver(folder)
+    with killed_at(Drains, "unlink", 2, after=True):
+        job.deliver(folder)
 
 
 @pytest.mark.parametrize("how", ["changed", "removed"])
-def test_a_part_that_was_touched_is_named_and_nothing_more_is_unlinked(
-    encode: Encode, tmp_path: Path, how: str
-) -> None:
-    job = encode()
+def test_a_part_that_was_touched_is_named_and_nothing_more_is_unlinked(job: Job, tmp_path: Path, how: str) -> None:
     drained_half(job, tmp_path)
     part = tmp_path / "part-000001.parquet"
     good, before = part.read_bytes(), results_in_redis(job)
@@ -241,8 +235,7 @@ def test_a_part_that_was_touched_is_named_and_nothing_more_is_unlinked(
     assert_complete(tmp_path)
 
 
-def test_the_folder_may_be_moved_and_another_is_refused(encode: Encode, tmp_path: Path) -> None:
-    job = encode()
+def test_the_folder_may_be_moved_and_another_is_refused(job: Job, tmp_path: Path) -> None:
     drained_half(job, tmp_path / "a")
     with pytest.raises(OutputError, match=f"{tmp_path}/b does not hold .* which was drained to {tmp_path}/a"):
         job.deliver(tmp_path / "b")
@@ -282,16 +275,14 @@ def test_a_part_that_another_job_published_meanwhile_is_left_alone(encode: Encod
     assert_complete(tmp_path / "own")
 
 
-def test_without_its_parts_a_drained_job_says_where_they_went(encode: Encode, tmp_path: Path) -> None:
-    job = encode()
+def test_without_its_parts_a_drained_job_says_where_they_went(job: Job, tmp_path: Path) -> None:
     job.deliver(tmp_path / "out")
     (tmp_path / "out").rename(tmp_path / "elsewhere")
     with pytest.raises(JobDrained, match=f"were drained to {tmp_path}/out, and part-000000.parquet can't be read"):
         job.vectors()
 
 
-def test_a_job_that_is_cancelled_keeps_its_parts(encode: Encode, tmp_path: Path) -> None:
-    job = encode()
+def test_a_job_that_is_cancelled_keeps_its_parts(job: Job, tmp_path: Path) -> None:
     drained_half(job, tmp_path)
     job.cancel()
     job.discard()
@@ -299,10 +290,9 @@ def test_a_job_that_is_cancelled_keeps_its_parts(encode: Encode, tmp_path: Path)
 
 
 def test_leftovers_of_a_redis_that_went_back_are_replaced_or_removed(
-    encode: Encode, raw: redis_py.Redis, tmp_path: Path
+    job: Job, raw: redis_py.Redis, tmp_path: Path
 ) -> None:
     """Redis came back without its last writes: parts lie there that it does not know of."""
-    job = encode()
     snapshot = {key: raw.dump(key) or b"" for key in raw.scan_iter(f"*{job.id}*")}
     job.deliver(tmp_path)
     (tmp_path / "part-000009.parquet").write_bytes((tmp_path / "part-000000.parquet").read_bytes())
@@ -314,8 +304,7 @@ def test_leftovers_of_a_redis_that_went_back_are_replaced_or_removed(
     assert_complete(tmp_path)
 
 
-def test_two_drainers(encode: Encode, embedctl: RunEmbedctl, tmp_path: Path) -> None:
-    job = encode()
+def test_two_drainers(job: Job, embedctl: RunEmbedctl, tmp_path: Path) -> None:
     go_on, begun = threading.Event(), threading.Event()
 
     def written(_: object) -> None:
@@ -338,10 +327,9 @@ def test_two_drainers(encode: Encode, embedctl: RunEmbedctl, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("at", [0, 16])
 def test_a_drainer_that_stood_still_does_not_replace_the_parts_of_the_next_one(
-    encode: Encode, raw: redis_py.Redis, tmp_path: Path, at: int
+    job: Job, raw: redis_py.Redis, tmp_path: Path, at: int
 ) -> None:
     """It was stopped for so long that another one took over, on another machine: no lock of the folder keeps it out."""
-    job = encode()
     copy = Job(job.id, job._broker)
 
     def overtaken(chunk: ChunkVectors) -> None:
@@ -464,13 +452,10 @@ def test_results_go_to_a_bucket_and_are_read_from_there(encode: Encode, bucket: 
 
 @pytest.mark.parametrize("after", [False, True])
 def test_a_drain_that_dies_as_it_publishes_a_part_is_resumed(
-    encode: Encode, bucket: Any, tmp_path: Path, after: bool
+    job: Job, bucket: Any, tmp_path: Path, after: bool
 ) -> None:
-    job = encode()
-    with pytest.MonkeyPatch.context() as patched:
-        kill_at(patched, PartsBucket, "publish", 3, after=after)
-        with pytest.raises(Killed):
-            job.deliver(PLACE)
+    with killed_at(PartsBucket, "publish", 3, after=after):
+        job.deliver(PLACE)
     job.deliver(PLACE)
     folder = downloaded(bucket, tmp_path)
     manifest_of(folder)
@@ -478,8 +463,7 @@ def test_a_drain_that_dies_as_it_publishes_a_part_is_resumed(
     assert results_in_redis(job) == set()
 
 
-def test_a_part_that_was_replaced_or_removed_is_named(encode: Encode, bucket: Any) -> None:
-    job = encode()
+def test_a_part_that_was_replaced_or_removed_is_named(job: Job, bucket: Any) -> None:
     job.deliver(PLACE)
     key = "jobs/one/part-000002.parquet"
     content = bucket.get_object(Bucket="vectors", Key=key)["Body"].read()
@@ -495,9 +479,8 @@ def test_a_part_that_was_replaced_or_removed_is_named(encode: Encode, bucket: An
 
 @pytest.mark.slow
 def test_a_bucket_that_refuses_says_so_and_nothing_is_unlinked(
-    encode: Encode, bucket: Any, monkeypatch: pytest.MonkeyPatch
+    job: Job, bucket: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = encode()
     with pytest.raises(OutputError, match=r"s3://missing/p/ can't be written: .*the same command resumes"):
         job.deliver("s3://missing/p/")
     with monkeypatch.context() as patched:

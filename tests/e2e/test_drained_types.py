@@ -23,7 +23,7 @@ from embedctl.store import Drains
 from embedctl.store.connection import Connection
 from embedctl_config.settings import Settings
 from tests.support.drained_parts import manifest_of, rows_of, write_corpus
-from tests.support.failpoints import Killed, kill_at
+from tests.support.failpoints import killed_at
 from tests.support.jobs import reference
 from tests.support.limits import limited
 from tests.support.processes import RunEmbedctl
@@ -38,6 +38,11 @@ GOOD = [i for i in range(100) if i != 7]
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     return limited(settings.replace(lease_s=30.0), part_records=20)
+
+
+@pytest.fixture
+def job(encode: Encode) -> Job:
+    return encode(TEXTS)
 
 
 def expected() -> Vectors:
@@ -91,8 +96,7 @@ def test_parts_and_what_is_fetched_from_them_hold_the_same_numbers(
 
 
 @pytest.mark.parametrize("kind", [OutputType.FLOAT16, OutputType.INT8, OutputType.UBINARY])
-def test_another_type_than_that_of_the_parts_is_refused(kind: OutputType, encode: Encode, tmp_path: Path) -> None:
-    job = encode(TEXTS)
+def test_another_type_than_that_of_the_parts_is_refused(kind: OutputType, job: Job, tmp_path: Path) -> None:
     job.deliver(tmp_path / "out", output_type=kind)
     other = OutputType.UBINARY if kind is not OutputType.UBINARY else OutputType.FLOAT16
     with pytest.raises(SettingsError, match=f"was drained as {kind}: omit the output type {other}"):
@@ -114,14 +118,11 @@ def test_another_type_than_that_of_the_parts_is_refused(kind: OutputType, encode
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_drain_that_goes_on_keeps_the_type_and_the_ranges(encode: Encode, rig: Rig, tmp_path: Path) -> None:
+def test_a_drain_that_goes_on_keeps_the_type_and_the_ranges(job: Job, rig: Rig, tmp_path: Path) -> None:
     """The first drainer dies when its first part is noted. Its successors know no more than the folder."""
-    job = encode(TEXTS)
     ranges = ranges_of_all(expected()) * np.float32(0.9)
-    with pytest.MonkeyPatch.context() as patched:
-        kill_at(patched, Drains, "note", 2, after=True)
-        with pytest.raises(Killed):
-            job.deliver(tmp_path, output_type="int8", ranges=ranges)
+    with killed_at(Drains, "note", 2, after=True):
+        job.deliver(tmp_path, output_type="int8", ranges=ranges)
     for other in ("float32", "float16"):
         with pytest.raises(
             OutputError, match=f"holds parts of job {job.id} in int8, and .*: omit the output type {other}"
@@ -144,20 +145,16 @@ def test_a_drain_that_goes_on_keeps_the_type_and_the_ranges(encode: Encode, rig:
     [(Drains, "note", False), (PartsFolder, "publish", False), (PartsFolder, "publish", True)],
 )
 def test_a_type_counts_from_the_first_part_that_is_noted(
-    encode: Encode, tmp_path: Path, owner: Any, name: str, after: bool
+    job: Job, tmp_path: Path, owner: Any, name: str, after: bool
 ) -> None:
-    job = encode(TEXTS)
-    with pytest.MonkeyPatch.context() as patched:
-        kill_at(patched, owner, name, 1, after=after)
-        with pytest.raises(Killed):
-            job.deliver(tmp_path, output_type="int8")
+    with killed_at(owner, name, 1, after=after):
+        job.deliver(tmp_path, output_type="int8")
     job.deliver(tmp_path, output_type="float16")
     np.testing.assert_array_equal(numbers_in(tmp_path), expected().astype(np.float16))
     assert {facts["output_type"] for facts in facts_of(tmp_path)} == {"float16"}
 
 
-def test_a_fetch_that_meets_new_parts_of_another_type_ends(encode: Encode, tmp_path: Path) -> None:
-    job = encode(TEXTS)
+def test_a_fetch_that_meets_new_parts_of_another_type_ends(job: Job, tmp_path: Path) -> None:
     copy = Job(job.id, job._broker)
 
     def drained(chunk: ChunkVectors) -> None:
@@ -172,9 +169,8 @@ def test_a_fetch_that_meets_new_parts_of_another_type_ends(encode: Encode, tmp_p
 
 @pytest.mark.parametrize("to", ["parts", "v.npy", "v.parquet"])
 def test_a_vector_that_overflows_float16_is_that_records_error(
-    encode: Encode, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
+    job: Job, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = encode(TEXTS)
     real = Numbers.fitting
 
     def large(self: Numbers, chunk: ChunkVectors) -> Any:
@@ -198,8 +194,7 @@ def test_a_vector_that_overflows_float16_is_that_records_error(
         assert frame.filter(frame["embedding"].is_null())["position"].to_list() == [7, 11, 61]
 
 
-def test_what_is_no_type_or_no_ranges_is_refused(encode: Encode, tmp_path: Path) -> None:
-    job = encode(TEXTS)
+def test_what_is_no_type_or_no_ranges_is_refused(job: Job, tmp_path: Path) -> None:
     for options, words in (
         ({"output_type": "int4"}, "output_type is 'int4': float32, float16, int8, ubinary"),
         ({"ranges": np.zeros((2, 16), np.float32)}, "ranges are for the output_type int8"),

@@ -52,3 +52,12 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, count: int, 
         return answer
 
     monkeypatch.setattr(owner, name, dies)
+
+
+@contextmanager
+def killed_at(owner: Any, name: str, count: int, *, after: bool) -> Iterator[None]:
+    """What runs in the block dies before or after the call of this number. It fails if that did not happen."""
+    with pytest.MonkeyPatch.context() as patched:
+        kill_at(patched, owner, name, count, after=after)
+        with pytest.raises(Killed):
+            yield
