@@ -79,14 +79,14 @@ def start_worker(environment: dict[str, str], broker: Broker, short_folder: Path
 
     def start(
         hardware: str = "dummy",
-        *,
+        *more: str,
         model: str = "dummy",
         cpus: str | None = None,
         wait: bool = True,
         forked: bool = True,
         prepare: Callable[[], None] | None = None,
     ) -> WorkerProcess:
-        arguments = ["--class", hardware, "--model", model]
+        arguments = ["--class", hardware, "--model", model, *more]
         arguments += ["--cpus", cpus] if cpus is not None else []
         own = as_user(environment, "worker")
         log_file = short_folder / f"worker-{len(started)}.log"

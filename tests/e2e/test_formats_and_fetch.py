@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
 import os
 import subprocess
@@ -25,40 +26,42 @@ from tests.support.processes import RunEmbedctl
 TEXTS = [f'text {i}, with "quotes" and ünïcode' for i in range(50)]
 
 
-def write_corpus(path: Path, ids: str) -> str:
+def write_corpus(path: Path, ids: str) -> None:
     rows = [{"id": f"{ids}-{i}", "text": text} for i, text in enumerate(TEXTS)]
-    name = path.name
+    name, data = path.name, b"".join(f"{text}\n".encode() for text in TEXTS)
     if ".jsonl" in name:
         data = "".join(json.dumps(row) + "\n" for row in rows).encode()
     elif ".parquet" in name:
-        plain = path.with_suffix(".plain")
-        pq.write_table(pa.Table.from_pylist(rows), plain)
-        data = plain.read_bytes()
-    elif ".txt" in name:
-        data = "".join(text + "\n" for text in TEXTS).encode()
-    else:
-        plain = path.with_suffix(".plain")
-        with plain.open("w", newline="") as stream:
-            writer = csv.DictWriter(stream, ["id", "text"], dialect="excel-tab" if ".tsv" in name else "excel")
-            writer.writeheader()
-            writer.writerows(rows)
-        data = plain.read_bytes()
+        file = io.BytesIO()
+        pq.write_table(pa.Table.from_pylist(rows), file)
+        data = file.getvalue()
+    elif ".txt" not in name:
+        stream = io.StringIO(newline="")
+        writer = csv.DictWriter(stream, ["id", "text"], dialect="excel-tab" if ".tsv" in name else "excel")
+        writer.writeheader()
+        writer.writerows(rows)
+        data = stream.getvalue().encode()
     if name.endswith(".gz"):
         data = gzip.compress(data)
     if name.endswith(".zst"):
         data = pa.compress(data, "zstd", asbytes=True)
     path.write_bytes(data)
-    return str(path)
 
 
 def test_every_format_in_gives_the_same_vectors(here: Here) -> None:
     here.start_worker()
+    folder = here.folder / "d"
+    folder.mkdir()
     suffixes = ["jsonl", "csv", "tsv", "txt", "parquet", "jsonl.gz", "csv.gz", "tsv.zst", "jsonl.zst", "parquet.gz"]
-    corpora = [write_corpus(here.folder / f"{at}.{suffix}", suffix) for at, suffix in enumerate(suffixes)]
-    here.embedctl("submit", *corpora, "-o", "out.npy", "--chunk-size", "13", status=0)
-    np.testing.assert_array_equal(np.load(here.folder / "out.npy"), reference(TEXTS * len(suffixes)))
-    ids = [json.loads(line) for line in (here.folder / "out.ids.jsonl").read_text().splitlines()]
-    assert ids == [None if suffix == "txt" else f"{suffix}-{i}" for suffix in suffixes for i in range(50)]
+    for at, suffix in enumerate(suffixes):
+        write_corpus(folder / f"{at}.{suffix}", suffix)
+    for _ in range(2):  # the second time, the folder has the files that the first wrote
+        here.embedctl("submit", "d", "-o", "d/out.npy", "--chunk-size", "13", status=0)
+        np.testing.assert_array_equal(np.load(folder / "out.npy"), reference(TEXTS * len(suffixes)))
+        ids = [json.loads(line) for line in (folder / "out.ids.jsonl").read_text().splitlines()]
+        assert ids == [None if suffix == "txt" else f"{suffix}-{i}" for suffix in suffixes for i in range(50)]
+    here.embedctl("submit", "d/3.txt", "d/0.*", "--limit", "51", "-o", "cut.npy", status=0)
+    np.testing.assert_array_equal(np.load(here.folder / "cut.npy"), reference([*TEXTS, TEXTS[0]]))
 
 
 def test_every_format_out_holds_the_same_vectors(here: Here) -> None:

@@ -58,7 +58,7 @@ def test_two_pinned_workers_give_the_vectors_of_sentence_transformers(
         cpu: start_worker("cpu", model=MODEL, cpus=str(cpu), wait=False, forked=False) for cpu in (first, second)
     }
     for worker in workers.values():
-        worker.wait_ready()
+        assert set(worker.wait_ready().row().models) == {MODEL, f"sentence-transformers/{MODEL}"}, "both spellings"
     before = [spent_ticks(worker) for worker in workers.values()]
 
     job = enqueue_embeddings(texts, model=MODEL, hardware="auto", chunk_size=8, settings=settings)

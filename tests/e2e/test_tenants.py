@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from embedctl import JobState, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.job import Job
 from embedctl_config.settings import Settings
-from tests.support.forked import Forked
 from tests.support.here import Here
-from tests.support.redis_server import as_user
 from tests.support.waiting import eventually
-from tests.support.workers import WorkerProcess
+from tests.support.workers import StartWorker
 
 
 def test_jobs_of_all_tenants_and_lanes_end_and_say_what_they_are(here: Here) -> None:
@@ -76,20 +71,10 @@ def test_a_tenant_at_its_limit_is_refused_until_a_job_ends_and_others_go_on(here
     assert Job(json.loads(again.stdout)["id"], broker).wait(timeout=60).done == 1
 
 
-@pytest.fixture
-def worker_of_two(environment: dict[str, str], broker: Broker, short_folder: Path) -> Iterator[WorkerProcess]:
-    """A slow worker that serves the models `a` and `b`."""
-    log, own = short_folder / "two.log", as_user(environment, "worker")
-    log.touch()
-    arguments = ["--class", "slow", "--model", "a", "--model", "b"]
-    worker = WorkerProcess(Forked(["worker", *arguments], own, short_folder, log, log), broker, log)
-    yield worker.wait_ready()
-    worker.kill()
-
-
 def test_a_small_job_is_not_stuck_behind_a_large_one_of_another_model(
-    worker_of_two: WorkerProcess, settings: Settings
+    settings: Settings, start_worker: StartWorker
 ) -> None:
+    start_worker("slow", "--model", "b", model="a")
     for large, small in ("ab", "ba"):
         texts = [f"text {at} " + "word " * 30 for at in range(400)]
         long_one = enqueue_embeddings(texts, model=large, hardware="slow", chunk_size=2, settings=settings)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -257,13 +258,22 @@ def test_a_worker_whose_settings_are_wrong_is_given_up_at_once(short_folder: Pat
     assert said.splitlines()[-1] == "embedctl up: no worker is left: all of them failed and were given up"
 
 
-def test_a_redis_that_is_not_there_is_said_before_anything_starts(
-    environment: dict[str, str], start_up: StartUp
+@pytest.mark.parametrize(
+    ("name", "value", "arguments", "status", "said"),
+    [
+        ("REDIS_URL", "redis://127.0.0.1:1", (), 69, "Redis at redis://127.0.0.1:1 can't be reached"),
+        ("GATEWAY_ADDRESS", "", ("--gateway",), 2, "the gateway can't start: embedctl gateway: gateway_address: can't"),
+    ],
+    ids=["Redis", "gateway"],
+)
+def test_what_can_not_be_had_is_said_before_any_worker_starts(
+    here: Here, name: str, value: str, arguments: tuple[str, ...], status: int, said: str, start_up: StartUp
 ) -> None:
-    environment["EMBEDCTL_REDIS_URL"] = "redis://127.0.0.1:1"
-    up = start_up("--class", "dummy")
-    assert up.ended() == 69
-    assert "embedctl up: Redis at redis://127.0.0.1:1 can't be reached" in up.said()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        here.environment[f"EMBEDCTL_{name}"] = value or str(taken.getsockname()[1])
+        up = start_up("--class", "dummy", *arguments)
+        assert up.ended() == status
+    assert f"embedctl up: {said}" in up.said()
     assert "starting" not in up.said()
 
 
