@@ -407,7 +407,8 @@ class Night:
         self.documents = many(size)
         submitted(here, self.documents, "--sync", "-o", output)
         del self.documents["id-1"], self.documents[f"id-{size * 4 // 5}"]
-        self.documents |= {f"id-{at}": f"changed {at}" for at in range(size // 25, size - size // 25, size * 2 // 25)}
+        self.changed = {f"id-{at}": f"changed {at}" for at in range(size // 25, size - size // 25, size * 2 // 25)}
+        self.documents |= self.changed
         here.write(self.documents)
         self._first = here.folder / "first"
         self._first.mkdir()
@@ -452,6 +453,7 @@ def test_an_output_survives_a_kill_at_any_step(here: Here, output: str, steps: S
     for step, when in itertools.product(steps, ("before", "after")):
         night.begin()
         kill(step, when, *night.command)
+        assert all(job.records <= len(night.changed) for job in here.broker.jobs.newest()), "nothing else is encoded"
         done = night.again()
         assert done.returncode == 0, (step, when, done.stderr)
         night.assert_done()
