@@ -43,7 +43,6 @@ class StandInHub:
         paused: after how many bytes the next download of a large file waits for `resumed`; None: it does not.
         wrong: names of files that come with other contents of the same size.
         extra: siblings that are listed too, as they stand in the listing.
-        whole: answer requests for a range with the whole file.
     """
 
     models: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -56,7 +55,6 @@ class StandInHub:
     resumed: threading.Event = field(default_factory=threading.Event)
     wrong: set[str] = field(default_factory=set)
     extra: list[dict[str, Any]] = field(default_factory=list)
-    whole: bool = False
     asked: list[Asked] = field(default_factory=list)
     url: str = ""
     store_url: str = ""
@@ -216,8 +214,7 @@ class _Handler(BaseHTTPRequestHandler):
         if name in self.state.wrong:
             data = bytes(len(data))
         begin, status = 0, 200
-        ranged = self.headers.get("Range", "")
-        if ranged and not self.state.whole:
+        if ranged := self.headers.get("Range", ""):
             begin, status = int(ranged.removeprefix("bytes=").partition("-")[0]), 206
             headers = {**headers, "Content-Range": f"bytes {begin}-{len(data) - 1}/{len(data)}"}
         self._send(status, data[begin:], {**headers, "Accept-Ranges": "bytes"}, breaks=is_large(name))

@@ -8,24 +8,7 @@ from typing import Literal, NamedTuple
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-_WORDS = (
-    "the",
-    "of",
-    "and",
-    "a",
-    "to",
-    "in",
-    "is",
-    "that",
-    "it",
-    "for",
-    "on",
-    "text",
-    "word",
-    "query",
-    "passage",
-    "model",
-)
+_WORDS = "the of and a to in is that it for on text word query passage model".split()  # noqa: SIM905  (or a line each)
 _CHARACTERS = string.ascii_lowercase + string.ascii_uppercase + string.digits + string.punctuation + "äöüß日本語"
 #: Word endings and parts, so that words of several pieces come up.
 _PIECES = ("er", "ing", "ed", "ion", "th", "an", "re", "on")
@@ -103,17 +86,9 @@ def _mpnet(lower: bool) -> Words:
 
 def _byte_level(vocabulary: Sequence[str]) -> Tokenizer:
     space = "\u0120"
-    merges = [
-        ("h", "e"),
-        (space, "t"),
-        (f"{space}t", "he"),
-        ("e", "r"),
-        ("i", "n"),
-        ("in", "g"),
-        (space, "w"),
-        ("o", "r"),
-    ]
-    merges += [("or", "d"), (f"{space}w", "ord"), (space, "a"), ("e", "x"), ("t", "ex"), ("tex", "t")]
+    merges = [("h", "e"), (space, "t"), (f"{space}t", "he"), ("e", "r"), ("i", "n"), ("in", "g")]
+    merges += [(space, "w"), ("o", "r"), ("or", "d"), (f"{space}w", "ord"), (space, "a")]
+    merges += [("e", "x"), ("t", "ex"), ("tex", "t")]
     # Python's order of a set of strings differs between processes.
     pieces = [*vocabulary, *sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in merges)]
     tokenizer = Tokenizer(models.BPE({piece: at for at, piece in enumerate(pieces)}, merges))

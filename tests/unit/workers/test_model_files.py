@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,20 @@ MODULES = [
 ]
 
 
+#: What decides the vectors.
+FILES = {
+    "modules.json": json.dumps(MODULES),
+    "config.json": '{"hidden_size": 4}',
+    "config_sentence_transformers.json": '{"prompts": {}}',
+    "sentence_bert_config.json": '{"max_seq_length": 256}',
+    "tokenizer.json": "{}",
+    "tokenizer_config.json": "{}",
+    "vocab.txt": "a\nb\n",
+    "model.safetensors": "weights",
+    "1_Pooling/config.json": '{"pooling_mode_mean_tokens": true}',
+}
+
+
 def write(path: Path, content: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content)
@@ -29,33 +42,12 @@ def write(path: Path, content: str) -> None:
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     folder = tmp_path / "a-model"
-    write(folder / "modules.json", json.dumps(MODULES))
-    write(folder / "config.json", '{"hidden_size": 4}')
-    write(folder / "config_sentence_transformers.json", '{"prompts": {}}')
-    write(folder / "sentence_bert_config.json", '{"max_seq_length": 256}')
-    write(folder / "tokenizer.json", "{}")
-    write(folder / "tokenizer_config.json", "{}")
-    write(folder / "vocab.txt", "a\nb\n")
-    write(folder / "model.safetensors", "weights")
-    write(folder / "1_Pooling" / "config.json", '{"pooling_mode_mean_tokens": true}')
-    write(folder / "README.md", "about")
+    for name, content in (*FILES.items(), ("README.md", "about")):
+        write(folder / name, content)
     return folder
 
 
-@pytest.mark.parametrize(
-    "file",
-    [
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "vocab.txt",
-        "1_Pooling/config.json",
-        "sentence_bert_config.json",
-        "config.json",
-        "modules.json",
-        "config_sentence_transformers.json",
-    ],
-)
+@pytest.mark.parametrize("file", FILES)
 def test_what_decides_the_vectors_decides_the_fingerprint(model: Path, file: str) -> None:
     before = fingerprint_of(model)
     content = (model / file).read_text()
@@ -170,17 +162,15 @@ def test_the_jobs_options_join_its_models_fingerprint() -> None:
     plain = job_fingerprint("ab" * 32, options)
     assert len(bytes.fromhex(plain)) == 32
     assert job_fingerprint("ab" * 32, {**options, "chunk_rows": 3}) == plain
-    changes: tuple[Mapping[str, object], ...] = (
-        *({"prompt": ""}, {"prompt_name": "query"}, {"prompt_name": "document"}, {"truncation_side": "left"}),
-        *(
-            {"truncation": "error"},
-            {"truncation": "mean"},
-            {"normalize": False},
-            {"dimensions": 64},
-            {"dimensions": 65},
-        ),
-    )
-    others = [job_fingerprint("ab" * 32, {**options, **change}) for change in changes]
+    changes: dict[str, tuple[object, ...]] = {
+        "prompt": ("",),
+        "prompt_name": ("query", "document"),
+        "truncation_side": ("left",),
+        "truncation": ("error", "mean"),
+        "normalize": (False,),
+        "dimensions": (64, 65),
+    }
+    others = [job_fingerprint("ab" * 32, {**options, name: each}) for name, of in changes.items() for each in of]
     assert len({plain, job_fingerprint("cd" * 32, options), *others}) == 11
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from embedctl_workers.backends.gpu import attention, buckets, compiled, packed
 from embedctl_workers.backends.gpu import backend as torch_gpu
-from tests.support.stand_in_gpu import StandIn, varlen_attn
+from embedctl_workers.backends.gpu import buckets, compiled
+from tests.support.stand_in_gpu import StandIn
 from tests.support.torch_gpu import BERT, Load, tokens_of
 
 
@@ -39,13 +39,8 @@ def compiling(calls: list[int], made_for: list[int]) -> compiled.Compiler:
 
 
 @pytest.mark.slow
-def test_batches_are_filled_up_to_a_size_and_their_vectors_stay_the_same(
-    load: Load, with_varlen: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packed, "attention_for", lambda *_: attention.Varlen(varlen_attn))
-    monkeypatch.setattr(buckets, "BUCKETS", (64, 128, 256))
-    monkeypatch.setattr(buckets, "_LONGEST", (16, 32))
-    monkeypatch.setattr(buckets, "_FEWEST_TEXTS", 2)
+@pytest.mark.usefixtures("with_varlen", "few_sizes")
+def test_batches_are_filled_up_to_a_size_and_their_vectors_stay_the_same(load: Load) -> None:
     tiny = replace(BERT, max_seq_length=48)
     calls: list[int] = []
     made_for: list[int] = []
@@ -54,24 +49,20 @@ def test_batches_are_filled_up_to_a_size_and_their_vectors_stay_the_same(
     assert filled.engine.endswith("packed, varlen, compiled")
     rng = np.random.default_rng(0)
     texts = tokens_of([rng.integers(1, 50, length).tolist() for length in (30, 9, 48, 12, 3)])
-    for rows, size in (
-        ([0, 1], 64),
-        ([2, 0], 128),
-        ([2, 2], 128),
-        ([2], 64),
-        ([1, 4, 1], 64),
-        ([4] * 8, 64),
-        ([2] * 5, 256),
-    ):
-        expected = plain.finish(plain.forward(texts, np.array(rows)), normalize=False)
-        found = filled.finish(filled.forward(texts, np.array(rows)), normalize=False)
+
+    def assert_same(rows: list[int]) -> None:
+        found, expected = (
+            each.finish(each.forward(texts, np.array(rows)), normalize=False) for each in (filled, plain)
+        )
         np.testing.assert_allclose(found, expected, atol=2e-6)
+
+    of_64, of_128 = ([0, 1], [2], [1, 4, 1], [4] * 8), ([2, 0], [2, 2])
+    for rows, size in (*((each, 64) for each in of_64), *((each, 128) for each in of_128), ([2] * 5, 256)):
+        assert_same(rows)
         assert calls.pop() == filled.positions(texts.lengths[rows]) == size
     assert made_for == [64, 128, 256]  # once each, whatever the texts
     for rows in ([2] * 6, [4] * 40):  # more tokens, or more texts, than the largest size has
-        expected = plain.finish(plain.forward(texts, np.array(rows)), normalize=False)
-        found = filled.finish(filled.forward(texts, np.array(rows)), normalize=False)
-        np.testing.assert_allclose(found, expected, atol=2e-6)
+        assert_same(rows)
         assert calls == []
         assert filled.positions(texts.lengths[rows]) == texts.lengths[rows].sum()
 

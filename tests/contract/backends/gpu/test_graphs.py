@@ -14,12 +14,13 @@ import pytest
 import torch
 
 from embedctl_workers.arrays.tokens import Tokens, Vectors
-from embedctl_workers.backends.gpu import attention, buckets, device, graphs, memory, packed
-from embedctl_workers.backends.gpu import backend as torch_gpu
+from embedctl_workers.backends.gpu import attention, device, graphs, memory, packed
 from embedctl_workers.backends.gpu.backend import TorchGpuBackend
-from tests.support.stand_in_gpu import StandIn, Waits, varlen_attn
+from tests.support.stand_in_gpu import StandIn, Waits
 from tests.support.stand_in_graph import StandInGraph
 from tests.support.torch_gpu import BERT, Load, tokens_of
+
+pytestmark = pytest.mark.usefixtures("few_sizes")
 
 TINY = replace(BERT, max_seq_length=48)
 ALL_MODES = replace(TINY, include_prompt=False, pooling="cls+max+mean+mean_sqrt_len_tokens+weightedmean+lasttoken")
@@ -29,16 +30,6 @@ NOT_PERMITTED = torch.AcceleratorError("CUDA error: operation not permitted when
 LENGTHS = (30, 9, 48, 12, 3, 32)
 #: Rows of the texts of these lengths, and the tokens that such a batch is filled up to.
 SMALL, MIDDLE, LARGE = ([0, 1], 64), ([2, 0], 128), ([2] * 5, 256)
-
-
-@pytest.fixture(autouse=True)
-def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small sizes of batches, and attention in float32 that runs them."""
-    monkeypatch.setattr(packed, "attention_for", lambda *_: attention.Varlen(varlen_attn))
-    monkeypatch.setattr(buckets, "BUCKETS", (64, 128, 256))
-    monkeypatch.setattr(buckets, "_LONGEST", (16, 32))
-    monkeypatch.setattr(buckets, "_FEWEST_TEXTS", 2)
-    monkeypatch.setattr(torch_gpu, "SAMPLE_TOKENS", 96)
 
 
 @pytest.fixture
