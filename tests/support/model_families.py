@@ -16,7 +16,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tests.support.tiny_models import Tiny, fill, make_model, write_json, write_tokenizer
+from tests.support.tiny_models import Tiny, dense, fill, make_model, weights_of, write_json, write_tokenizer
 from tests.support.tiny_tokenizers import TOKENIZERS
 
 _MODULES = "sentence_transformers.models"
@@ -60,40 +60,16 @@ def write_modules(folder: Path, modules: Sequence[tuple[str, Mapping[str, Any]]]
         path = f"{at}_{kind}"
         listed.append({"idx": at, "name": str(at), "path": path, "type": f"{_MODULES}.{kind}"})
         write_json(folder / path / "config.json", config)
-        if weights := _weights(kind, config, at):
+        if weights := weights_of(kind, config, at):
             save_file(weights, str(folder / path / "model.safetensors"))
     write_json(folder / "modules.json", listed)
     if prompts is not None:
         write_json(folder / "config_sentence_transformers.json", {"prompts": prompts, "default_prompt_name": None})
 
 
-def _weights(kind: str, config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    if kind == "Dense":
-        into, out = config["in_features"], config["out_features"]
-        weights = {"linear.weight": torch.randn(out, into, generator=generator) / into**0.5}
-        return weights | ({"linear.bias": torch.randn(out, generator=generator)} if config["bias"] else {})
-    if kind == "LayerNorm":
-        size = config["dimension"]
-        return {
-            "norm.weight": 1 + 0.2 * torch.randn(size, generator=generator),
-            "norm.bias": 0.3 * torch.randn(size, generator=generator),
-        }
-    if kind == "WeightedLayerPooling":
-        layers = config["num_hidden_layers"] + 1 - config["layer_start"]
-        return {"layer_weights": torch.rand(layers, generator=generator)}
-    return {}
-
-
 def pooling(*modes: str, size: int = 32) -> tuple[str, dict[str, Any]]:
     """A Pooling module with these modes."""
     return "Pooling", {"embedding_dimension": size, "pooling_mode": list(modes), "include_prompt": True}
-
-
-def dense(into: int, out: int, activation: str = "Identity", *, bias: bool = False) -> tuple[str, dict[str, Any]]:
-    """A Dense module."""
-    name = f"torch.nn.modules.{'linear' if activation == 'Identity' else 'activation'}.{activation}"
-    return "Dense", {"in_features": into, "out_features": out, "bias": bias, "activation_function": name}
 
 
 NORMALIZE: tuple[str, dict[str, Any]] = ("Normalize", {})

@@ -7,13 +7,14 @@ leaves something out is noticed. The same :class:`Tiny` always gives the same fi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import transformers
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from embedctl_workers.models.files import ModelFiles
@@ -112,18 +113,16 @@ def _config(tiny: Tiny, words: Words) -> Any:
     }
     form: Any  # the signatures lack what these classes take by keyword
     match tiny.family:
-        case "bert":
-            return transformers.BertConfig(
-                **common, **sizes, hidden_act=tiny.act, max_position_embeddings=tiny.positions
-            )
-        case "roberta" | "xlm-roberta" | "mpnet":
-            # Positions begin after the padding's position.
+        case "bert" | "roberta" | "xlm-roberta" | "mpnet":
             form = {
+                "bert": transformers.BertConfig,
                 "roberta": transformers.RobertaConfig,
                 "xlm-roberta": transformers.XLMRobertaConfig,
                 "mpnet": transformers.MPNetConfig,
             }[tiny.family]
-            return form(**common, **sizes, hidden_act=tiny.act, max_position_embeddings=tiny.positions + 2)
+            # But for BERT, positions begin after the padding's position.
+            positions = tiny.positions + (0 if tiny.family == "bert" else 2)
+            return form(**common, **sizes, hidden_act=tiny.act, max_position_embeddings=positions)
         case "distilbert":
             return transformers.DistilBertConfig(
                 **common,
@@ -240,13 +239,8 @@ def _write_modules(folder: Path, tiny: Tiny) -> None:
             folder / "sentence_bert_config.json", {"max_seq_length": tiny.max_seq_length, "do_lower_case": tiny.lower}
         )
     modes = tiny.pooling.split("+")
-    names = {
-        "cls": "cls_token",
-        "mean": "mean_tokens",
-        "max": "max_tokens",
-        "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    }
-    names |= {"weightedmean": "weightedmean_tokens", "lasttoken": "lasttoken"}
+    names = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "weightedmean": "weightedmean_tokens"}
+    names |= {name: name for name in ("mean_sqrt_len_tokens", "lasttoken")}
     write_json(
         folder / "1_Pooling" / "config.json",
         {
@@ -257,7 +251,9 @@ def _write_modules(folder: Path, tiny: Tiny) -> None:
     )
     if tiny.dense:
         modules.append(("2_Dense", "Dense"))
-        _write_dense(folder / "2_Dense", len(modes) * tiny.hidden, tiny)
+        kind, config = dense(len(modes) * tiny.hidden, tiny.dense, "Tanh", bias=True)
+        write_json(folder / "2_Dense" / "config.json", config)
+        save_file(weights_of(kind, config, tiny.seed + 1), str(folder / "2_Dense" / "model.safetensors"))
     if tiny.normalize:
         modules.append((f"{len(modules)}_Normalize", "Normalize"))
     write_json(
@@ -277,24 +273,29 @@ def _write_modules(folder: Path, tiny: Tiny) -> None:
     )
 
 
-def _write_dense(folder: Path, width: int, tiny: Tiny) -> None:
-    from safetensors.torch import save_file
+def dense(into: int, out: int, activation: str = "Identity", *, bias: bool = False) -> tuple[str, dict[str, Any]]:
+    """A Dense module."""
+    name = f"torch.nn.modules.{'linear' if activation == 'Identity' else 'activation'}.{activation}"
+    return "Dense", {"in_features": into, "out_features": out, "bias": bias, "activation_function": name}
 
-    write_json(
-        folder / "config.json",
-        {
-            "in_features": width,
-            "out_features": tiny.dense,
-            "bias": True,
-            "activation_function": "torch.nn.modules.activation.Tanh",
-        },
-    )
-    generator = torch.Generator().manual_seed(tiny.seed + 1)
-    weight = torch.randn(tiny.dense, width, generator=generator) / width**0.5
-    save_file(
-        {"linear.weight": weight, "linear.bias": torch.randn(tiny.dense, generator=generator)},
-        str(folder / "model.safetensors"),
-    )
+
+def weights_of(kind: str, config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
+    """The random weights of a module, by the names of its file; none for a kind that has none."""
+    generator = torch.Generator().manual_seed(seed)
+    if kind == "Dense":
+        into, out = config["in_features"], config["out_features"]
+        weights = {"linear.weight": torch.randn(out, into, generator=generator) / into**0.5}
+        return weights | ({"linear.bias": torch.randn(out, generator=generator)} if config["bias"] else {})
+    if kind == "LayerNorm":
+        size = config["dimension"]
+        return {
+            "norm.weight": 1 + 0.2 * torch.randn(size, generator=generator),
+            "norm.bias": 0.3 * torch.randn(size, generator=generator),
+        }
+    if kind == "WeightedLayerPooling":
+        layers = config["num_hidden_layers"] + 1 - config["layer_start"]
+        return {"layer_weights": torch.rand(layers, generator=generator)}
+    return {}
 
 
 def write_json(path: Path, value: object) -> None:

@@ -20,17 +20,10 @@ from embedctl_workers.machine.host import Host
 from embedctl_workers.models.facts import facts_of
 from embedctl_workers.models.longest import UNLIMITED
 from tests.support.chunks import encode
-from tests.support.model_families import (
-    NORMALIZE,
-    dense,
-    edit,
-    edit_weights,
-    pooling,
-    write_modules,
-)
+from tests.support.model_families import NORMALIZE, edit, edit_weights, pooling, write_modules
 from tests.support.references_here import sentence_transformer
 from tests.support.texts import TEXTS, text_of
-from tests.support.tiny_models import Family, Tiny, make_model, write_json
+from tests.support.tiny_models import Family, Tiny, dense, make_model, write_json
 
 pytestmark = pytest.mark.slow
 
