@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 
+from embedctl.destinations import writing
 from embedctl.destinations.interface import Batch, Contract
 from embedctl.destinations.sync import Difference, Limit, compare, delete_missing
 from embedctl.records import make_record
@@ -15,51 +17,39 @@ OTHER = replace(CONTRACT, fingerprint="bb" * 32)
 
 def written(table: Database, *batches: Batch, contract: Contract = CONTRACT) -> None:
     """Open, write each batch, and close."""
-    destination = table.destination()
-    destination.open(contract)
-    for each in batches:
-        destination.write(each)
-    destination.close()
+    with table.delivery(contract) as destination:
+        for each in batches:
+            destination.write(each)
+
+
+def refused(table: Database, batch: Batch, *, options: str = "") -> dict[str, str]:
+    """Deliver a batch; returns the ids that the database refuses, and why."""
+    with table.delivery(options=options) as destination:
+        return {each.id: each.reason for each in writing.write(destination, batch)}
 
 
 def holds_rows(table: Database, contract: Contract = CONTRACT) -> bool:
-    destination = table.destination()
-    try:
+    with closing(table.destination()) as destination:
         return destination.open(contract)
-    finally:
-        destination.close()
 
 
 def rows_of(table: Database) -> dict[str, bytes | None]:
-    destination = table.destination()
-    destination.open(CONTRACT)
-    found = list(destination.ids())
-    destination.close()
+    with table.delivery() as destination:
+        found = list(destination.ids())
     assert len(dict(found)) == len(found)
     return dict(found)
 
 
 def deleted(table: Database, rows: list[tuple[str, bytes | None]]) -> int:
-    destination = table.destination()
-    destination.open(CONTRACT)
-    try:
+    with table.delivery() as destination:
         return destination.delete(rows)
-    finally:
-        destination.close()
 
 
 def compared(table: Database, texts: dict[str, str]) -> Difference:
-    destination = table.destination()
-    try:
+    with closing(table.destination()) as destination:
         return compare(destination, CONTRACT, (make_record(text, label, 1000) for label, text in texts.items()))
-    finally:
-        destination.close()
 
 
 def missing_deleted(table: Database, difference: Difference, limit: Limit) -> int:
-    destination = table.destination()
-    destination.open(CONTRACT)
-    try:
+    with table.delivery() as destination:
         return delete_missing(destination, difference, limit)
-    finally:
-        destination.close()

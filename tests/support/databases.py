@@ -45,6 +45,16 @@ class Database(ABC):
     def destination(self) -> Destination:
         return destination_of(self.url, Settings())
 
+    @contextmanager
+    def delivery(self, contract: Contract = CONTRACT, *, options: str = "") -> Iterator[Destination]:
+        """The table for a delivery, with more options in its URL."""
+        destination = destination_of(self.url + options, Settings())
+        try:
+            destination.open(contract)
+            yield destination
+        finally:
+            destination.close()
+
     @abstractmethod
     def rows(self) -> Rows: ...
 

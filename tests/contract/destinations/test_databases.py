@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,7 @@ from embedctl.destinations.interface import Contract
 from embedctl.destinations.sync import Limit
 from embedctl_config.errors import OtherContract, OutputError
 from tests.support.database_rows import OTHER, compared, deleted, holds_rows, missing_deleted, rows_of, written
-from tests.support.databases import (
-    CONTRACT,
-    DIM,
-    Database,
-    assert_holds,
-    batch,
-)
+from tests.support.databases import CONTRACT, DIM, Database, assert_holds, batch
 
 #: Spellings that a database, or a language for queries, may take for something else.
 AWKWARD = [
@@ -55,26 +50,21 @@ def test_what_is_written_is_there_and_tells_from_what_it_was_made(table: Databas
     assert_holds(table, first, second)
     assert holds_rows(table)
     assert rows_of(table) == dict([*first.rows, *second.rows])
-    destination = table.destination()
-    destination.open(CONTRACT)
-    assert destination.sources(["a", "c", "nobody", "nul\0"]) == dict([first.rows[0], second.rows[0]])
-    destination.close()
-    destination.close()
+    with table.delivery() as destination:
+        assert destination.sources(["a", "c", "nobody", "nul\0"]) == dict([first.rows[0], second.rows[0]])
+        destination.close()  # more than once
 
 
 def test_nothing_is_made_to_see_whether_a_database_is_there(table: Database) -> None:
-    destination = table.destination()
-    assert not destination.open(None)
-    assert not destination.open(dataclasses.replace(CONTRACT, dim=0))
-    destination.close()
+    with closing(table.destination()) as destination:
+        assert not destination.open(None)
+        assert not destination.open(dataclasses.replace(CONTRACT, dim=0))
     assert not table.exists()
     rows = batch(["a"])
     written(table, rows)
-    destination = table.destination()
-    assert destination.open(dataclasses.replace(CONTRACT, dim=0))
-    assert dict(destination.sources(["a"])) == dict(rows.rows)
-    assert list(destination.ids()) == rows.rows
-    destination.close()
+    with table.delivery(dataclasses.replace(CONTRACT, dim=0)) as destination:
+        assert dict(destination.sources(["a"])) == dict(rows.rows)
+        assert list(destination.ids()) == rows.rows
     with pytest.raises(OtherContract):
         holds_rows(table, dataclasses.replace(OTHER, dim=0))
 
@@ -110,10 +100,8 @@ def test_ids_come_back_as_they_were(table: Database) -> None:
     written(table, rows)
     assert_holds(table, rows)
     assert rows_of(table) == dict(rows.rows)
-    destination = table.destination()
-    destination.open(CONTRACT)
-    assert destination.sources(rows.ids) == dict(rows.rows)
-    destination.close()
+    with table.delivery() as destination:
+        assert destination.sources(rows.ids) == dict(rows.rows)
 
 
 def test_kept_fields_come_back(table: Database) -> None:
@@ -136,9 +124,7 @@ def test_another_models_vectors_are_refused(table: Database) -> None:
 
 def test_an_empty_table_is_bound_too(table: Database) -> None:
     """Rows come minutes after the table was made, and another job may open it in between."""
-    first = table.destination()
-    first.open(CONTRACT)
-    first.close()
+    written(table)
     with pytest.raises(OtherContract):
         holds_rows(table, OTHER)
     assert not holds_rows(table)
@@ -171,16 +157,11 @@ def test_of_two_creators_with_two_models_one_is_refused(table: Database) -> None
         ready, refused = threading.Barrier(2), list[str]()
 
         def create(name: str, contract: Contract, ready: threading.Barrier, refused: list[str]) -> None:
-            destination = table.destination()
             ready.wait()
             try:
-                destination.open(contract)
-                destination.write(batch([name]))
-                destination.write(batch([name * 2]))
+                written(table, batch([name]), batch([name * 2]), contract=contract)
             except OutputError:
                 refused.append(name)
-            finally:
-                destination.close()
 
         both = [("a", CONTRACT), ("b", OTHER)]
         threads = [threading.Thread(target=create, args=(*each, ready, refused)) for each in both]

@@ -17,13 +17,7 @@ from embedctl.destinations.registry import destination_of
 from embedctl_config.errors import DestinationUnavailable, OutputError
 from embedctl_config.settings import Settings
 from tests.support.database_rows import written
-from tests.support.databases import (
-    CONTRACT,
-    DIM,
-    Lance,
-    assert_holds,
-    batch,
-)
+from tests.support.databases import CONTRACT, DIM, Lance, assert_holds, batch
 from tests.support.forked import status_of_fork
 
 
@@ -80,13 +74,9 @@ def test_a_table_of_lance_that_was_begun_is_made(in_lance: Lance) -> None:
 
 
 def test_two_processes_do_not_write_to_one_lance_table(in_lance: Lance) -> None:
-    first, second = in_lance.destination(), in_lance.destination()
-    first.open(CONTRACT)
-    with pytest.raises(OutputError, match="another fetch is writing"):
-        second.open(CONTRACT)
-    first.close()
-    assert not second.open(CONTRACT)
-    second.close()
+    with in_lance.delivery(), pytest.raises(OutputError, match="another fetch is writing"):
+        written(in_lance)
+    written(in_lance)
 
 
 def add_as_another_program(in_lance: Lance, label: str) -> None:

@@ -17,15 +17,8 @@ from embedctl.destinations.registry import destination_of
 from embedctl.destinations.sync import Limit
 from embedctl_config.errors import DestinationRefused, DestinationUnavailable, OutputError
 from embedctl_config.settings import Settings
-from tests.support.database_rows import OTHER, compared, holds_rows, missing_deleted, rows_of, written
-from tests.support.databases import (
-    CONTRACT,
-    DIM,
-    Postgres,
-    assert_holds,
-    batch,
-    postgres_server,
-)
+from tests.support.database_rows import OTHER, compared, holds_rows, missing_deleted, refused, rows_of, written
+from tests.support.databases import CONTRACT, DIM, Postgres, assert_holds, batch, postgres_server
 from tests.support.waiting import eventually
 
 
@@ -36,11 +29,11 @@ def test_a_row_that_postgres_does_not_delete_keeps_no_other_one(in_postgres: Pos
         f"CREATE TABLE of_{in_postgres.table} (id text REFERENCES {in_postgres.table}); "
         f"INSERT INTO of_{in_postgres.table} VALUES ('r7'), ('r11')"
     )
-    with compared(in_postgres, {"r0": "r0"}) as difference, pytest.raises(OutputError) as refused:
+    with compared(in_postgres, {"r0": "r0"}) as difference, pytest.raises(OutputError) as stopped:
         missing_deleted(in_postgres, difference, Limit(share=1.0))
-    assert "17 rows that the corpus lacks were deleted, and 2 were not: " in str(refused.value)
-    assert "'r7': " in str(refused.value)
-    assert "violates foreign key constraint" in str(refused.value)
+    assert "17 rows that the corpus lacks were deleted, and 2 were not: " in str(stopped.value)
+    assert "'r7': " in str(stopped.value)
+    assert "violates foreign key constraint" in str(stopped.value)
     assert sorted(in_postgres.rows()) == ["r0", "r11", "r7"]
 
 
@@ -49,17 +42,15 @@ def test_a_row_that_postgres_does_not_delete_keeps_no_other_one(in_postgres: Pos
 def test_postgres_refuses_ids_that_it_can_not_hold_and_takes_the_others(in_postgres: Postgres, label: str) -> None:
     """The second one is too long for an index, which psycopg calls an error of the server's operation."""
     rows = batch([*(f"r{i}" for i in range(60)), label, "last"])
-    destination = in_postgres.destination()
-    destination.open(CONTRACT)
-    refused = list(writing.write(destination, rows))
-    destination.close()
-    assert [(each.position, each.id) for each in refused] == [(60, label)]
+    with in_postgres.delivery() as destination:
+        found = list(writing.write(destination, rows))
+    assert [(each.position, each.id) for each in found] == [(60, label)]
     assert_holds(in_postgres, rows.part(np.array([*range(60), 61])))
 
 
 @pytest.mark.usefixtures("no_pauses")
 def test_postgres_names_what_a_check_and_a_trigger_refuse(in_postgres: Postgres) -> None:
-    in_postgres.destination().open(CONTRACT)
+    written(in_postgres)
     in_postgres.connection.execute(f"ALTER TABLE {in_postgres.table} ADD CHECK (id != 'unwanted')")
     in_postgres.connection.execute(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
@@ -68,10 +59,7 @@ def test_postgres_names_what_a_check_and_a_trigger_refuse(in_postgres: Postgres)
     in_postgres.connection.execute(
         f"CREATE TRIGGER t BEFORE INSERT ON {in_postgres.table} FOR EACH ROW EXECUTE FUNCTION refuse()"
     )
-    destination = in_postgres.destination()
-    destination.open(CONTRACT)
-    found = {each.id: each.reason for each in writing.write(destination, batch(["a", "unwanted", "b", "withdrawn"]))}
-    destination.close()
+    found = refused(in_postgres, batch(["a", "unwanted", "b", "withdrawn"]))
     assert "violates check constraint" in found.pop("unwanted")
     assert "not this one" in found.pop("withdrawn")
     assert not found
@@ -80,7 +68,7 @@ def test_postgres_names_what_a_check_and_a_trigger_refuse(in_postgres: Postgres)
 
 @pytest.mark.usefixtures("no_pauses")
 def test_what_a_trigger_with_a_code_of_its_own_and_a_policy_refuse_is_one_record(in_postgres: Postgres) -> None:
-    in_postgres.destination().open(CONTRACT)
+    written(in_postgres)
     name, user = in_postgres.table, f"of_{in_postgres.table}"
     in_postgres.connection.execute(
         f"CREATE FUNCTION of_{name}() RETURNS trigger LANGUAGE plpgsql AS "
@@ -93,8 +81,8 @@ def test_what_a_trigger_with_a_code_of_its_own_and_a_policy_refuse_is_one_record
     try:
         destination = destination_of(in_postgres.url.replace("user=postgres", f"user={user}"), Settings())
         destination.open(CONTRACT)
-        refused = list(writing.write(destination, batch(["a", "withdrawn", "b", "of others"])))
-        assert [each.id for each in refused] == ["withdrawn", "of others"]
+        found = list(writing.write(destination, batch(["a", "withdrawn", "b", "of others"])))
+        assert [each.id for each in found] == ["withdrawn", "of others"]
         in_postgres.connection.execute(f"REVOKE INSERT ON {name} FROM {user}")
         with pytest.raises(OutputError, match="permission denied") as denied:
             list(writing.write(destination, batch(["c"])))
@@ -116,12 +104,9 @@ def test_what_a_trigger_leaves_out_without_an_error_is_refused(in_postgres: Post
         "$$BEGIN IF NEW.id = 'withdrawn' THEN RETURN NULL; END IF; RETURN NEW; END$$; "
         f"CREATE TRIGGER t BEFORE INSERT ON {name} FOR EACH ROW EXECUTE FUNCTION of_{name}()"
     )
-    destination = in_postgres.destination()
-    destination.open(CONTRACT)
-    (refused,) = writing.write(destination, batch(["a", "b", "withdrawn", "c"]))
-    destination.close()
-    assert refused.id == "withdrawn"
-    assert "a trigger leaves it out" in refused.reason
+    (found,) = refused(in_postgres, batch(["a", "b", "withdrawn", "c"])).items()
+    assert found[0] == "withdrawn"
+    assert "a trigger leaves it out" in found[1]
     assert sorted(in_postgres.rows()) == ["a", "b", "c"]
 
 
@@ -129,11 +114,8 @@ def test_what_a_trigger_leaves_out_without_an_error_is_refused(in_postgres: Post
 def test_a_postgres_that_became_a_standby_may_pass(in_postgres: Postgres) -> None:
     """It is no record that it refuses."""
     written(in_postgres, batch(["a"]))
-    destination = destination_of(f"{in_postgres.url}&options=-c%20default_transaction_read_only%3Don", Settings())
-    destination.open(CONTRACT)
     with pytest.raises(DestinationUnavailable, match="read-only"):
-        list(writing.write(destination, batch(["b"])))
-    destination.close()
+        refused(in_postgres, batch(["b"]), options="&options=-c%20default_transaction_read_only%3Don")
 
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
@@ -157,16 +139,14 @@ def test_a_database_of_another_encoding_refuses_what_it_lacks(in_postgres: Postg
 
 @pytest.mark.usefixtures("no_pauses")
 def test_postgres_that_refuses_all_records_ends_the_delivery(in_postgres: Postgres) -> None:
-    destination = in_postgres.destination()
-    destination.open(CONTRACT)
-    in_postgres.connection.execute(f"ALTER TABLE {in_postgres.table} ADD CHECK (false)")
-    with pytest.raises(OutputError, match="refused alike"):
-        list(writing.write(destination, batch([f"r{i}" for i in range(100)])))
-    in_postgres.connection.execute(f"ALTER TABLE {in_postgres.table} DROP COLUMN source CASCADE")
-    with pytest.raises(OutputError, match='column "source"') as lacking:
-        destination.write(batch(["a"]))
+    with in_postgres.delivery() as destination:
+        in_postgres.connection.execute(f"ALTER TABLE {in_postgres.table} ADD CHECK (false)")
+        with pytest.raises(OutputError, match="refused alike"):
+            list(writing.write(destination, batch([f"r{i}" for i in range(100)])))
+        in_postgres.connection.execute(f"ALTER TABLE {in_postgres.table} DROP COLUMN source CASCADE")
+        with pytest.raises(OutputError, match='column "source"') as lacking:
+            destination.write(batch(["a"]))
     assert not isinstance(lacking.value, DestinationRefused)
-    destination.close()
 
 
 def test_postgres_changes_no_row_when_a_batch_comes_again(in_postgres: Postgres) -> None:
@@ -192,17 +172,13 @@ def test_postgres_replaces_a_row_that_another_program_added_to_the_empty_table(i
 
 
 def test_postgres_waits_for_the_disk_whatever_the_default_is(in_postgres: Postgres) -> None:
-    url = f"{in_postgres.url}&options=-c%20synchronous_commit%3Doff"
-    destination = destination_of(url, Settings())
-    destination.open(CONTRACT)
-    seen = in_postgres.connection.execute(
-        f"CREATE FUNCTION told() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN "
-        f"NEW.metadata = to_jsonb(current_setting('synchronous_commit')); RETURN NEW; END$$; "
-        f"CREATE TRIGGER t BEFORE INSERT ON {in_postgres.table} FOR EACH ROW EXECUTE FUNCTION told()"
-    )
-    assert seen is not None
-    destination.write(batch(["a"]))
-    destination.close()
+    with in_postgres.delivery(options="&options=-c%20synchronous_commit%3Doff") as destination:
+        in_postgres.connection.execute(
+            f"CREATE FUNCTION told() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN "
+            f"NEW.metadata = to_jsonb(current_setting('synchronous_commit')); RETURN NEW; END$$; "
+            f"CREATE TRIGGER t BEFORE INSERT ON {in_postgres.table} FOR EACH ROW EXECUTE FUNCTION told()"
+        )
+        destination.write(batch(["a"]))
     assert in_postgres.rows()["a"][1] == "on"
 
 
@@ -232,32 +208,25 @@ def test_postgres_that_crashes_has_all_that_it_has_acknowledged() -> None:
 @pytest.mark.usefixtures("no_pauses")
 def test_postgres_that_drops_the_connection_gets_the_batch_again(in_postgres: Postgres) -> None:
     """Between two batches, and between two tries of one."""
-    destination = in_postgres.destination()
-    destination.open(CONTRACT)
     rows, more = batch(["a", "b"]), batch(["c"], seed=1)
-    destination.write(rows)
-    in_postgres.drop_connections()
-    with pytest.raises(DestinationUnavailable):
+    with in_postgres.delivery() as destination:
         destination.write(rows)
-    assert not list(writing.write(destination, rows))
-    in_postgres.drop_connections()
-    assert not list(writing.write(destination, more))
-    destination.close()
+        in_postgres.drop_connections()
+        with pytest.raises(DestinationUnavailable):
+            destination.write(rows)
+        assert not list(writing.write(destination, rows))
+        in_postgres.drop_connections()
+        assert not list(writing.write(destination, more))
     assert_holds(in_postgres, rows, more)
 
 
 def test_postgres_notices_a_table_that_was_made_again(in_postgres: Postgres) -> None:
-    destination = in_postgres.destination()
-    destination.open(CONTRACT)
-    in_postgres.remove()
-    with pytest.raises(OutputError, match="dropped or replaced"):
-        destination.write(batch(["a"]))
-    other = in_postgres.destination()
-    other.open(OTHER)
-    with pytest.raises(OutputError, match="dropped or replaced"):
-        destination.write(batch(["a"]))
-    destination.close()
-    other.close()
+    with in_postgres.delivery() as destination:
+        in_postgres.remove()
+        with pytest.raises(OutputError, match="dropped or replaced"):
+            destination.write(batch(["a"]))
+        with in_postgres.delivery(OTHER), pytest.raises(OutputError, match="dropped or replaced"):
+            destination.write(batch(["a"]))
 
 
 def test_a_table_of_ones_own_is_bound_while_it_is_empty(in_postgres: Postgres) -> None:
@@ -272,12 +241,7 @@ def test_a_table_of_ones_own_is_bound_while_it_is_empty(in_postgres: Postgres) -
 
 
 @pytest.mark.parametrize(
-    "column",
-    [
-        "id text UNIQUE DEFERRABLE",
-        "id text COLLATE like_c UNIQUE",
-        "id text, UNIQUE (id, own)",
-    ],
+    "column", ["id text UNIQUE DEFERRABLE", "id text COLLATE like_c UNIQUE", "id text, UNIQUE (id, own)"]
 )
 def test_ids_of_postgres_are_told_apart_by_their_characters(in_postgres: Postgres, column: str) -> None:
     """With a collation that does not, the row of one id would be changed for another one."""
@@ -307,16 +271,11 @@ def test_two_creators_may_have_a_default_isolation(in_postgres: Postgres) -> Non
     ready, failed = threading.Barrier(2), list[OutputError]()
 
     def create(name: str) -> None:
-        url = f"{in_postgres.url}&options=-c%20default_transaction_isolation%3Dserializable"
-        destination = destination_of(url, Settings())
         ready.wait()
         try:
-            destination.open(CONTRACT)
-            destination.write(batch([name]))
+            refused(in_postgres, batch([name]), options="&options=-c%20default_transaction_isolation%3Dserializable")
         except OutputError as error:
             failed.append(error)
-        finally:
-            destination.close()
 
     for _ in range(5):
         threads = [threading.Thread(target=create, args=(name,)) for name in ("a", "b")]

@@ -9,13 +9,7 @@ from embedctl.destinations.registry import destination_of
 from embedctl_config.errors import DestinationRefused, OtherContract, OutputError
 from embedctl_config.settings import Settings
 from tests.support.database_rows import written
-from tests.support.databases import (
-    CONTRACT,
-    Database,
-    Qdrant,
-    assert_holds,
-    batch,
-)
+from tests.support.databases import CONTRACT, Database, Qdrant, assert_holds, batch
 
 
 @pytest.mark.parametrize("table", ["qdrant-http", "qdrant"], indirect=True)
@@ -42,13 +36,11 @@ def test_points_stay_the_same_behind_another_alias(table: Database) -> None:
 @pytest.mark.parametrize("table", ["qdrant-http"], indirect=True)
 @pytest.mark.usefixtures("no_pauses")
 def test_a_collection_that_was_deleted_meanwhile_is_the_fault_of_no_record(table: Database) -> None:
-    destination = table.destination()
-    destination.open(CONTRACT)
-    table.remove()
-    with pytest.raises(OutputError, match="was deleted meanwhile") as gone:
-        list(writing.write(destination, batch(["a"])))
+    with table.delivery() as destination:
+        table.remove()
+        with pytest.raises(OutputError, match="was deleted meanwhile") as gone:
+            list(writing.write(destination, batch(["a"])))
     assert not isinstance(gone.value, DestinationRefused)
-    destination.close()
 
 
 @pytest.mark.parametrize("table", ["qdrant-http"], indirect=True)

@@ -26,32 +26,26 @@ def table(qdrant_http: QdrantServer) -> QdrantByHttp:
 @pytest.mark.parametrize("fault", [500, 503, 429, 408, "lost"])
 def test_a_server_that_fails_four_times_has_each_record_once(table: QdrantByHttp, fault: int | str) -> None:
     """An answer that is lost leaves it open whether the records are there."""
-    destination = table.destination()
-    destination.open(CONTRACT)
-    table.server.faults = [fault] * 4
     rows = batch(["a", "b"])
-    assert not list(writing.write(destination, rows))
-    destination.close()
+    with table.delivery() as destination:
+        table.server.faults = [fault] * 4
+        assert not list(writing.write(destination, rows))
     assert table.server.requests["PUT collection/points"] == 5
     assert_holds(table, rows)
 
 
 def test_a_server_that_keeps_failing_ends_the_delivery(table: QdrantByHttp) -> None:
-    destination = table.destination()
-    destination.open(CONTRACT)
-    table.server.faults = [503] * 99
-    with pytest.raises(DestinationUnavailable, match=r"503 .*told to fail.* Tried 5 times"):
-        list(writing.write(destination, batch(["a"])))
-    destination.close()
+    with table.delivery() as destination:
+        table.server.faults = [503] * 99
+        with pytest.raises(DestinationUnavailable, match=r"503 .*told to fail.* Tried 5 times"):
+            list(writing.write(destination, batch(["a"])))
 
 
 def test_what_a_server_refuses_is_said_in_its_words(table: QdrantByHttp) -> None:
-    destination = table.destination()
-    destination.open(CONTRACT)
-    table.server.faults = [422] * 2  # the batch, and its first half
     rows = batch(["a", "b"])
-    (refused,) = writing.write(destination, rows)
-    destination.close()
+    with table.delivery() as destination:
+        table.server.faults = [422] * 2  # the batch, and its first half
+        (refused,) = writing.write(destination, rows)
     assert refused.id == "a"
     assert "422 " in refused.reason
     assert "told to fail" in refused.reason
@@ -61,11 +55,9 @@ def test_what_a_server_refuses_is_said_in_its_words(table: QdrantByHttp) -> None
 def test_requests_stay_far_below_what_a_server_takes(table: QdrantByHttp) -> None:
     """A batch of about :attr:`Destination.batch_bytes` is one request."""
     dim = 1024
-    destination = table.destination()
-    rows = destination.batch_bytes // (4 * dim)
-    destination.open(dataclasses.replace(CONTRACT, dim=dim))
-    destination.write(Batch([f"r{i}" for i in range(rows)], unit_vectors(rows, dim)))
-    destination.close()
+    with table.delivery(dataclasses.replace(CONTRACT, dim=dim)) as destination:
+        rows = destination.batch_bytes // (4 * dim)
+        destination.write(Batch([f"r{i}" for i in range(rows)], unit_vectors(rows, dim)))
     assert 4 * 1024 * 1024 < table.server.largest <= 9 * 1024 * 1024
     assert len(table.rows()) == rows
 

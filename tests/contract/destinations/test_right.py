@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 import pytest
-import redis as redis_py
+from redis import Redis
 
 from embedctl.broker import Broker
 from embedctl.destinations import right
@@ -14,9 +14,7 @@ from embedctl_config import keys
 from tests.support.waiting import eventually
 
 
-def test_a_sync_that_redis_forgot_is_told_again(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sync_that_redis_forgot_is_told_again(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "SYNC_LEASE_S", 3.0)
     with announced(broker, "a table"):
         raw.flushall()
@@ -25,7 +23,7 @@ def test_a_sync_that_redis_forgot_is_told_again(
 
 
 def test_the_second_one_is_told_of_when_the_first_has_ended(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keys, "SYNC_LEASE_S", 3.0)
     with ExitStack() as first, ExitStack() as second:
@@ -38,7 +36,7 @@ def test_the_second_one_is_told_of_when_the_first_has_ended(
 
 @pytest.mark.parametrize(("machine", "is_told"), [("here", False), ("elsewhere", True)])
 def test_only_a_process_of_this_machine_is_known_to_have_died(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch, machine: str, is_told: bool
+    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch, machine: str, is_told: bool
 ) -> None:
     monkeypatch.setattr(right, "machine_id", lambda: "here")
     raw.set(keys.sync("a table"), f"1767225600000 token {machine} 4194999.1 host", px=60_000)

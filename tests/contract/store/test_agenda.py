@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-import redis as redis_py
+from redis import Redis
 
 from embedctl import reaper
 from embedctl.broker import Broker
@@ -41,22 +41,22 @@ def settings(settings: Settings) -> Settings:
     return limited(settings, window=2)
 
 
-def due_in_ms(broker: Broker, raw: redis_py.Redis, job_id: str) -> float:
+def due_in_ms(broker: Broker, raw: Redis, job_id: str) -> float:
     return score(raw, keys.UPKEEP, job_id) - broker.connection.now_ms()
 
 
-def make_due(raw: redis_py.Redis, *job_ids: str) -> None:
+def make_due(raw: Redis, *job_ids: str) -> None:
     for job_id in job_ids:
         raw.zadd(keys.UPKEEP, {job_id: 1})
 
 
-def postpone(broker: Broker, raw: redis_py.Redis, *job_ids: str) -> None:
+def postpone(broker: Broker, raw: Redis, *job_ids: str) -> None:
     """As if nothing of these jobs were due for an hour."""
     for job_id in job_ids:
         raw.zadd(keys.UPKEEP, {job_id: broker.connection.now_ms() + 3_600_000})
 
 
-def reap(broker: Broker, raw: redis_py.Redis, **options: float) -> Reaper:
+def reap(broker: Broker, raw: Redis, **options: float) -> Reaper:
     raw.delete(keys.REAPER)
     one = Reaper(broker, **options)
     one.round()
@@ -115,7 +115,7 @@ def without_text(broker: Broker, job_id: str) -> None:
     ids="add seal issue claim release complete cancel budget lost".split(),  # noqa: SIM905
 )
 def test_every_step_of_a_job_has_it_looked_at_in_time(
-    broker: Broker, raw: redis_py.Redis, step: Callable[[Broker, str], object], within_ms: int
+    broker: Broker, raw: Redis, step: Callable[[Broker, str], object], within_ms: int
 ) -> None:
     job_id = new_job(broker, 2, seal=False, max_errors=1)
     postpone(broker, raw, job_id)
@@ -124,9 +124,7 @@ def test_every_step_of_a_job_has_it_looked_at_in_time(
     assert raw.pttl(keys.UPKEEP) > 0
 
 
-def test_a_job_that_ends_leaves_the_agenda_and_one_that_is_open_again_comes_back(
-    broker: Broker, raw: redis_py.Redis
-) -> None:
+def test_a_job_that_ends_leaves_the_agenda_and_one_that_is_open_again_comes_back(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 1, ttl_s=keys.UNENDED_TTL_S)
     assert raw.zscore(keys.UPKEEP, job_id) is not None
     work(broker, job_id, 0, failed=1)
@@ -139,7 +137,7 @@ def test_a_job_that_ends_leaves_the_agenda_and_one_that_is_open_again_comes_back
 
 
 def test_a_round_stops_when_its_time_is_over_and_the_next_process_goes_on(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, looks: Looks, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, broker: Broker, raw: Redis, looks: Looks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reaper, "_TOGETHER", 2)
     monkeypatch.setattr(reaper, "BUDGET_S", 0.0)
@@ -154,7 +152,7 @@ def test_a_round_stops_when_its_time_is_over_and_the_next_process_goes_on(
 
 
 def test_the_turn_is_kept_until_the_round_ends_and_then_handed_on(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, looks: Looks
+    settings: Settings, broker: Broker, raw: Redis, looks: Looks
 ) -> None:
     other, taken = Broker.connect(settings), []
 
@@ -170,9 +168,7 @@ def test_the_turn_is_kept_until_the_round_ends_and_then_handed_on(
     other.close()
 
 
-def test_who_lost_the_turn_stops(
-    broker: Broker, raw: redis_py.Redis, looks: Looks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_lost_the_turn_stops(broker: Broker, raw: Redis, looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reaper, "_TOGETHER", 1)
     looks.before = lambda: raw.set(keys.REAPER, "another", px=600_000)
     make_due(raw, *(new_job(broker, 1) for _ in range(3)))
@@ -204,9 +200,7 @@ def test_a_round_begins_nothing_after_the_deadline_of_who_waits(
 
 
 @pytest.mark.parametrize("kind", ["owner", "owners", "job", "due", "cursors", "events"])
-def test_a_job_that_redis_refuses_to_touch_costs_no_other_its_look(
-    broker: Broker, raw: redis_py.Redis, kind: str
-) -> None:
+def test_a_job_that_redis_refuses_to_touch_costs_no_other_its_look(broker: Broker, raw: Redis, kind: str) -> None:
     broker.workers.beat(row())
     damaged, healthy = new_job(broker, 1), new_job(broker, 1)
     for job_id in (damaged, healthy):
@@ -231,7 +225,7 @@ def test_a_job_that_redis_refuses_to_touch_costs_no_other_its_look(
     assert put_off_to_ms <= score(raw, keys.UPKEEP, damaged) <= broker.connection.now_ms() + 60_000
 
 
-def spoil_events(broker: Broker, raw: redis_py.Redis) -> str:
+def spoil_events(broker: Broker, raw: Redis) -> str:
     """A job whose failed record was being retried by a process that died."""
     job_id = new_job(broker, 1)
     work(broker, job_id, 0, failed=1)
@@ -241,28 +235,34 @@ def spoil_events(broker: Broker, raw: redis_py.Redis) -> str:
     return job_id
 
 
-def spoil_queue(broker: Broker, raw: redis_py.Redis) -> str:
+def spoil_queue(broker: Broker, raw: Redis) -> str:
     job_id = new_job(broker, 1, hardware="cpu")
     raw.set(keys.queue("cpu", "dummy"), "no list", ex=1000)
     return job_id
 
 
-def spoil_note(broker: Broker, raw: redis_py.Redis) -> str:
+def spoil_note(broker: Broker, raw: Redis) -> str:
     job_id, queue = new_job(broker, 1, hardware="cpu"), keys.queue("cpu", "dummy")
     broker.tickets.send(queue, job_id, [0] * 12)
     raw.hset(keys.NOTES, f"head:{queue}", "garbage")
     return job_id
 
 
-def spoil_job(broker: Broker, raw: redis_py.Redis) -> str:
+def spoil_job(broker: Broker, raw: Redis) -> str:
     job_id = new_job(broker, 1)
     raw.hset(keys.job(job_id), "state", "paused")  # as another program might say
     return job_id
 
 
-@pytest.mark.parametrize("spoil", [spoil_events, spoil_queue, spoil_note, spoil_job])
+def spoil_version(broker: Broker, raw: Redis) -> str:
+    job_id = new_job(broker, 1)
+    raw.hset(keys.job(job_id), "version", 99)
+    return job_id
+
+
+@pytest.mark.parametrize("spoil", [spoil_events, spoil_queue, spoil_note, spoil_job, spoil_version])
 def test_what_is_damaged_of_one_job_or_queue_costs_no_other_its_look(
-    broker: Broker, raw: redis_py.Redis, spoil: Callable[[Broker, redis_py.Redis], str]
+    broker: Broker, raw: Redis, spoil: Callable[[Broker, Redis], str]
 ) -> None:
     broker.workers.beat(row())
     bad, good = spoil(broker, raw), new_job(broker, 1)
@@ -275,10 +275,7 @@ def test_what_is_damaged_of_one_job_or_queue_costs_no_other_its_look(
 
 
 def test_a_job_is_tried_again_ever_later_and_forgiven_when_it_is_well(
-    broker: Broker,
-    raw: redis_py.Redis,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    broker: Broker, raw: Redis, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(reaper, "_now", lambda: clock[0])
@@ -304,7 +301,7 @@ def test_a_job_is_tried_again_ever_later_and_forgiven_when_it_is_well(
     assert one._troubles == {}
 
 
-def test_a_job_without_a_worker_is_looked_at_ever_less(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_job_without_a_worker_is_looked_at_ever_less(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 1, ttl_s=1_000_000)
     broker.jobs.issue(job_id, QUEUE)
     for rested_s, wait_s in ((1, 59), (61, 61), (600, 600), (7200, 1800)):
@@ -320,7 +317,7 @@ def test_a_job_without_a_worker_is_looked_at_ever_less(broker: Broker, raw: redi
     assert not raw.hexists(keys.reissues(job_id), 0)
 
 
-def test_a_woken_queue_has_its_jobs_looked_at_at_once(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_woken_queue_has_its_jobs_looked_at_at_once(broker: Broker, raw: Redis) -> None:
     mine, other, gone = new_job(broker, 1), new_job(broker, 1, model="another"), new_job(broker, 1)
     for job_id, model in ((mine, "dummy"), (other, "another"), (gone, "dummy")):
         raw.zadd(keys.idle(keys.queue("dummy", model)), {job_id: 5})
@@ -333,7 +330,7 @@ def test_a_woken_queue_has_its_jobs_looked_at_at_once(broker: Broker, raw: redis
     broker.upkeep.agenda.wake([])
 
 
-def test_the_sweep_puts_in_what_is_missing_and_late_and_leaves_the_rest(broker: Broker, raw: redis_py.Redis) -> None:
+def test_the_sweep_puts_in_what_is_missing_and_late_and_leaves_the_rest(broker: Broker, raw: Redis) -> None:
     broker.workers.beat(row())
     missing, late, rests, idle, gone = (new_job(broker, 1, model="another" if at == 3 else "dummy") for at in range(5))
     for job_id in (late, rests):
@@ -355,7 +352,7 @@ def test_the_sweep_puts_in_what_is_missing_and_late_and_leaves_the_rest(broker: 
 
 
 def test_the_sweep_comes_through_all_active_jobs_by_slices_whoever_has_the_turn(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agenda, "_SWEPT", 2)
     for _ in range(5):
@@ -376,7 +373,7 @@ def test_the_sweep_comes_through_all_active_jobs_by_slices_whoever_has_the_turn(
 
 
 def test_names_of_jobs_that_are_gone_leave_the_list_of_all_jobs(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agenda, "_NAMES", 5)
     jobs = [new_job(broker, 1) for _ in range(8)]
@@ -395,7 +392,7 @@ def test_names_of_jobs_that_are_gone_leave_the_list_of_all_jobs(
 
 
 def test_a_worker_beats_and_renews_while_its_reaper_hangs(
-    broker: Broker, raw: redis_py.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hangs, release = threading.Event(), threading.Event()
 
@@ -426,7 +423,7 @@ def test_a_worker_beats_and_renews_while_its_reaper_hangs(
 
 
 def test_a_death_costs_nothing_for_jobs_that_are_not_running(
-    broker: Broker, observed: Broker, trips: list[str], raw: redis_py.Redis
+    broker: Broker, observed: Broker, trips: list[str], raw: Redis
 ) -> None:
     queued = [new_job(broker, 1) for _ in range(50)]
     postpone(broker, raw, *queued)
@@ -444,7 +441,7 @@ def test_a_death_costs_nothing_for_jobs_that_are_not_running(
     assert all(due_in_ms(broker, raw, job_id) <= 0 for job_id in (said, since))
 
 
-def test_one_lease_that_can_not_be_renewed_costs_no_other(broker: Broker, raw: redis_py.Redis) -> None:
+def test_one_lease_that_can_not_be_renewed_costs_no_other(broker: Broker, raw: Redis) -> None:
     in_hand, before = InHand(), []
     for at in range(2):
         job_id = new_job(broker, 1)
@@ -460,7 +457,7 @@ def test_one_lease_that_can_not_be_renewed_costs_no_other(broker: Broker, raw: r
 
 
 def test_ended_jobs_of_a_short_ttl_stand_behind_those_that_live(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many there are, and however little time."""
     monkeypatch.setattr(reaper, "BUDGET_S", 0.0)
@@ -482,7 +479,7 @@ def test_a_full_redis_is_freed_of_what_ended_jobs_leave_and_the_reaper_rests(
     own_redis: RedisServer, settings: Settings
 ) -> None:
     broker = Broker.connect(settings.replace(redis_url=own_redis.url))
-    raw = redis_py.Redis.from_url(own_redis.url)
+    raw = Redis.from_url(own_redis.url)
     job_id = new_job(broker, 17, ttl_s=100.0)
     work(broker, job_id, *range(17))
     assert raw.pttl(keys.chunk_result(job_id, 0)) > 1_000_000

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import redis as redis_py
+from redis import Redis
 
 from embedctl import Job, aenqueue_embeddings, enqueue_embeddings
 from embedctl.broker import Broker
@@ -79,7 +79,7 @@ def test_a_key_finds_its_job_whoever_is_alive(settings: Settings, broker: Broker
 
 @pytest.mark.parametrize("by_key", [True, False])
 def test_a_submission_that_died_resumes_alike_with_other_workers(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, by_key: bool
+    settings: Settings, broker: Broker, raw: Redis, by_key: bool
 ) -> None:
     def dying() -> Iterator[str]:
         yield from TEXTS[:41]
@@ -99,7 +99,7 @@ def test_a_submission_that_died_resumes_alike_with_other_workers(
     assert rows_of(broker, job) == [10] * 9 + [6]
 
 
-def test_a_single_text_costs_no_further_question(settings: Settings, broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_single_text_costs_no_further_question(settings: Settings, broker: Broker, raw: Redis) -> None:
     beat(broker, 2)
     raw.config_resetstat()
     enqueue_embeddings(["a text"], hardware="dummy", settings=settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import redis as redis_py
+from redis import Redis
 
 from embedctl.broker import Broker
 from embedctl.store import Added, DrainState, Holder, PartFacts
@@ -14,7 +14,7 @@ from embedctl_config.errors import BrokerFull, JobCancelled
 from embedctl_config.settings import Settings
 from tests.support.limits import limited
 from tests.support.redis_server import CLASSES, RedisServer
-from tests.support.store import QUEUE, add, audited, encoded, issued, keys_of, new_job, payload, work
+from tests.support.store import QUEUE, add, encoded, issued, keys_of, new_job, payload, work
 
 HIGH_WATER = 10**6
 ME, OTHER = Holder("me", "machine", "1.1", "host"), Holder("other", "machine", "2.1", "elsewhere")
@@ -67,7 +67,7 @@ def test_the_right_goes_on_when_its_holder_gives_it_up_or_is_known_to_have_died(
     assert isinstance(broker.drains.take(job_id, ME, high_water=HIGH_WATER, dead=OTHER.token), DrainState)
 
 
-def test_a_lapsed_right_is_taken_over(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_lapsed_right_is_taken_over(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker)
     take(broker, job_id)
     assert 0 < raw.pttl(keys.drainer(job_id)) <= keys.DRAINER_LEASE_S * 1000
@@ -120,7 +120,7 @@ def test_the_bitmap_tells_drained_chunks_from_others(broker: Broker) -> None:
     assert list(broker.drains.chunks(job_id, 20, drained=False)) == list(range(9, 20))
 
 
-def test_every_key_of_a_drain_has_a_lifetime_and_goes_with_the_job(broker: Broker, raw: redis_py.Redis) -> None:
+def test_every_key_of_a_drain_has_a_lifetime_and_goes_with_the_job(broker: Broker, raw: Redis) -> None:
     job_id = drained(broker)
     left = {key: raw.pttl(key) for key in keys_of(raw, job_id)}
     assert {keys.drained(job_id), keys.parts(job_id), keys.digests(job_id)} < left.keys()
@@ -134,15 +134,6 @@ def test_every_key_of_a_drain_has_a_lifetime_and_goes_with_the_job(broker: Broke
     broker.upkeep.free(job_id, 3)
     broker.upkeep.remove(job_id)
     assert keys_of(raw, job_id) == set()
-
-
-def test_the_audit_does_not_take_drained_chunks_for_lost(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = drained(broker, done=2)
-    assert issued(broker, job_id) == [2]
-    assert audited(broker, job_id) == 0
-    assert broker.jobs.status(job_id).lost_chunks is None
-    raw.delete(keys.chunk_input(job_id, 2), keys.due(job_id))
-    assert audited(broker, job_id) == 1, "a chunk that is lost indeed"
 
 
 def test_the_same_corpus_skips_drained_chunks_and_another_is_refused(broker: Broker) -> None:
@@ -182,14 +173,14 @@ def test_a_job_made_to_be_drained_is_held_back_from_its_start(broker: Broker) ->
     assert issued(broker, job_id) == []
 
 
-def test_the_chunk_that_the_drainer_waits_for_is_issued_in_any_case(broker: Broker, raw: redis_py.Redis) -> None:
+def test_the_chunk_that_the_drainer_waits_for_is_issued_in_any_case(broker: Broker, raw: Redis) -> None:
     """After Redis came back without its last writes, results may be there of chunks that are not issued any more."""
     job_id = new_job(broker, 3, results_high_water=1)
     work(broker, job_id, 1)
     assert issued(broker, job_id) == [0]
 
 
-def test_the_count_of_bytes_recovers_from_results_that_are_not_counted(broker: Broker, raw: redis_py.Redis) -> None:
+def test_the_count_of_bytes_recovers_from_results_that_are_not_counted(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 2)
     work(broker, job_id, 0)
     raw.hdel(keys.job(job_id), "result_bytes")
@@ -200,7 +191,7 @@ def test_the_count_of_bytes_recovers_from_results_that_are_not_counted(broker: B
 
 def test_a_full_redis_is_drained(own_redis: RedisServer) -> None:
     """Nothing but a drain makes room in it, so a drain must need none."""
-    raw = redis_py.Redis.from_url(own_redis.url)
+    raw = Redis.from_url(own_redis.url)
     broker = Broker.connect(Settings(redis_url=own_redis.url, classes=CLASSES, hardware="dummy", model="dummy"))
     job_id = new_job(broker, 2)
     work(broker, job_id, 0, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import redis as redis_py
+from redis import Redis
 
 from embedctl.broker import Broker
 from embedctl.job import Job
@@ -29,11 +29,11 @@ def wide_job(broker: Broker, chunks: int = 20, width: int = 0, **changes: object
     return job_id
 
 
-def bytes_sent(raw: redis_py.Redis) -> int:
+def bytes_sent(raw: Redis) -> int:
     return int(raw.info("stats")["total_net_output_bytes"])
 
 
-def test_one_error_of_ten_thousand_records_is_read_without_their_vectors(broker: Broker, raw: redis_py.Redis) -> None:
+def test_one_error_of_ten_thousand_records_is_read_without_their_vectors(broker: Broker, raw: Redis) -> None:
     job_id = wide_job(broker)
     for chunk in range(20):
         work(broker, job_id, chunk, dim=DIM, failed=(7,) if chunk == 11 else ())
@@ -67,16 +67,7 @@ def test_records_that_were_retried_are_listed_as_they_are_now(broker: Broker) ->
     assert job.errors() == []
 
 
-def test_those_of_a_job_that_its_budget_ended_are_listed_after_its_texts_are_freed(broker: Broker) -> None:
-    job_id = wide_job(broker, 3, max_errors=1)
-    work(broker, job_id, 0, dim=DIM)
-    work(broker, job_id, 1, dim=DIM, failed=(5, 6))
-    assert broker.jobs.status(job_id).stopped_by == "max_errors"
-    assert broker.upkeep.free_slice(job_id, 3, results=False)
-    assert [error.position for error in Job(job_id, broker).errors()] == [505, 506]
-
-
-def test_a_lost_result_is_no_chunk_without_errors(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_lost_result_is_no_chunk_without_errors(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 3)
     work(broker, job_id, 0, 1, 2)
     raw.unlink(keys.chunk_result(job_id, 1))

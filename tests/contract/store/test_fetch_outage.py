@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import redis as redis_py
 from click.testing import CliRunner
+from redis import Redis
 
 from embedctl import waiting
 from embedctl.broker import Broker
@@ -96,7 +96,7 @@ def test_what_was_read_of_a_job_that_went_meanwhile_is_kept(
 
 
 def test_what_was_read_of_a_job_whose_producer_died_is_resumed_once_that_is_submitted(
-    broker: Broker, raw: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keys, "PRODUCER_LEASE_S", 1)
     job_id, path = new_job(broker, 2, seal=False), tmp_path / "vectors.jsonl"
@@ -113,12 +113,7 @@ def test_what_was_read_of_a_job_whose_producer_died_is_resumed_once_that_is_subm
 
 @pytest.mark.parametrize(("error", "stays"), [(JobLost("lost: repair it."), True), (JobFailed("spent"), False)])
 def test_a_run_keeps_a_job_that_the_same_command_repairs(
-    error: JobError,
-    stays: bool,
-    settings: Settings,
-    broker: Broker,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    error: JobError, stays: bool, settings: Settings, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
     def no_worker(*_: object, **__: object) -> Iterator[object]:

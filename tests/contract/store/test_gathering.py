@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-import redis as redis_py
+from redis import Redis
 
 from embedctl import Job, enqueue_embeddings
 from embedctl.broker import Broker
@@ -53,7 +53,7 @@ def sizes(rig: Rig) -> list[int]:
     return rig.backend.sizes[1:]  # the first is of the worker's own text
 
 
-def take(raw: redis_py.Redis) -> None:
+def take(raw: Redis) -> None:
     """Take the oldest ticket from its queue, as Celery does."""
     raw.rpop(QUEUE)
 
@@ -63,7 +63,7 @@ def assert_vectors(job: Job, texts: Sequence[str], failed: Sequence[int] = ()) -
     np.testing.assert_array_equal(job.vectors()[good], reference([texts[row] for row in good]))
 
 
-def test_small_jobs_that_wait_are_encoded_in_one_batch(rig: Rig, settings: Settings, raw: redis_py.Redis) -> None:
+def test_small_jobs_that_wait_are_encoded_in_one_batch(rig: Rig, settings: Settings, raw: Redis) -> None:
     jobs = submit(settings, 5)
     take(raw)
     rig.run(jobs[0])
@@ -82,7 +82,7 @@ def test_small_jobs_that_wait_are_encoded_in_one_batch(rig: Rig, settings: Setti
     "options", [{"normalize": False}, {"prompt": "query: "}, {"truncation": "mean"}, {"dimensions": 4}]
 )
 def test_jobs_whose_options_decide_other_vectors_are_not_joined(
-    rig: Rig, settings: Settings, raw: redis_py.Redis, options: dict[str, Any]
+    rig: Rig, settings: Settings, raw: Redis, options: dict[str, Any]
 ) -> None:
     (first,), (other,) = submit(settings, 1), submit(settings, 1, **options)
     take(raw)
@@ -116,9 +116,7 @@ def test_a_large_chunk_is_joined_to_none_and_looks_for_none(rig: Rig, settings: 
     assert another.status().done == 3
 
 
-def test_a_record_that_fails_costs_only_its_own_job_one_record(
-    rig: Rig, settings: Settings, raw: redis_py.Redis
-) -> None:
+def test_a_record_that_fails_costs_only_its_own_job_one_record(rig: Rig, settings: Settings, raw: Redis) -> None:
     jobs = submit(settings, 4)
     bad = enqueue_embeddings(["good", "fail-encoder", "fine"], settings=settings)
     take(raw)
@@ -145,7 +143,7 @@ def test_a_claim_that_redis_refuses_costs_the_other_claims_nothing(
     assert rig.runner.in_hand.all() == []
 
 
-def test_a_worker_leaves_the_others_their_share(rig: Rig, settings: Settings, raw: redis_py.Redis) -> None:
+def test_a_worker_leaves_the_others_their_share(rig: Rig, settings: Settings, raw: Redis) -> None:
     jobs = submit(settings, 9)
     take(raw)
     raw.zadd(keys.queue_workers(QUEUE), {f"other {number}": 2**52 for number in range(4)})
@@ -171,7 +169,7 @@ def test_all_joined_chunks_are_held_while_they_are_encoded(
 
 
 def test_a_message_that_names_no_chunk_is_left_in_its_queue(
-    rig: Rig, settings: Settings, raw: redis_py.Redis, broker: Broker
+    rig: Rig, settings: Settings, raw: Redis, broker: Broker
 ) -> None:
     first, other = submit(settings, 2)
     raw.delete(QUEUE)
@@ -192,7 +190,7 @@ def test_more_than_a_hundred_threads_may_wait_at_once(broker: Broker) -> None:
 
 
 def test_a_worker_that_falls_sick_over_a_common_batch_notes_it_at_every_chunk_of_it(
-    rig: Rig, settings: Settings, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, settings: Settings, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = submit(settings, 3)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import redis as redis_py
+from redis import Redis
 
 from embedctl.broker import Broker
 from embedctl.reaper import Reaper
@@ -45,19 +45,19 @@ def tickets_sent_ago(broker: Broker, count: int, ago_ms: int, queue: str = QUEUE
     )
 
 
-def age(broker: Broker, raw: redis_py.Redis, job_id: str, by_ms: int) -> None:
+def age(broker: Broker, raw: Redis, job_id: str, by_ms: int) -> None:
     """As if a chunk's only ticket had been sent so long ago, and were overdue."""
     raw.zadd(keys.due(job_id), {"0": broker.connection.now_ms() - by_ms + MINUTE_MS + 0.5})
 
 
-def reap(broker: Broker, raw: redis_py.Redis, *jobs: str) -> None:
+def reap(broker: Broker, raw: Redis, *jobs: str) -> None:
     raw.delete(keys.REAPER)
     for job_id in jobs:
         raw.zadd(keys.UPKEEP, {job_id: 1})
     Reaper(broker).round()
 
 
-def test_a_long_queue_is_not_made_longer(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_long_queue_is_not_made_longer(broker: Broker, raw: Redis) -> None:
     tickets_sent_ago(broker, 11, 3 * HOUR_MS)
     jobs = queued(broker, 15)
     for times in range(1, 5):
@@ -69,9 +69,7 @@ def test_a_long_queue_is_not_made_longer(broker: Broker, raw: redis_py.Redis) ->
     assert {broker.jobs.status(job_id).state for job_id in jobs} == {"queued"}
 
 
-def test_a_ticket_that_was_lost_is_sent_again_when_the_queue_has_come_to_its_place(
-    broker: Broker, raw: redis_py.Redis
-) -> None:
+def test_a_ticket_that_was_lost_is_sent_again_when_the_queue_has_come_to_its_place(broker: Broker, raw: Redis) -> None:
     (job_id,) = queued(broker, 1)
     raw.delete(QUEUE)
     tickets_sent_ago(broker, 20, HOUR_MS)
@@ -85,7 +83,7 @@ def test_a_ticket_that_was_lost_is_sent_again_when_the_queue_has_come_to_its_pla
     assert raw.llen(QUEUE) == 21
 
 
-def test_in_a_short_queue_every_ticket_is_sent_again(broker: Broker, raw: redis_py.Redis) -> None:
+def test_in_a_short_queue_every_ticket_is_sent_again(broker: Broker, raw: Redis) -> None:
     jobs = queued(broker, 3)
     overdue(raw, jobs[2], 0)
     age(broker, raw, jobs[2], MINUTE_MS + 1000)
@@ -93,7 +91,7 @@ def test_in_a_short_queue_every_ticket_is_sent_again(broker: Broker, raw: redis_
     assert raw.llen(QUEUE) == 4
 
 
-def test_some_old_tickets_that_come_back_again_and_again_prove_nothing(broker: Broker, raw: redis_py.Redis) -> None:
+def test_some_old_tickets_that_come_back_again_and_again_prove_nothing(broker: Broker, raw: Redis) -> None:
     (job_id,) = queued(broker, 1)
     raw.delete(QUEUE)
     tickets_sent_ago(broker, 9, 48 * HOUR_MS)  # poison, forwarded with the time of its first sending
@@ -103,7 +101,7 @@ def test_some_old_tickets_that_come_back_again_and_again_prove_nothing(broker: B
     assert raw.llen(QUEUE) == 20
 
 
-def test_a_sender_whose_clock_is_wrong_proves_no_more_than_its_jobs_do(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_sender_whose_clock_is_wrong_proves_no_more_than_its_jobs_do(broker: Broker, raw: Redis) -> None:
     (job_id,) = queued(broker, 1)
     raw.delete(QUEUE)
     others = [new_job(broker, 1) for _ in range(11)]
@@ -114,7 +112,7 @@ def test_a_sender_whose_clock_is_wrong_proves_no_more_than_its_jobs_do(broker: B
 
 
 def test_a_queue_that_stands_still_though_it_has_workers_proves_nothing_after_half_an_hour(
-    broker: Broker, raw: redis_py.Redis
+    broker: Broker, raw: Redis
 ) -> None:
     tickets_sent_ago(broker, 11, 3 * HOUR_MS)
     (job_id,) = queued(broker, 1)
@@ -131,9 +129,7 @@ def test_a_queue_that_stands_still_though_it_has_workers_proves_nothing_after_ha
     assert broker.jobs.status(job_id).state == "queued"
 
 
-def test_a_queue_without_workers_stands_still_for_no_longer_than_they_are_back(
-    broker: Broker, raw: redis_py.Redis
-) -> None:
+def test_a_queue_without_workers_stands_still_for_no_longer_than_they_are_back(broker: Broker, raw: Redis) -> None:
     tickets_sent_ago(broker, 11, 3 * HOUR_MS)
     now_ms, told = broker.connection.now_ms(), Heads(broker.connection)
     told.taken_before([QUEUE], now_ms)
@@ -142,7 +138,7 @@ def test_a_queue_without_workers_stands_still_for_no_longer_than_they_are_back(
     assert told.taken_before([QUEUE], now_ms + 3 * HOUR_MS)[QUEUE] < now_ms  # nobody asked in between
 
 
-def test_a_chunk_whose_ticket_was_answered_gets_another_at_once(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_chunk_whose_ticket_was_answered_gets_another_at_once(broker: Broker, raw: Redis) -> None:
     """Whatever the queue says: refused for its weights, given back, or its lease lapsed."""
     tickets_sent_ago(broker, 11, 3 * HOUR_MS)
     refused, released, lapsed = queued(broker, 3)
@@ -158,6 +154,6 @@ def test_a_chunk_whose_ticket_was_answered_gets_another_at_once(broker: Broker, 
 
 
 @pytest.mark.parametrize("trash", [b"trash", b"[]", b'{"body": "e30=", "properties": {"body_encoding": "base64"}}'])
-def test_what_is_no_ticket_tells_nothing(broker: Broker, raw: redis_py.Redis, trash: bytes) -> None:
+def test_what_is_no_ticket_tells_nothing(broker: Broker, raw: Redis, trash: bytes) -> None:
     raw.lpush(QUEUE, *[trash] * 12)
     assert Heads(broker.connection).taken_before([QUEUE], broker.connection.now_ms()) == {QUEUE: heads._ANY_MS}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-import redis as redis_py
+from redis import Redis
 
 from embedctl.aio import AsyncJob
 from embedctl.broker import Broker
@@ -22,7 +22,7 @@ ODD = ["", "*", "../../etc/passwd", "x:in:0", "20260731-235959-012345678g", "202
 
 
 @pytest.mark.parametrize("job_id", ODD)
-def test_what_has_another_form_is_not_asked_for(job_id: str, broker: Broker, raw: redis_py.Redis) -> None:
+def test_what_has_another_form_is_not_asked_for(job_id: str, broker: Broker, raw: Redis) -> None:
     raw.config_resetstat()
     with pytest.raises(JobNotFound):
         broker.jobs.status(job_id)
@@ -36,7 +36,7 @@ def test_what_has_another_form_is_not_asked_for(job_id: str, broker: Broker, raw
     assert asked.isdisjoint({"hgetall", "exists", "evalsha", "keys", "scan"})
 
 
-def listed(raw: redis_py.Redis, *job_ids: str, at: int | None = None, gone: bool = False) -> None:
+def listed(raw: Redis, *job_ids: str, at: int | None = None, gone: bool = False) -> None:
     """Put ids on the list of all jobs, each at its time of creation, or all at one."""
     raw.zadd(keys.JOBS, {job_id: keys.created_s(job_id) * 1000 if at is None else at for job_id in job_ids})
     if not gone:
@@ -70,14 +70,14 @@ JOBS = (
     ],
 )
 def test_an_id_may_be_shortened_to_its_beginning_or_its_ending(
-    broker: Broker, raw: redis_py.Redis, shortened: str, job_id: str
+    broker: Broker, raw: Redis, shortened: str, job_id: str
 ) -> None:
     listed(raw, *JOBS)
     assert broker.jobs.resolve(shortened) == job_id
 
 
 @pytest.mark.parametrize("shortened", ["2026", "202607", "20260731-235959-0123456", "6789"])
-def test_a_shortened_id_that_fits_several_jobs_names_them(broker: Broker, raw: redis_py.Redis, shortened: str) -> None:
+def test_a_shortened_id_that_fits_several_jobs_names_them(broker: Broker, raw: Redis, shortened: str) -> None:
     listed(raw, *JOBS)
     with pytest.raises(JobAmbiguous, match="type more of the id") as error:
         broker.jobs.resolve(shortened)
@@ -85,7 +85,7 @@ def test_a_shortened_id_that_fits_several_jobs_names_them(broker: Broker, raw: r
     assert sorted(str(error.value).splitlines()[1:]) == fitting
 
 
-def test_digits_are_looked_for_at_both_ends(broker: Broker, raw: redis_py.Redis) -> None:
+def test_digits_are_looked_for_at_both_ends(broker: Broker, raw: Redis) -> None:
     listed(raw, "20260731-235959-0123452030", "20300101-000000-0123456789")
     with pytest.raises(JobAmbiguous):
         broker.jobs.resolve("2030")
@@ -95,20 +95,15 @@ def test_digits_are_looked_for_at_both_ends(broker: Broker, raw: redis_py.Redis)
 
 @pytest.mark.parametrize(
     ("shortened", "why"),
-    [
-        ("cbf", "at least 4 characters"),
-        ("", "at least 4"),
-        ("ffff", "no id begins or ends so"),
-        ("20261340", "no id"),
-    ],
+    [("cbf", "at least 4 characters"), ("", "at least 4"), ("ffff", "no id begins or ends so"), ("20261340", "no id")],
 )
-def test_what_fits_no_job_says_why(broker: Broker, raw: redis_py.Redis, shortened: str, why: str) -> None:
+def test_what_fits_no_job_says_why(broker: Broker, raw: Redis, shortened: str, why: str) -> None:
     listed(raw, *JOBS)
     with pytest.raises(JobNotFound, match=why):
         Job.get(shortened, broker.settings)
 
 
-def test_jobs_that_are_gone_make_nothing_ambiguous(broker: Broker, raw: redis_py.Redis) -> None:
+def test_jobs_that_are_gone_make_nothing_ambiguous(broker: Broker, raw: Redis) -> None:
     raw.set(keys.BIRTH, 1)
     listed(raw, *JOBS[:2])
     listed(raw, "20260731-235959-ffffff6789", "20261231-120000-ffffffffff", gone=True)
@@ -119,9 +114,7 @@ def test_jobs_that_are_gone_make_nothing_ambiguous(broker: Broker, raw: redis_py
 
 
 @pytest.mark.parametrize("at", [None, 7], ids=["over time", "in one millisecond"])
-def test_the_walk_meets_each_job_once_whatever_comes_and_goes(
-    broker: Broker, raw: redis_py.Redis, at: int | None
-) -> None:
+def test_the_walk_meets_each_job_once_whatever_comes_and_goes(broker: Broker, raw: Redis, at: int | None) -> None:
     ids = [f"20260731-{second // 3600:02}{second // 60 % 60:02}{second % 60:02}-0123456789" for second in range(900)]
     listed(raw, *ids, at=at)
     walked = []
@@ -133,7 +126,7 @@ def test_the_walk_meets_each_job_once_whatever_comes_and_goes(
     assert sorted(walked) == ids
 
 
-def test_a_job_that_only_a_newer_version_can_read_hides_no_other(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_job_that_only_a_newer_version_can_read_hides_no_other(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker)
     listed(raw, *JOBS)
     assert [job.id for job in broker.jobs.newest()] == [job_id]
@@ -148,7 +141,7 @@ def test_the_library_takes_shortened_ids_everywhere(broker: Broker) -> None:
     assert submit(broker, records_of(["text"], max_bytes=100), SubmitOptions(resume=job_id[-10:])).id == job_id
 
 
-def test_a_full_id_costs_nothing_and_a_shortened_one_few_small_reads(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_full_id_costs_nothing_and_a_shortened_one_few_small_reads(broker: Broker, raw: Redis) -> None:
     others = [f"20260731-{at // 3600:02}{at // 60 % 60:02}{at % 60:02}-{at:010x}" for at in range(0, 86400, 60)]
     listed(raw, *others, "20260801-000000-aaaaaaaaaa")
     raw.config_resetstat()

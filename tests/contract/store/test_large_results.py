@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis as redis_py
+from redis import Redis
 
 from embedctl import enqueue_embeddings
 from embedctl.broker import Broker
@@ -64,7 +64,7 @@ def behind(proxy: Proxy, settings: Settings) -> Iterator[Broker]:
 
 
 @pytest.mark.parametrize("size", [100, MIB])
-def test_a_result_of_one_part_takes_two_commands_as_ever(broker: Broker, raw: redis_py.Redis, size: int) -> None:
+def test_a_result_of_one_part_takes_two_commands_as_ever(broker: Broker, raw: Redis, size: int) -> None:
     job_id = claimed(broker, 2)
     assert complete(broker, job_id, some_result(size)) == "ok"  # the script is known from here on
     raw.config_resetstat()
@@ -75,7 +75,7 @@ def test_a_result_of_one_part_takes_two_commands_as_ever(broker: Broker, raw: re
 
 
 @pytest.mark.parametrize("size", [MIB + 1, 3 * MIB, 5 * MIB + 77])
-def test_a_larger_one_is_stored_as_it_is(broker: Broker, raw: redis_py.Redis, size: int) -> None:
+def test_a_larger_one_is_stored_as_it_is(broker: Broker, raw: Redis, size: int) -> None:
     job_id, data = claimed(broker), some_result(size)
     assert complete(broker, job_id, data) == "ok"
     assert broker.jobs.result(job_id, 0) == data
@@ -105,7 +105,7 @@ def test_only_what_is_missing_is_sent_again(behind: Broker, proxy: Proxy, monkey
 
 @pytest.mark.parametrize("left", [0, MIB, 2 * MIB + 5])
 def test_parts_that_redis_lost_are_sent_anew(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch, left: int
+    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch, left: int
 ) -> None:
     job_id, data = claimed(broker), some_result(6 * MIB)
     temporary, script = keys.uncommitted_result(job_id, 0, "t0"), broker.connection.script
@@ -139,7 +139,7 @@ def test_a_part_whose_answer_was_lost_is_there_once(broker: Broker, monkeypatch:
 
 
 def test_the_parts_of_a_job_that_was_cancelled_meanwhile_are_not_sent(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id, script, sent = claimed(broker), broker.connection.script, []
 

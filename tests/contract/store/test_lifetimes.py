@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-import redis as redis_py
+from redis import Redis
 
 from embedctl.aio import AsyncJob, discard_all
 from embedctl.broker import Broker
@@ -53,7 +53,7 @@ def extend(broker: Broker, job_id: str, now_ms: int, interval_s: float) -> bool:
     return broker.upkeep.extend(job, now_ms, interval_s)
 
 
-def without_lifetime(raw: redis_py.Redis) -> list[bytes]:
+def without_lifetime(raw: Redis) -> list[bytes]:
     return [key for key in raw.scan_iter(match="embed:*", count=1000) if raw.pttl(key) < 0]
 
 
@@ -68,7 +68,7 @@ def without_lifetime(raw: redis_py.Redis) -> list[bytes]:
     ids=["add", "claim", "complete", "seal"],
 )
 def test_progress_renews_the_lifetime_of_a_job_and_of_its_idempotency_key(
-    broker: Broker, raw: redis_py.Redis, step: Callable[[Broker, str], object]
+    broker: Broker, raw: Redis, step: Callable[[Broker, str], object]
 ) -> None:
     job_id = new_job(broker, 1, seal=False, idempotency_key="nightly")
     for key in (keys.job(job_id), keys.idempotency("nightly")):
@@ -80,7 +80,7 @@ def test_progress_renews_the_lifetime_of_a_job_and_of_its_idempotency_key(
     assert broker.jobs.status(job_id).expires_in > timedelta(milliseconds=NEARLY_OVER_MS)
 
 
-def test_questions_do_not_renew_a_lifetime(broker: Broker, raw: redis_py.Redis) -> None:
+def test_questions_do_not_renew_a_lifetime(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 1)
     raw.pexpire(keys.job(job_id), NEARLY_OVER_MS)
     broker.jobs.status(job_id)
@@ -90,7 +90,7 @@ def test_questions_do_not_renew_a_lifetime(broker: Broker, raw: redis_py.Redis) 
     assert raw.pttl(keys.job(job_id)) <= NEARLY_OVER_MS
 
 
-def test_inputs_and_results_outlive_the_job_itself(broker: Broker, raw: redis_py.Redis) -> None:
+def test_inputs_and_results_outlive_the_job_itself(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 3)
     work(broker, job_id, 0)
     work(broker, job_id, 1, failed=1)
@@ -105,7 +105,7 @@ def test_inputs_and_results_outlive_the_job_itself(broker: Broker, raw: redis_py
 
 
 def test_the_events_of_an_ended_job_are_kept_for_a_minute_and_begin_anew_where_it_is_open_again(
-    broker: Broker, raw: redis_py.Redis
+    broker: Broker, raw: Redis
 ) -> None:
     job_id = new_job(broker, 2)
     work(broker, job_id, 0, failed=1)
@@ -121,7 +121,7 @@ def test_the_events_of_an_ended_job_are_kept_for_a_minute_and_begin_anew_where_i
     assert last_event(broker, job_id, last, 1.0) != last, "who waited before the end is told of what is new"
 
 
-def test_extending_renews_every_chunk_once_a_quarter(broker: Broker, raw: redis_py.Redis) -> None:
+def test_extending_renews_every_chunk_once_a_quarter(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 3)
     work(broker, job_id, 1)
     chunk_keys = [keys.chunk_input(job_id, 0), keys.chunk_result(job_id, 1), keys.chunk_input(job_id, 2)]
@@ -141,7 +141,7 @@ def test_extending_renews_every_chunk_once_a_quarter(broker: Broker, raw: redis_
 
 
 def test_extending_goes_through_a_long_job_by_slices(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep, "_SLICE", 2)
     job_id = new_job(broker, 5)
@@ -162,7 +162,7 @@ def test_extending_goes_through_a_long_job_by_slices(
         *((end, True) for end in ("completed", "cancelled", "stopped")),  # who has seen the end asks less
     ],
 )
-def test_discarding_leaves_nothing_of_a_job(broker: Broker, raw: redis_py.Redis, end: str, *, waited: bool) -> None:
+def test_discarding_leaves_nothing_of_a_job(broker: Broker, raw: Redis, end: str, *, waited: bool) -> None:
     job_id = new_job(broker, 3, seal=end != "submitting", idempotency_key="nightly")
     if end != "submitting":
         broker.jobs.issue(job_id, QUEUE)
@@ -195,7 +195,7 @@ def test_discarding_a_job_leaves_the_key_of_the_one_that_came_after_it(broker: B
 
 
 def test_discarding_a_job_whose_end_was_seen_is_one_round_trip(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only its own idempotency key goes with it, and a retried or large job is removed step by step."""
     jobs = [new_job(broker, 1, idempotency_key="mine"), new_job(broker, 17), new_job(broker, 1)]
@@ -218,7 +218,7 @@ def test_discarding_a_job_whose_end_was_seen_is_one_round_trip(
 
 
 def test_discarding_several_jobs_leaves_nothing_of_any(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those whose end was seen take common round trips, one that goes on is cancelled, and one is gone already."""
     monkeypatch.setattr(upkeep, "_TOGETHER", 2)
@@ -255,9 +255,7 @@ def test_discarding_several_jobs_leaves_nothing_of_any(
 
 
 @pytest.mark.parametrize("end", ["completed", "max_errors", "cancelled", "stopped"])
-def test_a_job_whose_time_ran_out_is_not_found_and_its_chunks_follow(
-    broker: Broker, raw: redis_py.Redis, end: str
-) -> None:
+def test_a_job_whose_time_ran_out_is_not_found_and_its_chunks_follow(broker: Broker, raw: Redis, end: str) -> None:
     job_id = new_job(broker, 2, ttl_s=1.0, max_errors=0, idempotency_key="k")
     work(broker, job_id, 0, failed=int(end == "max_errors"))
     if end == "completed":
@@ -280,7 +278,7 @@ def look_after(broker: Broker, *job_ids: str) -> None:
     Reaper(broker)._look_after(job_ids, broker.connection.now_ms(), math.inf)
 
 
-def test_a_job_is_kept_while_it_waits_however_short_its_ttl(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_job_is_kept_while_it_waits_however_short_its_ttl(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 2, seal=False, ttl_s=1.0)
     job_keys = [keys.job(job_id), keys.chunk_input(job_id, 0), keys.chunk_input(job_id, 1)]
     assert all(raw.pttl(key) > TTL_MS - 60_000 for key in job_keys)
@@ -292,7 +290,7 @@ def test_a_job_is_kept_while_it_waits_however_short_its_ttl(broker: Broker, raw:
 
 
 def test_a_short_ttl_counts_from_the_end_for_all_of_a_job(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep, "_SLICE", 8)
     job_id = new_job(broker, 20, ttl_s=1000.0, idempotency_key="k")
@@ -314,7 +312,7 @@ def test_a_short_ttl_counts_from_the_end_for_all_of_a_job(
     assert without_lifetime(raw) == []
 
 
-def test_no_script_writes_anything_for_a_job_that_is_gone(broker: Broker, raw: redis_py.Redis) -> None:
+def test_no_script_writes_anything_for_a_job_that_is_gone(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 3, seal=False, idempotency_key="nightly")
     broker.workers.beat(row())
     broker.jobs.issue(job_id, QUEUE)
@@ -349,7 +347,7 @@ def test_no_script_writes_anything_for_a_job_that_is_gone(broker: Broker, raw: r
         assert set(raw.scan_iter()) == before, name
 
 
-def test_issue_forgets_a_job_that_is_gone(broker: Broker, raw: redis_py.Redis) -> None:
+def test_issue_forgets_a_job_that_is_gone(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 20)
     broker.jobs.issue(job_id, QUEUE)
     assert raw.exists(keys.flow("normal", "default", QUEUE))
@@ -358,7 +356,7 @@ def test_issue_forgets_a_job_that_is_gone(broker: Broker, raw: redis_py.Redis) -
     assert not raw.exists(keys.flow("normal", "default", QUEUE), keys.flows("normal", QUEUE), keys.lanes(QUEUE))
 
 
-def test_files_and_batches_live_for_a_time(broker: Broker, raw: redis_py.Redis) -> None:
+def test_files_and_batches_live_for_a_time(broker: Broker, raw: Redis) -> None:
     before = set(raw.scan_iter())
     files, batches = FileStore(broker.connection, broker.chunk_files), BatchStore(broker.connection)
     writer = files.writer()
@@ -399,14 +397,14 @@ def test_files_and_batches_live_for_a_time(broker: Broker, raw: redis_py.Redis) 
             assert events.take("token", 30.0) is None
 
 
-def test_the_events_of_a_job_that_its_budget_ended_stay_short_lived(broker: Broker, raw: redis_py.Redis) -> None:
+def test_the_events_of_a_job_that_its_budget_ended_stay_short_lived(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 3, ttl_s=keys.UNENDED_TTL_S, max_errors=0)
     work(broker, job_id, 0, failed=1)
     assert raw.pttl(keys.events(job_id)) <= 60_000
 
 
 def test_all_results_of_a_retried_job_live_again_at_the_next_look(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many slices there are: what they have left is short."""
     monkeypatch.setattr(upkeep, "_SLICE", 8)
@@ -424,7 +422,7 @@ def test_all_results_of_a_retried_job_live_again_at_the_next_look(
 
 
 def test_extending_takes_more_slices_at_once_where_the_time_is_short(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep, "_SLICE", 2)
     job_id = new_job(broker, 9)

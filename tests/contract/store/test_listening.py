@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-import redis as redis_py
+from redis import Redis
 
 from embedctl import AsyncJob, Job, JobState
 from embedctl import listening as listening_module
@@ -69,7 +69,7 @@ async def blocked(broker: Broker) -> None:
     await until(lambda: broker.listener._reads is not None)
 
 
-def test_a_waiting_task_looks_no_oftener_than_each_second(broker: Broker, job: Job, raw: redis_py.Redis) -> None:
+def test_a_waiting_task_looks_no_oftener_than_each_second(broker: Broker, job: Job, raw: Redis) -> None:
     async def main() -> float:
         waiting = asyncio.create_task(AsyncJob(job).wait())
         await blocked(broker)
@@ -85,9 +85,7 @@ def test_a_waiting_task_looks_no_oftener_than_each_second(broker: Broker, job: J
     assert asyncio.run(main()) <= 2
 
 
-def test_a_hundred_tasks_share_a_thread_and_few_connections(
-    no_looks: None, broker: Broker, raw: redis_py.Redis
-) -> None:
+def test_a_hundred_tasks_share_a_thread_and_few_connections(no_looks: None, broker: Broker, raw: Redis) -> None:
     broker.workers.beat(row())
     jobs = [new_job(broker, 1) for _ in range(20)]
     before = raw.info("clients")["connected_clients"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import redis as redis_py
+from redis import Redis
 
 from embedctl.broker import Broker
 from embedctl.store.connection import Connection
@@ -50,7 +50,7 @@ def test_each_round_trip_is_told_once_and_answers_are_those_without_an_observer(
     with observed.connection.client() as client, broker.connection.client() as plain:
         assert client.get("embed:nothing") is None
         assert client.pipeline(transaction=False).set("embed:x", 1, ex=1000).get("embed:x").execute() == [True, b"1"]
-        assert type(plain) is redis_py.Redis  # nothing stands between where nobody observes
+        assert type(plain) is Redis  # nothing stands between where nobody observes
     assert told.names()[-4:] == ["TIME", "PIPELINE", "GET", "PIPELINE"]
     job_id = new_job(observed, 1)
     told.trips.clear()

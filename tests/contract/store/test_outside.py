@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-import redis as redis_py
+from redis import Redis
 
 from embedctl import Job, JobLost, JobState, enqueue_embeddings
 from embedctl.broker import Broker
@@ -55,7 +55,7 @@ class Outside:
 
     settings: Settings
     broker: Broker
-    raw: redis_py.Redis
+    raw: Redis
     folder: Path
 
     def __post_init__(self) -> None:
@@ -108,7 +108,7 @@ class Outside:
 
 
 @pytest.fixture
-def outside(settings: Settings, broker: Broker, raw: redis_py.Redis, folder: Path) -> Outside:
+def outside(settings: Settings, broker: Broker, raw: Redis, folder: Path) -> Outside:
     return Outside(settings, broker, raw, folder)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis as redis_py
 from click.testing import CliRunner
+from redis import Redis
 
 from embedctl.broker import Broker
 from embedctl.cli import main
@@ -66,9 +66,7 @@ def run(*arguments: str) -> str:
 @pytest.mark.parametrize(
     "command", ["errors JOB", "status JOB", "status", "list", "doctor", "wait JOB", "retry JOB", "fetch JOB -o v.jsonl"]
 )
-def test_no_command_shows_what_steers_a_terminal(
-    broker: Broker, raw: redis_py.Redis, command: str, *, as_json: bool
-) -> None:
+def test_no_command_shows_what_steers_a_terminal(broker: Broker, raw: Redis, command: str, *, as_json: bool) -> None:
     ended, running = hostile_job(broker), hostile_job(broker, failed=False)
     # What a worker says of itself, of a chunk and of its end.
     facts: dict[str, Any] = dict.fromkeys(("name", "host", "cpus", "device", "bounds", "backend"), HOSTILE)
@@ -101,7 +99,7 @@ def test_a_corpus_cannot_either(name: str, content: str) -> None:
 
 
 @pytest.mark.usefixtures("environment")
-def test_what_is_said_while_a_job_runs_cannot_either(broker: Broker, raw: redis_py.Redis) -> None:
+def test_what_is_said_while_a_job_runs_cannot_either(broker: Broker, raw: Redis) -> None:
     job_id = hostile_job(broker, failed=False)
     raw.hset(keys.job(job_id), mapping={"mismatch": HOSTILE, "pinned_by": HOSTILE})
     stream = io.StringIO()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-import redis as redis_py
+from redis import Redis
 
 from embedctl import overview
 from embedctl.broker import Broker
@@ -96,12 +96,12 @@ def envelope(body: object, encoding: str = "base64") -> bytes:
         envelope([["x" * 20_000], {"sent_ms": 17}]),
     ],
 )
-def test_whatever_else_lies_in_a_queue_has_no_age(broker: Broker, raw: redis_py.Redis, message: bytes) -> None:
+def test_whatever_else_lies_in_a_queue_has_no_age(broker: Broker, raw: Redis, message: bytes) -> None:
     raw.lpush(QUEUE, message)
     assert waiting(broker) == Waiting(1, None)
 
 
-def test_the_overview_holds_workers_queues_and_jobs(broker: Broker, raw: redis_py.Redis) -> None:
+def test_the_overview_holds_workers_queues_and_jobs(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, chunks=4)
     broker.send_issued(broker.jobs.status(job_id))
     claim(broker, job_id, 0, "t0")
@@ -167,7 +167,7 @@ def test_a_growing_job_has_no_time_left_and_one_that_nobody_works_for_no_pace(br
 
 
 def test_of_many_jobs_those_in_hand_the_newest_and_the_oldest_are_looked_at(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overview, "JOBS_LOOKED_AT", 4)
     monkeypatch.setattr(overview, "_NEWEST", 1)
@@ -184,7 +184,7 @@ def test_of_many_jobs_those_in_hand_the_newest_and_the_oldest_are_looked_at(
 
 
 def test_a_job_that_ends_while_one_looks_is_shown_as_ended(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overview, "_NEWEST", 1)
     old, new = (new_job(broker, chunks=1, ttl_s=keys.UNENDED_TTL_S) for _ in range(2))
@@ -198,7 +198,7 @@ def test_a_job_that_ends_while_one_looks_is_shown_as_ended(
     assert Gatherer(broker).look().ended == ()
 
 
-def test_a_cancelled_job_is_not_active_though_it_still_needs_upkeep(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_cancelled_job_is_not_active_though_it_still_needs_upkeep(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker)
     broker.jobs.cancel(job_id)
     assert raw.zscore(keys.ACTIVE, job_id) is not None
@@ -208,7 +208,7 @@ def test_a_cancelled_job_is_not_active_though_it_still_needs_upkeep(broker: Brok
     assert [pace.job.state for pace in seen.ended] == [JobState.CANCELLED]
 
 
-def test_a_job_of_another_version_hides_no_other(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_job_of_another_version_hides_no_other(broker: Broker, raw: Redis) -> None:
     other, mine = new_job(broker), new_job(broker)
     raw.hset(keys.job(other), mapping={"version": 99, "state": "levitating"})
     assert [pace.job.id for pace in Gatherer(broker).look().active] == [mine]

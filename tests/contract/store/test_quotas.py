@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import redis as redis_py
+from redis import Redis
 
 from embedctl import enqueue_embeddings
 from embedctl.broker import Broker
@@ -99,7 +99,7 @@ def test_records_and_bytes_have_limits(broker: Broker, limits: dict[str, Any], m
     assert add(broker, job_id, 1)[0] is Added.OK
 
 
-def test_what_lapsed_or_was_lost_does_not_count_for_long(broker: Broker, raw: redis_py.Redis) -> None:
+def test_what_lapsed_or_was_lost_does_not_count_for_long(broker: Broker, raw: Redis) -> None:
     limit(broker, max_jobs=2)
     create(broker)
     doomed = create(broker)
@@ -129,7 +129,7 @@ def test_jobs_from_before_the_limits_are_found(broker: Broker, raw: Any) -> None
     assert [name for name in raw.hkeys(keys.quota(TENANT)) if name.startswith(b"job:")] == [f"job:{another}".encode()]
 
 
-def test_a_round_corrects_a_slice_of_many_jobs_and_the_next_goes_on(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_round_corrects_a_slice_of_many_jobs_and_the_next_goes_on(broker: Broker, raw: Redis) -> None:
     limit(broker, max_jobs=10_000)
     gone: dict[Any, Any] = {f"job:20260101-000000-{number:010x}": "1 10" for number in range(3000)}
     raw.hset(keys.quota(TENANT), mapping={**gone, "jobs": 3000, "records": 3000, "bytes": 30_000})
@@ -167,7 +167,7 @@ def test_the_worker_that_was_started_last_decides_while_it_lives(
     assert [(quota.by, quota.limits) for quota in broker.quotas.all(10)] == [("old", {"max_jobs": 1})]
 
 
-def test_a_limit_of_0_takes_a_limit_away_and_keeps_what_is_noted(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_limit_of_0_takes_a_limit_away_and_keeps_what_is_noted(broker: Broker, raw: Redis) -> None:
     limit(broker)
     assert not raw.exists(keys.quota(TENANT), keys.QUOTAS)
     limit(broker, max_jobs=1)
@@ -179,7 +179,7 @@ def test_a_limit_of_0_takes_a_limit_away_and_keeps_what_is_noted(broker: Broker,
     ]
 
 
-def test_no_key_of_quotas_lives_for_ever(broker: Broker, raw: redis_py.Redis) -> None:
+def test_no_key_of_quotas_lives_for_ever(broker: Broker, raw: Redis) -> None:
     limit(broker, max_jobs=3)
     job_id = new_job(broker, 2, tenant=TENANT)
     raw.delete(keys.quota(TENANT))
@@ -286,7 +286,7 @@ def test_a_wait_for_room_ends_by_its_timeout_or_with_the_job(
         submit(progress=lambda _, why: why and [broker.jobs.cancel(job_id) for job_id in active_jobs(broker)])
 
 
-def test_a_full_redis_makes_no_job_and_lets_jobs_end(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_full_redis_makes_no_job_and_lets_jobs_end(broker: Broker, raw: Redis) -> None:
     limit(broker, max_jobs=1)
     job_id = new_job(broker, 1, tenant=TENANT)
     raw.config_set("maxmemory", 1)

@@ -9,17 +9,17 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
-import redis as redis_py
+from redis import Redis
 
 from embedctl import Job, JobCancelled
 from embedctl.broker import Broker
 from embedctl.reaper import Reaper
-from embedctl_config import keys, wire
+from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.settings import Settings
 from tests.support.limits import limited
 from tests.support.redis_server import RedisServer
-from tests.support.store import QUEUE, claim, issued, keys_of, new_job, overdue, pass_ms, row, work
+from tests.support.store import QUEUE, claim, issued, new_job, pass_ms, row
 from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.waits import WAITS
 
@@ -38,7 +38,7 @@ def broker(settings: Settings) -> Iterator[Broker]:
     broker.close()
 
 
-def tickets(raw: redis_py.Redis) -> list[tuple[str, int]]:
+def tickets(raw: Redis) -> list[tuple[str, int]]:
     """The tickets in the queue, the oldest first, as (job, chunk)."""
     found = []
     for message in reversed(raw.lrange(QUEUE, 0, -1)):
@@ -57,7 +57,7 @@ def reap(broker: Broker, **options: float) -> None:
 
 
 @pytest.mark.parametrize("call", ["wait", "await wait_until_sealed", "async for iter_results"])
-def test_every_call_that_waits_for_a_job_reaps(broker: Broker, raw: redis_py.Redis, call: str) -> None:
+def test_every_call_that_waits_for_a_job_reaps(broker: Broker, raw: Redis, call: str) -> None:
     broker.workers.beat(row())
     job_id = new_job(broker, 1, seal=False)
     assert claim(broker, job_id, 0).answer == "ok"
@@ -75,9 +75,7 @@ def test_every_call_that_waits_for_a_job_reaps(broker: Broker, raw: redis_py.Red
     assert not waiting.is_alive()
 
 
-def test_a_turn_is_one_processs_and_prolonged_and_shortened_by_its_token_alone(
-    broker: Broker, raw: redis_py.Redis
-) -> None:
+def test_a_turn_is_one_processs_and_prolonged_and_shortened_by_its_token_alone(broker: Broker, raw: Redis) -> None:
     token = broker.upkeep.agenda.take_turn(60)
     assert not broker.upkeep.agenda.take_turn(60)
     assert not broker.upkeep.agenda.keep_turn("another", 600)
@@ -90,7 +88,7 @@ def test_a_turn_is_one_processs_and_prolonged_and_shortened_by_its_token_alone(
 
 
 def test_a_reaper_waits_for_its_own_interval_without_asking_redis(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reaper = Reaper(broker, interval_s=60)
     reaper.round()
@@ -109,43 +107,7 @@ def test_nobody_reaps_in_the_first_two_leases_after_redis_started(own_redis: Red
         broker.close()
 
 
-def test_tickets_of_lapsed_leases_land_in_the_queue(broker: Broker, raw: redis_py.Redis) -> None:
-    broker.workers.beat(row())
-    job_id = new_job(broker, 2)
-    broker.send_issued(broker.jobs.status(job_id))
-    assert tickets(raw) == [(job_id, 0), (job_id, 1)]
-    raw.delete(QUEUE)
-    claim(broker, job_id, 0)
-    overdue(raw, job_id, 0, 1)
-    reap(broker)
-    assert sorted(tickets(raw)) == [(job_id, 0), (job_id, 1)]
-    reap(broker)
-    assert len(tickets(raw)) == 2
-
-
-def test_a_round_sends_what_a_window_that_grew_has_room_for(
-    broker: Broker, raw: redis_py.Redis, settings: Settings
-) -> None:
-    job_id = new_job(broker, 20)
-    broker.send_issued(broker.jobs.status(job_id))
-    assert len(tickets(raw)) == settings.limits.window == 2
-    broker.workers.beat(row("a"))
-    broker.workers.beat(row("b"))
-    reap(broker)
-    assert [chunk for _, chunk in tickets(raw)] == list(range(2 * settings.limits.window_per_worker))
-
-
-def test_a_round_frees_cancelled_jobs(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = new_job(broker, 3)
-    work(broker, job_id, 0)
-    broker.jobs.cancel(job_id)
-    reap(broker)
-    assert not any(":in:" in key or ":out:" in key for key in keys_of(raw, job_id))
-    assert raw.zscore(keys.ACTIVE, job_id) is None
-    assert broker.jobs.status(job_id).state == "cancelled"
-
-
-def test_a_round_audits_a_job_that_rests(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_round_audits_a_job_that_rests(broker: Broker, raw: Redis) -> None:
     """Also one that is being submitted: its producer may wait for the room that a lost chunk takes."""
     broker.workers.beat(row())
     rests, submitting = new_job(broker, 2), new_job(broker, 2, seal=False)
@@ -159,29 +121,6 @@ def test_a_round_audits_a_job_that_rests(broker: Broker, raw: redis_py.Redis) ->
     reap(broker, audit_after_s=0)
     assert broker.jobs.status(rests).lost_chunks == (1, 1)
     assert broker.jobs.status(submitting).lost_chunks == (1, 1)
-
-
-def test_a_round_renews_the_lifetimes_of_chunks(broker: Broker, raw: redis_py.Redis) -> None:
-    job_id = new_job(broker, 2)
-    raw.pexpire(keys.chunk_input(job_id, 1), 60_000)
-    raw.hincrby(keys.job(job_id), "created_ms", -int(keys.UNENDED_TTL_S * 250))
-    reap(broker)
-    assert raw.pttl(keys.chunk_input(job_id, 1)) > keys.UNENDED_TTL_S * 1000
-
-
-def test_a_job_that_cannot_be_read_does_not_stop_the_round(
-    broker: Broker, raw: redis_py.Redis, caplog: pytest.LogCaptureFixture
-) -> None:
-    broker.workers.beat(row())
-    strange, other, mine = (new_job(broker, 1) for _ in range(3))
-    raw.hset(keys.job(strange), "state", "paused")  # as another program might say
-    raw.hset(keys.job(other), "version", 99)
-    before = keys_of(raw, other)
-    reap(broker)
-    assert tickets(raw) == [(mine, 0)]
-    assert keys_of(raw, other) == before
-    assert f"{other} can't be looked after" in caplog.text
-    assert f"of version 99, and this embedctl handles version {wire.VERSION}" in caplog.text
 
 
 def test_a_round_without_redis_says_so_and_the_next_goes_on(own_redis: RedisServer, settings: Settings) -> None:

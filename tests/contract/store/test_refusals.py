@@ -6,7 +6,7 @@ import math
 from functools import partial
 
 import pytest
-import redis as redis_py
+from redis import Redis
 from redis._parsers.base import BaseParser
 
 from embedctl.broker import Broker
@@ -17,7 +17,7 @@ from embedctl_config.errors import BrokerRefused, BrokerUnavailable
 from tests.support.store import claim, new_job
 
 
-def test_a_key_of_another_type_is_refused_and_nobody_asks_again(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_key_of_another_type_is_refused_and_nobody_asks_again(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker)
     raw.delete(keys.owners(job_id))
     raw.set(keys.owners(job_id), "somebody else's")
@@ -27,7 +27,7 @@ def test_a_key_of_another_type_is_refused_and_nobody_asks_again(broker: Broker, 
 
 
 def test_who_waits_for_a_job_that_cannot_be_read_is_told_at_once(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("embedctl_config.retry.RETRY_S", math.inf)  # an outage would be waited for for ever
     job_id = new_job(broker)
@@ -63,13 +63,13 @@ def test_a_cluster_is_called_one(broker: Broker, reason: str) -> None:
 
 
 def test_nothing_is_submitted_to_a_cluster(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    info = redis_py.Redis.info
-    monkeypatch.setattr(redis_py.Redis, "info", lambda *asked: {**info(*asked), "redis_mode": "cluster"})
+    info = Redis.info
+    monkeypatch.setattr(Redis, "info", lambda *asked: {**info(*asked), "redis_mode": "cluster"})
     with pytest.raises(BrokerRefused, match="is a cluster"):
         broker.connection.check_server()
 
 
-def test_the_arguments_of_a_command_do_not_decide_what_its_error_is(broker: Broker, raw: redis_py.Redis) -> None:
+def test_the_arguments_of_a_command_do_not_decide_what_its_error_is(broker: Broker, raw: Redis) -> None:
     raw.set("embed:other", "text")
     with pytest.raises(BrokerRefused, match="WRONGTYPE") as raised, broker.connection.client() as client:
         client.pipeline(transaction=False).lpush("embed:other", "-READONLY CROSSSLOT").execute()

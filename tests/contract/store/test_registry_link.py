@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import redis as redis_py
+from redis import Redis
 
 from embedctl.broker import Broker
 from embedctl.machine import machine_id, process_id
@@ -68,11 +68,7 @@ def test_a_process_is_a_worker_once_it_says_so_and_another_one_of_its_number_is_
 
 
 def test_a_death_is_reported_at_once_and_what_was_held_is_overdue(
-    broker: Broker,
-    settings: Settings,
-    raw: redis_py.Redis,
-    link: RegistryLink,
-    process: subprocess.Popen[bytes],
+    broker: Broker, settings: Settings, raw: Redis, link: RegistryLink, process: subprocess.Popen[bytes]
 ) -> None:
     broker.workers.beat(worker(process))
     link.expect(process.pid)
@@ -93,7 +89,7 @@ def test_a_death_is_reported_at_once_and_what_was_held_is_overdue(
 
 
 def test_a_worker_that_nobody_blames_has_left(
-    broker: Broker, raw: redis_py.Redis, link: RegistryLink, process: subprocess.Popen[bytes]
+    broker: Broker, raw: Redis, link: RegistryLink, process: subprocess.Popen[bytes]
 ) -> None:
     broker.workers.beat(worker(process))
     link.report_exit(process.pid, "")
@@ -103,10 +99,7 @@ def test_a_worker_that_nobody_blames_has_left(
 
 
 def test_a_death_is_reported_when_redis_is_back(
-    own_redis: RedisServer,
-    settings: Settings,
-    process: subprocess.Popen[bytes],
-    caplog: pytest.LogCaptureFixture,
+    own_redis: RedisServer, settings: Settings, process: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     broker = Broker.connect(settings.replace(redis_url=own_redis.url))
     link = RegistryLink(broker)

@@ -6,30 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import redis as redis_py
+from redis import Redis
 
 from embedctl import retry
 from embedctl.broker import Broker
 from embedctl.job import Job
 from embedctl.store import Added, JobState
 from embedctl_config import keys, wire
-from embedctl_config.errors import (
-    BrokerUnavailable,
-    JobCancelled,
-    JobError,
-    JobFailed,
-    JobNotFound,
-    JobUnfinished,
-)
-from tests.support.store import (
-    add,
-    claim,
-    complete,
-    issued,
-    keys_of,
-    new_job,
-    work,
-)
+from embedctl_config.errors import BrokerUnavailable, JobCancelled, JobError, JobFailed, JobNotFound, JobUnfinished
+from tests.support.store import add, claim, complete, issued, keys_of, new_job, work
 
 
 def half_failed(broker: Broker, **changes: Any) -> str:
@@ -81,7 +66,7 @@ def test_a_retry_waits_for_a_redis_that_is_away_for_a_moment(broker: Broker, mon
     assert Job(new_job(broker, 0), broker).retry_failed() == 0
 
 
-def test_a_job_that_goes_on_is_cancelled_or_gone_can_not_be_retried(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_job_that_goes_on_is_cancelled_or_gone_can_not_be_retried(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 2)
     work(broker, job_id, 0, failed=1)
     with pytest.raises(JobUnfinished, match="has not ended"):
@@ -97,7 +82,7 @@ def test_a_job_that_goes_on_is_cancelled_or_gone_can_not_be_retried(broker: Brok
     assert keys_of(raw, gone) == set()
 
 
-def test_more_failed_records_than_the_budget_end_the_job(broker: Broker, raw: redis_py.Redis) -> None:
+def test_more_failed_records_than_the_budget_end_the_job(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 4, max_errors=2)
     work(broker, job_id, 0, failed=2)
     assert not broker.jobs.status(job_id).state.ended
@@ -126,7 +111,7 @@ def test_a_share_of_all_records_counts_once_all_are_known(broker: Broker) -> Non
     assert broker.jobs.status(job_id).stopped_by == "max_errors"
 
 
-def test_sealing_does_not_revive_a_job_that_its_budget_has_ended(broker: Broker, raw: redis_py.Redis) -> None:
+def test_sealing_does_not_revive_a_job_that_its_budget_has_ended(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 2, seal=False, max_errors=0)
     work(broker, job_id, 0, failed=1)
     assert add(broker, job_id, 2)[0] is Added.STOPPED
@@ -154,7 +139,7 @@ def test_one_who_looks_while_another_retries_is_told_so(broker: Broker, monkeypa
 
 
 def test_a_long_search_for_failed_records_keeps_the_right_to_retry(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retry, "_SLICE", 1)
     monkeypatch.setattr(keys, "PRODUCER_LEASE_S", 600)  # more than any machine takes for a step

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 import pytest
-import redis as redis_py
+from redis import Redis
 
 from embedctl.broker import Broker
 from embedctl_config import keys, wire
@@ -135,7 +135,7 @@ def test_a_chunk_that_fails_is_told_of_without_its_text(
 
 @pytest.mark.parametrize("failing", ["tokenize", "forward", "positions"], indirect=True)
 def test_a_worker_that_fails_with_its_own_text_blames_no_record(
-    failing: Rig, raw: redis_py.Redis, caplog: pytest.LogCaptureFixture
+    failing: Rig, raw: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     job = failing.submit()
@@ -177,7 +177,7 @@ def test_records_that_fail_are_told_of_without_their_texts(
     assert {about(line) for line in lines} == {(job.id, 0, 1)}
 
 
-def test_a_result_that_redis_refuses_is_given_back_and_not_held_for_ever(rig: Rig, raw: redis_py.Redis) -> None:
+def test_a_result_that_redis_refuses_is_given_back_and_not_held_for_ever(rig: Rig, raw: Redis) -> None:
     job = rig.submit()
     raw.set(keys.events(job.id), "somebody else's")  # `complete` tells of the chunk there
     with rig.in_thread(job) as thread:

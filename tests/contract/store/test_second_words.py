@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import redis as redis_py
+from redis import Redis
 
 from embedctl import Job, enqueue_embeddings
 from embedctl.broker import Broker
@@ -107,17 +107,16 @@ def failed(job: Job) -> list[tuple[int, str]]:
     return [(error.position, error.code) for error in job.errors()]
 
 
-def doubts(raw: redis_py.Redis, job: Job, chunk: int = 0) -> Doubts | None:
+def doubts(raw: Redis, job: Job, chunk: int = 0) -> Doubts | None:
     found = raw.hget(keys.attempts(job.id), f"{chunk}:doubts")
     return Doubts.parse(found) if isinstance(found, bytes) else None
 
 
 @pytest.mark.parametrize(
-    ("word", "bad", "code"),
-    [("fail-encoder", range(7), "encode_error"), ("out-of-memory", [13], "out_of_memory")],
+    ("word", "bad", "code"), [("fail-encoder", range(7), "encode_error"), ("out-of-memory", [13], "out_of_memory")]
 )
 def test_many_bad_records_or_ones_for_want_of_memory_fail_when_a_second_worker_says_so(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, worker: Enlist, word: str, bad: Sequence[int], code: str
+    settings: Settings, broker: Broker, raw: Redis, worker: Enlist, word: str, bad: Sequence[int], code: str
 ) -> None:
     first, second = worker("first"), worker("second")
     job = submit(settings, with_bad(*bad, word=word))
@@ -149,8 +148,7 @@ def test_a_few_bad_records_fail_at_one_workers_word(
 
 
 @pytest.mark.parametrize(
-    ("texts", "claims"),
-    [(["a", "fail-encoder"], 1), (["fail-encoder"], 2), (["", "fail-encoder"], 2)],
+    ("texts", "claims"), [(["a", "fail-encoder"], 1), (["fail-encoder"], 2), (["", "fail-encoder"], 2)]
 )
 def test_half_of_a_small_chunk_is_not_few(
     settings: Settings, worker: Enlist, texts: Sequence[str], claims: int
@@ -162,7 +160,7 @@ def test_half_of_a_small_chunk_is_not_few(
     assert (job.status().state.ended, job.status().claims) == (True, claims)
 
 
-def test_what_is_deterministic_needs_no_second_word(settings: Settings, raw: redis_py.Redis, worker: Enlist) -> None:
+def test_what_is_deterministic_needs_no_second_word(settings: Settings, raw: Redis, worker: Enlist) -> None:
     first, _ = worker("first"), worker("second")
     job = submit(settings, ["", "one", "fail-tokenizer", "w " * 300], truncation="error")
     first.run(job)
@@ -171,7 +169,7 @@ def test_what_is_deterministic_needs_no_second_word(settings: Settings, raw: red
 
 
 def test_rows_that_only_the_second_fails_with_are_tried_by_another_again(
-    settings: Settings, raw: redis_py.Redis, worker: Enlist, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, raw: Redis, worker: Enlist, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = worker("first"), worker("second")
     monkeypatch.setattr(first.runner.draining, "wait", lambda _: None)
@@ -189,7 +187,7 @@ def test_rows_that_only_the_second_fails_with_are_tried_by_another_again(
 
 
 def test_a_worker_passes_on_what_it_has_doubted_until_its_own_second_word_counts(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, worker: Enlist, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, broker: Broker, raw: Redis, worker: Enlist, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, _ = worker("first"), worker("second")
     rests: list[float] = []
@@ -245,7 +243,7 @@ def test_a_worker_whose_vectors_have_changed_is_sick_where_a_record_fails(settin
 
 
 def test_a_suspect_chunk_needs_two_words_as_well(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, worker: Enlist
+    settings: Settings, broker: Broker, raw: Redis, worker: Enlist
 ) -> None:
     first, second = worker("first"), worker("second")
     job = submit(settings, with_bad(13, word="out-of-memory"))
@@ -263,7 +261,7 @@ def test_a_suspect_chunk_needs_two_words_as_well(
     assert_consistent(broker, raw, job.id)
 
 
-def damaged(raw: redis_py.Redis, job_id: str) -> bytes:
+def damaged(raw: Redis, job_id: str) -> bytes:
     stored = raw.get(keys.chunk_input(job_id, 0))
     assert isinstance(stored, bytes)
     data = bytearray(stored)
@@ -274,7 +272,7 @@ def damaged(raw: redis_py.Redis, job_id: str) -> bytes:
 
 @pytest.mark.parametrize("names", [["first", "second"], ["alone", "alone"]])
 def test_an_input_is_dropped_when_it_can_not_be_read_twice(
-    broker: Broker, raw: redis_py.Redis, worker: Enlist, names: Collection[str]
+    broker: Broker, raw: Redis, worker: Enlist, names: Collection[str]
 ) -> None:
     workers = {name: worker(name) for name in names}
     job_id = new_job(broker, 1)
@@ -289,7 +287,7 @@ def test_an_input_is_dropped_when_it_can_not_be_read_twice(
 
 
 def test_a_record_that_leaves_worker_after_worker_of_no_use_is_found(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, worker: Enlist
+    settings: Settings, broker: Broker, raw: Redis, worker: Enlist
 ) -> None:
     job = submit(settings, with_bad(13, word="sticky"))
     for at in range(4):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import redis as redis_py
+from redis import Redis
 
 from embedctl.broker import Broker
 from embedctl.store import Issued
@@ -55,7 +55,7 @@ def test_who_leaves_and_comes_back_for_each_chunk_has_no_more_than_its_share(bro
     assert workers.share([again]) <= 0.27
 
 
-def test_a_small_job_of_a_tenant_is_not_stuck_behind_its_large_one(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_small_job_of_a_tenant_is_not_stuck_behind_its_large_one(broker: Broker, raw: Redis) -> None:
     workers = Workers(broker)
     large = job_of(broker, chunks=60)
     raw.hset(keys.job(large), "created_ms", broker.connection.now_ms() - 86_400_000)  # however old that is
@@ -67,7 +67,7 @@ def test_a_small_job_of_a_tenant_is_not_stuck_behind_its_large_one(broker: Broke
     assert workers.done[small] == 2
 
 
-def test_a_large_job_has_a_turn_a_minute_among_small_ones(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_large_job_has_a_turn_a_minute_among_small_ones(broker: Broker, raw: Redis) -> None:
     large, small = job_of(broker, chunks=100), job_of(broker, chunks=2)
     jobs = keys.flow("normal", "default", QUEUE)
     raw.zadd(keys.lanes(QUEUE), {"normal": 0})
@@ -92,7 +92,7 @@ def test_an_interactive_job_is_done_within_a_window(broker: Broker, settings: Se
         assert workers.done[urgent] == 1
 
 
-def test_the_background_waits_until_nothing_else_does_but_not_for_ever(broker: Broker, raw: redis_py.Redis) -> None:
+def test_the_background_waits_until_nothing_else_does_but_not_for_ever(broker: Broker, raw: Redis) -> None:
     workers = Workers(broker)
     slow, normal = job_of(broker, "x", "background", chunks=60), job_of(broker, "y", chunks=100)
     for job_id in (normal, slow):
@@ -117,7 +117,7 @@ def issued_in_ten_calls(broker: Broker, job_id: str = "") -> list[Issued]:
 
 
 def test_tickets_that_were_never_sent_hold_up_the_others_for_seconds_only(
-    broker: Broker, raw: redis_py.Redis, settings: Settings
+    broker: Broker, raw: Redis, settings: Settings
 ) -> None:
     """Their process died, and they are due only after `reissue_s`."""
     lost, waits = job_of(broker, chunks=20), job_of(broker, chunks=20)
@@ -132,9 +132,7 @@ def test_tickets_that_were_never_sent_hold_up_the_others_for_seconds_only(
 
 
 @pytest.mark.parametrize("end", ["cancel", "stop", "gone"])
-def test_a_job_that_is_over_gives_its_room_back(
-    broker: Broker, raw: redis_py.Redis, settings: Settings, end: str
-) -> None:
+def test_a_job_that_is_over_gives_its_room_back(broker: Broker, raw: Redis, settings: Settings, end: str) -> None:
     over, waits = job_of(broker, chunks=20), job_of(broker, chunks=20)
     broker.jobs.issue(over, QUEUE)
     assert broker.jobs.issue(waits, QUEUE) == []
@@ -147,7 +145,7 @@ def test_a_job_that_is_over_gives_its_room_back(
 
 @pytest.mark.parametrize("how", ["refused", "given back", "not taken"])
 def test_chunks_that_nobody_can_encode_do_not_hold_up_other_jobs(
-    broker: Broker, raw: redis_py.Redis, settings: Settings, how: str
+    broker: Broker, raw: Redis, settings: Settings, how: str
 ) -> None:
     bad, good = job_of(broker, "x", chunks=20), job_of(broker, "y", chunks=20)
     broker.workers.beat(row())
@@ -168,7 +166,7 @@ def test_chunks_that_nobody_can_encode_do_not_hold_up_other_jobs(
     assert broker.jobs.issue(bad, QUEUE) == []
 
 
-def test_a_damaged_job_does_not_hold_up_others(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_damaged_job_does_not_hold_up_others(broker: Broker, raw: Redis) -> None:
     damaged, fine = job_of(broker, chunks=1), job_of(broker, chunks=2)
     for each in (damaged, fine):  # both are noted, and the damaged one comes first
         raw.zadd(keys.lanes(QUEUE), {"normal": 0})
@@ -179,7 +177,7 @@ def test_a_damaged_job_does_not_hold_up_others(broker: Broker, raw: redis_py.Red
     assert {each.job_id for each in broker.jobs.issue("", QUEUE)} == {fine}
 
 
-def test_a_job_of_another_version_gets_no_turn(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_job_of_another_version_gets_no_turn(broker: Broker, raw: Redis) -> None:
     other, mine = job_of(broker, chunks=1), job_of(broker, chunks=2)
     broker.jobs.issue(other, QUEUE)
     raw.hset(keys.job(other), mapping={"version": 99, "next": 0})

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-import redis as redis_py
+from redis import Redis
 
 from embedctl.broker import Broker
 from embedctl.store import Issued
@@ -36,7 +36,7 @@ def settings(settings: Settings) -> Settings:
 class Walk:
     """Some jobs of a queue, and the steps that may happen to them."""
 
-    def __init__(self, broker: Broker, raw: redis_py.Redis, seed: int) -> None:
+    def __init__(self, broker: Broker, raw: Redis, seed: int) -> None:
         self.broker, self.dice = broker, random.Random(seed)
         self.raw: Any = raw  # its own types are unions
         self.workers = Workers(broker, count=2)
@@ -161,7 +161,7 @@ class Walk:
 
 
 @pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 24), marks=pytest.mark.slow)], ids=["few", "many"])
-def test_whatever_goes_wrong_every_job_has_its_turn(broker: Broker, raw: redis_py.Redis, seeds: range) -> None:
+def test_whatever_goes_wrong_every_job_has_its_turn(broker: Broker, raw: Redis, seeds: range) -> None:
     for seed in seeds:
         raw.flushdb()
         walk = Walk(broker, raw, seed)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis as redis_py
 from celery import Celery
 from celery.app.amqp import AMQP
+from redis import Redis
 from redis.connection import AbstractConnection
 
 from embedctl import AsyncJob, Job, enqueue_embeddings, tickets
@@ -30,7 +30,7 @@ from tests.support.store import QUEUE
 from tests.support.waiting import PATIENCE_S, eventually
 
 
-def clients(raw: redis_py.Redis) -> int:
+def clients(raw: Redis) -> int:
     """How many connections there are beside the test's own."""
     return len(raw.client_list()) - 1
 
@@ -56,7 +56,7 @@ def test_tables_that_are_changed_later_are_other_settings(settings: Settings) ->
     assert after.settings == mine != before.settings
 
 
-def test_threads_share_it(settings: Settings, raw: redis_py.Redis) -> None:
+def test_threads_share_it(settings: Settings, raw: Redis) -> None:
     others, start = clients(raw), threading.Barrier(12)  # earlier tests of this process share some
 
     def work(number: int) -> list[str]:
@@ -99,14 +99,14 @@ def test_parent_and_child_go_on_after_a_fork_whoever_holds_a_lock_of_celery(sett
 
 
 @pytest.fixture
-def alone(own_redis: RedisServer, settings: Settings) -> Iterator[tuple[Settings, redis_py.Redis]]:
+def alone(own_redis: RedisServer, settings: Settings) -> Iterator[tuple[Settings, Redis]]:
     """Settings of a Redis that nobody else is connected to, and a look at it."""
-    client = redis_py.Redis.from_url(own_redis.url)
+    client = Redis.from_url(own_redis.url)
     yield settings.replace(redis_url=own_redis.url), client
     client.close()
 
 
-def test_a_closed_job_and_all_others_can_still_be_asked(alone: tuple[Settings, redis_py.Redis]) -> None:
+def test_a_closed_job_and_all_others_can_still_be_asked(alone: tuple[Settings, Redis]) -> None:
     settings, raw = alone
     with submit(settings) as job:
         other = submit(settings)
@@ -119,7 +119,7 @@ def test_a_closed_job_and_all_others_can_still_be_asked(alone: tuple[Settings, r
 
 
 def test_a_password_that_was_changed_is_read_again(own_redis: RedisServer, tmp_path: Path, settings: Settings) -> None:
-    admin = redis_py.Redis.from_url(own_redis.url)
+    admin = Redis.from_url(own_redis.url)
     file = tmp_path / "password"
 
     def change(password: str) -> None:
@@ -139,7 +139,7 @@ def test_a_password_that_was_changed_is_read_again(own_redis: RedisServer, tmp_p
 
 
 def test_connections_that_nobody_used_for_long_are_not_trusted(
-    alone: tuple[Settings, redis_py.Redis], monkeypatch: pytest.MonkeyPatch
+    alone: tuple[Settings, Redis], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, raw = alone
 
@@ -156,9 +156,7 @@ def test_connections_that_nobody_used_for_long_are_not_trusted(
     eventually(lambda: not before & ids())
 
 
-def test_tickets_are_sent_at_once_though_the_connection_was_closed_meanwhile(
-    alone: tuple[Settings, redis_py.Redis],
-) -> None:
+def test_tickets_are_sent_at_once_though_the_connection_was_closed_meanwhile(alone: tuple[Settings, Redis]) -> None:
     settings, raw = alone
     for sent in range(1, 4):
         submit(settings)
@@ -170,7 +168,7 @@ def test_tickets_are_sent_at_once_though_the_connection_was_closed_meanwhile(
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_connection_that_is_lost_at_any_moment_is_said_so(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch, when: str
+    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """Kombu's own retry went on with the channel of the lost connection, which is an AttributeError."""
     send: Any = AbstractConnection.send_packed_command  # redis-py gives it no types

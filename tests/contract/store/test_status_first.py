@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable
 
 import pytest
-import redis as redis_py
 from click.testing import CliRunner
+from redis import Redis
 
 from embedctl.broker import Broker
 from embedctl.cli import main
@@ -52,9 +52,7 @@ def test_no_live_worker_or_none_of_the_precision_comes_first(broker: Broker, sho
     assert names(facts).count("workers") == 1
 
 
-def test_a_mismatch_comes_first_while_nobody_serves_the_jobs_weights(
-    broker: Broker, raw: redis_py.Redis, shown: Show
-) -> None:
+def test_a_mismatch_comes_first_while_nobody_serves_the_jobs_weights(broker: Broker, raw: Redis, shown: Show) -> None:
     job_id = new_job(broker)
     claim(broker, job_id, 0)
     claim(broker, job_id, 1, "u", fingerprint=OTHER)
@@ -68,7 +66,7 @@ def test_a_mismatch_comes_first_while_nobody_serves_the_jobs_weights(
     assert names(facts).count("mismatch") == 1
 
 
-def test_a_stuck_chunk_comes_first_with_its_history(broker: Broker, raw: redis_py.Redis, shown: Show) -> None:
+def test_a_stuck_chunk_comes_first_with_its_history(broker: Broker, raw: Redis, shown: Show) -> None:
     broker.workers.beat(row("bystander"))
     job_id = new_job(broker)
     broker.jobs.issue(job_id, QUEUE)
@@ -83,7 +81,7 @@ def test_a_stuck_chunk_comes_first_with_its_history(broker: Broker, raw: redis_p
     assert sum("died" in said for _, said in facts) == 5
 
 
-def test_a_stalled_producer_comes_first_with_the_way_to_go_on(broker: Broker, raw: redis_py.Redis, shown: Show) -> None:
+def test_a_stalled_producer_comes_first_with_the_way_to_go_on(broker: Broker, raw: Redis, shown: Show) -> None:
     broker.workers.beat(row())
     job_id = new_job(broker, seal=False)
     raw.unlink(keys.producer(job_id))
@@ -92,7 +90,7 @@ def test_a_stalled_producer_comes_first_with_the_way_to_go_on(broker: Broker, ra
     assert f"--resume {job_id}" in facts[2][1]
 
 
-def test_lost_chunks_come_first_of_all(broker: Broker, raw: redis_py.Redis, shown: Show) -> None:
+def test_lost_chunks_come_first_of_all(broker: Broker, raw: Redis, shown: Show) -> None:
     job_id = new_job(broker)
     raw.hset(keys.job(job_id), mapping={"lost_first": 0, "lost_last": 1})
     facts = shown(job_id)
@@ -121,7 +119,7 @@ def test_hung_workers_come_first_where_no_other_works(broker: Broker, shown: Sho
     assert names(shown(job_id)).count("hung") == 1
 
 
-def test_trouble_comes_first_until_the_job_has_ended(broker: Broker, raw: redis_py.Redis, shown: Show) -> None:
+def test_trouble_comes_first_until_the_job_has_ended(broker: Broker, raw: Redis, shown: Show) -> None:
     broker.workers.beat(row())
     job_id = new_job(broker)
     assert names(shown(job_id))[:5] == ["job", "state", "model", "class", "workers"]

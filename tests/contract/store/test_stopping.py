@@ -9,38 +9,25 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import redis as redis_py
+from redis import Redis
 
 from embedctl.broker import Broker
 from embedctl.destinations.files import fetch
 from embedctl.destinations.numbers import Numbers, OutputType
 from embedctl.job import Job
 from embedctl.reaper import Reaper
-from embedctl.store import Added, ClaimAnswer, JobState
+from embedctl.store import ClaimAnswer, JobState
 from embedctl.submission import Submission
 from embedctl_config import keys, wire
 from embedctl_config.errors import CorpusChanged, JobCancelled, JobFailed, JobStopped
-from tests.support.store import (
-    DIM,
-    QUEUE,
-    add,
-    assert_consistent,
-    claim,
-    complete,
-    issued,
-    new_job,
-    payload,
-    row,
-    text_waiting,
-    work,
-)
+from tests.support.store import DIM, QUEUE, assert_consistent, claim, complete, new_job, payload, row, work
 
 
 def look_after(broker: Broker, job_id: str) -> None:
     Reaper(broker)._look_after([job_id], broker.connection.now_ms(), math.inf)
 
 
-def inputs(raw: redis_py.Redis, job_id: str, chunks: int = 6) -> list[int]:
+def inputs(raw: Redis, job_id: str, chunks: int = 6) -> list[int]:
     return [chunk for chunk in range(chunks) if raw.exists(keys.chunk_input(job_id, chunk))]
 
 
@@ -66,7 +53,7 @@ def submit_again(broker: Broker, job_id: str, chunks: int = 6, word: str = "text
 
 @pytest.mark.parametrize("seal", [True, False])
 def test_what_is_done_can_be_fetched_and_the_rest_is_freed(
-    broker: Broker, raw: redis_py.Redis, tmp_path: Path, seal: bool
+    broker: Broker, raw: Redis, tmp_path: Path, seal: bool
 ) -> None:
     job_id = stopped_job(broker, seal=seal)
     status = broker.jobs.status(job_id)
@@ -121,7 +108,7 @@ def test_it_is_stopped_once_and_an_ended_job_not_at_all(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize(("seal", "freed"), [(True, True), (False, False)])
-def test_its_corpus_continues_it(broker: Broker, raw: redis_py.Redis, seal: bool, freed: bool) -> None:
+def test_its_corpus_continues_it(broker: Broker, raw: Redis, seal: bool, freed: bool) -> None:
     broker.workers.beat(row())
     job_id = stopped_job(broker, seal=seal)
     if freed:
@@ -141,23 +128,6 @@ def test_its_corpus_continues_it(broker: Broker, raw: redis_py.Redis, seal: bool
     assert job.retry_failed() == 1
     work(broker, job_id, 6)
     assert job.status().state is JobState.COMPLETED
-
-
-def test_it_waits_for_no_text_that_is_not_added_again(broker: Broker, raw: redis_py.Redis) -> None:
-    """Tickets go out only as far as the producer has come, and bytes count only then."""
-    job_id = stopped_job(broker)
-    look_after(broker, job_id)
-    assert broker.jobs.resume(job_id, "p")
-    assert broker.jobs.resume(job_id, "p")  # the answer was lost
-    assert not broker.jobs.resume(job_id, "other") or broker.jobs.status(job_id).stopped_by is None
-    assert issued(broker, job_id) == []
-    answers = [add(broker, job_id, chunk)[0] for chunk in range(3)]
-    assert answers == [Added.OK, Added.SKIPPED, Added.OK]
-    assert broker.jobs.status(job_id).waiting_bytes == text_waiting(raw, job_id, 6) > 0
-    assert issued(broker, job_id) == [0, 2]
-    assert add(broker, job_id, 0)[0] is Added.SKIPPED  # a producer that resumes
-    work(broker, job_id, 0, 2)
-    assert broker.jobs.status(job_id).waiting_bytes == 0
 
 
 def test_another_corpus_does_not_continue_it(broker: Broker) -> None:

@@ -6,17 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import redis as redis_py
+from redis import Redis
 
-from embedctl import (
-    BrokerUnavailable,
-    CorpusChanged,
-    InputError,
-    Job,
-    JobState,
-    SettingsError,
-    enqueue_embeddings,
-)
+from embedctl import BrokerUnavailable, CorpusChanged, InputError, Job, JobState, SettingsError, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.enqueue import submit
 from embedctl.job_options import MAX_KEY_BYTES, MAX_PROMPT_BYTES, SubmitOptions
@@ -30,7 +22,7 @@ from tests.support.store import MINE, QUEUE, row, work
 TEXTS = [f"text {number}" for number in range(10)]
 
 
-def test_every_text_is_stored_in_chunks_and_sealed(settings: Settings, broker: Broker, raw: redis_py.Redis) -> None:
+def test_every_text_is_stored_in_chunks_and_sealed(settings: Settings, broker: Broker, raw: Redis) -> None:
     job = enqueue_embeddings(TEXTS, chunk_size=4, ids=range(10), settings=settings)
     status = job.status()
     assert (status.state, status.sealed, status.records, status.chunks) == (JobState.QUEUED, True, 10, 3)
@@ -85,7 +77,7 @@ def test_other_options_under_the_same_key_are_refused_by_name(settings: Settings
     [{"hardware": "slow"}, {"precision": "int8"}, {"max_errors": 5}, {"max_errors_share": 0.5}, {"ttl": 5000.0}],
 )
 def test_a_half_submitted_job_is_resumed_with_its_own_options_and_corpus_alone(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, option: dict[str, Any]
+    settings: Settings, broker: Broker, raw: Redis, option: dict[str, Any]
 ) -> None:
     def dies() -> Iterator[str]:
         yield from TEXTS[:5]
@@ -135,7 +127,7 @@ def test_a_half_submitted_job_is_resumed_with_its_own_options_and_corpus_alone(
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_stored(
-    settings: Settings, raw: redis_py.Redis, option: dict[str, Any], message: str
+    settings: Settings, raw: Redis, option: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(SettingsError, match=message):
         enqueue_embeddings(TEXTS, settings=settings, **option)

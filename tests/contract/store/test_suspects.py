@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-import redis as redis_py
+from redis import Redis
 
 from embedctl.broker import Broker
 from embedctl.machine import machine_id, process_id, runs
@@ -37,7 +37,7 @@ def bystander(broker: Broker) -> None:
 
 
 def die(
-    broker: Broker, job_id: str, chunk: int, raw: redis_py.Redis, *, at_row: int | None = None, instance: str = "w"
+    broker: Broker, job_id: str, chunk: int, raw: Redis, *, at_row: int | None = None, instance: str = "w"
 ) -> list[int]:
     """Claim a chunk, perhaps come to a row, die witnessed, and be judged."""
     broker.workers.beat(row(instance))
@@ -49,7 +49,7 @@ def die(
     return reaped(broker, job_id)
 
 
-def test_a_lapse_of_a_live_owner_makes_nobody_suspect(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_lapse_of_a_live_owner_makes_nobody_suspect(broker: Broker, raw: Redis) -> None:
     broker.workers.beat(row())
     job_id = new_job(broker)
     for attempt in range(1, 11):
@@ -62,7 +62,7 @@ def test_a_lapse_of_a_live_owner_makes_nobody_suspect(broker: Broker, raw: redis
     assert broker.jobs.suspects(job_id) == []
 
 
-def test_the_death_of_an_owner_makes_its_chunk_suspect(broker: Broker, raw: redis_py.Redis) -> None:
+def test_the_death_of_an_owner_makes_its_chunk_suspect(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker)
     assert die(broker, job_id, 0, raw) == [0]
     assert claim(broker, job_id, 0, "next").given_up == frozenset()
@@ -74,7 +74,7 @@ def test_the_death_of_an_owner_makes_its_chunk_suspect(broker: Broker, raw: redi
     assert_consistent(broker, raw, job_id)
 
 
-def second_owner(broker: Broker, raw: redis_py.Redis, *rows: int) -> str:
+def second_owner(broker: Broker, raw: Redis, *rows: int) -> str:
     """A job whose chunk 0 had an owner that died, and has "second" now, which came to these rows."""
     job_id = new_job(broker)
     die(broker, job_id, 0, raw)
@@ -88,7 +88,7 @@ def second_owner(broker: Broker, raw: redis_py.Redis, *rows: int) -> str:
 
 @pytest.mark.parametrize(("rows", "named"), [((0, 1), {1}), ((0, 1, -1), set())], ids=["at a row", "past it"])
 def test_a_careful_death_names_the_row_that_was_not_passed(
-    broker: Broker, raw: redis_py.Redis, rows: tuple[int, ...], named: set[int]
+    broker: Broker, raw: Redis, rows: tuple[int, ...], named: set[int]
 ) -> None:
     job_id = second_owner(broker, raw, *rows)
     broker.workers.report_death("second", "killed")
@@ -97,7 +97,7 @@ def test_a_careful_death_names_the_row_that_was_not_passed(
     assert claim(broker, job_id, 0, "third").given_up == frozenset(named)
 
 
-def test_a_careful_owner_that_is_only_silent_is_given_time(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_careful_owner_that_is_only_silent_is_given_time(broker: Broker, raw: Redis) -> None:
     job_id = second_owner(broker, raw, 1)
     for members in (keys.WORKERS, keys.queue_workers(QUEUE)):
         raw.zadd(members, {"second": broker.connection.now_ms() - 1000})
@@ -112,7 +112,7 @@ def test_a_careful_owner_that_is_only_silent_is_given_time(broker: Broker, raw: 
 
 
 @pytest.mark.parametrize("how", ["lives", "released it", "left as it was told"])
-def test_a_careful_owner_that_did_not_die_is_never_blamed(broker: Broker, raw: redis_py.Redis, how: str) -> None:
+def test_a_careful_owner_that_did_not_die_is_never_blamed(broker: Broker, raw: Redis, how: str) -> None:
     job_id = second_owner(broker, raw, 1)
     if how == "released it":
         assert broker.jobs.release(job_id, 0, "t2", delay_s=0)
@@ -126,7 +126,7 @@ def test_a_careful_owner_that_did_not_die_is_never_blamed(broker: Broker, raw: r
 
 
 def test_careful_deaths_without_a_row_make_a_chunk_stuck_and_are_spaced_out(
-    broker: Broker, raw: redis_py.Redis, settings: Settings
+    broker: Broker, raw: Redis, settings: Settings
 ) -> None:
     job_id = new_job(broker)
     assert [die(broker, job_id, 0, raw, instance=f"w{number}") for number in range(3)] == [[0]] * 3
@@ -142,7 +142,7 @@ def test_careful_deaths_without_a_row_make_a_chunk_stuck_and_are_spaced_out(
     assert_consistent(broker, raw, job_id)
 
 
-def test_the_history_of_a_chunk_is_bounded(broker: Broker, raw: redis_py.Redis) -> None:
+def test_the_history_of_a_chunk_is_bounded(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker)
     for number in range(13):
         die(broker, job_id, 0, raw, at_row=number if number else None, instance=f"w{number}")
@@ -151,7 +151,7 @@ def test_the_history_of_a_chunk_is_bounded(broker: Broker, raw: redis_py.Redis) 
     assert suspect.given_up == tuple(range(1, 13))
 
 
-def test_a_neighbour_witnesses_a_death(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_neighbour_witnesses_a_death(broker: Broker, raw: Redis) -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     there = row("neighbour", machine=machine_id(), process=process_id(process.pid))
     broker.workers.beat(there)
@@ -171,7 +171,7 @@ def test_a_neighbour_witnesses_a_death(broker: Broker, raw: redis_py.Redis) -> N
     assert 0 < raw.ttl(keys.died("neighbour")) <= keys.GONE_TTL_S
 
 
-def test_a_witnessed_death_ends_its_leases_at_once(broker: Broker, raw: redis_py.Redis, settings: Settings) -> None:
+def test_a_witnessed_death_ends_its_leases_at_once(broker: Broker, raw: Redis, settings: Settings) -> None:
     process = subprocess.Popen([sys.executable, "-c", "pass"])
     there = row("neighbour", machine=machine_id(), process=process_id(process.pid))
     process.wait()

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 import pytest
-import redis as redis_py
+from redis import Redis
 
 from embedctl import Job
 from embedctl.broker import Broker
@@ -34,12 +34,12 @@ def issue(broker: Broker, job_id: str) -> None:
     broker.send_issued(broker.jobs.status(job_id))
 
 
-def forgotten(broker: Broker, raw: redis_py.Redis, job_id: str) -> None:
+def forgotten(broker: Broker, raw: Redis, job_id: str) -> None:
     """Remove a job as its expiry does: nobody tidies up behind it."""
     raw.unlink(*(key for key in raw.scan_iter(match=f"embed:job:{job_id}*")))
 
 
-def sent(broker: Broker, raw: redis_py.Redis, job_id: str, *chunks: int) -> list[bytes]:
+def sent(broker: Broker, raw: Redis, job_id: str, *chunks: int) -> list[bytes]:
     """Send tickets; returns all messages in the queue, the newest first."""
     broker.tickets.send(QUEUE, job_id, list(chunks))
     return [message for message in raw.lrange(QUEUE, 0, -1) if isinstance(message, bytes)]
@@ -49,7 +49,7 @@ def message(body: str) -> bytes:
     return json.dumps({"body": body, "properties": {"body_encoding": "utf-8"}}).encode()
 
 
-def test_a_discarded_job_leaves_no_queue(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_discarded_job_leaves_no_queue(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 3)
     issue(broker, job_id)
     assert raw.llen(QUEUE) == 3
@@ -64,7 +64,7 @@ def test_a_discarded_job_leaves_no_queue(broker: Broker, raw: redis_py.Redis) ->
 
 
 @pytest.mark.parametrize("way", ["cancelled", "expired", "ended"])
-def test_a_round_removes_the_queue_of_a_job_that_is_over(broker: Broker, raw: redis_py.Redis, way: str) -> None:
+def test_a_round_removes_the_queue_of_a_job_that_is_over(broker: Broker, raw: Redis, way: str) -> None:
     job_id = new_job(broker, 3)
     issue(broker, job_id)
     sweep(broker)
@@ -79,7 +79,7 @@ def test_a_round_removes_the_queue_of_a_job_that_is_over(broker: Broker, raw: re
     assert not raw.exists(QUEUE, *BINDINGS)
 
 
-def test_the_tickets_of_a_job_that_waits_for_a_worker_stay(broker: Broker, raw: redis_py.Redis) -> None:
+def test_the_tickets_of_a_job_that_waits_for_a_worker_stay(broker: Broker, raw: Redis) -> None:
     over, waits = new_job(broker, 2), new_job(broker, 2)
     issue(broker, over)
     issue(broker, waits)
@@ -102,7 +102,7 @@ def test_the_tickets_of_a_job_that_waits_for_a_worker_stay(broker: Broker, raw: 
         message(f'[["{GONE}", 2], {{"version": Infinity}}]'),
     ],
 )
-def test_what_is_not_a_ticket_stays(broker: Broker, raw: redis_py.Redis, other: bytes) -> None:
+def test_what_is_not_a_ticket_stays(broker: Broker, raw: Redis, other: bytes) -> None:
     new_job(broker, 0)
     raw.lpush(QUEUE, other)
     sent(broker, raw, GONE, 0)
@@ -113,7 +113,7 @@ def test_what_is_not_a_ticket_stays(broker: Broker, raw: redis_py.Redis, other: 
     assert raw.lrange(QUEUE, 0, -1) == [other]
 
 
-def test_tickets_and_jobs_of_another_version_stay(broker: Broker, raw: redis_py.Redis) -> None:
+def test_tickets_and_jobs_of_another_version_stay(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 1)
     work(broker, job_id, 0)
     raw.hset(keys.job(job_id), "version", wire.VERSION + 1)
@@ -129,7 +129,7 @@ def test_tickets_and_jobs_of_another_version_stay(broker: Broker, raw: redis_py.
     assert raw.llen(QUEUE) == 1
 
 
-def test_a_queue_with_a_live_worker_is_its_workers(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_queue_with_a_live_worker_is_its_workers(broker: Broker, raw: Redis) -> None:
     Job(new_job(broker, 1), broker).discard()
     broker.workers.beat(row())
     sent(broker, raw, GONE, 0)
@@ -151,9 +151,7 @@ def before_removal(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object
     monkeypatch.setattr(UnusedQueues, "_remove", later)
 
 
-def test_a_ticket_that_is_sent_meanwhile_stays(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ticket_that_is_sent_meanwhile_stays(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker takes a ticket, and a new job sends its own."""
     job_id = new_job(broker, 2)
     sent(broker, raw, GONE, 0, 1)
@@ -170,7 +168,7 @@ def test_a_ticket_that_is_sent_meanwhile_stays(
 
 @pytest.mark.parametrize("which", ["old", "new"])
 def test_no_ticket_is_lost_because_a_queue_was_removed(
-    broker: Broker, raw: redis_py.Redis, settings: Settings, which: str
+    broker: Broker, raw: Redis, settings: Settings, which: str
 ) -> None:
     """Neither a worker that already consumes the queue, nor a sender that declared it before, misses its binding."""
     with make_celery(settings).connection_for_read() as connection, connection.SimpleQueue(QUEUE) as taken:
@@ -192,7 +190,7 @@ def test_no_ticket_is_lost_because_a_queue_was_removed(
     assert sorted(chunks) == [[next_id, 0], [next_id, 1]]
 
 
-def test_an_empty_queue_is_forgotten_when_nobody_can_send_to_it_any_more(broker: Broker, raw: redis_py.Redis) -> None:
+def test_an_empty_queue_is_forgotten_when_nobody_can_send_to_it_any_more(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 1)
     issue(broker, job_id)
     raw.delete(QUEUE)  # a worker took its ticket, and is gone
@@ -210,7 +208,7 @@ def test_an_empty_queue_is_forgotten_when_nobody_can_send_to_it_any_more(broker:
 
 
 def test_rounds_are_bounded_and_get_to_every_ticket_of_every_queue(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unused, "_QUEUES", 3)
     monkeypatch.setattr(unused, "_TICKETS", 4)
@@ -227,7 +225,7 @@ def test_rounds_are_bounded_and_get_to_every_ticket_of_every_queue(
     assert not raw.keys("_kombu.binding*")
 
 
-def test_a_key_of_another_program_stops_nothing(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_key_of_another_program_stops_nothing(broker: Broker, raw: Redis) -> None:
     new_job(broker, 0)
     broker.upkeep.queues.mark(["embed.dummy.other"], 1)
     raw.set("embed.dummy.other", "theirs")
@@ -242,7 +240,7 @@ def test_a_key_of_another_program_stops_nothing(broker: Broker, raw: redis_py.Re
     assert raw.zscore(keys.JOBS, broken) is not None
 
 
-def test_a_round_without_unused_queues_reads_two_facts_of_each(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_round_without_unused_queues_reads_two_facts_of_each(broker: Broker, raw: Redis) -> None:
     """Most rounds find nothing: they read the oldest ticket and the number of workers, in one round trip."""
     new_job(broker, 0)
     upkeep = Upkeep(broker.connection, Settings())

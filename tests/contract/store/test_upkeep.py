@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import redis as redis_py
+from redis import Redis
 
 from embedctl.broker import Broker
 from embedctl.store import upkeep
@@ -12,7 +12,6 @@ from embedctl_config.settings import Settings
 from tests.support.limits import limited
 from tests.support.store import (
     QUEUE,
-    active_jobs,
     assert_consistent,
     assert_due,
     audited,
@@ -39,9 +38,7 @@ def live(broker: Broker) -> Broker:
     return broker
 
 
-def test_a_lapsed_lease_gets_a_ticket_and_loses_its_owner(
-    live: Broker, raw: redis_py.Redis, settings: Settings
-) -> None:
+def test_a_lapsed_lease_gets_a_ticket_and_loses_its_owner(live: Broker, raw: Redis, settings: Settings) -> None:
     job_id = new_job(live, 3)
     live.jobs.issue(job_id, QUEUE)
     claim(live, job_id, 1, "dead")
@@ -58,7 +55,7 @@ def test_a_lapsed_lease_gets_a_ticket_and_loses_its_owner(
     assert_consistent(live, raw, job_id)
 
 
-def test_a_ticket_that_nobody_takes_is_sent_again_ever_later(live: Broker, raw: redis_py.Redis) -> None:
+def test_a_ticket_that_nobody_takes_is_sent_again_ever_later(live: Broker, raw: Redis) -> None:
     job_id = new_job(live, 1)
     live.jobs.issue(job_id, QUEUE)
     for wait_s in (120, 240, 480, 960, 1800, 1800, 1800):
@@ -71,7 +68,7 @@ def test_a_ticket_that_nobody_takes_is_sent_again_ever_later(live: Broker, raw: 
     assert_consistent(live, raw, job_id)
 
 
-def test_a_claim_makes_the_waits_short_again(live: Broker, raw: redis_py.Redis, settings: Settings) -> None:
+def test_a_claim_makes_the_waits_short_again(live: Broker, raw: Redis, settings: Settings) -> None:
     job_id = new_job(live, 1)
     live.jobs.issue(job_id, QUEUE)
     for _ in range(3):
@@ -85,7 +82,7 @@ def test_a_claim_makes_the_waits_short_again(live: Broker, raw: redis_py.Redis, 
     assert_due(live, raw, job_id, 0, after_s=2 * settings.limits.reissue_s, since_ms=began)
 
 
-def test_nothing_is_reaped_while_the_queue_has_no_live_worker(broker: Broker, raw: redis_py.Redis) -> None:
+def test_nothing_is_reaped_while_the_queue_has_no_live_worker(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 1)
     broker.jobs.issue(job_id, QUEUE)
     overdue(raw, job_id, 0)
@@ -97,7 +94,7 @@ def test_nothing_is_reaped_while_the_queue_has_no_live_worker(broker: Broker, ra
     assert reaped(broker, job_id) == [0]
 
 
-def test_an_audit_marks_the_range_of_what_is_lost(broker: Broker, raw: redis_py.Redis) -> None:
+def test_an_audit_marks_the_range_of_what_is_lost(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 8)
     broker.jobs.issue(job_id, QUEUE)
     work(broker, job_id, 3)
@@ -112,7 +109,7 @@ def test_an_audit_marks_the_range_of_what_is_lost(broker: Broker, raw: redis_py.
 
 
 def test_an_audit_goes_through_a_long_job_by_slices(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep, "_SLICE", 3)
     job_id = new_job(broker, 8)
@@ -124,7 +121,7 @@ def test_an_audit_goes_through_a_long_job_by_slices(
     assert broker.jobs.status(job_id).lost_chunks == (1, 7)
 
 
-def test_freeing_takes_a_slice_at_a_time(broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_freeing_takes_a_slice_at_a_time(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "_SLICE", 3)
     job_id = new_job(broker, 7)
     work(broker, job_id, 0, 4, failed=1)
@@ -132,10 +129,3 @@ def test_freeing_takes_a_slice_at_a_time(broker: Broker, raw: redis_py.Redis, mo
     assert [broker.upkeep.free_slice(job_id, 7) for _ in range(3)] == [False, False, True]
     assert not any(":in:" in key or ":out:" in key for key in keys_of(raw, job_id))
     assert broker.jobs.status(job_id).state == "cancelled"
-
-
-def test_active_jobs_are_those_that_have_not_ended(broker: Broker) -> None:
-    jobs = [new_job(broker, ttl_s=keys.UNENDED_TTL_S) for _ in range(6)]
-    work(broker, jobs[1], 0, 1)
-    broker.upkeep.agenda.forget([jobs[0]])
-    assert set(active_jobs(broker)) == set(jobs[2:])  # those of one millisecond are in no order

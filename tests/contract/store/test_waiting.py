@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import redis as redis_py
+from redis import Redis
 
 from embedctl import (
     Job,
@@ -78,12 +78,12 @@ class Submitting:
         return str(self.error)
 
 
-def only_job(raw: redis_py.Redis) -> str:
+def only_job(raw: Redis) -> str:
     (job_id,) = members(raw, keys.JOBS)
     return job_id
 
 
-def lose_the_seal(raw: redis_py.Redis, job_id: str) -> None:
+def lose_the_seal(raw: Redis, job_id: str) -> None:
     """Redis comes back without its last write, and the producer's lease is over."""
     raw.hdel(keys.job(job_id), "original_chunks", "sealed", "ended_ms")
     raw.hset(keys.job(job_id), "state", "submitting")
@@ -100,7 +100,7 @@ def lose_the_seal(raw: redis_py.Redis, job_id: str) -> None:
     ],
 )
 def test_a_producer_that_waits_for_room_hears_that_there_will_be_none(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, end: str, error: type[JobError]
+    settings: Settings, broker: Broker, raw: Redis, end: str, error: type[JobError]
 ) -> None:
     submitting = Submitting(settings, max_errors=0)
     eventually(lambda: submitting.waits)
@@ -119,7 +119,7 @@ def test_a_producer_that_waits_for_room_hears_that_there_will_be_none(
 
 
 def test_a_producer_that_waits_says_that_no_worker_lives(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, caplog: pytest.LogCaptureFixture
+    settings: Settings, broker: Broker, raw: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     submitting = Submitting(settings)
     eventually(lambda: any("embedctl worker --class dummy --model dummy" in each for each in submitting.waiting_for))
@@ -135,7 +135,7 @@ def time_passes(clock: MovedClock) -> Callable[[int, str], None]:
 
 @pytest.mark.parametrize("key", [None, "k"])
 def test_a_submission_ends_when_its_time_is_over_and_one_with_a_key_resumes(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, clock: MovedClock, key: str | None
+    settings: Settings, broker: Broker, raw: Redis, clock: MovedClock, key: str | None
 ) -> None:
     with pytest.raises(WaitTimeout, match=r"the first 2 of its records after 999 s: its submission waits for workers"):
         enqueue_embeddings(TEXTS, timeout=999, progress=time_passes(clock), idempotency_key=key, settings=settings)
@@ -147,7 +147,7 @@ def test_a_submission_ends_when_its_time_is_over_and_one_with_a_key_resumes(
 
 
 def test_the_time_of_a_submission_is_looked_at_between_chunks(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, clock: MovedClock
+    settings: Settings, broker: Broker, raw: Redis, clock: MovedClock
 ) -> None:
     def slow() -> Iterator[str]:
         yield from TEXTS[:4]
@@ -159,7 +159,7 @@ def test_the_time_of_a_submission_is_looked_at_between_chunks(
 
 
 def test_another_producer_of_the_same_job_is_not_waited_for_any_longer_than_told(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, clock: MovedClock
+    settings: Settings, broker: Broker, raw: Redis, clock: MovedClock
 ) -> None:
     roomy = limited(settings, high_water_bytes=10**6)
     job = enqueue_embeddings(TEXTS, idempotency_key="k", settings=roomy)
@@ -175,7 +175,7 @@ async def submitted_in_a_loop(settings: Settings) -> Job:
 
 @pytest.mark.parametrize("awaited", [False, True])
 def test_a_producer_seals_again_where_redis_lost_that(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, caplog: pytest.LogCaptureFixture, awaited: bool
+    settings: Settings, broker: Broker, raw: Redis, caplog: pytest.LogCaptureFixture, awaited: bool
 ) -> None:
     roomy = limited(settings, high_water_bytes=10**6)
     job = asyncio.run(submitted_in_a_loop(roomy)) if awaited else enqueue_embeddings(TEXTS, settings=roomy)
@@ -187,7 +187,7 @@ def test_a_producer_seals_again_where_redis_lost_that(
 
 @pytest.mark.parametrize("call", WAITS)
 def test_waiting_for_a_job_whose_producer_died_ends_when_all_that_is_there_is_done(
-    broker: Broker, raw: redis_py.Redis, impatient: None, call: str
+    broker: Broker, raw: Redis, impatient: None, call: str
 ) -> None:
     job_id = new_job(broker, 2, seal=False)
     work(broker, job_id, 0, 1)
@@ -196,7 +196,7 @@ def test_waiting_for_a_job_whose_producer_died_ends_when_all_that_is_there_is_do
         WAITS[call](Job(job_id, broker), PATIENCE_S)
 
 
-def test_a_producer_that_comes_back_in_time_is_waited_for(broker: Broker, raw: redis_py.Redis, impatient: None) -> None:
+def test_a_producer_that_comes_back_in_time_is_waited_for(broker: Broker, raw: Redis, impatient: None) -> None:
     job_id = new_job(broker, 1, seal=False)
     work(broker, job_id, 0)
     raw.delete(keys.producer(job_id))

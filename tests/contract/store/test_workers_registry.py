@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-import redis as redis_py
+from redis import Redis
 
 from embedctl import overview
 from embedctl.broker import Broker
@@ -24,13 +24,13 @@ from embedctl_config.settings import Settings
 from tests.support.store import DIM, MINE, QUEUE, calls, new_job, row
 
 
-def expire(broker: Broker, raw: redis_py.Redis, instance: str, *queues: str) -> None:
+def expire(broker: Broker, raw: Redis, instance: str, *queues: str) -> None:
     """Make the worker's last heartbeat so old that it no longer counts."""
     for members in (keys.WORKERS, *map(keys.queue_workers, queues)):
         raw.zadd(members, {instance: broker.connection.now_ms() - 1})
 
 
-def test_a_beat_says_all_about_a_worker_and_ends_by_itself(broker: Broker, raw: redis_py.Redis) -> None:
+def test_a_beat_says_all_about_a_worker_and_ends_by_itself(broker: Broker, raw: Redis) -> None:
     mine = row("w", "a", "b/c", holding=(("job", 3), ("job", 4)), progressed_ms=17)
     broker.workers.beat(mine)
     assert list(broker.workers.alive()) == [mine]
@@ -47,7 +47,7 @@ def test_a_worker_counts_on_each_of_its_queues(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("ended", ["left", "its beat ran out", "its heartbeat is gone"])
-def test_a_worker_that_is_not_alive_no_longer_counts(broker: Broker, raw: redis_py.Redis, ended: str) -> None:
+def test_a_worker_that_is_not_alive_no_longer_counts(broker: Broker, raw: Redis, ended: str) -> None:
     mine = row("mine")
     for worker in (mine, row("other")):
         broker.workers.beat(worker)
@@ -62,7 +62,7 @@ def test_a_worker_that_is_not_alive_no_longer_counts(broker: Broker, raw: redis_
     assert broker.workers.count(QUEUE) == (2 if ended == "its heartbeat is gone" else 1)
 
 
-def test_the_next_beat_of_anybody_sweeps_the_dead_away(broker: Broker, raw: redis_py.Redis) -> None:
+def test_the_next_beat_of_anybody_sweeps_the_dead_away(broker: Broker, raw: Redis) -> None:
     broker.workers.beat(row("dead"))
     expire(broker, raw, "dead", QUEUE)
     broker.workers.beat(row("live"))
@@ -75,7 +75,7 @@ def test_the_next_beat_of_anybody_sweeps_the_dead_away(broker: Broker, raw: redi
 
 
 def test_a_worker_that_beats_during_a_look_counts_once_and_hides_no_other(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "_SLICE", 2)
     for number in range(7):
@@ -90,7 +90,7 @@ def test_a_worker_that_beats_during_a_look_counts_once_and_hides_no_other(
 
 
 def test_workers_that_beat_in_the_same_millisecond_are_all_read(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "_SLICE", 2)
     until = broker.connection.now_ms() + 600_000
@@ -133,11 +133,7 @@ def test_auto_takes_the_class_whose_live_workers_are_fastest_together(
 
 @pytest.mark.parametrize("ended", ["left", "died", "fell silent"])
 def test_a_job_that_comes_while_workers_are_started_anew_goes_to_their_class(
-    ended: str,
-    broker: Broker,
-    route: Callable[..., tuple[str, str]],
-    raw: redis_py.Redis,
-    caplog: pytest.LogCaptureFixture,
+    ended: str, broker: Broker, route: Callable[..., tuple[str, str]], raw: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     mine = row("a", hardware="fast", models=served(60))
     broker.workers.beat(mine)
@@ -168,9 +164,7 @@ def test_a_class_that_does_not_offer_the_precision_is_refused(route: Callable[..
         route(hardware="gone")
 
 
-def test_what_workers_offer_is_read_again_in_time(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_workers_offer_is_read_again_in_time(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     assert broker.workers.offers() == {}
     broker.workers.beat(row("w1"))
     assert broker.workers.offers() == {("dummy", "dummy", "fp32"): Offer(100.0, DIM)}  # not what was not there
@@ -186,7 +180,7 @@ def test_what_workers_offer_is_read_again_in_time(
 # Many workers and jobs: nobody reads all of them for a few
 
 
-def test_the_workers_of_this_machine_are_found_without_reading_the_others(broker: Broker, raw: redis_py.Redis) -> None:
+def test_the_workers_of_this_machine_are_found_without_reading_the_others(broker: Broker, raw: Redis) -> None:
     for number in range(30):
         broker.workers.beat(row(f"far{number}", machine="another machine"))
     for instance in ("mine", "expired", "left"):
@@ -199,7 +193,7 @@ def test_the_workers_of_this_machine_are_found_without_reading_the_others(broker
 
 
 def test_a_look_at_a_thousand_workers_takes_ten_round_trips(
-    broker: Broker, observed: Broker, trips: list[str], raw: redis_py.Redis
+    broker: Broker, observed: Broker, trips: list[str], raw: Redis
 ) -> None:
     job_id = new_job(broker, chunks=1)
     for number in range(1000):
@@ -217,7 +211,7 @@ def test_a_look_at_a_thousand_workers_takes_ten_round_trips(
 
 
 def test_a_round_of_the_reaper_takes_thirty_round_trips_with_many_workers_and_jobs(
-    old_redis: None, broker: Broker, observed: Broker, trips: list[str], raw: redis_py.Redis
+    old_redis: None, broker: Broker, observed: Broker, trips: list[str], raw: Redis
 ) -> None:
     for number in range(300):
         broker.workers.beat(row(f"w{number}"))
@@ -234,7 +228,7 @@ def test_a_round_of_the_reaper_takes_thirty_round_trips_with_many_workers_and_jo
 
 
 def test_workers_gone_are_counted_by_kind_and_named_if_asked_for(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overview, "GONE_SHOWN", 5)
     for number in range(12):
@@ -257,7 +251,7 @@ def test_offers_of_many_workers_are_kept_longer(broker: Broker) -> None:
     assert broker.workers._offers_until >= began + 2.5  # a busy machine only makes it later
 
 
-def test_the_end_of_an_id_is_compared_by_redis(broker: Broker, raw: redis_py.Redis) -> None:
+def test_the_end_of_an_id_is_compared_by_redis(broker: Broker, raw: Redis) -> None:
     at = time.strftime("%Y%m%d-%H%M%S", time.gmtime(broker.connection.now_ms() / 1000))
     raw.zadd(keys.JOBS, {f"{at}-{number:010x}": 1_000_000 + number for number in range(12_000)})
     job_id = new_job(broker, chunks=1)
