@@ -22,7 +22,7 @@ def written(table: Database, *batches: Batch, contract: Contract = CONTRACT) -> 
             destination.write(each)
 
 
-def refused(table: Database, batch: Batch, *, options: str = "") -> dict[str, str]:
+def refused(table: Database, batch: Batch, *, options: str = "") -> dict[str | None, str]:
     """Deliver a batch; returns the ids that the database refuses, and why."""
     with table.delivery(options=options) as destination:
         return {each.id: each.reason for each in writing.write(destination, batch)}

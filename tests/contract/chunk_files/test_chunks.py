@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -203,12 +204,8 @@ def test_a_folder_that_is_no_longer_mounted_loses_nothing(folder_files: ChunkFil
 def test_a_full_disk_is_waited_for_and_leaves_nothing_half_written(
     folder_files: ChunkFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
+        patch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         with pytest.raises(ChunkFilesUnavailable, match=r"can't be used now: .*No space left"):
             folder_files.put(Where(JOB, "in", 0), chunk(100))
     assert not [each for each in (tmp_path / "data").rglob("0.*") if each.is_file()]
@@ -280,10 +277,7 @@ def test_a_lost_answer_to_the_first_mark_of_a_bucket_replaces_no_mark(
 
 
 def test_a_file_system_without_hard_links_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_links(*_: object) -> None:
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-
-    monkeypatch.setattr(os, "link", no_links)
+    monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EPERM, os.strerror(errno.EPERM))))
     assert outside(tmp_path / "data").make_place() == outside(tmp_path / "data").place_id
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -171,28 +172,16 @@ def test_figures_that_no_sweep_renews_are_withdrawn(broker: Broker, raw: Any, mo
     monkeypatch.setattr(backlog, "_SLICE", 1)
     fake_jobs(raw, 3)
     watch.look()
-    reads = iter(range(2))
-
-    def fails_in_the_middle(connection: Any, place: Place) -> Any:
-        if next(reads, None) is None:
-            raise BrokerUnavailable("no")
-        return read_slice(connection, place)
-
-    monkeypatch.setattr(watching, "read_slice", fails_in_the_middle)
-    clock[0] += watching.STUCK_AFTER_S
-    watch.look()
-    assert watch.sweep() is not None
-    clock[0] += 1
-    reads = iter(range(2))
-    watch.look()
-    assert watch.sweep() is None
+    for later_s, is_withdrawn in ((watching.STUCK_AFTER_S, False), (1, True)):
+        in_the_middle = [read_slice(broker.connection, START)] * 2
+        monkeypatch.setattr(watching, "read_slice", Mock(side_effect=[*in_the_middle, BrokerUnavailable("no")]))
+        clock[0] += later_s
+        watch.look()
+        assert (watch.sweep() is None) is is_withdrawn
 
 
 def test_what_nobody_expects_ends_the_process(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(connection: Any, place: Place) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(watching, "read_slice", broken)
+    monkeypatch.setattr(watching, "read_slice", Mock(side_effect=ZeroDivisionError))
     watch = Watch(broker)
     watch.start()
     with pytest.raises(ZeroDivisionError):

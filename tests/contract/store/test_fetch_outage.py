@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -119,11 +120,8 @@ def test_a_run_keeps_a_job_that_the_same_command_repairs(
     def no_worker(*_: object, **__: object) -> Iterator[object]:
         yield settings, lambda: None, ""
 
-    def save(*_: object, **__: object) -> None:
-        raise error
-
     monkeypatch.setattr(run_module, "_stack", no_worker)
-    monkeypatch.setattr(Destination, "save", save)
+    monkeypatch.setattr(Destination, "save", Mock(side_effect=error))
     monkeypatch.setattr(run_module, "load_settings", lambda: settings)
     (tmp_path / "corpus.txt").write_text("a\nb\n")
     found = CliRunner().invoke(main, ["run", str(tmp_path / "corpus.txt"), "-o", str(tmp_path / "out.npy"), "-q"])

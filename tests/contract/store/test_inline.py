@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis as redis_py
@@ -146,10 +147,7 @@ def test_a_job_that_nobody_would_know_is_cancelled(
 def test_tickets_that_can_not_be_sent_leave_a_job_that_goes_on(
     settings: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def away(*_: object) -> None:
-        raise BrokerUnavailable("tickets can't be sent: away.")
-
-    monkeypatch.setattr(TicketSender, "forward", away)
+    monkeypatch.setattr(TicketSender, "forward", Mock(side_effect=BrokerUnavailable("tickets can't be sent: away.")))
     monkeypatch.setattr("embedctl_config.retry.RETRY_S", 0.3)
     with pytest.raises(BrokerUnavailable, match="goes on when Redis is back"):
         enqueue_embeddings(TEXTS, settings=settings)
@@ -158,15 +156,14 @@ def test_tickets_that_can_not_be_sent_leave_a_job_that_goes_on(
 
 
 def test_an_input_that_is_wrong_leaves_no_job(settings: Settings, broker: Broker) -> None:
+    class Failing(list[str]):
+        def __iter__(self) -> Any:
+            yield from super().__iter__()
+            raise ValueError("no more")
+
     with pytest.raises(ValueError, match="no more"):
-        enqueue_embeddings(_Failing("abc"), settings=settings)
+        enqueue_embeddings(Failing("abc"), settings=settings)
     assert broker.jobs.count() == 0
-
-
-class _Failing(list[str]):
-    def __iter__(self) -> Any:
-        yield from super().__iter__()
-        raise ValueError("no more")
 
 
 def test_create_is_asked_with_an_age_of_seconds_at_most(broker: Broker, raw: redis_py.Redis) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from redis import Redis
@@ -180,10 +181,7 @@ def test_a_result_that_never_arrives_is_given_back(
     rig = Rig(broker, settings, DummyBackend(dim=16))
     job = rig.submit()
 
-    def away(*_: object, **__: object) -> str:
-        raise BrokerUnavailable("Timeout writing to socket")
-
-    monkeypatch.setattr(broker.jobs, "complete", away)
+    monkeypatch.setattr(broker.jobs, "complete", Mock(side_effect=BrokerUnavailable("Timeout writing to socket")))
     monkeypatch.setattr("embedctl_workers.serving.chunk_store.REDIS", Policy(0.1, 0.1))
     with rig.in_thread(job) as thread:
         eventually(lambda: not thread.is_alive())
@@ -195,17 +193,12 @@ def test_while_redis_takes_nothing_at_all_a_result_is_held(
 ) -> None:
     rig = Rig(broker, settings, DummyBackend(dim=16))
     job = rig.submit()
-    complete, asked = broker.jobs.complete, []
-
-    def away(*_: object, **__: object) -> str:
-        asked.append(1)
-        raise BrokerUnavailable("can't be reached")
-
+    complete, away = broker.jobs.complete, Mock(side_effect=BrokerUnavailable("can't be reached"))
     monkeypatch.setattr(broker.jobs, "complete", away)
     monkeypatch.setattr(broker.jobs, "renew", away)
     monkeypatch.setattr("embedctl_workers.serving.chunk_store.REDIS", Policy(0.01, 0.01))
     with rig.in_thread(job) as thread:
-        eventually(lambda: len(asked) > 60)
+        eventually(lambda: away.call_count > 60)
         monkeypatch.setattr(broker.jobs, "complete", complete)
         thread.join(PATIENCE_S)
         assert job.status().done == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from redis import Redis
@@ -203,10 +204,7 @@ def test_a_process_without_file_descriptors_can_still_give_a_chunk_back(
     scripts.script_source.cache_clear()
     broker.connection.read_scripts()
 
-    def none_left(_: str) -> None:
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr(scripts, "_text", none_left)
+    monkeypatch.setattr(scripts, "_text", Mock(side_effect=OSError(24, "Too many open files")))
     scripts.script_source.cache_clear()
     assert broker.jobs.release(job_id, 0, "t", delay_s=1)
 

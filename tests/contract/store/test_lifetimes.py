@@ -397,12 +397,6 @@ def test_files_and_batches_live_for_a_time(broker: Broker, raw: Redis) -> None:
             assert events.take("token", 30.0) is None
 
 
-def test_the_events_of_a_job_that_its_budget_ended_stay_short_lived(broker: Broker, raw: Redis) -> None:
-    job_id = new_job(broker, 3, ttl_s=keys.UNENDED_TTL_S, max_errors=0)
-    work(broker, job_id, 0, failed=1)
-    assert raw.pttl(keys.events(job_id)) <= 60_000
-
-
 def test_all_results_of_a_retried_job_live_again_at_the_next_look(
     broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from redis import Redis
@@ -171,10 +172,7 @@ def test_a_producer_that_gives_up_because_redis_is_away_leaves_its_job_to_be_res
     monkeypatch.setattr("embedctl_config.retry.RETRY_S", 0.2)
     submitting = Broker.connect(settings)
 
-    def away(*_: object, **__: object) -> None:
-        raise BrokerUnavailable("away")
-
-    monkeypatch.setattr(submitting.jobs, "add", away)
+    monkeypatch.setattr(submitting.jobs, "add", Mock(side_effect=BrokerUnavailable("away")))
     with pytest.raises(BrokerUnavailable, match="--resume"):
         submit(submitting, records_of(TEXTS, max_bytes=100), SubmitOptions())
     (job,) = broker.jobs.newest()

@@ -38,23 +38,6 @@ def live(broker: Broker) -> Broker:
     return broker
 
 
-def test_a_lapsed_lease_gets_a_ticket_and_loses_its_owner(live: Broker, raw: Redis, settings: Settings) -> None:
-    job_id = new_job(live, 3)
-    live.jobs.issue(job_id, QUEUE)
-    claim(live, job_id, 1, "dead")
-    assert reaped(live, job_id) == []
-    overdue(raw, job_id, 1)
-    assert claim(live, job_id, 1, "next").answer == "busy"  # it is the reaper's to judge
-    began = live.connection.now_ms()
-    assert reaped(live, job_id) == [1]
-    assert live.jobs.status(job_id).lapsed == 1
-    assert live.jobs.renew(job_id, 1, "dead") == "not_owner"
-    assert_due(live, raw, job_id, 1, after_s=settings.limits.reissue_s, since_ms=began)
-    assert reaped(live, job_id) == []
-    assert claim(live, job_id, 1, "next").attempt == 2
-    assert_consistent(live, raw, job_id)
-
-
 def test_a_ticket_that_nobody_takes_is_sent_again_ever_later(live: Broker, raw: Redis) -> None:
     job_id = new_job(live, 1)
     live.jobs.issue(job_id, QUEUE)

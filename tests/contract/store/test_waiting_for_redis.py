@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis as redis_py
@@ -64,12 +65,8 @@ def silent(server: RedisServer) -> Iterator[None]:
         server.process.send_signal(signal.SIGCONT)
 
 
-def fill(raw: redis_py.Redis) -> None:
-    raw.config_set("maxmemory", 1)
-
-
-def make_room(raw: redis_py.Redis) -> None:
-    raw.config_set("maxmemory", 0)
+def fill(raw: redis_py.Redis, most_bytes: int = 1) -> None:
+    raw.config_set("maxmemory", most_bytes)
 
 
 def said_to_wait(caplog: pytest.LogCaptureFixture) -> list[int]:
@@ -89,17 +86,14 @@ def test_a_full_redis_lets_a_producer_keep_its_right_and_store_nothing(broker: B
     raw.delete(keys.producer(job_id))
     with pytest.raises(BrokerFull):
         broker.jobs.hold(job_id, "p")
-    make_room(raw)
+    fill(raw, 0)
     assert broker.jobs.status(job_id).chunks == 1
 
 
 def test_an_import_that_is_interrupted_leaves_no_job(
     settings: Settings, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(_: TicketSender) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(TicketSender, "prepare", interrupted)
+    monkeypatch.setattr(TicketSender, "prepare", Mock(side_effect=KeyboardInterrupt))
     for resumable in (None, "key"):
         with pytest.raises(KeyboardInterrupt):
             enqueue_embeddings(["a"], settings=settings, hardware="dummy", idempotency_key=resumable)
@@ -118,7 +112,7 @@ def test_nobody_is_called_dead_while_redis_is_full(
     fill(raw)
     with pytest.raises(WaitTimeout):
         Job(job_id, broker).wait(3)  # three of the leases above
-    make_room(raw)
+    fill(raw, 0)
     with pytest.raises(JobStalled):
         Job(job_id, broker).wait(PATIENCE_S)
 
@@ -189,7 +183,7 @@ def test_a_submission_waits_for_a_redis_that_is_full_before_it_begins(
 
     def progress(records: int, waiting_for: str) -> None:
         told.append(waiting_for)
-        make_room(raw)
+        fill(raw, 0)
 
     assert enqueue_embeddings(["a"], progress=progress, settings=settings).status().records == 1
     assert told[0] == "Redis"
