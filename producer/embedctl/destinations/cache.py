@@ -120,9 +120,11 @@ class Cache:
             self._database.execute("DELETE FROM vectors WHERE at <= ?", (least,))
 
     def _prepare(self) -> None:
-        (application,) = self._database.execute("PRAGMA application_id").fetchone()
-        (version,) = self._database.execute("PRAGMA user_version").fetchone()
-        (tables,) = self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        # In one statement, because another process may be making the file.
+        application, version, tables = self._database.execute(
+            "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master) "
+            "FROM pragma_application_id, pragma_user_version"
+        ).fetchone()
         if (application, version) == (_APPLICATION, _FORMAT) and tables:
             return
         if tables or application not in (0, _APPLICATION):
