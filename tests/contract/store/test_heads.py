@@ -69,18 +69,26 @@ def test_a_long_queue_is_not_made_longer(broker: Broker, raw: Redis) -> None:
     assert {broker.jobs.status(job_id).state for job_id in jobs} == {"queued"}
 
 
-def test_a_ticket_that_was_lost_is_sent_again_when_the_queue_has_come_to_its_place(broker: Broker, raw: Redis) -> None:
+@pytest.mark.parametrize(
+    ("sent_ago", "again"),
+    [
+        pytest.param([(20, HOUR_MS)], 0, id="it would be behind these"),
+        pytest.param([(20, 10 * MINUTE_MS)], 1, id="the queue has come to its place"),
+        pytest.param(
+            [(9, 48 * HOUR_MS), (10, MINUTE_MS)], 1, id="poison, forwarded with the time of its first sending"
+        ),
+    ],
+)
+def test_a_ticket_that_was_lost_is_sent_again_in_its_place(
+    broker: Broker, raw: Redis, sent_ago: list[tuple[int, int]], again: int
+) -> None:
     (job_id,) = queued(broker, 1)
     raw.delete(QUEUE)
-    tickets_sent_ago(broker, 20, HOUR_MS)
+    for count, ago_ms in sent_ago:
+        tickets_sent_ago(broker, count, ago_ms)
     age(broker, raw, job_id, 30 * MINUTE_MS)
     reap(broker, raw, job_id)
-    assert raw.llen(QUEUE) == 20  # it would be behind these
-    raw.delete(QUEUE)
-    tickets_sent_ago(broker, 20, 10 * MINUTE_MS)
-    raw.zadd(keys.due(job_id), {"0": score(raw, keys.due(job_id), 0) - HOUR_MS})
-    reap(broker, raw, job_id)
-    assert raw.llen(QUEUE) == 21
+    assert raw.llen(QUEUE) == sum(count for count, _ in sent_ago) + again
 
 
 def test_in_a_short_queue_every_ticket_is_sent_again(broker: Broker, raw: Redis) -> None:
@@ -89,16 +97,6 @@ def test_in_a_short_queue_every_ticket_is_sent_again(broker: Broker, raw: Redis)
     age(broker, raw, jobs[2], MINUTE_MS + 1000)
     reap(broker, raw, jobs[2])
     assert raw.llen(QUEUE) == 4
-
-
-def test_some_old_tickets_that_come_back_again_and_again_prove_nothing(broker: Broker, raw: Redis) -> None:
-    (job_id,) = queued(broker, 1)
-    raw.delete(QUEUE)
-    tickets_sent_ago(broker, 9, 48 * HOUR_MS)  # poison, forwarded with the time of its first sending
-    tickets_sent_ago(broker, 10, MINUTE_MS)
-    age(broker, raw, job_id, 30 * MINUTE_MS)
-    reap(broker, raw, job_id)
-    assert raw.llen(QUEUE) == 20
 
 
 def test_a_sender_whose_clock_is_wrong_proves_no_more_than_its_jobs_do(broker: Broker, raw: Redis) -> None:

@@ -21,6 +21,7 @@ from embedctl.chunk_files import place as place_module
 from embedctl.chunk_files.chunks import GRACE_S
 from embedctl.chunk_files.place import Place
 from embedctl.chunk_files.references import parse_reference
+from embedctl.doctor import Level, examine
 from embedctl.sweeper import Sweeper
 from embedctl_config import keys
 from embedctl_config.errors import ChunkFilesUnavailable, SettingsError
@@ -397,6 +398,18 @@ def test_a_second_look_saves_what_redis_refers_to_again(outside: Outside) -> Non
     outside.raw.delete(keys.SWEEP)
     assert one.round() == 0
     outside.assert_complete(job)
+
+
+@pytest.mark.in_redis
+@pytest.mark.parametrize(
+    ("place", "level", "said"), [("data", Level.OK, "put and got in"), ("not/mounted", Level.FAIL, "not/mounted")]
+)
+def test_the_doctor_tries_the_place(settings: Settings, tmp_path: Path, place: str, level: Level, said: str) -> None:
+    found = examine(settings.replace(chunk_files=str(tmp_path / place)))
+    (finding,) = (each for each in found if each.subject == "chunk_files")
+    assert (finding.level, said in finding.found) == (level, True)
+    left = [path.name for path in tmp_path.rglob("*") if path.is_file()]
+    assert left == ["embedctl-chunks.json"] * (level is Level.OK)
 
 
 def test_another_database_at_the_same_place_loses_nothing(outside: Outside, own_redis: RedisServer) -> None:

@@ -177,12 +177,6 @@ def test_int8_takes_its_ranges_from_what_is_done(broker: Broker, tmp_path: Path)
     assert np.load(tmp_path / "v.npy").dtype == np.int8
     errors = [json.loads(line) for line in (tmp_path / "v.errors.jsonl").read_text().splitlines()]
     assert [error["position"] for error in errors if error["code"] == "stopped"] == [0, 1, 4, 5, 8, 9, 10, 11]
-    failed = new_job(broker, 4, max_errors=0)
-    work(broker, failed, 0)
-    work(broker, failed, 2, failed=1)
-    with pytest.raises(JobFailed, match="What is done"):
-        fetch(Job(failed, broker), tmp_path / "f.parquet", numbers=numbers)
-    assert (tmp_path / "f.parquet").exists()
 
 
 @pytest.mark.parametrize("name", ["v.npy", "v.parquet", "v.jsonl"])

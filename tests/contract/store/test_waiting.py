@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -50,32 +50,11 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "PRODUCER_LEASE_S", 1)
 
 
-class Submitting:
-    """A thread that submits, and what became of it."""
-
-    def __init__(self, settings: Settings, **options: Any) -> None:
-        self.waiting_for: list[str] = []
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(settings, options), daemon=True)
-        self._thread.start()
-
-    def _run(self, settings: Settings, options: dict[str, Any]) -> None:
-        try:
-            enqueue_embeddings(
-                TEXTS, progress=lambda _, what: self.waiting_for.append(what), settings=settings, **options
-            )
-        except BaseException as error:  # noqa: BLE001  (what it was is the test's question)
-            self.error = error
-
-    @property
-    def waits(self) -> bool:
-        return any(self.waiting_for)
-
-    def ended_with(self, kind: type[BaseException]) -> str:
-        self._thread.join(PATIENCE_S)
-        assert not self._thread.is_alive(), "it waits for ever"
-        assert isinstance(self.error, kind), self.error
-        return str(self.error)
+def submit_in(pool: ThreadPoolExecutor, settings: Settings, waits: list[str], **options: Any) -> Future[Job]:
+    """Submit in a thread that notes what it waits for."""
+    return pool.submit(
+        enqueue_embeddings, TEXTS, progress=lambda _, what: waits.append(what), settings=settings, **options
+    )
 
 
 def only_job(raw: Redis) -> str:
@@ -102,30 +81,36 @@ def lose_the_seal(raw: Redis, job_id: str) -> None:
 def test_a_producer_that_waits_for_room_hears_that_there_will_be_none(
     settings: Settings, broker: Broker, raw: Redis, end: str, error: type[JobError]
 ) -> None:
-    submitting = Submitting(settings, max_errors=0)
-    eventually(lambda: submitting.waits)
-    job_id = only_job(raw)
-    if end == "cancel":
-        broker.jobs.cancel(job_id)
-    elif end == "discard":
-        Job(job_id, broker).discard()
-    elif end == "max_errors":
-        # Something else waits besides, as where chunks are small and large.
-        raw.hincrby(keys.job(job_id), "waiting_bytes", 10_000)
-        work(broker, job_id, 0, failed=1)
-    else:
-        raw.hset(keys.job(job_id), mapping={"lost_first": 0, "lost_last": 0})
-    assert job_id in submitting.ended_with(error)
+    waits: list[str] = []
+    with ThreadPoolExecutor(1) as pool:
+        submitted = submit_in(pool, settings, waits, max_errors=0)
+        eventually(lambda: any(waits))
+        job_id = only_job(raw)
+        if end == "cancel":
+            broker.jobs.cancel(job_id)
+        elif end == "discard":
+            Job(job_id, broker).discard()
+        elif end == "max_errors":
+            # Something else waits besides, as where chunks are small and large.
+            raw.hincrby(keys.job(job_id), "waiting_bytes", 10_000)
+            work(broker, job_id, 0, failed=1)
+        else:
+            raw.hset(keys.job(job_id), mapping={"lost_first": 0, "lost_last": 0})
+        with pytest.raises(error, match=job_id):
+            submitted.result(PATIENCE_S)
 
 
 def test_a_producer_that_waits_says_that_no_worker_lives(
     settings: Settings, broker: Broker, raw: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    submitting = Submitting(settings)
-    eventually(lambda: any("embedctl worker --class dummy --model dummy" in each for each in submitting.waiting_for))
-    eventually(lambda: "No live worker serves dummy on dummy" in caplog.text)
-    broker.jobs.cancel(only_job(raw))
-    submitting.ended_with(JobCancelled)
+    waits: list[str] = []
+    with ThreadPoolExecutor(1) as pool:
+        submitted = submit_in(pool, settings, waits)
+        eventually(lambda: any("embedctl worker --class dummy --model dummy" in each for each in waits))
+        eventually(lambda: "No live worker serves dummy on dummy" in caplog.text)
+        broker.jobs.cancel(only_job(raw))
+        with pytest.raises(JobCancelled):
+            submitted.result(PATIENCE_S)
 
 
 def time_passes(clock: MovedClock) -> Callable[[int, str], None]:
