@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -163,12 +164,8 @@ def test_of_two_creators_with_two_models_one_is_refused(table: Database) -> None
             except OutputError:
                 refused.append(name)
 
-        both = [("a", CONTRACT), ("b", OTHER)]
-        threads = [threading.Thread(target=create, args=(*each, ready, refused)) for each in both]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(create, "ab", (CONTRACT, OTHER), (ready, ready), (refused, refused)))
         there = "".join(table.rows())
         assert set(there) in ({"a"}, {"b"}), there
         assert refused

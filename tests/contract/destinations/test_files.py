@@ -25,7 +25,11 @@ from tests.support.rig import Rig, encoded_job
 
 #: A kept field becomes wider in the middle of the file.
 ITEMS = [{"id": f"r{i}", "text": f"text {i}" if i != 7 else "", "n": i if i < 50 else i + 0.5} for i in range(100)]
-FORMATS = ("npy", "jsonl", "parquet")
+
+
+@pytest.fixture(params=["npy", "jsonl", "parquet"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +47,6 @@ def found(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("kind", FORMATS)
 def test_a_fetch_that_dies_at_any_step_is_repeated(kind: str, job: Job, tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     fetch(job, tmp_path / "whole" / f"v.{kind}")
@@ -65,14 +68,12 @@ def test_a_fetch_that_dies_at_any_step_is_repeated(kind: str, job: Job, tmp_path
         assert found(folder) == found(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("kind", FORMATS)
 def test_a_fetch_that_is_interrupted_leaves_nothing(kind: str, job: Job, tmp_path: Path) -> None:
     with pytest.raises(Killed):
         fetch(job, tmp_path / f"v.{kind}", written=dies_at(72))
     assert found(tmp_path) == {}
 
 
-@pytest.mark.parametrize("kind", FORMATS)
 def test_a_full_disk_leaves_what_stood_there_before(
     kind: str, job: Job, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,7 +85,6 @@ def test_a_full_disk_leaves_what_stood_there_before(
     fetch(job, tmp_path / f"v.{kind}")
 
 
-@pytest.mark.parametrize("kind", FORMATS)
 def test_what_another_job_has_left_is_in_no_file(
     kind: str, job: Job, broker: Broker, settings: Settings, tmp_path: Path
 ) -> None:
@@ -100,7 +100,6 @@ def test_what_another_job_has_left_is_in_no_file(
     assert found(tmp_path / "mixed") == found(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("kind", FORMATS)
 def test_records_that_do_not_add_up_are_no_file(
     kind: str, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +128,6 @@ def test_a_column_that_becomes_wider_is_written_again_from_the_first_record(job:
     np.testing.assert_array_equal(frame["embedding"].drop_nulls().to_numpy(), np.delete(expected, 7, 0))
 
 
-@pytest.mark.parametrize("kind", FORMATS)
 def test_holes_of_a_stopped_job_are_filled_by_the_next_fetch(
     kind: str, broker: Broker, settings: Settings, tmp_path: Path
 ) -> None:

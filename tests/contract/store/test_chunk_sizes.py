@@ -62,11 +62,6 @@ def test_workers_of_another_class_have_none(settings: Settings, broker: Broker) 
     assert rows_of(broker, enqueue_embeddings(TEXTS, settings=settings)) == [96]
 
 
-def test_the_chunks_of_a_stream_fit_the_measured_rate(settings: Settings, broker: Broker) -> None:
-    beat(broker, 2, rate=19_500 / 4.2 / 2)
-    assert rows_of(broker, enqueue_embeddings(iter(TEXTS), settings=settings)) == [10] * 9 + [6]
-
-
 def test_a_key_finds_its_job_whoever_is_alive(settings: Settings, broker: Broker) -> None:
     beat(broker, 2)
     first = enqueue_embeddings(TEXTS, idempotency_key="k", settings=settings)

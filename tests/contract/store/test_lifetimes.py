@@ -53,6 +53,11 @@ def extend(broker: Broker, job_id: str, now_ms: int, interval_s: float) -> bool:
     return broker.upkeep.extend(job, now_ms, interval_s)
 
 
+def assert_gone(raw: Redis, job_id: str) -> None:
+    assert keys_of(raw, job_id) == set()
+    assert not [name for name in (keys.ACTIVE, keys.JOBS, keys.UPKEEP) if raw.zscore(name, job_id) is not None]
+
+
 def without_lifetime(raw: Redis) -> list[bytes]:
     return [key for key in raw.scan_iter(match="embed:*", count=1000) if raw.pttl(key) < 0]
 
@@ -179,8 +184,7 @@ def test_discarding_leaves_nothing_of_a_job(broker: Broker, raw: Redis, end: str
     if waited:
         job.wait()
     job.discard()
-    assert keys_of(raw, job_id) == set()
-    assert not [name for name in (keys.ACTIVE, keys.JOBS, keys.UPKEEP) if raw.zscore(name, job_id) is not None]
+    assert_gone(raw, job_id)
     assert not raw.exists(keys.idempotency("nightly"))
     with pytest.raises(JobNotFound):
         Job(job_id, broker).status()
@@ -248,8 +252,7 @@ def test_discarding_several_jobs_leaves_nothing_of_any(
     asyncio.run(discard())
     assert steps == [running]
     for job_id in (*ended, running):
-        assert not keys_of(raw, job_id)
-        assert not [name for name in (keys.ACTIVE, keys.JOBS, keys.UPKEEP) if raw.zscore(name, job_id) is not None]
+        assert_gone(raw, job_id)
     assert not raw.exists(keys.idempotency("mine"))
     assert raw.get(keys.idempotency("another's")) == b"another job"
 

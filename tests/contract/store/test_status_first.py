@@ -31,7 +31,10 @@ def shown(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Show:
     def status(job_id: str) -> list[tuple[str, str]]:
         found = CliRunner().invoke(main, ["status", job_id])
         assert found.exit_code == 0, found.output
-        return [(line[:10].strip(), line[11:]) for line in found.output.splitlines()]
+        lines = [(line[:10].strip(), line[11:]) for line in found.output.splitlines()]
+        for once in ("workers", "mismatch", "lost", "hung", "stalled"):
+            assert names(lines).count(once) <= 1, "what comes first is not said again"
+        return lines
 
     return status
 
@@ -45,11 +48,9 @@ def test_no_live_worker_or_none_of_the_precision_comes_first(broker: Broker, sho
     facts = shown(job_id)
     assert names(facts)[:4] == ["job", "state", "workers", "model"]
     assert facts[2][1] == "0 live; start one: embedctl worker --class dummy --model dummy"
-    assert names(facts).count("workers") == 1
     broker.workers.beat(row(precision="fp16"))
     facts = shown(job_id)
     assert facts[2] == ("workers", "1 live, but they offer fp16, and the job asks for fp32")
-    assert names(facts).count("workers") == 1
 
 
 def test_a_mismatch_comes_first_while_nobody_serves_the_jobs_weights(broker: Broker, raw: Redis, shown: Show) -> None:
@@ -61,9 +62,7 @@ def test_a_mismatch_comes_first_while_nobody_serves_the_jobs_weights(broker: Bro
     assert names(facts)[2] == "mismatch"
     assert MINE in facts[2][1]
     broker.workers.beat(row("other"))
-    facts = shown(job_id)
-    assert names(facts)[2] == "model"
-    assert names(facts).count("mismatch") == 1
+    assert names(shown(job_id))[2] == "model"
 
 
 def test_a_stuck_chunk_comes_first_with_its_history(broker: Broker, raw: Redis, shown: Show) -> None:
@@ -96,7 +95,6 @@ def test_lost_chunks_come_first_of_all(broker: Broker, raw: Redis, shown: Show) 
     facts = shown(job_id)
     assert names(facts)[2:4] == ["lost", "workers"]
     assert facts[2][1].startswith("Redis lost chunks 0 to 1; ")
-    assert names(facts).count("lost") == 1
 
 
 def test_a_producer_that_waits_for_room_says_so(broker: Broker, shown: Show) -> None:
@@ -116,7 +114,6 @@ def test_hung_workers_come_first_where_no_other_works(broker: Broker, shown: Sho
     assert shown(job_id)[2] == ("hung", "w@host: no batch finished for 99 s")
     broker.workers.beat(row("other"))
     assert names(shown(job_id))[2] == "model"
-    assert names(shown(job_id)).count("hung") == 1
 
 
 def test_trouble_comes_first_until_the_job_has_ended(broker: Broker, raw: Redis, shown: Show) -> None:
