@@ -92,23 +92,19 @@ def add_as_another_program(in_lance: Lance, label: str) -> None:
 def test_what_another_program_has_added_to_a_lance_table_is_not_doubled(
     in_lance: Lance, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    destination = in_lance.destination()
-    destination.open(CONTRACT)
-    rows = batch(["a", "b"])
-    if when == "before a batch":
-        add_as_another_program(in_lance, "a")
-        assert destination.sources(["a"]) == {"a": None}
-    else:
-        added, real = [*"a"], LanceTable._rows
+    rows, added, real = batch(["a", "b"]), [*"a"], LanceTable._rows
 
-        def made(self: LanceTable, given: Batch) -> object:
-            while added:
-                add_as_another_program(in_lance, added.pop())
-            return real(self, given)
+    def made(self: LanceTable, given: Batch) -> object:
+        while added:
+            add_as_another_program(in_lance, added.pop())
+        return real(self, given)
 
+    with in_lance.delivery() as destination:
+        if when == "before a batch":
+            add_as_another_program(in_lance, added.pop())
+            assert destination.sources(["a"]) == {"a": None}
         monkeypatch.setattr(LanceTable, "_rows", made)
-    destination.write(rows)
-    destination.close()
+        destination.write(rows)
     assert_holds(in_lance, rows)
 
 

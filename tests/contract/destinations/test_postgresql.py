@@ -160,15 +160,14 @@ def test_postgres_changes_no_row_when_a_batch_comes_again(in_postgres: Postgres)
 
 def test_postgres_replaces_a_row_that_another_program_added_to_the_empty_table(in_postgres: Postgres) -> None:
     """Rows are only added to a table that was empty, until one is there."""
-    destination = in_postgres.destination()
-    assert not destination.open(CONTRACT)
-    in_postgres.connection.execute(
-        f"INSERT INTO {in_postgres.table} (id, embedding) VALUES ('b', %s)", (json.dumps([1.0] + [0.0] * (DIM - 1)),)
-    )
     rows, more = batch(["a", "b"], kept=[{"n": 1}, {"n": 2}]), batch(["c"], seed=1)
-    destination.write(rows)
-    destination.write(more)
-    destination.close()
+    with in_postgres.delivery() as destination:
+        in_postgres.connection.execute(
+            f"INSERT INTO {in_postgres.table} (id, embedding) VALUES ('b', %s)",
+            (json.dumps([1.0, *[0.0] * (DIM - 1)]),),
+        )
+        destination.write(rows)
+        destination.write(more)
     assert_holds(in_postgres, rows, more)
 
 

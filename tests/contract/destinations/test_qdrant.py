@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from embedctl.destinations import writing
-from embedctl.destinations.registry import destination_of
 from embedctl_config.errors import DestinationRefused, OtherContract, OutputError
-from embedctl_config.settings import Settings
 from tests.support.database_rows import written
-from tests.support.databases import CONTRACT, Database, Qdrant, assert_holds, batch
+from tests.support.databases import Database, Qdrant, assert_holds, batch
 
 
 @pytest.mark.parametrize("table", ["qdrant-http", "qdrant"], indirect=True)
@@ -24,12 +22,10 @@ def test_points_stay_the_same_behind_another_alias(table: Database) -> None:
         (made,) = (each.collection_name for each in client.get_aliases().aliases if each.alias_name == table.collection)
         alias = models.CreateAlias(collection_name=made, alias_name=f"{table.collection}-live")
         client.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
-    destination = destination_of(table.url.replace(table.collection, f"{table.collection}-live"), Settings())
-    assert destination.open(CONTRACT)
-    assert destination.sources(rows.ids) == dict(rows.rows)
-    destination.write(rows)
-    assert destination.delete(rows.rows[:1]) == 1
-    destination.close()
+    with table.delivery(options="-live") as destination:
+        assert destination.sources(rows.ids) == dict(rows.rows)
+        destination.write(rows)
+        assert destination.delete(rows.rows[:1]) == 1
     assert_holds(table, rows.part(slice(1, None)))
 
 
@@ -46,17 +42,16 @@ def test_a_collection_that_was_deleted_meanwhile_is_the_fault_of_no_record(table
 @pytest.mark.parametrize("table", ["qdrant-http"], indirect=True)
 def test_an_alias_that_was_moved_is_noticed(table: Database) -> None:
     """Of two creators, the last one has the alias; the first one must not go on as if it were found there."""
-    assert isinstance(table, Qdrant)
-    destination = table.destination()
-    destination.open(CONTRACT)
-    destination.write(batch(["a"]))
-    with table.client() as client:
-        from qdrant_client import models
+    from qdrant_client import models
 
-        client.create_collection("elsewhere", vectors_config=models.VectorParams(size=2, distance=models.Distance.DOT))
-        alias = models.CreateAlias(collection_name="elsewhere", alias_name=table.collection)
-        client.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
-    with pytest.raises(OtherContract):
-        destination.write(batch(["b"]))
-    destination.close()
+    assert isinstance(table, Qdrant)
+    vectors = models.VectorParams(size=2, distance=models.Distance.DOT)
+    alias = models.CreateAlias(collection_name="elsewhere", alias_name=table.collection)
+    with table.delivery() as destination:
+        destination.write(batch(["a"]))
+        with table.client() as client:
+            client.create_collection("elsewhere", vectors_config=vectors)
+            client.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
+        with pytest.raises(OtherContract):
+            destination.write(batch(["b"]))
     table.remove()

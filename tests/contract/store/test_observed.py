@@ -15,55 +15,51 @@ from embedctl_config.settings import Settings
 from tests.support.store import claim, complete, new_job, payload, row
 from tests.support.waiting import PATIENCE_S
 
+#: The name of a round trip, its seconds, and whether Redis answered.
+Trips = list[tuple[str, float, bool]]
 
-class Told:
-    def __init__(self) -> None:
-        self.trips: list[tuple[str, float, bool]] = []
 
-    def __call__(self, command: str, seconds: float, answered: bool) -> None:
-        self.trips.append((command, seconds, answered))
-
-    def names(self) -> list[str]:
-        """What was told since the last call; each was answered."""
-        assert all(answered and 0 < seconds < PATIENCE_S for _, seconds, answered in self.trips)
-        names = [name for name, _, _ in self.trips]
-        self.trips.clear()
-        return names
+def names(told: Trips) -> list[str]:
+    """What was told since the last call; each was answered."""
+    assert all(answered and 0 < seconds < PATIENCE_S for _, seconds, answered in told)
+    found = [name for name, _, _ in told]
+    told.clear()
+    return found
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def told() -> Trips:
+    return []
 
 
 @pytest.fixture
-def observed(settings: Settings, told: Told) -> Iterator[Broker]:
-    broker = Broker.connect(settings, told)
+def observed(settings: Settings, told: Trips) -> Iterator[Broker]:
+    broker = Broker.connect(settings, lambda *trip: told.append(trip))
     yield broker
     broker.close()
 
 
 def test_each_round_trip_is_told_once_and_answers_are_those_without_an_observer(
-    observed: Broker, broker: Broker, told: Told
+    observed: Broker, broker: Broker, told: Trips
 ) -> None:
     observed.workers.beat(row())
     with observed.connection.client() as client, broker.connection.client() as plain:
         assert client.get("embed:nothing") is None
         assert client.pipeline(transaction=False).set("embed:x", 1, ex=1000).get("embed:x").execute() == [True, b"1"]
         assert type(plain) is Redis  # nothing stands between where nobody observes
-    assert told.names()[-4:] == ["TIME", "PIPELINE", "GET", "PIPELINE"]
+    assert names(told)[-4:] == ["TIME", "PIPELINE", "GET", "PIPELINE"]
     job_id = new_job(observed, 1)
-    told.trips.clear()
+    told.clear()
     assert claim(observed, job_id, 0).answer == "ok"
-    assert told.names()[-1] == "claim"
+    assert names(told)[-1] == "claim"
     assert complete(observed, job_id, 0, text=payload(0)) == "ok"
     # A Redis that does not know a script yet is sent it.
-    assert told.names() in (["complete"], ["complete", "SCRIPT LOAD", "complete"])
+    assert names(told) in (["complete"], ["complete", "SCRIPT LOAD", "complete"])
 
 
-def test_a_redis_that_is_not_there_has_not_answered(told: Told, short_folder: Path) -> None:
-    connection = Connection(Settings(redis_url=f"unix://{short_folder}/absent.sock"), told)
+def test_a_redis_that_is_not_there_has_not_answered(told: Trips, short_folder: Path) -> None:
+    connection = Connection(Settings(redis_url=f"unix://{short_folder}/absent.sock"), lambda *trip: told.append(trip))
     with pytest.raises(BrokerUnavailable):
         connection.now_ms()
-    ((name, _, answered),) = told.trips
+    ((name, _, answered),) = told
     assert (name, answered) == ("TIME", False)
