@@ -7,7 +7,7 @@ import sqlite3
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,8 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from embedctl.destinations.known import Known, Rows, row_type
+from embedctl.destinations.unfinished import lock_of, part_of, publish
 from embedctl.digests import NO_DIGEST, Digests
 from embedctl.results import ChunkVectors
+from embedctl_config import locks
 from embedctl_config.errors import OutputError, SettingsError
 
 #: What SQLite notes of the file's program ("EMBC") and of its format.
@@ -48,9 +50,11 @@ class Cache:
         self.path = path_of(where)
         self._max = max_bytes
         with self._explained():
+            if not self._is_there():
+                self._make()
             self._database = sqlite3.connect(self.path, timeout=_PATIENCE_S, isolation_level=None)
             try:
-                self._prepare()
+                self._check()
             except BaseException:
                 self._database.close()
                 raise
@@ -119,31 +123,39 @@ class Cache:
             least = first + max(1, span * excess // max(1, self.size())) - 1
             self._database.execute("DELETE FROM vectors WHERE at <= ?", (least,))
 
-    def _prepare(self) -> None:
-        # In one statement, because another process may be making the file.
-        application, version, tables = self._database.execute(
-            "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master) "
-            "FROM pragma_application_id, pragma_user_version"
-        ).fetchone()
-        if (application, version) == (_APPLICATION, _FORMAT) and tables:
-            return
-        if tables or application not in (0, _APPLICATION):
+    def _make(self) -> None:
+        """Make the file under another name: SQLite does not wait for a process that changes the journal's mode."""
+        with locks.locked(lock_of(self.path), holder=f"makes the cache {self.path}", vanishes=True):
+            if self._is_there():
+                return
+            part_of(self.path).unlink(missing_ok=True)
+            with closing(sqlite3.connect(part_of(self.path), isolation_level=None)) as database:
+                for statement in (
+                    "PRAGMA journal_mode = OFF",
+                    "CREATE TABLE vectors (at INTEGER PRIMARY KEY, key BLOB UNIQUE NOT NULL, value BLOB NOT NULL)",
+                    f"PRAGMA application_id = {_APPLICATION}",
+                    f"PRAGMA user_version = {_FORMAT}",
+                    "PRAGMA journal_mode = WAL",
+                ):
+                    database.execute(statement)
+            publish(self.path)
+
+    def _is_there(self) -> bool:
+        """Whether there is a file that is not empty."""
+        return self.path.exists() and self.path.stat().st_size > 0
+
+    def _check(self) -> None:
+        application, version = (
+            self._database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+        )
+        if (application, version) != (_APPLICATION, _FORMAT):
             raise OutputError(f"{self.path} is no cache that this version of embedctl knows: name another file")
-        self._database.execute("PRAGMA journal_mode = WAL")
-        with self._database:
-            self._database.execute("BEGIN IMMEDIATE")
-            self._database.execute(
-                "CREATE TABLE IF NOT EXISTS vectors (at INTEGER PRIMARY KEY, key BLOB UNIQUE NOT NULL, value BLOB NOT "
-                "NULL)"
-            )
-            self._database.execute(f"PRAGMA application_id = {_APPLICATION}")
-            self._database.execute(f"PRAGMA user_version = {_FORMAT}")
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise OutputError(
                 f"the cache {self.path} can't be used: {error}. Make room there, or choose or remove the file"
             ) from error

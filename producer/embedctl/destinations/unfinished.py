@@ -30,15 +30,15 @@ def part_of(path: Path) -> Path:
 def locked(path: Path) -> AbstractContextManager[None]:
     """Keep other processes from writing this file; OutputError if one is writing it."""
     taken = OutputError(f"another fetch is writing {path}: wait for it, or choose another file")
-    return locks.locked(_lock_of(path), vanishes=True, taken=taken)
+    return locks.locked(lock_of(path), vanishes=True, taken=taken)
 
 
 def is_begun(path: Path) -> bool:
     """Whether a file is being written, or was when its writer was killed: its lock is still there."""
-    return _lock_of(path).exists()
+    return lock_of(path).exists()
 
 
-def _lock_of(path: Path) -> Path:
+def lock_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.lock")
 
 
