@@ -167,6 +167,22 @@ def test_the_plan_is_printed_and_nothing_is_started(here: Here) -> None:
     assert "run `embedctl gateway` as the user producer" in refused.stderr
 
 
+def test_sigterm_ends_workers_after_their_chunks_and_loses_nothing(here: Here, start_up: StartUp) -> None:
+    up = start_up("--class", "slow")
+    worker = up.wait_ready("slow")["slow"]
+    job = submit(settings_of(here.environment), records=30)
+    eventually(lambda: owners(here.raw, job) and up.workers()["slow"].progressed_ms)
+    assert up.stop() == 0
+    assert not is_running(worker.pid)
+    assert owners(here.raw, job) == {}
+    status = job.status()
+    assert 5 <= status.done < 30
+    assert (status.deaths, status.lapsed) == (0, 0)
+    here.start_worker("slow")
+    assert_encoded(job, TEXTS)
+    assert job.status().deaths == 0
+
+
 @pytest.mark.slow
 def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(here: Here, start_up: StartUp) -> None:
     here.environment["EMBEDCTL_LEASE_S"] = "6"
