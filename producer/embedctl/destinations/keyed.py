@@ -188,7 +188,8 @@ class _Delivery(Taker[ChunkVectors]):
 
 
 def _some(rows: list[Row], most: int) -> list[Row]:
-    return random.sample(rows, min(most, len(rows)))
+    # Not the generator that the caller may have seeded.
+    return random.SystemRandom().sample(rows, min(most, len(rows)))
 
 
 def _refuse_coarse(chunk: ChunkVectors, options: Options) -> None:

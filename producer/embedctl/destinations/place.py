@@ -7,7 +7,7 @@ import re
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,11 @@ class PartsFolder(Place):
         return self.path / name
 
     def listed(self) -> dict[str, int]:
-        return {each.name: each.lstat().st_size for each in self.path.iterdir()} if self.path.is_dir() else {}
+        found = {}
+        for each in self.path.iterdir() if self.path.is_dir() else ():
+            with suppress(FileNotFoundError):  # renamed or removed meanwhile
+                found[each.name] = each.lstat().st_size
+        return found
 
     def read(self, name: str) -> bytes:
         return (self.path / name).read_bytes()
