@@ -34,8 +34,9 @@ def test_up_keeps_a_stack_running_for_other_commands_and_stays_quiet(here: Here)
     own = {**here.environment, "EMBEDCTL_REDIS_URL": ""}
     with terminal(UP, own, here.folder, columns=200) as up:
         up.until(lambda: re.search(r"export EMBEDCTL_REDIS_URL=unix://\S+\r\n", up.text))
-        url = up.text.rpartition("export EMBEDCTL_REDIS_URL=")[2].split()[0]
-        assert "In another terminal: the line below" in up.text.splitlines()[-2]
+        before, _, after = up.text.partition("export EMBEDCTL_REDIS_URL=")
+        url = after.split()[0]
+        assert "In another terminal: the line below" in before
         assert here.embedctl("submit", "c.txt", "-o", "out.npy", EMBEDCTL_REDIS_URL=url).returncode == 0
         up.process.send_signal(signal.SIGINT)
         assert up.ended() == 0
