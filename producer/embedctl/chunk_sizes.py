@@ -48,8 +48,8 @@ class Workers:
 
 
 class ReadAhead:
-    """Records, of which some are read before their turn if they are `at_hand`: nobody has to write them first.
-    Iterating gives them all."""
+    """Records. Some are read before their turn if they are `at_hand`, so that nobody has to write them first. Iterating
+    gives them all."""
 
     def __init__(self, records: Iterable[Record], *, at_hand: bool) -> None:
         self._rest = iter(records)

@@ -191,8 +191,8 @@ class ResultReader:
         return self.ended_status()
 
     def _chunk(self, index: int, status: JobStatus, wait: _Wait, read: _Read | None = None) -> ChunkVectors | None:
-        """A chunk's results, with those of its retried records, for which `wait` waits, in their places; None if they
-        are not there yet. `read` reads one chunk of a job; all of it if None."""
+        """A chunk's results; None if they are not there yet. Its retried records stand in their places, and `wait`
+        waits for them. `read` reads one chunk of a job; all of it if None."""
         read = read or self._whole
         result = read(self._job_id, index)
         if result is not None:

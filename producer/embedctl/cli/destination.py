@@ -51,7 +51,7 @@ class _Output(click.Path):
 
 
 def destination_options(duplicates: Iterable[str], if_same: str) -> Callable[[F], F]:
-    """The options of a :class:`Destination`; `--duplicates` takes these words, of which its help says `if_same`."""
+    """The options of a :class:`Destination`. `--duplicates` takes these words; `if_same` explains them in its help."""
     return together(
         option(
             "--output",

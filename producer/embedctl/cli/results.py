@@ -113,7 +113,7 @@ def _sentence(facts: Summary, progress: JobProgress) -> str:
 
 
 def exit_status(job: JobStatus, refused: int = 0) -> ExitStatus:
-    """The exit status of a command that has waited for this job, of which a database did not take so many records."""
+    """The exit status of a command that has waited for this job. A database did not take `refused` of its records."""
     if job.state in (JobState.FAILED, JobState.STOPPED, JobState.CANCELLED):
         return ExitStatus.FAILURE
     return ExitStatus.SOME_FAILED if refused or job.state is JobState.COMPLETED_WITH_ERRORS else ExitStatus.SUCCESS

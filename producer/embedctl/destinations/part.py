@@ -79,8 +79,8 @@ class OpenPart:
         return taken.of_corpus is self.of_corpus and follows and fits and len(self.chunks) < MOST_CHUNKS
 
     def add(self, taken: Taken, refused: Sequence[FailedRecord] = ()) -> None:
-        """Add a chunk, of which these records have vectors that do not fit; BeginAgain as by
-        :meth:`ParquetWriter.write`."""
+        """Add a chunk; the vectors of the refused records do not fit. Raises BeginAgain as :meth:`ParquetWriter.write`
+        does."""
         chunk = taken.vectors
         rows = len(chunk.positions)
         self._file.write(chunk)

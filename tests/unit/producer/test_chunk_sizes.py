@@ -37,7 +37,7 @@ def sizes(records: Sequence[Record], workers: Workers, *, at_hand: bool = True, 
 
 
 def rate_of(texts: float) -> float:
-    """The tokens that a worker encodes in a second, if so many of the long texts take it the time of a chunk."""
+    """A rate in tokens/s: a worker encodes `texts` of the long texts in the time of a chunk."""
     return texts * 1900 / BYTES_PER_TOKEN / CHUNK_S
 
 

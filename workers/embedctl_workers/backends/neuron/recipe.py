@@ -54,8 +54,9 @@ def artifact_for(
 ) -> Artifact:
     """An artefact from the cache, or built now in a separate process; the options as of :func:`build`.
 
-    Without a device, `target` is one of :data:`~.runtime.TARGETS`; empty means the device at hand, a WorkerError if
-    there is none. A ModelError if it can't be built, or the cache lacks it and `host.build` is False.
+    Without a device, `target` is one of :data:`~.runtime.TARGETS`; if it is empty, the device at hand is
+    taken. Raises WorkerError if there is none, and ModelError if it can't be built, or if the cache lacks it and
+    `host.build` is False.
     """
     if not target:
         require_device()
