@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from embedctl.broker import Broker
 from embedctl.chunk_sizes import BYTES_PER_TOKEN
-from embedctl.daemons import DaemonThreads
+from embedctl.common.daemons import DaemonThreads
 from embedctl.listening import in_shared_thread
 from embedctl.store.batches import BatchStore, StoredBatch
 from embedctl.store.stored_files import FileStore, StoredFile

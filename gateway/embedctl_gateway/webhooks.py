@@ -18,7 +18,7 @@ from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
-from embedctl.notices import Reminder
+from embedctl.common.notices import Reminder
 from embedctl.store.webhook_events import Event, EventStore
 from embedctl_config.errors import BrokerUnavailable, NotPermitted, SettingsError
 from embedctl_config.redis_url import read_password

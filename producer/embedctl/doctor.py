@@ -15,11 +15,11 @@ from typing import Any
 
 from embedctl.broker import Broker
 from embedctl.chunk_files import ChunkFiles, Where
+from embedctl.common.verification import is_verified, statement_of
 from embedctl.routing import start_command
 from embedctl.store.connection import OLDEST_REDIS, mode_of
 from embedctl.store.quotas import Quota
 from embedctl.store.sentinels import Seen, ask
-from embedctl.verification import is_verified, statement_of
 from embedctl_config import wire
 from embedctl_config.cpu import bf16_unit, no_bf16
 from embedctl_config.errors import BrokerRefused, BrokerUnavailable, EmbedctlError

@@ -13,10 +13,10 @@ from typing import Any, TypeVar, Unpack
 from embedctl.broker import Broker
 from embedctl.chunk_sizes import ReadAhead
 from embedctl.chunking import chunks_of
+from embedctl.common.notices import Reminder
 from embedctl.digests import with_digests
 from embedctl.job import Job
 from embedctl.job_options import JobOptions, SubmitOptions
-from embedctl.notices import Reminder
 from embedctl.option_checks import check_against_workers
 from embedctl.records import Record, RecordLike, records_of
 from embedctl.retrying import check_timeout, is_redis_away, retry_redis

@@ -17,9 +17,9 @@ from embedctl.broker import Broker
 from embedctl.chunk_files import ChunkFiles
 from embedctl.chunk_sizes import BYTES_PER_TOKEN, ReadAhead
 from embedctl.chunking import groups_of
+from embedctl.common.processes import running
 from embedctl.enqueue import job_spec
 from embedctl.job_options import SubmitOptions
-from embedctl.processes import running
 from embedctl.records import Record
 from embedctl.routing import with_chunk_size
 from embedctl.unique import UniqueIds

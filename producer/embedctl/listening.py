@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, TypeVar
 
-from embedctl.daemons import DaemonThreads
+from embedctl.common.daemons import DaemonThreads
 from embedctl.store.connection import Connection, answers_by
 from embedctl.store.reading import Event, events_in
 from embedctl_config import keys

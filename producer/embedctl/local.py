@@ -17,8 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from embedctl.broker import Broker
-from embedctl.machine import machine_id
-from embedctl.processes import running
+from embedctl.common.machine import machine_id
+from embedctl.common.processes import running
 from embedctl_config import durable, keys
 from embedctl_config.errors import BrokerUnavailable, ExitStatus, MissingExtra, ModelNotFound, WorkerError
 from embedctl_config.locks import locked

@@ -11,7 +11,7 @@ from itertools import chain, islice
 from operator import itemgetter
 
 from embedctl.broker import Broker
-from embedctl.rates import Rate, seconds_left
+from embedctl.common.rates import Rate, seconds_left
 from embedctl.store import GoneWorker, JobStatus, Kind, Queues, ServedModel, WorkerRow
 from embedctl_config import keys
 from embedctl_config.model_names import near_names

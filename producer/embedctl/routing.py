@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from embedctl.chunk_sizes import ReadAhead, Workers, chunk_bytes
-from embedctl.notices import Reminder
+from embedctl.common.notices import Reminder
 from embedctl.store import JobSpec, JobStatus, WorkerRegistry
 from embedctl.store.workers import Offer, Offered
 from embedctl_config import keys

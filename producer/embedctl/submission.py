@@ -12,7 +12,7 @@ from typing import Self, TypeVar
 
 from embedctl.broker import Broker
 from embedctl.chunk_files import Upload
-from embedctl.notices import Reminder
+from embedctl.common.notices import Reminder
 from embedctl.reaper import Reaper
 from embedctl.retrying import TimeLimit, is_redis_away
 from embedctl.routing import no_worker_for

@@ -9,8 +9,8 @@ from functools import partial
 from typing import TypeVar
 
 from embedctl.broker import Broker
+from embedctl.common.notices import Reminder
 from embedctl.listening import in_shared_thread, may_wait
-from embedctl.notices import Reminder
 from embedctl.reaper import Reaper
 from embedctl.retrying import TimeLimit, retry_redis, what_is_away
 from embedctl.routing import missing_worker, with_workers

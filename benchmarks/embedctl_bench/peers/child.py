@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from embedctl.processes import start
+from embedctl.common.processes import start
 from embedctl_config.errors import WorkerError
 
 #: The longest that one answer may take (seconds): an artefact may have to be built first.

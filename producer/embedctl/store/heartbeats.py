@@ -50,7 +50,7 @@ class WorkerRow:
 
     Attributes:
         instance: unique to the process; `name` is the Celery node name, which the next process uses again.
-        machine, process: ids that other processes of the same machine can check; see :mod:`embedctl.machine`.
+        machine, process: ids that other processes of the same machine can check; see :mod:`embedctl.common.machine`.
         cpus: the CPUs that it is pinned to; `threads`: its number of compute threads.
         bounds: bounds of its class that replace the precision's at the accuracy gate, in words.
         holding: (job, chunk) of each chunk in hand.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain, compress
 from typing import Any
 
-from embedctl.machine import machine_id, runs
+from embedctl.common.machine import machine_id, runs
 from embedctl.store.connection import Connection
 from embedctl.store.heartbeats import Kind, ServedModel, WorkerRow, parse, written
 from embedctl_config import keys

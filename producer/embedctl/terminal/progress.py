@@ -13,9 +13,9 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from embedctl.notices import Reminder
+from embedctl.common.notices import Reminder
+from embedctl.common.rates import Rate, seconds_left
 from embedctl.overview import JobPace, Paces
-from embedctl.rates import Rate, seconds_left
 from embedctl.results import ChunkVectors
 from embedctl.routing import missing_worker
 from embedctl.store import JobStatus

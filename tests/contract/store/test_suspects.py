@@ -10,7 +10,7 @@ import pytest
 from redis import Redis
 
 from embedctl.broker import Broker
-from embedctl.machine import machine_id, process_id, runs
+from embedctl.common.machine import machine_id, process_id, runs
 from embedctl.reaper import Reaper
 from embedctl.store import ClaimAnswer
 from embedctl_config import keys

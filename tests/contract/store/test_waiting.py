@@ -23,9 +23,9 @@ from embedctl import (
     WaitTimeout,
     aenqueue_embeddings,
     enqueue_embeddings,
-    notices,
 )
 from embedctl.broker import Broker
+from embedctl.common import notices
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.clocks import MovedClock

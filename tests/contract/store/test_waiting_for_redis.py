@@ -26,9 +26,9 @@ from embedctl import (
     WaitTimeout,
     aenqueue_embeddings,
     enqueue_embeddings,
-    notices,
 )
 from embedctl.broker import Broker
+from embedctl.common import notices
 from embedctl.store import connection
 from embedctl.tickets import TicketSender
 from embedctl_config import keys

@@ -12,8 +12,8 @@ from redis import Redis
 
 from embedctl import overview
 from embedctl.broker import Broker
+from embedctl.common.machine import machine_id, process_id
 from embedctl.job import Job
-from embedctl.machine import machine_id, process_id
 from embedctl.overview import Gatherer
 from embedctl.reaper import Reaper
 from embedctl.routing import resolve

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from embedctl import local
-from embedctl.child import guarded
+from embedctl.common.child import guarded
 from embedctl.local import forget, local_worker, state_of, was_begun_otherwise
 from embedctl.routing import local_class
 from embedctl_config.errors import SettingsError, WorkerError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from embedctl.machine import machine_id, process_id, runs
+from embedctl.common.machine import machine_id, process_id, runs
 from tests.support.processes import process_state
 from tests.support.waiting import eventually
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from embedctl import processes
-from embedctl.processes import running
+from embedctl.common import processes
+from embedctl.common.processes import running
 
 
 def test_a_child_is_stopped_whatever_ends_the_block(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from embedctl import rates
 from embedctl.cli.json_forms import overview_json
+from embedctl.common import rates
+from embedctl.common.rates import Rate
 from embedctl.overview import GONE_SHOWN, JobPace, Overview, QueueState, WorkerState
-from embedctl.rates import Rate
 from embedctl.store import GoneWorker, JobStatus, ServedModel, WorkerRow
 from embedctl.terminal.columns import Column, arrange, plain, share
 from embedctl.terminal.drawing import bar, duration, job_lines, number, overview_lines

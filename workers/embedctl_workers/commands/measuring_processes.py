@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from embedctl.processes import running
+from embedctl.common.processes import running
 from embedctl_config.errors import ModelError
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from embedctl.processes import running
+from embedctl.common.processes import running
 from embedctl_config.errors import EmbedctlError, ModelError
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles

@@ -19,7 +19,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from embedctl.processes import running
+from embedctl.common.processes import running
 from embedctl_config.errors import MissingExtra, ModelError
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.machine.host import Host

@@ -18,7 +18,7 @@ from celery.bootsteps import StartStopStep
 from celery.worker import state
 
 from embedctl.broker import Broker
-from embedctl.machine import machine_id, process_id
+from embedctl.common.machine import machine_id, process_id
 from embedctl.monitoring.endpoint import Endpoint
 from embedctl.reaper import Reaper
 from embedctl.store import ServedModel, WorkerRow

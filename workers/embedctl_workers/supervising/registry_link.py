@@ -7,7 +7,7 @@ import threading
 from collections import deque
 
 from embedctl.broker import Broker
-from embedctl.machine import process_id
+from embedctl.common.machine import process_id
 from embedctl.reaper import end_leases
 from embedctl.store import WorkerRow
 from embedctl_config.errors import EmbedctlError

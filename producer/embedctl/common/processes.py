@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from embedctl.child import guarded
+from embedctl.common.child import guarded
 
 #: Time for a child to end before it is killed (seconds).
 _STOP_S = 60.0
