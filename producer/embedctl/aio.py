@@ -18,11 +18,11 @@ from inspect import signature
 from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, Unpack, cast
 
 from embedctl.broker import Broker
+from embedctl.corpus.records import Record, RecordLike
 from embedctl.enqueue import read_records, submit
 from embedctl.job import Job
 from embedctl.job_options import JobOptions, SubmitOptions
 from embedctl.listening import in_own_thread, in_shared_thread
-from embedctl.records import Record, RecordLike
 from embedctl.results import ChunkVectors, FailedRecord, Vectors
 from embedctl.retrying import TimeLimit, check_timeout
 from embedctl.store import JobStatus

@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import Any
 
 from embedctl.chunking import size_of
-from embedctl.records import Record
+from embedctl.corpus.records import Record
 
 #: Bytes per token, a rule of thumb: English text, WordPiece or BPE vocabularies of about 30,000 entries. With the
 #: vocabulary of MiniLM, it is 4.0 in Python's docstrings, 2.9 in Chinese and 2.2 in Russian.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from embedctl.records import Record
+from embedctl.corpus.records import Record
 from embedctl_config.wire import ChunkInput
 
 

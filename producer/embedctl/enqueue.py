@@ -14,11 +14,11 @@ from embedctl.broker import Broker
 from embedctl.chunk_sizes import ReadAhead
 from embedctl.chunking import chunks_of
 from embedctl.common.notices import Reminder
-from embedctl.digests import with_digests
+from embedctl.corpus.digests import with_digests
+from embedctl.corpus.records import Record, RecordLike, records_of
 from embedctl.job import Job
 from embedctl.job_options import JobOptions, SubmitOptions
 from embedctl.option_checks import check_against_workers
-from embedctl.records import Record, RecordLike, records_of
 from embedctl.retrying import check_timeout, is_redis_away, retry_redis
 from embedctl.routing import resolve, same_model, with_chunk_size
 from embedctl.store import InlineJob, JobSpec, JobStatus
@@ -155,7 +155,7 @@ def submit(
         begun = broker.jobs.status(broker.jobs.resolve(options.resume))
         options = dataclasses.replace(options, digests=bool(begun.options.get("digests")))
     if options.duplicates == "error":
-        from embedctl.unique import checked  # here, because few calls need it
+        from embedctl.corpus.unique import checked  # here, because few calls need it
 
         records = checked(records)
     ahead = ReadAhead(with_digests(records) if options.digests else records, at_hand=at_hand)

@@ -18,11 +18,11 @@ from embedctl.chunk_files import ChunkFiles
 from embedctl.chunk_sizes import BYTES_PER_TOKEN, ReadAhead
 from embedctl.chunking import groups_of
 from embedctl.common.processes import running
+from embedctl.corpus.records import Record
+from embedctl.corpus.unique import UniqueIds
 from embedctl.enqueue import job_spec
 from embedctl.job_options import SubmitOptions
-from embedctl.records import Record
 from embedctl.routing import with_chunk_size
-from embedctl.unique import UniqueIds
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from embedctl_config.wire import RecordKind

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypedDict, Unpack, get_args
 
-from embedctl.kept import TEXT_SHA256, TOKENS, check_keep
+from embedctl.corpus.kept import TEXT_SHA256, TOKENS, check_keep
 from embedctl.option_checks import check_length, check_prompt_name, is_whole
 from embedctl_config import tenants
 from embedctl_config.errors import SettingsError

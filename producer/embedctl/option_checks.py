@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from embedctl.broker import Broker
-from embedctl.records import kind_of
+from embedctl.corpus.records import kind_of
 from embedctl_config.errors import SettingsError
 from embedctl_config.model_names import unknown_prompt
 

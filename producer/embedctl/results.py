@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embedctl.digests import Digests, taken_out
+from embedctl.corpus.digests import Digests, taken_out
 from embedctl_config.wire import ChunkResult, ErrorCode
 
 #: float32, records × dimensions.

@@ -13,9 +13,9 @@ import redis as redis_py
 
 from embedctl import Job, JobState, enqueue_embeddings
 from embedctl.broker import Broker
+from embedctl.corpus.records import records_of
 from embedctl.enqueue import submit
 from embedctl.job_options import SubmitOptions
-from embedctl.records import records_of
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.forked import Forked

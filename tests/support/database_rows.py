@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 
+from embedctl.corpus.records import make_record
 from embedctl.destinations import writing
 from embedctl.destinations.interface import Batch, Contract
 from embedctl.destinations.sync import Difference, Limit, compare, delete_missing
-from embedctl.records import make_record
 from tests.support.databases import CONTRACT, Database
 
 #: Another model's.

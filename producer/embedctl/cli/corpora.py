@@ -13,14 +13,13 @@ from urllib.parse import urlsplit
 import click
 from click.core import ParameterSource
 
-from embedctl import unique
-from embedctl.corpus import BATCH_FORMAT, KEPT_OF_REQUEST, BatchCorpus, Corpus, is_batch, open_corpus
+from embedctl.corpus import BATCH_FORMAT, KEPT_OF_REQUEST, BatchCorpus, Corpus, is_batch, open_corpus, unique
 from embedctl.corpus.inputs import SUFFIXES
+from embedctl.corpus.records import Record
 from embedctl.destinations.formats import files_of, guess_format
 from embedctl.destinations.jsonl import errors_beside
 from embedctl.destinations.place import Place
 from embedctl.job_options import SubmitOptions
-from embedctl.records import Record
 from embedctl_config.errors import BatchFileError, InputError, SettingsError
 from embedctl_config.settings import Settings
 

@@ -11,6 +11,7 @@ from embedctl.broker import Broker
 from embedctl.cli.options import json_option
 from embedctl.cli.results import failed_line
 from embedctl.corpus import BatchCorpus, Corpus
+from embedctl.corpus.unique import UniqueIds
 from embedctl.destinations.ids import Duplicates, no_id, repeated
 from embedctl.destinations.interface import Destination
 from embedctl.destinations.keyed import Options, deliver
@@ -19,7 +20,6 @@ from embedctl.destinations.registry import DatabaseKind, destination_of, kinds
 from embedctl.job import Job
 from embedctl.terminal.columns import Column, arrange, plain
 from embedctl.terminal.progress import JobProgress
-from embedctl.unique import UniqueIds
 from embedctl.waiting import Waiter
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings

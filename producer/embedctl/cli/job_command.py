@@ -18,6 +18,8 @@ from embedctl.cli.delivery import DatabaseChoice
 from embedctl.cli.destination import DatabaseUrl, Destination, destination_options
 from embedctl.cli.options import json_option, option, quiet_option, section, together
 from embedctl.cli.sync_options import SyncChoice, sync_options
+from embedctl.corpus.kept import parse_keep
+from embedctl.corpus.records import Record
 from embedctl.destinations.alongside import Alongside
 from embedctl.destinations.ids import Duplicates
 from embedctl.destinations.place import Place
@@ -25,8 +27,6 @@ from embedctl.enqueue import submit
 from embedctl.estimate import Estimate
 from embedctl.job import Job
 from embedctl.job_options import SubmitOptions
-from embedctl.kept import parse_keep
-from embedctl.records import Record
 from embedctl.store import JobStatus
 from embedctl.terminal.progress import JobProgress
 from embedctl_config import tenants

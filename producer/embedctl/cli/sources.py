@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from embedctl.broker import Broker
 from embedctl.cli.job_command import JobCommand
+from embedctl.corpus.records import Record
 from embedctl.destinations.interface import Contract
 from embedctl.enqueue import job_spec
-from embedctl.records import Record
 from embedctl.routing import model_files, same_model
 from embedctl.store import JobSpec
 from embedctl_config.fingerprint import deciding

@@ -18,6 +18,7 @@ from embedctl.cli.delivery import DatabaseChoice, list_failed
 from embedctl.cli.job_command import JobCommand
 from embedctl.cli.json_forms import job_form, plain
 from embedctl.cli.results import exit_status
+from embedctl.corpus.records import Record
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.loop import Delivered
 from embedctl.destinations.right import announced
@@ -25,7 +26,6 @@ from embedctl.destinations.sync import Difference, compare, delete_missing
 from embedctl.enqueue import job_spec
 from embedctl.job import Job
 from embedctl.job_options import SubmitOptions
-from embedctl.records import Record
 from embedctl.routing import model_files
 from embedctl.store import JobStatus
 from embedctl.terminal.progress import JobProgress

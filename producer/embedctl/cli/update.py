@@ -21,11 +21,11 @@ from embedctl.cli.json_forms import job_form, plain
 from embedctl.cli.results import exit_status, why_ended
 from embedctl.cli.sources import Sources, earlier_of, opened_cache, sources_of
 from embedctl.cli.sync import lacking, report_synced, said, submitted, synchronise
+from embedctl.corpus.records import Record
 from embedctl.destinations.files import fetch
 from embedctl.destinations.loop import Delivered
 from embedctl.enqueue import job_spec
 from embedctl.job import Job
-from embedctl.records import Record
 from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
 from embedctl.terminal.progress import JobProgress

@@ -11,10 +11,10 @@ from pathlib import Path
 from embedctl.corpus.batch import BATCH_FORMAT, KEPT_OF_REQUEST, BatchCorpus, is_batch
 from embedctl.corpus.file import CorpusFile
 from embedctl.corpus.inputs import FORMATS, expanded, guess_format
+from embedctl.corpus.kept import names_with_values
+from embedctl.corpus.records import Record
 from embedctl.corpus.rows import ID_FIELD, Line, Places, Rows
-from embedctl.kept import names_with_values
-from embedctl.records import Record
-from embedctl.unique import UniqueIds, repeated
+from embedctl.corpus.unique import UniqueIds, repeated
 from embedctl_config.errors import InputError
 
 __all__ = ["BATCH_FORMAT", "FORMATS", "KEPT_OF_REQUEST", "BatchCorpus", "Corpus", "is_batch", "open_corpus"]

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
+from embedctl.corpus.records import kind_of
 from embedctl.corpus.rows import Line, Rows
 from embedctl.corpus.streams import MAX_LINE_BYTES
-from embedctl.records import kind_of
 from embedctl_config.errors import InputError
 
 _NOT_WHITE = re.compile(r"[^ \t\n\r]")

@@ -16,9 +16,9 @@ from typing import IO, Any, NamedTuple, NoReturn
 
 from embedctl.corpus.file import CorpusFile
 from embedctl.corpus.lines import json_object
+from embedctl.corpus.records import Record, check_id, kind_of, make_record
 from embedctl.corpus.streams import bounded_lines, opened
-from embedctl.records import Record, check_id, kind_of, make_record
-from embedctl.unique import UniqueIds
+from embedctl.corpus.unique import UniqueIds
 from embedctl_config.errors import BatchFileError, InputError
 from embedctl_config.model_names import other_spelling
 

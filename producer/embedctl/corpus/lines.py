@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from embedctl.corpus.records import kind_of
 from embedctl.corpus.rows import Line, Rows
-from embedctl.records import kind_of
 from embedctl_config.errors import InputError
 
 #: How a stream of another kind begins → what to do with it.

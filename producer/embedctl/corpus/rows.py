@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from embedctl.fields import MISSING, field_of, no_field
-from embedctl.kept import kept_fields
-from embedctl.records import Record, check_id, make_record
+from embedctl.corpus.fields import MISSING, field_of, no_field
+from embedctl.corpus.kept import kept_fields
+from embedctl.corpus.records import Record, check_id, make_record
 from embedctl_config.errors import InputError
 
 #: The field of an id unless another is named. No row needs it.

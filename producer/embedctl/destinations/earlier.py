@@ -10,12 +10,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from embedctl.corpus.digests import DIGEST_BYTES, Digests
 from embedctl.destinations.interface import ABOUT, Contract
 from embedctl.destinations.known import Earlier, Rows, check_numbers, no_digests, row_type
 from embedctl.destinations.npy import FILES, LINES, beside
 from embedctl.destinations.numbers import Numbers, OutputType
 from embedctl.destinations.unfinished import digest_of, is_begun
-from embedctl.digests import DIGEST_BYTES, Digests
 from embedctl_config.errors import OutputError, SettingsError
 
 _ROWS = 8192

@@ -8,8 +8,8 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from embedctl.corpus.unique import UniqueIds
 from embedctl.results import ChunkVectors
-from embedctl.unique import UniqueIds
 from embedctl_config.errors import InputError
 
 #: Records, or ids, that a message names.

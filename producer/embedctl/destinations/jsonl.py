@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
+from embedctl.corpus.kept import TOKENS
 from embedctl.destinations.answers import Answer, Answers
 from embedctl.destinations.numbers import OutputType
 from embedctl.destinations.unfinished import LineFile, json_line, part_of, publish
 from embedctl.destinations.writer import Content, Writer
-from embedctl.kept import TOKENS
 from embedctl.results import ChunkVectors
 from embedctl_config.errors import JobError, OutputError
 

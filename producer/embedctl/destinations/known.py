@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from embedctl.corpus.digests import DIGEST_BYTES, Digests
+from embedctl.corpus.runs import NAME, Runs, explained, parts_of, starts_of
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.numbers import FLOAT32, Numbers, OutputType
-from embedctl.digests import DIGEST_BYTES, Digests
-from embedctl.runs import NAME, Runs, explained, parts_of, starts_of
 from embedctl_config.errors import OutputError, SettingsError
 
 #: Rows of :func:`row_type`.

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from embedctl.corpus.digests import Digests, as_rows, digest_of
+from embedctl.corpus.records import Record
 from embedctl.destinations.files import Readable
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.known import Known
 from embedctl.destinations.numbers import FLOAT32, Numbers
 from embedctl.destinations.sync import LACKING, Difference, corpus_changed
-from embedctl.digests import Digests, as_rows, digest_of
-from embedctl.records import Record
 from embedctl.results import ChunkVectors, FailedRecord, TruncatedRecord, Vectors
 from embedctl.store import JobSpec, JobState, JobStatus
 from embedctl_config.errors import EmbedctlError, JobFailed, OutputError

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from embedctl.corpus.digests import DIGEST_BYTES
 from embedctl.destinations.interface import ABOUT, Contract
 from embedctl.destinations.unfinished import LineFile, digest_of, json_line, part_of, publish
 from embedctl.destinations.writer import Content, Writer
-from embedctl.digests import DIGEST_BYTES
 from embedctl.results import ChunkVectors
 from embedctl_config import durable
 

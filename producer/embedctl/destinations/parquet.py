@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from embedctl.corpus.digests import NO_DIGEST
+from embedctl.corpus.kept import TEXT_SHA256, TOKENS
 from embedctl.destinations.interface import ABOUT
 from embedctl.destinations.loop import BeginAgain
 from embedctl.destinations.numbers import Numbers, OutputType
 from embedctl.destinations.unfinished import part_of, publish
 from embedctl.destinations.writer import Content, Writer
-from embedctl.digests import NO_DIGEST
-from embedctl.kept import TEXT_SHA256, TOKENS
 from embedctl.results import ChunkVectors, Vectors
 from embedctl_config.errors import MissingExtra
 

@@ -14,12 +14,12 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from embedctl.corpus.digests import as_rows, digest_of
+from embedctl.corpus.records import Record
+from embedctl.corpus.runs import Entries, Runs, parts_of
 from embedctl.destinations.interface import Contract, Destination, Row
 from embedctl.destinations.known import Known
 from embedctl.destinations.writing import sources_of, tried
-from embedctl.digests import as_rows, digest_of
-from embedctl.records import Record
-from embedctl.runs import Entries, Runs, parts_of
 from embedctl_config.errors import DestinationRefused, InputError, OutputError
 
 T = TypeVar("T")

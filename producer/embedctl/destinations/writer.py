@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from embedctl.corpus.kept import tells_tokens
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.numbers import FLOAT32, Numbers
 from embedctl.destinations.unfinished import part_of
-from embedctl.kept import tells_tokens
 from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
 from embedctl_config.errors import JobError

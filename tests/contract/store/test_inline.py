@@ -11,9 +11,9 @@ import redis as redis_py
 
 from embedctl import BrokerUnavailable, Job, JobNotFound, JobState, enqueue_embeddings
 from embedctl.broker import Broker
+from embedctl.corpus.records import records_of
 from embedctl.enqueue import submit
 from embedctl.job_options import SubmitOptions
-from embedctl.records import records_of
 from embedctl.store.connection import Connection
 from embedctl.store.scripts import ScriptCall, script_source
 from embedctl.tickets import TicketSender

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from embedctl.records import MAX_ID_BYTES, check_id, records_of
+from embedctl.corpus.records import MAX_ID_BYTES, check_id, records_of
 from embedctl_config import wire
 from embedctl_config.errors import InputError, ModelError, SettingsError, WireForeign, WireTruncated
 from embedctl_config.loading import load_settings

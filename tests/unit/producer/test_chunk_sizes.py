@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from embedctl import chunk_sizes
 from embedctl.chunk_sizes import BYTES_PER_TOKEN, CHUNK_S, ReadAhead, Workers, chunk_bytes
 from embedctl.chunking import chunks_of, groups_of, size_of
-from embedctl.records import Record
+from embedctl.corpus.records import Record
 from embedctl_config.wire import RecordKind
 
 #: The limits of a job by the default settings.

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedctl.chunking import chunks_of
-from embedctl.records import Record
+from embedctl.corpus.records import Record
 from embedctl_config.wire import ChunkInput, RecordKind
 
 

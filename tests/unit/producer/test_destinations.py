@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from embedctl import unique
 from embedctl.cli import main
+from embedctl.corpus import unique
+from embedctl.corpus.digests import as_rows
 from embedctl.destinations import keyed
 from embedctl.destinations.ids import Duplicates, LeftOut, decided
 from embedctl.destinations.interface import Batch, Contract
@@ -26,7 +27,6 @@ from embedctl.destinations.numbers import OutputType
 from embedctl.destinations.registry import BUILT_IN, destination_of, kinds
 from embedctl.destinations.urls import parse_url
 from embedctl.destinations.writing import write
-from embedctl.digests import as_rows
 from embedctl.results import ChunkVectors
 from embedctl_config.errors import (
     DestinationRefused,

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from embedctl.corpus.digests import DIGEST_BYTES, Digests, as_rows
 from embedctl.destinations import known, parquet
 from embedctl.destinations.earlier import open_earlier
 from embedctl.destinations.interface import Contract
@@ -18,7 +19,6 @@ from embedctl.destinations.npy import NpyWriter
 from embedctl.destinations.numbers import Numbers, OutputType
 from embedctl.destinations.parquet import ParquetWriter
 from embedctl.destinations.writer import Content
-from embedctl.digests import DIGEST_BYTES, Digests, as_rows
 from embedctl.results import ChunkVectors, FailedRecord, TruncatedRecord
 from embedctl_config.errors import OutputError, SettingsError
 from embedctl_config.fingerprint import job_fingerprint

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embedctl.corpus.digests import Digests, digest_of
+from embedctl.corpus.records import Record, make_record
 from embedctl.destinations import sync
 from embedctl.destinations.interface import Batch, Row
 from embedctl.destinations.known import Known, Rows
 from embedctl.destinations.sync import Difference, Limit, compare, compare_texts, delete_missing
-from embedctl.digests import Digests, digest_of
-from embedctl.records import Record, make_record
 from embedctl_config.errors import InputError, OutputError
 from tests.support.memory_destination import CONTRACT, Memory
 

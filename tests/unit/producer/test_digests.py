@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from embedctl import SettingsError
+from embedctl.corpus.digests import DIGEST_BYTES, digest_of, taken_out, with_digests
+from embedctl.corpus.kept import DIGEST_FIELD, check_keep
+from embedctl.corpus.records import make_record
 from embedctl.destinations.interface import Contract
-from embedctl.digests import DIGEST_BYTES, digest_of, taken_out, with_digests
-from embedctl.kept import DIGEST_FIELD, check_keep
-from embedctl.records import make_record
 from embedctl.results import chunk_vectors
 from embedctl_config.errors import OutputError, WireForeign
 from embedctl_config.fingerprint import job_fingerprint

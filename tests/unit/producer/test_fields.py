@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from embedctl.fields import MISSING, field_of, no_field
+from embedctl.corpus.fields import MISSING, field_of, no_field
 
 ROW = {
     "id": 1,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from embedctl.corpus import arrays, open_corpus
 from embedctl.corpus.arrays import elements
-from embedctl.records import Record
+from embedctl.corpus.records import Record
 from embedctl_config.errors import InputError
 from embedctl_config.wire import RecordKind
 

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedctl.corpus import open_corpus
-from embedctl.kept import MAX_KEPT_BYTES, OWN_NAMES, check_keep, kept_fields, parse_keep
-from embedctl.records import Record, records_of
+from embedctl.corpus.kept import MAX_KEPT_BYTES, OWN_NAMES, check_keep, kept_fields, parse_keep
+from embedctl.corpus.records import Record, records_of
 from embedctl_config.errors import InputError, SettingsError
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=9)

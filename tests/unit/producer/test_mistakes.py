@@ -17,7 +17,7 @@ from uuid import UUID
 import numpy as np
 import pytest
 
-from embedctl.records import Record, records_of
+from embedctl.corpus.records import Record, records_of
 from embedctl_config.errors import InputError
 from embedctl_config.wire import RecordKind
 from tests.support.packages import need

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from embedctl.runs import NAME, Entries, Runs, parts_of
+from embedctl.corpus.runs import NAME, Entries, Runs, parts_of
 
 
 def entries(first: int, count: int = 5) -> Entries:

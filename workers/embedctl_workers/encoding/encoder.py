@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embedctl.records import kind_in_words
+from embedctl.corpus.records import kind_in_words
 from embedctl_config.errors import BrokerUnavailable, JobError
 from embedctl_config.model_names import unknown_prompt
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordError, RecordKind, Truncation

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, time, timedelta
 from typing import Any
 
-from embedctl.fields import field_of
+from embedctl.corpus.fields import field_of
 from embedctl_config.errors import InputError, SettingsError
 
 #: Most bytes of one record's kept fields, as JSON with their names. They hold a text of 8,192 tokens, which is what

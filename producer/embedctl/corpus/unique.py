@@ -10,8 +10,8 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from embedctl.records import Record
-from embedctl.runs import NAME, Entries, Runs, parts_of, starts_of
+from embedctl.corpus.records import Record
+from embedctl.corpus.runs import NAME, Entries, Runs, parts_of, starts_of
 from embedctl_config.errors import InputError
 
 #: Entries in memory (24 bytes each). More of them go to the disk.

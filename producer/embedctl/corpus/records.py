@@ -6,9 +6,9 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from embedctl.fields import MISSING, field_of, no_field
-from embedctl.kept import kept_fields
-from embedctl.mistakes import check_many, is_missing, is_stray, python_value, wrong_item
+from embedctl.corpus.fields import MISSING, field_of, no_field
+from embedctl.corpus.kept import kept_fields
+from embedctl.corpus.mistakes import check_many, is_missing, is_stray, python_value, wrong_item
 from embedctl_config.errors import InputError
 from embedctl_config.wire import RecordKind
 

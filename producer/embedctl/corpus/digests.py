@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embedctl.kept import DIGEST_FIELD
-from embedctl.records import Record
+from embedctl.corpus.kept import DIGEST_FIELD
+from embedctl.corpus.records import Record
 from embedctl_config.errors import WireForeign
 from embedctl_config.wire import RecordKind
 
