@@ -17,9 +17,9 @@ import redis as redis_py
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
-from embedctl import routing
-from embedctl.broker import Broker
-from embedctl.broker import _shared as shared_brokers
+from embedctl.queueing import routing
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.broker import _shared as shared_brokers
 from embedctl_config.settings import Settings
 from embedctl_workers.machine.devices import SPIN_VARIABLE, SPINS
 from tests.support import clients, costs, families_table, forked, once_more

@@ -17,8 +17,8 @@ from typing import cast
 import numpy as np
 from benchmarks.ours.service import DUMMY, Figures, seconds_of, service
 
-from embedctl.broker import Broker
 from embedctl.destinations.writer import Content
+from embedctl.queueing.broker import Broker
 from embedctl.results import ChunkVectors
 from embedctl_config import keys
 

@@ -17,8 +17,8 @@ from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
 from embedctl import enqueue_embeddings
-from embedctl.broker import Broker
-from embedctl.reaper import Reaper
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.reaper import Reaper
 from embedctl_config import keys
 
 #: Of the jobs: a class without a worker, and one whose worker takes no ticket.

@@ -19,12 +19,12 @@ from benchmarks.ours.service import DUMMY, Figures, seconds_of, service
 from tests.support.store import MINE, claim, encoded, new_job, row
 from tests.support.waiting import eventually
 
-from embedctl.broker import Broker
 from embedctl.doctor import examine
 from embedctl.job import Job
 from embedctl.overview import Gatherer
-from embedctl.reaper import Reaper
-from embedctl.routing import resolve, with_workers
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.reaper import Reaper
+from embedctl.queueing.routing import resolve, with_workers
 from embedctl.store import ClaimAnswer, WorkerRow
 from embedctl.store.queues import job_of
 from embedctl.store.scripts import script_source

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Match, Route
 
-from embedctl.listening import in_shared_thread
+from embedctl.queueing.listening import in_shared_thread
 from embedctl_gateway import batch_calls, file_calls, openai_calls, openapi, result_calls, tei_calls
 from embedctl_gateway.calls import Call, Endpoint, Gateway, Handler
 from embedctl_gateway.refusals import Refusal, Style, as_openai, as_tei, unavailable

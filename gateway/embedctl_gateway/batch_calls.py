@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from starlette.responses import JSONResponse, Response
 
-from embedctl.listening import in_shared_thread
+from embedctl.queueing.listening import in_shared_thread
 from embedctl.store.stored_files import digest_of, new_id
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.retry import REDIS, RetryLimit

@@ -15,10 +15,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from embedctl.broker import Broker
-from embedctl.chunk_sizes import BYTES_PER_TOKEN
 from embedctl.common.daemons import DaemonThreads
-from embedctl.listening import in_shared_thread
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.chunk_sizes import BYTES_PER_TOKEN
+from embedctl.queueing.listening import in_shared_thread
 from embedctl.store.batches import BatchStore, StoredBatch
 from embedctl.store.stored_files import FileStore, StoredFile
 from embedctl.store.webhook_events import EventStore

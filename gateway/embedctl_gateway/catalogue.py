@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from embedctl.broker import Broker
-from embedctl.listening import in_shared_thread
-from embedctl.routing import near_models
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.listening import in_shared_thread
+from embedctl.queueing.routing import near_models
 from embedctl.store.connection import answers_by
 from embedctl.store.workers import OFFERS_S
 from embedctl_config import keys

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 
 from starlette.responses import Response, StreamingResponse
 
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl.store.batches import StoredBatch
 from embedctl.store.stored_files import PART_BYTES
 from embedctl_config.errors import JobCancelled, JobNotFound

@@ -15,12 +15,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from embedctl import enqueue
-from embedctl.broker import Broker
 from embedctl.common.notices import Reminder
 from embedctl.corpus import KEPT_OF_REQUEST, BatchCorpus, open_corpus
 from embedctl.destinations.not_run import EXPIRED, STOPPED, Reason
 from embedctl.job import Job
 from embedctl.job_options import SubmitOptions
+from embedctl.queueing.broker import Broker
 from embedctl.store import JobStatus
 from embedctl.store.batches import BatchStore, Step, StoredBatch
 from embedctl.store.lease import Lease

@@ -17,14 +17,14 @@ from functools import partial, update_wrapper
 from inspect import signature
 from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, Unpack, cast
 
-from embedctl.broker import Broker
 from embedctl.corpus.records import Record, RecordLike
 from embedctl.enqueue import read_records, submit
 from embedctl.job import Job
 from embedctl.job_options import JobOptions, SubmitOptions
-from embedctl.listening import in_own_thread, in_shared_thread
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.listening import in_own_thread, in_shared_thread
+from embedctl.queueing.retrying import TimeLimit, check_timeout
 from embedctl.results import ChunkVectors, FailedRecord, Vectors
-from embedctl.retrying import TimeLimit, check_timeout
 from embedctl.store import JobStatus
 from embedctl.submission import SubmitProgress
 from embedctl.waiting import Progress, Relay

@@ -13,10 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from embedctl.broker import Broker
 from embedctl.chunk_files import ChunkFiles, Where
 from embedctl.common.verification import is_verified, statement_of
-from embedctl.routing import start_command
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.routing import start_command
 from embedctl.store.connection import OLDEST_REDIS, mode_of
 from embedctl.store.quotas import Quota
 from embedctl.store.sentinels import Seen, ask

@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from functools import partial
 from typing import Any, TypeVar, Unpack
 
-from embedctl.broker import Broker
-from embedctl.chunk_sizes import ReadAhead
-from embedctl.chunking import chunks_of
 from embedctl.common.notices import Reminder
 from embedctl.corpus.digests import with_digests
 from embedctl.corpus.records import Record, RecordLike, records_of
 from embedctl.job import Job
 from embedctl.job_options import JobOptions, SubmitOptions
 from embedctl.option_checks import check_against_workers
-from embedctl.retrying import check_timeout, is_redis_away, retry_redis
-from embedctl.routing import resolve, same_model, with_chunk_size
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.chunk_sizes import ReadAhead
+from embedctl.queueing.chunking import chunks_of
+from embedctl.queueing.retrying import check_timeout, is_redis_away, retry_redis
+from embedctl.queueing.routing import resolve, same_model, with_chunk_size
 from embedctl.store import InlineJob, JobSpec, JobStatus
 from embedctl.submission import Submission, SubmitProgress
 from embedctl_config import tenants, wire

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import IO, Any, cast
 
-from embedctl.broker import Broker
 from embedctl.chunk_files import ChunkFiles
-from embedctl.chunk_sizes import BYTES_PER_TOKEN, ReadAhead
-from embedctl.chunking import groups_of
 from embedctl.common.processes import running
 from embedctl.corpus.records import Record
 from embedctl.corpus.unique import UniqueIds
 from embedctl.enqueue import job_spec
 from embedctl.job_options import SubmitOptions
-from embedctl.routing import with_chunk_size
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.chunk_sizes import BYTES_PER_TOKEN, ReadAhead
+from embedctl.queueing.chunking import groups_of
+from embedctl.queueing.routing import with_chunk_size
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from embedctl_config.wire import RecordKind

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Self
 
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.retrying import TimeLimit, check_timeout
 from embedctl.reader import ResultReader
 from embedctl.results import ChunkVectors, FailedRecord, Vectors
 from embedctl.retry import retry_failed
-from embedctl.retrying import TimeLimit, check_timeout
 from embedctl.store import GoneWorker, JobState, JobStatus, Suspect, WorkerRow
 from embedctl.waiting import Waiter
 from embedctl_config.errors import SettingsError

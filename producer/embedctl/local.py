@@ -16,9 +16,9 @@ from importlib.resources import as_file, files
 from importlib.util import find_spec
 from pathlib import Path
 
-from embedctl.broker import Broker
 from embedctl.common.machine import machine_id
 from embedctl.common.processes import running
+from embedctl.queueing.broker import Broker
 from embedctl_config import durable, keys
 from embedctl_config.errors import BrokerUnavailable, ExitStatus, MissingExtra, ModelNotFound, WorkerError
 from embedctl_config.locks import locked

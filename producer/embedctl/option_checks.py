@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from embedctl.broker import Broker
 from embedctl.corpus.records import kind_of
+from embedctl.queueing.broker import Broker
 from embedctl_config.errors import SettingsError
 from embedctl_config.model_names import unknown_prompt
 

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from itertools import chain, islice
 from operator import itemgetter
 
-from embedctl.broker import Broker
 from embedctl.common.rates import Rate, seconds_left
+from embedctl.queueing.broker import Broker
 from embedctl.store import GoneWorker, JobStatus, Kind, Queues, ServedModel, WorkerRow
 from embedctl_config import keys
 from embedctl_config.model_names import near_names

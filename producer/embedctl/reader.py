@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
+from embedctl.queueing.retrying import TimeLimit
+from embedctl.queueing.routing import missing_worker
 from embedctl.results import ChunkVectors, FailedRecord, Vectors, chunk_vectors, no_records, overlaid
-from embedctl.retrying import TimeLimit
-from embedctl.routing import missing_worker
 from embedctl.store import JobState, JobStatus
 from embedctl.waiting import Progress, Waiter, ended_by_budget, lost_chunks, refuse_cancelled
 from embedctl_config import wire

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from functools import partial
 
-from embedctl.retrying import TimeLimit
+from embedctl.queueing.retrying import TimeLimit
 from embedctl.store import JobState
 from embedctl.waiting import Waiter
 from embedctl_config.errors import CorpusChanged, JobCancelled, JobError, JobLost

@@ -10,12 +10,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Self, TypeVar
 
-from embedctl.broker import Broker
 from embedctl.chunk_files import Upload
 from embedctl.common.notices import Reminder
-from embedctl.reaper import Reaper
-from embedctl.retrying import TimeLimit, is_redis_away
-from embedctl.routing import no_worker_for
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.reaper import Reaper
+from embedctl.queueing.retrying import TimeLimit, is_redis_away
+from embedctl.queueing.routing import no_worker_for
 from embedctl.store import Added, JobState, JobStatus
 from embedctl.store.lease import Lease
 from embedctl.waiting import LOOK_EVERY_S, Waiter, lost_chunks, refuse_cancelled

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from embedctl.broker import Broker
 from embedctl.common.notices import Reminder
-from embedctl.listening import in_shared_thread, may_wait
-from embedctl.reaper import Reaper
-from embedctl.retrying import TimeLimit, retry_redis, what_is_away
-from embedctl.routing import missing_worker, with_workers
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.listening import in_shared_thread, may_wait
+from embedctl.queueing.reaper import Reaper
+from embedctl.queueing.retrying import TimeLimit, retry_redis, what_is_away
+from embedctl.queueing.routing import missing_worker, with_workers
 from embedctl.store import JobState, JobStatus
 from embedctl_config import keys
 from embedctl_config.errors import (

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from embedctl import Job, JobFailed, JobState, JobStatus
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl_config import keys, wire
 from embedctl_config.wire import ErrorCode
 from tests.chaos.check import Verdict, check_codes, check_vectors, freed, is_spent

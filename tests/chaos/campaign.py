@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 from embedctl import Job, enqueue_embeddings
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl_config import keys
 from tests.chaos.check import keys_without_ttl, left_over, unknown_jobs
 from tests.chaos.chunk_files import bytes_left

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from embedctl import Job, JobState, JobStatus
-from embedctl.broker import Broker
 from embedctl.destinations.part_reader import DrainedChunks
+from embedctl.queueing.broker import Broker
 from embedctl_config import keys, wire
 from embedctl_config.wire import ErrorCode
 from tests.chaos.jobs import Expected, Plan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from embedctl.sweeper import Sweeper
+from embedctl.queueing.sweeper import Sweeper
 from embedctl_config import keys
 from tests.chaos.fault import Chaos, Struck
 from tests.chaos.stack import OUTAGE, Stack

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from embedctl.sweeper import Sweeper
+from embedctl.queueing.sweeper import Sweeper
 from tests.chaos.monitor import Monitor
 from tests.chaos.producers import Producers
 from tests.chaos.stack import Stack, Worker

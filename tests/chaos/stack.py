@@ -17,7 +17,7 @@ from typing import Any
 
 import redis as redis_py
 
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl.store import WorkerRow
 from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable

@@ -15,7 +15,7 @@ import pytest
 import redis as redis_py
 
 from embedctl import Job
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
 from embedctl_workers.backends import BACKENDS

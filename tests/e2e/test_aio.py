@@ -17,7 +17,7 @@ import pytest
 import redis as redis_py
 
 from embedctl import AsyncJob, JobNotFound, JobState, JobStatus, JobUnfinished, aenqueue_embeddings
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl_config.settings import Settings
 from tests.support.jobs import active_job_id, reference
 from tests.support.store import active_jobs

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl.results import Vectors
 from tests.support.here import Here
 from tests.support.jobs import reference

@@ -15,10 +15,10 @@ import pytest
 import redis
 
 from embedctl import enqueue_embeddings
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.sweeper import Sweeper
 from embedctl.store.batches import BatchStore
 from embedctl.store.stored_files import PART_BYTES
-from embedctl.sweeper import Sweeper
 from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.retry import Policy

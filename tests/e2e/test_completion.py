@@ -8,7 +8,7 @@ from socket import socket
 
 import pytest
 
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from tests.support.forked import run_forked
 from tests.support.prepared import Put
 from tests.support.redis_server import as_user

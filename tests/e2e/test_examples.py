@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import redis as redis_py
 
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from tests.support.forked import run_forked
 from tests.support.gateway import NO_TLS
 from tests.support.jobs import job_reads, nobody_reads_jobs, reference

@@ -12,7 +12,7 @@ import pytest
 import redis as redis_py
 
 from embedctl import enqueue_embeddings
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl_config.celery_app import TASK
 from embedctl_config.settings import Settings
 from tests.support.browser import chromium, errors_logged

@@ -15,7 +15,7 @@ import pytest
 import redis as redis_py
 
 from embedctl import enqueue_embeddings
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.here import Here

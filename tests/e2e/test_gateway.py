@@ -22,7 +22,7 @@ import pytest
 import trustme
 
 from embedctl import enqueue_embeddings
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
 from embedctl_gateway.calls import Gateway

@@ -21,7 +21,7 @@ import pytest
 import redis as redis_py
 
 from embedctl import JobState
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl_config import keys
 from embedctl_gateway.embedding import RESULT_TTL_S
 from tests.support.batches import client_at, counts, create, ended, lines_of, upload

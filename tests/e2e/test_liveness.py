@@ -11,8 +11,8 @@ import pytest
 import redis as redis_py
 
 from embedctl import enqueue_embeddings
-from embedctl.broker import Broker
 from embedctl.doctor import Finding, Level, examine
+from embedctl.queueing.broker import Broker
 from embedctl.store.heartbeats import HUNG_AFTER_S
 from embedctl_config import keys
 from embedctl_config.settings import Settings

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from embedctl import local
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl_config import keys
 from tests.support.forked import Forked
 from tests.support.here import Here

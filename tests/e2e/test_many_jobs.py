@@ -12,8 +12,8 @@ import redis as redis_py
 from click.testing import CliRunner
 
 from embedctl import JobState
-from embedctl.broker import Broker
 from embedctl.cli.json_forms import printed_array
+from embedctl.queueing.broker import Broker
 from embedctl_config import keys
 from tests.support.here import Here
 from tests.support.processes import RunEmbedctl

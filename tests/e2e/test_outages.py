@@ -20,12 +20,12 @@ import pytest
 import redis as redis_py
 
 from embedctl import Job, JobLost, JobState, enqueue_embeddings
-from embedctl.broker import Broker
 from embedctl.corpus.records import records_of
 from embedctl.destinations.files import fetch
 from embedctl.enqueue import submit
 from embedctl.job_options import SubmitOptions
-from embedctl.reaper import Reaper
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.reaper import Reaper
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.forked import Process

@@ -12,10 +12,10 @@ import pytest
 import redis as redis_py
 
 from embedctl import Job, JobState, enqueue_embeddings
-from embedctl.broker import Broker
 from embedctl.corpus.records import records_of
 from embedctl.enqueue import submit
 from embedctl.job_options import SubmitOptions
+from embedctl.queueing.broker import Broker
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.forked import Forked

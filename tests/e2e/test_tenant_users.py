@@ -12,7 +12,7 @@ import pytest
 import redis as redis_py
 
 from embedctl import Job, enqueue_embeddings
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl_config import keys, tenants
 from embedctl_config.errors import QuotaExceeded
 from embedctl_config.settings import Settings

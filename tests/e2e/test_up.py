@@ -22,7 +22,7 @@ import pytest
 
 from embedctl import Job, enqueue_embeddings
 from embedctl.acl import ADMIN
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl.store import WorkerRow
 from embedctl_config import keys
 from embedctl_config.settings import Settings

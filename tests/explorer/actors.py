@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl.store import ClaimAnswer, Completed, JobStatus
 from embedctl_config import keys
 from embedctl_config.errors import EmbedctlError

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from embedctl.broker import Broker
 from embedctl.corpus.records import records_of
 from embedctl.enqueue import submit
 from embedctl.job import Job
 from embedctl.job_options import SubmitOptions
-from embedctl.reaper import Reaper
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.reaper import Reaper
 from embedctl.store import Holder, PartFacts
 from embedctl.store.drains import part_name, retry_part_name
 from embedctl_config import wire

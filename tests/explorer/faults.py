@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Any
 from unittest.mock import patch
 
-from embedctl.reaper import Reaper
+from embedctl.queueing.reaper import Reaper
 from embedctl.store.agenda import Agenda
 from embedctl.store.scripts import script_source
 from embedctl.submission import Submission

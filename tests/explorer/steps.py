@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any, Self
 from unittest.mock import patch
 
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl.store import JobStatus
 from embedctl.store.agenda import Agenda
 from embedctl.store.connection import Connection
@@ -329,15 +329,15 @@ def no_time_of_its_own(recorder: Recorder) -> Iterator[None]:
             ("embedctl_config.retry.time", clock),
             ("embedctl.waiting.time", clock),
             ("embedctl.submission.time", clock),
-            ("embedctl.reaper.time", clock),
+            ("embedctl.queueing.reaper.time", clock),
             ("embedctl.retry.secrets", dice),
             ("embedctl.submission.secrets", dice),
             ("tests.explorer.bodies.secrets", dice),
             ("embedctl.submission.Lease", _NoLease),
             ("embedctl.enqueue._begun", lambda broker, options, ahead: broker.jobs.status(options.resume)),
-            ("embedctl.reaper.Heads", _NoHeads),
-            ("embedctl.reaper.Reaper.round", lambda reaper, *args, **named: None),
-            ("embedctl.reaper.Reaper.rest", lambda reaper, *args, **named: None),
+            ("embedctl.queueing.reaper.Heads", _NoHeads),
+            ("embedctl.queueing.reaper.Reaper.round", lambda reaper, *args, **named: None),
+            ("embedctl.queueing.reaper.Reaper.rest", lambda reaper, *args, **named: None),
         ]:
             stack.enter_context(patch(place, stand_in, create=place.endswith(("time", "secrets"))))
         yield

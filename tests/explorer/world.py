@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl.store import JobStore, Upkeep, WorkerRegistry
 from embedctl_config import keys
 from embedctl_config.hardware import HardwareClass

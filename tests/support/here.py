@@ -7,7 +7,7 @@ from pathlib import Path
 
 import redis as redis_py
 
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl_config.settings import Settings
 from tests.support.changes import Write
 from tests.support.processes import RunEmbedctl

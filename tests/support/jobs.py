@@ -10,7 +10,7 @@ import numpy as np
 import redis as redis_py
 
 from embedctl import Job, JobState
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl.store import JobStatus
 from embedctl.store.status import COUNTS, parse_status
 from embedctl_config import keys

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from embedctl import Job, enqueue_embeddings
-from embedctl.broker import Broker
-from embedctl.tickets import Ticket
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.tickets import Ticket
 from embedctl_config import keys, wire
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings

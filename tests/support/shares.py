@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl.store import Issued
 from embedctl_config import wire
 from embedctl_config.wire import ChunkInput

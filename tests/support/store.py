@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import redis as redis_py
 
-from embedctl.broker import Broker
 from embedctl.chunk_files import Where
 from embedctl.chunk_files.references import parse_reference
+from embedctl.queueing.broker import Broker
 from embedctl.store import Added, Claim, Completed, JobSpec, ServedModel, WorkerRow
 from embedctl.store.connection import Connection
 from embedctl.store.upkeep import _ANY_MS, AUDIT_AFTER_S, _audit_call

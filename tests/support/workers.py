@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl.store import WorkerRow
 from tests.support.forked import Process
 from tests.support.waiting import PATIENCE_S, eventually

@@ -12,7 +12,7 @@ from typing import TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl.store.job_ids import is_beginning, newest_first
 from embedctl_config.loading import load_settings
 from embedctl_config.printable import printable

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import click
 
-from embedctl.broker import Broker
 from embedctl.cli.options import json_option
 from embedctl.cli.results import failed_line
 from embedctl.corpus import BatchCorpus, Corpus
@@ -18,6 +17,7 @@ from embedctl.destinations.keyed import Options, deliver
 from embedctl.destinations.loop import Delivered
 from embedctl.destinations.registry import DatabaseKind, destination_of, kinds
 from embedctl.job import Job
+from embedctl.queueing.broker import Broker
 from embedctl.terminal.columns import Column, arrange, plain
 from embedctl.terminal.progress import JobProgress
 from embedctl.waiting import Waiter

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import click
 
-from embedctl.broker import Broker
 from embedctl.cli.delivery import DatabaseChoice
 from embedctl.cli.options import option, together
 from embedctl.corpus import BatchCorpus, Corpus
@@ -25,6 +24,7 @@ from embedctl.destinations.numbers import Numbers, OutputType, load_ranges
 from embedctl.destinations.place import MANIFEST, Place, place_of
 from embedctl.destinations.registry import is_database
 from embedctl.job import Job
+from embedctl.queueing.broker import Broker
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import OutputError
 from embedctl_config.settings import Settings

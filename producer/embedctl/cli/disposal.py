@@ -10,11 +10,11 @@ from typing import Any
 
 import click
 
-from embedctl.broker import Broker
 from embedctl.cli.completion import complete_job
 from embedctl.cli.json_forms import printed_array
 from embedctl.cli.options import json_option, option
 from embedctl.job import Job
+from embedctl.queueing.broker import Broker
 from embedctl.store import JobState, JobStatus
 from embedctl_config.errors import (
     BrokerRefused,

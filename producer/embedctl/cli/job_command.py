@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import click
 
 from embedctl import corpus
-from embedctl.broker import Broker
 from embedctl.cli.completion import complete_class, complete_model
 from embedctl.cli.corpora import CorpusChoice
 from embedctl.cli.delivery import DatabaseChoice
@@ -27,6 +26,7 @@ from embedctl.enqueue import submit
 from embedctl.estimate import Estimate
 from embedctl.job import Job
 from embedctl.job_options import SubmitOptions
+from embedctl.queueing.broker import Broker
 from embedctl.store import JobStatus
 from embedctl.terminal.progress import JobProgress
 from embedctl_config import tenants

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from embedctl.broker import Broker
 from embedctl.cli.corpora import requests_in
 from embedctl.cli.destination import DatabaseUrl, Destination, destination_options
 from embedctl.cli.json_forms import printed_array, result_json
@@ -18,6 +17,7 @@ from embedctl.destinations.formats import FORMATS
 from embedctl.destinations.ids import Duplicates
 from embedctl.destinations.place import Place
 from embedctl.job import Job
+from embedctl.queueing.broker import Broker
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.loading import load_settings
 from embedctl_config.printable import printable

@@ -11,10 +11,10 @@ from itertools import islice
 import click
 from rich.console import Console
 
-from embedctl.broker import Broker
 from embedctl.cli.completion import complete_class, complete_model
 from embedctl.cli.json_forms import job_form, printed_array
 from embedctl.cli.options import json_option, option
+from embedctl.queueing.broker import Broker
 from embedctl.store import JobState, JobStatus
 from embedctl.terminal.columns import Column, Row, arrange, plain
 from embedctl.terminal.drawing import duration, number

@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 
-from embedctl.broker import Broker
 from embedctl.cli.delivery import list_failed
 from embedctl.cli.job_command import JobCommand, job_options
 from embedctl.cli.json_forms import result_json
@@ -25,7 +24,8 @@ from embedctl.destinations.loop import Delivered
 from embedctl.destinations.place import Place
 from embedctl.estimate import local_estimate
 from embedctl.job import Job
-from embedctl.routing import local_class
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.routing import local_class
 from embedctl.store import JobStatus
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import JobError, JobLost, JobNotFound, JobStalled

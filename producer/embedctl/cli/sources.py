@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embedctl.broker import Broker
 from embedctl.cli.job_command import JobCommand
 from embedctl.corpus.records import Record
 from embedctl.destinations.interface import Contract
 from embedctl.enqueue import job_spec
-from embedctl.routing import model_files, same_model
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.routing import model_files, same_model
 from embedctl.store import JobSpec
 from embedctl_config.fingerprint import deciding
 

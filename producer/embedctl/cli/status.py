@@ -13,12 +13,12 @@ import click
 from rich.console import Console, Group
 from rich.text import Text
 
-from embedctl.broker import Broker
 from embedctl.cli.completion import complete_job
 from embedctl.cli.json_forms import overview_json, view_json
 from embedctl.cli.options import json_option, option
 from embedctl.job import Job
 from embedctl.overview import Gatherer, Overview, Paces
+from embedctl.queueing.broker import Broker
 from embedctl.store.connection import without_password
 from embedctl.terminal.drawing import job_lines, overview_lines
 from embedctl.terminal.job_facts import JobView, all_facts

@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from embedctl.broker import Broker
 from embedctl.cli.completion import complete_job
 from embedctl.cli.job_command import JobCommand, job_options
 from embedctl.cli.json_forms import result_json
@@ -17,7 +16,8 @@ from embedctl.destinations.jsonl import is_stdout
 from embedctl.destinations.loop import Delivered
 from embedctl.estimate import estimate
 from embedctl.job import Job
-from embedctl.routing import no_worker_for
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.routing import no_worker_for
 from embedctl.terminal.progress import JobProgress
 from embedctl_config import keys
 from embedctl_config.loading import load_settings

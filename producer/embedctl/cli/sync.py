@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 
-from embedctl.broker import Broker
 from embedctl.cli.corpora import Skipped, records_again
 from embedctl.cli.delivery import DatabaseChoice, list_failed
 from embedctl.cli.job_command import JobCommand
@@ -26,7 +25,8 @@ from embedctl.destinations.sync import Difference, compare, delete_missing
 from embedctl.enqueue import job_spec
 from embedctl.job import Job
 from embedctl.job_options import SubmitOptions
-from embedctl.routing import model_files
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.routing import model_files
 from embedctl.store import JobStatus
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import (

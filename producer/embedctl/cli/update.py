@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from embedctl.broker import Broker
 from embedctl.cli.corpora import records_again
 from embedctl.cli.job_command import JobCommand
 from embedctl.cli.json_forms import job_form, plain
@@ -26,6 +25,7 @@ from embedctl.destinations.files import fetch
 from embedctl.destinations.loop import Delivered
 from embedctl.enqueue import job_spec
 from embedctl.job import Job
+from embedctl.queueing.broker import Broker
 from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
 from embedctl.terminal.progress import JobProgress

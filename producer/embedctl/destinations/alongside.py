@@ -8,11 +8,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Self
 
-from embedctl.broker import Broker
 from embedctl.destinations.loop import Refused
 from embedctl.destinations.numbers import Numbers
 from embedctl.destinations.place import Place
-from embedctl.listening import in_own_thread
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.listening import in_own_thread
 from embedctl.waiting import Waiter
 
 #: How long a submission that failed waits for the thread (seconds). What it has not made durable stays in Redis.

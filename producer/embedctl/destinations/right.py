@@ -12,8 +12,8 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from embedctl.broker import Broker
 from embedctl.common.machine import machine_id, process_id, runs
+from embedctl.queueing.broker import Broker
 from embedctl.store import DrainState, Holder
 from embedctl.store.connection import Connection
 from embedctl.store.lease import Lease, keep_turn, take_turn

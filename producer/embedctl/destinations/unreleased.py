@@ -8,9 +8,9 @@ from typing import NoReturn
 
 from embedctl.destinations.part import Taken
 from embedctl.destinations.right import overtaken
+from embedctl.queueing.retrying import TimeLimit
 from embedctl.reader import check_fingerprint
 from embedctl.results import ChunkVectors, chunk_vectors, overlaid
-from embedctl.retrying import TimeLimit
 from embedctl.store import JobStatus
 from embedctl.waiting import Progress, Waiter, lost_chunks, refuse_cancelled
 from embedctl_config import wire

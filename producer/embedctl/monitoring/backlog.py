@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import Generic, TypeVar
 
-from embedctl.chunk_sizes import BYTES_PER_TOKEN
+from embedctl.queueing.chunk_sizes import BYTES_PER_TOKEN
 from embedctl.store.backlog import WaitingJob
 
 #: The label of everything beyond the most sets of labels. No name of a tenant or a lane has brackets.

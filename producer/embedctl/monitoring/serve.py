@@ -6,9 +6,9 @@ import logging
 import signal
 from collections.abc import Callable
 
-from embedctl.broker import Broker
 from embedctl.monitoring.endpoint import Endpoint
 from embedctl.monitoring.watch import Watch
+from embedctl.queueing.broker import Broker
 from embedctl_config.errors import MissingExtra
 from embedctl_config.settings import Settings
 

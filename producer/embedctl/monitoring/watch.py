@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from embedctl.broker import Broker
 from embedctl.monitoring.backlog import TENANTS_SHOWN, Backlog
+from embedctl.queueing.broker import Broker
 from embedctl.store.backlog import START, Place, check_access, read_slice
 from embedctl.store.quotas import Quota
 from embedctl_config import keys

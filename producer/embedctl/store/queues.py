@@ -34,7 +34,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class QueuedTicket:
-    """A ticket that waits in a queue as this message, with its facts as in :class:`~embedctl.tickets.Ticket`."""
+    """A ticket that waits in a queue as this message; for its facts see :class:`~embedctl.queueing.tickets.Ticket`."""
 
     message: bytes
     job_id: str

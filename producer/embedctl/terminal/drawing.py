@@ -13,7 +13,7 @@ from itertools import chain
 from rich.text import Text
 
 from embedctl.overview import JobPace, Overview, QueueState, WorkerState
-from embedctl.routing import how_to_serve
+from embedctl.queueing.routing import how_to_serve
 from embedctl.store import GoneWorker, JobState, Kind
 from embedctl.terminal.columns import Column, Row, arrange, cut, plain, share
 from embedctl.terminal.job_facts import troubles

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from embedctl.overview import JobPace
-from embedctl.routing import how_to_serve
+from embedctl.queueing.routing import how_to_serve
 from embedctl.store import GoneWorker, JobState, JobStatus, Suspect, WorkerRow
 from embedctl_config import tenants
 

@@ -16,8 +16,8 @@ from rich.text import Text
 from embedctl.common.notices import Reminder
 from embedctl.common.rates import Rate, seconds_left
 from embedctl.overview import JobPace, Paces
+from embedctl.queueing.routing import missing_worker
 from embedctl.results import ChunkVectors
-from embedctl.routing import missing_worker
 from embedctl.store import JobStatus
 from embedctl.terminal.columns import cut, plain
 from embedctl.terminal.drawing import bar, duration, number

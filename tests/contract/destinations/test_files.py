@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedctl import Job, OutputError, enqueue_embeddings
-from embedctl.broker import Broker
 from embedctl.destinations import parquet
 from embedctl.destinations.files import fetch
 from embedctl.destinations.writer import Writer
+from embedctl.queueing.broker import Broker
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.failpoints import Killed, dies_at, full_disk, kill_at

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 import pytest
 from redis import Redis
 
-from embedctl.broker import Broker
 from embedctl.destinations import right
 from embedctl.destinations.right import announced
+from embedctl.queueing.broker import Broker
 from embedctl_config import keys
 from tests.support.waiting import eventually
 

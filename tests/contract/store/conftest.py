@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl_config.settings import Settings
 from tests.support.clocks import MovedClock
 from tests.support.limits import limited

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from embedctl import reaper
-from embedctl.broker import Broker
 from embedctl.job import Job
-from embedctl.reaper import Reaper
+from embedctl.queueing import reaper
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.reaper import Reaper
 from embedctl.store import agenda
 from embedctl.store.upkeep import ActiveJob, Looked, Upkeep
 from embedctl_config import keys

@@ -11,11 +11,11 @@ import pytest
 from redis import Redis
 
 from embedctl import Job, aenqueue_embeddings, enqueue_embeddings
-from embedctl.broker import Broker
 from embedctl.corpus.records import records_of
 from embedctl.enqueue import submit
 from embedctl.estimate import estimate
 from embedctl.job_options import SubmitOptions
+from embedctl.queueing.broker import Broker
 from embedctl.store import ServedModel, workers
 from embedctl_config import keys, wire
 from embedctl_config.settings import Settings

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from redis import Redis
 
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl.store import Added, DrainState, Holder, PartFacts
 from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerFull, JobCancelled

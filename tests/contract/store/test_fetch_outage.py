@@ -14,13 +14,13 @@ from click.testing import CliRunner
 from redis import Redis
 
 from embedctl import waiting
-from embedctl.broker import Broker
 from embedctl.cli import main
 from embedctl.cli import run as run_module
 from embedctl.cli.destination import Destination
 from embedctl.destinations.files import fetch
 from embedctl.destinations.unfinished import json_line
 from embedctl.job import Job
+from embedctl.queueing.broker import Broker
 from embedctl.results import ChunkVectors
 from embedctl.store import Added
 from embedctl_config import keys

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from redis import Redis
 
-from embedctl.broker import Broker
-from embedctl.reaper import Reaper
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.reaper import Reaper
+from embedctl.queueing.tickets import Ticket
 from embedctl.store import heads
 from embedctl.store.heads import Heads
-from embedctl.tickets import Ticket
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.limits import limited

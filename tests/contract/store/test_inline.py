@@ -10,13 +10,13 @@ import pytest
 import redis as redis_py
 
 from embedctl import BrokerUnavailable, Job, JobNotFound, JobState, enqueue_embeddings
-from embedctl.broker import Broker
 from embedctl.corpus.records import records_of
 from embedctl.enqueue import submit
 from embedctl.job_options import SubmitOptions
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.tickets import TicketSender
 from embedctl.store.connection import Connection
 from embedctl.store.scripts import ScriptCall, script_source
-from embedctl.tickets import TicketSender
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.store import QUEUE, claim, complete

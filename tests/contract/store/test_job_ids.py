@@ -8,11 +8,11 @@ import pytest
 from redis import Redis
 
 from embedctl.aio import AsyncJob
-from embedctl.broker import Broker
 from embedctl.corpus.records import records_of
 from embedctl.enqueue import job_spec, submit
 from embedctl.job import Job
 from embedctl.job_options import SubmitOptions
+from embedctl.queueing.broker import Broker
 from embedctl.store.job_ids import SLICE, newest_first
 from embedctl_config import keys
 from embedctl_config.errors import JobAmbiguous, JobNotFound

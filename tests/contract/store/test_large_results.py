@@ -13,7 +13,7 @@ import pytest
 from redis import Redis
 
 from embedctl import enqueue_embeddings
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl.store import Added, Completed, jobs
 from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerRefused, BrokerUnavailable, SettingsError

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 from redis import Redis
 
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl.store import Claim, ClaimAnswer, JobState, JobStatus, scripts
 from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerRefused, JobNotFound

@@ -12,9 +12,9 @@ import pytest
 from redis import Redis
 
 from embedctl.aio import AsyncJob, discard_all
-from embedctl.broker import Broker
 from embedctl.job import Job
-from embedctl.reaper import Reaper
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.reaper import Reaper
 from embedctl.store import upkeep
 from embedctl.store.batches import BatchStore, Step
 from embedctl.store.stored_files import FileStore, new_id

@@ -13,9 +13,9 @@ import pytest
 from redis import Redis
 
 from embedctl import AsyncJob, Job, JobState
-from embedctl import listening as listening_module
-from embedctl.broker import Broker
-from embedctl.listening import Listener, Listening
+from embedctl.queueing import listening as listening_module
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.listening import Listener, Listening
 from embedctl_config.settings import Settings
 from tests.support.limits import limited
 from tests.support.redis_server import RedisServer

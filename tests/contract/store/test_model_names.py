@@ -9,13 +9,13 @@ import pytest
 from click.testing import CliRunner
 
 from embedctl import enqueue_embeddings
-from embedctl.broker import Broker
 from embedctl.cli import main, status, submit
 from embedctl.overview import Gatherer
-from embedctl.routing import missing_worker
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.routing import missing_worker
+from embedctl.queueing.tickets import Ticket
 from embedctl.store import ServedModel, WorkerRow
 from embedctl.terminal.drawing import overview_lines
-from embedctl.tickets import Ticket
 from embedctl_config import wire
 from embedctl_config.errors import CorpusChanged
 from embedctl_config.hardware import ModelEntry

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl.store.connection import Connection
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.settings import Settings

@@ -15,14 +15,14 @@ import pytest
 from redis import Redis
 
 from embedctl import Job, JobLost, JobState, enqueue_embeddings
-from embedctl.broker import Broker
 from embedctl.chunk_files import ChunkFiles, Where
 from embedctl.chunk_files import place as place_module
 from embedctl.chunk_files.chunks import GRACE_S
 from embedctl.chunk_files.place import Place
 from embedctl.chunk_files.references import parse_reference
 from embedctl.doctor import Level, examine
-from embedctl.sweeper import Sweeper
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.sweeper import Sweeper
 from embedctl_config import keys
 from embedctl_config.errors import ChunkFilesUnavailable, SettingsError
 from embedctl_config.settings import Settings

@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 from redis import Redis
 
-from embedctl.broker import Broker
 from embedctl.cli import main
 from embedctl.job import Job
+from embedctl.queueing.broker import Broker
 from embedctl.terminal.progress import JobProgress
 from embedctl_config import keys, wire
 from embedctl_config.printable import PrintableFormatter, printable
@@ -126,7 +126,7 @@ def test_a_found_file_cannot_either(tmp_path: Path, environment: None) -> None:
 
 
 def test_a_command_to_copy_runs_nothing_else(broker: Broker) -> None:
-    from embedctl.routing import start_command
+    from embedctl.queueing.routing import start_command
 
     assert start_command("cpu", "m; rm -rf ~") == "embedctl worker --class cpu --model 'm; rm -rf ~'"
     assert start_command("cpu", "a/b@c-d_e.f") == "embedctl worker --class cpu --model a/b@c-d_e.f"

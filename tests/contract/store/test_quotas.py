@@ -9,8 +9,8 @@ import pytest
 from redis import Redis
 
 from embedctl import enqueue_embeddings
-from embedctl.broker import Broker
-from embedctl.reaper import Reaper
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.reaper import Reaper
 from embedctl.store import Added
 from embedctl.store.quotas import Quota
 from embedctl_config import keys

@@ -10,8 +10,8 @@ import pytest
 from redis import Redis
 
 from embedctl import Job, JobCancelled
-from embedctl.broker import Broker
-from embedctl.reaper import Reaper
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.reaper import Reaper
 from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.settings import Settings

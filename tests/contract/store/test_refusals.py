@@ -9,9 +9,9 @@ import pytest
 from redis import Redis
 from redis._parsers.base import BaseParser
 
-from embedctl.broker import Broker
 from embedctl.job import Job
-from embedctl.retrying import retry_redis
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.retrying import retry_redis
 from embedctl_config import keys
 from embedctl_config.errors import BrokerRefused, BrokerUnavailable
 from tests.support.store import claim, new_job

@@ -10,8 +10,8 @@ import pytest
 from redis import Redis
 
 from embedctl import retry
-from embedctl.broker import Broker
 from embedctl.job import Job
+from embedctl.queueing.broker import Broker
 from embedctl.results import FailedRecord
 from embedctl.store import Added, JobState
 from embedctl_config import keys, wire

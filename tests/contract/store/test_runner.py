@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from redis import Redis
 
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl_config import keys, wire
 from embedctl_config.settings import Settings
 from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors

@@ -10,9 +10,9 @@ import pytest
 from redis import Redis
 
 from embedctl import Job, enqueue_embeddings
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.tickets import Ticket
 from embedctl.store import Doubts
-from embedctl.tickets import Ticket
 from embedctl_config import keys, wire
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings

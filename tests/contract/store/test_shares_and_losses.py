@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl.store import Issued
 from embedctl_config import keys
 from embedctl_config.errors import JobCancelled

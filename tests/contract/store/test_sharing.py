@@ -19,8 +19,9 @@ from celery.app.amqp import AMQP
 from redis import Redis
 from redis.connection import AbstractConnection
 
-from embedctl import AsyncJob, Job, enqueue_embeddings, tickets
-from embedctl.broker import Broker
+from embedctl import AsyncJob, Job, enqueue_embeddings
+from embedctl.queueing import tickets
+from embedctl.queueing.broker import Broker
 from embedctl.store import connection
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.hardware import HardwareClass

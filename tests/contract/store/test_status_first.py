@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 from redis import Redis
 
-from embedctl.broker import Broker
 from embedctl.cli import main
 from embedctl.cli.status import _one_job
+from embedctl.queueing.broker import Broker
 from embedctl.terminal.drawing import job_lines
 from embedctl.terminal.job_facts import all_facts
 from embedctl_config import keys

@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from redis import Redis
 
-from embedctl.broker import Broker
 from embedctl.destinations.files import fetch
 from embedctl.destinations.numbers import Numbers, OutputType
 from embedctl.job import Job
-from embedctl.reaper import Reaper
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.reaper import Reaper
 from embedctl.store import ClaimAnswer, JobState
 from embedctl.submission import Submission
 from embedctl_config import keys, wire

@@ -9,9 +9,9 @@ import sys
 import pytest
 from redis import Redis
 
-from embedctl.broker import Broker
 from embedctl.common.machine import machine_id, process_id, runs
-from embedctl.reaper import Reaper
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.reaper import Reaper
 from embedctl.store import ClaimAnswer
 from embedctl_config import keys
 from embedctl_config.settings import Settings

@@ -9,10 +9,10 @@ import pytest
 from redis import Redis
 
 from embedctl import Job
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.tickets import Ticket
 from embedctl.store import Upkeep, unused
 from embedctl.store.unused import UnusedQueues
-from embedctl.tickets import Ticket
 from embedctl_config import keys, wire
 from embedctl_config.celery_app import make_celery
 from embedctl_config.settings import Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from redis import Redis
 
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl.store import upkeep
 from embedctl_config import keys
 from embedctl_config.settings import Settings

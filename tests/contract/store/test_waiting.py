@@ -24,8 +24,8 @@ from embedctl import (
     aenqueue_embeddings,
     enqueue_embeddings,
 )
-from embedctl.broker import Broker
 from embedctl.common import notices
+from embedctl.queueing.broker import Broker
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.clocks import MovedClock

@@ -27,10 +27,10 @@ from embedctl import (
     aenqueue_embeddings,
     enqueue_embeddings,
 )
-from embedctl.broker import Broker
 from embedctl.common import notices
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.tickets import TicketSender
 from embedctl.store import connection
-from embedctl.tickets import TicketSender
 from embedctl_config import keys
 from embedctl_config.errors import BrokerFull
 from embedctl_config.settings import Settings

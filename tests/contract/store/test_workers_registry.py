@@ -11,12 +11,12 @@ import pytest
 from redis import Redis
 
 from embedctl import overview
-from embedctl.broker import Broker
 from embedctl.common.machine import machine_id, process_id
 from embedctl.job import Job
 from embedctl.overview import Gatherer
-from embedctl.reaper import Reaper
-from embedctl.routing import resolve
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.reaper import Reaper
+from embedctl.queueing.routing import resolve
 from embedctl.store import ServedModel, WorkerRow, workers
 from embedctl.store.workers import Offer
 from embedctl_config import keys

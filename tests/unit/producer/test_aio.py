@@ -22,8 +22,8 @@ from embedctl import (
     enqueue_embeddings,
     waiting,
 )
-from embedctl.broker import Broker
-from embedctl.listening import Listener
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.listening import Listener
 from embedctl.waiting import NotYet, Relay, Waiter
 from embedctl_config import retry
 from embedctl_config.errors import BrokerFull, WaitTimeout

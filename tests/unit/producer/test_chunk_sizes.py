@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedctl import chunk_sizes
-from embedctl.chunk_sizes import BYTES_PER_TOKEN, CHUNK_S, ReadAhead, Workers, chunk_bytes
-from embedctl.chunking import chunks_of, groups_of, size_of
 from embedctl.corpus.records import Record
+from embedctl.queueing import chunk_sizes
+from embedctl.queueing.chunk_sizes import BYTES_PER_TOKEN, CHUNK_S, ReadAhead, Workers, chunk_bytes
+from embedctl.queueing.chunking import chunks_of, groups_of, size_of
 from embedctl_config.wire import RecordKind
 
 #: The limits of a job by the default settings.

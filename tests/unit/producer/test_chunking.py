@@ -8,8 +8,8 @@ from itertools import chain, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedctl.chunking import chunks_of
 from embedctl.corpus.records import Record
+from embedctl.queueing.chunking import chunks_of
 from embedctl_config.wire import ChunkInput, RecordKind
 
 

@@ -14,7 +14,7 @@ import pytest
 from embedctl import local
 from embedctl.common.child import guarded
 from embedctl.local import forget, local_worker, state_of, was_begun_otherwise
-from embedctl.routing import local_class
+from embedctl.queueing.routing import local_class
 from embedctl_config.errors import SettingsError, WorkerError
 from embedctl_config.hardware import Device, HardwareClass
 from embedctl_config.settings import Settings

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import click
 
-from embedctl.broker import Broker
 from embedctl.local import private_redis, state_of
+from embedctl.queueing.broker import Broker
 from embedctl_config.command_group import one_line_errors, option
 from embedctl_config.errors import ModelError, SettingsError
 from embedctl_config.loading import load_settings

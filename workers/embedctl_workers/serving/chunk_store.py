@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl.store import Claim, Completed, Doubts
 from embedctl_config import wire
 from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable, ChunkFilesUnavailable

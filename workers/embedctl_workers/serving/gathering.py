@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl.store import JobStatus
 from embedctl.store.queues import QueuedTicket, Queues
 from embedctl_config import keys

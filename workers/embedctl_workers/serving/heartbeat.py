@@ -8,8 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from embedctl.broker import Broker
-from embedctl.reaper import Reaper
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.reaper import Reaper
 from embedctl.store import WorkerRow
 from embedctl_config.errors import BrokerRefused, EmbedctlError, ExitStatus
 from embedctl_workers.serving.in_hand import InHand

@@ -17,10 +17,10 @@ from celery import Celery, signals
 from celery.bootsteps import StartStopStep
 from celery.worker import state
 
-from embedctl.broker import Broker
 from embedctl.common.machine import machine_id, process_id
 from embedctl.monitoring.endpoint import Endpoint
-from embedctl.reaper import Reaper
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.reaper import Reaper
 from embedctl.store import ServedModel, WorkerRow
 from embedctl_config import keys
 from embedctl_config.celery_app import make_celery

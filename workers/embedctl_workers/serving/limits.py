@@ -6,7 +6,7 @@ import hashlib
 import logging
 import time
 
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl.store.lease import take_turn
 from embedctl.store.quotas import Overruled
 from embedctl_config import keys

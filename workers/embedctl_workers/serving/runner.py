@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NoReturn
 
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.tickets import Ticket
 from embedctl.store import Claim, ClaimAnswer, Doubts, JobStatus
 from embedctl.store.queues import QueuedTicket
-from embedctl.tickets import Ticket
 from embedctl_config import wire
 from embedctl_config.errors import (
     BrokerRefused,

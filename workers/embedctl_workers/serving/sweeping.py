@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 
-from embedctl.broker import Broker
-from embedctl.sweeper import Sweeper
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.sweeper import Sweeper
 from embedctl_config.errors import EmbedctlError
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from typing import Any
 
 from celery import Celery, Task
 
-from embedctl.tickets import Ticket
+from embedctl.queueing.tickets import Ticket
 from embedctl_config.celery_app import TASK
 from embedctl_workers.serving.messages import names_a_chunk
 from embedctl_workers.serving.runner import ChunkRunner

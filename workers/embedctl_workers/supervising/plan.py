@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from embedctl.routing import FALLBACK_CLASS
+from embedctl.queueing.routing import FALLBACK_CLASS
 from embedctl_config.address import LAST_PORT, Address, address_of
 from embedctl_config.cpu import no_bf16
 from embedctl_config.errors import SettingsError

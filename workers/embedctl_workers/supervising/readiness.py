@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl_config.errors import WorkerError
 from embedctl_config.settings import Settings
 

@@ -6,9 +6,9 @@ import logging
 import threading
 from collections import deque
 
-from embedctl.broker import Broker
 from embedctl.common.machine import process_id
-from embedctl.reaper import end_leases
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.reaper import end_leases
 from embedctl.store import WorkerRow
 from embedctl_config.errors import EmbedctlError
 from embedctl_config.retry import ASIDE

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from embedctl.chunking import chunks_of
 from embedctl.corpus.records import records_of
+from embedctl.queueing.chunking import chunks_of
 from embedctl_config.hardware import HardwareClass, ModelEntry
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput

@@ -10,7 +10,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Self
 
-from embedctl.broker import Broker
+from embedctl.queueing.broker import Broker
 from embedctl.store import JobState
 from embedctl.store.heads import Heads
 from embedctl.store.upkeep import AUDIT_AFTER_S, ActiveJob, Looked
@@ -18,7 +18,7 @@ from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable,
 from embedctl_config.retry import Policy
 
 if TYPE_CHECKING:
-    from embedctl.tickets import Ticket  # importing Celery waits until tickets are sent
+    from embedctl.queueing.tickets import Ticket  # importing Celery waits until tickets are sent
 
 log = logging.getLogger(__name__)
 

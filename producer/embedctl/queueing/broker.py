@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from embedctl.chunk_files import ChunkFiles
-from embedctl.listening import Listener
+from embedctl.queueing.listening import Listener
 from embedctl.store import Connection, Drains, Issued, JobStatus, JobStore, Upkeep, WorkerRegistry
 from embedctl.store.outside import PlaceNotes
 from embedctl.store.quotas import Quotas
 from embedctl_config.settings import Settings
 
 if TYPE_CHECKING:
+    from embedctl.queueing.tickets import Ticket, TicketSender
     from embedctl.store.observed import Observer
-    from embedctl.tickets import Ticket, TicketSender
 
 #: This many brokers stay connected, the most recently used ones, each for different settings. Others stay connected
 #: while a job holds them.
@@ -85,7 +85,7 @@ class Broker:
         """The sender of tickets. Celery is imported when this is first used."""
         sender: TicketSender | None = self.__dict__.get("_tickets")
         if sender is None or sender.process != os.getpid():
-            from embedctl.tickets import TicketSender
+            from embedctl.queueing.tickets import TicketSender
             from embedctl_config.celery_app import make_celery
 
             # No lock, which a fork could copy while it is held. Two threads may each make a sender, which is harmless.

@@ -8,8 +8,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from embedctl.chunk_sizes import ReadAhead, Workers, chunk_bytes
 from embedctl.common.notices import Reminder
+from embedctl.queueing.chunk_sizes import ReadAhead, Workers, chunk_bytes
 from embedctl.store import JobSpec, JobStatus, WorkerRegistry
 from embedctl.store.workers import Offer, Offered
 from embedctl_config import keys
@@ -72,7 +72,7 @@ def workers_of(settings: Settings, workers: WorkerRegistry, job: JobSpec) -> Wor
 
 
 def with_chunk_size(settings: Settings, workers: WorkerRegistry, job: JobSpec, ahead: ReadAhead) -> JobSpec:
-    """The specification with chunks for the workers that are alive; see :mod:`embedctl.chunk_sizes`."""
+    """The specification with chunks for the workers that are alive; see :mod:`embedctl.queueing.chunk_sizes`."""
     if ahead.is_one:
         return job  # the call asks Redis nothing more
     size = chunk_bytes(ahead, workers_of(settings, workers, job), job.options)

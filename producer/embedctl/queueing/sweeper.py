@@ -7,10 +7,10 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from embedctl.broker import Broker
 from embedctl.chunk_files.chunks import GRACE_S
 from embedctl.chunk_files.place import Entry
 from embedctl.chunk_files.references import MOST_BYTES, NAME, parse_reference
+from embedctl.queueing.broker import Broker
 from embedctl.store.lease import take_turn
 from embedctl_config import keys
 from embedctl_config.errors import ChunkFilesUnavailable, WireError

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from embedctl.chunking import size_of
 from embedctl.corpus.records import Record
+from embedctl.queueing.chunking import size_of
 
 #: Bytes per token, a rule of thumb: English text, WordPiece or BPE vocabularies of about 30,000 entries. With the
 #: vocabulary of MiniLM, it is 4.0 in Python's docstrings, 2.9 in Chinese and 2.2 in Russian.
@@ -146,7 +146,7 @@ def _even(ends: Sequence[int], chunks: int, max_rows: int, max_bytes: int) -> in
 
 
 def _chunks(ends: Sequence[int], max_rows: int, max_bytes: int) -> list[int]:
-    """The bytes of each chunk that :func:`embedctl.chunking.chunks_of` makes of records that end at these bytes."""
+    """The bytes of each chunk that :func:`~embedctl.queueing.chunking.chunks_of` makes of records that end there."""
     at = before = 0
     chunks = []
     while at < len(ends):
