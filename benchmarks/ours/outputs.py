@@ -19,7 +19,7 @@ from benchmarks.ours.service import DUMMY, Figures, seconds_of, service
 
 from embedctl.destinations.writer import Content
 from embedctl.queueing.broker import Broker
-from embedctl.results import ChunkVectors
+from embedctl.waiting.results import ChunkVectors
 from embedctl_config import keys
 
 

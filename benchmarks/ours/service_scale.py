@@ -21,13 +21,13 @@ from tests.support.waiting import eventually
 
 from embedctl.doctor import examine
 from embedctl.job import Job
-from embedctl.overview import Gatherer
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
 from embedctl.queueing.routing import resolve, with_workers
 from embedctl.store import ClaimAnswer, WorkerRow
 from embedctl.store.queues import job_of
 from embedctl.store.scripts import script_source
+from embedctl.waiting.overview import Gatherer
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 

@@ -20,7 +20,7 @@ from embedctl.destinations.interface import Contract
 from embedctl.destinations.parquet import ParquetWriter
 from embedctl.destinations.sync import compare_texts
 from embedctl.destinations.writer import Content
-from embedctl.results import ChunkVectors
+from embedctl.waiting.results import ChunkVectors
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.wire import RecordKind
 

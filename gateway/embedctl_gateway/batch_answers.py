@@ -18,7 +18,7 @@ from embedctl.queueing.broker import Broker
 from embedctl.reader import ResultReader
 from embedctl.store.batches import StoredBatch
 from embedctl.store.stored_files import FileStore, PartWriter, StoredFile
-from embedctl.waiting import Waiter
+from embedctl.waiting.waiter import Waiter
 from embedctl_config.errors import EmbedctlError, JobCancelled, JobFailed
 from embedctl_gateway.refusals import refuse
 

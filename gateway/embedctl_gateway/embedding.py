@@ -13,7 +13,7 @@ import numpy as np
 from embedctl import AsyncJob, TruncatedRecord, aenqueue_embeddings
 from embedctl.aio import discard_all
 from embedctl.job_options import Truncation, TruncationSide
-from embedctl.results import Vectors
+from embedctl.waiting.results import Vectors
 from embedctl_config.errors import EmbedctlError
 from embedctl_config.settings import Settings
 from embedctl_config.tenants import INTERACTIVE

@@ -10,7 +10,7 @@ from typing import NoReturn
 from starlette.responses import JSONResponse, Response
 
 from embedctl.destinations.answers import CODES_OF_REQUESTS
-from embedctl.results import FailedRecord
+from embedctl.waiting.results import FailedRecord
 from embedctl_config.errors import (
     BrokerRefused,
     BrokerUnavailable,

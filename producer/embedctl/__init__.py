@@ -12,8 +12,8 @@ job.vectors()  # float32, records × dimensions, in input order
 from embedctl.aio import AsyncJob, aenqueue_embeddings
 from embedctl.enqueue import enqueue_embeddings
 from embedctl.job import Job
-from embedctl.results import ChunkVectors, FailedRecord, TruncatedRecord
 from embedctl.store import Death, JobState, JobStatus, Suspect
+from embedctl.waiting.results import ChunkVectors, FailedRecord, TruncatedRecord
 from embedctl_config import __version__
 from embedctl_config.errors import (
     BatchFileError,

@@ -24,10 +24,10 @@ from embedctl.job_options import JobOptions, SubmitOptions
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.listening import in_own_thread, in_shared_thread
 from embedctl.queueing.retrying import TimeLimit, check_timeout
-from embedctl.results import ChunkVectors, FailedRecord, Vectors
 from embedctl.store import JobStatus
-from embedctl.submission import SubmitProgress
-from embedctl.waiting import Progress, Relay
+from embedctl.waiting.results import ChunkVectors, FailedRecord, Vectors
+from embedctl.waiting.submission import SubmitProgress
+from embedctl.waiting.waiter import Progress, Relay
 from embedctl_config.errors import JobNotFound
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings

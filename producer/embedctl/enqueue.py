@@ -22,7 +22,7 @@ from embedctl.queueing.chunking import chunks_of
 from embedctl.queueing.retrying import check_timeout, is_redis_away, retry_redis
 from embedctl.queueing.routing import resolve, same_model, with_chunk_size
 from embedctl.store import InlineJob, JobSpec, JobStatus
-from embedctl.submission import Submission, SubmitProgress
+from embedctl.waiting.submission import Submission, SubmitProgress
 from embedctl_config import tenants, wire
 from embedctl_config.errors import (
     BrokerUnavailable,

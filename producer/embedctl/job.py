@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NoReturn, Self
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.retrying import TimeLimit, check_timeout
 from embedctl.reader import ResultReader
-from embedctl.results import ChunkVectors, FailedRecord, Vectors
 from embedctl.retry import retry_failed
 from embedctl.store import GoneWorker, JobState, JobStatus, Suspect, WorkerRow
-from embedctl.waiting import Waiter
+from embedctl.waiting.results import ChunkVectors, FailedRecord, Vectors
+from embedctl.waiting.waiter import Waiter
 from embedctl_config.errors import SettingsError
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings

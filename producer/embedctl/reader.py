@@ -14,9 +14,9 @@ import numpy as np
 
 from embedctl.queueing.retrying import TimeLimit
 from embedctl.queueing.routing import missing_worker
-from embedctl.results import ChunkVectors, FailedRecord, Vectors, chunk_vectors, no_records, overlaid
 from embedctl.store import JobState, JobStatus
-from embedctl.waiting import Progress, Waiter, ended_by_budget, lost_chunks, refuse_cancelled
+from embedctl.waiting.results import ChunkVectors, FailedRecord, Vectors, chunk_vectors, no_records, overlaid
+from embedctl.waiting.waiter import Progress, Waiter, ended_by_budget, lost_chunks, refuse_cancelled
 from embedctl_config import wire
 from embedctl_config.errors import JobFailed, JobLost, JobUnfinished
 from embedctl_config.fingerprint import job_fingerprint

@@ -7,7 +7,7 @@ from functools import partial
 
 from embedctl.queueing.retrying import TimeLimit
 from embedctl.store import JobState
-from embedctl.waiting import Waiter
+from embedctl.waiting.waiter import Waiter
 from embedctl_config.errors import CorpusChanged, JobCancelled, JobError, JobLost
 
 #: Chunks whose counts are asked for together.

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedctl.queueing.broker import Broker
-from embedctl.results import Vectors
+from embedctl.waiting.results import Vectors
 from tests.support.here import Here
 from tests.support.jobs import reference
 from tests.support.waiting import PATIENCE_S, eventually

@@ -18,9 +18,9 @@ from embedctl.destinations.files import fetch
 from embedctl.destinations.loop import RefusedRecord
 from embedctl.destinations.numbers import Numbers, OutputType
 from embedctl.destinations.place import PartsFolder
-from embedctl.results import ChunkVectors, Vectors
 from embedctl.store import Drains
 from embedctl.store.connection import Connection
+from embedctl.waiting.results import ChunkVectors, Vectors
 from embedctl_config.settings import Settings
 from tests.support.drained_parts import manifest_of, rows_of, write_corpus
 from tests.support.failpoints import killed_at

@@ -378,8 +378,8 @@ def test_a_cache_that_takes_nothing_costs_no_vector(here: Here) -> None:
 #: Steps: a module and a class, a function, and which of its calls.
 STEPS = [
     ("embedctl.destinations.sync", "compare_texts", 1),
-    ("embedctl.submission:Submission", "add", 2),
-    ("embedctl.submission:Submission", "seal", 1),
+    ("embedctl.waiting.submission:Submission", "add", 2),
+    ("embedctl.waiting.submission:Submission", "seal", 1),
     ("embedctl.destinations.parquet:ParquetWriter", "write", 3),
     ("embedctl.destinations.parquet", "publish", 1),
     ("embedctl.destinations.cache:Cache", "put", 1),

@@ -18,8 +18,8 @@ from unittest.mock import patch
 from embedctl.queueing.reaper import Reaper
 from embedctl.store.agenda import Agenda
 from embedctl.store.scripts import script_source
-from embedctl.submission import Submission
-from embedctl.waiting import Waiter
+from embedctl.waiting.submission import Submission
+from embedctl.waiting.waiter import Waiter
 
 
 @dataclass(frozen=True)

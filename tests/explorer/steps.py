@@ -327,13 +327,13 @@ def no_time_of_its_own(recorder: Recorder) -> Iterator[None]:
     with ExitStack() as stack:
         for place, stand_in in [
             ("embedctl_config.retry.time", clock),
-            ("embedctl.waiting.time", clock),
-            ("embedctl.submission.time", clock),
+            ("embedctl.waiting.waiter.time", clock),
+            ("embedctl.waiting.submission.time", clock),
             ("embedctl.queueing.reaper.time", clock),
             ("embedctl.retry.secrets", dice),
-            ("embedctl.submission.secrets", dice),
+            ("embedctl.waiting.submission.secrets", dice),
             ("tests.explorer.bodies.secrets", dice),
-            ("embedctl.submission.Lease", _NoLease),
+            ("embedctl.waiting.submission.Lease", _NoLease),
             ("embedctl.enqueue._begun", lambda broker, options, ahead: broker.jobs.status(options.resume)),
             ("embedctl.queueing.reaper.Heads", _NoHeads),
             ("embedctl.queueing.reaper.Reaper.round", lambda reaper, *args, **named: None),

@@ -15,7 +15,7 @@ import pytest
 
 from embedctl.destinations.interface import Batch, Contract, Destination
 from embedctl.destinations.registry import destination_of
-from embedctl.results import Vectors
+from embedctl.waiting.results import Vectors
 from embedctl_config.settings import Settings
 from tests.support.packages import need
 from tests.support.qdrant_server import QdrantServer

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from embedctl.results import ChunkVectors, FailedRecord, TruncatedRecord, Vectors
+from embedctl.waiting.results import ChunkVectors, FailedRecord, TruncatedRecord, Vectors
 from embedctl_config.wire import ErrorCode
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from embedctl import AsyncJob, Job
-from embedctl.results import ChunkVectors
+from embedctl.waiting.results import ChunkVectors
 
 
 async def _all_of(job: AsyncJob, timeout: Any) -> list[ChunkVectors]:

@@ -20,7 +20,7 @@ from embedctl.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.terminal.columns import Column, arrange, plain
 from embedctl.terminal.progress import JobProgress
-from embedctl.waiting import Waiter
+from embedctl.waiting.waiter import Waiter
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
 

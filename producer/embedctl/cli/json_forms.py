@@ -13,9 +13,9 @@ import click
 
 from embedctl.cli.results import Summary
 from embedctl.destinations.loop import Delivered
-from embedctl.overview import Overview
 from embedctl.store import JobStatus, WorkerRow
 from embedctl.terminal.job_facts import JobView
+from embedctl.waiting.overview import Overview
 
 
 def overview_json(overview: Overview) -> str:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from embedctl.destinations.place import MANIFEST
 from embedctl.job import Job
-from embedctl.overview import average
-from embedctl.results import FailedRecord
 from embedctl.store import JobState, JobStatus
 from embedctl.terminal.progress import JobProgress
+from embedctl.waiting.overview import average
+from embedctl.waiting.results import FailedRecord
 from embedctl_config.errors import ExitStatus
 
 

@@ -17,11 +17,11 @@ from embedctl.cli.completion import complete_job
 from embedctl.cli.json_forms import overview_json, view_json
 from embedctl.cli.options import json_option, option
 from embedctl.job import Job
-from embedctl.overview import Gatherer, Overview, Paces
 from embedctl.queueing.broker import Broker
 from embedctl.store.connection import without_password
 from embedctl.terminal.drawing import job_lines, overview_lines
 from embedctl.terminal.job_facts import JobView, all_facts
+from embedctl.waiting.overview import Gatherer, Overview, Paces
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.loading import load_settings
 from embedctl_config.printable import printable

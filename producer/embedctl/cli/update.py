@@ -26,9 +26,9 @@ from embedctl.destinations.loop import Delivered
 from embedctl.enqueue import job_spec
 from embedctl.job import Job
 from embedctl.queueing.broker import Broker
-from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
 from embedctl.terminal.progress import JobProgress
+from embedctl.waiting.results import ChunkVectors
 from embedctl_config.errors import ExitStatus, JobError, JobNotFound, JobStalled, OutputError
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.printable import printable

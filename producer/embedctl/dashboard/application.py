@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 from celery.events import EventReceiver
 
 from embedctl.dashboard.access import is_loopback
-from embedctl.overview import Gatherer
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.tickets import task_in_words
 from embedctl.store.connection import without_password
+from embedctl.waiting.overview import Gatherer
 from embedctl_config import keys
 from embedctl_config.celery_app import TASK, make_celery
 from embedctl_config.errors import EmbedctlError, MissingExtra

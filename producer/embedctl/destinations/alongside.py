@@ -13,7 +13,7 @@ from embedctl.destinations.numbers import Numbers
 from embedctl.destinations.place import Place
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.listening import in_own_thread
-from embedctl.waiting import Waiter
+from embedctl.waiting.waiter import Waiter
 
 #: How long a submission that failed waits for the thread (seconds). What it has not made durable stays in Redis.
 _END_S = 10.0

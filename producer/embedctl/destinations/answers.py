@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from embedctl.destinations.not_run import ReadRequests, Reason, Requests, reason_of, reason_of_error
 from embedctl.destinations.unfinished import json_line
-from embedctl.results import ChunkVectors, FailedRecord, Vectors
 from embedctl.store import JobStatus
+from embedctl.waiting.results import ChunkVectors, FailedRecord, Vectors
 from embedctl_config.errors import JobError
 from embedctl_config.wire import ErrorCode
 

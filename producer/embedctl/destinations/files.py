@@ -19,8 +19,8 @@ from embedctl.destinations.not_run import ReadRequests
 from embedctl.destinations.numbers import FLOAT32, Numbers, OutputType, ranges_of
 from embedctl.destinations.unfinished import locked
 from embedctl.destinations.writer import Content, Writer
-from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
+from embedctl.waiting.results import ChunkVectors
 from embedctl_config.errors import (
     BrokerUnavailable,
     JobError,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from embedctl.destinations.ids import NAMED, LeftOut, no_id
 from embedctl.destinations.interface import Batch, Contract
 from embedctl.destinations.loop import Refused, RefusedRecord
-from embedctl.results import ChunkVectors, Vectors
+from embedctl.waiting.results import ChunkVectors, Vectors
 from embedctl_config.errors import InputError
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedctl.corpus.unique import UniqueIds
-from embedctl.results import ChunkVectors
+from embedctl.waiting.results import ChunkVectors
 from embedctl_config.errors import InputError
 
 #: Records, or ids, that a message names.

@@ -15,7 +15,7 @@ from embedctl.destinations.answers import Answer, Answers
 from embedctl.destinations.numbers import OutputType
 from embedctl.destinations.unfinished import LineFile, json_line, part_of, publish
 from embedctl.destinations.writer import Content, Writer
-from embedctl.results import ChunkVectors
+from embedctl.waiting.results import ChunkVectors
 from embedctl_config.errors import JobError, OutputError
 
 

@@ -17,8 +17,8 @@ from embedctl.destinations.numbers import OutputType, numbers_of
 from embedctl.destinations.writing import sources_of, tried, write
 from embedctl.queueing.retrying import TimeLimit
 from embedctl.reader import ResultReader
-from embedctl.results import ChunkVectors
-from embedctl.waiting import Waiter
+from embedctl.waiting.results import ChunkVectors
+from embedctl.waiting.waiter import Waiter
 from embedctl_config.errors import JobError, OutputError, SettingsError
 
 #: Records that are looked for at the end, and of each batch.

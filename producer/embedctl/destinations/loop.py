@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
+from embedctl.waiting.results import ChunkVectors
 from embedctl_config.errors import JobError, OutputError
 
 T = TypeVar("T")

@@ -18,8 +18,8 @@ from embedctl.destinations.interface import Contract
 from embedctl.destinations.known import Known
 from embedctl.destinations.numbers import FLOAT32, Numbers
 from embedctl.destinations.sync import LACKING, Difference, corpus_changed
-from embedctl.results import ChunkVectors, FailedRecord, TruncatedRecord, Vectors
 from embedctl.store import JobSpec, JobState, JobStatus
+from embedctl.waiting.results import ChunkVectors, FailedRecord, TruncatedRecord, Vectors
 from embedctl_config.errors import EmbedctlError, JobFailed, OutputError
 
 #: Records that are written together. It never changes, because what a parquet file's row groups hold follows from it.

@@ -15,7 +15,7 @@ from embedctl.corpus.digests import DIGEST_BYTES
 from embedctl.destinations.interface import ABOUT, Contract
 from embedctl.destinations.unfinished import LineFile, digest_of, json_line, part_of, publish
 from embedctl.destinations.writer import Content, Writer
-from embedctl.results import ChunkVectors
+from embedctl.waiting.results import ChunkVectors
 from embedctl_config import durable
 
 #: The files of lines next to `NAME.npy`, such as `NAME.ids.jsonl`.

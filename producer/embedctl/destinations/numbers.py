@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from embedctl.results import ChunkVectors, FailedRecord, Vectors
+from embedctl.waiting.results import ChunkVectors, FailedRecord, Vectors
 from embedctl_config.errors import OutputError, SettingsError
 from embedctl_config.wire import ErrorCode
 

@@ -16,7 +16,7 @@ from embedctl.destinations.loop import BeginAgain
 from embedctl.destinations.numbers import Numbers, OutputType
 from embedctl.destinations.unfinished import part_of, publish
 from embedctl.destinations.writer import Content, Writer
-from embedctl.results import ChunkVectors, Vectors
+from embedctl.waiting.results import ChunkVectors, Vectors
 from embedctl_config.errors import MissingExtra
 
 try:

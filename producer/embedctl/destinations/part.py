@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embedctl.destinations.writer import Content
-from embedctl.results import ChunkVectors, FailedRecord
+from embedctl.waiting.results import ChunkVectors, FailedRecord
 from embedctl_config.errors import MissingExtra
 
 try:

@@ -13,9 +13,9 @@ from embedctl.corpus.digests import NO_DIGEST, Digests, as_rows
 from embedctl.corpus.kept import TEXT_SHA256, TOKENS
 from embedctl.destinations.numbers import FLOAT32, Numbers, OutputType
 from embedctl.destinations.place import place_of
-from embedctl.results import ChunkVectors, FailedRecord, TruncatedRecord
 from embedctl.store import Drains, DrainState
 from embedctl.store.drains import first_part, part_name, part_names
+from embedctl.waiting.results import ChunkVectors, FailedRecord, TruncatedRecord
 from embedctl_config.errors import JobDrained, MissingExtra
 from embedctl_config.wire import ErrorCode
 

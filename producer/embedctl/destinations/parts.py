@@ -19,9 +19,9 @@ from embedctl.destinations.right import DrainRight, overtaken
 from embedctl.destinations.unfinished import digest_of
 from embedctl.destinations.unreleased import Unreleased
 from embedctl.destinations.writer import Content
-from embedctl.results import Vectors
 from embedctl.store import JobState, PartFacts
-from embedctl.waiting import Progress, Waiter, ended_by_budget, refuse_cancelled
+from embedctl.waiting.results import Vectors
+from embedctl.waiting.waiter import Progress, Waiter, ended_by_budget, refuse_cancelled
 from embedctl_config.errors import BrokerUnavailable, JobCancelled, JobError, JobFailed, OutputError
 
 log = logging.getLogger(__name__)

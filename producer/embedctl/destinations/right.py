@@ -17,7 +17,7 @@ from embedctl.queueing.broker import Broker
 from embedctl.store import DrainState, Holder
 from embedctl.store.connection import Connection
 from embedctl.store.lease import Lease, keep_turn, take_turn
-from embedctl.waiting import Waiter
+from embedctl.waiting.waiter import Waiter
 from embedctl_config import keys
 from embedctl_config.errors import EmbedctlError, JobHeld
 from embedctl_config.tenants import DEFAULT, tag_of

@@ -10,9 +10,9 @@ from embedctl.destinations.part import Taken
 from embedctl.destinations.right import overtaken
 from embedctl.queueing.retrying import TimeLimit
 from embedctl.reader import check_fingerprint
-from embedctl.results import ChunkVectors, chunk_vectors, overlaid
 from embedctl.store import JobStatus
-from embedctl.waiting import Progress, Waiter, lost_chunks, refuse_cancelled
+from embedctl.waiting.results import ChunkVectors, chunk_vectors, overlaid
+from embedctl.waiting.waiter import Progress, Waiter, lost_chunks, refuse_cancelled
 from embedctl_config import wire
 
 #: Chunks that may be missing among the first ones, of a job that does not go on by itself.

@@ -13,8 +13,8 @@ from embedctl.corpus.kept import tells_tokens
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.numbers import FLOAT32, Numbers
 from embedctl.destinations.unfinished import part_of
-from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
+from embedctl.waiting.results import ChunkVectors
 from embedctl_config.errors import JobError
 
 

@@ -12,11 +12,11 @@ from itertools import chain
 
 from rich.text import Text
 
-from embedctl.overview import JobPace, Overview, QueueState, WorkerState
 from embedctl.queueing.routing import how_to_serve
 from embedctl.store import GoneWorker, JobState, Kind
 from embedctl.terminal.columns import Column, Row, arrange, cut, plain, share
 from embedctl.terminal.job_facts import troubles
+from embedctl.waiting.overview import JobPace, Overview, QueueState, WorkerState
 from embedctl_config import keys
 
 #: From this width on, numbers are written in full and bars are longer.

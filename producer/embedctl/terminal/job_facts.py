@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from embedctl.overview import JobPace
 from embedctl.queueing.routing import how_to_serve
 from embedctl.store import GoneWorker, JobState, JobStatus, Suspect, WorkerRow
+from embedctl.waiting.overview import JobPace
 from embedctl_config import tenants
 
 #: A name and what is said under it.

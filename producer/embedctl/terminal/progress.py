@@ -15,13 +15,13 @@ from rich.text import Text
 
 from embedctl.common.notices import Reminder
 from embedctl.common.rates import Rate, seconds_left
-from embedctl.overview import JobPace, Paces
 from embedctl.queueing.routing import missing_worker
-from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
 from embedctl.terminal.columns import cut, plain
 from embedctl.terminal.drawing import bar, duration, number
 from embedctl.terminal.job_facts import stalled
+from embedctl.waiting.overview import JobPace, Paces
+from embedctl.waiting.results import ChunkVectors
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.printable import printable
 

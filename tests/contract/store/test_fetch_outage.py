@@ -13,7 +13,6 @@ import pytest
 from click.testing import CliRunner
 from redis import Redis
 
-from embedctl import waiting
 from embedctl.cli import main
 from embedctl.cli import run as run_module
 from embedctl.cli.destination import Destination
@@ -21,8 +20,9 @@ from embedctl.destinations.files import fetch
 from embedctl.destinations.unfinished import json_line
 from embedctl.job import Job
 from embedctl.queueing.broker import Broker
-from embedctl.results import ChunkVectors
 from embedctl.store import Added
+from embedctl.waiting import waiter
+from embedctl.waiting.results import ChunkVectors
 from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable, JobError, JobFailed, JobLost, JobNotFound, JobStalled, OutputError
 from embedctl_config.settings import Settings
@@ -146,7 +146,7 @@ def test_a_link_that_somebody_planted_leads_nowhere(name: str, planted: str, bro
 def test_who_has_many_chunks_to_take_sees_the_job_go_on_meanwhile(
     broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "LOOK_EVERY_S", -1.0)
+    monkeypatch.setattr(waiter, "LOOK_EVERY_S", -1.0)
     job_id = new_job(broker, 3)
     work(broker, job_id, 0, 1)
     seen: list[tuple[int, str]] = []

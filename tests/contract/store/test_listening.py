@@ -48,7 +48,7 @@ def settings(settings: Settings) -> Settings:
 @pytest.fixture
 def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task that hears nothing looks at its job only after the test has failed, and reads end as late."""
-    monkeypatch.setattr("embedctl.waiting.LOOK_EVERY_S", 3600.0)
+    monkeypatch.setattr("embedctl.waiting.waiter.LOOK_EVERY_S", 3600.0)
     monkeypatch.setattr("embedctl.store.connection._SOCKET_TIMEOUT_S", 3600)
     monkeypatch.setattr(listening_module, "_BLOCK_MS", 3_600_000)
 

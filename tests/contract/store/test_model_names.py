@@ -10,12 +10,12 @@ from click.testing import CliRunner
 
 from embedctl import enqueue_embeddings
 from embedctl.cli import main, status, submit
-from embedctl.overview import Gatherer
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.routing import missing_worker
 from embedctl.queueing.tickets import Ticket
 from embedctl.store import ServedModel, WorkerRow
 from embedctl.terminal.drawing import overview_lines
+from embedctl.waiting.overview import Gatherer
 from embedctl_config import wire
 from embedctl_config.errors import CorpusChanged
 from embedctl_config.hardware import ModelEntry

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
-from embedctl import overview
-from embedctl.overview import Gatherer
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.tickets import Ticket, TicketSender
 from embedctl.store import JobState, Queues
 from embedctl.store.queues import Waiting
+from embedctl.waiting import overview
+from embedctl.waiting.overview import Gatherer
 from embedctl_config import keys, wire
 from embedctl_config.celery_app import make_celery
 from embedctl_config.errors import JobError

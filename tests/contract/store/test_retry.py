@@ -12,8 +12,8 @@ from redis import Redis
 from embedctl import retry
 from embedctl.job import Job
 from embedctl.queueing.broker import Broker
-from embedctl.results import FailedRecord
 from embedctl.store import Added, JobState
+from embedctl.waiting.results import FailedRecord
 from embedctl_config import keys, wire
 from embedctl_config.errors import (
     BrokerUnavailable,

@@ -17,7 +17,7 @@ from embedctl.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
 from embedctl.store import ClaimAnswer, JobState
-from embedctl.submission import Submission
+from embedctl.waiting.submission import Submission
 from embedctl_config import keys, wire
 from embedctl_config.errors import CorpusChanged, JobCancelled, JobFailed, JobStopped
 from tests.support.store import DIM, QUEUE, assert_consistent, claim, complete, new_job, payload, row, work

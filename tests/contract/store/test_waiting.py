@@ -209,7 +209,7 @@ def test_nothing_is_waited_for_any_longer_than_told(broker: Broker, call: str) -
 def test_that_no_worker_lives_is_logged_once_and_then_every_minute(
     broker: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, clock: MovedClock
 ) -> None:
-    monkeypatch.setattr("embedctl.waiting.LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr("embedctl.waiting.waiter.LOOK_EVERY_S", 0.05)
     job, looks = Job(new_job(broker, 2), broker), []
     warn, warned_after = job._waiter.warn_of_missing_worker, []
 

@@ -10,15 +10,15 @@ from dataclasses import replace
 import pytest
 from redis import Redis
 
-from embedctl import overview
 from embedctl.common.machine import machine_id, process_id
 from embedctl.job import Job
-from embedctl.overview import Gatherer
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
 from embedctl.queueing.routing import resolve
 from embedctl.store import ServedModel, WorkerRow, workers
 from embedctl.store.workers import Offer
+from embedctl.waiting import overview
+from embedctl.waiting.overview import Gatherer
 from embedctl_config import keys
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import HardwareClass

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedctl.results import ChunkVectors
+from embedctl.waiting.results import ChunkVectors
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.settings import Settings
 from embedctl_gateway import embedding

@@ -12,19 +12,11 @@ from concurrent.futures import Future
 
 import pytest
 
-from embedctl import (
-    AsyncJob,
-    BrokerUnavailable,
-    Job,
-    Settings,
-    aenqueue_embeddings,
-    aio,
-    enqueue_embeddings,
-    waiting,
-)
+from embedctl import AsyncJob, BrokerUnavailable, Job, Settings, aenqueue_embeddings, aio, enqueue_embeddings
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.listening import Listener
-from embedctl.waiting import NotYet, Relay, Waiter
+from embedctl.waiting import waiter
+from embedctl.waiting.waiter import NotYet, Relay, Waiter
 from embedctl_config import retry
 from embedctl_config.errors import BrokerFull, WaitTimeout
 from embedctl_config.retry import RETRY_S
@@ -169,7 +161,7 @@ def test_a_feed_that_is_stopped_does_not_look_like_one_that_has_ended(at_once: b
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SleptClock:
     clock = SleptClock()
-    for module in (retry, waiting):
+    for module in (retry, waiter):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(asyncio, "sleep", clock.asleep)
 

@@ -21,8 +21,8 @@ from embedctl.destinations.answers import Answers
 from embedctl.destinations.jsonl import JsonlWriter
 from embedctl.destinations.not_run import ReadRequests
 from embedctl.destinations.writer import Content
-from embedctl.results import ChunkVectors, FailedRecord, no_records
 from embedctl.store import JobState, JobStatus
+from embedctl.waiting.results import ChunkVectors, FailedRecord, no_records
 from embedctl_config.errors import BatchFileError, InputError, JobLost, JobNotFound
 from embedctl_config.wire import ErrorCode, RecordKind
 

@@ -27,7 +27,7 @@ from embedctl.destinations.numbers import OutputType
 from embedctl.destinations.registry import BUILT_IN, destination_of, kinds
 from embedctl.destinations.urls import parse_url
 from embedctl.destinations.writing import write
-from embedctl.results import ChunkVectors
+from embedctl.waiting.results import ChunkVectors
 from embedctl_config.errors import (
     DestinationRefused,
     DestinationUnavailable,

@@ -19,7 +19,7 @@ from embedctl.destinations.npy import NpyWriter
 from embedctl.destinations.numbers import Numbers, OutputType
 from embedctl.destinations.parquet import ParquetWriter
 from embedctl.destinations.writer import Content
-from embedctl.results import ChunkVectors, FailedRecord, TruncatedRecord
+from embedctl.waiting.results import ChunkVectors, FailedRecord, TruncatedRecord
 from embedctl_config.errors import OutputError, SettingsError
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.wire import ErrorCode

@@ -14,7 +14,7 @@ from embedctl.corpus.digests import DIGEST_BYTES, digest_of, taken_out, with_dig
 from embedctl.corpus.kept import DIGEST_FIELD, check_keep
 from embedctl.corpus.records import make_record
 from embedctl.destinations.interface import Contract
-from embedctl.results import chunk_vectors
+from embedctl.waiting.results import chunk_vectors
 from embedctl_config.errors import OutputError, WireForeign
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.wire import ChunkResult

@@ -10,7 +10,7 @@ import numpy as np
 
 from embedctl.destinations.jsonl import lines_of
 from embedctl.destinations.unfinished import json_line
-from embedctl.results import ChunkVectors
+from embedctl.waiting.results import ChunkVectors
 from tests.support.result_chunks import result_chunk, unit_vectors
 
 

@@ -15,7 +15,7 @@ from embedctl.destinations.npy import NpyWriter
 from embedctl.destinations.numbers import Numbers, OutputType, load_ranges, ranges_of
 from embedctl.destinations.parquet import ParquetWriter
 from embedctl.destinations.writer import Content
-from embedctl.results import no_records
+from embedctl.waiting.results import no_records
 from embedctl_config.errors import OutputError, SettingsError
 from tests.support.result_chunks import result_chunk, unit_vectors
 

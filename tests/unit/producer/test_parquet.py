@@ -15,7 +15,7 @@ from embedctl.destinations.columns import KeptColumns
 from embedctl.destinations.parquet import ParquetWriter
 from embedctl.destinations.unfinished import part_of
 from embedctl.destinations.writer import Content
-from embedctl.results import Vectors
+from embedctl.waiting.results import Vectors
 from tests.support.result_chunks import result_chunk, unit_vectors
 
 

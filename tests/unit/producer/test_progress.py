@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.text import Text
 
 from embedctl.cli import results
-from embedctl.overview import Paces
-from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
 from embedctl.terminal.bottom_line import BottomLine
 from embedctl.terminal.progress import Activity, JobProgress, progress_line
+from embedctl.waiting.overview import Paces
+from embedctl.waiting.results import ChunkVectors
 from tests.support.jobs import status_of
 
 JOB = "20261122-104638-04e2b4654b"

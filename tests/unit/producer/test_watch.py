@@ -14,11 +14,11 @@ from rich.cells import cell_len
 from embedctl.cli.json_forms import overview_json
 from embedctl.common import rates
 from embedctl.common.rates import Rate
-from embedctl.overview import GONE_SHOWN, JobPace, Overview, QueueState, WorkerState
 from embedctl.store import GoneWorker, JobStatus, ServedModel, WorkerRow
 from embedctl.terminal.columns import Column, arrange, plain, share
 from embedctl.terminal.drawing import bar, duration, job_lines, number, overview_lines
 from embedctl.terminal.watch import Feed
+from embedctl.waiting.overview import GONE_SHOWN, JobPace, Overview, QueueState, WorkerState
 from embedctl_config.errors import BrokerUnavailable, JobNotFound
 from tests.support.jobs import status_of
 from tests.support.waiting import eventually

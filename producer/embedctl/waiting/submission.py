@@ -18,7 +18,7 @@ from embedctl.queueing.retrying import TimeLimit, is_redis_away
 from embedctl.queueing.routing import no_worker_for
 from embedctl.store import Added, JobState, JobStatus
 from embedctl.store.lease import Lease
-from embedctl.waiting import LOOK_EVERY_S, Waiter, lost_chunks, refuse_cancelled
+from embedctl.waiting.waiter import LOOK_EVERY_S, Waiter, lost_chunks, refuse_cancelled
 from embedctl_config import keys, wire
 from embedctl_config.errors import (
     BrokerUnavailable,

@@ -1,0 +1,1 @@
+"""Adds chunks to a job, and waits for what comes of them."""
