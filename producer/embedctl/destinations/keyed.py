@@ -14,9 +14,9 @@ from embedctl.destinations.ids import NAMED, Duplicates, LeftOut, decided
 from embedctl.destinations.interface import Batch, Contract, Destination, Row
 from embedctl.destinations.loop import Delivered, Progress, Refused, RefusedRecord, Taker, Written, run
 from embedctl.destinations.numbers import OutputType, numbers_of
+from embedctl.destinations.reader import ResultReader
 from embedctl.destinations.writing import sources_of, tried, write
 from embedctl.queueing.retrying import TimeLimit
-from embedctl.reader import ResultReader
 from embedctl.waiting.results import ChunkVectors
 from embedctl.waiting.waiter import Waiter
 from embedctl_config.errors import JobError, OutputError, SettingsError

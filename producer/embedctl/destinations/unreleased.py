@@ -7,9 +7,9 @@ from functools import partial
 from typing import NoReturn
 
 from embedctl.destinations.part import Taken
+from embedctl.destinations.reader import check_fingerprint
 from embedctl.destinations.right import overtaken
 from embedctl.queueing.retrying import TimeLimit
-from embedctl.reader import check_fingerprint
 from embedctl.store import JobStatus
 from embedctl.waiting.results import ChunkVectors, chunk_vectors, overlaid
 from embedctl.waiting.waiter import Progress, Waiter, lost_chunks, refuse_cancelled
