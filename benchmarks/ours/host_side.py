@@ -22,9 +22,9 @@ from tests.support.host_stand_in_vectors import Tables
 
 from embedctl.common.processes import running
 from embedctl.corpus.records import records_of
-from embedctl.enqueue import submit
-from embedctl.job import Job
-from embedctl.job_options import SubmitOptions
+from embedctl.jobs.enqueue import submit
+from embedctl.jobs.job import Job
+from embedctl.jobs.options import SubmitOptions
 from embedctl.queueing.broker import Broker
 from embedctl_bench.measuring.machine import cpu_seconds
 from embedctl_bench.peers.models import Model, ModelShape, write_shape, written

@@ -16,8 +16,8 @@ from benchmarks.ours.service import Figures, seconds_of, service
 
 from embedctl import Job, enqueue_embeddings
 from embedctl.corpus import open_corpus
-from embedctl.enqueue import submit
-from embedctl.job_options import SubmitOptions
+from embedctl.jobs.enqueue import submit
+from embedctl.jobs.options import SubmitOptions
 from embedctl.queueing.broker import Broker
 from embedctl_bench.texts.words import draw_words
 from embedctl_config import keys

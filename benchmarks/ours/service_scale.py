@@ -20,7 +20,7 @@ from tests.support.store import MINE, claim, encoded, new_job, row
 from tests.support.waiting import eventually
 
 from embedctl.doctor import examine
-from embedctl.job import Job
+from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
 from embedctl.queueing.routing import resolve, with_workers

@@ -14,7 +14,7 @@ from typing import NamedTuple, Self
 from embedctl.destinations.answers import Answer, Answers, none_run
 from embedctl.destinations.not_run import ReadRequests, Reason
 from embedctl.destinations.reader import ResultReader
-from embedctl.job import Job
+from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.store.batches import StoredBatch
 from embedctl.store.stored_files import FileStore, PartWriter, StoredFile

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from embedctl import AsyncJob, TruncatedRecord, aenqueue_embeddings
-from embedctl.aio import discard_all
-from embedctl.job_options import Truncation, TruncationSide
+from embedctl.jobs.aio import discard_all
+from embedctl.jobs.options import Truncation, TruncationSide
 from embedctl.waiting.results import Vectors
 from embedctl_config.errors import EmbedctlError
 from embedctl_config.settings import Settings

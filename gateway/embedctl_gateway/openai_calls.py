@@ -10,7 +10,7 @@ import orjson
 from starlette.responses import JSONResponse, Response
 
 from embedctl.destinations.answers import as_base64, as_floats
-from embedctl.job_options import Truncation
+from embedctl.jobs.options import Truncation
 from embedctl.waiting.results import Vectors
 from embedctl_gateway.answers import ROWS, answered
 from embedctl_gateway.calls import Call

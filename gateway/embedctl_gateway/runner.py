@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from embedctl import enqueue
 from embedctl.common.notices import Reminder
 from embedctl.corpus import KEPT_OF_REQUEST, BatchCorpus, open_corpus
 from embedctl.destinations.not_run import EXPIRED, STOPPED, Reason
-from embedctl.job import Job
-from embedctl.job_options import SubmitOptions
+from embedctl.jobs import enqueue
+from embedctl.jobs.job import Job
+from embedctl.jobs.options import SubmitOptions
 from embedctl.queueing.broker import Broker
 from embedctl.store import JobStatus
 from embedctl.store.batches import BatchStore, Step, StoredBatch

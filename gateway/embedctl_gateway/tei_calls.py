@@ -9,7 +9,7 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 from embedctl.destinations.answers import as_floats
-from embedctl.job_options import TruncationSide
+from embedctl.jobs.options import TruncationSide
 from embedctl_config import __version__
 from embedctl_gateway.answers import ROWS, answered
 from embedctl_gateway.calls import MAX_TOKENS, Call

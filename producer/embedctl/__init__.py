@@ -9,9 +9,9 @@ job.vectors()  # float32, records × dimensions, in input order
 `aenqueue_embeddings` and `AsyncJob` are the asynchronous forms.
 """
 
-from embedctl.aio import AsyncJob, aenqueue_embeddings
-from embedctl.enqueue import enqueue_embeddings
-from embedctl.job import Job
+from embedctl.jobs.aio import AsyncJob, aenqueue_embeddings
+from embedctl.jobs.enqueue import enqueue_embeddings
+from embedctl.jobs.job import Job
 from embedctl.store import Death, JobState, JobStatus, Suspect
 from embedctl.waiting.results import ChunkVectors, FailedRecord, TruncatedRecord
 from embedctl_config import __version__

@@ -300,7 +300,7 @@ def test_who_waits_for_what_never_comes_hangs(stack: Stack, monkeypatch: pytest.
 
     monkeypatch.setattr("tests.chaos.rewinding.told_within_s", lambda _: 0.0)
     # This is how a library that never raises the error would behave.
-    monkeypatch.setattr("embedctl.job.Job.wait", wait_without_a_word)
+    monkeypatch.setattr("embedctl.jobs.job.Job.wait", wait_without_a_word)
     job = submit(stack, DummyWorkload(stack.options).items(PLAN))
     eventually(lambda: job.status().state.ended)
     stack.raw.hset(keys.job(job.id), mapping={"state": "submitting", "sealed": "0"})

@@ -22,8 +22,8 @@ import redis as redis_py
 from embedctl import Job, JobLost, JobState, enqueue_embeddings
 from embedctl.corpus.records import records_of
 from embedctl.destinations.files import fetch
-from embedctl.enqueue import submit
-from embedctl.job_options import SubmitOptions
+from embedctl.jobs.enqueue import submit
+from embedctl.jobs.options import SubmitOptions
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
 from embedctl_config import keys

@@ -13,8 +13,8 @@ import redis as redis_py
 
 from embedctl import Job, JobState, enqueue_embeddings
 from embedctl.corpus.records import records_of
-from embedctl.enqueue import submit
-from embedctl.job_options import SubmitOptions
+from embedctl.jobs.enqueue import submit
+from embedctl.jobs.options import SubmitOptions
 from embedctl.queueing.broker import Broker
 from embedctl_config import keys
 from embedctl_config.settings import Settings

@@ -25,7 +25,7 @@ STEPS = [
     ("embedctl.cli.job_command", "submit", 1),
     ("embedctl.destinations.postgresql:PostgresTable", "write", 1),
     ("embedctl.destinations.postgresql:PostgresTable", "close", 3),
-    ("embedctl.job:Job", "discard", 1),
+    ("embedctl.jobs.job:Job", "discard", 1),
     ("embedctl.cli.sync", "delete_missing", 1),
     ("embedctl.destinations.postgresql:PostgresTable", "delete", 1),
 ]

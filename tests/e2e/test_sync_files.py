@@ -384,7 +384,7 @@ STEPS = [
     ("embedctl.destinations.parquet", "publish", 1),
     ("embedctl.destinations.cache:Cache", "put", 1),
     ("embedctl.destinations.cache:Cache", "_make_room", 1),
-    ("embedctl.job:Job", "discard", 1),
+    ("embedctl.jobs.job:Job", "discard", 1),
 ]
 #: Of an array: the files are published one after the other.
 STEPS_OF_ARRAYS = [

@@ -16,7 +16,7 @@ DAY_S = 86_400
 SMALL_BATCHES = Put({("embedctl.destinations.postgresql:PostgresTable", "batch_records"): 8})
 SUBMITTING = ("embedctl.cli.job_command", "submit", 1)
 DELIVERING = ("embedctl.cli.delivery", "deliver", 1)
-WAITING = ("embedctl.job:Job", "wait", 1)
+WAITING = ("embedctl.jobs.job:Job", "wait", 1)
 
 
 def writing(batch: int) -> Step:

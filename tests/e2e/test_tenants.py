@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from embedctl import JobState, enqueue_embeddings
-from embedctl.job import Job
+from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl_config.settings import Settings
 from tests.support.here import Here

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from embedctl.corpus.records import records_of
-from embedctl.enqueue import submit
-from embedctl.job import Job
-from embedctl.job_options import SubmitOptions
+from embedctl.jobs.enqueue import submit
+from embedctl.jobs.job import Job
+from embedctl.jobs.options import SubmitOptions
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
 from embedctl.store import Holder, PartFacts

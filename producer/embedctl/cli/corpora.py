@@ -19,7 +19,7 @@ from embedctl.corpus.records import Record
 from embedctl.destinations.formats import files_of, guess_format
 from embedctl.destinations.jsonl import errors_beside
 from embedctl.destinations.place import Place
-from embedctl.job_options import SubmitOptions
+from embedctl.jobs.options import SubmitOptions
 from embedctl_config.errors import BatchFileError, InputError, SettingsError
 from embedctl_config.settings import Settings
 

@@ -16,7 +16,7 @@ from embedctl.destinations.interface import Destination
 from embedctl.destinations.keyed import Options, deliver
 from embedctl.destinations.loop import Delivered
 from embedctl.destinations.registry import DatabaseKind, destination_of, kinds
-from embedctl.job import Job
+from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.terminal.columns import Column, arrange, plain
 from embedctl.terminal.progress import JobProgress

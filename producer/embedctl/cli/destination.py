@@ -23,7 +23,7 @@ from embedctl.destinations.loop import Delivered
 from embedctl.destinations.numbers import Numbers, OutputType, load_ranges
 from embedctl.destinations.place import MANIFEST, Place, place_of
 from embedctl.destinations.registry import is_database
-from embedctl.job import Job
+from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import OutputError

@@ -13,7 +13,7 @@ import click
 from embedctl.cli.completion import complete_job
 from embedctl.cli.json_forms import printed_array
 from embedctl.cli.options import json_option, option
-from embedctl.job import Job
+from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.store import JobState, JobStatus
 from embedctl_config.errors import (

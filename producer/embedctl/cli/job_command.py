@@ -22,10 +22,10 @@ from embedctl.corpus.records import Record
 from embedctl.destinations.alongside import Alongside
 from embedctl.destinations.ids import Duplicates
 from embedctl.destinations.place import Place
-from embedctl.enqueue import submit
-from embedctl.estimate import Estimate
-from embedctl.job import Job
-from embedctl.job_options import SubmitOptions
+from embedctl.jobs.enqueue import submit
+from embedctl.jobs.estimate import Estimate
+from embedctl.jobs.job import Job
+from embedctl.jobs.options import SubmitOptions
 from embedctl.queueing.broker import Broker
 from embedctl.store import JobStatus
 from embedctl.terminal.progress import JobProgress

@@ -16,7 +16,7 @@ from embedctl.corpus import BATCH_FORMAT
 from embedctl.destinations.formats import FORMATS
 from embedctl.destinations.ids import Duplicates
 from embedctl.destinations.place import Place
-from embedctl.job import Job
+from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.loading import load_settings

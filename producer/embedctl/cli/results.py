@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embedctl.destinations.place import MANIFEST
-from embedctl.job import Job
+from embedctl.jobs.job import Job
 from embedctl.store import JobState, JobStatus
 from embedctl.terminal.progress import JobProgress
 from embedctl.waiting.overview import average

@@ -22,8 +22,8 @@ from embedctl.corpus import BatchCorpus, Corpus
 from embedctl.destinations.jsonl import is_stdout
 from embedctl.destinations.loop import Delivered
 from embedctl.destinations.place import Place
-from embedctl.estimate import local_estimate
-from embedctl.job import Job
+from embedctl.jobs.estimate import local_estimate
+from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.routing import local_class
 from embedctl.store import JobStatus

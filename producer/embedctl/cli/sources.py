@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from embedctl.cli.job_command import JobCommand
 from embedctl.corpus.records import Record
 from embedctl.destinations.interface import Contract
-from embedctl.enqueue import job_spec
+from embedctl.jobs.enqueue import job_spec
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.routing import model_files, same_model
 from embedctl.store import JobSpec

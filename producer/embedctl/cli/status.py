@@ -16,7 +16,7 @@ from rich.text import Text
 from embedctl.cli.completion import complete_job
 from embedctl.cli.json_forms import overview_json, view_json
 from embedctl.cli.options import json_option, option
-from embedctl.job import Job
+from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.store.connection import without_password
 from embedctl.terminal.drawing import job_lines, overview_lines

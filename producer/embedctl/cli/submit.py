@@ -14,8 +14,8 @@ from embedctl.cli.results import exit_status, report, summary, wait_for
 from embedctl.cli.update import brought_up_to_date, to_encode
 from embedctl.destinations.jsonl import is_stdout
 from embedctl.destinations.loop import Delivered
-from embedctl.estimate import estimate
-from embedctl.job import Job
+from embedctl.jobs.estimate import estimate
+from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.routing import no_worker_for
 from embedctl.terminal.progress import JobProgress

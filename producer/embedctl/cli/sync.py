@@ -22,9 +22,9 @@ from embedctl.destinations.interface import Contract
 from embedctl.destinations.loop import Delivered
 from embedctl.destinations.right import announced
 from embedctl.destinations.sync import Difference, compare, delete_missing
-from embedctl.enqueue import job_spec
-from embedctl.job import Job
-from embedctl.job_options import SubmitOptions
+from embedctl.jobs.enqueue import job_spec
+from embedctl.jobs.job import Job
+from embedctl.jobs.options import SubmitOptions
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.routing import model_files
 from embedctl.store import JobStatus

@@ -13,7 +13,7 @@ from embedctl.cli.options import option, together
 from embedctl.corpus import BatchCorpus
 from embedctl.destinations.formats import guess_format
 from embedctl.destinations.ids import Duplicates
-from embedctl.job_options import parse_budget
+from embedctl.jobs.options import parse_budget
 from embedctl_config.errors import InputError, SettingsError
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from embedctl.cli.sync import lacking, report_synced, said, submitted, synchroni
 from embedctl.corpus.records import Record
 from embedctl.destinations.files import fetch
 from embedctl.destinations.loop import Delivered
-from embedctl.enqueue import job_spec
-from embedctl.job import Job
+from embedctl.jobs.enqueue import job_spec
+from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.store import JobStatus
 from embedctl.terminal.progress import JobProgress

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from embedctl.job import Job
+from embedctl.jobs.job import Job
 from embedctl.queueing import reaper
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper

@@ -12,9 +12,9 @@ from redis import Redis
 
 from embedctl import Job, aenqueue_embeddings, enqueue_embeddings
 from embedctl.corpus.records import records_of
-from embedctl.enqueue import submit
-from embedctl.estimate import estimate
-from embedctl.job_options import SubmitOptions
+from embedctl.jobs.enqueue import submit
+from embedctl.jobs.estimate import estimate
+from embedctl.jobs.options import SubmitOptions
 from embedctl.queueing.broker import Broker
 from embedctl.store import ServedModel, workers
 from embedctl_config import keys, wire

@@ -18,7 +18,7 @@ from embedctl.cli import run as run_module
 from embedctl.cli.destination import Destination
 from embedctl.destinations.files import fetch
 from embedctl.destinations.unfinished import json_line
-from embedctl.job import Job
+from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.store import Added
 from embedctl.waiting import waiter

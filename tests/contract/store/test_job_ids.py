@@ -7,11 +7,11 @@ import asyncio
 import pytest
 from redis import Redis
 
-from embedctl.aio import AsyncJob
 from embedctl.corpus.records import records_of
-from embedctl.enqueue import job_spec, submit
-from embedctl.job import Job
-from embedctl.job_options import SubmitOptions
+from embedctl.jobs.aio import AsyncJob
+from embedctl.jobs.enqueue import job_spec, submit
+from embedctl.jobs.job import Job
+from embedctl.jobs.options import SubmitOptions
 from embedctl.queueing.broker import Broker
 from embedctl.store.job_ids import SLICE, newest_first
 from embedctl_config import keys

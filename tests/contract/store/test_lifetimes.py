@@ -11,8 +11,8 @@ from datetime import timedelta
 import pytest
 from redis import Redis
 
-from embedctl.aio import AsyncJob, discard_all
-from embedctl.job import Job
+from embedctl.jobs.aio import AsyncJob, discard_all
+from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
 from embedctl.store import upkeep

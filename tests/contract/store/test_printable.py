@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from redis import Redis
 
 from embedctl.cli import main
-from embedctl.job import Job
+from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.terminal.progress import JobProgress
 from embedctl_config import keys, wire

@@ -9,7 +9,7 @@ import pytest
 from redis import Redis
 from redis._parsers.base import BaseParser
 
-from embedctl.job import Job
+from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.retrying import retry_redis
 from embedctl_config import keys

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from embedctl import retry
-from embedctl.job import Job
+from embedctl.jobs import retry
+from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.store import Added, JobState
 from embedctl.waiting.results import FailedRecord

@@ -13,7 +13,7 @@ from redis import Redis
 
 from embedctl.destinations.files import fetch
 from embedctl.destinations.numbers import Numbers, OutputType
-from embedctl.job import Job
+from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
 from embedctl.store import ClaimAnswer, JobState

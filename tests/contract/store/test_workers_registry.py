@@ -11,7 +11,7 @@ import pytest
 from redis import Redis
 
 from embedctl.common.machine import machine_id, process_id
-from embedctl.job import Job
+from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
 from embedctl.queueing.routing import resolve

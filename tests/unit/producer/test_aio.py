@@ -12,7 +12,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from embedctl import AsyncJob, BrokerUnavailable, Job, Settings, aenqueue_embeddings, aio, enqueue_embeddings
+from embedctl import AsyncJob, BrokerUnavailable, Job, Settings, aenqueue_embeddings, enqueue_embeddings
+from embedctl.jobs import aio
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.listening import Listener
 from embedctl.waiting import waiter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from embedctl import SettingsError
-from embedctl.job_options import parse_budget
+from embedctl.jobs.options import parse_budget
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from embedctl.cli.destination import DatabaseUrl
 from embedctl.cli.job_command import _prompt, _unique_ids_taken_from
 from embedctl.cli.run import run
 from embedctl.cli.submit import submit
-from embedctl.job_options import JobOptions, SubmitOptions
+from embedctl.jobs.options import JobOptions, SubmitOptions
 from tests.support.memory_destination import memo_plugin
 from tests.support.packages import need
 

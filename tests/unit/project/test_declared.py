@@ -186,7 +186,7 @@ def test_an_import_without_a_declaration_is_found_wherever_it_stands() -> None:
         ("embedctl.x", guarded.format("starlette"), []),
         ("embedctl.x", guarded.format("h11"), ["gateway"]),
         ("embedctl.x", f"{guarded.format('json')}\nimport starlette", ["the bare role"]),
-        ("embedctl_gateway.x", "import starlette, prometheus_client, embedctl.job", []),
+        ("embedctl_gateway.x", "import starlette, prometheus_client, embedctl.jobs.job", []),
         ("embedctl_gateway.x", "import h11", ["gateway"]),
     ]:
         assert [each.partition(", which ")[2] for each in undeclared(module, source, declared)] == [

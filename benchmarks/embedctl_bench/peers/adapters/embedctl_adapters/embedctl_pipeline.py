@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from embedctl.corpus.records import records_of
-from embedctl.enqueue import submit
-from embedctl.job_options import SubmitOptions
+from embedctl.jobs.enqueue import submit
+from embedctl.jobs.options import SubmitOptions
 from embedctl.local import local_worker, private_redis
 from embedctl.queueing.broker import Broker
 from embedctl_config.loading import load_settings

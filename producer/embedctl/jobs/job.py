@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from embedctl.destinations.reader import ResultReader
+from embedctl.jobs.retry import retry_failed
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.retrying import TimeLimit, check_timeout
-from embedctl.retry import retry_failed
 from embedctl.store import GoneWorker, JobState, JobStatus, Suspect, WorkerRow
 from embedctl.waiting.results import ChunkVectors, FailedRecord, Vectors
 from embedctl.waiting.waiter import Waiter

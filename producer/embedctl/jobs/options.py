@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self, TypedDict, Unpack, get_args
 
 from embedctl.corpus.kept import TEXT_SHA256, TOKENS, check_keep
-from embedctl.option_checks import check_length, check_prompt_name, is_whole
+from embedctl.jobs.option_checks import check_length, check_prompt_name, is_whole
 from embedctl_config import tenants
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import MAX_CHUNK_RECORDS, MAX_TTL_S, check_model_name, suggestion

@@ -17,8 +17,8 @@ from embedctl.chunk_files import ChunkFiles
 from embedctl.common.processes import running
 from embedctl.corpus.records import Record
 from embedctl.corpus.unique import UniqueIds
-from embedctl.enqueue import job_spec
-from embedctl.job_options import SubmitOptions
+from embedctl.jobs.enqueue import job_spec
+from embedctl.jobs.options import SubmitOptions
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.chunk_sizes import BYTES_PER_TOKEN, ReadAhead
 from embedctl.queueing.chunking import groups_of

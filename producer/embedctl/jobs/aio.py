@@ -18,9 +18,9 @@ from inspect import signature
 from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, Unpack, cast
 
 from embedctl.corpus.records import Record, RecordLike
-from embedctl.enqueue import read_records, submit
-from embedctl.job import Job
-from embedctl.job_options import JobOptions, SubmitOptions
+from embedctl.jobs.enqueue import read_records, submit
+from embedctl.jobs.job import Job
+from embedctl.jobs.options import JobOptions, SubmitOptions
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.listening import in_own_thread, in_shared_thread
 from embedctl.queueing.retrying import TimeLimit, check_timeout

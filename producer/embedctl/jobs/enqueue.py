@@ -13,9 +13,9 @@ from typing import Any, TypeVar, Unpack
 from embedctl.common.notices import Reminder
 from embedctl.corpus.digests import with_digests
 from embedctl.corpus.records import Record, RecordLike, records_of
-from embedctl.job import Job
-from embedctl.job_options import JobOptions, SubmitOptions
-from embedctl.option_checks import check_against_workers
+from embedctl.jobs.job import Job
+from embedctl.jobs.option_checks import check_against_workers
+from embedctl.jobs.options import JobOptions, SubmitOptions
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.chunk_sizes import ReadAhead
 from embedctl.queueing.chunking import chunks_of

@@ -10,7 +10,7 @@ from embedctl_config.errors import SettingsError
 from embedctl_config.model_names import unknown_prompt
 
 if TYPE_CHECKING:
-    from embedctl.job_options import SubmitOptions
+    from embedctl.jobs.options import SubmitOptions
 
 #: Largest size of a chunk's vectors (bytes): the largest value in Redis, less room for ids and errors.
 MAX_VECTOR_BYTES = 448 * 1024 * 1024

@@ -1,0 +1,1 @@
+"""The library: jobs as callers make them, wait for them and take their vectors."""
