@@ -15,11 +15,11 @@ from benchmarks.ours.service import Figures
 
 from embedctl.corpus.digests import as_rows, digest_of
 from embedctl.corpus.records import Record
-from embedctl.destinations.earlier import open_earlier
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.parquet import ParquetWriter
-from embedctl.destinations.sync import compare_texts
 from embedctl.destinations.writer import Content
+from embedctl.sync.comparison import compare_texts
+from embedctl.sync.earlier import open_earlier
 from embedctl.waiting.results import ChunkVectors
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.wire import RecordKind

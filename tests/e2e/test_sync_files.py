@@ -377,13 +377,13 @@ def test_a_cache_that_takes_nothing_costs_no_vector(here: Here) -> None:
 
 #: Steps: a module and a class, a function, and which of its calls.
 STEPS = [
-    ("embedctl.destinations.sync", "compare_texts", 1),
+    ("embedctl.sync.comparison", "compare_texts", 1),
     ("embedctl.waiting.submission:Submission", "add", 2),
     ("embedctl.waiting.submission:Submission", "seal", 1),
     ("embedctl.destinations.parquet:ParquetWriter", "write", 3),
     ("embedctl.destinations.parquet", "publish", 1),
-    ("embedctl.destinations.cache:Cache", "put", 1),
-    ("embedctl.destinations.cache:Cache", "_make_room", 1),
+    ("embedctl.sync.cache:Cache", "put", 1),
+    ("embedctl.sync.cache:Cache", "_make_room", 1),
     ("embedctl.jobs.job:Job", "discard", 1),
 ]
 #: Of an array: the files are published one after the other.

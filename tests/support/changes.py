@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.support.here import Here
 
 #: Blocks of a hundred records rather than a thousand, so that a small corpus has several.
-SMALL_BLOCKS = Put({("embedctl.destinations.merged", "BLOCK"): 100})
+SMALL_BLOCKS = Put({("embedctl.sync.merged", "BLOCK"): 100})
 #: Options with which vectors are others → what is said of vectors without them. The class `reseeded` is
 #: :data:`RESEEDED`.
 OTHER_VECTORS = {

@@ -8,7 +8,7 @@ from dataclasses import replace
 from embedctl.corpus.records import make_record
 from embedctl.destinations import writing
 from embedctl.destinations.interface import Batch, Contract
-from embedctl.destinations.sync import Difference, Limit, compare, delete_missing
+from embedctl.sync.comparison import Difference, Limit, compare, delete_missing
 from tests.support.databases import CONTRACT, Database
 
 #: Another model's.

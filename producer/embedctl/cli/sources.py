@@ -18,9 +18,9 @@ from embedctl.store import JobSpec
 from embedctl_config.fingerprint import deciding
 
 if TYPE_CHECKING:
-    from embedctl.destinations.cache import Cache, Cached
-    from embedctl.destinations.known import Earlier, Known
-    from embedctl.destinations.sync import Difference
+    from embedctl.sync.cache import Cache, Cached
+    from embedctl.sync.comparison import Difference
+    from embedctl.sync.known import Earlier, Known
 
 Say = Callable[[str], None]
 
@@ -40,7 +40,7 @@ class Sources:
         return [each for each in (self.earlier, self.cached) if each is not None]
 
     def compared(self, records: Iterator[Record], say: Say) -> Difference:
-        from embedctl.destinations.sync import compare_texts  # here, because most commands compare nothing
+        from embedctl.sync.comparison import compare_texts  # here, because most commands compare nothing
 
         if self.known:
             say(f"Comparing the corpus with {' and '.join(each.name for each in self.known)}")
@@ -56,7 +56,7 @@ def opened_cache(broker: Broker | None, command: JobCommand) -> AbstractContextM
     """The cache that a command names, if there is one and a Redis; a context manager."""
     if broker is None or command.sync.cache is None:
         return nullcontext()
-    from embedctl.destinations.cache import Cache  # here, because most commands have none
+    from embedctl.sync.cache import Cache  # here, because most commands have none
 
     return Cache(command.sync.cache, broker.settings.cache_max_bytes)
 
@@ -65,7 +65,7 @@ def earlier_of(command: JobCommand, path: Path, say: Say) -> Earlier | None:
     """The earlier output, if it is asked for, and there."""
     if not command.sync.of_file:
         return None
-    from embedctl.destinations.earlier import open_earlier  # here, because most commands compare nothing
+    from embedctl.sync.earlier import open_earlier  # here, because most commands compare nothing
 
     found = open_earlier(path, command.destination.numbers)
     if found is None:
@@ -89,7 +89,7 @@ def sources_of(broker: Broker, command: JobCommand, path: Path, cache: Cache | N
     if about is None:
         say(f"The cache is not read, because no live worker tells which files model {spec.model} has")
         return Sources(earlier, None, about, confirmed)
-    from embedctl.destinations.cache import Cached
+    from embedctl.sync.cache import Cached
 
     return Sources(earlier, Cached(cache, about.fingerprint, spec.precision), about, confirmed)
 

@@ -21,13 +21,13 @@ from embedctl.corpus.records import Record
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.loop import Delivered
 from embedctl.destinations.right import announced
-from embedctl.destinations.sync import Difference, compare, delete_missing
 from embedctl.jobs.enqueue import job_spec
 from embedctl.jobs.job import Job
 from embedctl.jobs.options import SubmitOptions
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.routing import model_files
 from embedctl.store import JobStatus
+from embedctl.sync.comparison import Difference, compare, delete_missing
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import (
     CorpusChanged,

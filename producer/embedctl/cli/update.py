@@ -34,9 +34,9 @@ from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.printable import printable
 
 if TYPE_CHECKING:
-    from embedctl.destinations.cache import Cache
-    from embedctl.destinations.merged import Merged
-    from embedctl.destinations.sync import Difference
+    from embedctl.sync.cache import Cache
+    from embedctl.sync.comparison import Difference
+    from embedctl.sync.merged import Merged
 
 #: How often a line tells how much is written (seconds).
 _LINE_EVERY_S = 10.0
@@ -72,7 +72,7 @@ def update(
     """Write the vectors of a corpus into a file, which is also the earlier output, and encode only those that are not
     known. `made` is called with the job, if there is one. A KeyboardInterrupt says that the same command resumes. If
     what is known can't be used, nothing is queued. InputError: the corpus can't be read, or changes meanwhile."""
-    from embedctl.destinations.merged import OtherVectors  # here, because most commands compare nothing
+    from embedctl.sync.merged import OtherVectors  # here, because most commands compare nothing
 
     sync = said(broker, str(path.absolute()), progress) if command.sync.of_file else nullcontext()
     with sync, opened_cache(broker, command) as cache:
@@ -109,7 +109,7 @@ class _Update:
 
     def run(self, sources: Sources) -> Updated:
         """Compare, encode what is lacking, write everything, and add what was encoded to the cache."""
-        from embedctl.destinations.merged import Merged
+        from embedctl.sync.merged import Merged
 
         self.discard()
         difference = sources.compared(self._records(), self._progress.say)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from embedctl.destinations.interface import Contract
-from embedctl.destinations.sync import Limit
+from embedctl.sync.comparison import Limit
 from embedctl_config.errors import OtherContract, OutputError
 from tests.support.database_rows import OTHER, compared, deleted, holds_rows, missing_deleted, rows_of, written
 from tests.support.databases import CONTRACT, DIM, Database, assert_holds, batch

@@ -15,7 +15,7 @@ import pytest
 
 from embedctl.destinations import writing
 from embedctl.destinations.registry import destination_of
-from embedctl.destinations.sync import Limit
+from embedctl.sync.comparison import Limit
 from embedctl_config.errors import DestinationRefused, DestinationUnavailable, OutputError
 from embedctl_config.settings import Settings
 from tests.support.database_rows import OTHER, compared, holds_rows, missing_deleted, refused, rows_of, written

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from embedctl.corpus.digests import NO_DIGEST, as_rows
-from embedctl.destinations.cache import Cache, Cached, Vector, key_of, path_of
+from embedctl.sync.cache import Cache, Cached, Vector, key_of, path_of
 from embedctl_config.errors import OutputError, SettingsError
 from tests.support.waiting import PATIENCE_S
 

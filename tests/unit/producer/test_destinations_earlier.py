@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 
 from embedctl.corpus.digests import DIGEST_BYTES, Digests, as_rows
-from embedctl.destinations import known, parquet
-from embedctl.destinations.earlier import open_earlier
+from embedctl.destinations import parquet
 from embedctl.destinations.interface import Contract
-from embedctl.destinations.known import Earlier
 from embedctl.destinations.npy import NpyWriter
 from embedctl.destinations.numbers import Numbers, OutputType
 from embedctl.destinations.parquet import ParquetWriter
 from embedctl.destinations.writer import Content
+from embedctl.sync import known
+from embedctl.sync.earlier import open_earlier
+from embedctl.sync.known import Earlier
 from embedctl.waiting.results import ChunkVectors, FailedRecord, TruncatedRecord
 from embedctl_config.errors import OutputError, SettingsError
 from embedctl_config.fingerprint import job_fingerprint

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from embedctl.corpus.digests import Digests, digest_of
 from embedctl.corpus.records import Record, make_record
-from embedctl.destinations import sync
 from embedctl.destinations.interface import Batch, Row
-from embedctl.destinations.known import Known, Rows
-from embedctl.destinations.sync import Difference, Limit, compare, compare_texts, delete_missing
+from embedctl.sync import comparison
+from embedctl.sync.comparison import Difference, Limit, compare, compare_texts, delete_missing
+from embedctl.sync.known import Known, Rows
 from embedctl_config.errors import InputError, OutputError
 from tests.support.memory_destination import CONTRACT, Memory
 
@@ -52,9 +52,9 @@ def test_a_destination_becomes_what_the_corpus_says(before: dict[str, str], afte
 
 @pytest.mark.parametrize("held", [4, 10_000])
 def test_many_ids_are_compared_on_the_disk_as_in_memory(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync, "_HELD", held)
-    monkeypatch.setattr(sync, "_BLOCK", 7)
-    monkeypatch.setattr(sync, "_DELETED", 3)
+    monkeypatch.setattr(comparison, "_HELD", held)
+    monkeypatch.setattr(comparison, "_BLOCK", 7)
+    monkeypatch.setattr(comparison, "_DELETED", 3)
     table = holding({f"r{at}": "text" for at in range(300)})
     corpus = records({f"r{at}": "text" for at in range(50, 350)})
     with compare(table, CONTRACT, iter(corpus)) as difference:

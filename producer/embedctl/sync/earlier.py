@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from embedctl.corpus.digests import DIGEST_BYTES, Digests
 from embedctl.destinations.interface import ABOUT, Contract
-from embedctl.destinations.known import Earlier, Rows, check_numbers, no_digests, row_type
 from embedctl.destinations.npy import FILES, LINES, beside
 from embedctl.destinations.numbers import Numbers, OutputType
 from embedctl.destinations.unfinished import digest_of, is_begun
+from embedctl.sync.known import Earlier, Rows, check_numbers, no_digests, row_type
 from embedctl_config.errors import OutputError, SettingsError
 
 _ROWS = 8192
@@ -28,7 +28,7 @@ def open_earlier(path: Path, numbers: Numbers | None) -> Earlier | None:
     vectors. OutputError: it is damaged, or has no digests. SettingsError: its format is another one, or it stores its
     vectors in another way."""
     if path.suffix == ".parquet":
-        from embedctl.destinations.earlier_parquet import ParquetEarlier
+        from embedctl.sync.earlier_parquet import ParquetEarlier
 
         return ParquetEarlier(path, numbers) if path.exists() else None
     if path.suffix == ".npy":

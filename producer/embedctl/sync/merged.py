@@ -15,10 +15,10 @@ from embedctl.corpus.digests import Digests, as_rows, digest_of
 from embedctl.corpus.records import Record
 from embedctl.destinations.files import Readable
 from embedctl.destinations.interface import Contract
-from embedctl.destinations.known import Known
 from embedctl.destinations.numbers import FLOAT32, Numbers
-from embedctl.destinations.sync import LACKING, Difference, corpus_changed
 from embedctl.store import JobSpec, JobState, JobStatus
+from embedctl.sync.comparison import LACKING, Difference, corpus_changed
+from embedctl.sync.known import Known
 from embedctl.waiting.results import ChunkVectors, FailedRecord, TruncatedRecord, Vectors
 from embedctl_config.errors import EmbedctlError, JobFailed, OutputError
 

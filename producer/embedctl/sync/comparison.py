@@ -18,8 +18,8 @@ from embedctl.corpus.digests import as_rows, digest_of
 from embedctl.corpus.records import Record
 from embedctl.corpus.runs import Entries, Runs, parts_of
 from embedctl.destinations.interface import Contract, Destination, Row
-from embedctl.destinations.known import Known
 from embedctl.destinations.writing import sources_of, tried
+from embedctl.sync.known import Known
 from embedctl_config.errors import DestinationRefused, InputError, OutputError
 
 T = TypeVar("T")

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from embedctl.corpus.digests import NO_DIGEST, Digests, as_rows
 from embedctl.corpus.kept import TEXT_SHA256
 from embedctl.destinations.interface import ABOUT, Contract
-from embedctl.destinations.known import Earlier, Rows, check_numbers, no_digests, row_type, scratch
 from embedctl.destinations.numbers import FLOAT32, Numbers
+from embedctl.sync.known import Earlier, Rows, check_numbers, no_digests, row_type, scratch
 from embedctl_config.errors import MissingExtra, OutputError
 
 try:

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from embedctl.corpus.digests import NO_DIGEST, Digests
-from embedctl.destinations.known import Known, Rows, row_type
 from embedctl.destinations.unfinished import lock_of, part_of, publish
+from embedctl.sync.known import Known, Rows, row_type
 from embedctl.waiting.results import ChunkVectors
 from embedctl_config import locks
 from embedctl_config.errors import OutputError, SettingsError

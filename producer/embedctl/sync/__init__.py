@@ -1,0 +1,1 @@
+"""`--sync`: compares a corpus with a destination, so that only what differs is encoded."""
