@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embedctl.local import local_worker, private_redis
+from embedctl.operating.local import local_worker, private_redis
 from embedctl_bench.peers.adapters.embedctl_adapters.embedctl_pipeline import toml
 from embedctl_bench.peers.child import ChildProcess
 from embedctl_config.cpu import cpu_name

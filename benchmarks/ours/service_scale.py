@@ -19,8 +19,8 @@ from benchmarks.ours.service import DUMMY, Figures, seconds_of, service
 from tests.support.store import MINE, claim, encoded, new_job, row
 from tests.support.waiting import eventually
 
-from embedctl.doctor import examine
 from embedctl.jobs.job import Job
+from embedctl.operating.doctor import examine
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
 from embedctl.queueing.routing import resolve, with_workers

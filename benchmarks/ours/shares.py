@@ -17,7 +17,7 @@ from functools import partial
 from benchmarks.ours.service import Figures, Service, service
 
 from embedctl import Job, enqueue_embeddings
-from embedctl.local import private_redis
+from embedctl.operating.local import private_redis
 from embedctl.queueing.broker import Broker
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.tenants import TenantEntry

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
-from embedctl.dashboard.access import is_loopback
+from embedctl.operating.dashboard.access import is_loopback
 from embedctl_config.address import address_of
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings, expanded

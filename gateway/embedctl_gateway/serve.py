@@ -10,7 +10,7 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from embedctl.monitoring.endpoint import listen_at
+from embedctl.operating.monitoring.endpoint import listen_at
 from embedctl.queueing.broker import Broker
 from embedctl_config.errors import MissingExtra, SettingsError
 from embedctl_config.settings import Settings, expanded

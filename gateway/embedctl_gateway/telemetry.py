@@ -7,7 +7,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
-from embedctl.monitoring.metrics import page_of
+from embedctl.operating.monitoring.metrics import page_of
 
 _PREFIX = "embedctl_gateway_"
 #: From a single text on a GPU to the longest time limit (seconds).

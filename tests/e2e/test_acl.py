@@ -12,7 +12,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from embedctl import enqueue_embeddings
-from embedctl.acl import USERS, access_list, read_passwords
+from embedctl.operating.acl import USERS, access_list, read_passwords
 from embedctl_config import keys
 from embedctl_config.celery_app import make_celery
 from tests.support.dashboard import dashboard

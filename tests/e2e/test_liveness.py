@@ -11,7 +11,7 @@ import pytest
 import redis as redis_py
 
 from embedctl import enqueue_embeddings
-from embedctl.doctor import Finding, Level, examine
+from embedctl.operating.doctor import Finding, Level, examine
 from embedctl.queueing.broker import Broker
 from embedctl.store.heartbeats import HUNG_AFTER_S
 from embedctl_config import keys

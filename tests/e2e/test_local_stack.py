@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from embedctl import local
+from embedctl.operating import local
 from embedctl.queueing.broker import Broker
 from embedctl_config import keys
 from tests.support.forked import Forked

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import trustme
 
-from embedctl.acl import access_list, read_passwords
+from embedctl.operating.acl import access_list, read_passwords
 from tests.support.hosts import Host, Network, why_not
 from tests.support.jobs import reference
 from tests.support.redis_server import CONFIG as REDIS_CONFIG

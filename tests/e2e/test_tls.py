@@ -17,7 +17,7 @@ import trustme
 from kombu.exceptions import OperationalError
 
 from embedctl import BrokerUnavailable, enqueue_embeddings
-from embedctl.acl import ADMIN, USERS
+from embedctl.operating.acl import ADMIN, USERS
 from embedctl.store import Connection
 from embedctl_config.celery_app import make_celery
 from embedctl_config.settings import Settings

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from embedctl import Job, enqueue_embeddings
-from embedctl.acl import ADMIN
+from embedctl.operating.acl import ADMIN
 from embedctl.queueing.broker import Broker
 from embedctl.store import WorkerRow
 from embedctl_config import keys

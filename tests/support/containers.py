@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 from packaging.requirements import Requirement
 
-from embedctl.local import _redis_server
+from embedctl.operating.local import _redis_server
 from tests.support import packages
 from tests.support.alone import packages_of
 from tests.support.processes import free_ports

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 import redis as redis_py
 
-from embedctl.acl import ADMIN, access_list, read_passwords
-from embedctl.local import _redis_server
+from embedctl.operating.acl import ADMIN, access_list, read_passwords
+from embedctl.operating.local import _redis_server
 from embedctl_config.hardware import HardwareClass
 from tests.support.waiting import PATIENCE_S, eventually
 

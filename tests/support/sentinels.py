@@ -13,7 +13,7 @@ from typing import Any
 
 import redis as redis_py
 
-from embedctl.local import _redis_server
+from embedctl.operating.local import _redis_server
 from tests.support.processes import free_ports
 from tests.support.redis_server import CONFIG, RedisServer
 from tests.support.waiting import PATIENCE_S, eventually

@@ -30,7 +30,7 @@ def flower(**given: Any) -> None:
     is only a request to look at one of the job's chunks. For the state, use `embedctl status JOB`.
     """
     settings = load_settings(**given)
-    from embedctl.dashboard.serve import serve
+    from embedctl.operating.dashboard.serve import serve
 
     serve(settings, lambda line: click.echo(line, err=True))
 
@@ -44,6 +44,6 @@ def metrics(**given: Any) -> None:
     be monitor (`embedctl config acl`). Workers serve their own metrics if metrics_address is set.
     """
     settings = load_settings(**given)
-    from embedctl.monitoring.serve import serve
+    from embedctl.operating.monitoring.serve import serve
 
     serve(settings, lambda line: click.echo(line, err=True))

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import click
 
-from embedctl.acl import access_list, read_passwords
 from embedctl.cli.json_forms import printed_array
 from embedctl.cli.options import json_option, option
-from embedctl.doctor import Finding, Level, examine
+from embedctl.operating.acl import access_list, read_passwords
+from embedctl.operating.doctor import Finding, Level, examine
 from embedctl.store.connection import without_password
 from embedctl_config.errors import ExitStatus, SettingsError
 from embedctl_config.loading import load_settings, survey_settings

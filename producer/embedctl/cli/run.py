@@ -151,7 +151,7 @@ def _stack(
     Yields the settings for this Redis, a function that raises WorkerError if the worker has ended, and the end of the
     job's key. If the block fails, its state folder stays, and the next block of this name resumes with it.
     """
-    from embedctl import local
+    from embedctl.operating import local
 
     options = command.choice.options
     model, hardware = options.model or settings.model, str(options.hardware)

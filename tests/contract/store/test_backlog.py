@@ -8,10 +8,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from embedctl.monitoring import backlog as adding
-from embedctl.monitoring import watch as watching
-from embedctl.monitoring.backlog import OTHERS, Total
-from embedctl.monitoring.watch import Sweep, Watch
+from embedctl.operating.monitoring import backlog as adding
+from embedctl.operating.monitoring import watch as watching
+from embedctl.operating.monitoring.backlog import OTHERS, Total
+from embedctl.operating.monitoring.watch import Sweep, Watch
 from embedctl.queueing.broker import Broker
 from embedctl.store import backlog
 from embedctl.store.backlog import START, Place, read_slice

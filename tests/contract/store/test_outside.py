@@ -20,7 +20,7 @@ from embedctl.chunk_files import place as place_module
 from embedctl.chunk_files.chunks import GRACE_S
 from embedctl.chunk_files.place import Place
 from embedctl.chunk_files.references import parse_reference
-from embedctl.doctor import Level, examine
+from embedctl.operating.doctor import Level, examine
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.sweeper import Sweeper
 from embedctl_config import keys

@@ -84,13 +84,13 @@ def test_what_is_missing_or_too_old_is_named(
         (
             "prometheus_client",
             ["monitoring.metrics", "monitoring.serve"],
-            lambda: import_module("embedctl.monitoring.serve"),
+            lambda: import_module("embedctl.operating.monitoring.serve"),
             r"`embedctl metrics` needs .* pip install 'embedctl\[metrics\]'",
         ),
         (
             "flower",
             ["dashboard.application", "dashboard.serve"],
-            lambda: import_module("embedctl.dashboard.serve"),
+            lambda: import_module("embedctl.operating.dashboard.serve"),
             r"the dashboard needs .* pip install 'embedctl\[flower\]'",
         ),
         (

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from embedctl.cli import main
-from embedctl.local import state_folder
+from embedctl.operating.local import state_folder
 from embedctl_config.address import Address, address_of
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass, ModelEntry

@@ -13,7 +13,15 @@ from pathlib import Path
 import pytest
 
 from embedctl import store
-from embedctl.acl import ADMIN, SHORTEST_PASSWORD, USERS, access_list, names_of, read_passwords, script_commands
+from embedctl.operating.acl import (
+    ADMIN,
+    SHORTEST_PASSWORD,
+    USERS,
+    access_list,
+    names_of,
+    read_passwords,
+    script_commands,
+)
 from embedctl_config import keys
 from embedctl_config.errors import SettingsError
 from embedctl_config.tenants import tag_of

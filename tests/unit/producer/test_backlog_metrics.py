@@ -6,9 +6,9 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
-from embedctl.monitoring.backlog import Backlog
-from embedctl.monitoring.metrics import BacklogMetrics
-from embedctl.monitoring.watch import Sweep
+from embedctl.operating.monitoring.backlog import Backlog
+from embedctl.operating.monitoring.metrics import BacklogMetrics
+from embedctl.operating.monitoring.watch import Sweep
 from embedctl.store.backlog import WaitingJob
 from embedctl.store.quotas import Quota
 

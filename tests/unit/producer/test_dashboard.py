@@ -10,7 +10,7 @@ from celery import Celery
 from celery.events.state import Task
 from tornado.ioloop import IOLoop
 
-from embedctl.dashboard.access import allowed_users, is_loopback
+from embedctl.operating.dashboard.access import allowed_users, is_loopback
 from embedctl_config.address import Address
 from embedctl_config.celery_app import TASK
 from embedctl_config.errors import SettingsError
@@ -61,7 +61,7 @@ def test_a_file_that_is_not_right_is_refused_without_showing_it(
 
 
 def test_a_task_whose_beginning_flower_missed_is_named_by_its_id() -> None:
-    from embedctl.dashboard.application import name_task
+    from embedctl.operating.dashboard.application import name_task
 
     missed = name_task(Task(uuid="20261121-163034-24f989f85d.4.a1b2c3", state="SUCCESS"))
     assert (missed.name, missed.args) == (TASK, "job 20261121-163034-24f989f85d, chunk 4")
@@ -78,7 +78,7 @@ class _Enough(BaseException):
 def test_after_an_outage_however_long_events_are_received_again_soon(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from embedctl.dashboard import application
+    from embedctl.operating.dashboard import application
 
     waits: list[float] = []
     tries = iter([OSError("away")] * 20 + [None, OSError("away")])

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from embedctl import doctor
-from embedctl.doctor import Level, limit_findings, redis_findings
+from embedctl.operating import doctor
+from embedctl.operating.doctor import Level, limit_findings, redis_findings
 from embedctl.store.quotas import Quota
 from embedctl_config.tenants import TenantEntry
 

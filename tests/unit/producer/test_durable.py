@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from embedctl import local
 from embedctl.destinations.jsonl import JsonlWriter
 from embedctl.destinations.npy import NpyWriter
 from embedctl.destinations.parquet import ParquetWriter
 from embedctl.destinations.writer import Content
+from embedctl.operating import local
 from embedctl_config import durable
 from tests.support.result_chunks import result_chunk, unit_vectors
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from embedctl import local
 from embedctl.common.child import guarded
-from embedctl.local import forget, local_worker, state_of, was_begun_otherwise
+from embedctl.operating import local
+from embedctl.operating.local import forget, local_worker, state_of, was_begun_otherwise
 from embedctl.queueing.routing import local_class
 from embedctl_config.errors import SettingsError, WorkerError
 from embedctl_config.hardware import Device, HardwareClass

@@ -31,8 +31,8 @@ _BUILD = "torch,onnx"
 #: longest name counts, and whatever has none is of the bare role. An import within `try` belongs to the extra that the
 #: `MissingExtra` of its `except` names.
 ROLES: Mapping[str, tuple[str, ...]] = {
-    "embedctl.dashboard": ("flower",),
-    "embedctl.monitoring.metrics": ("metrics",),
+    "embedctl.operating.dashboard": ("flower",),
+    "embedctl.operating.monitoring.metrics": ("metrics",),
     "embedctl.destinations.columns": ("parquet",),
     "embedctl.destinations.postgresql_errors": ("pgvector",),
     "embedctl_gateway": ("gateway",),

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from embedctl.monitoring.endpoint import Endpoint
+from embedctl.operating.monitoring.endpoint import Endpoint
 from embedctl.store.heartbeats import HUNG_AFTER_S
 from embedctl_config import keys
 from embedctl_config.errors import SettingsError

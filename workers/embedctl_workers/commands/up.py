@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from embedctl.local import private_redis, state_of
+from embedctl.operating.local import private_redis, state_of
 from embedctl.queueing.broker import Broker
 from embedctl_config.command_group import one_line_errors, option
 from embedctl_config.errors import ModelError, SettingsError

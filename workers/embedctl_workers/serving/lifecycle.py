@@ -18,7 +18,7 @@ from celery.bootsteps import StartStopStep
 from celery.worker import state
 
 from embedctl.common.machine import machine_id, process_id
-from embedctl.monitoring.endpoint import Endpoint
+from embedctl.operating.monitoring.endpoint import Endpoint
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
 from embedctl.store import ServedModel, WorkerRow

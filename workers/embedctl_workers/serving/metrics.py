@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 
-from embedctl.monitoring.metrics import page_of
+from embedctl.operating.monitoring.metrics import page_of
 from embedctl.store import Claim, ClaimAnswer
 from embedctl.store.observed import Observer
 from embedctl_config import __version__

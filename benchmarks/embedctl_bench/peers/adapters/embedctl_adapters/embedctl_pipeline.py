@@ -16,7 +16,7 @@ from typing import Any
 from embedctl.corpus.records import records_of
 from embedctl.jobs.enqueue import submit
 from embedctl.jobs.options import SubmitOptions
-from embedctl.local import local_worker, private_redis
+from embedctl.operating.local import local_worker, private_redis
 from embedctl.queueing.broker import Broker
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings

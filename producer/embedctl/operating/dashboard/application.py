@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from celery.events import EventReceiver
 
-from embedctl.dashboard.access import is_loopback
+from embedctl.operating.dashboard.access import is_loopback
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.tickets import task_in_words
 from embedctl.store.connection import without_password

@@ -6,14 +6,14 @@ import logging
 import signal
 from collections.abc import Callable
 
-from embedctl.monitoring.endpoint import Endpoint
-from embedctl.monitoring.watch import Watch
+from embedctl.operating.monitoring.endpoint import Endpoint
+from embedctl.operating.monitoring.watch import Watch
 from embedctl.queueing.broker import Broker
 from embedctl_config.errors import MissingExtra
 from embedctl_config.settings import Settings
 
 try:
-    from embedctl.monitoring.metrics import BacklogMetrics
+    from embedctl.operating.monitoring.metrics import BacklogMetrics
 except ModuleNotFoundError as error:
     raise MissingExtra("metrics", "`embedctl metrics`") from error
 

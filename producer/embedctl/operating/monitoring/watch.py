@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from embedctl.monitoring.backlog import TENANTS_SHOWN, Backlog
+from embedctl.operating.monitoring.backlog import TENANTS_SHOWN, Backlog
 from embedctl.queueing.broker import Broker
 from embedctl.store.backlog import START, Place, check_access, read_slice
 from embedctl.store.quotas import Quota

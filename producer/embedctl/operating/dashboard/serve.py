@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from embedctl.dashboard.access import allowed_users
-from embedctl.dashboard.application import Dashboard, name_task
-from embedctl.local import state_folder
-from embedctl.monitoring.endpoint import listen_at
+from embedctl.operating.dashboard.access import allowed_users
+from embedctl.operating.dashboard.application import Dashboard, name_task
+from embedctl.operating.local import state_folder
+from embedctl.operating.monitoring.endpoint import listen_at
 from embedctl.queueing.broker import Broker
 from embedctl.store.connection import without_password
 from embedctl_config.errors import MissingExtra, SettingsError, WorkerError
