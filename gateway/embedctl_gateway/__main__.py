@@ -40,7 +40,7 @@ def main(context: click.Context, /, **given: Any) -> None:
     if context.invoked_subcommand is not None:
         return
     settings = load_settings(**given)
-    from embedctl_gateway.serve import serve
+    from embedctl_gateway.serving.serve import serve
 
     serve(settings, lambda line: click.echo(line, err=True))
 
@@ -59,7 +59,7 @@ def key() -> None:
 @_keys_option
 def add(name: str, **given: Any) -> None:
     """Make the key NAME, and print it once: the file holds only its hash."""
-    from embedctl_gateway.key_file import add_key
+    from embedctl_gateway.access.key_file import add_key
 
     settings = load_settings(**given)
     click.echo(add_key(_file(settings), name, settings.tenant))
@@ -72,7 +72,7 @@ def list_keys(*, as_json: bool, **given: Any) -> None:
     """List the names, tenants and days of the keys."""
     import json
 
-    from embedctl_gateway.key_file import read_keys
+    from embedctl_gateway.access.key_file import read_keys
 
     found = read_keys(_file(load_settings(**given)))
     if as_json:
@@ -87,7 +87,7 @@ def list_keys(*, as_json: bool, **given: Any) -> None:
 @_keys_option
 def remove(name: str, **given: Any) -> None:
     """Remove the key NAME; requests with it are refused from then on."""
-    from embedctl_gateway.key_file import remove_key
+    from embedctl_gateway.access.key_file import remove_key
 
     remove_key(_file(load_settings(**given)), name)
 

@@ -83,8 +83,8 @@ def test_pages_end_within_a_chunk_and_within_a_request(
     here: Here, gateway: Running, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker has done some of the chunks; requests of several texts lie across their borders."""
-    monkeypatch.setattr("embedctl_gateway.batch_answers._PAGE_BYTES", 1)
-    monkeypatch.setattr("embedctl_gateway.runner._Work._look", lambda self: self._held.release(0.2))
+    monkeypatch.setattr("embedctl_gateway.batches.answers._PAGE_BYTES", 1)
+    monkeypatch.setattr("embedctl_gateway.batches.runner._Work._look", lambda self: self._held.release(0.2))
     texts: list[Any] = [["one", f"two {number}", "three"] if number % 2 else f"text {number}" for number in range(20)]
     made = create(client, upload(client, lines_of(texts)))
     here.start_worker()

@@ -24,7 +24,7 @@ from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.retry import Policy
 from embedctl_config.settings import Settings
 from embedctl_config.tenants import TenantEntry
-from embedctl_gateway.key_file import add_key
+from embedctl_gateway.access.key_file import add_key
 from tests.support.batches import (
     async_client_at,
     client_at,
@@ -137,7 +137,7 @@ def test_a_batch_whose_job_redis_has_forgotten_is_submitted_again(here: Here) ->
 
 
 def test_pages_of_25_batches(client: openai.OpenAI, gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedctl_gateway.runner.Runner._one", lambda _: False)
+    monkeypatch.setattr("embedctl_gateway.batches.runner.Runner._one", lambda _: False)
     file_id = upload(client, lines_of(["one"]))
     made = [create(client, file_id).id for _ in range(25)]
     assert len(set(made)) == 25
@@ -199,7 +199,7 @@ def test_wrong_requests_are_refused(http: httpx2.Client, client: openai.OpenAI) 
 def test_files_are_kept_as_long_as_asked_and_deleted(
     client: openai.OpenAI, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("embedctl_gateway.runner.Runner._one", lambda _: False)  # it would miss the file
+    monkeypatch.setattr("embedctl_gateway.batches.runner.Runner._one", lambda _: False)  # it would miss the file
     data = lines_of(["one", "two"])
     made = client.files.create(
         file=("a.jsonl", data), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
@@ -258,7 +258,7 @@ def test_an_upload_that_breaks_off_leaves_nothing(
 
 
 def test_a_second_try_finds_what_the_first_one_made(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedctl_gateway.runner.Runner._one", lambda _: False)
+    monkeypatch.setattr("embedctl_gateway.batches.runner.Runner._one", lambda _: False)
     again = {"x-stainless-retry-count": "1"}
     data = lines_of(["one"])
     first = client.files.create(file=("a.jsonl", data), purpose="batch")
@@ -275,7 +275,7 @@ def test_a_second_try_finds_what_the_first_one_made(client: openai.OpenAI, monke
 def test_a_dropped_answer_and_the_clients_own_retry_make_one_batch(
     gateway: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("embedctl_gateway.runner.Runner._one", lambda _: False)
+    monkeypatch.setattr("embedctl_gateway.batches.runner.Runner._one", lambda _: False)
     dropped: list[str] = []
 
     class Dropping(httpx2.HTTPTransport):
@@ -384,7 +384,9 @@ def test_another_gateway_resumes_after_a_kill(here: Here, where: str, environmen
     environment = {**environment, "EMBEDCTL_HARDWARE": "auto", "EMBEDCTL_CHUNK_SIZE": "10"}
     texts = [f"text {number}" for number in range(100)]
     name, method = STOPS[where]
-    stopping = Put({("embedctl_config.keys", "PRODUCER_LEASE_S"): 1, (f"embedctl_gateway.runner:{name}", method): stop})
+    stopping = Put(
+        {("embedctl_config.keys", "PRODUCER_LEASE_S"): 1, (f"embedctl_gateway.batches.runner:{name}", method): stop}
+    )
     with killed_gateway(environment, stopping) as (url, said):
         with client_at(url) as client:
             made = create(client, upload(client, lines_of(texts)))
@@ -401,7 +403,7 @@ def test_another_gateway_resumes_after_a_kill(here: Here, where: str, environmen
 
 
 def test_a_batch_waits_while_its_tenant_has_no_room(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedctl_gateway.runner._NO_ROOM_S", 0.2)
+    monkeypatch.setattr("embedctl_gateway.batches.runner._NO_ROOM_S", 0.2)
     here.broker.quotas.state("default", TenantEntry(max_jobs=1), by="a test", since_ms=1)
     first = enqueue_embeddings(["one"], settings=here.settings.replace(hardware="dummy"))
     with running_gateway(here.settings.replace(hardware="dummy")) as gateway, client_of(gateway) as client:
@@ -418,7 +420,7 @@ def test_a_batch_waits_while_its_tenant_has_no_room(here: Here, monkeypatch: pyt
 def test_a_create_whose_answer_redis_lost_is_known_in_the_end(
     client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
-    monkeypatch.setattr("embedctl_gateway.runner.Runner._one", lambda _: False)
+    monkeypatch.setattr("embedctl_gateway.batches.runner.Runner._one", lambda _: False)
     file_id = upload(client, lines_of(["one"]))
     calls: list[str] = []
 
@@ -444,8 +446,8 @@ def test_a_create_that_fails_leaves_no_batch_that_runs(
     gateway: Running, client: openai.OpenAI, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Redis makes the batch, and is gone before it says so."""
-    monkeypatch.setattr("embedctl_gateway.batch_calls._SURE_S", 0.0)
-    monkeypatch.setattr("embedctl_gateway.calls.ASIDE", Policy(0.05, 0.05))
+    monkeypatch.setattr("embedctl_gateway.calls.batches._SURE_S", 0.0)
+    monkeypatch.setattr("embedctl_gateway.calls.common.ASIDE", Policy(0.05, 0.05))
     file_id = upload(client, lines_of(["one"]))
     make, cancel, tries = BatchStore.make, BatchStore.cancel, iter(range(100))
 
@@ -459,7 +461,7 @@ def test_a_create_that_fails_leaves_no_batch_that_runs(
         return cancel(*args)
 
     with monkeypatch.context() as patched:
-        patched.setattr("embedctl_gateway.runner.Runner._one", lambda _: False)
+        patched.setattr("embedctl_gateway.batches.runner.Runner._one", lambda _: False)
         patched.setattr(BatchStore, "make", made_in_vain)
         patched.setattr(BatchStore, "cancel", late)
         with pytest.raises(openai.InternalServerError) as refused:

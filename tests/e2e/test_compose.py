@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import redis
 
-from embedctl_gateway.key_file import add_key
+from embedctl_gateway.access.key_file import add_key
 from tests.support.containers import ROOT, Build, Dockerfile, Stack, redis_server
 from tests.support.jobs import reference
 from tests.support.waiting import eventually

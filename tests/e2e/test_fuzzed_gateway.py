@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from embedctl_gateway.key_file import add_key
+from embedctl_gateway.access.key_file import add_key
 from tests.support.here import Here
 from tests.support.waiting import eventually
 

@@ -25,8 +25,8 @@ from embedctl import enqueue_embeddings
 from embedctl.queueing.broker import Broker
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
-from embedctl_gateway.calls import Gateway
-from embedctl_gateway.key_file import add_key
+from embedctl_gateway.access.key_file import add_key
+from embedctl_gateway.calls.common import Gateway
 from tests.support.batches import async_client_at, client_of
 from tests.support.forked import Forked
 from tests.support.gateway import NO_TLS, Running, request_bytes, running_gateway
@@ -235,7 +235,7 @@ def test_nobody_serves_and_redis_is_away(here: Here, own_redis: RedisServer) -> 
 def test_a_redis_that_hangs_is_told_soon_and_harms_no_request_that_can_wait(
     own_redis: RedisServer, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("embedctl_gateway.catalogue._LOOK_S", 0.2)
+    monkeypatch.setattr("embedctl_gateway.embedding.catalogue._LOOK_S", 0.2)
     assert own_redis.process is not None
     with running_gateway(settings.replace(redis_url=own_redis.url)) as gateway, gateway.client() as client:
         own_redis.process.send_signal(signal.SIGSTOP)
@@ -306,7 +306,7 @@ def test_two_requests_on_one_connection_without_waiting(gateway: Running, start_
 
 
 def test_a_connection_without_a_request_is_closed(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedctl_gateway.connections.TimedProtocol.timeout_s", 0.2)
+    monkeypatch.setattr("embedctl_gateway.serving.connections.TimedProtocol.timeout_s", 0.2)
     with running_gateway(settings) as running:
         for sent in (b"", b"POST /embed HTTP/1.1\r\nhost: lo"):
             with running.connect() as connection, suppress(ConnectionError):
@@ -332,7 +332,7 @@ def test_slow_and_large_requests_are_refused(settings: Settings) -> None:
 
 
 def test_there_are_not_endlessly_many_connections(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedctl_gateway.connections.TimedProtocol.max_connections", 1)
+    monkeypatch.setattr("embedctl_gateway.serving.connections.TimedProtocol.max_connections", 1)
     with running_gateway(settings) as gateway, gateway.connect() as first:
         first.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert first.recv(65536).startswith(b"HTTP/1.1 200")
@@ -358,7 +358,7 @@ def test_no_text_and_no_message_of_a_fault_stands_in_the_log(
     def fail(fields: dict[str, str], _: object) -> None:
         raise RuntimeError(fields["input"])
 
-    monkeypatch.setattr("embedctl_gateway.openai_calls.check_known", fail)
+    monkeypatch.setattr("embedctl_gateway.calls.openai.check_known", fail)
     with caplog.at_level(logging.DEBUG), running_gateway(settings) as gateway, gateway.client() as client:
         answer = client.post("/v1/embeddings", json={"input": "a secret text", "model": "dummy"})
     assert (answer.status_code, error_of(answer)["code"]) == (500, "internal_error")

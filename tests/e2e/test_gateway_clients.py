@@ -19,7 +19,7 @@ import openai
 import pytest
 
 from embedctl_config.settings import Settings
-from embedctl_gateway.key_file import add_key
+from embedctl_gateway.access.key_file import add_key
 from tests.support.batches import client_of
 from tests.support.gateway import Running, running_gateway
 from tests.support.jobs import reference

@@ -23,7 +23,7 @@ import redis as redis_py
 from embedctl import JobState
 from embedctl.queueing.broker import Broker
 from embedctl_config import keys
-from embedctl_gateway.embedding import RESULT_TTL_S
+from embedctl_gateway.embedding.embedder import RESULT_TTL_S
 from tests.support.batches import client_at, counts, create, ended, lines_of, upload
 from tests.support.forked import Forked
 from tests.support.gateway import NO_TLS, killed_gateway
@@ -165,7 +165,7 @@ def answered(client: httpx2.Client, batch_id: str) -> Counter[str]:
 
 
 #: It frees no job of an answered request.
-NEVER_FREES = Put({("embedctl_gateway.embedding", "_FREE_AFTER_S"): 600.0})
+NEVER_FREES = Put({("embedctl_gateway.embedding.embedder", "_FREE_AFTER_S"): 600.0})
 
 
 def test_what_a_gateway_killed_after_its_answer_leaves_behind_has_an_end(

@@ -16,7 +16,7 @@ import redis
 from openai.types import Batch
 
 from embedctl_config.settings import Settings
-from embedctl_gateway import webhooks
+from embedctl_gateway.batches import webhooks
 from tests.support.batches import client_of, create, ended, lines_of, upload
 from tests.support.gateway import NO_TLS, running_gateway
 from tests.support.here import Here

@@ -48,7 +48,7 @@ _PRELOADED = [
     "embedctl_workers.serving.lifecycle",
     "embedctl_workers.backends.dummy",
     "embedctl_workers.commands.up",
-    "embedctl_gateway.serve",
+    "embedctl_gateway.serving.serve",
     # What commands import as they need it, where it is installed. LanceDB itself starts a thread, which no fork has: so
     # only the most of what it imports is here.
     "filelock",

@@ -15,8 +15,8 @@ from typing import IO, Any, NamedTuple
 import httpx2
 
 from embedctl_config.settings import Settings
-from embedctl_gateway.calls import Gateway
-from embedctl_gateway.serve import listening, make_server
+from embedctl_gateway.calls.common import Gateway
+from embedctl_gateway.serving.serve import listening, make_server
 from tests.support.forked import Forked
 from tests.support.waiting import PATIENCE_S, eventually
 

@@ -17,11 +17,11 @@ from embedctl_config.errors import (
     SettingsError,
     WaitTimeout,
 )
-from embedctl_gateway.admission import Admission
-from embedctl_gateway.calls import MAX_TOKENS, check_sizes
-from embedctl_gateway.catalogue import Served
-from embedctl_gateway.embedding import Asked
-from embedctl_gateway.refusals import Refusal, refusal_of
+from embedctl_gateway.access.admission import Admission
+from embedctl_gateway.calls.common import MAX_TOKENS, check_sizes
+from embedctl_gateway.embedding.catalogue import Served
+from embedctl_gateway.embedding.embedder import Asked
+from embedctl_gateway.http.refusals import Refusal, refusal_of
 
 
 def test_a_missing_extra_is_named() -> None:

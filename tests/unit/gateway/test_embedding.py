@@ -12,8 +12,8 @@ import pytest
 from embedctl.waiting.results import ChunkVectors
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.settings import Settings
-from embedctl_gateway import embedding
-from embedctl_gateway.embedding import Asked, Embedder
+from embedctl_gateway.embedding import embedder
+from embedctl_gateway.embedding.embedder import Asked, Embedder
 from tests.support.waiting import eventually
 
 
@@ -53,7 +53,7 @@ class Freed:
 @pytest.fixture
 def freed(monkeypatch: pytest.MonkeyPatch) -> Freed:
     found = Freed()
-    monkeypatch.setattr(embedding, "discard_all", found)
+    monkeypatch.setattr(embedder, "discard_all", found)
     monkeypatch.setattr(asyncio, "sleep", found.sleep)
     return found
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from embedctl_gateway.fields import texts_of
-from embedctl_gateway.refusals import Refusal
+from embedctl_gateway.http.fields import texts_of
+from embedctl_gateway.http.refusals import Refusal
 
 
 @pytest.mark.parametrize("given", [[1], [[1, 2], [3]], [[]], ["text", [1]], [[1]] * 3000])

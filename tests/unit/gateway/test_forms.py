@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from embedctl_gateway.multipart import Form
-from embedctl_gateway.refusals import Refusal
+from embedctl_gateway.http.multipart import Form
+from embedctl_gateway.http.refusals import Refusal
 
 TYPE = "multipart/form-data; boundary=bound"
 

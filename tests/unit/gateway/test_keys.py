@@ -14,9 +14,9 @@ from starlette.requests import Request
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
 from embedctl_gateway.__main__ import main
-from embedctl_gateway.access import Access, Keys
-from embedctl_gateway.key_file import PREFIX, add_key, read_keys, remove_key
-from embedctl_gateway.refusals import Refusal
+from embedctl_gateway.access.callers import Access, Keys
+from embedctl_gateway.access.key_file import PREFIX, add_key, read_keys, remove_key
+from embedctl_gateway.http.refusals import Refusal
 
 #: Runs `embedctl gateway key` with a file of keys.
 Command = Callable[..., Result]
@@ -96,7 +96,7 @@ def test_a_file_is_refused_that_others_may_write_or_that_holds_something_else(pa
 def test_a_gateway_notices_changes_and_trusts_no_key_of_a_broken_file(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("embedctl_gateway.access._LOOK_S", 0.0)
+    monkeypatch.setattr("embedctl_gateway.access.callers._LOOK_S", 0.0)
     first = add_key(path, "alice", "search")
     keys = Keys(path)
     second = add_key(path, "bob", "ads")

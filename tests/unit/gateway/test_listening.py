@@ -8,7 +8,7 @@ import pytest
 
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
-from embedctl_gateway.serve import listening
+from embedctl_gateway.serving.serve import listening
 
 
 @pytest.mark.parametrize(("address", "host"), [("localhost", "localhost"), ("::1", "[::1]")])

@@ -7,8 +7,8 @@ import re
 
 import jsonschema
 
-from embedctl_gateway import openapi
-from embedctl_gateway.application import CALLS
+from embedctl_gateway.calls import openapi
+from embedctl_gateway.serving.application import CALLS
 
 DOCUMENT = openapi.document()
 #: Other names of calls, and what describes them.

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from embedctl_gateway.admission import Admission
-from embedctl_gateway.refusals import Refusal
+from embedctl_gateway.access.admission import Admission
+from embedctl_gateway.http.refusals import Refusal
 
 
 class Places:

@@ -9,7 +9,7 @@ import pytest
 
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
-from embedctl_gateway.webhooks import receiver_of, signature
+from embedctl_gateway.batches.webhooks import receiver_of, signature
 
 # The example of Svix, from whose webhooks the standard was made: https://docs.svix.com/receiving/verifying-payloads/how-manual.
 SECRET = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"

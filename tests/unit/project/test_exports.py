@@ -46,7 +46,7 @@ def test_nothing_public_is_left_out_of_all() -> None:
         (f"embedctl_config, {CONFIGURATION}", ("celery", "kombu", "redis", "numpy", "embedctl", "embedctl_workers")),
         ("embedctl.operating.monitoring.serve", (*HEAVY, "celery", "kombu", "embedctl_workers")),
         ("embedctl.cli, embedctl.cli.corpora", (*HEAVY, "orjson", "embedctl_workers")),
-        ("embedctl_gateway.serve", (*HEAVY, "embedctl_workers")),
+        ("embedctl_gateway.serving.serve", (*HEAVY, "embedctl_workers")),
         ("embedctl_workers.commands.worker", HEAVY),
     ],
     ids=["configuration", "monitor", "command line", "gateway", "worker"],

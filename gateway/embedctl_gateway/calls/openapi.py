@@ -9,8 +9,8 @@ from html import escape
 from typing import Any
 
 from embedctl_config import __version__
-from embedctl_gateway.fields import LONGEST_PROMPT_NAME, MAX_INPUTS
-from embedctl_gateway.refusals import refuse
+from embedctl_gateway.http.fields import LONGEST_PROMPT_NAME, MAX_INPUTS
+from embedctl_gateway.http.refusals import refuse
 
 #: When a file may expire, from its making (seconds).
 SHORTEST_S, LONGEST_S = 3600, 2_592_000

@@ -16,7 +16,7 @@ from embedctl_config import keys
 from embedctl_config.hardware import PRECISIONS
 from embedctl_config.model_names import did_you_mean
 from embedctl_config.settings import Settings, check_model_name
-from embedctl_gateway.refusals import Refusal, invalid, unavailable
+from embedctl_gateway.http.refusals import Refusal, invalid, unavailable
 
 #: A Redis that does not answer for so long counts as away (seconds).
 _LOOK_S = 5.0

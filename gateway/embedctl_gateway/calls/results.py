@@ -10,9 +10,9 @@ from embedctl.queueing.broker import Broker
 from embedctl.store.batches import StoredBatch
 from embedctl.store.stored_files import PART_BYTES
 from embedctl_config.errors import JobCancelled, JobNotFound
-from embedctl_gateway.batch_answers import Place, in_order, page
-from embedctl_gateway.calls import Call
-from embedctl_gateway.objects import ENDED
+from embedctl_gateway.batches.answers import Place, in_order, page
+from embedctl_gateway.calls.common import Call
+from embedctl_gateway.calls.objects import ENDED
 
 #: Lines are sent together up to this size (bytes).
 _PIECE_BYTES = 256 * 1024

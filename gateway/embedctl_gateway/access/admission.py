@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from embedctl_gateway.refusals import busy
+from embedctl_gateway.http.refusals import busy
 
 #: Bodies and answers in memory. A single request may have more, so that it is not refused for ever.
 MAX_BYTES = 256 * 1024 * 1024

@@ -20,7 +20,7 @@ from embedctl.store.batches import StoredBatch
 from embedctl.store.stored_files import FileStore, PartWriter, StoredFile
 from embedctl.waiting.waiter import Waiter
 from embedctl_config.errors import EmbedctlError, JobCancelled, JobFailed
-from embedctl_gateway.refusals import refuse
+from embedctl_gateway.http.refusals import refuse
 
 #: A page ends with the answer that makes it as long (bytes).
 _PAGE_BYTES = 4 * 1024 * 1024

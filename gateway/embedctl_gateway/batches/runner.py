@@ -44,8 +44,8 @@ from embedctl_config.errors import (
 from embedctl_config.hardware import PRECISIONS
 from embedctl_config.retry import ASIDE, Growing
 from embedctl_config.tenants import NORMAL
-from embedctl_gateway.batch_answers import Written, lines_of, only, write
-from embedctl_gateway.refusals import log_failure
+from embedctl_gateway.batches.answers import Written, lines_of, only, write
+from embedctl_gateway.http.refusals import log_failure
 
 log = logging.getLogger(__name__)
 

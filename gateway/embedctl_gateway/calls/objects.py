@@ -10,9 +10,9 @@ from typing import Any
 from embedctl.store.batches import StoredBatch
 from embedctl.store.stored_files import StoredFile
 from embedctl_config import keys
-from embedctl_gateway.fields import whole
-from embedctl_gateway.openapi import LONGEST_S, SHORTEST_S, STATUSES, check_known
-from embedctl_gateway.refusals import Refusal, invalid, refuse
+from embedctl_gateway.calls.openapi import LONGEST_S, SHORTEST_S, STATUSES, check_known
+from embedctl_gateway.http.fields import whole
+from embedctl_gateway.http.refusals import Refusal, invalid, refuse
 
 _ID = re.compile(r"(file-|batch_)[0-9a-f]{24}")
 _PURPOSE = "batch"

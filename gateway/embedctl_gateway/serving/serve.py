@@ -18,9 +18,9 @@ from embedctl_config.settings import Settings, expanded
 try:
     from uvicorn import Config, Server
 
-    from embedctl_gateway.application import application
-    from embedctl_gateway.calls import Gateway
-    from embedctl_gateway.connections import TimedProtocol
+    from embedctl_gateway.calls.common import Gateway
+    from embedctl_gateway.serving.application import application
+    from embedctl_gateway.serving.connections import TimedProtocol
 except ModuleNotFoundError as error:
     raise MissingExtra("gateway", "`embedctl gateway`") from error
 

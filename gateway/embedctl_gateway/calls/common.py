@@ -25,15 +25,15 @@ from embedctl.store.webhook_events import EventStore
 from embedctl_config.errors import EmbedctlError
 from embedctl_config.retry import ASIDE, RetryLimit
 from embedctl_config.settings import Settings
-from embedctl_gateway.access import Access
-from embedctl_gateway.admission import Admission, Bytes
-from embedctl_gateway.catalogue import Catalogue, Served
-from embedctl_gateway.embedding import Asked, Embedded, Embedder
-from embedctl_gateway.objects import BATCH, FILE, is_id, missing
-from embedctl_gateway.refusals import Refusal, Style, broken, invalid, log_failure, refusal_of, refuse, timed_out
-from embedctl_gateway.runner import Runner
-from embedctl_gateway.telemetry import Telemetry
-from embedctl_gateway.webhooks import Webhooks, receiver_of
+from embedctl_gateway.access.admission import Admission, Bytes
+from embedctl_gateway.access.callers import Access
+from embedctl_gateway.batches.runner import Runner
+from embedctl_gateway.batches.webhooks import Webhooks, receiver_of
+from embedctl_gateway.calls.objects import BATCH, FILE, is_id, missing
+from embedctl_gateway.embedding.catalogue import Catalogue, Served
+from embedctl_gateway.embedding.embedder import Asked, Embedded, Embedder
+from embedctl_gateway.http.refusals import Refusal, Style, broken, invalid, log_failure, refusal_of, refuse, timed_out
+from embedctl_gateway.http.telemetry import Telemetry
 
 T = TypeVar("T")
 

@@ -10,12 +10,12 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from embedctl.store.stored_files import PART_BYTES, PartWriter, StoredFile, digest_of
-from embedctl_gateway.calls import Call, CallerGone
-from embedctl_gateway.multipart import FILE, Form
-from embedctl_gateway.objects import FILE as FILE_IDS
-from embedctl_gateway.objects import after_of, file_object, limit_of, page_of, ttl_of_form
-from embedctl_gateway.ranges import Span, Unsatisfiable, span_of
-from embedctl_gateway.refusals import Refusal, invalid, refuse
+from embedctl_gateway.calls.common import Call, CallerGone
+from embedctl_gateway.calls.objects import FILE as FILE_IDS
+from embedctl_gateway.calls.objects import after_of, file_object, limit_of, page_of, ttl_of_form
+from embedctl_gateway.http.multipart import FILE, Form
+from embedctl_gateway.http.ranges import Span, Unsatisfiable, span_of
+from embedctl_gateway.http.refusals import Refusal, invalid, refuse
 
 #: The largest file.
 MAX_FILE_BYTES = 512 * 1024 * 1024

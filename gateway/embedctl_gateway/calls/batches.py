@@ -12,8 +12,8 @@ from embedctl.queueing.listening import in_shared_thread
 from embedctl.store.stored_files import digest_of, new_id
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.retry import REDIS, RetryLimit
-from embedctl_gateway.calls import Call
-from embedctl_gateway.objects import (
+from embedctl_gateway.calls.common import Call
+from embedctl_gateway.calls.objects import (
     ANSWERED,
     BATCH,
     REFUSED,
@@ -25,7 +25,7 @@ from embedctl_gateway.objects import (
     missing,
     page_of,
 )
-from embedctl_gateway.refusals import refuse, unavailable
+from embedctl_gateway.http.refusals import refuse, unavailable
 
 T = TypeVar("T")
 

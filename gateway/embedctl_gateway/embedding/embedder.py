@@ -17,8 +17,8 @@ from embedctl.waiting.results import Vectors
 from embedctl_config.errors import EmbedctlError
 from embedctl_config.settings import Settings
 from embedctl_config.tenants import INTERACTIVE
-from embedctl_gateway.catalogue import Served
-from embedctl_gateway.refusals import refusal_of_record, unavailable
+from embedctl_gateway.embedding.catalogue import Served
+from embedctl_gateway.http.refusals import refusal_of_record, unavailable
 
 #: How long Redis keeps the vectors of a request that no gateway has freed, because it died (seconds).
 RESULT_TTL_S = 300.0

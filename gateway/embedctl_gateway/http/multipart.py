@@ -5,7 +5,7 @@ from __future__ import annotations
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from embedctl_gateway.refusals import refuse
+from embedctl_gateway.http.refusals import refuse
 
 #: The field of the file.
 FILE = "file"

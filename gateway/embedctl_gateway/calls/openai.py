@@ -12,13 +12,13 @@ from starlette.responses import JSONResponse, Response
 from embedctl.destinations.answers import as_base64, as_floats
 from embedctl.jobs.options import Truncation
 from embedctl.waiting.results import Vectors
-from embedctl_gateway.answers import ROWS, answered
-from embedctl_gateway.calls import Call
-from embedctl_gateway.catalogue import Served
-from embedctl_gateway.embedding import Asked, Embedded
-from embedctl_gateway.fields import dimensions_of, texts_of
-from embedctl_gateway.openapi import check_known
-from embedctl_gateway.refusals import refuse
+from embedctl_gateway.calls.common import Call
+from embedctl_gateway.calls.openapi import check_known
+from embedctl_gateway.embedding.answers import ROWS, answered
+from embedctl_gateway.embedding.catalogue import Served
+from embedctl_gateway.embedding.embedder import Asked, Embedded
+from embedctl_gateway.http.fields import dimensions_of, texts_of
+from embedctl_gateway.http.refusals import refuse
 
 #: When this gateway was started, which is when its models were "created".
 _STARTED = int(time.time())

@@ -11,12 +11,12 @@ from starlette.responses import JSONResponse, Response
 from embedctl.destinations.answers import as_floats
 from embedctl.jobs.options import TruncationSide
 from embedctl_config import __version__
-from embedctl_gateway.answers import ROWS, answered
-from embedctl_gateway.calls import MAX_TOKENS, Call
-from embedctl_gateway.embedding import Asked, Embedded
-from embedctl_gateway.fields import LONGEST_PROMPT_NAME, MAX_INPUTS, dimensions_of, texts_of
-from embedctl_gateway.openapi import check_known
-from embedctl_gateway.refusals import refuse
+from embedctl_gateway.calls.common import MAX_TOKENS, Call
+from embedctl_gateway.calls.openapi import check_known
+from embedctl_gateway.embedding.answers import ROWS, answered
+from embedctl_gateway.embedding.embedder import Asked, Embedded
+from embedctl_gateway.http.fields import LONGEST_PROMPT_NAME, MAX_INPUTS, dimensions_of, texts_of
+from embedctl_gateway.http.refusals import refuse
 
 #: TEI's clients write directions in either way.
 _SIDES: Mapping[object, TruncationSide | None] = {

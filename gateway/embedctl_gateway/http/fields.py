@@ -7,7 +7,7 @@ from typing import Any
 
 from embedctl.corpus.records import kind_of
 from embedctl.jobs.option_checks import MAX_PROMPT_NAME
-from embedctl_gateway.refusals import refuse
+from embedctl_gateway.http.refusals import refuse
 
 #: Most texts of a request, as at OpenAI.
 MAX_INPUTS = 2048

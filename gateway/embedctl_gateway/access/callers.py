@@ -14,8 +14,8 @@ from embedctl.operating.dashboard.access import is_loopback
 from embedctl_config.address import address_of
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings, expanded
-from embedctl_gateway.key_file import hash_of, read_keys
-from embedctl_gateway.refusals import Refusal, refuse
+from embedctl_gateway.access.key_file import hash_of, read_keys
+from embedctl_gateway.http.refusals import Refusal, refuse
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Match, Route
 
 from embedctl.queueing.listening import in_shared_thread
-from embedctl_gateway import batch_calls, file_calls, openai_calls, openapi, result_calls, tei_calls
-from embedctl_gateway.calls import Call, Endpoint, Gateway, Handler
-from embedctl_gateway.refusals import Refusal, Style, as_openai, as_tei, unavailable
+from embedctl_gateway.calls import batches, files, openai, openapi, results, tei
+from embedctl_gateway.calls.common import Call, Endpoint, Gateway, Handler
+from embedctl_gateway.http.refusals import Refusal, Style, as_openai, as_tei, unavailable
 
 
 async def _health(call: Call) -> Response:
@@ -47,24 +47,24 @@ async def _page(call: Call) -> Response:
 
 #: Method, path, what answers and the form of its errors. The paths of OpenAI and infinity exist below /v1 too.
 CALLS: tuple[tuple[str, str, Handler, Style], ...] = (
-    ("POST", "/embeddings", openai_calls.embeddings, as_openai),
-    ("GET", "/models", openai_calls.models, as_openai),
-    ("GET", "/models/{name:path}", openai_calls.model, as_openai),
-    ("POST", "/files", file_calls.create, as_openai),
-    ("GET", "/files", file_calls.listed, as_openai),
-    ("GET", "/files/{id}", file_calls.retrieve, as_openai),
-    ("DELETE", "/files/{id}", file_calls.delete, as_openai),
-    ("GET", "/files/{id}/content", file_calls.content, as_openai),
-    ("POST", "/batches", batch_calls.create, as_openai),
-    ("GET", "/batches", batch_calls.listed, as_openai),
-    ("GET", "/batches/{id}", batch_calls.retrieve, as_openai),
-    ("POST", "/batches/{id}/cancel", batch_calls.cancel, as_openai),
-    ("GET", "/batches/{id}/results", result_calls.results, as_openai),
-    ("POST", "/batches/{id}/retry", batch_calls.retry, as_openai),
-    ("POST", "/embed", tei_calls.embed, as_tei),
-    ("POST", "/", tei_calls.embed, as_tei),
-    ("GET", "/info", tei_calls.info, as_tei),
-    ("POST", "/predict", tei_calls.predict, as_tei),
+    ("POST", "/embeddings", openai.embeddings, as_openai),
+    ("GET", "/models", openai.models, as_openai),
+    ("GET", "/models/{name:path}", openai.model, as_openai),
+    ("POST", "/files", files.create, as_openai),
+    ("GET", "/files", files.listed, as_openai),
+    ("GET", "/files/{id}", files.retrieve, as_openai),
+    ("DELETE", "/files/{id}", files.delete, as_openai),
+    ("GET", "/files/{id}/content", files.content, as_openai),
+    ("POST", "/batches", batches.create, as_openai),
+    ("GET", "/batches", batches.listed, as_openai),
+    ("GET", "/batches/{id}", batches.retrieve, as_openai),
+    ("POST", "/batches/{id}/cancel", batches.cancel, as_openai),
+    ("GET", "/batches/{id}/results", results.results, as_openai),
+    ("POST", "/batches/{id}/retry", batches.retry, as_openai),
+    ("POST", "/embed", tei.embed, as_tei),
+    ("POST", "/", tei.embed, as_tei),
+    ("GET", "/info", tei.info, as_tei),
+    ("POST", "/predict", tei.predict, as_tei),
     ("GET", "/health", _health, as_openai),
     ("GET", "/ready", _ready, as_openai),
     ("GET", "/metrics", _metrics, as_openai),

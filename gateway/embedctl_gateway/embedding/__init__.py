@@ -1,0 +1,1 @@
+"""The vectors of one request, of the models that live workers serve."""

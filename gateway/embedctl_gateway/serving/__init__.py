@@ -1,0 +1,1 @@
+"""The process: its paths, its connections, its start and its end."""
