@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from embedctl.corpus.records import kind_of
-from embedctl.jobs.option_checks import MAX_PROMPT_NAME
+from embedctl.jobs.options import MAX_PROMPT_NAME
 from embedctl_gateway.http.refusals import refuse
 
 #: Most texts of a request, as at OpenAI.

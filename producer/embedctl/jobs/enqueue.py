@@ -14,7 +14,7 @@ from embedctl.common.notices import Reminder
 from embedctl.corpus.digests import with_digests
 from embedctl.corpus.records import Record, RecordLike, records_of
 from embedctl.jobs.job import Job
-from embedctl.jobs.option_checks import check_against_workers
+from embedctl.jobs.offered import check_against_workers
 from embedctl.jobs.options import JobOptions, SubmitOptions
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.chunk_sizes import ReadAhead

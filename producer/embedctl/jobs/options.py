@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self, TypedDict, Unpack, get_args
 
 from embedctl.corpus.kept import TEXT_SHA256, TOKENS, check_keep
-from embedctl.jobs.option_checks import check_length, check_prompt_name, is_whole
+from embedctl.corpus.records import kind_of
 from embedctl_config import tenants
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import MAX_CHUNK_RECORDS, MAX_TTL_S, check_model_name, suggestion
 
 #: The longest prompt (bytes). It is put before each text, and all models take far less.
 MAX_PROMPT_BYTES = 16 * 1024
+#: The longest name of a prompt (bytes).
+MAX_PROMPT_NAME = 200
 #: The longest idempotency key (bytes). `embedctl run` makes its key from paths.
 MAX_KEY_BYTES = 64 * 1024
 
@@ -160,9 +162,9 @@ class SubmitOptions:
             raise SettingsError(f"duplicates {self.duplicates!r} is neither all nor error")
 
     def _check_texts(self) -> None:
-        check_length("prompt", self.prompt, MAX_PROMPT_BYTES)
-        check_prompt_name(self.prompt_name, self.prompt)
-        check_length("idempotency_key", self.idempotency_key, MAX_KEY_BYTES)
+        _check_length("prompt", self.prompt, MAX_PROMPT_BYTES)
+        _check_prompt_name(self.prompt_name, self.prompt)
+        _check_length("idempotency_key", self.idempotency_key, MAX_KEY_BYTES)
         if self.idempotency_key == "":
             raise SettingsError(
                 "idempotency_key is empty, and so would be the same for every job: give this job a key, or leave it out"
@@ -176,6 +178,11 @@ class SubmitOptions:
             raise SettingsError(f"chunk_size {size!r} is not a whole number between 1 and {MAX_CHUNK_RECORDS}")
         if ttl is not None and not ((is_whole(ttl) or isinstance(ttl, float)) and 1 <= ttl <= MAX_TTL_S):
             raise SettingsError(f"ttl {ttl!r} is not between 1 and {MAX_TTL_S:.0f} seconds")
+
+
+def is_whole(value: object) -> bool:
+    """Whether a value is an integer, and no bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def parse_budget(max_errors: int | str | None, name: str = "max_errors") -> tuple[int | None, float | None]:
@@ -194,3 +201,24 @@ def parse_budget(max_errors: int | str | None, name: str = "max_errors") -> tupl
     except ValueError:
         pass
     raise SettingsError(f"{name} {max_errors!r} is neither a number of records such as 100 nor a share such as 1%")
+
+
+def _check_length(name: str, text: str | None, most: int) -> None:
+    """Refuse a value that is not text or too long, because it is stored with the job."""
+    if not isinstance(text, str | None):
+        raise SettingsError(f"{name} is {kind_of(text)}, not a string")
+    try:
+        size = len((text or "").encode())
+    except UnicodeEncodeError:
+        raise SettingsError(f"{name} is not valid UTF-8") from None
+    if size > most:
+        raise SettingsError(f"{name} is {size:,} bytes long, and the maximum is {most:,}: shorten it")
+
+
+def _check_prompt_name(name: str | None, prompt: str | None) -> None:
+    """Refuse a name that can be none, and a name beside a prompt."""
+    _check_length("prompt_name", name, MAX_PROMPT_NAME)
+    if name == "":
+        raise SettingsError("prompt_name is empty: name one of the model's prompts, or leave it out")
+    if name is not None and prompt is not None:
+        raise SettingsError("prompt and prompt_name would both be put before the text: leave one of them out")

@@ -12,7 +12,7 @@ from redis import Redis
 from embedctl import BrokerUnavailable, CorpusChanged, InputError, Job, JobState, SettingsError, enqueue_embeddings
 from embedctl.corpus.records import records_of
 from embedctl.jobs.enqueue import submit
-from embedctl.jobs.option_checks import MAX_DIMENSIONS
+from embedctl.jobs.offered import MAX_DIMENSIONS
 from embedctl.jobs.options import MAX_KEY_BYTES, MAX_PROMPT_BYTES, SubmitOptions
 from embedctl.queueing.broker import Broker
 from embedctl.store import ServedModel

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,9 +23,6 @@ from embedctl_workers.encoding.inflight import OF_THE_WORKER, Batches, may_work_
 from embedctl_workers.encoding.joining import Launcher, Piece
 from embedctl_workers.encoding.prepared import Prepared
 from embedctl_workers.redaction import first_line
-
-if TYPE_CHECKING:
-    from embedctl_workers.encoding.known_good import KnownGood
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +48,14 @@ class EncodedChunk:
     elsewhere: frozenset[int] = frozenset()
 
 
+class SelfCheck(Protocol):
+    """What a worker can find out about itself; see :class:`~embedctl_workers.encoding.known_good.KnownGood`."""
+
+    def check(self) -> None: ...
+
+    def check_preparing(self) -> None: ...
+
+
 class ChunkEncoder:
     """Encodes chunks with one backend, in batches of at most `token_budget` tokens; `prompts` are the model's, by name.
 
@@ -63,7 +68,7 @@ class ChunkEncoder:
         self.backend = backend
         self.prompts = prompts
         self._model = model
-        self.known_good: KnownGood | None = None
+        self.known_good: SelfCheck | None = None
         self.token_budget = token_budget
 
     def dim_of(self, options: Mapping[str, Any]) -> int:

@@ -1,16 +1,11 @@
-"""Checks of a job's options. Each raises :class:`SettingsError` with what is wrong."""
+"""Checks a job's options against what the live workers offer."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from embedctl.corpus.records import kind_of
+from embedctl.jobs.options import SubmitOptions, is_whole
 from embedctl.queueing.broker import Broker
 from embedctl_config.errors import SettingsError
 from embedctl_config.model_names import unknown_prompt
-
-if TYPE_CHECKING:
-    from embedctl.jobs.options import SubmitOptions
 
 #: Largest size of a chunk's vectors (bytes): the largest value in Redis, less room for ids and errors.
 MAX_VECTOR_BYTES = 448 * 1024 * 1024
@@ -18,34 +13,6 @@ MAX_VECTOR_BYTES = 448 * 1024 * 1024
 _SMALL_CHUNK = 1024
 #: Most dimensions that a job may ask for: several times those of any model.
 MAX_DIMENSIONS = 65_536
-#: The longest name of a prompt (bytes).
-MAX_PROMPT_NAME = 200
-
-
-def is_whole(value: object) -> bool:
-    """Whether a value is an integer, and no bool."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def check_length(name: str, text: str | None, most: int) -> None:
-    """Refuse a value that is not text or too long, because it is stored with the job."""
-    if not isinstance(text, str | None):
-        raise SettingsError(f"{name} is {kind_of(text)}, not a string")
-    try:
-        size = len((text or "").encode())
-    except UnicodeEncodeError:
-        raise SettingsError(f"{name} is not valid UTF-8") from None
-    if size > most:
-        raise SettingsError(f"{name} is {size:,} bytes long, and the maximum is {most:,}: shorten it")
-
-
-def check_prompt_name(name: str | None, prompt: str | None) -> None:
-    """Refuse a name that can be none, and a name beside a prompt."""
-    check_length("prompt_name", name, MAX_PROMPT_NAME)
-    if name == "":
-        raise SettingsError("prompt_name is empty: name one of the model's prompts, or leave it out")
-    if name is not None and prompt is not None:
-        raise SettingsError("prompt and prompt_name would both be put before the text: leave one of them out")
 
 
 def check_against_workers(broker: Broker, options: SubmitOptions, model: str, hardware: str) -> None:
