@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.ours.service import Figures, seconds_of, service
 
 from embedctl import Job, enqueue_embeddings
-from embedctl.corpus import open_corpus
+from embedctl.corpus.reading import open_corpus
 from embedctl.jobs.enqueue import submit
 from embedctl.jobs.options import SubmitOptions
 from embedctl.queueing.broker import Broker

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from embedctl import enqueue_embeddings
 from embedctl.cli.run import _run_key
-from embedctl.corpus import open_corpus
+from embedctl.corpus.reading import open_corpus
 from embedctl.destinations.files import fetch
 from embedctl_config import keys
 from tests.support.here import Here

@@ -15,7 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from embedctl.common.notices import Reminder
-from embedctl.corpus import KEPT_OF_REQUEST, BatchCorpus, open_corpus
+from embedctl.corpus.batch import KEPT_OF_REQUEST, BatchCorpus
+from embedctl.corpus.reading import open_corpus
 from embedctl.destinations.not_run import EXPIRED, STOPPED, Reason
 from embedctl.jobs import enqueue
 from embedctl.jobs.job import Job

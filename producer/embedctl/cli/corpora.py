@@ -13,8 +13,10 @@ from urllib.parse import urlsplit
 import click
 from click.core import ParameterSource
 
-from embedctl.corpus import BATCH_FORMAT, KEPT_OF_REQUEST, BatchCorpus, Corpus, is_batch, open_corpus, unique
+from embedctl.corpus import unique
+from embedctl.corpus.batch import BATCH_FORMAT, KEPT_OF_REQUEST, BatchCorpus, is_batch
 from embedctl.corpus.inputs import SUFFIXES
+from embedctl.corpus.reading import Corpus, open_corpus
 from embedctl.corpus.records import Record
 from embedctl.destinations.formats import files_of, guess_format
 from embedctl.destinations.jsonl import errors_beside

@@ -9,7 +9,8 @@ import click
 
 from embedctl.cli.options import json_option
 from embedctl.cli.results import failed_line
-from embedctl.corpus import BatchCorpus, Corpus
+from embedctl.corpus.batch import BatchCorpus
+from embedctl.corpus.reading import Corpus
 from embedctl.corpus.unique import UniqueIds
 from embedctl.destinations.ids import Duplicates, no_id, repeated
 from embedctl.destinations.interface import Destination

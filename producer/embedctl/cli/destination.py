@@ -14,7 +14,8 @@ import click
 
 from embedctl.cli.delivery import DatabaseChoice
 from embedctl.cli.options import option, together
-from embedctl.corpus import BatchCorpus, Corpus
+from embedctl.corpus.batch import BatchCorpus
+from embedctl.corpus.reading import Corpus
 from embedctl.destinations.answers import is_of_batch
 from embedctl.destinations.files import fetch
 from embedctl.destinations.formats import FORMATS, check_output, guess_format

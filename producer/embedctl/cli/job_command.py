@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 
 import click
 
-from embedctl import corpus
 from embedctl.cli.completion import complete_class, complete_model
 from embedctl.cli.corpora import CorpusChoice
 from embedctl.cli.delivery import DatabaseChoice
 from embedctl.cli.destination import DatabaseUrl, Destination, destination_options
 from embedctl.cli.options import json_option, option, quiet_option, section, together
 from embedctl.cli.sync_options import SyncChoice, sync_options
+from embedctl.corpus.batch import BATCH_FORMAT
+from embedctl.corpus.inputs import FORMATS
 from embedctl.corpus.kept import parse_keep
 from embedctl.corpus.records import Record
 from embedctl.destinations.alongside import Alongside
@@ -62,7 +63,7 @@ _corpus_options = section(
     ),
     option(
         "--format",
-        type=click.Choice([*corpus.FORMATS, corpus.BATCH_FORMAT]),
+        type=click.Choice([*FORMATS, BATCH_FORMAT]),
         help="The format of all files. Default: from each file's name; jsonl for standard input. A jsonl file whose "
         "first line has a custom_id and a body is an OpenAI batch file.",
     ),

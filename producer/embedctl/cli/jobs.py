@@ -12,7 +12,7 @@ from embedctl.cli.destination import DatabaseUrl, Destination, destination_optio
 from embedctl.cli.json_forms import printed_array, result_json
 from embedctl.cli.options import job_argument, json_option, option, quiet_option
 from embedctl.cli.results import exit_status, failed_line, report, summary, wait_for
-from embedctl.corpus import BATCH_FORMAT
+from embedctl.corpus.batch import BATCH_FORMAT
 from embedctl.destinations.formats import FORMATS
 from embedctl.destinations.ids import Duplicates
 from embedctl.destinations.place import Place

@@ -18,7 +18,8 @@ from embedctl.cli.json_forms import result_json
 from embedctl.cli.options import SectionedCommand, option, section
 from embedctl.cli.results import exit_status, failures_in, report, summary
 from embedctl.cli.update import brought_up_to_date, to_encode
-from embedctl.corpus import BatchCorpus, Corpus
+from embedctl.corpus.batch import BatchCorpus
+from embedctl.corpus.reading import Corpus
 from embedctl.destinations.jsonl import is_stdout
 from embedctl.destinations.loop import Delivered
 from embedctl.destinations.place import Place

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embedctl.cli.options import option, together
-from embedctl.corpus import BatchCorpus
+from embedctl.corpus.batch import BatchCorpus
 from embedctl.destinations.formats import guess_format
 from embedctl.destinations.ids import Duplicates
 from embedctl.jobs.options import parse_budget

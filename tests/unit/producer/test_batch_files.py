@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedctl.corpus import BatchCorpus, is_batch, open_corpus
 from embedctl.corpus import batch as batch_module
+from embedctl.corpus.batch import BatchCorpus, is_batch
+from embedctl.corpus.reading import open_corpus
 from embedctl.destinations.answers import Answers
 from embedctl.destinations.jsonl import JsonlWriter
 from embedctl.destinations.not_run import ReadRequests

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedctl.corpus import open_corpus
 from embedctl.corpus.inputs import guess_format
+from embedctl.corpus.reading import open_corpus
 from embedctl.corpus.records import Record, kind_in_words, kind_of, make_record, records_of
 from embedctl_config.errors import InputError
 from embedctl_config.wire import RecordKind

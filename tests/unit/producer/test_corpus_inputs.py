@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedctl.cli.corpora import refuse_addresses
-from embedctl.corpus import Corpus, open_corpus
+from embedctl.corpus.reading import Corpus, open_corpus
 from embedctl_config.errors import InputError
 
 

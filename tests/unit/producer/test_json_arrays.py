@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedctl.corpus import arrays, open_corpus
+from embedctl.corpus import arrays
 from embedctl.corpus.arrays import elements
+from embedctl.corpus.reading import open_corpus
 from embedctl.corpus.records import Record
 from embedctl_config.errors import InputError
 from embedctl_config.wire import RecordKind

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedctl.corpus import open_corpus
 from embedctl.corpus.kept import MAX_KEPT_BYTES, OWN_NAMES, check_keep, kept_fields, parse_keep
+from embedctl.corpus.reading import open_corpus
 from embedctl.corpus.records import Record, records_of
 from embedctl_config.errors import InputError, SettingsError
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedctl.corpus import open_corpus, runs, unique
+from embedctl.corpus import runs, unique
+from embedctl.corpus.reading import open_corpus
 from embedctl.corpus.records import Record, make_record
 from embedctl.corpus.unique import UniqueIds, checked
 from embedctl_config.errors import InputError
