@@ -83,13 +83,13 @@ def test_what_is_missing_or_too_old_is_named(
     [
         (
             "prometheus_client",
-            ["monitoring.metrics", "monitoring.serve"],
+            ["operating.monitoring.metrics", "operating.monitoring.serve"],
             lambda: import_module("embedctl.operating.monitoring.serve"),
             r"`embedctl metrics` needs .* pip install 'embedctl\[metrics\]'",
         ),
         (
             "flower",
-            ["dashboard.application", "dashboard.serve"],
+            ["operating.dashboard.application", "operating.dashboard.serve"],
             lambda: import_module("embedctl.operating.dashboard.serve"),
             r"the dashboard needs .* pip install 'embedctl\[flower\]'",
         ),
