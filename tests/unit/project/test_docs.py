@@ -120,6 +120,15 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
 
 
+@pytest.mark.parametrize("page", ["docs/design.md", "docs/changing.md"])
+def test_modules_that_a_page_names_exist(page: str) -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    named = re.findall(r"`([\w/]+\.(?:py|lua))`", (ROOT / page).read_text(encoding="utf-8"))
+    assert len(named) > 10
+    for name in named:
+        assert "NAME" in name or any(f"/{path}".endswith(f"/{name}") for path in tracked), name
+
+
 def test_every_option_has_a_variable_and_the_settings_know_all_of_them() -> None:
     flags = set()
     for name, command in GENERATE.commands():
