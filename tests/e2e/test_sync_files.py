@@ -389,12 +389,12 @@ STEPS = [
 #: Of an array: the files are published one after the other.
 STEPS_OF_ARRAYS = [
     ("embedctl.destinations.npy:NpyWriter", "write", 3),
-    ("embedctl.destinations.npy", "no_longer_vouch", 1),
-    *(("embedctl.destinations.npy", "publish", count) for count in (1, 2, 3, 4)),
-    ("embedctl.destinations.npy", "vouch", 1),
+    ("embedctl_config.durable", "remove", 1),
+    *(("embedctl_config.durable", "publish", count) for count in (1, 2, 3, 4)),
+    ("embedctl.destinations.npy:NpyWriter", "_vouched", 1),
 ]
 #: After these, the output is complete, or an array is no more whole, and nothing leads to the job any more.
-LEAVE_A_JOB = ("no_longer_vouch", "publish", "put", "_make_room", "vouch", "discard")
+LEAVE_A_JOB = ("remove", "publish", "put", "_make_room", "_vouched", "discard")
 OPTIONS = ("--chunk-size", "4", "--cache", "c.db", "--json")
 
 

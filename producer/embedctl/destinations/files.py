@@ -147,7 +147,7 @@ def _agreed(job: Readable, numbers: Numbers | None, stored: Numbers) -> Numbers:
             f"job {job.id} was drained as {stored.kind}: omit the output type {numbers.kind}, or choose float32 to "
             "have the vectors restored"
         )
-    if numbers.ranges is not None and numbers.mark() != stored.mark():
+    if numbers.ranges is not None and not numbers.has_ranges_of(stored):
         raise SettingsError(f"job {job.id} was drained with other ranges: omit the ranges")
     return stored
 

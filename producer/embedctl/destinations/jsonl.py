@@ -13,7 +13,7 @@ import numpy as np
 from embedctl.corpus.kept import TOKENS
 from embedctl.destinations.answers import Answer, Answers
 from embedctl.destinations.numbers import OutputType
-from embedctl.destinations.unfinished import LineFile, json_line, part_of, publish
+from embedctl.destinations.unfinished import LineFile, json_line
 from embedctl.destinations.writer import Content, Writer
 from embedctl.waiting.results import ChunkVectors
 from embedctl_config.errors import JobError, OutputError
@@ -97,16 +97,8 @@ class JsonlWriter(Writer):
         if self._answers is not None:
             self._write_answers(self._answers.end())
         self.close()
-        written = self.paths[:1]
-        if self._errors is not None and self._any_failed:
-            publish(self._errors.path)
-            written.append(self._errors.path)
-        elif self._errors is not None:
-            part_of(self._errors.path).unlink()
-            self._errors.path.unlink(missing_ok=True)
-        for path in written[:1]:
-            publish(path)
-        return written
+        beside = [] if self._errors is None else self._errors.publish(kept=self._any_failed)
+        return [*self._lines.publish(), *beside]
 
     def close(self) -> None:
         self._lines.close()
@@ -144,3 +136,7 @@ class _StandardOutput:
 
     def close(self) -> None:
         """Nothing is open."""
+
+    def publish(self) -> list[Path]:
+        """Nothing has a name."""
+        return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Sequence
@@ -41,21 +42,6 @@ def all_beside(path: Path) -> list[Path]:
     return [beside(path, kind) for kind in _BESIDE]
 
 
-def vouch(path: Path, about: Contract, files: Sequence[Path]) -> None:
-    """Say what an array and these files, which have their final names, hold. This comes last, so it vouches for no
-    mixture of two arrays."""
-    facts = {ABOUT: about.text, FILES: {file.name: digest_of(file)[0] for file in files}}
-    file = beside(path, "about")
-    part_of(file).unlink(missing_ok=True)  # it might be a link to another file
-    part_of(file).write_text(json.dumps(facts), encoding="utf-8")
-    publish(file)
-
-
-def no_longer_vouch(path: Path) -> None:
-    """Remove what :func:`vouch` wrote, before the array is replaced."""
-    durable.remove(beside(path, "about"))
-
-
 class NpyWriter(Writer):
     """Writes vectors into a preallocated array. The row of a record that failed, or that was not encoded, is NaN; in
     int8 and ubinary it is 0, and `errors` names both.
@@ -70,12 +56,16 @@ class NpyWriter(Writer):
         self.paths = [content.path, *all_beside(content.path)]
         self._numbers = content.numbers
         self._records = content.records
+        self._about = content.about
         self._array: npt.NDArray[Any] | None = None
         self._rows = 0
-        self._said = dict.fromkeys(LINES, 0)
-        self._files = {kind: LineFile(beside(content.path, kind)) for kind in LINES}
-        self._about = content.about
-        self._digests = None if self._about is None else LineFile(beside(content.path, "digests"), end=b"")
+        #: All files but that which comes last, and the kinds of those that have content.
+        self._files = {
+            kind: LineFile(beside(content.path, kind), b"\n" if kind in LINES else b"")
+            for kind in _BESIDE
+            if kind != "about"
+        }
+        self._said = set[str]() if content.about is None else {"digests"}
 
     def write(self, chunk: ChunkVectors) -> None:
         if self._array is None:
@@ -88,10 +78,11 @@ class NpyWriter(Writer):
             self._skip_to(int(chunk.positions[first]))
             self._rows = int(chunk.positions[end - 1]) + 1
             self._files["ids"].write(map(json_line, chunk.ids[first:end]))
-            if self._digests is not None:
+            if self._about is not None:
                 none = bytes((end - first) * DIGEST_BYTES)
-                self._digests.write([none if chunk.digests is None else chunk.digests[first:end].tobytes()])
-        self._said["ids"] += sum(label is not None for label in chunk.ids)
+                self._files["digests"].write([none if chunk.digests is None else chunk.digests[first:end].tobytes()])
+        if any(label is not None for label in chunk.ids):
+            self._said.add("ids")
         for error in chunk.errors:
             self._say("errors", position=error.position, id=error.id, code=error.code.value, message=error.message)
         for cut in chunk.truncations:
@@ -103,41 +94,41 @@ class NpyWriter(Writer):
         self._skip_to(self._records)
         if isinstance(self._array, np.memmap):
             self._array.flush()
+        if self._numbers.ranges is not None:
+            self._said.add("ranges")
+            np.save(ranges := io.BytesIO(), self._numbers.ranges)
+            self._files["ranges"].write([ranges.getvalue()])
         self.close()
         about = None if self._about is None else self._about()
-        no_longer_vouch(self._path)
+        durable.remove(beside(self._path, "about"))  # before what it vouches for is replaced
         written = [self._path]
         for kind, file in self._files.items():
-            if self._said[kind]:
-                publish(file.path)
-                written.append(file.path)
-            else:
-                part_of(file.path).unlink()
-                file.path.unlink(missing_ok=True)
-        if self._publish_ranges():
-            written.append(beside(self._path, "ranges"))
-        if self._digests is None:
-            beside(self._path, "digests").unlink(missing_ok=True)
-        else:
-            publish(self._digests.path)
-            written.append(self._digests.path)
+            written += file.publish(kept=kind in self._said)
         publish(self._path)
         if about is not None:
-            vouch(self._path, about, written)
-            written.append(beside(self._path, "about"))
+            written.append(self._vouched(about, written))
         return written
 
     def close(self) -> None:
-        for file in (*self._files.values(), self._digests):
-            if file is not None:
-                file.close()
+        for file in self._files.values():
+            file.close()
+
+    def _vouched(self, about: Contract, files: Sequence[Path]) -> Path:
+        """Say what the array and the files next to it, which have their final names, hold; returns the file that does.
+        It comes last, so it vouches for no mixture of two arrays."""
+        facts = {ABOUT: about.text, FILES: {file.name: digest_of(file)[0] for file in files}}
+        file = LineFile(beside(self._path, "about"), b"")
+        file.write([json.dumps(facts).encode()])
+        file.close()
+        file.publish()
+        return file.path
 
     def _skip_to(self, row: int) -> None:
         """Fill the rows of the records before this one that were not encoded, because the job was ended."""
         if self._array is not None and self._numbers.has_nan:
             self._array[self._rows : row] = np.nan
-        if self._digests is not None:
-            self._digests.write([bytes((row - self._rows) * DIGEST_BYTES)])
+        if self._about is not None:
+            self._files["digests"].write([bytes((row - self._rows) * DIGEST_BYTES)])
         for position in range(self._rows, row):
             self._files["ids"].write([json_line(None)])
             if not self._numbers.has_nan:
@@ -148,20 +139,8 @@ class NpyWriter(Writer):
         shape = self._records, self._numbers.width(dim)
         return _preallocated(part_of(self._path), shape, self._numbers.dtype)
 
-    def _publish_ranges(self) -> bool:
-        """Write the ranges of int8, or remove those of an earlier array; returns whether there are any."""
-        path = beside(self._path, "ranges")
-        if self._numbers.ranges is None:
-            path.unlink(missing_ok=True)
-            return False
-        part_of(path).unlink(missing_ok=True)  # it might be a link to another file
-        with part_of(path).open("wb") as stream:
-            np.save(stream, self._numbers.ranges)
-        publish(path)
-        return True
-
     def _say(self, kind: str, **fields: object) -> None:
-        self._said[kind] += 1
+        self._said.add(kind)
         self._files[kind].write([json_line(fields)])
 
 

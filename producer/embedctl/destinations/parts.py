@@ -153,7 +153,7 @@ class _Parts(Taker[Taken]):
             raise OutputError(
                 f"{there} in {stored.kind}, and all its parts have one type: omit the output type {wanted.kind}"
             )
-        if wanted is not None and wanted.ranges is not None and wanted.mark() != stored.mark():
+        if wanted is not None and wanted.ranges is not None and not wanted.has_ranges_of(stored):
             raise OutputError(f"{there} with other ranges, and all its parts have the same ones: omit the ranges")
         return stored
 

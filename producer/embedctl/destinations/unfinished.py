@@ -80,3 +80,12 @@ class LineFile:
     def close(self) -> None:
         """Close the file, which is not synced."""
         self._stream.close()
+
+    def publish(self, *, kept: bool = True) -> list[Path]:
+        """Give the closed file its final name, and return that; or else, remove it, and what has that name."""
+        if kept:
+            publish(self.path)
+            return [self.path]
+        part_of(self.path).unlink()
+        self.path.unlink(missing_ok=True)
+        return []

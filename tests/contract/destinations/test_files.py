@@ -17,6 +17,7 @@ from embedctl.destinations import parquet
 from embedctl.destinations.files import fetch
 from embedctl.destinations.writer import Writer
 from embedctl.queueing.broker import Broker
+from embedctl_config import durable
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.failpoints import Killed, dies_at, full_disk, kill_at
@@ -50,11 +51,10 @@ def found(folder: Path) -> dict[str, bytes]:
 def test_a_fetch_that_dies_at_any_step_is_repeated(kind: str, job: Job, tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     fetch(job, tmp_path / "whole" / f"v.{kind}")
-    module = import_module(f"embedctl.destinations.{kind}")
-    writer = getattr(module, f"{kind.capitalize()}Writer")
+    writer = getattr(import_module(f"embedctl.destinations.{kind}"), f"{kind.capitalize()}Writer")
     files = len(found(tmp_path / "whole"))
     steps = [(writer, "write", 1), (writer, "write", 8), (writer, "finish", 1)]
-    steps += [(module, "publish", count) for count in range(1, files + 1)]
+    steps += [(durable, "publish", count) for count in range(1, files + 1)]
     for at, ((owner, name, count), after) in enumerate(product(steps, (False, True))):
         folder = tmp_path / str(at)
         folder.mkdir()
