@@ -80,13 +80,13 @@ def run(ctx: click.Context, /, *, hardware: str | None, cpus: str | None, pull: 
         progress.watch = watch
         broker = Broker.connect(ours)
         command = command.keyed(key and key + token)
-        report_done = brought_up_to_date(broker, command, progress)
-        if report_done is None:
+        synced = brought_up_to_date(broker, command, progress)
+        if synced is None:
             status, saved = _encoded(command, broker, progress)
         broker.close()
         progress.stopping()
-    if report_done is not None:
-        ctx.exit(report_done())
+    if synced is not None:
+        ctx.exit(synced.tell(progress, as_json=command.as_json))
     failed_in = "the lines above" if command.destination.database is not None else failures_in(saved.files)
     report(status, progress, failed_in=failed_in)
     if command.as_json:

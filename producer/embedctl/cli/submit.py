@@ -72,12 +72,12 @@ def submit(ctx: click.Context, /, *, ttl_s: float | None, resume: str | None, wa
         command.print_estimate(estimate(broker, records, choice.options, at_hand=choice.corpus.rereadable))
         return
     with command.progress() as progress:
-        report_done = brought_up_to_date(broker, command, progress, lambda job: progress.say(f"job {job.id}"))
-        if report_done is None:
+        synced = brought_up_to_date(broker, command, progress, lambda job: progress.say(f"job {job.id}"))
+        if synced is None:
             job = command.submit(broker, progress)
             saved = _followed(job, command, broker, progress, wait=wait)
-    if report_done is not None:
-        ctx.exit(report_done())
+    if synced is not None:
+        ctx.exit(synced.tell(progress, as_json=command.as_json))
     _report(ctx, settings, job, command, progress, saved)
 
 

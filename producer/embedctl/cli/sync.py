@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -23,7 +23,6 @@ from embedctl.destinations.loop import Delivered
 from embedctl.destinations.right import announced
 from embedctl.jobs.enqueue import job_spec
 from embedctl.jobs.job import Job
-from embedctl.jobs.options import SubmitOptions
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.routing import model_files
 from embedctl.store import JobStatus
@@ -44,84 +43,101 @@ from embedctl_config.errors import (
 _ROUNDS = 5
 
 
-@dataclass(slots=True)
-class Synced:
-    """What a run did: with the records of the corpus, and of those that a job was made for, `done`. `deleted` is None
-    if nobody asked for that, and `status`, of the last job, if there was none."""
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a command did with the records of a corpus, in words and for JSON, and its exit status."""
 
-    records: int = 0
-    done: Delivered = field(default_factory=Delivered)
-    deleted: int | None = None
-    status: JobStatus | None = None
+    line: str
+    facts: Mapping[str, Any]
+    status: ExitStatus
 
-    @property
-    def unchanged(self) -> int:
-        """Records that the database had already."""
-        done = self.done
-        return self.records - done.written - done.refused - done.failed - done.not_encoded
-
-
-def synchronise(
-    broker: Broker,
-    command: JobCommand,
-    database: DatabaseChoice,
-    progress: JobProgress,
-    made: Callable[[Job], None],
-) -> Synced:
-    """Compare a database with a corpus, encode what it lacks, and delete what is gone, if that is asked for; `made` is
-    called with each job. A KeyboardInterrupt says that the same command resumes. JobUnfinished: nothing tells which
-    files the model has."""
-    with said(broker, database.table.name, progress):
-        return _Sync(broker, command, database, progress, made, contract_of(broker, command, database)).run()
-
-
-@contextmanager
-def said(broker: Broker, name: str, progress: JobProgress) -> Iterator[None]:
-    """Say whether another sync is writing a destination now. The next one hears of this one."""
-    with announced(broker, name) as other:
-        if other:
-            progress.say(f"Another sync is writing {name} now: {other}")
-        yield
+    def tell(self, progress: JobProgress, *, as_json: bool) -> ExitStatus:
+        progress.say(self.line, prose=True)
+        if as_json:
+            click.echo(json.dumps(self.facts, default=plain))
+        return self.status
 
 
 @dataclass
-class _Sync:
-    _broker: Broker
-    _command: JobCommand
-    _database: DatabaseChoice
-    _progress: JobProgress
-    _made: Callable[[Job], None]
-    _contract: Contract
-    _skipped: Skipped = field(default_factory=Skipped)
-    _result: Synced = field(default_factory=Synced)
+class Work:
+    """What a command does that encodes only what its destination lacks. `made` is called with each job."""
 
-    def run(self) -> Synced:
-        try:
-            for _ in range(_ROUNDS):
-                with self._compared() as difference:
-                    if not difference.to_encode or self._brought(difference):
-                        self._delete(difference)
-                        return self._result
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt("the same command resumes where it stopped") from None
-        raise OutputError(
-            f"{self._database.url} was changed by others {_ROUNDS} times meanwhile: run the command again"
-        )
+    broker: Broker
+    command: JobCommand
+    progress: JobProgress
+    made: Callable[[Job], None]
+
+    @contextmanager
+    def said(self, name: str) -> Iterator[None]:
+        """Say whether another sync is writing a destination now. The next one hears of this one."""
+        with announced(self.broker, name) as other:
+            if other:
+                self.progress.say(f"Another sync is writing {name} now: {other}")
+            yield
+
+    def submitted(
+        self,
+        facts: Sequence[Any],
+        lacking: Iterator[Record],
+        on_job: Callable[[JobStatus], object] = lambda _: None,
+        hardware: str | None = None,
+    ) -> Job:
+        """A job of the records that are lacking, of this class if it was chosen before. The same command finds it again
+        by a key, which `facts`, JSON values, decide."""
+        key = f"sync-{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()}"
+        options = self.command.choice.options
+        if options.idempotency_key is not None:
+            key = f"{options.idempotency_key}-{key}"
+        options = replace(options, idempotency_key=key, hardware=hardware or options.hardware)
+        first = next(lacking)  # a corpus that changed is noticed before a job is made
+        return self.command.submit(self.broker, self.progress, options, chain([first], lacking), on_job=on_job)
+
+
+@dataclass
+class Sync(Work):
+    """Compares a database with a corpus, encodes what it lacks, and deletes what is gone, if that is asked for."""
+
+    database: DatabaseChoice
+    _skipped: Skipped = field(default_factory=Skipped)
+    _records: int = 0
+    #: Of the records that jobs were made for.
+    _done: Delivered = field(default_factory=Delivered)
+    _deleted: int | None = None
+    #: Of the last job.
+    _status: JobStatus | None = None
+
+    def run(self) -> Report:
+        """JobUnfinished: nothing tells which files the model has."""
+        with self.said(self.database.table.name):
+            self._contract = contract_of(self.broker, self.command, self.database)
+            if not any(self._is_brought_up_to_date() for _ in range(_ROUNDS)):
+                raise OutputError(
+                    f"{self.database.url} was changed by others {_ROUNDS} times meanwhile: run the command again"
+                )
+            return self._report()
+
+    def _is_brought_up_to_date(self) -> bool:
+        """Whether one round was enough."""
+        with self._compared() as difference:
+            is_enough = not difference.to_encode or self._brought(difference)
+            if is_enough:
+                self._delete(difference)
+            return is_enough
 
     def _compared(self) -> Difference:
-        self._progress.say(f"Comparing the corpus with {self._database.url}")
+        self.progress.say(f"Comparing the corpus with {self.database.url}")
         self._skipped = Skipped()
         try:
             difference = compare(
-                self._database.table,
+                self.database.table,
                 self._contract,
-                self._command.choice.records(self._skipped),
-                deletes=self._command.sync.deletes is not None,
+                self.command.choice.records(self._skipped),
+                deletes=self.command.sync.deletes is not None,
             )
         finally:
-            self._database.table.close()
-        self._result.records = len(difference.found)
-        self._progress.say(f"{difference.unchanged:,} records are unchanged, {difference.to_encode:,} are to encode")
+            self.database.table.close()
+        self._records = len(difference.found)
+        self.progress.say(f"{difference.unchanged:,} records are unchanged, {difference.to_encode:,} are to encode")
         return difference
 
     def _brought(self, difference: Difference) -> bool:
@@ -131,20 +147,20 @@ class _Sync:
             job, is_whole = self._submitted(difference, jobs)
             if job is None:
                 return False
-            self._made(job)
-            done = self._database.save(job, self._broker, self._progress)
-            list_failed(job, self._progress)
-            self._result.status = job.status()
+            self.made(job)
+            done = self.database.save(job, self.broker, self.progress)
+            list_failed(job, self.progress)
+            self._status = job.status()
             job.discard()
         except (JobNotFound, JobStalled):  # another run of the same corpus was faster, and has discarded it
             return False
         except (JobError, OtherContract):  # also if another model's worker took it: the next run would find it again
             for each in jobs:
                 with suppress(JobNotFound):
-                    Job(each, self._broker).discard()
+                    Job(each, self.broker).discard()
             raise
         # What is refused or failed is lacking still, and counts again if there is another round.
-        self._result.done = replace(done, written=done.written + self._result.done.written)
+        self._done = replace(done, written=done.written + self._done.written)
         return is_whole
 
     def _submitted(self, difference: Difference, jobs: list[str]) -> tuple[Job | None, bool]:
@@ -153,64 +169,60 @@ class _Sync:
         Its key is one of the whole corpus and the options, so it is found again after a crash. It is written from its
         end on, so it lacks nothing that the destination has only since.
         """
-        options = self._command.choice.options
         # With other options, such as those of another version's settings, it would be refused until it expires.
-        spec = {**job_spec(self._broker, options).options, "chunk_bytes": None}
-        facts = (self._database.url, self._contract.text, difference.digest.hex(), spec)
-        records = difference.taken_from(records_again(self._command.choice))
+        spec = {**job_spec(self.broker, self.command.choice.options).options, "chunk_bytes": None}
+        facts = (self.database.url, self._contract.text, difference.digest.hex(), spec)
+        records = difference.taken_from(records_again(self.command.choice))
         try:
-            return submitted(
-                self._broker, self._command, self._progress, options, facts, records, lambda job: jobs.append(job.id)
-            ), True
+            return self.submitted(facts, records, lambda job: jobs.append(job.id)), True
         except CorpusChanged:
             if not jobs:
                 raise
-        job = Job(jobs[-1], self._broker)
+        job = Job(jobs[-1], self.broker)
         if job.status().original_chunks is not None:
-            self._progress.say(f"Resuming job {job.id}, which an earlier run has made of this corpus")
+            self.progress.say(f"Resuming job {job.id}, which an earlier run has made of this corpus")
             return job, False
         job.cancel()  # what it has is no more the beginning of what is lacking
         job.discard()
         return None, False
 
     def _delete(self, difference: Difference) -> None:
-        limit = self._command.sync.deletes
-        if limit is None or self._result.done.not_encoded:
+        limit = self.command.sync.deletes
+        if limit is None or self._done.not_encoded:
             return
         if self._skipped.lines or not len(difference.found):
             raise OutputError(
-                f"nothing is deleted from {self._database.url}, because "
+                f"nothing is deleted from {self.database.url}, because "
                 + (
                     f"{self._skipped.lines:,} bad lines of the corpus were skipped"
                     if self._skipped.lines
                     else "the corpus is empty"
                 )
             )
-        table = self._database.table
+        table = self.database.table
         try:
             table.open(self._contract)
-            self._result.deleted = delete_missing(table, difference, limit)
+            self._deleted = delete_missing(table, difference, limit)
         finally:
             table.close()
-        self._progress.say(f"Deleted {self._result.deleted:,} rows from {self._database.url}")
+        self.progress.say(f"Deleted {self._deleted:,} rows from {self.database.url}")
 
-
-def submitted(
-    broker: Broker,
-    command: JobCommand,
-    progress: JobProgress,
-    options: SubmitOptions,
-    facts: Sequence[Any],
-    lacking: Iterator[Record],
-    on_job: Callable[[JobStatus], object] = lambda _: None,
-) -> Job:
-    """A job of the records that are lacking. The same command finds it again by a key, which `facts`, JSON values,
-    decide."""
-    key = f"sync-{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()}"
-    given = options.idempotency_key
-    options = replace(options, idempotency_key=key if given is None else f"{given}-{key}")
-    first = next(lacking)  # a corpus that changed is noticed before a job is made
-    return command.submit(broker, progress, options, chain([first], lacking), on_job=on_job)
+    def _report(self) -> Report:
+        done, status = self._done, self._status
+        unchanged = self._records - done.written - done.refused - done.failed - done.not_encoded
+        line = f"{self._records:,} records: {unchanged:,} unchanged, {done.written:,} written, {done.failed:,} failed"
+        line += f", {done.refused:,} refused" if done.refused else ""
+        line += f", {done.not_encoded:,} not encoded" if done.not_encoded else ""
+        line += "" if self._deleted is None else f"; {self._deleted:,} rows deleted"
+        facts = {
+            **({} if status is None else job_form(status)),
+            "id": None if status is None else status.id,
+            "destination": self.database.url,
+            "records": self._records,
+            "delivered": {**done.counts, "unchanged": unchanged},
+            "deleted": self._deleted,
+        }
+        return Report(line, facts, ExitStatus.SUCCESS if status is None else exit_status(status, done.refused))
 
 
 def lacking(
@@ -242,28 +254,3 @@ def contract_of(broker: Broker, command: JobCommand, database: DatabaseChoice) -
         )
     (model,) = models
     return Contract.of(spec, 0, database.options.dtype, model=model)
-
-
-def report_synced(synced: Synced, url: str, progress: JobProgress, *, as_json: bool) -> ExitStatus:
-    """Say what became of the records; returns the exit status of the command."""
-    done = synced.done
-    line = (
-        f"{synced.records:,} records: {synced.unchanged:,} unchanged, {done.written:,} written, {done.failed:,} failed"
-    )
-    line += f", {done.refused:,} refused" if done.refused else ""
-    line += f", {done.not_encoded:,} not encoded" if done.not_encoded else ""
-    line += "" if synced.deleted is None else f"; {synced.deleted:,} rows deleted"
-    progress.say(line, prose=True)
-    if as_json:
-        facts = {
-            **({} if synced.status is None else job_form(synced.status)),
-            "id": None if synced.status is None else synced.status.id,
-            "destination": url,
-            "records": synced.records,
-            "delivered": {**done.counts, "unchanged": synced.unchanged},
-            "deleted": synced.deleted,
-        }
-        click.echo(json.dumps(facts, default=plain))
-    if synced.status is None:
-        return ExitStatus.SUCCESS
-    return exit_status(synced.status, done.refused)
