@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
+from embedctl.destinations.arrow import pa
 
 #: The whole numbers between this and its negative are exact as float64.
 _EXACT = 2**53

@@ -7,17 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from embedctl.destinations.arrow import pq
+from embedctl.destinations.columns import KeptColumns
+from embedctl.destinations.parquet import FACTS, ParquetWriter
 from embedctl.destinations.writer import Content
 from embedctl.waiting.results import ChunkVectors, FailedRecord
-from embedctl_config.errors import MissingExtra
-
-try:
-    import pyarrow.parquet as pq
-
-    from embedctl.destinations.columns import KeptColumns
-    from embedctl.destinations.parquet import FACTS, ParquetWriter
-except ImportError as error:
-    raise MissingExtra("parquet", "parquet") from error
 
 #: The entry of a part's footer that says what the part holds.
 FOOTER = "embedctl"

@@ -11,18 +11,12 @@ import numpy.typing as npt
 
 from embedctl.corpus.digests import NO_DIGEST, Digests, as_rows
 from embedctl.corpus.kept import TEXT_SHA256
+from embedctl.destinations.arrow import pa, pq
 from embedctl.destinations.interface import ABOUT, Contract
 from embedctl.destinations.numbers import FLOAT32, Numbers
+from embedctl.destinations.parquet import FACTS, vectors_in
 from embedctl.sync.known import Earlier, Rows, check_numbers, no_digests, row_type, scratch
-from embedctl_config.errors import MissingExtra, OutputError
-
-try:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from embedctl.destinations.parquet import FACTS, vectors_in
-except ImportError as error:
-    raise MissingExtra("parquet", "parquet") from error
+from embedctl_config.errors import OutputError
 
 #: Rows whose digests are read together.
 _ROWS = 8192

@@ -33,7 +33,6 @@ _BUILD = "torch,onnx"
 ROLES: Mapping[str, tuple[str, ...]] = {
     "embedctl.operating.dashboard": ("flower",),
     "embedctl.operating.monitoring.metrics": ("metrics",),
-    "embedctl.destinations.columns": ("parquet",),
     "embedctl.destinations.postgresql_errors": ("pgvector",),
     "embedctl_gateway": ("gateway",),
     "embedctl_workers.arrays": ("torch", "onnx", "neuron"),
