@@ -142,7 +142,7 @@ def page(broker: Broker, job_id: str, after: Place) -> tuple[bytes, Place]:
 def _page(waiter: Waiter, after: Place) -> tuple[list[bytes], Place, bool]:
     """The same, and whether there is a gap before the next answer that is there."""
     to_skip = 0 if after.position or not after.line else after.line
-    answers = Answers(waiter.status(), waiter.status, begin=after.position, known=after.position)
+    answers = Answers(waiter.status(), waiter.status, begin=after.position)
     lines: list[bytes] = []
     place, size = after, 0
     for index, chunk in enumerate(ResultReader(waiter).ready(after.chunk), after.chunk):
@@ -152,7 +152,6 @@ def _page(waiter: Waiter, after: Place) -> tuple[list[bytes], Place, bool]:
             if to_skip:
                 to_skip -= 1
                 continue
-            assert answers.known is not None
             place = Place(place.line + 1, index, answers.known)
             lines.append(answer.line + b"\n")
             size += len(answer.line)

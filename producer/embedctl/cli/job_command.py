@@ -271,37 +271,12 @@ class JobCommand:
             records: those to queue; all of the corpus if None.
             on_job: called with the job, which may hold some records already.
         """
-        choice, output = self.choice, self.destination.path
-        options = choice.options if options is None else options
+        options = self.choice.options if options is None else options
         progress.now_ms = broker.connection.about_now_ms
-        begun: list[str] = []
         try:
-            place = output if isinstance(output, Place) else None
-            with Alongside(broker, place, self.destination.numbers, progress.refused) as drained:
-
-                def job_begun(job: JobStatus) -> None:
-                    begun.append(job.id)
-                    on_job(job)
-                    progress.begun(job)
-                    drained.begin(job.id)
-
-                def submitting(records: int, waiting_for: str) -> None:
-                    drained.check()
-                    progress.submitting(records, waiting_for)
-
-                try:
-                    job = submit(
-                        broker,
-                        choice.records() if records is None else records,
-                        options,
-                        submitting,
-                        on_job=job_begun,
-                        at_hand=choice.corpus.rereadable,
-                    )
-                except (JobFailed, JobStopped, JobCancelled):
-                    if not (self.destination.is_given and begun):
-                        raise
-                    job = Job(begun[0], broker)
+            job = self._submitted(
+                broker, progress, options, self.choice.records() if records is None else records, on_job
+            )
         except KeyboardInterrupt:
             if options.idempotency_key is None and options.resume is None:
                 raise KeyboardInterrupt(
@@ -310,6 +285,36 @@ class JobCommand:
             raise KeyboardInterrupt("the same command resumes where it stopped") from None
         progress.submitted()
         return job
+
+    def _submitted(
+        self,
+        broker: Broker,
+        progress: JobProgress,
+        options: SubmitOptions,
+        records: Iterator[Record],
+        on_job: Callable[[JobStatus], object],
+    ) -> Job:
+        begun: list[str] = []
+        place = self.destination.path if isinstance(self.destination.path, Place) else None
+        with Alongside(broker, place, self.destination.numbers, progress.refused) as drained:
+
+            def job_begun(job: JobStatus) -> None:
+                begun.append(job.id)
+                on_job(job)
+                progress.begun(job)
+                drained.begin(job.id)
+
+            def submitting(records: int, waiting_for: str) -> None:
+                drained.check()
+                progress.submitting(records, waiting_for)
+
+            rereadable = self.choice.corpus.rereadable
+            try:
+                return submit(broker, records, options, submitting, on_job=job_begun, at_hand=rereadable)
+            except (JobFailed, JobStopped, JobCancelled):
+                if not (self.destination.is_given and begun):
+                    raise
+                return Job(begun[0], broker)
 
     def print_estimate(self, estimated: Estimate) -> None:
         click.echo(json.dumps(asdict(estimated)) if self.as_json else estimated.describe())

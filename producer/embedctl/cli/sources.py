@@ -2,54 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedctl.cli.job_command import JobCommand
-from embedctl.corpus.records import Record
 from embedctl.destinations.interface import Contract
 from embedctl.jobs.enqueue import job_spec
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.routing import model_files, same_model
 from embedctl.store import JobSpec
+from embedctl.sync.earlier import open_earlier
+from embedctl.sync.known import Earlier
+from embedctl.sync.merged import Sources
 from embedctl_config.fingerprint import deciding
 
 if TYPE_CHECKING:
-    from embedctl.sync.cache import Cache, Cached
-    from embedctl.sync.comparison import Difference
-    from embedctl.sync.known import Earlier, Known
+    from embedctl.sync.cache import Cache
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """Where vectors come from, other than from a job. `about` says what they are; None if nothing tells. They are
-    `confirmed` if the settings or live workers tell the model's files."""
-
-    earlier: Earlier | None = None
-    cached: Cached | None = None
-    about: Contract | None = None
-    confirmed: bool = False
-
-    @property
-    def known(self) -> list[Known]:
-        return [each for each in (self.earlier, self.cached) if each is not None]
-
-    def compared(self, records: Iterator[Record], say: Say) -> Difference:
-        from embedctl.sync.comparison import compare_texts  # here, because most commands compare nothing
-
-        if self.known:
-            say(f"Comparing the corpus with {' and '.join(each.name for each in self.known)}")
-        return compare_texts(self.known, records)
-
-    def copied(self, difference: Difference) -> tuple[int, int]:
-        """How many records were found in the earlier output, and in the cache."""
-        numbers = {id(each): difference.count(number) for number, each in enumerate(self.known)}
-        return numbers.get(id(self.earlier), 0), numbers.get(id(self.cached), 0)
 
 
 def opened_cache(broker: Broker | None, command: JobCommand) -> AbstractContextManager[Cache | None]:
@@ -65,8 +37,6 @@ def earlier_of(command: JobCommand, path: Path, say: Say) -> Earlier | None:
     """The earlier output, if it is asked for, and there."""
     if not command.sync.of_file:
         return None
-    from embedctl.sync.earlier import open_earlier  # here, because most commands compare nothing
-
     found = open_earlier(path, command.destination.numbers)
     if found is None:
         say(f"{path} is not there yet, or not whole: all records are new")

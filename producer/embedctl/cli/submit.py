@@ -20,6 +20,7 @@ from embedctl.queueing.broker import Broker
 from embedctl.queueing.routing import no_worker_for
 from embedctl.terminal.progress import JobProgress
 from embedctl_config import keys
+from embedctl_config.errors import ExitStatus
 from embedctl_config.loading import load_settings
 from embedctl_config.printable import printable
 from embedctl_config.settings import Settings
@@ -78,7 +79,7 @@ def submit(ctx: click.Context, /, *, ttl_s: float | None, resume: str | None, wa
             saved = _followed(job, command, broker, progress, wait=wait)
     if synced is not None:
         ctx.exit(synced.tell(progress, as_json=command.as_json))
-    _report(ctx, settings, job, command, progress, saved)
+    ctx.exit(_report(job, command, settings, progress, saved))
 
 
 def _followed(job: Job, command: JobCommand, broker: Broker, progress: JobProgress, *, wait: bool) -> Delivered:
@@ -96,14 +97,7 @@ def _followed(job: Job, command: JobCommand, broker: Broker, progress: JobProgre
     return Delivered()
 
 
-def _report(
-    ctx: click.Context,
-    settings: Settings,
-    job: Job,
-    command: JobCommand,
-    progress: JobProgress,
-    saved: Delivered,
-) -> None:
+def _report(job: Job, command: JobCommand, settings: Settings, progress: JobProgress, saved: Delivered) -> ExitStatus:
     status, options = job.status(), command.choice.options
     # The choice of a class by `auto` has said so already.
     chosen = options.resume is None and (options.hardware or settings.hardware) == "auto"
@@ -113,4 +107,4 @@ def _report(
         report(status, progress)
     if command.as_json:
         click.echo(result_json(status, summary(status, progress.resumed_at), saved))
-    ctx.exit(exit_status(status, saved.refused))
+    return exit_status(status, saved.refused)

@@ -14,12 +14,12 @@ from embedctl.corpus.batch import BatchCorpus
 from embedctl.destinations.formats import guess_format
 from embedctl.destinations.ids import Duplicates
 from embedctl.jobs.options import parse_budget
+from embedctl.sync.comparison import Limit
 from embedctl_config.errors import InputError, SettingsError
 
 if TYPE_CHECKING:
     from embedctl.cli.corpora import CorpusChoice
     from embedctl.cli.destination import Destination
-    from embedctl.sync.comparison import Limit
 
 _NAMES = ("sync", "delete", "delete_at_most", "cache")
 #: Of the rows, unless the command says otherwise: a corpus that lost a file must not empty a database.
@@ -65,8 +65,6 @@ class SyncChoice:
     def taken_from(cls, given: MutableMapping[str, Any], *, to_database: bool) -> SyncChoice:
         """Take these options out of those of a command. click.UsageError: one makes no sense without another.
         SettingsError: the limit is none."""
-        from embedctl.sync.comparison import Limit  # here, because most commands compare nothing
-
         sync, delete, at_most, cache = map(given.pop, _NAMES)
         of_file = sync and not to_database
         if delete and not sync:

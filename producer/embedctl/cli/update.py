@@ -16,7 +16,7 @@ from embedctl.cli.corpora import records_again
 from embedctl.cli.job_command import JobCommand
 from embedctl.cli.json_forms import job_form
 from embedctl.cli.results import exit_status, why_ended
-from embedctl.cli.sources import Sources, earlier_of, opened_cache, sources_of
+from embedctl.cli.sources import earlier_of, opened_cache, sources_of
 from embedctl.cli.sync import Report, Sync, Work, lacking
 from embedctl.corpus.records import Record
 from embedctl.destinations.files import fetch
@@ -25,6 +25,8 @@ from embedctl.jobs.enqueue import job_spec
 from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.store import JobStatus
+from embedctl.sync.comparison import Difference
+from embedctl.sync.merged import Merged, OtherVectors, Sources
 from embedctl.terminal.progress import JobProgress
 from embedctl.waiting.results import ChunkVectors
 from embedctl_config.errors import JobError, JobNotFound, JobStalled, OutputError
@@ -33,8 +35,6 @@ from embedctl_config.printable import printable
 
 if TYPE_CHECKING:
     from embedctl.sync.cache import Cache
-    from embedctl.sync.comparison import Difference
-    from embedctl.sync.merged import Merged
 
 #: How often a line tells how much is written (seconds).
 _LINE_EVERY_S = 10.0
@@ -57,8 +57,6 @@ class Update(Work):
     def run(self) -> Report:
         """If what is known can't be used, nothing is queued. InputError: the corpus can't be read, or changes
         meanwhile."""
-        from embedctl.sync.merged import OtherVectors  # here, because most commands compare nothing
-
         sync = self.said(str(self.path.absolute())) if self.command.sync.of_file else nullcontext()
         with sync, opened_cache(self.broker, self.command) as self._cache:
             try:
@@ -75,15 +73,13 @@ class Update(Work):
 
     def _done(self, sources: Sources) -> Report:
         """Compare, encode what is lacking, write everything, and add what was encoded to the cache."""
-        from embedctl.sync.merged import Merged
-
         self._discard()
         difference = sources.compared(self._records(), self.progress.say)
         if difference.to_encode:
             self._job = self._made(difference)
         else:
             self.progress.say("No text is new or changed: nothing is encoded")
-        merged = Merged(difference, sources.known, self._records, self._spec, self._job, sources.about)
+        merged = Merged(difference, sources, self._records, self._spec, self._job)
         delivered = self._written(merged, len(difference.found))
         self._say_what_is_trusted(sources, difference)
         if self._job is not None and self._cache is not None:

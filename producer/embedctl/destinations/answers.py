@@ -63,7 +63,6 @@ class Answers:
         read: reads the job's requests, if the files that it was made of are at hand. Those that were not run have a
             line then.
         begin: the position of the first record that belongs to no line yet.
-        known: the position up to which all requests have a line; None if that is unknown.
         reason: why requests were not run; None if the job tells.
     """
 
@@ -74,21 +73,19 @@ class Answers:
         read: ReadRequests | None = None,
         *,
         begin: int = 0,
-        known: int | None = 0,
         reason: Reason | None = None,
     ) -> None:
         self.open: _Open | None = None
         self._job = job
         self._latest = latest
         self._requests = None if read is None else Requests(job.id, read)
-        self._begin = begin
-        self._known = known
+        self._begin = self._known = begin
         self._reason = reason
         self._given_up = False
         self.left_out = False
 
     @property
-    def known(self) -> int | None:
+    def known(self) -> int:
         """The position up to which all requests have a line, apart from one that is open."""
         return self._known if self.open is None else self.open.first
 
@@ -174,7 +171,7 @@ class Answers:
 
     def _not_run(self, end: int | None, before: str | None = None) -> Iterator[Answer]:
         """The lines of the requests between the last one that is known and a position, or those that are left."""
-        if self._known is None or self._known == end:
+        if self._known == end:
             return
         if self._requests is None:
             self.left_out = True

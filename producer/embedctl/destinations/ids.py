@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
 import numpy as np
@@ -56,23 +56,25 @@ def decided(heads: Iterable[ChunkVectors], records: int, duplicates: Duplicates)
     nameless: list[int] = []
     without = 0
     with UniqueIds(last=duplicates is Duplicates.LAST, others=left_out.add) as ids:
-        for chunk in heads:
-            failed = {error.position for error in chunk.errors}
-            for position, label in zip(chunk.positions.tolist(), chunk.ids, strict=True):
-                if position in failed:
-                    continue
-                if label is not None:
-                    ids.add(label, position)
-                    continue
+        for position, label in _with_vectors(heads):
+            if label is None:
                 without += 1
-                if len(nameless) < NAMED:
-                    nameless.append(position)
+                nameless += [position][: NAMED - len(nameless)]
+            else:
+                ids.add(label, position)
         ids.find()
     if without:
         raise no_id(without, nameless)
     if ids.count and duplicates is Duplicates.ERROR:
         raise repeated(ids)
     return left_out
+
+
+def _with_vectors(heads: Iterable[ChunkVectors]) -> Iterator[tuple[int, str | None]]:
+    for chunk in heads:
+        failed = {error.position for error in chunk.errors}
+        there = zip(chunk.positions.tolist(), chunk.ids, strict=True)
+        yield from ((position, label) for position, label in there if position not in failed)
 
 
 def no_id(count: int, first: list[int]) -> InputError:

@@ -17,8 +17,8 @@ from embedctl.destinations.files import Readable
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.numbers import FLOAT32, Numbers
 from embedctl.store import JobSpec, JobState, JobStatus
-from embedctl.sync.comparison import LACKING, Difference, corpus_changed
-from embedctl.sync.known import Known
+from embedctl.sync.comparison import LACKING, Difference, compare_texts, corpus_changed
+from embedctl.sync.known import Earlier, Known
 from embedctl.waiting.results import ChunkVectors, FailedRecord, TruncatedRecord, Vectors
 from embedctl_config.errors import EmbedctlError, JobFailed, OutputError
 
@@ -33,6 +33,31 @@ class OtherVectors(EmbedctlError):
         super().__init__(f"the job was encoded with other model files ({model_fingerprint[:12]})")
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sources:
+    """Where vectors come from, other than from a job. `about` says what they are; None if nothing tells. They are
+    `confirmed` if the settings or live workers tell the model's files."""
+
+    earlier: Earlier | None = None
+    cached: Known | None = None
+    about: Contract | None = None
+    confirmed: bool = False
+
+    @property
+    def known(self) -> list[Known]:
+        return [each for each in (self.earlier, self.cached) if each is not None]
+
+    def compared(self, records: Iterator[Record], say: Callable[[str], None]) -> Difference:
+        if self.known:
+            say(f"Comparing the corpus with {' and '.join(each.name for each in self.known)}")
+        return compare_texts(self.known, records)
+
+    def copied(self, difference: Difference) -> tuple[int, int]:
+        """How many records were found in the earlier output, and in the cache."""
+        numbers = {id(each): difference.count(number) for number, each in enumerate(self.known)}
+        return numbers.get(id(self.earlier), 0), numbers.get(id(self.cached), 0)
+
+
 class _Result(NamedTuple):
     """A record's vector, which is NaN if it failed, the digest of its text, and how many tokens were used and lost."""
 
@@ -44,23 +69,21 @@ class _Result(NamedTuple):
 
 class Merged:
     """The results of a corpus in the form of a job's, for :func:`embedctl.destinations.files.fetch`: in blocks of equal
-    size. `difference` says where each vector comes from, and `known` what it was compared with; `records` reads the
-    corpus once more. There is no job if nothing is lacking, and `about`, which says what the copied vectors are, is
-    None if none is copied."""
+    size. `difference` says from which of the sources each vector comes; `records` reads the corpus once more. There
+    is no job if nothing is lacking."""
 
     def __init__(
         self,
         difference: Difference,
-        known: Sequence[Known],
+        sources: Sources,
         records: Callable[[], Iterator[Record]],
         spec: JobSpec,
         job: Readable | None,
-        about: Contract | None,
     ) -> None:
-        self._difference, self._known, self._records = difference, known, records
+        self._difference, self._known, self._records = difference, sources.known, records
         self._spec, self._job = spec, job
-        self._about = about if difference.unchanged else None
-        self._dim = next((each.dim for number, each in enumerate(known) if difference.count(number)), None)
+        self._about = sources.about if difference.unchanged else None
+        self._dim = next((each.dim for number, each in enumerate(sources.known) if difference.count(number)), None)
         self._ended_by: JobFailed | None = None
         self.id = "" if job is None else job.id
 
