@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,9 +30,6 @@ from embedctl_config.errors import (
     OutputError,
     SettingsError,
 )
-
-#: Begins to read a job's results.
-_Results = Callable[[], Iterator[ChunkVectors]]
 
 
 class Readable(Protocol):
@@ -91,27 +88,40 @@ def fetch(
     if answers is not None:
         chosen = BATCH_FORMAT
     stored = job.stored_numbers() if job.status().drained_to is not None else FLOAT32
-    results = partial(job.iter_results, progress=progress)
     from_parts, numbers = _taken_from_parts(numbers, stored), _agreed(job, numbers, stored)
     refuse_numbers(path, chosen, numbers, stored)
+    if is_stdout(path) and chosen not in ("jsonl", BATCH_FORMAT):
+        raise SettingsError(f"standard output takes jsonl, not {chosen}: name a file with the suffix .{chosen}")
+    with _kept_from_others(path):
+        if not (clobber or is_stdout(path)):
+            # Again, because another process may have written the file since the command began.
+            refuse_to_clobber(path, chosen)
+        if numbers.kind is OutputType.INT8 and numbers.ranges is None:
+            ranges, _ = ranges_of(_up_to_its_end(job, progress), f"job {job.id}")
+            numbers = Numbers(numbers.kind, ranges)
+        if chosen == "npy":  # its array has a row for each record
+            job.wait_until_sealed(progress)
+        content = Content.of(job.status(), path, numbers, lambda: Contract.of(job.status()))
+        writer = writer_of(chosen)(content) if answers is None else JsonlWriter(content, answers)
+        file = _File(job, path, writer, numbers, from_parts, written, refused)
+        try:
+            run(partial(job.iter_results, progress=progress), file, job.status)
+        except BaseException:
+            writer.discard()
+            raise
+        return file.done
+
+
+@contextmanager
+def _kept_from_others(path: Path) -> Iterator[None]:
+    """Keep other processes from writing a file meanwhile, unless it is standard output. OutputError: it can't be
+    written."""
     if is_stdout(path):
-        if chosen not in ("jsonl", BATCH_FORMAT):
-            raise SettingsError(f"standard output takes jsonl, not {chosen}: name a file with the suffix .{chosen}")
-        writer: Writer = JsonlWriter(Content(path, 0), answers)
-        return _fetch(results, _File(job, path, writer, numbers, from_parts, written, refused))
+        yield
+        return
     try:
         with locked(path):
-            if not clobber:
-                # Again, because another process may have written the file since the command began.
-                refuse_to_clobber(path, chosen)
-            if numbers.kind is OutputType.INT8 and numbers.ranges is None:
-                ranges, _ = ranges_of(_up_to_its_end(job, progress), f"job {job.id}")
-                numbers = Numbers(numbers.kind, ranges)
-            if chosen == "npy":  # its array has a row for each record
-                job.wait_until_sealed(progress)
-            content = Content.of(job.status(), path, numbers, lambda: Contract.of(job.status()))
-            writer = writer_of(chosen)(content) if answers is None else JsonlWriter(content, answers)
-            return _fetch(results, _File(job, path, writer, numbers, from_parts, written, refused))
+            yield
     except BrokerUnavailable:  # also an OSError, but one of Redis
         raise
     except OSError as error:
@@ -157,16 +167,6 @@ def _taken_from_parts(numbers: Numbers | None, stored: Numbers) -> Collection[st
     if numbers is not None and numbers.kind is OutputType.FLOAT32:
         return OutputType.FLOAT16, OutputType.INT8  # they are to be restored
     return () if stored.kind is OutputType.FLOAT32 else (stored.kind,)
-
-
-def _fetch(results: _Results, file: _File) -> Delivered:
-    """Write the results; what is unfinished is removed if that fails."""
-    try:
-        run(results, file, file.job.status)
-    except BaseException:
-        file.writer.discard()
-        raise
-    return file.done
 
 
 @dataclass

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from embedctl.corpus.digests import NO_DIGEST, Digests, as_rows
+from embedctl.corpus.digests import NO_DIGEST, as_rows
 from embedctl.corpus.kept import TEXT_SHA256, TOKENS
 from embedctl.destinations.numbers import FLOAT32, Numbers, OutputType
 from embedctl.destinations.place import place_of
@@ -26,7 +25,8 @@ try:
 except ImportError as error:
     raise MissingExtra("parquet", "a drained job") from error
 
-_OWN = ("position", "id", "embedding", "error_code", "error_message", "tokens_used", "tokens_lost")
+_VECTORS = "embedding"
+_OWN = ("position", "id", _VECTORS, "error_code", "error_message", "tokens_used", "tokens_lost")
 
 
 def numbers_of_parts(drains: Drains, job_id: str) -> Numbers:
@@ -122,52 +122,35 @@ class _OpenPart:
 
 
 def _vectors_of(table: Any, footer: Mapping[str, Any], numbers: Numbers) -> ChunkVectors:
-    tokens = _tokens(table)
-    if tokens is not None:
-        table = table.drop_columns([TOKENS])
-    digests = _digests(table)
-    if digests is not None:
-        table = table.drop_columns([TEXT_SHA256])
-    columns = {name: table.column(name).to_pylist() for name in table.column_names if name != "embedding"}
-    dim = footer["vectors"].get("dimensions", table.schema.field("embedding").type.list_size)
-    rows = list(zip(*(columns[name] for name in _OWN if name != "embedding"), strict=True))
-    kept_names = [name for name in table.column_names if name not in _OWN]
-    kept = zip(*(columns[name] for name in kept_names), strict=True)
+    tokens, digests = _column(table, TOKENS, "uint32"), _column(table, TEXT_SHA256, "fixed_size_binary[32]")
+    told = [name for name, column in ((TOKENS, tokens), (TEXT_SHA256, digests)) if column is not None]
+    kept = table.drop_columns([*_OWN, *told])
+    positions, ids, codes, messages, used, lost = (table.column(name).to_pylist() for name in _OWN if name != _VECTORS)
+    dim = footer["vectors"].get("dimensions", table.schema.field(_VECTORS).type.list_size)
     return ChunkVectors(
-        positions=np.asarray(columns["position"], np.int64),
-        ids=columns["id"],
+        positions=np.asarray(positions, np.int64),
+        ids=ids,
         vectors=vectors_in(table, numbers, dim),
         errors=[
-            FailedRecord(position, label, ErrorCode(code), message or "")
-            for position, label, code, message, _, _ in rows
+            FailedRecord(positions[row], ids[row], ErrorCode(code), messages[row] or "")
+            for row, code in enumerate(codes)
             if code is not None
         ],
         truncations=[
-            TruncatedRecord(position, label, used, lost)
-            for position, label, _, _, used, lost in rows
-            if used is not None
+            TruncatedRecord(positions[row], ids[row], count, lost[row])
+            for row, count in enumerate(used)
+            if count is not None
         ],
         precision=str(footer.get("precision", "")),
         bounds=str(footer.get("bounds", "")),
-        kept=[dict(zip(kept_names, each, strict=True)) for each in kept] if kept_names else None,
-        tokens=tokens,
-        digests=digests,
+        kept=kept.to_pylist() if kept.num_columns else None,
+        tokens=None if tokens is None else tokens.fill_null(0).to_numpy().astype(np.int64),  # 0 without a vector
+        digests=None if digests is None else as_rows(b"".join(each or NO_DIGEST for each in digests.to_pylist())),
         stored_as="" if numbers.kind is OutputType.FLOAT32 else numbers.kind.value,
     )
 
 
-def _tokens(table: Any) -> npt.NDArray[np.int64] | None:
-    """The tokens of each record, 0 where there is no vector; None if the part does not tell them."""
-    # No kept field has a column of this type.
-    if TOKENS not in table.column_names or str(table.schema.field(TOKENS).type) != "uint32":
-        return None
-    counts: npt.NDArray[np.int64] = table.column(TOKENS).fill_null(0).to_numpy().astype(np.int64)
-    return counts
-
-
-def _digests(table: Any) -> Digests | None:
-    """The digest of each record; None if the part does not tell them."""
-    # No kept field has a column of this type.
-    if TEXT_SHA256 not in table.column_names or str(table.schema.field(TEXT_SHA256).type) != "fixed_size_binary[32]":
-        return None
-    return as_rows(b"".join(each or NO_DIGEST for each in table.column(TEXT_SHA256).to_pylist()))
+def _column(table: Any, name: str, kind: str) -> Any:
+    """A column that the job may tell; None if the part has none. No kept field has a column of this type."""
+    is_there = name in table.column_names and str(table.schema.field(name).type) == kind
+    return table.column(name) if is_there else None

@@ -171,46 +171,46 @@ class PartsBucket(Place):
     def publish(self, name: str, *, replace: bool = False) -> None:
         scratch = self.scratch(name)
         digest, size = digest_of(scratch)
-        with plain_errors():
-            self._files.put_file(
-                str(scratch),
-                self._key(name),
-                mode="overwrite" if replace else "create",
-                Metadata={_SHA256: digest},
-                ContentType="application/octet-stream",
-            )
+        self._ask(
+            "put_file",
+            str(scratch),
+            self._key(name),
+            mode="overwrite" if replace else "create",
+            Metadata={_SHA256: digest},
+            ContentType="application/octet-stream",
+        )
         if self.digest(name) != (digest, size):  # asked of the store, and not of a cache
             raise OSError(f"{self.path_of(name)} is not what was sent")
         scratch.unlink()
 
     def digest(self, name: str) -> tuple[str, int]:
         bucket, _, key = self._key(name).partition("/")
-        with plain_errors():
-            head = self._files.call_s3("head_object", Bucket=bucket, Key=key)
+        head = self._ask("call_s3", "head_object", Bucket=bucket, Key=key)
         return str(head["Metadata"].get(_SHA256, "")), int(head["ContentLength"])
 
     def source(self, name: str) -> Any:
-        with plain_errors():
-            return self._files.open(self._key(name), "rb")
+        return self._ask("open", self._key(name), "rb")
 
     def listed(self) -> dict[str, int]:
-        with plain_errors():
-            try:
-                found = self._files.ls(self._prefix, detail=True, refresh=True)
-            except FileNotFoundError:
-                if not self._files.exists(self._prefix.partition("/")[0]):
-                    raise
-                return {}
+        try:
+            found = self._ask("ls", self._prefix, detail=True, refresh=True)
+        except FileNotFoundError:
+            if not self._ask("exists", self._prefix.partition("/")[0]):
+                raise
+            return {}
         return {each["name"].rpartition("/")[2]: each["size"] for each in found}
 
     def read(self, name: str) -> bytes:
-        with plain_errors():
-            content: bytes = self._files.cat_file(self._key(name))
+        content: bytes = self._ask("cat_file", self._key(name))
         return content
 
     def remove(self, name: str) -> None:
+        self._ask("rm_file", self._key(name))
+
+    def _ask(self, method: str, /, *args: Any, **named: Any) -> Any:
+        """What a method of fsspec answers."""
         with plain_errors():
-            self._files.rm_file(self._key(name))
+            return getattr(self._files, method)(*args, **named)
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}"

@@ -59,28 +59,26 @@ class ResultReader:
         timeout: float | None = None,
         progress: Progress | None = None,
         since: float | None = None,
-        status: JobStatus | None = None,
-        first: bytes | None = None,
-        waits_for_retries: bool = True,
+        ended: JobStatus | None = None,
     ) -> Iterator[ChunkVectors]:
         """The results of one chunk after the other; see :meth:`Job.iter_results`. In a job that was ended before its
         last record, a chunk that was not encoded comes without records.
 
-        `since` is when the wait for the first chunk began, by the monotonic clock; None: when it is asked for. `status`
-        is the job's, if it has just been looked at, and `first` the result of its first chunk, if it was read with
-        that. Without `waits_for_retries`, it raises JobUnfinished where it would wait for records that are retried.
+        `since` is when the wait for the first chunk began, by the monotonic clock; None: when it is asked for. With the
+        status of a job that has `ended`, it raises JobUnfinished where it would wait for records that are retried.
         """
         limit = TimeLimit(timeout, time.monotonic() if since is None else since)
-        if status is None and (status := self._waiter.ended_lately()) is not None and progress is not None:
+        status = ended or self._waiter.ended_lately()
+        if status is None:
+            status = self._waiter.look(progress, limit.deadline)
+        elif progress is not None:
             progress(status)
-        status = status or self._waiter.look(progress, limit.deadline)
         refuse_cancelled(status)
         index, cut_short = start, False
         while (chunks := _chunks_to_read(status)) is None or index < chunks:
             wait = partial(self._wait_for_chunk, limit=limit, progress=progress)
-            read = None if index or first is None else self._knowing(wire.decode_result(first))
-            retried = wait if waits_for_retries else self._refuse_to_wait
-            chunk = self._waiter.ask(partial(self._chunk, index, status, retried, read), limit.deadline)
+            retried = wait if ended is None else self._refuse_to_wait
+            chunk = self._waiter.ask(partial(self._chunk, index, status, retried), limit.deadline)
             if chunk is None and status.stopped_by is not None:
                 chunk, cut_short = no_records(status.dim or 0), True
             if chunk is None:
@@ -99,8 +97,8 @@ class ResultReader:
         waiter = self._waiter
         waiter.reads_result = waiter.sealed_with == 1
         try:
-            status = waiter.until_ended(limit, progress, only_end=True)
-            return list(self.chunks(status=status, first=waiter.first_result))
+            waiter.until_ended(limit, progress, only_end=True)
+            return list(self.chunks())
         finally:
             waiter.reads_result, waiter.first_result = False, None
 
@@ -127,7 +125,7 @@ class ResultReader:
     def fill(self, status: JobStatus, vectors: Vectors, start: int = 0) -> Iterator[None]:
         """Put the vectors of one chunk after the other into their rows. Raises JobFailed if no record has a vector, and
         JobUnfinished if somebody has retried its records since its end."""
-        for chunk in self.chunks(start, status=status, waits_for_retries=False):
+        for chunk in self.chunks(start, ended=status):
             if status.failed == status.records and chunk.errors:
                 raise _all_failed(status, chunk.errors[0])
             vectors[chunk.positions] = chunk.vectors
@@ -215,12 +213,9 @@ class ResultReader:
         return chunk if later is None else overlaid(chunk, later)
 
     def _whole(self, job_id: str, index: int) -> ChunkResult | None:
-        data = self._broker.jobs.result(job_id, index)
+        read_before = None if index else self._waiter.first_result
+        data = read_before or self._broker.jobs.result(job_id, index)
         return None if data is None else wire.decode_result(data)
-
-    def _knowing(self, first: ChunkResult) -> _Read:
-        """Reads chunks; the first one was read before."""
-        return lambda job_id, index: self._whole(job_id, index) if index else first
 
     def _is_drained(self, index: int) -> bool:
         return self._waiter.ask(partial(self._broker.drains.is_drained, self._job_id, index))
