@@ -192,11 +192,11 @@ def _renew_locks() -> None:
 
     A lock belongs to the class, so every access through any application takes it.
     """
-    for module in filter(None, map(sys.modules.get, _WITH_LOCKS)):
-        for found in vars(module).values():
-            for each in vars(found).values() if isinstance(found, type) else ():
-                if isinstance(each, cached_property):
-                    each.lock = RLock()  # type: ignore[attr-defined]  # functools' in Python 3.11, or its own
+    modules = filter(None, map(sys.modules.get, _WITH_LOCKS))
+    classes = [found for module in modules for found in vars(module).values() if isinstance(found, type)]
+    for each in [attribute for found in classes for attribute in vars(found).values()]:
+        if isinstance(each, cached_property):
+            each.lock = RLock()  # type: ignore[attr-defined]  # functools' in Python 3.11, or its own
 
 
 os.register_at_fork(after_in_child=_renew_locks)

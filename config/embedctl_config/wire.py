@@ -279,10 +279,9 @@ def _read_head(data: bytes | memoryview) -> tuple[_Cursor, int, str, ChunkResult
     checksums = cursor.numbers(rows, "I")
     ids, positions = _read_optional_columns(cursor, flags, rows)
     tokens = cursor.numbers(rows, "I") if flags & _HAS_TOKENS else None
-    failed = cursor.numbers(cursor.count(), "I")
-    codes, messages = _words(cursor.column(len(failed))), _words(cursor.column(len(failed)))
+    errors = _read_errors(cursor)
     cuts = cursor.numbers(3 * cursor.count(), "I")
-    if any(row >= rows for row in (*failed, *cuts[::3])):
+    if any(row >= rows for row in (*(error.row for error in errors), *cuts[::3])):
         raise WireForeign("a result names a row beyond its own end")
     return (
         cursor,
@@ -303,13 +302,16 @@ def _read_head(data: bytes | memoryview) -> tuple[_Cursor, int, str, ChunkResult
             ids=ids,
             positions=positions,
             tokens=tokens,
-            errors=[
-                RecordError(row, _error_code(code), message)
-                for row, code, message in zip(failed, codes, messages, strict=True)
-            ],
+            errors=errors,
             truncations=[Truncation(*cuts[at : at + 3]) for at in range(0, len(cuts), 3)],
         ),
     )
+
+
+def _read_errors(cursor: _Cursor) -> list[RecordError]:
+    rows = cursor.numbers(cursor.count(), "I")
+    codes, messages = _words(cursor.column(len(rows))), _words(cursor.column(len(rows)))
+    return [RecordError(row, _error_code(code), text) for row, code, text in zip(rows, codes, messages, strict=True)]
 
 
 def _error_code(word: str) -> ErrorCode:

@@ -6,7 +6,7 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -178,14 +178,20 @@ class Call:
         body = bytearray()
         try:
             async with asyncio.timeout(self.gateway.body_s):
-                async for piece in self.request.stream():
+                async for piece in self._pieces():
                     body += piece
-                    self.hold(len(piece))
-                    if len(body) > MAX_BODY_BYTES:
-                        raise _too_large()
         except TimeoutError:
             raise invalid(f"the body took longer than {self.gateway.body_s:g} s", "timeout", None, 408) from None
         return bytes(body)
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for piece in self.request.stream():
+            size += len(piece)
+            self.hold(len(piece))
+            if size > MAX_BODY_BYTES:
+                raise _too_large()
+            yield piece
 
 
 Handler = Callable[[Call], Awaitable[Response]]

@@ -183,15 +183,18 @@ def redis_findings(info: Mapping[str, Any], config: Mapping[str, str], machine_b
         f"maxmemory-policy {config.get('maxmemory-policy')}",
         "maxmemory-policy noeviction: any other forgets texts and vectors",
     )
-    limit = int(config.get("maxmemory") or 0)
+    yield _memory(int(config.get("maxmemory") or 0), int(info["used_memory"]), machine_bytes)
+
+
+def _memory(limit: int, used: int, machine_bytes: int) -> Finding:
     share = limit / machine_bytes
-    yield _judge(
+    return _judge(
         0 < share <= LARGEST_SHARE,
         Level.WARN,
         "memory",
-        f"maxmemory {limit:,} bytes, {share:.0%} of this machine's; {int(info['used_memory']):,} used"
+        f"maxmemory {limit:,} bytes, {share:.0%} of this machine's; {used:,} used"
         if limit
-        else f"maxmemory is not set; {int(info['used_memory']):,} bytes used",
+        else f"maxmemory is not set; {used:,} bytes used",
         f"maxmemory below {LARGEST_SHARE:.0%} of the machine ({int(machine_bytes * LARGEST_SHARE):,}): saving and "
         "rewriting need the rest",
     )

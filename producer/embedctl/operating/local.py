@@ -22,11 +22,14 @@ from embedctl.queueing.broker import Broker
 from embedctl_config import durable, keys
 from embedctl_config.errors import BrokerUnavailable, ExitStatus, MissingExtra, ModelNotFound, WorkerError
 from embedctl_config.locks import locked
+from embedctl_config.retry import Policy, RetryLimit
 from embedctl_config.settings import Settings, expanded
 
 #: Time limits for Redis to answer, and for a worker to load its models (seconds).
 _REDIS_START_S = 60.0
 _WORKER_START_S = 600.0
+#: How often they are asked meanwhile.
+_STARTING = Policy(0.05, 0.1)
 #: Longest path of a unix socket, without the file's name: sun_path of unix(7) has 108 bytes.
 _SOCKET_PATH_MAX = 90
 _LOG_TAIL = 20
@@ -248,17 +251,11 @@ def _child(command: list[str], log_file: Path, environment: Mapping[str, str]) -
 
 
 def _wait_for_redis(settings: Settings, process: subprocess.Popen[bytes], log_file: Path) -> None:
-    deadline = time.monotonic() + _REDIS_START_S
+    limit = RetryLimit(
+        longest_s=_REDIS_START_S, pausing=lambda _: _still_running(process, "the private Redis", log_file)
+    )
     with closing(Broker.connect(settings)) as broker:
-        while True:
-            _still_running(process, "the private Redis", log_file)
-            try:
-                broker.connection.now_ms()
-                return
-            except BrokerUnavailable:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.05)
+        _STARTING.call(broker.connection.now_ms, BrokerUnavailable, failed=limit)
 
 
 def _wait_for_worker(settings: Settings, process: subprocess.Popen[bytes], log_file: Path) -> None:

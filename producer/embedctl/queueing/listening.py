@@ -7,7 +7,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import closing, suppress
 from contextvars import ContextVar, copy_context
@@ -52,6 +52,13 @@ class Listening:
     until: float
     wake: Callable[[], None]
     only_end: bool = False
+
+    def hears(self, events: Iterable[Event]) -> bool:
+        """Whether it is to be woken by these events. Those that are new are seen."""
+        new = [event for event in events if _order(event.id) > _order(self.seen)]
+        if new:
+            self.seen = new[-1].id
+        return any(event.may_end or not self.only_end for event in new)
 
 
 class Listener:
@@ -179,13 +186,9 @@ class Listener:
         with self._changed:
             self._reads = None
             for each in list(self._waiting) if found else ():
-                events = found.get(keys.events(each.job_id).encode(), ())
-                new = [event for event in events if _order(event.id) > _order(each.seen)]
-                if new:
-                    each.seen = new[-1].id
-                    if any(event.may_end or not each.only_end for event in new):
-                        del self._waiting[each]
-                        each.wake()
+                if each.hears(found.get(keys.events(each.job_id).encode(), ())):
+                    del self._waiting[each]
+                    each.wake()
 
 
 def _tell(loop: asyncio.AbstractEventLoop, heard: asyncio.Future[None]) -> None:

@@ -78,7 +78,7 @@ class BatchStore:
         made = keys.made(digest_of("batch", tenant, request))
         script_keys = [keys.batch(batch_id), keys.batches(tenant), made, keys.UNFINISHED]
         ttl_ms = keys.FILE_TTL_S * 1000
-        return make(self._connection, script_keys, batch_id, ttl_ms, keys.batch(""), flat(facts), again=again)
+        return make(self._connection, script_keys, batch_id, ttl_ms, flat(facts), again=again)
 
     def get(self, batch_id: str, tenant: str) -> StoredBatch | None:
         """A tenant's batch; None if it has no such batch."""

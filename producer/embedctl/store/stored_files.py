@@ -88,7 +88,6 @@ class FileStore:
             [keys.file(file.id), keys.files(file.tenant), keys.made(digest_of("file", file.tenant, request))],
             file.id,
             file.ttl_ms,
-            keys.file(""),
             file.fields(),
             again=again,
         )
@@ -215,12 +214,13 @@ def make(
     script_keys: Sequence[str],
     made_id: str,
     ttl_ms: int,
-    prefix: str,
     fields: Sequence[Any],
     *,
     again: bool,
 ) -> str:
-    """Make a file or a batch; returns its id, or that of the one that the same request has made before."""
+    """Make a file or a batch, whose key comes first; returns its id, or that of the one that the same request has made
+    before."""
+    prefix = script_keys[0].removesuffix(made_id)
     args = [made_id, ttl_ms, prefix, int(again), keys.MADE_TTL_S * 1000, *fields]
     _, rest = connection.script("make", script_keys, args)
     found: str = rest[0].decode()
