@@ -21,7 +21,7 @@ from benchmarks.ours.service import ROOT, Figures, Service, service
 from tests.support.host_stand_in_vectors import Tables
 
 from embedctl.common.processes import running
-from embedctl.corpus.records import records_of
+from embedctl.corpus.rows import Rows, records_of
 from embedctl.jobs.enqueue import submit
 from embedctl.jobs.job import Job
 from embedctl.jobs.options import SubmitOptions
@@ -119,7 +119,7 @@ def _run(of: Service, worker: int, texts: list[str], chunk: int, model: Model) -
         redis = int(client.info("server")["process_id"])
     os.kill(worker, signal.SIGSTOP)
     try:
-        records = records_of(texts, max_bytes=of.settings.max_text_bytes)
+        records = records_of(texts, Rows(of.settings.max_text_bytes))
         job = submit(broker, records, SubmitOptions(model=STAND_IN, hardware=STAND_IN, chunk_size=chunk))
         before = [cpu_seconds(pid) for pid in (worker, redis)]
     finally:

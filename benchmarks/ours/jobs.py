@@ -16,6 +16,7 @@ from benchmarks.ours.service import Figures, seconds_of, service
 
 from embedctl import Job, enqueue_embeddings
 from embedctl.corpus.reading import open_corpus
+from embedctl.corpus.rows import Rows
 from embedctl.jobs.enqueue import submit
 from embedctl.jobs.options import SubmitOptions
 from embedctl.queueing.broker import Broker
@@ -110,7 +111,7 @@ def submit_rate(*, records: int = 200_000) -> Figures:
 
         def queue() -> None:
             broker = Broker.connect(of.settings)
-            corpus = open_corpus(str(path), max_bytes=of.settings.max_text_bytes)
+            corpus = open_corpus(str(path), rows=Rows(of.settings.max_text_bytes))
             corpus.check()  # as the command line does
             submit(broker, corpus.records(), SubmitOptions(model="none", hardware="cpu"))
             broker.close()

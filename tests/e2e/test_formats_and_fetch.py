@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from embedctl import enqueue_embeddings
 from embedctl.cli.run import _run_key
 from embedctl.corpus.reading import open_corpus
+from embedctl.corpus.rows import Rows
 from embedctl.destinations.files import fetch
 from embedctl_config import keys
 from tests.support.here import Here
@@ -145,7 +146,7 @@ def test_a_dry_run_on_one_machine_needs_no_redis_and_writes_nothing(embedctl: Ru
 
 def test_the_key_of_a_run_covers_all_files_and_the_limit(tmp_path: Path) -> None:
     def key(command: str = "command") -> str | None:
-        return _run_key(open_corpus(str(tmp_path), max_bytes=10), command)
+        return _run_key(open_corpus(str(tmp_path), rows=Rows(10)), command)
 
     (tmp_path / "a.txt").write_text("a")
     seen = {key(), key("with another limit")}
@@ -160,4 +161,4 @@ def test_the_key_of_a_run_covers_all_files_and_the_limit(tmp_path: Path) -> None
     (tmp_path / "b.txt").rename(tmp_path / "c.txt")
     seen.add(key())
     assert len(seen) == 6
-    assert _run_key(open_corpus(str(tmp_path), "-", max_bytes=10), "command") is None
+    assert _run_key(open_corpus(str(tmp_path), "-", rows=Rows(10)), "command") is None

@@ -20,7 +20,7 @@ import pytest
 import redis as redis_py
 
 from embedctl import Job, JobLost, JobState, enqueue_embeddings
-from embedctl.corpus.records import records_of
+from embedctl.corpus.rows import Rows, records_of
 from embedctl.destinations.files import fetch
 from embedctl.jobs.enqueue import submit
 from embedctl.jobs.options import SubmitOptions
@@ -315,7 +315,7 @@ def test_a_full_redis_makes_everybody_wait_and_nobody_drop_anything(here: Here) 
     submitted = in_background(
         lambda: submit(
             here.broker,
-            records_of(held_at(23, gate), max_bytes=10_000),
+            records_of(held_at(23, gate), Rows(10_000)),
             SubmitOptions(chunk_size=5),
             lambda records, waiting_for: told.append((records, waiting_for)),
         )

@@ -12,7 +12,7 @@ import pytest
 import redis as redis_py
 
 from embedctl import Job, JobState, enqueue_embeddings
-from embedctl.corpus.records import records_of
+from embedctl.corpus.rows import Rows, records_of
 from embedctl.jobs.enqueue import submit
 from embedctl.jobs.options import SubmitOptions
 from embedctl.queueing.broker import Broker
@@ -123,7 +123,7 @@ def half(settings: Settings, broker: Broker, raw: redis_py.Redis) -> str:
 
     options = SubmitOptions(chunk_size=10, prompt="query: ", max_errors=3, ttl=1000, idempotency_key="k")
     with pytest.raises(KeyboardInterrupt):
-        submit(broker, records_of(dies(), max_bytes=1000), options)
+        submit(broker, records_of(dies(), Rows(1000)), options)
     job_id = active_job_id(broker)
     raw.delete(keys.producer(job_id))
     return job_id

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from embedctl.corpus.records import records_of
+from embedctl.corpus.rows import Rows, records_of
 from embedctl.jobs.enqueue import submit
 from embedctl.jobs.job import Job
 from embedctl.jobs.options import SubmitOptions
@@ -30,7 +30,7 @@ def submits(texts: Sequence[str]) -> Body:
     """A producer: it submits a corpus to the job, or the missing part of it, and waits for the end."""
 
     def body(broker: Broker, job_id: str) -> str:
-        records = records_of(texts, max_bytes=1000)
+        records = records_of(texts, Rows(1000))
         return str(submit(broker, records, SubmitOptions(resume=job_id)).wait().state)
 
     return body

@@ -331,7 +331,7 @@ def no_time_of_its_own(recorder: Recorder) -> Iterator[None]:
             ("embedctl.waiting.submission.time", clock),
             ("embedctl.queueing.reaper.time", clock),
             ("embedctl.jobs.retry.secrets", dice),
-            ("embedctl.waiting.submission.secrets", dice),
+            ("embedctl.jobs.enqueue.secrets", dice),
             ("tests.explorer.bodies.secrets", dice),
             ("embedctl.waiting.submission.Lease", _NoLease),
             ("embedctl.jobs.enqueue._begun", lambda broker, options, ahead: broker.jobs.status(options.resume)),

@@ -48,18 +48,15 @@ class Written:
 def write(
     files: FileStore,
     batch: StoredBatch,
-    job: Job | None,
-    read: ReadRequests | None,
-    reason: Reason,
+    by_chunk: Iterable[tuple[Iterable[Answer], int]],
     check: Callable[[], None],
 ) -> Written:
-    """Write the answers to a batch whose job has ended; without a job, nothing was run. `read` reads the requests; None
-    if they are gone. `reason` says why requests were not run. `check` is called after each chunk; what it raises ends
-    the writing, and what was written is removed. Raises JobNotFound if the job, or a result of it, is gone."""
+    """Write the answers to a batch, which :func:`answers_by_chunk` gives. `check` is called after each chunk; what it
+    raises ends the writing, and what was written is removed."""
     output, error = files.writer(), files.writer()
     completed = failed = tokens = 0
     try:
-        for answers, encoded in _by_chunk(batch, job, read, reason):
+        for answers, encoded in by_chunk:
             for answer in answers:
                 (error if answer.failed else output).add(answer.line + b"\n")
                 completed += not answer.failed
@@ -74,10 +71,14 @@ def write(
         raise
 
 
-def _by_chunk(
+def answers_by_chunk(
     batch: StoredBatch, job: Job | None, read: ReadRequests | None, reason: Reason
 ) -> Iterator[tuple[Iterable[Answer], int]]:
-    """The answers that end with each chunk, and how many tokens the chunk has."""
+    """The answers to a batch whose job has ended that end with each chunk, and how many tokens the chunk has.
+
+    Without a job, nothing was run. `read` reads the requests; None if they are gone. `reason` says why requests were
+    not run. Raises JobNotFound if the job, or a result of it, is gone.
+    """
     if job is None:
         for answer in none_run(batch.id, read, reason) if read is not None else ():
             yield (answer,), 0

@@ -17,6 +17,7 @@ from pathlib import Path
 from embedctl.common.notices import Reminder
 from embedctl.corpus.batch import KEPT_OF_REQUEST, BatchCorpus
 from embedctl.corpus.reading import open_corpus
+from embedctl.corpus.rows import Rows
 from embedctl.destinations.not_run import EXPIRED, STOPPED, Reason
 from embedctl.jobs import enqueue
 from embedctl.jobs.job import Job
@@ -45,7 +46,7 @@ from embedctl_config.errors import (
 from embedctl_config.hardware import PRECISIONS
 from embedctl_config.retry import ASIDE, Growing
 from embedctl_config.tenants import NORMAL
-from embedctl_gateway.batches.answers import Written, lines_of, only, write
+from embedctl_gateway.batches.answers import Written, answers_by_chunk, lines_of, only, write
 from embedctl_gateway.http.refusals import log_failure
 
 log = logging.getLogger(__name__)
@@ -375,9 +376,9 @@ class _Work:
         says why requests were not run, if the job does not tell."""
         job = Job(job_id, self._broker) if job_id else None
         with tempfile.TemporaryDirectory(prefix="embedctl-batch-") as folder:
-            read = self._reader(Path(folder))
+            answers = answers_by_chunk(self._batch, job, self._reader(Path(folder)), reason)
             try:
-                written = write(self._files, self._batch, job, read, reason, self._held.check)
+                written = write(self._files, self._batch, answers, self._held.check)
             except JobNotFound as error:
                 self._lost_results(status, reason, lost=isinstance(error, JobLost))
                 return
@@ -393,16 +394,18 @@ class _Work:
         try:
             self._held.end(facts, written)
         except (_Lost, _Turn):
-            if not self._is_made(written):
-                for file in written.files:
-                    with suppress(EmbedctlError):  # it goes with its time to live
-                        self._files.remove(file)
+            if self._withdraw(written):
                 raise
         self._discard(job_id)
 
-    def _is_made(self, written: Written) -> bool:
-        """Whether the step was done, and only the answer lost."""
-        return bool(written.files) and self._files.get(written.files[0].id, self._batch.tenant) is not None
+    def _withdraw(self, written: Written) -> bool:
+        """Remove files that nobody will see. False if the step was done, and only the answer lost."""
+        if written.files and self._files.get(written.files[0].id, self._batch.tenant) is not None:
+            return False
+        for file in written.files:
+            with suppress(EmbedctlError):  # it goes with its time to live
+                self._files.remove(file)
+        return True
 
     def _lost_results(self, status: str, reason: Reason, *, lost: bool) -> None:
         """Redis has lost results, or all of the job: submit it again, or end the batch without what it has done."""
@@ -453,7 +456,7 @@ class _Work:
 
     def _corpus(self, path: Path) -> BatchCorpus:
         most = self._broker.settings.max_text_bytes
-        files = open_corpus(str(path), file_format="jsonl", max_bytes=most).files
+        files = open_corpus(str(path), file_format="jsonl", rows=Rows(most)).files
         return BatchCorpus(files, most, None, unique=True, named=_NAMED)
 
 

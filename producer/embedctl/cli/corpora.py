@@ -18,6 +18,7 @@ from embedctl.corpus.batch import BATCH_FORMAT, KEPT_OF_REQUEST, BatchCorpus, is
 from embedctl.corpus.inputs import SUFFIXES
 from embedctl.corpus.reading import Corpus, open_corpus
 from embedctl.corpus.records import Record
+from embedctl.corpus.rows import Rows
 from embedctl.destinations.formats import files_of, guess_format
 from embedctl.destinations.jsonl import errors_beside
 from embedctl.destinations.place import Place
@@ -69,10 +70,7 @@ class CorpusChoice:
         corpus = open_corpus(
             *paths,
             file_format="jsonl" if format == BATCH_FORMAT else format,
-            text_field=text_field,
-            id_field=id_field,
-            keep=options.keep,
-            max_bytes=settings.max_text_bytes,
+            rows=Rows(settings.max_text_bytes, text_field, id_field, options.keep),
             limit=limit,
             written=[path.resolve() for path in (*files_of(output), errors_beside(output))]
             if isinstance(output, Path)
@@ -159,7 +157,7 @@ def records_again(choice: CorpusChoice) -> Iterator[Record]:
 
 
 def requests_in(settings: Settings, paths: Sequence[str]) -> BatchCorpus:
-    files = open_corpus(*paths, file_format="jsonl", max_bytes=settings.max_text_bytes).files
+    files = open_corpus(*paths, file_format="jsonl", rows=Rows(settings.max_text_bytes)).files
     return BatchCorpus(files, settings.max_text_bytes, None, unique=False)
 
 

@@ -126,36 +126,39 @@ class BatchCorpus:
         BatchFileError, which names the first ones and counts all, if some requests are refused, or if there is none.
         """
         shared = _Shared(model, dimensions)
-        mistakes: list[Mistake] = []
-        lines = wrong = inputs = 0
         with UniqueIds(self._named) as ids:
-            for place, line in self._lines():
-                lines += 1
-                try:
-                    row = _json(line)
-                    custom_id = _custom_id(row)
-                    if self._unique:
-                        ids.add(custom_id, place)
-                    request = _request(custom_id, row)
-                    shared.check(request, self._where(place))
-                    inputs += len(request.inputs)
-                except _Refused as refused:
-                    wrong += 1
-                    if len(mistakes) < self._named:
-                        mistakes.append(Mistake(place, *refused.args))
-                if wrong == lines == _HOPELESS:
-                    break
+            found = self._mistakes(shared, ids)
+            mistakes = list(islice(found, self._named))
+            wrong = len(mistakes) + sum(1 for _ in found)
             ids.find()
-        self.checked, self.inputs = lines, inputs
         mistakes += [
             Mistake(again, "duplicate_custom_id", "custom_id", f"its custom_id is that of {self._where(before)}")
             for again, before in ids.first
         ]
         if mistakes:
             raise self._refusal(sorted(mistakes, key=lambda each: each.place)[: self._named], wrong + ids.count)
-        if not lines:
+        if not self.checked:
             raise self.empty()
         return shared.model, shared.dimensions
+
+    def _mistakes(self, shared: _Shared, ids: UniqueIds) -> Iterator[Mistake]:
+        """What is wrong with requests alone, or beside those before them; counts what is read."""
+        self.checked = self.inputs = wrong = 0
+        for place, line in self._lines():
+            self.checked += 1
+            try:
+                row = _json(line)
+                custom_id = _custom_id(row)
+                if self._unique:
+                    ids.add(custom_id, place)
+                request = _request(custom_id, row)
+                shared.check(request, self._where(place))
+                self.inputs += len(request.inputs)
+            except _Refused as refused:
+                wrong += 1
+                yield Mistake(place, *refused.args)
+            if wrong == self.checked == _HOPELESS:
+                return
 
     def records(self, on_bad_line: object = None) -> Iterator[Record]:
         """A record for each input of each request, read lazily; BatchFileError if a line has changed since a check."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -12,7 +12,7 @@ from embedctl.corpus.file import CorpusFile
 from embedctl.corpus.inputs import FORMATS, expanded, guess_format
 from embedctl.corpus.kept import names_with_values
 from embedctl.corpus.records import Record
-from embedctl.corpus.rows import ID_FIELD, Line, Places, Rows
+from embedctl.corpus.rows import Line, Places, Rows
 from embedctl.corpus.unique import UniqueIds, repeated
 from embedctl_config.errors import InputError
 
@@ -99,7 +99,7 @@ class Corpus:
             ids.find()
         if ids.count:
             wanted = {position for pair in ids.first for position in pair}
-            rows = Places(self.rows.text_field, self.rows.id_field, self.rows.max_bytes)
+            rows = Places(self.rows.max_bytes, self.rows.text_field, self.rows.id_field)
             places = (record.text.decode() for record in self.good_records(rows))
             at = {position: place for position, place in enumerate(places) if position in wanted}
             raise repeated(ids.count, [f"{at[again]}: its id is that of {at[before]}" for again, before in ids.first])
@@ -138,11 +138,8 @@ class Corpus:
 
 def open_corpus(
     *paths: str,
+    rows: Rows,
     file_format: str | None = None,
-    text_field: str = "text",
-    id_field: str = ID_FIELD,
-    keep: Sequence[str] = (),
-    max_bytes: int,
     limit: int | None = None,
     written: Collection[Path] = (),
 ) -> Corpus:
@@ -150,9 +147,6 @@ def open_corpus(
 
     Args:
         file_format: the format of all files; if None, each file's name tells it.
-        text_field, id_field: names of fields, or paths such as `body.input` into nested objects.
-        keep: fields that travel with the records, named in the same way.
-        max_bytes: the longest text.
         limit: the most records.
         written: as for :func:`expanded`, which raises InputError for files that are not there.
 
@@ -164,7 +158,7 @@ def open_corpus(
     guessed = file_format is None
     return Corpus(
         tuple(CorpusFile(path, file_format or guess_format(path), guessed) for path in files),
-        Rows(text_field, id_field, max_bytes, keep),
+        rows,
         limit,
     )
 

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from embedctl.corpus.fields import MISSING, field_of, no_field
-from embedctl.corpus.kept import kept_fields
-from embedctl.corpus.mistakes import check_many, is_missing, is_stray, python_value, wrong_item
 from embedctl_config.errors import InputError
 from embedctl_config.wire import RecordKind
 
 #: The longest id of a record (bytes): the id travels with the record, and comes back with its vector.
 MAX_ID_BYTES = 1024
-
-#: Marks the end of the ids; None stands for a record without an id.
-_END = object()
 
 #: A record as callers may pass it: text, or a mapping with text and an optional id.
 RecordLike = str | Mapping[str, Any]
@@ -63,122 +57,6 @@ def _invalid_bytes(text: str) -> bytes:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         return text.encode("utf-8", "surrogatepass")
-
-
-def records_of(
-    texts: Iterable[RecordLike],
-    *,
-    ids: Iterable[str | int | None] | None = None,
-    text_field: str = "text",
-    id_field: str = "id",
-    keep: Sequence[str] = (),
-    max_bytes: int,
-) -> Iterator[Record]:
-    """Records of strings, or of mappings with a text and an optional id; `keep` names fields that travel with them. The
-    iterables are read lazily.
-
-    An item of another kind is the mistake of a program, so it is refused. What data may hold becomes a record, which
-    alone will fail: a missing value (None, NaN), and a number or a date after the first text. So does whatever a
-    mapping's text field holds.
-
-    Raises InputError if `texts` or `ids` is a single string, a mapping, a table or nothing to iterate over; and while
-    reading, if an item, an id or a kept field is not usable, fields are to be kept of an item that is no mapping, or
-    `ids` is shorter or longer than `texts`.
-    """
-    check_many("texts", texts, text_field)
-    if ids is not None:
-        check_many("ids", ids, id_field)
-    return _records(texts, ids, text_field, id_field, keep, max_bytes)
-
-
-def _records(
-    texts: Iterable[RecordLike],
-    ids: Iterable[str | int | None] | None,
-    text_field: str,
-    id_field: str,
-    keep: Sequence[str],
-    max_bytes: int,
-) -> Iterator[Record]:
-    labels = None if ids is None else iter(ids)
-    checked = _Checked(text_field)
-    position = -1
-    for position, item in enumerate(texts):
-        where = f"record {position}"
-        label: object = None
-        text: object = item
-        kept: bytes | None = None
-        if isinstance(item, Mapping):
-            text, label = text_and_id(item, text_field, id_field, where)
-            text = text if isinstance(text, str) else python_value(text)
-            kept = kept_fields(item, keep, where)
-        else:
-            text = item if isinstance(item, str) else checked(item, position)
-            kept = _nothing_kept(text, keep, where, text_field) if keep else None
-        if labels is not None:
-            label = next(labels, _END)
-            if label is _END:
-                raise InputError(f"ids has {position} entries, and texts has more: give one id for each text")
-        yield make_record(text, None if label is None else _check_label(label, where), max_bytes, kept)
-    if labels is not None and next(labels, _END) is not _END:
-        raise InputError(f"texts has {position + 1} entries, and ids has more: give one id for each text")
-
-
-def _nothing_kept(item: object, keep: Sequence[str], where: str, text_field: str) -> bytes | None:
-    """The kept fields of an item that is no mapping: null, if the item is missing in the data; raises InputError if it
-    is not missing."""
-    if is_missing(item):
-        return kept_fields({}, keep, where)
-    raise InputError(
-        f"{where} is {kind_of(item)}, and keep names fields of mappings: give mappings such as "
-        f'{{"{text_field}": …, "{keep[0]}": …}}'
-    )
-
-
-class _Checked:
-    """Takes the items that are neither strings nor mappings, and refuses those that are a program's mistake."""
-
-    def __init__(self, text_field: str) -> None:
-        self._text_field = text_field
-        self._missing = 0
-
-    def __call__(self, item: object, position: int) -> object:
-        """The text of an item, or what stands in its place in the data."""
-        value = python_value(item)
-        if is_missing(value):
-            self._missing += 1
-        elif isinstance(value, bytes) or (is_stray(value) and position > self._missing):
-            pass  # if anything came before that was not missing, it was a text, and the stray value is a slip
-        elif not isinstance(value, str):
-            raise wrong_item(value, f"record {position}", self._text_field)
-        return value
-
-
-#: Types of ids that need no conversion. A tuple, because Python would build a union again for each record.
-_PLAIN_IDS = (str, int)
-
-
-def _check_label(label: object, where: str) -> str | None:
-    """An id of a caller in Python; None also for a missing value of pandas, and the value of an Arrow scalar."""
-    if isinstance(label, _PLAIN_IDS):
-        return check_id(label, where)
-    value = python_value(label)
-    if is_missing(value):
-        return None
-    if not isinstance(value, str) and not hasattr(value, "__index__"):
-        instead = 'ids=df["id"].astype("Int64")' if isinstance(value, float) else "ids=map(str, ids)"
-        raise InputError(
-            f"{where}: an id must be text or a whole number, not of type {type(value).__name__}: give {instead}"
-        )
-    return check_id(value, where)
-
-
-def text_and_id(item: Mapping[str, Any], text_field: str, id_field: str, where: str) -> tuple[object, object]:
-    """The text and the id of a mapping, whose fields may be nested: see :func:`field_of`. Raises InputError, which
-    lists the fields that exist, if the text field is missing."""
-    text = field_of(item, text_field, MISSING)
-    if text is MISSING:
-        raise no_field(text_field, item, where)
-    return text, field_of(item, id_field)
 
 
 def check_id(label: object, where: str) -> str | None:

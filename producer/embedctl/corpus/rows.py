@@ -1,30 +1,34 @@
-"""How the rows of a corpus become records."""
+"""How the rows of a corpus become records, and what a program gives in their place."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from embedctl.corpus.fields import MISSING, field_of, no_field
 from embedctl.corpus.kept import kept_fields
-from embedctl.corpus.records import Record, check_id, make_record
+from embedctl.corpus.mistakes import check_many, is_missing, is_stray, python_value, wrong_item
+from embedctl.corpus.records import Record, RecordLike, check_id, kind_of, make_record
 from embedctl_config.errors import InputError
 
 #: The field of an id unless another is named. No row needs it.
 ID_FIELD = "id"
 
+#: Marks the end of the ids; None stands for a record without an id.
+_END = object()
 #: A record, or the error of a line that holds no record.
 Line = Record | InputError
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Where a row has its text and its id, the longest text (bytes), and the fields that travel with the record."""
+    """The longest text (bytes), where a row has its text and its id, and the fields that travel with the record. Fields
+    are names, or paths such as `body.input` into nested objects."""
 
-    text_field: str
-    id_field: str
     max_bytes: int
+    text_field: str = "text"
+    id_field: str = ID_FIELD
     keep: Sequence[str] = ()
 
     def line(self, row: Mapping[str, Any], where: str, *, absent: Any = MISSING) -> Line:
@@ -83,3 +87,104 @@ def _has(columns: Mapping[str, Any] | Iterable[str], path: str) -> bool:
     if isinstance(columns, Mapping):
         return field_of(columns, path, MISSING) is not MISSING
     return path in columns
+
+
+def records_of(
+    texts: Iterable[RecordLike], rows: Rows, ids: Iterable[str | int | None] | None = None
+) -> Iterator[Record]:
+    """Records of strings, or of mappings, which are rows with a text and an optional id. The iterables are read lazily.
+
+    An item of another kind is the mistake of a program, so it is refused. What data may hold becomes a record, which
+    alone will fail: a missing value (None, NaN), and a number or a date after the first text. So does whatever a
+    mapping's text field holds.
+
+    Raises InputError if `texts` or `ids` is a single string, a mapping, a table or nothing to iterate over; and while
+    reading, if an item, an id or a kept field is not usable, fields are to be kept of an item that is no mapping, or
+    `ids` is shorter or longer than `texts`.
+    """
+    check_many("texts", texts, rows.text_field)
+    if ids is not None:
+        check_many("ids", ids, rows.id_field)
+    return _records(texts, rows, ids)
+
+
+def _records(texts: Iterable[RecordLike], rows: Rows, ids: Iterable[str | int | None] | None) -> Iterator[Record]:
+    labels = None if ids is None else iter(ids)
+    checked = _Checked(rows.text_field)
+    position = -1
+    for position, item in enumerate(texts):
+        where = f"record {position}"
+        label: object = None
+        text: object = item
+        kept: bytes | None = None
+        if isinstance(item, Mapping):
+            text, label = _text_and_id(item, rows, where)
+            kept = kept_fields(item, rows.keep, where)
+        else:
+            text = item if isinstance(item, str) else checked(item, position)
+            kept = _nothing_kept(text, rows, where) if rows.keep else None
+        if labels is not None:
+            label = next(labels, _END)
+            if label is _END:
+                raise InputError(f"ids has {position} entries, and texts has more: give one id for each text")
+        yield make_record(text, None if label is None else _check_label(label, where), rows.max_bytes, kept)
+    if labels is not None and next(labels, _END) is not _END:
+        raise InputError(f"texts has {position + 1} entries, and ids has more: give one id for each text")
+
+
+def _nothing_kept(item: object, rows: Rows, where: str) -> bytes | None:
+    """The kept fields of an item that is no mapping: null, if the item is missing in the data; raises InputError if it
+    is not missing."""
+    if is_missing(item):
+        return kept_fields({}, rows.keep, where)
+    raise InputError(
+        f"{where} is {kind_of(item)}, and keep names fields of mappings: give mappings such as "
+        f'{{"{rows.text_field}": …, "{rows.keep[0]}": …}}'
+    )
+
+
+class _Checked:
+    """Takes the items that are neither strings nor mappings, and refuses those that are a program's mistake."""
+
+    def __init__(self, text_field: str) -> None:
+        self._text_field = text_field
+        self._missing = 0
+
+    def __call__(self, item: object, position: int) -> object:
+        """The text of an item, or what stands in its place in the data."""
+        value = python_value(item)
+        if is_missing(value):
+            self._missing += 1
+        elif isinstance(value, bytes) or (is_stray(value) and position > self._missing):
+            pass  # if anything came before that was not missing, it was a text, and the stray value is a slip
+        elif not isinstance(value, str):
+            raise wrong_item(value, f"record {position}", self._text_field)
+        return value
+
+
+#: Types of ids that need no conversion. A tuple, because Python would build a union again for each record.
+_PLAIN_IDS = (str, int)
+
+
+def _check_label(label: object, where: str) -> str | None:
+    """An id of a caller in Python; None also for a missing value of pandas, and the value of an Arrow scalar."""
+    if isinstance(label, _PLAIN_IDS):
+        return check_id(label, where)
+    value = python_value(label)
+    if is_missing(value):
+        return None
+    if not isinstance(value, str) and not hasattr(value, "__index__"):
+        instead = 'ids=df["id"].astype("Int64")' if isinstance(value, float) else "ids=map(str, ids)"
+        raise InputError(
+            f"{where}: an id must be text or a whole number, not of type {type(value).__name__}: give {instead}"
+        )
+    return check_id(value, where)
+
+
+def _text_and_id(item: Mapping[str, Any], rows: Rows, where: str) -> tuple[object, object]:
+    """The text and the id of a mapping, whose fields may be nested: see :func:`field_of`. Raises InputError, which
+    lists the fields that exist, if the text field is missing."""
+    text = field_of(item, rows.text_field, MISSING)
+    if text is MISSING:
+        raise no_field(rows.text_field, item, where)
+    return text if isinstance(text, str) else python_value(text), field_of(item, rows.id_field)

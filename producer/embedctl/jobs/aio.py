@@ -11,14 +11,16 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence, Sized
+from concurrent.futures import Future
 from contextlib import suppress
 from enum import Enum, auto
 from functools import partial, update_wrapper
 from inspect import signature
-from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, Unpack, cast
+from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, Unpack
 
 from embedctl.corpus.records import Record, RecordLike
-from embedctl.jobs.enqueue import read_records, submit
+from embedctl.corpus.rows import Rows, records_of
+from embedctl.jobs.enqueue import submit
 from embedctl.jobs.job import Job
 from embedctl.jobs.options import JobOptions, SubmitOptions
 from embedctl.queueing.broker import Broker
@@ -62,15 +64,13 @@ async def aenqueue_embeddings(
     """
     check_timeout(timeout)
     chosen = SubmitOptions.of(**options)
-    feed = _Feed(texts) if isinstance(texts, AsyncIterable) else None
+    source = _Feed(texts) if isinstance(texts, AsyncIterable) else texts
     cancelled = threading.Event()
 
     def work() -> Job:
-        source = cast("Iterable[RecordLike]", texts) if feed is None else feed
         broker = Broker.shared(load_settings() if settings is None else settings)
-        records = read_records(broker, source, chosen, ids=ids, text_field=text_field, id_field=id_field)
-        at_hand = feed is None and isinstance(texts, Sized)
-        return submit(broker, _until(cancelled, records), chosen, report, timeout, at_hand=at_hand)
+        records = records_of(source, Rows(broker.settings.max_text_bytes, text_field, id_field, chosen.keep), ids)
+        return submit(broker, _until(cancelled, records), chosen, report, timeout, at_hand=isinstance(source, Sized))
 
     loop = asyncio.get_running_loop()
 
@@ -84,15 +84,20 @@ async def aenqueue_embeddings(
         return AsyncJob(await asyncio.wrap_future(submitted))
     except asyncio.CancelledError:
         cancelled.set()
-        if feed is not None:
-            feed.stop()
-        ended = asyncio.gather(asyncio.wrap_future(submitted), return_exceptions=True)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(ended, _TIDY_S)
+        if isinstance(source, _Feed):
+            source.stop()
+        await _tidied(submitted)
         raise
     finally:
-        if feed is not None:
-            await feed.close()
+        if isinstance(source, _Feed):
+            await source.close()
+
+
+async def _tidied(submitted: Future[Job]) -> None:
+    """Let a cancelled submission free what it has queued."""
+    ended = asyncio.gather(asyncio.wrap_future(submitted), return_exceptions=True)
+    with suppress(TimeoutError):
+        await asyncio.wait_for(ended, _TIDY_S)
 
 
 def _describe(call: Callable[..., object], method: Callable[..., object]) -> None:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import dataclasses
 import logging
 import secrets
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from functools import partial
 from typing import Any, TypeVar, Unpack
 
 from embedctl.common.notices import Reminder
 from embedctl.corpus.digests import with_digests
-from embedctl.corpus.records import Record, RecordLike, records_of
+from embedctl.corpus.records import Record, RecordLike
+from embedctl.corpus.rows import Rows, records_of
 from embedctl.jobs.job import Job
 from embedctl.jobs.offered import check_against_workers
 from embedctl.jobs.options import JobOptions, SubmitOptions
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.chunk_sizes import ReadAhead
 from embedctl.queueing.chunking import chunks_of
-from embedctl.queueing.retrying import check_timeout, is_redis_away, retry_redis
+from embedctl.queueing.retrying import TimeLimit, is_redis_away, retry_redis
 from embedctl.queueing.routing import resolve, same_model, with_chunk_size
 from embedctl.store import InlineJob, JobSpec, JobStatus
 from embedctl.waiting.submission import Submission, SubmitProgress
@@ -103,28 +103,8 @@ def enqueue_embeddings(
     """
     chosen = SubmitOptions.of(**options)
     broker = Broker.shared(load_settings() if settings is None else settings)
-    records = read_records(broker, texts, chosen, ids=ids, text_field=text_field, id_field=id_field)
-    return submit(broker, records, chosen, progress, timeout, at_hand=isinstance(texts, Sized))
-
-
-def read_records(
-    broker: Broker,
-    texts: Iterable[RecordLike],
-    options: SubmitOptions,
-    *,
-    ids: Iterable[str | int | None] | None,
-    text_field: str,
-    id_field: str,
-) -> Iterator[Record]:
-    """The records in texts, as :func:`enqueue_embeddings` takes them; read lazily."""
-    return records_of(
-        texts,
-        ids=ids,
-        text_field=text_field,
-        id_field=id_field,
-        keep=options.keep,
-        max_bytes=broker.settings.max_text_bytes,
-    )
+    rows = Rows(broker.settings.max_text_bytes, text_field, id_field, chosen.keep)
+    return submit(broker, records_of(texts, rows, ids), chosen, progress, timeout, at_hand=isinstance(texts, Sized))
 
 
 def submit(
@@ -145,56 +125,51 @@ def submit(
     Ctrl-C, the timeout, or an exception from `records` or `progress` interrupts the submission. Without an idempotency
     key or `resume`, nobody could resume the job, so it is cancelled.
     """
-    check_timeout(timeout)
-    began = time.monotonic()
-    deadline = None if timeout is None else began + timeout
+    limit = TimeLimit.from_now(timeout)
     broker.connection.check_server()
     # Imports take a while. Where one fails, or is interrupted, there is no job yet.
     broker.tickets.prepare()
-    if options.resume is not None:  # by any producer: those on the command line ask for digests, others may not
-        begun = broker.jobs.status(broker.jobs.resolve(options.resume))
-        options = dataclasses.replace(options, digests=bool(begun.options.get("digests")))
-    if options.duplicates == "error":
-        from embedctl.corpus.unique import checked  # here, because few calls need it
-
-        records = checked(records)
-    ahead = ReadAhead(with_digests(records) if options.digests else records, at_hand=at_hand)
-    when_there_is_room = partial(_when_there_is_room, progress=progress, deadline=deadline)
-    inline, token = None, None
-    if on_job is None and options.idempotency_key is None and options.resume is None:
-        token = secrets.token_hex(8)
-        begin = partial(_begun_inline, broker, options, ahead, token)
-        inline = when_there_is_room(begin)
+    options = _as_begun(broker, options)
+    ahead = ReadAhead(_checked(records, options), at_hand=at_hand)
+    when_there_is_room = partial(_when_there_is_room, progress=progress, deadline=limit.deadline)
+    resumable = options.idempotency_key is not None or options.resume is not None
+    token, job = secrets.token_hex(8), None
+    if on_job is None and not resumable:
+        inline = when_there_is_room(partial(_begun_inline, broker, options, ahead, token))
         if inline is not None and inline.sealed_at is not None:
-            return _finished(broker, inline, progress, deadline)
-    if inline is not None:
-        broker.send(inline.queue, inline.issued)
-    if inline is not None and inline.job_id is not None:
-        job = broker.jobs.status(inline.job_id)  # a step failed: each is taken by itself, and some of them again
-    else:
-        job = when_there_is_room(lambda: _begun(broker, options, ahead))
+            return _finished(broker, inline, progress, limit.deadline)
+        job = None if inline is None else _half_begun(broker, inline)
+    if job is None:
+        job = when_there_is_room(partial(_begun, broker, options, ahead))
     if on_job is not None:
         on_job(job)
-    chunks = chunks_of(ahead, max_rows=job.options["chunk_size"], max_bytes=job.options["chunk_bytes"])
-    resumable = options.idempotency_key is not None or options.resume is not None
     try:
-        with Submission(broker, job, progress, timeout, began=began, token=token) as submission:
-            submission.reopen()
-            try:
-                for chunk in chunks:
-                    submission.add(chunk)
-            except QuotaExceeded:  # the job is empty: it must not count, nor keep its idempotency key
-                if options.resume is None:
-                    _cancel(broker, job.id)
-                raise
-            submission.seal()
+        chunks = _add_all(Submission(broker, job, progress, limit, token), job, ahead, options)
     except (BrokerUnavailable, JobError, QuotaExceeded):
         raise  # the message says how to resume, or the job has ended
     except BaseException as error:  # Ctrl-C and SystemExit too
         if not resumable and not is_redis_away(error):
             _cancel(broker, job.id)
         raise
-    return Job(job.id, broker, sealed_with=submission.chunks)
+    return Job(job.id, broker, sealed_with=chunks)
+
+
+def _as_begun(broker: Broker, options: SubmitOptions) -> SubmitOptions:
+    """The options, with digests if a job to resume has them: it may be resumed by any producer, and those on the
+    command line ask for digests, while others may not."""
+    if options.resume is None:
+        return options
+    begun = broker.jobs.status(broker.jobs.resolve(options.resume))
+    return dataclasses.replace(options, digests=bool(begun.options.get("digests")))
+
+
+def _checked(records: Iterable[Record], options: SubmitOptions) -> Iterable[Record]:
+    """The records, with what the options ask for each of them."""
+    if options.duplicates == "error":
+        from embedctl.corpus.unique import checked  # here, because few calls need it
+
+        records = checked(records)
+    return with_digests(records) if options.digests else records
 
 
 def _begun_inline(broker: Broker, options: SubmitOptions, ahead: ReadAhead, token: str) -> InlineJob | None:
@@ -210,6 +185,12 @@ def _begun_inline(broker: Broker, options: SubmitOptions, ahead: ReadAhead, toke
         return None
     payload = wire.encode_input(chunk)
     return broker.jobs.create_inline(spec, payload, digest=wire.digest_of(payload), rows=len(chunk), token=token)
+
+
+def _half_begun(broker: Broker, inline: InlineJob) -> JobStatus | None:
+    """An inline job of which a step failed, if it was made: each step is taken by itself, and some of them again."""
+    broker.send(inline.queue, inline.issued)
+    return None if inline.job_id is None else broker.jobs.status(inline.job_id)
 
 
 def _finished(broker: Broker, inline: InlineJob, progress: SubmitProgress | None, deadline: float | None) -> Job:
@@ -256,6 +237,22 @@ def _begun(broker: Broker, options: SubmitOptions, ahead: ReadAhead) -> JobStatu
         del now["chunk_bytes"]
         _check_same(broker, job, now)
     return job
+
+
+def _add_all(submission: Submission, job: JobStatus, ahead: ReadAhead, options: SubmitOptions) -> int:
+    """Add all records to a job, and seal it; returns its number of chunks."""
+    chunks = chunks_of(ahead, max_rows=job.options["chunk_size"], max_bytes=job.options["chunk_bytes"])
+    with submission:
+        submission.reopen()
+        try:
+            for chunk in chunks:
+                submission.add(chunk)
+        except QuotaExceeded:  # the job is empty: it must not count, nor keep its idempotency key
+            if options.resume is None:
+                _cancel(submission.broker, job.id)
+            raise
+        submission.seal()
+    return submission.chunks
 
 
 def _values(options: SubmitOptions) -> dict[str, Any]:

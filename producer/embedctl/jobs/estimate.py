@@ -7,8 +7,8 @@ import json
 import struct
 import subprocess
 import sys
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import IO, Any, cast
@@ -103,26 +103,16 @@ def estimate(broker: Broker, records: Iterable[Record], options: SubmitOptions, 
     rows, size = spec.options["chunk_size"], spec.options["chunk_bytes"]
     hardware, model = spec.hardware, spec.model
     served = [row.models[model] for row in broker.workers.alive() if row.hardware == hardware and model in row.models]
-    chunks = total = unusable = text_bytes = kept_bytes = 0
-    with ExitStack() as stack:
-        texts = stack.enter_context(UniqueIds(0, cost=_COST))
-        command = [sys.executable, "-m", "embedctl_workers.commands.count", model]
-        command += ["--windows"] if options.truncation == "mean" else []
-        command += [] if options.prompt_name is None else [f"--prompt-name={options.prompt_name}"]
-        pipe = subprocess.PIPE
-        process = stack.enter_context(running(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL))
-        counter = _TokenCounter(process)
-        for group in groups_of(ahead, max_rows=rows, max_bytes=size):
-            chunks += 1
-            for record in group:
-                total += 1
-                text_bytes += len(record.text)
-                kept_bytes += len(record.kept or b"")
-                if record.kind is not RecordKind.TEXT or not record.text.strip():
-                    unusable += 1
-                    continue
-                texts.add_digest(hashlib.blake2b(record.text, digest_size=16).digest(), total)
-                counter.add((options.prompt or "").encode() + record.text)
+    chunks = total = usable = text_bytes = kept_bytes = 0
+    with UniqueIds(0, cost=_COST) as texts, _counting(model, options) as counter:
+        for chunks, group in enumerate(groups_of(ahead, max_rows=rows, max_bytes=size), 1):  # noqa: B007
+            total += len(group)
+            text_bytes += sum(len(record.text) for record in group)
+            kept_bytes += sum(len(record.kept or b"") for record in group)
+            for text in filter(bytes.strip, (each.text for each in group if each.kind is RecordKind.TEXT)):
+                usable += 1
+                texts.add_digest(hashlib.blake2b(text, digest_size=16).digest(), usable)
+                counter.add((options.prompt or "").encode() + text)
         counted = counter.result()
         texts.find()
     tokens = counted["tokens"] if counted else round(text_bytes / BYTES_PER_TOKEN)
@@ -133,7 +123,7 @@ def estimate(broker: Broker, records: Iterable[Record], options: SubmitOptions, 
     return Estimate(
         hardware=hardware,
         records=total,
-        unusable=unusable,
+        unusable=total - usable,
         duplicates=texts.count,
         tokens=tokens,
         exact=counted is not None,
@@ -147,6 +137,17 @@ def estimate(broker: Broker, records: Iterable[Record], options: SubmitOptions, 
         chunk_size=rows,
         chunk_bytes=size,
     )
+
+
+@contextmanager
+def _counting(model: str, options: SubmitOptions) -> Iterator[_TokenCounter]:
+    """A counter of the tokens that the records of a job have."""
+    command = [sys.executable, "-m", "embedctl_workers.commands.count", model]
+    command += ["--windows"] if options.truncation == "mean" else []
+    command += [] if options.prompt_name is None else [f"--prompt-name={options.prompt_name}"]
+    pipe = subprocess.PIPE
+    with running(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
+        yield _TokenCounter(process)
 
 
 class _TokenCounter:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -49,27 +48,24 @@ _ANOTHER_PRODUCER, _WORKERS = "another producer of this job", "workers to make r
 
 class Submission:
     """Adds chunks to one job as its only live producer. A context manager: inside it, no other producer may add. The
-    timeout (seconds) counts from `began` on, by the monotonic clock, or from now. `token` is the one with which this
-    producer has begun to add, if it has."""
+    `token` is that of this producer, which may have begun to add with it."""
 
     def __init__(
         self,
         broker: Broker,
         job: JobStatus,
         progress: SubmitProgress | None,
-        timeout: float | None = None,
-        *,
-        began: float | None = None,
-        token: str | None = None,
+        limit: TimeLimit,
+        token: str,
     ) -> None:
-        self._broker = broker
-        self._limit = TimeLimit(timeout, time.monotonic() if began is None else began)
+        self.broker = broker
+        self._limit = limit
         self._waiter = Waiter(job.id, broker, seen="$", pausing=lambda error: self._report(_store_of(error)))
         self._remind = Reminder(log.warning)
         self._job = job
         self._job_id = job.id
         self._progress = progress
-        self._token = secrets.token_hex(8) if token is None else token
+        self._token = token
         #: How many chunks and records were added or existed already.
         self.chunks = self._records = 0
         self._lease = Lease(self._renew, keys.PRODUCER_LEASE_S / 3, _SHORT_S)
@@ -83,7 +79,7 @@ class Submission:
         self._lease.end()
         if error is not None and not isinstance(error, BrokerUnavailable) and not is_redis_away(error):
             with suppress(EmbedctlError):  # otherwise the lease runs out, only later
-                self._broker.jobs.hold(self._job_id, self._token, lease_s=0)
+                self.broker.jobs.hold(self._job_id, self._token, lease_s=0)
 
     def add(self, chunk: ChunkInput) -> None:
         """Add the next chunk, or check that the job has it. Then send tickets as the window allows, and wait for room.
@@ -97,13 +93,13 @@ class Submission:
         """
         self._check_time()
         payload = wire.encode_input(chunk)
-        upload = self._retried(partial(self._broker.jobs.upload, self._job, "in", self.chunks, payload))
+        upload = self._retried(partial(self.broker.jobs.upload, self._job, "in", self.chunks, payload))
         ask = partial(self._add, upload, wire.digest_of(payload), len(chunk))
         answer, waiting = self._alone(partial(self._within_limits, ask), lambda added: added[0] is not Added.HELD)
         if answer is Added.SEALED:
             raise CorpusChanged(f"job {self._job_id} ended after record {self._records - 1}; the corpus now has more")
         if answer is Added.STOPPED:
-            raise self._retried(lambda: self._broker.jobs.why_stopped(self._job_id))
+            raise self._retried(lambda: self.broker.jobs.why_stopped(self._job_id))
         if answer is Added.DIFFERS:
             raise CorpusChanged(self._first_difference(chunk))
         self.chunks += 1
@@ -111,25 +107,25 @@ class Submission:
         if answer is Added.OK:
             self._retried(self._send_tickets)
         self._report()
-        if waiting > self._retried(self._broker.high_water):
+        if waiting > self._retried(self.broker.high_water):
             self._wait_for_workers()
 
     def reopen(self) -> None:
         """If the job was stopped, open it again for its corpus. Raises as :meth:`add` does."""
         if self._job.state is JobState.STOPPED:
-            resume = partial(self._broker.jobs.resume, self._job_id, self._token)
+            resume = partial(self.broker.jobs.resume, self._job_id, self._token)
             self._alone(partial(self._retried, resume), bool)
 
     def seal(self) -> None:
         """Say that the job has all its chunks. Raises as :meth:`add` does."""
-        hold = partial(self._broker.jobs.hold, self._job_id, self._token)
+        hold = partial(self.broker.jobs.hold, self._job_id, self._token)
         self._alone(partial(self._retried, hold), bool)
-        self._retried(lambda: self._broker.jobs.seal(self._job_id, self.chunks))
+        self._retried(lambda: self.broker.jobs.seal(self._job_id, self.chunks))
         self._retried(self._send_tickets)
 
     def _add(self, upload: Upload, digest: bytes, rows: int) -> tuple[Added, int]:
         def add(value: bytes) -> tuple[Added, int]:
-            return self._broker.jobs.add(self._job_id, self.chunks, value, digest=digest, rows=rows, token=self._token)
+            return self.broker.jobs.add(self._job_id, self.chunks, value, digest=digest, rows=rows, token=self._token)
 
         def put() -> tuple[Added, int]:
             answer = add(upload.value())
@@ -140,7 +136,7 @@ class Submission:
             return put()
         # The job was begun before. Its place takes longer to be asked than Redis, so nothing is put there in vain.
         answer = add(b"")
-        if answer[0] is Added.SKIPPED and self._broker.jobs.drop_gone(self._job_id, self.chunks):
+        if answer[0] is Added.SKIPPED and self.broker.jobs.drop_gone(self._job_id, self.chunks):
             answer = add(b"")
         return put() if answer[0] is Added.WANTED else answer
 
@@ -157,10 +153,10 @@ class Submission:
                 return self._retried(ask)
             except QuotaExceeded as error:
                 if asked % _CORRECTED_EVERY == 0:
-                    self._retried(partial(self._broker.quotas.correct, error.tenant))
+                    self._retried(partial(self.broker.quotas.correct, error.tenant))
                 if not self.chunks and not self._job.chunks:
                     return self._retried(ask)
-                self._check_goes_on(self._retried(partial(self._broker.jobs.status, self._job_id)))
+                self._check_goes_on(self._retried(partial(self.broker.jobs.status, self._job_id)))
                 self._wait(f"room within {error.limit} of tenant {error.tenant}")
             seen = self._next_event(seen)
             asked += 1
@@ -214,17 +210,17 @@ class Submission:
         This also runs the reaper: a corpus may take days to arrive while no worker runs, and then no other process
         keeps the job's first chunks from expiring."""
         try:
-            self._broker.jobs.hold(self._job_id, self._token)
+            self.broker.jobs.hold(self._job_id, self._token)
         except JobError:
             return False  # it is cancelled or gone; adding the next chunk raises that error
         if self._reaper is None:
-            self._reaper = Reaper.of_many(self._broker)  # a short submission needs no reaper
+            self._reaper = Reaper.of_many(self.broker)  # a short submission needs no reaper
         else:
             self._reaper.round()
         return True
 
     def _send_tickets(self) -> None:
-        self._broker.send_issued(self._job)
+        self.broker.send_issued(self._job)
 
     def _wait_for_workers(self) -> None:
         """Backpressure: wait until the job's waiting text is below the high water mark. Raises as
@@ -233,7 +229,7 @@ class Submission:
         while True:
             status = self._saying_how(partial(self._waiter.look, lambda _: None, self._limit.deadline))
             self._check_goes_on(status)
-            if status.waiting_bytes <= self._retried(self._broker.high_water):
+            if status.waiting_bytes <= self._retried(self.broker.high_water):
                 return
             self._wait(_WORKERS if status.live_workers else f"{_WORKERS}. {no_worker_for(status)}")
             seen = self._next_event(seen)
@@ -241,7 +237,7 @@ class Submission:
     def _check_goes_on(self, status: JobStatus) -> None:
         refuse_cancelled(status)
         if status.stopped_by is not None:
-            raise self._retried(lambda: self._broker.jobs.why_stopped(self._job_id))
+            raise self._retried(lambda: self.broker.jobs.why_stopped(self._job_id))
         if status.lost_chunks is not None:
             raise lost_chunks(self._job_id, *status.lost_chunks)
 
@@ -256,10 +252,10 @@ class Submission:
         )
 
     def _stored_checksums(self) -> list[int]:
-        result = self._broker.jobs.result(self._job_id, self.chunks)
+        result = self.broker.jobs.result(self._job_id, self.chunks)
         if result is not None:
             return list(wire.decode_result(result).checksums)
-        stored = self._broker.jobs.input(self._job_id, self.chunks)
+        stored = self.broker.jobs.input(self._job_id, self.chunks)
         return [] if stored is None else wire.decode_input(stored).row_checksums()
 
     def _report(self, waiting_for: str = "") -> None:

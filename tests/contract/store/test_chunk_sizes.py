@@ -11,7 +11,7 @@ import pytest
 from redis import Redis
 
 from embedctl import Job, aenqueue_embeddings, enqueue_embeddings
-from embedctl.corpus.records import records_of
+from embedctl.corpus.rows import Rows, records_of
 from embedctl.jobs.enqueue import submit
 from embedctl.jobs.estimate import estimate
 from embedctl.jobs.options import SubmitOptions
@@ -89,7 +89,7 @@ def test_a_submission_that_died_resumes_alike_with_other_workers(
     leave(broker)
     beat(broker, 5)
     options = SubmitOptions(idempotency_key="k") if by_key else SubmitOptions(resume=job_id)
-    job = submit(broker, records_of(TEXTS, max_bytes=10_000), options, at_hand=True)
+    job = submit(broker, records_of(TEXTS, Rows(10_000)), options, at_hand=True)
     assert job.id == job_id
     assert rows_of(broker, job) == [10] * 9 + [6]
 
@@ -103,7 +103,7 @@ def test_a_single_text_costs_no_further_question(settings: Settings, broker: Bro
 
 def test_an_estimate_tells_the_chunks(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")  # what counts tokens, which decide nothing here
-    records = list(records_of(TEXTS, max_bytes=10_000))
+    records = list(records_of(TEXTS, Rows(10_000)))
     assert estimate(broker, records, SubmitOptions()).chunks == 1
     beat(broker, 2)
     told = estimate(broker, records, SubmitOptions(), at_hand=True)

@@ -10,7 +10,7 @@ import pytest
 import redis as redis_py
 
 from embedctl import BrokerUnavailable, Job, JobNotFound, JobState, enqueue_embeddings
-from embedctl.corpus.records import records_of
+from embedctl.corpus.rows import Rows, records_of
 from embedctl.jobs.enqueue import submit
 from embedctl.jobs.options import SubmitOptions
 from embedctl.queueing.broker import Broker
@@ -122,7 +122,7 @@ def test_a_lost_answer_makes_neither_a_second_job_nor_a_second_chunk(
         return answers
 
     monkeypatch.setattr(Connection, "_run_scripts", once_lost)
-    job = submit(broker, records_of(TEXTS, max_bytes=1000), SubmitOptions(), at_hand=True)
+    job = submit(broker, records_of(TEXTS, Rows(1000)), SubmitOptions(), at_hand=True)
     assert (job.status().records, job.status().chunks, job.status().sealed) == (4, 1, True)
     assert raw.zcard(keys.JOBS) == 1
     assert raw.llen(QUEUE) == 1  # its ticket, which the lost answer named

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from redis import Redis
 
-from embedctl.corpus.records import records_of
+from embedctl.corpus.rows import Rows, records_of
 from embedctl.jobs.aio import AsyncJob
 from embedctl.jobs.enqueue import job_spec, submit
 from embedctl.jobs.job import Job
@@ -138,7 +138,7 @@ def test_the_library_takes_shortened_ids_everywhere(broker: Broker) -> None:
     assert Job.get(job_id[-10:], broker.settings).id == job_id
     assert Job.get(job_id[:12], broker.settings).id == job_id
     assert asyncio.run(AsyncJob.get(job_id[-6:], broker.settings)).id == job_id
-    assert submit(broker, records_of(["text"], max_bytes=100), SubmitOptions(resume=job_id[-10:])).id == job_id
+    assert submit(broker, records_of(["text"], Rows(100)), SubmitOptions(resume=job_id[-10:])).id == job_id
 
 
 def test_a_full_id_costs_nothing_and_a_shortened_one_few_small_reads(broker: Broker, raw: Redis) -> None:

@@ -16,6 +16,7 @@ from embedctl.destinations.numbers import Numbers, OutputType
 from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
+from embedctl.queueing.retrying import TimeLimit
 from embedctl.store import ClaimAnswer, JobState
 from embedctl.waiting.submission import Submission
 from embedctl_config import keys, wire
@@ -44,7 +45,7 @@ def stopped_job(broker: Broker, *, seal: bool = True, **changes: object) -> str:
 
 
 def submit_again(broker: Broker, job_id: str, chunks: int = 6, word: str = "text") -> None:
-    with Submission(broker, broker.jobs.status(job_id), None) as submission:
+    with Submission(broker, broker.jobs.status(job_id), None, TimeLimit.from_now(None), "token") as submission:
         submission.reopen()
         for chunk in range(chunks):
             submission.add(wire.decode_input(payload(chunk, word=word)))
@@ -145,7 +146,7 @@ def test_another_corpus_does_not_continue_it(broker: Broker) -> None:
 def test_a_producer_is_told_and_does_not_continue_it_by_itself(broker: Broker) -> None:
     job_id = new_job(broker, 2, seal=False)
     broker.jobs.hold(job_id, "p", lease_s=0)
-    with Submission(broker, broker.jobs.status(job_id), None) as submission:
+    with Submission(broker, broker.jobs.status(job_id), None, TimeLimit.from_now(None), "token") as submission:
         for chunk in range(2):
             submission.add(wire.decode_input(payload(chunk)))
         Job(job_id, broker).stop()

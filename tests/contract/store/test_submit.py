@@ -10,7 +10,7 @@ import pytest
 from redis import Redis
 
 from embedctl import BrokerUnavailable, CorpusChanged, InputError, Job, JobState, SettingsError, enqueue_embeddings
-from embedctl.corpus.records import records_of
+from embedctl.corpus.rows import Rows, records_of
 from embedctl.jobs.enqueue import submit
 from embedctl.jobs.offered import MAX_DIMENSIONS
 from embedctl.jobs.options import MAX_KEY_BYTES, MAX_PROMPT_BYTES, SubmitOptions
@@ -86,11 +86,11 @@ def test_a_half_submitted_job_is_resumed_with_its_own_options_and_corpus_alone(
 
     def resume(texts: list[str], **options: Any) -> Job:
         raw.delete(keys.producer(job.id))
-        return submit(broker, records_of(texts, max_bytes=100), SubmitOptions(resume=job.id, **options))
+        return submit(broker, records_of(texts, Rows(100)), SubmitOptions(resume=job.id, **options))
 
     same: dict[str, Any] = {"prompt": "q: ", "chunk_size": 2, "max_errors": 3, "ttl": 1000.0}
     with pytest.raises(KeyboardInterrupt):
-        submit(broker, records_of(dies(), max_bytes=100), SubmitOptions.of(**same, idempotency_key="k"))
+        submit(broker, records_of(dies(), Rows(100)), SubmitOptions.of(**same, idempotency_key="k"))
     (job,) = broker.jobs.newest()
     with pytest.raises((CorpusChanged, SettingsError), match=next(iter(option))):
         resume(TEXTS, **option)
@@ -174,7 +174,7 @@ def test_a_producer_that_gives_up_because_redis_is_away_leaves_its_job_to_be_res
 
     monkeypatch.setattr(submitting.jobs, "add", Mock(side_effect=BrokerUnavailable("away")))
     with pytest.raises(BrokerUnavailable, match="--resume"):
-        submit(submitting, records_of(TEXTS, max_bytes=100), SubmitOptions())
+        submit(submitting, records_of(TEXTS, Rows(100)), SubmitOptions())
     (job,) = broker.jobs.newest()
     assert job.state is JobState.SUBMITTING
     submitting.close()

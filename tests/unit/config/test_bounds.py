@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from embedctl.corpus.records import MAX_ID_BYTES, check_id, records_of
+from embedctl.corpus.records import MAX_ID_BYTES, check_id
+from embedctl.corpus.rows import Rows, records_of
 from embedctl_config import wire
 from embedctl_config.errors import InputError, ModelError, SettingsError, WireForeign, WireTruncated
 from embedctl_config.loading import load_settings
@@ -26,7 +27,7 @@ def test_an_id_as_long_as_allowed_is_taken_and_a_longer_one_is_named() -> None:
         ):
             check_id(label, "corpus.jsonl, line 7")
     with pytest.raises(InputError, match="record 1: the id is longer"):
-        list(records_of(["a", "b"], ids=["x", "x" * 2000], max_bytes=10))
+        list(records_of(["a", "b"], Rows(10), ["x", "x" * 2000]))
 
 
 def test_settings_are_bounded() -> None:

@@ -18,6 +18,7 @@ import pytest
 from embedctl.corpus import batch as batch_module
 from embedctl.corpus.batch import BatchCorpus, is_batch
 from embedctl.corpus.reading import open_corpus
+from embedctl.corpus.rows import Rows
 from embedctl.destinations.answers import Answers
 from embedctl.destinations.jsonl import JsonlWriter
 from embedctl.destinations.not_run import ReadRequests
@@ -44,7 +45,7 @@ def corpus_of(folder: Path, *rows: object, unique: bool = True, limit: int | Non
     """A batch file with a line for each row: a string as it is, any other as JSON."""
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
     (folder / "r.jsonl").write_text("".join(f"{line}\n" for line in lines), "utf-8", "surrogateescape")
-    files = open_corpus(str(folder / "r.jsonl"), max_bytes=100).files
+    files = open_corpus(str(folder / "r.jsonl"), rows=Rows(100)).files
     return BatchCorpus(files, 100, limit, unique=unique)
 
 
@@ -205,7 +206,7 @@ def test_a_line_that_changed_after_the_check_is_an_error(tmp_path: Path) -> None
 
 def test_standard_input_is_checked_in_full_and_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(OF_VLLM.encode()))))
-    files = open_corpus("-", max_bytes=100).files
+    files = open_corpus("-", rows=Rows(100)).files
     assert is_batch(files[0])
     corpus = BatchCorpus(files, 100, None, unique=True)
     assert corpus.check() == ("intfloat/e5", None)
@@ -233,7 +234,7 @@ def test_a_pipe_that_is_larger_than_the_disk_says_where_to_make_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
-    files = open_corpus("-", max_bytes=100).files
+    files = open_corpus("-", rows=Rows(100)).files
     with pytest.raises(InputError, match=r"can't be copied to .*absent: No such file or directory. Make room there"):
         BatchCorpus(files, 100, None, unique=True).check()
 

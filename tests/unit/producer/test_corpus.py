@@ -10,7 +10,8 @@ import pytest
 
 from embedctl.corpus.inputs import guess_format
 from embedctl.corpus.reading import open_corpus
-from embedctl.corpus.records import Record, kind_in_words, kind_of, make_record, records_of
+from embedctl.corpus.records import Record, kind_in_words, kind_of, make_record
+from embedctl.corpus.rows import Rows, records_of
 from embedctl_config.errors import InputError
 from embedctl_config.wire import RecordKind
 from embedctl_workers.encoding.encoder import _problem
@@ -19,14 +20,16 @@ MAX = 1000
 TEXT, NOT_TEXT, INVALID, OVERSIZE = RecordKind
 
 
-def read(folder: Path, content: bytes, suffix: str = ".jsonl", **options: Any) -> list[Record]:
+def read(
+    folder: Path, content: bytes, suffix: str = ".jsonl", file_format: str | None = None, **rows: Any
+) -> list[Record]:
     path = folder / f"corpus{suffix}"
     path.write_bytes(content)
-    return list(open_corpus(str(path), max_bytes=MAX, **options).records())
+    return list(open_corpus(str(path), rows=Rows(MAX, **rows), file_format=file_format).records())
 
 
-def of(texts: Any, **options: Any) -> list[Record]:
-    return list(records_of(texts, max_bytes=MAX, **options))
+def of(texts: Any, ids: Any = None) -> list[Record]:
+    return list(records_of(texts, Rows(MAX), ids))
 
 
 def texts(*values: str) -> list[Record]:

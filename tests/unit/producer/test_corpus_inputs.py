@@ -21,11 +21,12 @@ import pytest
 
 from embedctl.cli.corpora import refuse_addresses
 from embedctl.corpus.reading import Corpus, open_corpus
+from embedctl.corpus.rows import Rows
 from embedctl_config.errors import InputError
 
 
-def opened(*paths: str | Path, **options: Any) -> Corpus:
-    return open_corpus(*map(str, paths), **{"max_bytes": 1000, **options})
+def opened(*paths: str | Path, text_field: str = "text", id_field: str = "id", **options: Any) -> Corpus:
+    return open_corpus(*map(str, paths), rows=Rows(1000, text_field, id_field), **options)
 
 
 def texts(*paths: str | Path, **options: Any) -> list[str]:

@@ -19,6 +19,7 @@ from embedctl.corpus import arrays
 from embedctl.corpus.arrays import elements
 from embedctl.corpus.reading import open_corpus
 from embedctl.corpus.records import Record
+from embedctl.corpus.rows import Rows
 from embedctl_config.errors import InputError
 from embedctl_config.wire import RecordKind
 
@@ -28,7 +29,7 @@ TEXT, NOT_TEXT, INVALID, OVERSIZE = RecordKind
 def read(folder: Path, content: bytes, name: str = "c.json", **options: Any) -> list[Record]:
     path = folder / name
     path.write_bytes(content)
-    return list(open_corpus(str(path), max_bytes=10_000, **options).records())
+    return list(open_corpus(str(path), rows=Rows(10_000), **options).records())
 
 
 def parsed(content: bytes, block: int) -> list[Any]:
@@ -132,7 +133,7 @@ def test_what_is_no_array_names_the_element_and_what_stands_there(tmp_path: Path
 def test_a_bad_element_is_named_and_can_be_skipped(tmp_path: Path, element: bytes, words: str) -> None:
     path = tmp_path / "c.json"
     path.write_bytes(b'["a", ' + element + b', "b"]')
-    corpus = open_corpus(str(path), max_bytes=100)
+    corpus = open_corpus(str(path), rows=Rows(100))
     with pytest.raises(InputError, match=rf"c\.json, element 2: {words}.*--skip-bad-lines"):
         corpus.check()
     skipped: list[tuple[str, int]] = []

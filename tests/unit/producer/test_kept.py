@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from embedctl.corpus.kept import MAX_KEPT_BYTES, OWN_NAMES, check_keep, kept_fields, parse_keep
 from embedctl.corpus.reading import open_corpus
-from embedctl.corpus.records import Record, records_of
+from embedctl.corpus.records import Record
+from embedctl.corpus.rows import Rows, records_of
 from embedctl_config.errors import InputError, SettingsError
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
@@ -46,7 +47,7 @@ def nested(depth: int) -> list[Any]:
 
 def read(folder: Path, name: str, content: bytes, keep: tuple[str, ...], max_bytes: int = 1000) -> list[Record]:
     (folder / name).write_bytes(content)
-    return list(open_corpus(str(folder / name), keep=keep, max_bytes=max_bytes).records())
+    return list(open_corpus(str(folder / name), rows=Rows(max_bytes, keep=keep)).records())
 
 
 def fields_of(records: list[Record]) -> list[Any]:
@@ -153,7 +154,7 @@ def test_every_format_gives_the_fields_of_its_records(tmp_path: Path) -> None:
         pa.table({"text": ["one", "two"], "day": [date(2026, 1, 2), None], "price": [Decimal("1.50"), None]}),
         tmp_path / "c.parquet",
     )
-    corpus = open_corpus(str(tmp_path / "c.parquet"), keep=("day", "text", "price"), max_bytes=99)
+    corpus = open_corpus(str(tmp_path / "c.parquet"), rows=Rows(99, keep=("day", "text", "price")))
     assert fields_of(list(corpus.records())) == [
         {"day": "2026-01-02", "text": "one", "price": "1.50"},
         {"day": None, "text": "two", "price": None},
@@ -172,7 +173,7 @@ def test_a_field_that_the_corpus_can_not_have_is_refused(name: str, content: byt
 def test_a_record_whose_fields_are_too_large_is_a_bad_line(tmp_path: Path) -> None:
     lines = [json.dumps({"text": "x", "title": "y" * size}) for size in (1, MAX_KEPT_BYTES, 2)]
     (tmp_path / "c.jsonl").write_text("\n".join(lines))
-    corpus = open_corpus(str(tmp_path / "c.jsonl"), keep=("title",), max_bytes=99)
+    corpus = open_corpus(str(tmp_path / "c.jsonl"), rows=Rows(99, keep=("title",)))
     with pytest.raises(InputError, match=r"c\.jsonl, line 2: the kept fields have .* the largest is 'title'"):
         corpus.check()
     skipped: list[InputError] = []
@@ -183,12 +184,12 @@ def test_a_record_whose_fields_are_too_large_is_a_bad_line(tmp_path: Path) -> No
 def test_a_field_that_no_record_has_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "c.jsonl").write_text('{"text": "x", "title": null}\n{"text": "x", "title": "a", "url": null}\n')
     path = str(tmp_path / "c.jsonl")
-    open_corpus(path, keep=("title",), max_bytes=99).check()
+    open_corpus(path, rows=Rows(99, keep=("title",))).check()
     assert not caplog.messages
-    open_corpus(path, keep=("url", "title", "titel"), max_bytes=99).check()
+    open_corpus(path, rows=Rows(99, keep=("url", "title", "titel"))).check()
     assert caplog.messages == [f"{path}: no record has a value in titel, url: kept as null"]
 
 
 def test_items_without_fields_can_keep_none() -> None:
     with pytest.raises(InputError, match=r'record 1 is a string, .* mappings such as \{"text": …, "title": …\}'):
-        list(records_of([{"text": "a"}, "b"], keep=("title",), max_bytes=99))
+        list(records_of([{"text": "a"}, "b"], Rows(99, keep=("title",))))

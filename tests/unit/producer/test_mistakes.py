@@ -17,7 +17,8 @@ from uuid import UUID
 import numpy as np
 import pytest
 
-from embedctl.corpus.records import Record, records_of
+from embedctl.corpus.records import Record
+from embedctl.corpus.rows import Rows, records_of
 from embedctl_config.errors import InputError
 from embedctl_config.wire import RecordKind
 from tests.support.packages import need
@@ -28,14 +29,14 @@ ROWS = [Record(RecordKind.TEXT, b"one", "7"), Record(RecordKind.NOT_TEXT, b"None
         Record(RecordKind.TEXT, b"three", "9")]  # fmt: skip
 
 
-def of(texts: Any, **options: Any) -> list[Record]:
-    return list(records_of(texts, max_bytes=MAX, **options))
+def of(texts: Any, ids: Any = None, **fields: str) -> list[Record]:
+    return list(records_of(texts, Rows(MAX, **fields), ids))
 
 
-def refusal(texts: Any, **options: Any) -> str:
+def refusal(texts: Any, ids: Any = None, **fields: str) -> str:
     """What is said of texts; records_of must refuse them before it reads any."""
     with pytest.raises(InputError) as raised:
-        records_of(texts, max_bytes=MAX, **options)
+        records_of(texts, Rows(MAX, **fields), ids)
     return str(raised.value)
 
 

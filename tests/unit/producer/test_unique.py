@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from embedctl.corpus import runs, unique
 from embedctl.corpus.reading import open_corpus
 from embedctl.corpus.records import Record, make_record
+from embedctl.corpus.rows import Rows
 from embedctl.corpus.unique import UniqueIds, checked
 from embedctl_config.errors import InputError
 
@@ -82,11 +83,11 @@ def test_the_lines_of_a_file_are_named(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text('text,id\n"two\nlines",b\nx,1\ny,a\n')
     paths = [str(tmp_path / name) for name in ("a.jsonl", "b.csv")]
     with pytest.raises(InputError) as raised:
-        open_corpus(*paths, max_bytes=10).check_unique()
+        open_corpus(*paths, rows=Rows(10)).check_unique()
     lines = str(raised.value).replace(f"{tmp_path}/", "").splitlines()
     assert lines == [
         "2 ids are not unique, and ids must be. Rename them, or give --duplicates all",
         "b.csv, line 4: its id is that of a.jsonl, line 4",
         "b.csv, line 5: its id is that of a.jsonl, line 2",
     ]
-    open_corpus(*paths, max_bytes=10, limit=3).check_unique()
+    open_corpus(*paths, rows=Rows(10), limit=3).check_unique()

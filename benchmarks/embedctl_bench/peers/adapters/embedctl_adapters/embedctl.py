@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from embedctl.corpus.records import records_of
+from embedctl.corpus.rows import Rows, records_of
 from embedctl.queueing.chunking import chunks_of
 from embedctl_config.hardware import HardwareClass, ModelEntry
 from embedctl_config.settings import Settings
@@ -59,5 +59,5 @@ def encoded(encoder: ChunkEncoder, texts: Sequence[str], settings: Settings) -> 
 
 
 def _chunks(texts: Sequence[str], settings: Settings) -> Iterator[ChunkInput]:
-    records = records_of(texts, max_bytes=settings.max_text_bytes)
+    records = records_of(texts, Rows(settings.max_text_bytes))
     return chunks_of(records, max_rows=settings.chunk_size, max_bytes=settings.chunk_bytes)

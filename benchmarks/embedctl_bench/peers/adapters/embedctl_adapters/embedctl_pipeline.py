@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from embedctl.corpus.records import records_of
+from embedctl.corpus.rows import Rows, records_of
 from embedctl.jobs.enqueue import submit
 from embedctl.jobs.options import SubmitOptions
 from embedctl.operating.local import local_worker, private_redis
@@ -38,7 +38,7 @@ class ProductAdapter:
 
     def encode(self, texts: Sequence[str]) -> Answer:
         """A job, timed from its first claim to its last vector stored."""
-        records = records_of(texts, max_bytes=self._broker.settings.max_text_bytes)
+        records = records_of(texts, Rows(self._broker.settings.max_text_bytes))
         job = submit(self._broker, records, self._options, at_hand=True)
         status = job.wait()
         if status.done != len(texts):
