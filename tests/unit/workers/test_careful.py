@@ -11,7 +11,7 @@ import pytest
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordKind
 from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend
-from embedctl_workers.encoding.careful import encode_carefully
+from embedctl_workers.encoding.careful import CarefulUse, encode_carefully
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
 from tests.support.chunks import chunk_of
 
@@ -34,12 +34,22 @@ class Noting(DummyBackend):
         return super().forward(tokens, rows)
 
 
+class NotingUse(CarefulUse):
+    """Notes the rows that it is told of."""
+
+    def __init__(self, notes: list[object], given_up: Collection[int] = ()) -> None:
+        self._notes, self.given_up = notes, given_up
+
+    def announce(self, row: int) -> None:
+        self._notes.append(row)
+
+
 def carefully(
     chunk: ChunkInput, notes: list[object] | None = None, *, given_up: Collection[int] = (), **options: Any
 ) -> EncodedChunk:
     """Encode with care; `notes` gets every announced row and every text that the backend touches, in order."""
     notes = [] if notes is None else notes
-    return encode_carefully(ChunkEncoder(Noting(notes), 32), chunk, options, given_up=given_up, announce=notes.append)
+    return encode_carefully(ChunkEncoder(Noting(notes), 32), chunk, options, NotingUse(notes, given_up))
 
 
 def plainly(chunk: ChunkInput, **options: Any) -> EncodedChunk:
@@ -73,18 +83,15 @@ def test_rows_given_up_are_neither_announced_nor_touched_and_fail_alone() -> Non
 
 def test_poisonous_rows_fail_untouched_and_named_ones_come_first_with_the_worker_checked_around_each() -> None:
     notes: list[object] = []
+
+    class Checking(NotingUse):
+        poisonous, first = frozenset({1}), frozenset({4})
+
+        def check(self) -> None:
+            notes.append("check")
+
     chunk = chunk_of("a", "sticky", "c", "sticky", "e")
-    encoder = ChunkEncoder(Noting(notes), 32)
-    encoded = encode_carefully(
-        encoder,
-        chunk,
-        {},
-        given_up=(),
-        announce=notes.append,
-        poisonous={1},
-        first={4},
-        check=lambda: notes.append("check"),
-    )
+    encoded = encode_carefully(ChunkEncoder(Noting(notes), 32), chunk, {}, Checking(notes))
     assert [note for note in notes if note == "check" or isinstance(note, int)] == [
         "check",
         *(4, "check"),
@@ -146,12 +153,13 @@ def test_errors_and_truncations_stand_at_their_rows_in_the_order_of_the_records(
 def test_whoever_is_told_may_end_it(last: int) -> None:
     notes: list[object] = []
 
-    def announce(row: int) -> None:
-        if row == last:
-            raise KeyboardInterrupt
-        notes.append(row)
+    class Ending(NotingUse):
+        def announce(self, row: int) -> None:
+            if row == last:
+                raise KeyboardInterrupt
+            super().announce(row)
 
     with pytest.raises(KeyboardInterrupt):
-        encode_carefully(ChunkEncoder(Noting(notes), 32), chunk_of("a", "b", "c"), {}, given_up=[], announce=announce)
+        encode_carefully(ChunkEncoder(Noting(notes), 32), chunk_of("a", "b", "c"), {}, Ending(notes))
     assert [note for note in notes if isinstance(note, int)] == list(range(3 if last == -1 else last))
     assert sum(str(note).startswith("encode") for note in notes) == (3 if last == -1 else last)

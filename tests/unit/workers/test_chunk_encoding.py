@@ -10,7 +10,7 @@ from typing import Any, cast
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend
 from embedctl_workers.encoding.encoder import ChunkEncoder
-from embedctl_workers.serving.chunk_encoding import ChunkEncoding
+from embedctl_workers.serving.chunk_encoding import ChunkEncoding, SharedDevice
 from embedctl_workers.serving.claimed import ClaimedChunk
 from embedctl_workers.serving.in_hand import Held, InHand
 from embedctl_workers.serving.isolation import Isolation
@@ -42,16 +42,8 @@ class Device(DummyBackend):
 
 
 def encoding_with(in_hand: InHand, hurrying: threading.Event | None = None) -> ChunkEncoding:
-    return ChunkEncoding(
-        ["m"],
-        cast(Any, None),
-        in_hand,
-        Isolation(),
-        Telemetry(),
-        threading.Event(),
-        hurrying or threading.Event(),
-        now_ms=lambda: 1,
-    )
+    device = SharedDevice(in_hand, Telemetry(), threading.Event(), hurrying or threading.Event(), now_ms=lambda: 1)
+    return ChunkEncoding(["m"], cast(Any, None), device, Isolation())
 
 
 def test_in_a_hurry_a_chunk_is_left_between_two_batches() -> None:

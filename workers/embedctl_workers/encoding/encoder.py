@@ -86,17 +86,7 @@ class ChunkEncoder:
         the known good text any more.
         """
         mean = options.get("truncation") == "mean"
-        hopeless = self._hopeless(options)
-        errors: dict[int, RecordError] = {}
-        distinct: dict[bytes, int] = {}
-        source = np.full(len(chunk), -1, np.int64)
-        for row, (kind, text) in enumerate(zip(chunk.kinds, chunk.texts, strict=True)):
-            problem = _problem(kind, text) or hopeless
-            if problem is None:
-                source[row] = distinct.setdefault(text, len(distinct))
-            else:
-                errors[row] = RecordError(row, *problem)
-        texts = [text.decode() for text in distinct]
+        texts, source, errors = _distinct_texts(chunk, self._hopeless(options))
         named = options.get("prompt_name")
         prompt = options.get("prompt") if named is None else self.prompts.get(named, "")
         tokens, bad = self._tokenize(texts, prompt, options.get("truncation_side"), about)
@@ -142,9 +132,7 @@ class ChunkEncoder:
             DeviceLost: by the backend.
             WorkerSick: the backend failed, and fails on the known good text too.
         """
-        encoded = np.full((len(prepared.tokens.lengths), self.backend.dim), np.nan, np.float32)
-        bad: dict[int, tuple[ErrorCode, str]] = {}
-        batches = Batches(self.backend, prepared, encoded, bad, use.on_batch, self.check_worker)
+        batches = Batches(self.backend, prepared, use.on_batch, self.check_worker)
         if vectors is not None:
             ends = np.cumsum([len(rows) for rows in prepared.batches])
             for rows, some in zip(prepared.batches, np.split(vectors, ends[:-1]), strict=True):
@@ -153,12 +141,12 @@ class ChunkEncoder:
             self._encode_joined(prepared, use, launcher, batches)
         else:
             self._encode_in_turn(prepared.batches, use, batches)
-        if batches.failed or bad:
+        if batches.failed or batches.bad:
             with use.turn():
                 batches.split_failed()
-                self._try_again(batches, bad, use)
+                self._try_again(batches, use)
         self._remember_limits(batches.too_large)
-        return self._assemble(prepared, encoded, bad, batches.elsewhere)
+        return self._assemble(prepared, batches)
 
     def encode_together(self, chunks: Sequence[Prepared], use: DeviceUse = SOLE_USE) -> list[Vectors]:
         """Encode the rows of several chunks, with equal :attr:`~Prepared.key` and batches, in common batches.
@@ -187,38 +175,22 @@ class ChunkEncoder:
 
     def _encode_joined(self, prepared: Prepared, use: DeviceUse, launcher: Launcher, batches: Batches) -> None:
         pieces = [Piece(self.backend, tokens, prepared.unit, self.token_budget, use) for tokens in prepared.pieces]
-        launcher.begin(pieces)
-        alone: list[Rows] = []
-        try:
+        doubtful: list[tuple[Rows, Exception]] = []
+        with launcher.launched(pieces):
             for rows, piece in zip(prepared.batches, pieces, strict=True):
                 try:
                     batches.keep(rows, piece.vectors.result())
                 except (Stopped, *OF_THE_WORKER):
                     raise
                 except Exception as error:  # noqa: BLE001  (any error that a row causes is the error of its record)
-                    if piece.joined:  # another chunk may be to blame
-                        alone.append(rows)
-                    else:
-                        batches.failed.append((rows, error))
-        except BaseException:
-            launcher.withdraw(pieces)
-            raise
-        if alone:
-            self._encode_in_turn(alone, use, batches)
+                    # If the piece was joined to others, another chunk may be to blame.
+                    (doubtful if piece.joined else batches.failed).append((rows, error))
+        if doubtful:
+            self._encode_in_turn([rows for rows, _ in doubtful], use, batches)
 
-    def _assemble(
-        self,
-        prepared: Prepared,
-        encoded: Vectors,
-        bad: Mapping[int, tuple[ErrorCode, str]],
-        elsewhere: Collection[int],
-    ) -> EncodedChunk:
-        """The result of a chunk, by record.
-
-        `encoded` is float32, rows of tokens × dim of the backend. `bad` are the rows of tokens without a vector, and
-        why; `elsewhere` as in :class:`Batches`.
-        """
-        tokens = prepared.tokens
+    def _assemble(self, prepared: Prepared, batches: Batches) -> EncodedChunk:
+        """The result of a chunk, by record."""
+        tokens, bad, elsewhere = prepared.tokens, batches.bad, batches.elsewhere
         if prepared.windows is not None:
             text_of = prepared.windows.text
             bad = {int(text_of[row]): bad[row] for row in sorted(bad, reverse=True)}
@@ -226,7 +198,7 @@ class ChunkEncoder:
         source, errors = prepared.source.copy(), dict(prepared.errors)
         rows_elsewhere = _records_of(source, elsewhere)
         _fail(source, bad, errors)
-        distinct = _postprocessed(prepared, encoded)
+        distinct = _postprocessed(prepared, batches.vectors)
         vectors = np.full((prepared.rows, prepared.dim), np.nan, np.float32)
         counts = np.zeros(prepared.rows, np.int64)
         good = np.flatnonzero(source >= 0)
@@ -280,15 +252,15 @@ class ChunkEncoder:
         if self.known_good is not None:
             self.known_good.check()
 
-    def _try_again(self, batches: Batches, bad: Mapping[int, tuple[ErrorCode, str]], use: DeviceUse) -> None:
+    def _try_again(self, batches: Batches, use: DeviceUse) -> None:
         """Encode the bad rows once more: what they lacked, such as memory, may be there again."""
-        if not bad:
+        if not batches.bad:
             return
         self.check_worker()
-        for row in sorted(bad):
+        for row in sorted(batches.bad):
             use.check_wanted()
             batches.again(row)
-        if bad:
+        if batches.bad:
             self.check_worker()
 
     def _batches(self, tokens: Tokens, wanted: Rows, windows: Windows | None) -> list[Rows]:
@@ -348,6 +320,25 @@ class ChunkEncoder:
     def _too_long(self, tokens: Tokens, at: int) -> str:
         total = int(tokens.lengths[at] + tokens.lost[at])
         return f"{total} tokens, and the model takes {self.backend.max_tokens}"
+
+
+def _distinct_texts(
+    chunk: ChunkInput, hopeless: tuple[ErrorCode, str] | None
+) -> tuple[list[str], Rows, dict[int, RecordError]]:
+    """The distinct texts of a chunk, which of them each record holds (-1: none), and the errors of the other records.
+
+    `hopeless` is why no record can be encoded.
+    """
+    errors: dict[int, RecordError] = {}
+    distinct: dict[bytes, int] = {}
+    source = np.full(len(chunk), -1, np.int64)
+    for row, (kind, text) in enumerate(zip(chunk.kinds, chunk.texts, strict=True)):
+        problem = _problem(kind, text) or hopeless
+        if problem is None:
+            source[row] = distinct.setdefault(text, len(distinct))
+        else:
+            errors[row] = RecordError(row, *problem)
+    return [text.decode() for text in distinct], source, errors
 
 
 def _problem(kind: int, text: bytes) -> tuple[ErrorCode, str] | None:

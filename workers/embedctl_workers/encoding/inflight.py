@@ -27,8 +27,6 @@ class Batches:
     """The batches of a chunk on a backend: begun one after the other, and finished in that order.
 
     Args:
-        into: gets the vectors: float32, rows of tokens × dim.
-        bad: gets the rows without a vector, and why they have none.
         on_batch: called after each batch with its tokens.
         check: raises if the worker can't encode, so that no row is to blame.
     """
@@ -37,19 +35,19 @@ class Batches:
         self,
         backend: Backend,
         prepared: Prepared,
-        into: Vectors,
-        bad: dict[int, tuple[ErrorCode, str]],
         on_batch: Callable[[int], None],
         check: Callable[[], None],
     ) -> None:
         self._backend = backend
         self._prepared = prepared
-        self._into = into
-        self._bad = bad
         self._on_batch = on_batch
         self._check = check
         self._checked = False
         self._begun: deque[tuple[Rows, Any]] = deque()
+        #: float32, rows of tokens × dim; NaN in a row that has no vector
+        self.vectors = np.full((len(prepared.tokens.lengths), backend.dim), np.nan, np.float32)
+        #: rows without a vector, and why they have none
+        self.bad: dict[int, tuple[ErrorCode, str]] = {}
         #: batches in which the rows to blame are not known yet, and their errors
         self.failed: list[tuple[Rows, Exception]] = []
         #: rows of `bad` that failed because this process lacks something, such as memory
@@ -101,7 +99,7 @@ class Batches:
         If it overflowed, it is encoded in a type of larger range, where the backend has one.
         """
         rows = np.array([row], np.int64)
-        before = self._bad.pop(row)
+        before = self.bad.pop(row)
         self.elsewhere.discard(row)
         overflowed = before[0] is ErrorCode.NON_FINITE
         wider = self._backend.forward_wider if overflowed and isinstance(self._backend, Widens) else None
@@ -112,7 +110,7 @@ class Batches:
             raise
         except Exception as error:  # noqa: BLE001  (as above)
             if wider:
-                self._bad[row] = before
+                self.bad[row] = before
             else:
                 self._blame(row, error)
         self._report(rows)
@@ -139,7 +137,7 @@ class Batches:
             else:
                 self._report(half)
         code = ErrorCode.OUT_OF_MEMORY
-        if is_out_of_memory(error) and not any(self._bad.get(row, ("",))[0] is code for row in rows.tolist()):
+        if is_out_of_memory(error) and not any(self.bad.get(row, ("",))[0] is code for row in rows.tolist()):
             lengths = self._prepared.tokens.lengths[rows]
             self.too_large.append(size_of(lengths, by_sum=self._backend.budget_by_sum))
 
@@ -147,14 +145,14 @@ class Batches:
         self._take(rows, self._backend.finish(output, normalize=self._prepared.unit))
 
     def _take(self, rows: Rows, vectors: Vectors) -> None:
-        self._into[rows] = vectors
+        self.vectors[rows] = vectors
         for row in rows[~np.isfinite(vectors).all(axis=1)].tolist():
-            self._bad[row] = (ErrorCode.NON_FINITE, "the model's output holds infinity or NaN")
-            self._into[row] = np.nan
+            self.bad[row] = (ErrorCode.NON_FINITE, "the model's output holds infinity or NaN")
+            self.vectors[row] = np.nan
 
     def _blame(self, row: int, error: Exception) -> None:
         code = ErrorCode.OUT_OF_MEMORY if is_out_of_memory(error) else ErrorCode.ENCODE_ERROR
-        self._bad[row] = (code, f"the backend failed: {first_line(error)}")
+        self.bad[row] = (code, f"the backend failed: {first_line(error)}")
         if may_work_elsewhere(error):
             self.elsewhere.add(row)
 

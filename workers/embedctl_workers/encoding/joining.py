@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,11 +87,17 @@ class Launcher:
             self._waiting.extend(pieces)
             self._changed.notify_all()
 
-    def withdraw(self, pieces: Collection[Piece]) -> None:
-        """Forget those pieces that were not begun."""
-        with self._changed:
-            self._owed.difference_update(pieces)
-            self._waiting = deque(piece for piece in self._waiting if piece not in pieces)
+    @contextmanager
+    def launched(self, pieces: Collection[Piece]) -> Iterator[None]:
+        """A context that begins pieces, as :meth:`begin`; if it ends with an error, those not begun are forgotten."""
+        self.begin(pieces)
+        try:
+            yield
+        except BaseException:
+            with self._changed:
+                self._owed.difference_update(pieces)
+                self._waiting = deque(piece for piece in self._waiting if piece not in pieces)
+            raise
 
     def warm_up(self, backend: WarmsThreads) -> None:
         """Do the one-time work of the thread that begins batches."""

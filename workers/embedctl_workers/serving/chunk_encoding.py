@@ -13,7 +13,7 @@ from embedctl.store import Doubts
 from embedctl_config.errors import DeviceLost
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends.base import Backend, WarmsThreads
-from embedctl_workers.encoding.careful import encode_carefully
+from embedctl_workers.encoding.careful import CarefulUse, encode_carefully
 from embedctl_workers.encoding.device_use import DeviceUse, Stopped
 from embedctl_workers.encoding.encoder import NOT_OF_A_RECORD, ChunkEncoder, EncodedChunk
 from embedctl_workers.encoding.joining import Launcher
@@ -32,26 +32,15 @@ log = logging.getLogger(__name__)
 class ChunkEncoding:
     """Encodes chunks for several threads, each inside the isolation: one is on the device while others prepare theirs.
 
-    Once `draining` is set, no encode begins; once `hurrying` is, no further batch. `now_ms` is about the time of Redis,
-    in ms. `speed` is by model.
+    `speed` is by model.
     """
 
-    def __init__(
-        self,
-        models: Iterable[str],
-        store: ChunkStore,
-        in_hand: InHand,
-        isolation: Isolation,
-        telemetry: Telemetry,
-        draining: threading.Event,
-        hurrying: threading.Event,
-        now_ms: Callable[[], int],
-    ) -> None:
+    def __init__(self, models: Iterable[str], store: ChunkStore, device: SharedDevice, isolation: Isolation) -> None:
         self._store = store
         self._isolation = isolation
-        self._telemetry = telemetry
-        self._device = _Device(in_hand, telemetry, draining, hurrying, now_ms)
-        self._launcher = Launcher(self._device.lock)
+        self._telemetry = device.telemetry
+        self._device = device
+        self._launcher = Launcher(device.lock)
         self._meter = SpeedMeter(models)
         self.speed = self._meter.speed
 
@@ -178,55 +167,19 @@ class ChunkEncoding:
 
     def _encode_record_by_record(self, claimed: ClaimedChunk) -> EncodedChunk:
         """Encode a chunk that fails as a whole, so that only the records to blame fail."""
-        use = _TurnsByRecord(self._device, claimed.held)
         claimed.held.on_device = False  # a record is tokenised before its turn, and only then is it on the device
-
-        def announce(row: int) -> None:
-            use.check_wanted()
-            claimed.held.moving_since = self._device.in_hand.now()
-
-        return encode_carefully(
-            claimed.encoder,
-            claimed.chunk,
-            claimed.job.options,
-            use,
-            given_up=(),
-            announce=announce,
-            about=claimed.held.fields,
-        )
+        return self._encode_carefully(claimed, _TurnsByRecord(self._device, claimed.held))
 
     def _encode_alone(self, claimed: ClaimedChunk) -> EncodedChunk | None:
         """Encode a suspect chunk with nothing else in this process; None if another suspect chunk is."""
-        held, encoder = claimed.held, claimed.encoder
         if not self._isolation.isolate():
             return None
-        log.warning("workers died or fell sick over the chunk: encoding it alone, record by record", extra=held.fields)
-        doubts = held.doubts or Doubts()
-        use = _HeldUse(self._device, held)
+        about = claimed.held.fields
+        log.warning("workers died or fell sick over the chunk: encoding it alone, record by record", extra=about)
+        return self._encode_carefully(claimed, _AloneUse(self._device, claimed, self._store))
 
-        def announce(row: int) -> None:
-            use.check_wanted()
-            if self._device.draining.is_set() and row >= 0:
-                raise _Draining
-            held.moving_since = None
-            if self._store.renew(held, row) != "ok":
-                raise Stopped
-            held.row = row if doubts.is_suspect and row >= 0 else None  # else nothing was checked before it
-            held.moving_since = self._device.in_hand.now()
-
-        return encode_carefully(
-            encoder,
-            claimed.chunk,
-            claimed.job.options,
-            use,
-            given_up=claimed.given_up or (),
-            poisonous=doubts.poisonous,
-            # First: if a worker falls sick after a number of rows, whichever they are, another row is named then.
-            first=doubts.named,
-            check=encoder.check_worker if doubts.is_suspect else lambda: None,
-            announce=announce,
-            about=held.fields,
-        )
+    def _encode_carefully(self, claimed: ClaimedChunk, use: CarefulUse) -> EncodedChunk:
+        return encode_carefully(claimed.encoder, claimed.chunk, claimed.job.options, use, about=claimed.held.fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,8 +191,12 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class _Device:
-    """The device of this process, and who is told of its progress."""
+class SharedDevice:
+    """The device of this process, and who is told of its progress.
+
+    Once `draining` is set, no encode begins; once `hurrying` is, no further batch. `now_ms` is about the time of Redis,
+    in ms.
+    """
 
     in_hand: InHand
     telemetry: Telemetry
@@ -250,9 +207,9 @@ class _Device:
 
 
 class _HeldUse(DeviceUse):
-    """The use of the device by a held chunk, which is alone in this process."""
+    """The use of the device by a held chunk."""
 
-    def __init__(self, device: _Device, held: Held) -> None:
+    def __init__(self, device: SharedDevice, held: Held) -> None:
         self._device, self._held = device, held
 
     def check_wanted(self) -> None:
@@ -276,7 +233,7 @@ class _OneTurn(_HeldUse):
     `began` is when its first batch began, by the monotonic clock; 0 before that.
     """
 
-    def __init__(self, device: _Device, held: Held) -> None:
+    def __init__(self, device: SharedDevice, held: Held) -> None:
         super().__init__(device, held)
         self.began = self._batch_began = 0.0
 
@@ -300,7 +257,7 @@ class _OneTurn(_HeldUse):
 class _CommonTurn(_OneTurn):
     """The use by several chunks that share batches; it ends early only if none of them is wanted."""
 
-    def __init__(self, device: _Device, chunks: Sequence[Held]) -> None:
+    def __init__(self, device: SharedDevice, chunks: Sequence[Held]) -> None:
         super().__init__(device, chunks[0])
         self._chunks = chunks
 
@@ -318,8 +275,12 @@ class _CommonTurn(_OneTurn):
             held.moving_since, held.on_device = None, False
 
 
-class _TurnsByRecord(_HeldUse):
+class _TurnsByRecord(_HeldUse, CarefulUse):
     """The use by a chunk whose records take turns; it ends between two records if the worker is to stop."""
+
+    def announce(self, row: int) -> None:
+        self.check_wanted()
+        self._held.moving_since = self._device.in_hand.now()
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -327,6 +288,33 @@ class _TurnsByRecord(_HeldUse):
         with self._device.lock:
             self._begin()
             yield
+
+
+class _AloneUse(_HeldUse, CarefulUse):
+    """The use by a suspect chunk that is alone in this process; its lease tells Redis which record it has come to."""
+
+    def __init__(self, device: SharedDevice, claimed: ClaimedChunk, store: ChunkStore) -> None:
+        super().__init__(device, claimed.held)
+        self._store, self._encoder = store, claimed.encoder
+        doubts = claimed.held.doubts or Doubts()
+        self._is_suspect = doubts.is_suspect
+        self.given_up, self.poisonous = claimed.given_up or (), doubts.poisonous
+        # If a worker falls sick after a number of rows, whichever they are, another row is named then.
+        self.first = doubts.named
+
+    def announce(self, row: int) -> None:
+        self.check_wanted()
+        if self._device.draining.is_set() and row >= 0:
+            raise _Draining
+        self._held.moving_since = None
+        if self._store.renew(self._held, row) != "ok":
+            raise Stopped
+        self._held.row = row if self._is_suspect and row >= 0 else None  # else nothing was checked before it
+        self._held.moving_since = self._device.in_hand.now()
+
+    def check(self) -> None:
+        if self._is_suspect:
+            self._encoder.check_worker()
 
 
 class _Draining(Stopped):

@@ -34,7 +34,7 @@ from embedctl_workers.encoding.device_use import Stopped
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
 from embedctl_workers.redaction import first_line, redacted, redacted_exc_info
 from embedctl_workers.serving import second_word
-from embedctl_workers.serving.chunk_encoding import ChunkEncoding, Share
+from embedctl_workers.serving.chunk_encoding import ChunkEncoding, Share, SharedDevice
 from embedctl_workers.serving.chunk_store import ChunkStore
 from embedctl_workers.serving.claimed import ClaimedChunk
 from embedctl_workers.serving.gathering import Candidate, Gathering, is_small, may_be_joined
@@ -82,16 +82,8 @@ class ChunkRunner:
         #: ends this process in good order, with an exit status; called once the worker is sick
         self.leave: Callable[[int], None] = lambda status: None
         self._store = ChunkStore(broker, hardware, telemetry, self.draining)
-        self._encoding = ChunkEncoding(
-            encoders,
-            self._store,
-            self.in_hand,
-            self._isolation,
-            telemetry,
-            self.draining,
-            self.hurrying,
-            broker.connection.about_now_ms,
-        )
+        device = SharedDevice(self.in_hand, telemetry, self.draining, self.hurrying, broker.connection.about_now_ms)
+        self._encoding = ChunkEncoding(encoders, self._store, device, self._isolation)
         self.speed = self._encoding.speed  #: by model
         self._jobs = KnownJobs(broker.jobs)
         # Once a job has a claimed chunk, its fingerprint is pinned, and no later answer changes anything.
