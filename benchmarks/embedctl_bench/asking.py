@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,9 +21,9 @@ from embedctl_bench.measuring.contenders import Ground
 from embedctl_bench.measuring.session import Session
 from embedctl_bench.peers.environments import requirements_digest
 from embedctl_bench.peers.models import Model, peers_folder, slug
-from embedctl_bench.peers.tuned import reference_of
+from embedctl_bench.peers.tuned import Task, reference_of
 from embedctl_bench.peers.workload import Workload
-from embedctl_bench.report import Claim, Report, Table, write_report
+from embedctl_bench.report import Report, write_report
 from embedctl_config.command_group import option
 from embedctl_config.cpu import no_bf16
 from embedctl_config.errors import ExitStatus, MissingExtra, SettingsError
@@ -49,6 +49,50 @@ _METHOD = (
     "A system is not ranked if it encodes fewer tokens than ours, if it promises fp32 and a component of a vector "
     "differs by more than 1e-4 from sentence-transformers on torch in fp32, one text at a time, or if it promises 16 "
     "bits and a cosine to these vectors is below 0.999. A system at its default promises what it computes in.",
+)
+#: In the order of `--help`.
+_OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
+    click.option(
+        "--model",
+        "models",
+        multiple=True,
+        default=("all-MiniLM-L6-v2",),
+        show_default=True,
+        help="A model, or a model shape with random weights, such as bge-small-shape. Can be repeated.",
+    ),
+    click.option(
+        "--class",
+        "classes",
+        multiple=True,
+        help="A hardware class. Can be repeated. Default: every CPU class that can run here.",
+    ),
+    cpus_option,
+    option(
+        "--output",
+        "-o",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=Path("report"),
+        show_default=True,
+        help="The folder for the report and the measurements.",
+    ),
+    option("--quick", is_flag=True, help="Measure only a small part, to check that the benchmark runs."),
+    option(
+        "--peers",
+        metavar="LIST|all|none",
+        help="Other systems to measure, separated by commas. The systems that you name are installed first, each in a "
+        "separate environment. Default: the systems that are already installed.",
+    ),
+    option(
+        "--price",
+        type=click.FloatRange(min=0),
+        help="This machine's price per hour, for the cost of a million texts.",
+    ),
+    option(
+        "--fresh/--resume",
+        default=False,
+        show_default=True,
+        help="Measure everything again, or resume where an earlier run in the same folder stopped.",
+    ),
 )
 
 
@@ -96,56 +140,15 @@ class Asked:
     def ground(self, key: str, model: Model, workload: Workload, session: Session, **more: Any) -> Ground:
         """What all systems have in common on one model, with more attributes; computes the reference unless it is kept,
         else raises Unavailable."""
-        cpus, device = sorted(self.cpus), "cuda" if self.device == "gpu" else "cpu"
+        task = Task(model, workload, sorted(self.cpus), self.place)
         session.say(f"{key}: {len(workload.lengths)} references by torch in fp32, unless they are kept")
-        reference = reference_of(model, workload, cpus, self.place, device)
-        return Ground(key, model, workload, reference, cpus, self.place, session, self.quick, **more)
+        reference = reference_of(task, "cuda" if self.device == "gpu" else "cpu")
+        return Ground(key, task, reference, session, self.quick, **more)
 
 
 def common(command: Callable[..., None]) -> Callable[..., None]:
     """Give a benchmark the options of all benchmarks, passed to it as one :class:`Asked`."""
 
-    @click.option(
-        "--model",
-        "models",
-        multiple=True,
-        default=("all-MiniLM-L6-v2",),
-        show_default=True,
-        help="A model, or a model shape with random weights, such as bge-small-shape. Can be repeated.",
-    )
-    @click.option(
-        "--class",
-        "classes",
-        multiple=True,
-        help="A hardware class. Can be repeated. Default: every CPU class that can run here.",
-    )
-    @cpus_option
-    @option(
-        "--output",
-        "-o",
-        type=click.Path(path_type=Path, file_okay=False),
-        default=Path("report"),
-        show_default=True,
-        help="The folder for the report and the measurements.",
-    )
-    @option("--quick", is_flag=True, help="Measure only a small part, to check that the benchmark runs.")
-    @option(
-        "--peers",
-        metavar="LIST|all|none",
-        help="Other systems to measure, separated by commas. The systems that you name are installed first, each in a "
-        "separate environment. Default: the systems that are already installed.",
-    )
-    @option(
-        "--price",
-        type=click.FloatRange(min=0),
-        help="This machine's price per hour, for the cost of a million texts.",
-    )
-    @option(
-        "--fresh/--resume",
-        default=False,
-        show_default=True,
-        help="Measure everything again, or resume where an earlier run in the same folder stopped.",
-    )
     @functools.wraps(command)
     def asking(models: Sequence[str], classes: Sequence[str], cpus: str | None, peers: str | None, **more: Any) -> None:
         with suppress(PackageNotFoundError):  # it is run from its source: what lacks is told when it is needed
@@ -166,56 +169,51 @@ def common(command: Callable[..., None]) -> Callable[..., None]:
         )
         command(asked, **more)
 
+    for each in reversed(_OPTIONS):
+        asking = each(asking)
     return asking
 
 
 def conclude(
     asked: Asked,
     session: Session,
-    title: str,
-    workload: Sequence[str],
     scenes: Sequence[Scene],
-    *,
-    claims: Sequence[Claim] = (),
+    report: Report,
     published: Callable[[Scene], Sequence[Mapping[str, object]]] = lambda scene: (),
-    tables: Sequence[Table] = (),
-    lacking: Sequence[str] = (),
-    notes: Sequence[str] = (),
 ) -> None:
     """Write the report of all scenes, as far as they were measured, and print the page's path.
 
     Exits with 130 after Ctrl-C.
 
     Args:
-        workload: sentences, before those of the scenes.
+        report: what stands beside the tables, models and notes of the scenes, which are put in.
         published: rows to put under a scene's own.
-        lacking: peers that are not installed.
-        tables, notes: besides those of the scenes.
     """
     found: list[str] = []
     if session.stopped:
         found.append("**Stopped with Ctrl-C before everything was measured.**")
     if asked.quick:
         found.append("**A quick run** (`--quick`): it shows that the benchmark works. Do not quote its figures.")
-    if lacking:
-        found.append(f"Not installed, and so not measured: {', '.join(lacking)} (`--peers` installs them).")
-    found += [*each_scene(scenes, Scene.notes), *notes, *_METHOD]
-    whole = Report(
+    whole = replace(
+        report,
         name=session.name,
-        title=title,
         command=asked.command,
-        workload=" ".join([*workload, *(f"{each.name}: {each.shown}." for each in scenes)]),
+        workload=" ".join([report.workload, *(f"{each.name}: {each.shown}." for each in scenes)]),
         machine={**machine.facts(asked.cpus), **session.meanwhile()},
         tables=[
             *each_scene(scenes, lambda scene: scene.tables(slug(scene.name), asked.price, published(scene))),
-            *(table for table in tables if table.rows),
+            *(table for table in report.tables if table.rows),
         ],
-        claims=claims,
-        notes=found,
+        notes=[*found, *each_scene(scenes, Scene.notes), *report.notes, *_METHOD],
     )
     click.echo(str(write_report(whole, asked.output)))
     if session.stopped:
         sys.exit(ExitStatus.INTERRUPTED)
+
+
+def not_installed(peers: Sequence[str]) -> list[str]:
+    """A note on the peers that are not installed, if there are any."""
+    return [f"Not installed, and so not measured: {', '.join(peers)} (`--peers` installs them)."] if peers else []
 
 
 def _classes(settings: Settings, asked: Sequence[str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
@@ -15,7 +15,7 @@ from statistics import fmean, median
 
 import click
 
-from embedctl_bench.asking import Asked, common, conclude
+from embedctl_bench.asking import Asked, common, conclude, not_installed
 from embedctl_bench.measuring.comparison import Load, Scene, each_scene, in_words
 from embedctl_bench.measuring.contenders import Contender, compete
 from embedctl_bench.peers.models import Model, describe, measured_model
@@ -31,7 +31,8 @@ from embedctl_bench.peers.registry import (
     product_of,
 )
 from embedctl_bench.peers.tuned import Run
-from embedctl_bench.report import Claim
+from embedctl_bench.peers.workload import Workload
+from embedctl_bench.report import Claim, Report
 from embedctl_bench.texts.workloads import describe_workload, make_workload
 from embedctl_config.errors import SettingsError
 
@@ -80,38 +81,33 @@ def command(asked: Asked, workloads: tuple[str, ...]) -> None:
         for name in asked.models:
             model = measured_model(name, asked.settings, asked.place)
             for workload_name in dict.fromkeys(workloads):
-                count = count_of(workload_name, model, quick=asked.quick, device=asked.device)
-                workload = make_workload(workload_name, count, model, asked.place)
-                if asked.device != "cpu":
-                    # A duplicate in a chunk is encoded once, so no chunk may hold a text and its repetition.
-                    workload = replace(workload, chunk=min(asked.settings.chunk_size, len(workload.lengths)))
-                scenes.append(
-                    Scene(
-                        f"{name}, {workload_name}",
-                        model,
-                        f"{describe(name)}, {describe_workload(workload, model.max_tokens)}, {rounds} rounds",
-                        [Load(workload_name, rounds, len(workload.lengths))],
-                    )
-                )
+                workload = _workload_of(workload_name, model, asked)
+                shown = f"{describe(name)}, {describe_workload(workload, model.max_tokens)}, {rounds} rounds"
+                loads = [Load(workload.name, rounds, len(workload.lengths))]
+                scenes.append(Scene(f"{name}, {workload.name}", model, shown, loads))
                 least_s = 0.0 if asked.device == "cpu" else _QUICK_DEVICE_S if asked.quick else _DEVICE_S
                 key = f"{model.name}/{workload.name} {workload.digest}"
                 ground = asked.ground(key, model, workload, session, least_s=least_s)
                 compete(scenes[-1], systems, ground, run_on(asked, least_s))
-    conclude(
-        asked,
-        session,
+    report = Report(
         "Embedding engines, side by side",
-        [
-            "Paragraphs of Python's own docstrings, the same texts for every system. W1 has lengths as in real "
-            "corpora; W2 has long texts. On CPUs, a model larger than all-MiniLM-L6-v2 gets fewer texts in proportion. "
-            "A time is from the texts to their float32 vectors, tokenising included; for the whole product, from its "
-            "first claim to the last vector stored."
-        ],
-        scenes,
+        "Paragraphs of Python's own docstrings, the same texts for every system. W1 has lengths as in real corpora; W2 "
+        "has long texts. On CPUs, a model larger than all-MiniLM-L6-v2 gets fewer texts in proportion. A time is from "
+        "the texts to their float32 vectors, tokenising included; for the whole product, from its first claim to the "
+        "last vector stored.",
         claims=each_scene(scenes, claims_of),
-        lacking=lacking,
-        notes=each_scene(scenes, notes_of),
+        notes=[*not_installed(lacking), *each_scene(scenes, notes_of)],
     )
+    conclude(asked, session, scenes, report)
+
+
+def _workload_of(name: str, model: Model, asked: Asked) -> Workload:
+    count = count_of(name, model, quick=asked.quick, device=asked.device)
+    workload = make_workload(name, count, model, asked.place)
+    if asked.device == "cpu":
+        return workload
+    # A duplicate in a chunk is encoded once, so no chunk may hold a text and its repetition.
+    return replace(workload, chunk=min(asked.settings.chunk_size, len(workload.lengths)))
 
 
 def peers_for(asked: Asked) -> tuple[list[System], list[str]]:
@@ -184,10 +180,15 @@ def gpu_idle() -> Iterator[Callable[[float, float], float]]:
             tool.terminate()
             tool.wait()
             said.seek(0)
-            for line in said:
-                at, _, percent = line.partition(", ")
-                with suppress(ValueError):  # "[N/A]", or a line that was cut
-                    busy.append((datetime.strptime(at, "%Y/%m/%d %H:%M:%S.%f").timestamp(), float(percent) / 100))
+            busy += _busy_shares(said)
+
+
+def _busy_shares(lines: Iterable[str]) -> Iterator[tuple[float, float]]:
+    """What nvidia-smi says: moments (seconds since 1970), and the share of the time before each that was not idle."""
+    for line in lines:
+        at, _, percent = line.partition(", ")
+        with suppress(ValueError):  # "[N/A]", or a line that was cut
+            yield datetime.strptime(at, "%Y/%m/%d %H:%M:%S.%f").timestamp(), float(percent) / 100
 
 
 def claims_of(scene: Scene) -> Iterator[Claim]:

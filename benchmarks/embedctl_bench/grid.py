@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -13,14 +13,15 @@ from typing import Any
 
 import click
 
-from embedctl_bench.asking import Asked, common, conclude
+from embedctl_bench.asking import Asked, common, conclude, not_installed
 from embedctl_bench.measuring.comparison import Load, Scene, SystemRuns, each_scene
 from embedctl_bench.measuring.contenders import Contender, Ground, compete
-from embedctl_bench.peers.models import describe, measured_model
+from embedctl_bench.peers.adapters.embedctl_adapters.serving import Effort
+from embedctl_bench.peers.models import Model, describe, measured_model
 from embedctl_bench.peers.registry import FLOOR, TRANSFORMERS, System, choose_peers, engine_of
-from embedctl_bench.peers.tuned import Effort, Run
+from embedctl_bench.peers.tuned import Run
 from embedctl_bench.peers.workload import kept
-from embedctl_bench.report import Claim, Column, Table
+from embedctl_bench.report import Claim, Column, Report, Table
 from embedctl_bench.texts.words import ExactTexts
 from embedctl_bench.texts.workloads import make_workload
 from embedctl_workers.machine.devices import cores_of, format_cpus
@@ -48,6 +49,35 @@ CLAIMED, CLAIMED_IN_WORDS = 4.0, "4–6 ×"
 _LEFT_OUT = (Column("what", "left out"), Column("cells", "cells", 0), Column("why", "because"))
 
 _BASE = ((TRANSFORMERS.name,), "plain transformers on torch in fp32")
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """What the cells are made of; `copies` of a model have a process each, and `lengths` are in tokens."""
+
+    cores: Sequence[int]
+    copies: Sequence[int]
+    lengths: Sequence[int]
+    batches: Sequence[int]
+
+    def quick(self) -> Axes:
+        """A few of each."""
+        lengths, batches = few(self.lengths, (8, 64, 256)), few(self.batches, (1, 8))
+        return Axes(few(self.cores, (1, 2)), self.copies[:1], lengths, batches)
+
+    def loads(self, model: Model, rounds: int) -> list[Load]:
+        """Those of the lengths that a model takes."""
+        return [
+            Load(f"{length} tokens, batch {batch}", rounds, batch, facts={"length": length, "batch": batch})
+            for length, batch in product(self.lengths, self.batches)
+            if length <= model.max_tokens
+        ]
+
+    def beyond(self, name: str, model: Model, seats: int) -> list[Mapping[str, object]]:
+        """Rows of a table: the lengths that it does not take."""
+        why, cells = f"{name} takes {model.max_tokens}", seats * len(self.batches)
+        long = [each for each in self.lengths if each > model.max_tokens]
+        return [{"what": f"{each} tokens", "why": why, "cells": cells} for each in long]
 
 
 def _axis(name: str, what: str, default: Sequence[int]) -> Callable[[Any], Any]:
@@ -82,15 +112,15 @@ def command(
     the other systems that are installed take turns with embedctl's engine. Cells that need more cores than this machine
     has are left out. For the shapes of the published models, use --model distilbert-shape and --model bge-base-shape.
     """
+    axes = Axes(cores_axis, copies_axis, length_axis, batch_axis)
     if asked.quick:
-        cores_axis, copies_axis = few(cores_axis, (1, 2)), copies_axis[:1]
-        length_axis, batch_axis = few(length_axis, (8, 64, 256)), few(batch_axis, (1, 8))
+        axes = axes.quick()
     peers, lacking = choose_peers(asked.peers, asked.place)
     systems = [FLOOR, *(engine_of(name, asked.settings) for name in asked.classes), TRANSFORMERS, *peers]
     rounds, effort = (_QUICK_ROUNDS, _QUICK_EFFORT) if asked.quick else (_ROUNDS, _EFFORT)
-    seats, left_out = seats_for(asked, cores_axis, copies_axis, len(length_axis) * len(batch_axis))
-    plan = len(asked.models) * len(seats) * (len(systems) + len(length_axis) * len(batch_axis) * rounds)
-    session = asked.session("grid", plan)
+    seats, left_out = seats_for(asked, axes)
+    steps = len(systems) + len(axes.lengths) * len(axes.batches) * rounds
+    session = asked.session("grid", len(asked.models) * len(seats) * steps)
     scenes: list[Scene] = []
     with suppress(KeyboardInterrupt), session:
         for name in asked.models:
@@ -98,39 +128,36 @@ def command(
             texts = ExactTexts(model)
             workload = make_workload("W1", _CHECKED, model, asked.place)
             ground = asked.ground(model.name, model, workload, session)
-            lengths = [each for each in length_axis if each <= model.max_tokens]
-            for length in {*length_axis} - {*lengths}:
-                why = f"{name} takes {model.max_tokens}"
-                left_out.append({"what": f"{length} tokens", "why": why, "cells": len(seats) * len(batch_axis)})
-            loads = [
-                Load(f"{length} tokens, batch {batch}", rounds, batch, facts={"length": length, "batch": batch})
-                for length, batch in product(lengths, batch_axis)
-            ]
+            left_out += axes.beyond(name, model, len(seats))
+            loads = axes.loads(model, rounds)
             for cores, copies in seats:
                 where = f"{name}, {cores} core{'s' * (cores > 1)}" + (f", {copies} copies" if copies > 1 else "")
                 scenes.append(Scene(where, model, describe(name), loads, _BASE))
-                there = sorted(frozenset[int]().union(*cores_of(asked.cpus)[:cores]))
+                cpus = sorted(frozenset[int]().union(*cores_of(asked.cpus)[:cores]))
                 key = f"{model.name}/{cores} cores/{copies} copies"
                 own = [in_copies(system, copies) for system in systems]
-                compete(scenes[-1], own, replace(ground, key=key, cpus=there), run_with(texts, effort, ground))
-    conclude(
-        asked,
-        session,
+                there = replace(ground, key=key, task=replace(ground.task, cpus=cpus))
+                compete(scenes[-1], own, there, run_with(texts, effort, ground))
+    report = Report(
         "Cores × copies × lengths × batches, end to end",
-        [
-            "All texts of a request have exactly the same number of tokens, special ones included, so that no engine "
-            "pads: words that are one token each, drawn with a fixed seed. A cell is "
-            f"{effort.seconds:g} s or {effort.most} requests to each copy of the model, one after the other, whichever "
-            f"is less, {effort.least} at least, in {rounds} rounds together. Times are end to end, from texts to "
-            "vectors of unit length. `transformers` is its tokenizer with padding, its model on torch in fp32, and "
-            "pooling by hand. embedctl is a worker's engine, called directly. The publication measured DistilBERT on "
-            f"{INFINITY_CORES} cores; it does not say whether it counts pooling."
-        ],
-        scenes,
-        claims=each_scene(scenes, claims_of),
-        published=published_beside,
+        workload_words(effort, rounds),
         tables=[Table("left-out", "What this machine or a model can't do", _LEFT_OUT, left_out)],
-        lacking=lacking,
+        claims=each_scene(scenes, claims_of),
+        notes=not_installed(lacking),
+    )
+    conclude(asked, session, scenes, report, published_beside)
+
+
+def workload_words(effort: Effort, rounds: int) -> str:
+    """What is run, for the report."""
+    return (
+        "All texts of a request have exactly the same number of tokens, special ones included, so that no engine pads: "
+        "words that are one token each, drawn with a fixed seed. A cell is "
+        f"{effort.seconds:g} s or {effort.most} requests to each copy of the model, one after the other, whichever is "
+        f"less, {effort.least} at least, in {rounds} rounds together. Times are end to end, from texts to vectors of "
+        "unit length. `transformers` is its tokenizer with padding, its model on torch in fp32, and pooling by hand. "
+        "embedctl is a worker's engine, called directly. The publication measured DistilBERT on "
+        f"{INFINITY_CORES} cores; it does not say whether it counts pooling."
     )
 
 
@@ -139,13 +166,11 @@ def few(axis: Sequence[int], some: Sequence[int]) -> Sequence[int]:
     return [each for each in axis if each in some] or axis[:1]
 
 
-def seats_for(
-    asked: Asked, cores_axis: Sequence[int], copies_axis: Sequence[int], cells: int
-) -> tuple[list[tuple[int, int]], list[Mapping[str, object]]]:
-    """The numbers of cores and copies that can be measured together, in `cells` each; and a table's rows of the
-    others."""
+def seats_for(asked: Asked, axes: Axes) -> tuple[list[tuple[int, int]], list[Mapping[str, object]]]:
+    """The numbers of cores and copies that can be measured together; and a table's rows of the others."""
     seats, left_out, have = [], list[Mapping[str, object]](), len(cores_of(asked.cpus))
-    for cores, copies in product(cores_axis, copies_axis):
+    cells = len(axes.lengths) * len(axes.batches)
+    for cores, copies in product(axes.cores, axes.copies):
         if cores > have:
             why = f"--cpus {format_cpus(asked.cpus)} has {have}"
         elif copies > cores or (copies > 1 and asked.device != "cpu"):
@@ -168,7 +193,7 @@ def run_with(texts: ExactTexts, effort: Effort, ground: Ground) -> Callable[[Loa
 
     @cache
     def file(length: int, batch: int) -> Path:
-        return kept(texts.requests(length, batch, max(4, 64 // batch)), ground.place, f"grid-{length}-{batch}")
+        return kept(texts.requests(length, batch, max(4, 64 // batch)), ground.task.place, f"grid-{length}-{batch}")
 
     def run(load: Load, contender: Contender) -> Run:
         least = _FLOOR_EFFORT if contender.runs.floor and not ground.quick else effort

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from embedctl_config.durable import write
@@ -76,20 +76,21 @@ class Report:
     """All results of a benchmark.
 
     Attributes:
-        command: makes this report again.
         workload: a paragraph on what was run.
-        machine: facts by name, in the order shown; a nested mapping takes one line.
         notes: a paragraph each.
+        name: of the benchmark, and of the files.
+        command: makes this report again.
+        machine: facts by name, in the order shown; a nested mapping takes one line.
     """
 
-    name: str
     title: str
-    command: str
     workload: str
-    machine: Mapping[str, object]
-    tables: Sequence[Table]
+    tables: Sequence[Table] = ()
     claims: Sequence[Claim] = ()
     notes: Sequence[str] = ()
+    name: str = ""
+    command: str = ""
+    machine: Mapping[str, object] = field(default_factory=dict)
 
 
 def write_report(report: Report, folder: Path) -> Path:

@@ -11,7 +11,7 @@ from statistics import median
 import click
 import numpy as np
 
-from embedctl_bench.asking import Asked, common, conclude
+from embedctl_bench.asking import Asked, common, conclude, not_installed
 from embedctl_bench.measuring.comparison import COLUMNS, Load, Scene, SystemRuns, each_scene
 from embedctl_bench.measuring.contenders import Contender, Ground, compete
 from embedctl_bench.peers.child import Unavailable
@@ -26,7 +26,7 @@ from embedctl_bench.peers.registry import (
 )
 from embedctl_bench.peers.tuned import Run
 from embedctl_bench.peers.workload import Workload, kept
-from embedctl_bench.report import Claim, Table
+from embedctl_bench.report import Claim, Report, Table
 from embedctl_bench.texts.words import LONGEST, REQUESTS, SHORTEST, TEXTS, draw_words, request_texts
 from embedctl_bench.texts.workloads import describe_workload, make_workload
 
@@ -69,6 +69,22 @@ PUBLISHED = (
 )
 #: The fastest CPU rate of each precision there, as a multiple of sentence-transformers' on torch.
 OVER_SENTENCE_TRANSFORMERS = {"int8": 0.10 / 0.04, "fp32": 0.08 / 0.04}
+_WORKLOAD = (
+    f"{REQUESTS} requests in flight at once, each of {TEXTS} texts of {SHORTEST:,}–{LONGEST:,} characters: the shape "
+    "of infinity's own benchmark, with other texts. The texts are generated, the same on every machine, and "
+    "different in each request. A model that truncates before 512 tokens is set to 512 if it has the positions. "
+    "Ours is the whole product: a private Redis, workers, and a client that submits all jobs at once, on the same "
+    "CPUs; timed from before the first submit to the last vector stored in Redis. Other systems are called in their "
+    "own process without a server: infinity gets all requests in its queue at once; the others have no queue and "
+    "get one after the other. A load that is run once has no spread: differences below 10 % say nothing."
+)
+_HTTP_WORKLOAD = (
+    "Every server runs on the same CPUs as the callers, with the same model, and gets each load by turns; the others "
+    "are idle meanwhile. A caller has a connection of its own, sends a request to `/v1/embeddings`, and its next one "
+    "when that is answered. Vectors come in base64, as OpenAI's clients ask for them; they are read when the time is "
+    "taken. The gateway may take ten minutes for an answer; its default is one. Texts are English words drawn at "
+    "random, each one token of BERT's."
+)
 _SERVER_BASE = ((INFINITY_SERVER.name,), "infinity's server")
 _OTHER_CONDITIONS = (
     "published of bge-small on 16 virtual CPUs of Cascade Lake, with an HTTP server in between; which of that makes "
@@ -157,37 +173,28 @@ def _through_the_product(asked: Asked) -> None:
             request = len(texts) // REQUESTS
             ground = asked.ground(model.name, model, workload, session, request=request, warm_up=warm_up)
             _compete(scenes[-1], systems, ground)
-    published = [
-        {"system": f"{system}; {model}, {hardware}", "requests_per_s": rate, "texts_per_s": TEXTS * rate}
+    report = Report(
+        f"Ten requests of {TEXTS} long texts in flight",
+        _WORKLOAD,
+        tables=[_published()],
+        claims=each_scene(scenes, claims_of),
+        notes=not_installed(lacking),
+    )
+    conclude(asked, session, scenes, report)
+
+
+def _published() -> Table:
+    rows = [
+        {
+            "system": f"{system}; {model}, {hardware}",
+            "requests_per_s": rate,
+            "texts_per_s": TEXTS * rate,
+            "_published": True,
+        }
         for system, model, hardware, rate in PUBLISHED
     ]
-    conclude(
-        asked,
-        session,
-        f"Ten requests of {TEXTS} long texts in flight",
-        [
-            f"{REQUESTS} requests in flight at once, each of {TEXTS} texts of {SHORTEST:,}–{LONGEST:,} characters: the "
-            "shape of infinity's own benchmark, with other texts. The texts are generated, the same on every machine, "
-            "and different in each request. A model that truncates before 512 tokens is set to 512 if it has the "
-            "positions. Ours is the whole product: a private Redis, workers, and a client that submits all jobs at "
-            "once, on the same CPUs; timed from before the first submit to the last vector stored in Redis. Other "
-            "systems are called in their own process without a server: infinity gets all requests in its queue at "
-            "once; the others have no queue and get one after the other. A load that is run once has no spread: "
-            "differences below 10 % say nothing."
-        ],
-        scenes,
-        claims=each_scene(scenes, claims_of),
-        tables=[
-            Table(
-                "published",
-                "Published, by infinity 0.0.25",
-                COLUMNS,
-                [{**row, "_published": True} for row in published],
-                "On other hardware, and through an HTTP server: no figure of yours can be divided by one of these.",
-            )
-        ],
-        lacking=lacking,
-    )
+    note = "On other hardware, and through an HTTP server: no figure of yours can be divided by one of these."
+    return Table("published", "Published, by infinity 0.0.25", COLUMNS, rows, note)
 
 
 def _product(hardware: str, asked: Asked) -> System:
@@ -200,7 +207,7 @@ def _compete(scene: Scene, systems: Sequence[System], ground: Ground) -> None:
     """Every system answers all requests of a load in a round."""
 
     def run(load: Load, contender: Contender) -> Run:
-        file = kept(load.asked, ground.place, f"requests-{slug(load.name)}")
+        file = kept(load.asked, ground.task.place, f"requests-{slug(load.name)}")
         done, vectors = contender.process().requests(file, load.callers)
         if len(vectors) != load.texts:
             raise Unavailable(f"vectors of shape {vectors.shape} for {load.texts} texts")
@@ -248,16 +255,8 @@ def _over_http(asked: Asked) -> None:
     conclude(
         asked,
         session,
-        "Requests over HTTP",
-        [
-            "Every server runs on the same CPUs as the callers, with the same model, and gets each load by turns; the "
-            "others are idle meanwhile. A caller has a connection of its own, sends a request to `/v1/embeddings`, and "
-            "its next one when that is answered. Vectors come in base64, as OpenAI's clients ask for them; they are "
-            "read when the time is taken. The gateway may take ten minutes for an answer; its default is one. Texts "
-            "are English words drawn at random, each one token of BERT's."
-        ],
         scenes,
-        claims=each_scene(scenes, http_claims_of),
+        Report("Requests over HTTP", _HTTP_WORKLOAD, claims=each_scene(scenes, http_claims_of)),
     )
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 import numpy.typing as npt
-from benchmarks.ours.service import Figures, service
+from benchmarks.ours.service import Figures, seconds_of, service
 from tests.support.databases import postgres_server
 
-from embedctl import enqueue_embeddings
+from embedctl import Job, enqueue_embeddings
 from embedctl.destinations.interface import Batch, Contract
 from embedctl.destinations.registry import destination_of
 from embedctl_bench.measuring.sampling import turn_of
@@ -51,24 +51,32 @@ def databases(*, records: int = 200_000, dim: int = 384, turns: int = 3, only: s
         for name, opened in DATABASES.items():
             if only not in name:
                 continue
-            url, load = opened(of.folder / name, stack)
-            taken: dict[str, list[float]] = {"ours": [], "ours, from memory": [], "client": []}
-            for number in range(turns):
-                for who in turn_of(list(taken), number):
-                    began = time.perf_counter()
-                    if who == "client":
-                        load(f"client{number}", ids, vectors)
-                    elif who == "ours":
-                        # The job accounts for each record, and a table may still refuse some.
-                        assert job.deliver(url(f"ours{number}")).written == records
-                    else:
-                        _write(url(f"memory{number}"), ids, vectors)
-                    taken[who].append(time.perf_counter() - began)
+            taken = _taken(opened(of.folder / name, stack), job, ids, vectors, turns)
             found |= {f"{name}, {who}: records/s": records / median(seconds) for who, seconds in taken.items()}
             for who in list(taken)[:2]:
                 ratios = [client / ours for ours, client in zip(taken[who], taken["client"], strict=True)]
                 found[f"{name}, {who}: rate, of the client's"] = median(ratios)
     return found
+
+
+def _taken(database: Database, job: Job, ids: list[str], vectors: Vectors, turns: int) -> dict[str, list[float]]:
+    """How long each way into an empty table takes, in each turn (seconds)."""
+    url, load = database
+
+    def deliver(table: str) -> None:
+        # The job accounts for each record, and a table may still refuse some.
+        assert job.deliver(url(table)).written == len(ids)
+
+    ways: dict[str, Callable[[str], object]] = {
+        "ours": deliver,
+        "ours, from memory": lambda table: _write(url(table), ids, vectors),
+        "client": lambda table: load(table, ids, vectors),
+    }
+    taken: dict[str, list[float]] = {way: [] for way in ways}
+    for number in range(turns):
+        for at, way in enumerate(turn_of(list(ways), number)):
+            taken[way].append(seconds_of(partial(ways[way], f"turn{number}_{at}")))
+    return taken
 
 
 def _write(url: str, ids: list[str], vectors: Vectors) -> None:

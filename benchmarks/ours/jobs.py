@@ -75,22 +75,26 @@ def recovery(*, kills: int = 5, alone: bool = False) -> Figures:
             found = client.hget(keys.owners(job.id), 0)
             return found.decode().split(" ")[1] if found else ""
 
+        def recovered(job: Job) -> float:
+            """Kill the owner; the seconds until the chunk has another one."""
+            while not (first := owner(job)):
+                time.sleep(0.01)
+            time.sleep(random.uniform(0, 10))  # two heartbeats
+            doomed = next(row for row in broker.workers.alive() if row.instance == first)
+            if alone:
+                client.unlink(keys.machine(doomed.machine))
+            os.kill(doomed.pid, signal.SIGKILL)
+            killed = time.monotonic()
+            while owner(job) in (first, ""):
+                time.sleep(0.01)
+            return time.monotonic() - killed
+
         while broker.connection.uptime_s() < 2 * of.settings.lease_s:  # no reaper acts so soon after Redis started
             time.sleep(1)
         for trial in range(kills):
             with of.worker(f"{trial}-0"), of.worker(f"{trial}-1"):
                 job = enqueue_embeddings(iter(texts), settings=of.settings)  # a list would be divided among both
-                while not (first := owner(job)):
-                    time.sleep(0.01)
-                time.sleep(random.uniform(0, 10))  # two heartbeats
-                doomed = next(row for row in broker.workers.alive() if row.instance == first)
-                if alone:
-                    client.unlink(keys.machine(doomed.machine))
-                os.kill(doomed.pid, signal.SIGKILL)
-                killed = time.monotonic()
-                while owner(job) in (first, ""):
-                    time.sleep(0.01)
-                waited.append(time.monotonic() - killed)
+                waited.append(recovered(job))
                 job.cancel()
     return {"p50 s": statistics.median(waited), "p95 s": float(np.percentile(waited, 95)), "most s": max(waited)}
 

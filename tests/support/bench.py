@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,10 @@ import numpy as np
 
 from embedctl_bench.asking import Asked
 from embedctl_bench.measuring.comparison import SystemRuns
-from embedctl_bench.peers.adapters.embedctl_adapters.serving import Answer, Setting
+from embedctl_bench.peers.adapters.embedctl_adapters.serving import Answer, Effort, Setting
 from embedctl_bench.peers.child import Unavailable
-from embedctl_bench.peers.models import Model
 from embedctl_bench.peers.registry import System
-from embedctl_bench.peers.tuned import Effort, Run
-from embedctl_bench.peers.workload import Workload
+from embedctl_bench.peers.tuned import Run, Task
 from embedctl_config.settings import Settings
 
 
@@ -59,9 +56,7 @@ class Process:
     events: list[str]
     offered: list[int]
 
-    def __init__(
-        self, system: System, model: Model, workload: Workload, cpus: Sequence[int], place: Path, **options: Any
-    ) -> None:
+    def __init__(self, system: System, task: Task, **options: Any) -> None:
         if system.name == "fastembed":
             raise Unavailable("no wheels")
         self.events.append(f"{system.name} loaded")

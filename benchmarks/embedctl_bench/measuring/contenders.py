@@ -14,10 +14,8 @@ from embedctl_bench.measuring.sampling import turn_of
 from embedctl_bench.measuring.session import Session
 from embedctl_bench.peers.adapters.embedctl_adapters.serving import Setting, Vectors
 from embedctl_bench.peers.child import Unavailable
-from embedctl_bench.peers.models import Model
 from embedctl_bench.peers.registry import GPU_FLOOR, System
-from embedctl_bench.peers.tuned import Run, TunedProcess
-from embedctl_bench.peers.workload import Workload
+from embedctl_bench.peers.tuned import Run, Task, TunedProcess
 from embedctl_config.errors import EmbedctlError
 from embedctl_workers.arrays.distance import measure as distance
 
@@ -28,9 +26,7 @@ class Ground:
 
     Attributes:
         key: the beginning of the keys of steps.
-        workload: the texts with references; systems choose their settings on a sample of them.
-        reference: the vectors of these texts, float32, texts × dimensions.
-        place: the folder of environments and of everything that is made for them.
+        reference: the vectors of the task's texts, float32, texts × dimensions.
         quick: whether systems take their first setting without trying any.
         request: they choose on concurrent requests with this number of texts each; 0: on one call.
         least_s: how long a pass over the texts is to take at least, by repeating them (seconds): of a device, which
@@ -39,11 +35,8 @@ class Ground:
     """
 
     key: str
-    model: Model
-    workload: Workload
+    task: Task
     reference: Vectors
-    cpus: Sequence[int]
-    place: Path
     session: Session
     quick: bool
     request: int = 0
@@ -111,9 +104,7 @@ class Contender:
     def _start(self, settings: tuple[Setting, ...]) -> TunedProcess:
         ground, system = self._ground, replace(self._system, settings=settings)
         whole = ground.least_s > 0
-        self._process = process = TunedProcess(
-            system, ground.model, ground.workload, ground.cpus, ground.place, request=ground.request, whole=whole
-        )
+        self._process = process = TunedProcess(system, ground.task, request=ground.request, whole=whole)
         if ground.warm_up:
             process.requests(ground.warm_up)
         self._accuracy = ground.accuracy(process.encode().vectors)
@@ -124,7 +115,7 @@ class Contender:
 
     def _words(self, setting: Setting) -> str:
         """The setting for people: of our whole product, its workers."""
-        cpus = len(self._ground.cpus)
+        cpus = len(self._ground.task.cpus)
         if not (self._system.ours and "workers" in setting.load):
             return setting.label(cpus)
         workers = setting.load["workers"]

@@ -224,7 +224,8 @@ def on_gpu(system: System) -> System:
 def engine_of(hardware: str, settings: Settings) -> System:
     """A worker's engine with a hardware class, called directly."""
     ways = (Setting(1), Setting(2)) if settings.hardware_class(hardware).device == "cpu" else (Setting(1),)
-    return _ours("embedctl-engine", "embedctl's engine", "embedctl:EngineAdapter", hardware, settings, ways)
+    system = System("embedctl-engine", "embedctl's engine", "embedctl:EngineAdapter", ways, _OURS)
+    return _with_class(system, hardware, settings)
 
 
 def product_of(hardware: str, settings: Settings, cpus: int, workers: Sequence[int] = _WORKERS) -> System:
@@ -233,25 +234,26 @@ def product_of(hardware: str, settings: Settings, cpus: int, workers: Sequence[i
     shares = [count for count in workers if cpus % count == 0]
     counts = shares if settings.hardware_class(hardware).device == "cpu" else [1]
     ways = tuple(Setting(1, {"workers": count}) for count in counts)
-    return _ours("embedctl", "embedctl", "embedctl_pipeline:ProductAdapter", hardware, settings, ways)
+    system = System("embedctl", "embedctl", "embedctl_pipeline:ProductAdapter", ways, _OURS)
+    return _with_class(system, hardware, settings)
 
 
 def servers_of(hardware: str, settings: Settings) -> list[System]:
     """`embedctl gateway` beside a worker of a hardware class; and the worker's engine in the process of a server."""
     gateway = ("gateway", "embedctl gateway", "http_ours:GatewayAdapter")
     direct = ("direct", "the same engine in the server's process", "http_ours:DirectAdapter")
-    return [_ours(*each, hardware, settings, (Setting(),)) for each in (gateway, direct)]
+    return [_with_class(System(*each, (Setting(),), _OURS), hardware, settings) for each in (gateway, direct)]
 
 
-def _ours(name: str, label: str, adapter: str, hardware: str, settings: Settings, ways: tuple[Setting, ...]) -> System:
+def _with_class(system: System, hardware: str, settings: Settings) -> System:
+    """A system of ours with a hardware class."""
     entry = settings.hardware_class(hardware)
-    return System(
-        f"{name}-{hardware}",
-        f"{label}, class {hardware}",
-        adapter,
-        ways,
-        (*_OURS, "onnxruntime") if entry.backend.startswith("onnx") else _OURS,
-        entry.precision,
+    return replace(
+        system,
+        name=f"{system.name}-{hardware}",
+        label=f"{system.label}, class {hardware}",
+        packages=(*_OURS, "onnxruntime") if entry.backend.startswith("onnx") else _OURS,
+        precision=entry.precision,
         ours=True,
         fixed={"cache": str(cache_folder(settings)), "hardware": hardware, "entry": asdict(entry)},
     )

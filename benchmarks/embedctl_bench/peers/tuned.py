@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from embedctl_bench.peers.adapters.embedctl_adapters.serving import Answer, Setting, Vectors
+from embedctl_bench.peers.adapters.embedctl_adapters.serving import Answer, Effort, Setting, Vectors
 from embedctl_bench.peers.child import ChildProcess
 from embedctl_bench.peers.environments import environment_for, python_of
 from embedctl_bench.peers.models import Model, converted
@@ -23,19 +23,6 @@ from embedctl_bench.peers.workload import Workload
 #: A tuning run encodes this much of the workload: seconds, not minutes, whatever the model.
 _SAMPLE_FLOPS = 5e11
 _FEWEST_SAMPLES = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How much is measured: for `seconds` or up to `most` requests, whichever is less, and at least `least`."""
-
-    seconds: float
-    least: int
-    most: int
-
-    def share(self, rounds: int) -> Effort:
-        """The effort of one round of several."""
-        return Effort(self.seconds / rounds, ceil(self.least / rounds), ceil(self.most / rounds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +41,22 @@ class Run:
     idle: float = nan
 
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a system is to encode, and where.
+
+    Attributes:
+        workload: the texts; systems choose their settings on a sample of them.
+        cpus: it runs on these.
+        place: the folder of environments and of everything that is made for them.
+    """
+
+    model: Model
+    workload: Workload
+    cpus: Sequence[int]
+    place: Path
+
+
 class TunedProcess(ChildProcess):
     """A loaded system, which chose its setting by its speed on a sample. Its log is NAME.log in the folder `place`.
 
@@ -64,25 +67,15 @@ class TunedProcess(ChildProcess):
         computes: the precision of its products, read back from the loaded system; empty if that is not known.
     """
 
-    def __init__(
-        self,
-        system: System,
-        model: Model,
-        workload: Workload,
-        cpus: Sequence[int],
-        place: Path,
-        *,
-        request: int = 0,
-        whole: bool = False,
-    ) -> None:
+    def __init__(self, system: System, task: Task, *, request: int = 0, whole: bool = False) -> None:
         """Start the process, and let it choose its setting.
 
         Args:
-            place: the folder of environments and of everything that is made for them.
             request: it chooses on concurrent requests with this number of texts each; 0: on one call.
             whole: it chooses on the whole workload, in one call, as a device needs that encodes a sample in no time.
         """
-        python, folder = python_of(system.environment, place), converted(model, system.form, place)
+        place, workload = task.place, task.workload
+        python, folder = python_of(system.environment, place), converted(task.model, system.form, place)
         package, variables = environment_for(system.environment)
         self._scratch = tempfile.TemporaryDirectory(prefix="embedctl-bench-")
         self._vectors = Path(self._scratch.name) / "vectors.npy"
@@ -91,11 +84,11 @@ class TunedProcess(ChildProcess):
         fixed = dict(system.fixed)
         if system.ours:
             fixed = {"chunk": workload.chunk, "cache": str(place / "cache"), **fixed}
-        fits = [replace(each, fixed=fixed) for each in system.settings if each.processes <= len(cpus)]
+        fits = [replace(each, fixed=fixed) for each in system.settings if each.processes <= len(task.cpus)]
         if whole:
             sample, at_once = len(workload.lengths), 0
         else:
-            sample, at_once = sample_of(model, workload, request=request, cpus=len(cpus), chunked=system.ours)
+            sample, at_once = sample_of(task, request=request, chunked=system.ours)
         try:
             loaded = self.call(
                 do="load",
@@ -105,7 +98,7 @@ class TunedProcess(ChildProcess):
                 sample=sample,
                 at_once=at_once,
                 chunk=workload.chunk,
-                cpus=list(cpus),
+                cpus=list(task.cpus),
                 settings=[asdict(each) for each in fits],
                 packages=system.packages,
             )
@@ -131,7 +124,7 @@ class TunedProcess(ChildProcess):
     def sample(self, path: Path, effort: Effort) -> tuple[float, list[float]]:
         """Make the requests in a file one after the other, in each of its processes, again and again: the seconds of a
         request, by all processes together, and the latencies (seconds)."""
-        done = self.call(do="sample", requests=str(path), **asdict(effort))
+        done = self.call(do="sample", requests=str(path), effort=asdict(effort))
         return done["seconds"], done["latencies"]
 
     def close(self) -> None:
@@ -140,7 +133,7 @@ class TunedProcess(ChildProcess):
         self._scratch.cleanup()
 
 
-def reference_of(model: Model, workload: Workload, cpus: Sequence[int], place: Path, device: str = "cpu") -> Vectors:
+def reference_of(task: Task, device: str = "cpu") -> Vectors:
     """Vectors of sentence-transformers on torch in fp32, computed once and kept; raises Unavailable if they can't be.
 
     On a CPU, texts are encoded one at a time, so without padding; on another device, by torch's name, that would take
@@ -148,11 +141,11 @@ def reference_of(model: Model, workload: Workload, cpus: Sequence[int], place: P
     """
     alone = (Setting(1, {"backend": "torch", "device": device}, {"batch": 1 if device == "cpu" else 32}),)
     system = replace(SENTENCE_TRANSFORMERS, name="reference", settings=alone)
-    name = f"{model.name}-{_digest_of_weights(model)}-{workload.name}-{workload.digest}"
-    kept = place / "reference" / f"{name}{'' if device == 'cpu' else f'-{device}'}.npy"
+    name = f"{task.model.name}-{_digest_of_weights(task.model)}-{task.workload.name}-{task.workload.digest}"
+    kept = task.place / "reference" / f"{name}{'' if device == 'cpu' else f'-{device}'}.npy"
     if not kept.is_file():
         kept.parent.mkdir(parents=True, exist_ok=True)
-        process = TunedProcess(system, model, workload, cpus, place)
+        process = TunedProcess(system, task)
         try:
             np.save(kept.with_suffix(".unfinished.npy"), process.encode().vectors)
         finally:
@@ -171,16 +164,16 @@ def _digest_of_weights(model: Model) -> str:
     return whole.hexdigest()[:12]
 
 
-def sample_of(model: Model, workload: Workload, *, request: int, cpus: int, chunked: bool) -> tuple[int, int]:
+def sample_of(task: Task, *, request: int, chunked: bool) -> tuple[int, int]:
     """The number of texts that a setting is tried with, and of the requests that they are split into; 0 for one call.
 
     Requests are as large as those that will be measured, because a batch can't be larger than a request. Their number
     is even, and at least that of the CPUs, so that processes have equal shares. The same holds for chunks.
     """
-    texts = len(workload.lengths)
-    wanted = max(_FEWEST_SAMPLES, round(_SAMPLE_FLOPS / model.flops_per_token / workload.tokens * texts))
+    workload, texts = task.workload, len(task.workload.lengths)
+    wanted = max(_FEWEST_SAMPLES, round(_SAMPLE_FLOPS / task.model.flops_per_token / workload.tokens * texts))
     if request:
-        at_once = min(texts // request, max(2, cpus, 2 * round(wanted / (2 * request))))
+        at_once = min(texts // request, max(2, len(task.cpus), 2 * round(wanted / (2 * request))))
         return at_once * request, at_once
     if chunked:
         wanted = 2 * workload.chunk * ceil(wanted / (2 * workload.chunk))

@@ -33,14 +33,21 @@ NOT_PROSE = re.compile(r">>>|\.\. |[=*_~^-]{4}|[|+]--|\w+ : |^\s*[-*:@|#]|^\w+\(
 def passages() -> Iterator[tuple[str, str]]:
     """Yield ids and texts, in the same order every time and without exact duplicates."""
     seen: set[str] = set()
+    every = (found for path, module in _sources() for found in docstrings(path, module))
+    for name, docstring in every:
+        for number, text in enumerate(paragraphs(docstring), start=1):
+            if is_prose(text) and text not in seen:
+                seen.add(text)
+                yield f"{name}#{number}", text
+
+
+def _sources() -> Iterator[tuple[Path, str]]:
+    """The files to read, and the names of their modules."""
     for root, base in [(STANDARD_LIBRARY, STANDARD_LIBRARY), *((PACKAGES / name, PACKAGES) for name in DOCUMENTED)]:
         for path in sorted(root.rglob("*.py")):
-            if SKIPPED.isdisjoint(path.relative_to(base).parts):
-                for name, docstring in docstrings(path, module_name(path.relative_to(base))):
-                    for number, text in enumerate(paragraphs(docstring), start=1):
-                        if is_prose(text) and text not in seen:
-                            seen.add(text)
-                            yield f"{name}#{number}", text
+            inside = path.relative_to(base)
+            if SKIPPED.isdisjoint(inside.parts):
+                yield path, module_name(inside)
 
 
 def module_name(path: Path) -> str:

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from embedctl_bench import engines, grid, request
-from embedctl_bench.asking import conclude
+from embedctl_bench.asking import conclude, not_installed
 from embedctl_bench.measuring.comparison import Load, Scene, SystemRuns
 from embedctl_bench.measuring.sampling import cost_per_million, is_noisy, percentiles, spread, turn_of
 from embedctl_bench.peers.models import Model
 from embedctl_bench.peers.registry import GPU_FLOOR, PEERS
+from embedctl_bench.report import Report
 from tests.support.bench import asked, runs
 
 MODEL = Model("m", Path(), layers=6, hidden=384, inner=1536)
@@ -65,7 +66,7 @@ def test_systems_are_ranked_by_time_unless_they_cut_texts_or_are_not_fp32(tmp_pa
     assert claim.met
     assert "1.33 × the rate of st-onnx" in claim.ours
     with asked(tmp_path).session("engines", 1) as session:
-        conclude(asked(tmp_path), session, "Engines", [], [made], lacking=["st-torch"])
+        conclude(asked(tmp_path), session, [made], Report("Engines", "", notes=not_installed(["st-torch"])))
     page = (tmp_path / "engines.md").read_text()
     assert "Not installed, and so not measured: st-torch" in page
     assert "length" not in page, "a column without values"
@@ -181,7 +182,9 @@ def test_a_lead_is_beside_the_published_one() -> None:
 
 def test_cells_that_cannot_be_measured_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid, "cores_of", lambda cpus: [frozenset({0}), frozenset({1})])
-    seats, left_out = grid.seats_for(asked(tmp_path, cpus=frozenset({0, 1})), (1, 2, 4), (1, 2), 4)
+    seats, left_out = grid.seats_for(
+        asked(tmp_path, cpus=frozenset({0, 1})), grid.Axes((1, 2, 4), (1, 2), (8, 16), (1, 2))
+    )
     assert seats == [(1, 1), (2, 1), (2, 2)]
     assert {"what": "4 cores, 1 copies", "why": "--cpus 0-1 has 2", "cells": 4} in left_out
     why = "each copy needs a core, and a device, of its own"

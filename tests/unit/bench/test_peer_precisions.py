@@ -27,7 +27,7 @@ from embedctl_bench.peers.registry import (
     System,
     engine_of,
 )
-from embedctl_bench.peers.tuned import TunedProcess
+from embedctl_bench.peers.tuned import Task, TunedProcess
 from embedctl_bench.peers.workload import Workload
 from embedctl_config.cpu import no_bf16
 from embedctl_config.loading import load_settings
@@ -84,7 +84,8 @@ def encode(place: Path, tiny_model: MakeModel) -> Encode:
         path = place / "texts.json"
         path.write_text(json.dumps(TEXTS))
         one = replace(system, settings=system.settings[:1])
-        process = TunedProcess(one, model, Workload("w", path, model.lengths(TEXTS), chunk=16), [0], place)
+        workload = Workload("w", path, model.lengths(TEXTS), chunk=16)
+        process = TunedProcess(one, Task(model, workload, [0], place))
         try:
             answer = process.encode()
             return Encoded(process.computes, answer.vectors, answer.tokens)

@@ -16,12 +16,11 @@ import numpy as np
 import pytest
 
 from embedctl_bench.peers.adapters.embedctl_adapters.embedctl_pipeline import toml
-from embedctl_bench.peers.adapters.embedctl_adapters.serving import Answer, Pool, Server, Setting
+from embedctl_bench.peers.adapters.embedctl_adapters.serving import Answer, Effort, Pool, Server, Setting
 from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.environments import ADAPTERS, HERE, PACKAGE, environment_for, is_installed
 from embedctl_bench.peers.models import Model, uncut
 from embedctl_bench.peers.registry import INFINITY_SERVER, PEERS
-from embedctl_bench.peers.tuned import Effort
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.loading import load_settings
 
@@ -109,7 +108,7 @@ def test_texts_that_are_encoded_several_times_count_as_often(tmp_path: Path) -> 
         assert (loaded["chosen"], "error" in loaded["tried"][1]) == (0, True), "the fastest that works"
         done = server.encode(str(tmp_path / "vectors.npy"), repeat=3)
         (tmp_path / "requests.json").write_text('[["a"], ["bb", "b"]]')
-        sampled = server.sample(str(tmp_path / "requests.json"), **asdict(Effort(0.0, least=3, most=9)))
+        sampled = server.sample(str(tmp_path / "requests.json"), asdict(Effort(0.0, least=3, most=9)))
     finally:
         server.close()
     assert done["tokens"] == 3 * 6
@@ -121,7 +120,7 @@ def test_texts_that_are_encoded_several_times_count_as_often(tmp_path: Path) -> 
 @pytest.mark.parametrize("pool", [("OneByOne", 2)], indirect=True)
 def test_each_process_is_sampled_for_a_time_or_a_number_of_requests(pool: Pool) -> None:
     for effort, least, most in (((0.0, 4, 9), 4, 4), ((60.0, 1, 3), 3, 3), ((0.05, 1, 100), 1, 3)):
-        done = pool.sample(REQUESTS, dict(zip(("seconds", "least", "most"), effort, strict=True)))
+        done = pool.sample(REQUESTS, Effort(*effort))
         assert len(done) == 2
         for seconds, latencies in done:
             assert least <= len(latencies) <= most

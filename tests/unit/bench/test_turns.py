@@ -22,7 +22,7 @@ from embedctl_bench.measuring.comparison import Load, Scene
 from embedctl_bench.measuring.contenders import Contender, Ground, compete
 from embedctl_bench.peers.models import Model
 from embedctl_bench.peers.registry import BASELINE, FLOOR, PEERS, SENTENCE_TRANSFORMERS, System
-from embedctl_bench.peers.tuned import Run, sample_of
+from embedctl_bench.peers.tuned import Run, Task, sample_of
 from embedctl_bench.peers.workload import Workload
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import HardwareClass
@@ -43,7 +43,7 @@ def _no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 def ground(folder: Path, session: Any, *, quick: bool = False) -> Ground:
     (folder / "texts.json").write_text("[]")
     workload = Workload("W1", folder / "texts.json", (10,) * 2, chunk=512)
-    return Ground("m", SMALL, workload, np.ones((2, 3), np.float32), [0], folder, session, quick)
+    return Ground("m", Task(SMALL, workload, [0], folder), np.ones((2, 3), np.float32), session, quick)
 
 
 def go(folder: Path, *systems: System, run: Any = None) -> Scene:
@@ -120,7 +120,7 @@ def figures_of(command: Command, folder: Path, patch: pytest.MonkeyPatch, *optio
     (folder / "config.json").write_text('{"max_position_embeddings": 512}')
     for module in (engines, grid):
         patch.setattr(module, "measured_model", lambda *_: replace(SMALL, folder=folder))
-        patch.setattr(module, "make_workload", lambda *_: ground(folder, None).workload)
+        patch.setattr(module, "make_workload", lambda *_: ground(folder, None).task.workload)
     patch.setattr(grid, "ExactTexts", lambda model: SimpleNamespace(requests=lambda *_: [["a text"]]))
     patch.setattr("embedctl_bench.asking.reference_of", lambda *_: np.ones((2, 3), np.float32))
     options = (*options, "--quick", "--class", "cpu", "--peers", "none", "-o", str(folder / "report"))
@@ -207,8 +207,8 @@ def test_settings_are_tried_with_requests_as_large_as_those_that_count(
 ) -> None:
     lengths, chunk = ((450,) * 255, 255) if request_texts else ((40,) * 2048, 48)
     workload = Workload("w", Path("w"), lengths, chunk=chunk)
-    model = replace(SMALL, layers=layers)
-    assert sample_of(model, workload, request=request_texts, cpus=cpus, chunked=chunked) == expected
+    task = Task(replace(SMALL, layers=layers), workload, range(cpus), Path())
+    assert sample_of(task, request=request_texts, chunked=chunked) == expected
 
 
 @pytest.mark.parametrize(("says", "idle"), [(("50", "70", "7"), 0.4), (("[N/A]",), float("nan"))])

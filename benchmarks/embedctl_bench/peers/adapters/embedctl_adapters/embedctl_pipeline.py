@@ -31,7 +31,8 @@ class ProductAdapter:
         self, model: Path, threads: int, workers: int, cache: str, chunk: int, hardware: str, entry: Mapping[str, Any]
     ) -> None:
         with ExitStack() as stack:
-            self._broker = Broker.connect(product(stack, model, workers, cache, chunk, hardware, entry))
+            config = configuration(model, cache, hardware, entry)
+            self._broker = Broker.connect(product(stack, config, chunk, workers))
             stack.callback(self._broker.close)
             self._stack = stack.pop_all()
         self._options = SubmitOptions(model=model.name, hardware=hardware)
@@ -63,25 +64,28 @@ class ProductAdapter:
         self._stack.close()
 
 
-def product(
-    stack: ExitStack, model: Path, workers: int, cache: str, chunk: int, hardware: str, entry: Mapping[str, Any]
-) -> Settings:
-    """Start a private Redis, and workers that share this process's CPUs; everything ends with the stack. The settings
-    have one model and one hardware class, and none of the user's own."""
+def configuration(model: Path, cache: str, hardware: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration of one model and one hardware class."""
+    return {"cache_dir": cache, "models": {model.name: {"source": str(model)}}, "classes": {hardware: entry}}
+
+
+def product(stack: ExitStack, configured: Mapping[str, Any], chunk: int, workers: int) -> Settings:
+    """Start a private Redis, and workers that share this process's CPUs; everything ends with the stack. Nothing is set
+    but the configuration, of one model and one hardware class."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="embedctl-bench-")))
     config = folder / "embedctl.toml"
-    facts = {"cache_dir": cache, "models": {model.name: {"source": str(model)}}, "classes": {hardware: entry}}
-    config.write_text(toml(facts), encoding="utf-8")
+    config.write_text(toml(configured), encoding="utf-8")
     # The product is measured as it comes.
     for variable in [name for name in os.environ if name.startswith("EMBEDCTL_")]:
         del os.environ[variable]
     os.environ |= {"EMBEDCTL_CONFIG": str(config), "XDG_CONFIG_HOME": str(folder)}
     settings, _ = stack.enter_context(private_redis(load_settings(chunk_size=chunk), folder))
+    (model,), (hardware,) = configured["models"], configured["classes"]
     cpus = sorted(os.sched_getaffinity(0))
     share = len(cpus) // workers
     for at in range(workers):
         own, log = ",".join(map(str, cpus[at * share : (at + 1) * share])), folder / f"worker-{at}.log"
-        stack.enter_context(local_worker(settings, hardware=hardware, model=model.name, cpus=own, log_file=log))
+        stack.enter_context(local_worker(settings, hardware=hardware, model=model, cpus=own, log_file=log))
     return settings
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from embedctl_workers.machine.devices import SPIN_VARIABLE, SPINS
 
-from .embedctl_pipeline import product
+from .embedctl_pipeline import configuration, product
 from .http_client import HttpAdapter
 
 
@@ -22,7 +22,7 @@ class GatewayAdapter(HttpAdapter):
         self, model: Path, threads: int, chunk: int, cache: str, hardware: str, entry: Mapping[str, Any]
     ) -> None:
         with ExitStack() as stack:
-            settings = product(stack, model, 1, cache, chunk, hardware, entry)
+            settings = product(stack, configuration(model, cache, hardware, entry), chunk, workers=1)
             variables = {"EMBEDCTL_REDIS_URL": settings.redis_url, "EMBEDCTL_HARDWARE": hardware}
             variables["EMBEDCTL_GATEWAY_TIMEOUT_S"] = "600"  # on few CPUs, large requests take longer than a minute
             super().__init__(model, [sys.executable, "-m", "embedctl_gateway", "--address", "0"], variables)

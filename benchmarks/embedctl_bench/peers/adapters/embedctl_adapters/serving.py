@@ -90,6 +90,19 @@ class Setting:
         return ", ".join([f"{self.processes}×{cpus // self.processes}", *options])
 
 
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured: for `seconds` or up to `most` requests, whichever is less, and at least `least`."""
+
+    seconds: float
+    least: int
+    most: int
+
+    def share(self, rounds: int) -> Effort:
+        """The effort of one round of several."""
+        return Effort(self.seconds / rounds, math.ceil(self.least / rounds), math.ceil(self.most / rounds))
+
+
 class Pool:
     """A system in processes that share the CPUs evenly.
 
@@ -138,9 +151,9 @@ class Pool:
         )
         return [parts[at % processes][at // processes] for at in range(len(requests))]
 
-    def sample(self, requests: Sequence[Sequence[str]], effort: Mapping[str, Any]) -> list[tuple[float, list[float]]]:
+    def sample(self, requests: Sequence[Sequence[str]], effort: Effort) -> list[tuple[float, list[float]]]:
         """Each process answers the requests in turn, all processes at once: its seconds, and its latencies."""
-        asked = ("sample", requests, {**effort, "options": dict(self.setting.encode)})
+        asked = ("sample", requests, {"effort": effort, "options": dict(self.setting.encode)})
         return self._ask(asked for _ in self._workers)
 
     def _ask(self, asked: Iterable[tuple[str, Any, Mapping[str, Any]]]) -> list[Any]:
@@ -198,33 +211,33 @@ def _work(connection: Connection, adapter: str, model: str, cpus: Sequence[int],
         connection.send((hasattr(loaded, "requests"), getattr(loaded, "computes", "")))
         with suppress(EOFError, OSError, KeyboardInterrupt):
             while True:
-                method, texts, options = connection.recv()
-                work = partial(_sample, loaded) if method == "sample" else getattr(loaded, method)
-                try:
-                    connection.send(work(texts, **options))
-                except Exception as error:  # noqa: BLE001  (as above)
-                    connection.send(error_of(error))
+                connection.send(_done(loaded, *connection.recv()))
     finally:
         if close := getattr(loaded, "close", None):
             close()
 
 
+def _done(adapter: Adapter, method: str, texts: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """What a method of the adapter returns, or its error."""
+    work = partial(_sample, adapter) if method == "sample" else getattr(adapter, method)
+    try:
+        return work(texts, **options)
+    except Exception as error:  # noqa: BLE001  (the parent reports it)
+        return error_of(error)
+
+
 def _sample(
-    adapter: Adapter,
-    requests: Sequence[Sequence[str]],
-    *,
-    seconds: float,
-    least: int,
-    most: int,
-    options: Mapping[str, Any],
+    adapter: Adapter, requests: Sequence[Sequence[str]], effort: Effort, options: Mapping[str, Any]
 ) -> tuple[float, list[float]]:
-    """Answer requests in turn for `seconds` or up to `most` requests, at least `least`; one before that warms up."""
+    """Answer requests in turn, with this effort; one before that warms up."""
     adapter.encode(requests[0], **options)
     latencies: list[float] = []
     started = time.perf_counter()
-    while len(latencies) < most and (len(latencies) < least or time.perf_counter() - started < seconds):
+    while (done := len(latencies)) < effort.most:
+        if done >= effort.least and time.perf_counter() - started >= effort.seconds:
+            break
         began = time.perf_counter()
-        adapter.encode(requests[len(latencies) % len(requests)], **options)
+        adapter.encode(requests[done % len(requests)], **options)
         latencies.append(round(time.perf_counter() - began, 7))
     return time.perf_counter() - started, latencies
 
@@ -322,10 +335,10 @@ class Server:
         latencies = [answer.ended - answer.began for answer in done]
         return {"seconds": _seconds(done), "tokens": tokens, "latencies": latencies}
 
-    def sample(self, requests: str, **effort: float) -> dict[str, Any]:
+    def sample(self, requests: str, effort: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a file's requests again and again: the seconds of a request, by all processes together."""
         assert self._pool
-        done = self._pool.sample(json.loads(Path(requests).read_text(encoding="utf-8")), effort)
+        done = self._pool.sample(json.loads(Path(requests).read_text(encoding="utf-8")), Effort(**effort))
         return {
             "seconds": 1 / sum(len(latencies) / seconds for seconds, latencies in done),
             "latencies": [each for _, latencies in done for each in latencies],
