@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple, Self
 
-from embedctl.destinations.answers import Answer, Answers, none_run
-from embedctl.destinations.not_run import ReadRequests, Reason
+from embedctl.destinations.answers import Answer, Answers, ReadRequests, Reason, none_run
 from embedctl.destinations.reader import ResultReader
 from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker

@@ -18,7 +18,7 @@ from embedctl.common.notices import Reminder
 from embedctl.corpus.batch import KEPT_OF_REQUEST, BatchCorpus
 from embedctl.corpus.reading import open_corpus
 from embedctl.corpus.rows import Rows
-from embedctl.destinations.not_run import EXPIRED, STOPPED, Reason
+from embedctl.destinations.answers import EXPIRED, STOPPED, Reason
 from embedctl.jobs import enqueue
 from embedctl.jobs.job import Job
 from embedctl.jobs.options import SubmitOptions

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Protocol
 
 from embedctl.corpus.batch import BATCH_FORMAT
-from embedctl.destinations.answers import Answers, is_of_batch
+from embedctl.destinations.answers import Answers, ReadRequests, is_of_batch
 from embedctl.destinations.formats import guess_format, refuse_numbers, refuse_to_clobber, writer_of
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.jsonl import JsonlWriter, is_stdout
 from embedctl.destinations.loop import BeginAgain, Delivered, Refused, RefusedRecord, Taker, Written, run
-from embedctl.destinations.not_run import ReadRequests
 from embedctl.destinations.numbers import FLOAT32, Numbers, OutputType, ranges_of
 from embedctl.destinations.unfinished import locked
 from embedctl.destinations.writer import Content, Writer

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embedctl.destinations.arrow import pq
-from embedctl.destinations.columns import KeptColumns
-from embedctl.destinations.parquet import FACTS, ParquetWriter
+from embedctl.destinations.parquet import FACTS, KeptColumns, ParquetWriter
 from embedctl.destinations.writer import Content
 from embedctl.waiting.results import ChunkVectors, FailedRecord
 

@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from embedctl.destinations.columns import KeptColumns
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.loop import BeginAgain, Delivered, Refused, RefusedRecord, Taker, Written, run
 from embedctl.destinations.numbers import CALIBRATED_ON, FLOAT32, Numbers, OutputType, ranges_of
+from embedctl.destinations.parquet import KeptColumns
 from embedctl.destinations.part import OpenPart, Taken
 from embedctl.destinations.part_list import PartList
 from embedctl.destinations.place import Place

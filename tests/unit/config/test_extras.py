@@ -95,7 +95,7 @@ def test_what_is_missing_or_too_old_is_named(
         ),
         (
             "pyarrow",
-            ["destinations.arrow", "destinations.parquet", "destinations.columns"],
+            ["destinations.arrow", "destinations.parquet"],
             lambda: check_output(Path("v.parquet")),
             r"embedctl\[parquet\]",
         ),

@@ -19,9 +19,8 @@ from embedctl.corpus import batch as batch_module
 from embedctl.corpus.batch import BatchCorpus, is_batch
 from embedctl.corpus.reading import open_corpus
 from embedctl.corpus.rows import Rows
-from embedctl.destinations.answers import Answers
+from embedctl.destinations.answers import Answers, ReadRequests
 from embedctl.destinations.jsonl import JsonlWriter
-from embedctl.destinations.not_run import ReadRequests
 from embedctl.destinations.writer import Content
 from embedctl.store import JobState, JobStatus
 from embedctl.waiting.results import ChunkVectors, FailedRecord, no_records

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from embedctl.destinations.columns import KeptColumns
+from embedctl.destinations.parquet import KeptColumns
 
 
 @pytest.mark.parametrize(

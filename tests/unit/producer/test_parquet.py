@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedctl.destinations import parquet
-from embedctl.destinations.columns import KeptColumns
-from embedctl.destinations.parquet import ParquetWriter
+from embedctl.destinations.parquet import KeptColumns, ParquetWriter
 from embedctl.destinations.unfinished import part_of
 from embedctl.destinations.writer import Content
 from embedctl.waiting.results import Vectors
