@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import click
@@ -29,6 +30,8 @@ from embedctl_config.settings import Settings
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 #: Scheme → the command that writes what is there to standard output.
 _READERS = {"http": "curl -sSL {}", "https": "curl -sSL {}", "s3": "aws s3 cp {} -", "gs": "gcloud storage cat {}"}
+#: The options that name a corpus, in the order in which they are taken.
+OPTIONS = ("corpus_paths", "input_files", "format", "text_field", "id_field", "skip_bad_lines", "limit")
 _UNPACKERS = {".gz": " | gunzip", ".zst": " | zstd -dc"}
 
 
@@ -40,36 +43,31 @@ class CorpusChoice:
     unique_ids: bool = False
 
     @classmethod
-    def of(
+    def taken_from(
         cls,
+        given: Mapping[str, Any],
         settings: Settings,
         options: SubmitOptions,
         output: Path | Place | None,
-        *,
-        corpus_paths: tuple[str, ...],
-        input_files: tuple[str, ...],
-        format: str | None,  # noqa: A002  (the flag's name)
-        text_field: str,
-        id_field: str,
-        skip_bad_lines: bool,
-        limit: int | None,
         unique_ids: bool | None,
     ) -> CorpusChoice:
-        """The corpus in some files, and the options of its job, which name the fields to keep. The `output`, where the
-        vectors go, is no part of it. An id that occurs twice is refused with `unique_ids`; None: only in batch files.
+        """The corpus that options of a command (OPTIONS) name, and the options of its job, which name the fields to
+        keep. The `output`, where the vectors go, is no part of it. An id that occurs twice is refused with
+        `unique_ids`; None: only in batch files.
 
         Raises:
             click.UsageError: there is no corpus.
             SettingsError, InputError: it can't be read so, has the form of an address, or options exclude each
                 other.
         """
-        paths = (*corpus_paths, *input_files)
+        arguments, input_files, chosen, text_field, id_field, skip_bad_lines, limit = map(given.__getitem__, OPTIONS)
+        paths = (*arguments, *input_files)
         if not paths:
             raise click.UsageError("Missing argument 'CORPUS...'.")
         refuse_addresses(paths, click.get_current_context().info_name)
         corpus = open_corpus(
             *paths,
-            file_format="jsonl" if format == BATCH_FORMAT else format,
+            file_format="jsonl" if chosen == BATCH_FORMAT else chosen,
             rows=Rows(settings.max_text_bytes, text_field, id_field, options.keep),
             limit=limit,
             written=[path.resolve() for path in (*files_of(output), errors_beside(output))]
@@ -79,14 +77,14 @@ class CorpusChoice:
         if isinstance(output, Place):
             _refuse_corpus_in(output, corpus)
         plain = (text_field, id_field) == ("text", "id")
-        if format == BATCH_FORMAT or (format is None and plain and is_batch(corpus.files[0])):
-            if not plain or options.keep or skip_bad_lines:
-                raise SettingsError(
-                    f"the format {BATCH_FORMAT} has its own fields, and answers every request: leave out --text-field, "
-                    "--id-field, --keep and --skip-bad-lines"
-                )
-            return cls._of_batch(settings, corpus, options, unique=unique_ids is not False)
-        return cls(corpus, options, skip_bad_lines, bool(unique_ids))
+        if chosen != BATCH_FORMAT and not (chosen is None and plain and is_batch(corpus.files[0])):
+            return cls(corpus, options, skip_bad_lines, bool(unique_ids))
+        if not plain or options.keep or skip_bad_lines:
+            raise SettingsError(
+                f"the format {BATCH_FORMAT} has its own fields, and answers every request: leave out --text-field, "
+                "--id-field, --keep and --skip-bad-lines"
+            )
+        return cls._of_batch(settings, corpus, options, unique=unique_ids is not False)
 
     @classmethod
     def _of_batch(cls, settings: Settings, corpus: Corpus, options: SubmitOptions, *, unique: bool) -> CorpusChoice:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from embedctl.cli.completion import complete_class, complete_model
-from embedctl.cli.corpora import CorpusChoice
+from embedctl.cli.corpora import OPTIONS, CorpusChoice
 from embedctl.cli.delivery import DatabaseChoice
 from embedctl.cli.destination import DatabaseUrl, Destination, destination_options
 from embedctl.cli.options import json_option, option, quiet_option, section, together
@@ -208,7 +208,7 @@ class JobCommand:
         unique_ids = _unique_ids_taken_from(given)
         destination = Destination.taken_from(given, settings)
         named = {**given, **sync.named()}
-        files = {name: given.pop(name) for name in _CORPUS}
+        files = {name: given.pop(name) for name in OPTIONS}
         options = SubmitOptions.of(
             **_prompt(given.pop("prompt")),
             **_LONG[given.pop("long")],
@@ -217,7 +217,7 @@ class JobCommand:
             **given,
         )
         options = replace(options, resume=resume, drain=drain or isinstance(destination.path, Place))
-        choice = CorpusChoice.of(settings, options, destination.path, unique_ids=unique_ids, **files)
+        choice = CorpusChoice.taken_from(files, settings, options, destination.path, unique_ids)
         return cls(choice, destination, sync, named, quiet, dry_run, as_json)
 
     @property
@@ -318,10 +318,6 @@ class JobCommand:
 
     def print_estimate(self, estimated: Estimate) -> None:
         click.echo(json.dumps(asdict(estimated)) if self.as_json else estimated.describe())
-
-
-#: What :meth:`CorpusChoice.of` takes.
-_CORPUS = ("corpus_paths", "input_files", "format", "text_field", "id_field", "skip_bad_lines", "limit")
 
 
 def _unique_ids_taken_from(given: dict[str, Any]) -> bool | None:
