@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from embedctl.queueing.broker import Broker
-from embedctl.store import ClaimAnswer, Completed, JobStatus
+from embedctl.store import ClaimAnswer, Claimant, Completed, JobStatus
 from embedctl_config import keys
 from embedctl_config.errors import EmbedctlError
 from tests.explorer.snapshots import fields
@@ -319,9 +319,7 @@ class Worker:
 
     def _claim(self, world: World, state: State, at: int, *, lose: bool = False) -> Done:
         hand: Hand = state.actors[at]
-        claim = world.broker.jobs.claim(
-            world.job_id, hand.chunk, token=hand.token, instance=self.name, fingerprint=MINE
-        )
+        claim = world.broker.jobs.claim(world.job_id, hand.chunk, hand.token, Claimant(self.name, MINE))
         what = f"claim({hand.chunk}) → {claim.answer}"
         if lose:
             return state, what + ", and the answer is lost"

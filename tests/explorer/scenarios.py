@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from embedctl.store import JobStatus
+from embedctl.store import Claimant, JobStatus
 from embedctl_config.tenants import TenantEntry
 from tests.explorer import bodies
 from tests.explorer.actors import Actor, Body, Program, Worker, result_of
@@ -146,7 +146,7 @@ def _encode(world: World, *failed: int, first: int = 0) -> None:
     jobs.issue(world.job_id, QUEUE)
     for chunk, failures in enumerate(failed, first):
         token = f"t{chunk}"
-        claim = jobs.claim(world.job_id, chunk, token=token, instance="before", fingerprint=MINE)
+        claim = jobs.claim(world.job_id, chunk, token, Claimant("before", MINE))
         payload, report = result_of(claim.input, failures)
         assert jobs.complete(world.job_id, chunk, token, payload, report, fingerprint=MINE) == "ok"
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from embedctl.queueing.broker import Broker
-from embedctl.store import Issued
+from embedctl.store import Claimant, Issued
 from embedctl_config import wire
 from embedctl_config.wire import ChunkInput
 from tests.support.store import MINE, QUEUE, encoded, row, spec
@@ -73,7 +73,7 @@ class Workers:
         held = self.hands.popleft()
         token = f"t{held.chunk}"
         jobs = self.broker.jobs
-        claim = jobs.claim(held.job_id, held.chunk, token=token, instance="w0", fingerprint=MINE)
+        claim = jobs.claim(held.job_id, held.chunk, token, Claimant("w0", MINE))
         if claim.answer == "ok":
             value, report = encoded(claim.input)
             assert jobs.complete(held.job_id, held.chunk, token, value, report, fingerprint=MINE) == "ok"

@@ -12,7 +12,7 @@ import redis as redis_py
 from embedctl.chunk_files import Where
 from embedctl.chunk_files.references import parse_reference
 from embedctl.queueing.broker import Broker
-from embedctl.store import Added, Claim, Completed, JobSpec, ServedModel, WorkerRow
+from embedctl.store import Added, Claim, Claimant, Completed, JobSpec, ServedModel, WorkerRow
 from embedctl.store.connection import Connection
 from embedctl.store.upkeep import _ANY_MS, AUDIT_AFTER_S, _audit_call
 from embedctl_config import keys, wire
@@ -66,7 +66,7 @@ def new_job(broker: Broker, chunks: int = 2, *, seal: bool = True, **changes: An
 def claim(
     broker: Broker, job_id: str, chunk: int, token: str = "t", *, instance: str = "w", fingerprint: str = MINE
 ) -> Claim:
-    return broker.jobs.claim(job_id, chunk, token=token, instance=instance, fingerprint=fingerprint)
+    return broker.jobs.claim(job_id, chunk, token, Claimant(instance, fingerprint))
 
 
 def encoded(

@@ -1,6 +1,6 @@
 """All access to Redis: jobs and their chunks, workers and their heartbeats, upkeep."""
 
-from embedctl.store.answers import Added, Claim, ClaimAnswer, Completed, InlineJob, JobSpec
+from embedctl.store.answers import Added, Claim, ClaimAnswer, Claimant, Completed, InlineJob, JobSpec
 from embedctl.store.connection import Connection
 from embedctl.store.doubts import Doubts
 from embedctl.store.drains import Drains, DrainState, Holder, PartFacts
@@ -16,6 +16,7 @@ __all__ = [
     "Added",
     "Claim",
     "ClaimAnswer",
+    "Claimant",
     "Completed",
     "Connection",
     "Death",

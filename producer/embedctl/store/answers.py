@@ -65,6 +65,17 @@ class ClaimAnswer(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Claimant:
+    """Who claims chunks: an instance of a worker, and a model that it serves. The worker claims none of a job that it
+    does not know, unless the job wants this `precision` and `model`."""
+
+    instance: str
+    fingerprint: str
+    precision: str = ""
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """The result of a claim: `attempt` and `input` with OK, the pinned `fingerprint` with MISMATCH.
 

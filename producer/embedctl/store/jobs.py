@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from embedctl.chunk_files import ChunkFiles, Upload, Where
 from embedctl.chunk_files.references import MOST_BYTES, is_reference
-from embedctl.store.answers import Added, Claim, Completed, InlineJob, JobSpec, claim_of
+from embedctl.store.answers import Added, Claim, Claimant, Completed, InlineJob, JobSpec, claim_of
 from embedctl.store.connection import Connection
 from embedctl.store.doubts import Doubts
 from embedctl.store.issuing import Issued, issue_call, issued_of
@@ -241,43 +241,34 @@ class JobStore(JobReader):
             if not isinstance(answer, BrokerRefused)  # the reaper sends these tickets
         ]
 
-    def claim(self, job_id: str, chunk: int, *, token: str, instance: str, fingerprint: str) -> Claim:
-        """Ask for the lease of a chunk and its text, for a worker that serves a model of this fingerprint.
-
-        The token identifies this claim in calls of renew and release.
-        """
-        call = self._claim_call(job_id, chunk, token, instance, fingerprint)
+    def claim(self, job_id: str, chunk: int, token: str, by: Claimant) -> Claim:
+        """Ask for the lease of a chunk and its text. The token identifies this claim in calls of renew and release."""
+        call = self._claim_call(job_id, chunk, token, by)
         return claim_of(*self._connection.script(call.name, call.keys, call.args))
 
-    def claim_of_new(
-        self, job_id: str, chunk: int, *, token: str, instance: str, fingerprint: str, precision: str, model: str
-    ) -> tuple[Claim, JobStatus]:
+    def claim_of_new(self, job_id: str, chunk: int, token: str, by: Claimant) -> tuple[Claim, JobStatus]:
         """The same for a job that the worker does not know, whose facts are read in the same round trip.
 
         A job of another precision or model is not claimed; the answer is OTHER. Raises as :meth:`JobReader.status`.
         """
-        call = self._claim_call(job_id, chunk, token, instance, fingerprint, precision, model)
+        call = self._claim_call(job_id, chunk, token, by, by.precision, by.model)
         answers = self._connection.raw_scripts([call], ask=lambda pipe: facts_asked(pipe, job_id))
         claimed, *facts = map(self._connection.answer_of, answers)
         if refused := next((each for each in (claimed, *facts) if isinstance(each, BrokerRefused)), None):
             raise refused
         return claim_of(*claimed), self._known(job_id, *facts)
 
-    def claim_all(
-        self, wanted: Sequence[tuple[str, int, str]], *, instance: str, fingerprint: str
-    ) -> list[Claim | BrokerRefused]:
+    def claim_all(self, wanted: Sequence[tuple[str, int, str]], by: Claimant) -> list[Claim | BrokerRefused]:
         """The same for several chunks in one round trip, each given as a job's id, the chunk and a token."""
-        calls = [self._claim_call(*each, instance, fingerprint) for each in wanted]
+        calls = [self._claim_call(*each, by) for each in wanted]
         answers = self._connection.scripts(calls)
         return [answer if isinstance(answer, BrokerRefused) else claim_of(*answer) for answer in answers]
 
-    def _claim_call(
-        self, job_id: str, chunk: int, token: str, instance: str, fingerprint: str, *expected: str
-    ) -> ScriptCall:
+    def _claim_call(self, job_id: str, chunk: int, token: str, by: Claimant, *expected: str) -> ScriptCall:
         return ScriptCall(
             "claim",
             [*keys.of_job(job_id), keys.chunk_input(job_id, chunk), keys.chunk_result(job_id, chunk)],
-            [job_id, chunk, token, instance, fingerprint, self._lease_ms, self._mismatch_ms, *expected],
+            [job_id, chunk, token, by.instance, by.fingerprint, self._lease_ms, self._mismatch_ms, *expected],
         )
 
     def renew(self, job_id: str, chunk: int, token: str, *, row: int | None = None) -> str:

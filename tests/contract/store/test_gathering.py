@@ -12,7 +12,7 @@ from redis import Redis
 from embedctl import Job, enqueue_embeddings
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.tickets import Ticket
-from embedctl.store import Doubts
+from embedctl.store import Claimant, Doubts
 from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerRefused
 from embedctl_config.settings import Settings
@@ -93,7 +93,7 @@ def test_jobs_whose_options_decide_other_vectors_are_not_joined(
 
 def test_a_chunk_that_was_claimed_before_is_joined_to_none(rig: Rig, settings: Settings, broker: Broker) -> None:
     first, tried = submit(settings, 2)
-    broker.jobs.claim(tried.id, 0, token="t", instance="other", fingerprint=rig.backend.fingerprint)
+    broker.jobs.claim(tried.id, 0, "t", Claimant("other", rig.backend.fingerprint))
     broker.jobs.release(tried.id, 0, "t", delay_s=0)
     rig.run(first)
     assert sizes(rig) == [3]
@@ -133,9 +133,9 @@ def test_a_claim_that_redis_refuses_costs_the_other_claims_nothing(
 ) -> None:
     jobs, claim_all = submit(settings, 4), rig.broker.jobs.claim_all
 
-    def one_is_refused(wanted: Any, **options: Any) -> Any:
+    def one_is_refused(wanted: Any, by: Claimant) -> Any:
         first, _, last = wanted
-        return [*claim_all([first], **options), BrokerRefused("WRONGTYPE"), *claim_all([last], **options)]
+        return [*claim_all([first], by), BrokerRefused("WRONGTYPE"), *claim_all([last], by)]
 
     monkeypatch.setattr(rig.broker.jobs, "claim_all", one_is_refused)
     rig.run(jobs[0])

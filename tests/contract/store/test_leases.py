@@ -9,7 +9,7 @@ import pytest
 from redis import Redis
 
 from embedctl.queueing.broker import Broker
-from embedctl.store import Claim, ClaimAnswer, JobState, JobStatus, scripts
+from embedctl.store import Claim, ClaimAnswer, Claimant, JobState, JobStatus, scripts
 from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerRefused, JobNotFound
 from embedctl_config.settings import Settings
@@ -211,7 +211,7 @@ def test_a_process_without_file_descriptors_can_still_give_a_chunk_back(
 
 def claim_of_new(broker: Broker, job_id: str, token: str = "t", **expected: str) -> tuple[Claim, JobStatus]:
     wanted = {"precision": "fp32", "model": "dummy", **expected}
-    return broker.jobs.claim_of_new(job_id, 0, token=token, instance="w", fingerprint=MINE, **wanted)
+    return broker.jobs.claim_of_new(job_id, 0, token, Claimant("w", MINE, **wanted))
 
 
 def test_the_facts_of_a_job_come_with_the_first_claim(broker: Broker, raw: Redis) -> None:

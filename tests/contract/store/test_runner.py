@@ -9,6 +9,7 @@ import pytest
 from redis import Redis
 
 from embedctl.queueing.broker import Broker
+from embedctl.store import Claimant
 from embedctl_config import keys, wire
 from embedctl_config.settings import Settings
 from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors
@@ -88,7 +89,7 @@ def test_a_chunk_is_counted_as_what_became_of_it(rig: Rig) -> None:
 
 def test_a_later_attempt_counts_as_a_repeated_one(rig: Rig, broker: Broker) -> None:
     job = rig.submit()
-    claim = broker.jobs.claim(job.id, 0, token="t", instance="w", fingerprint=rig.backend.fingerprint)
+    claim = broker.jobs.claim(job.id, 0, "t", Claimant("w", rig.backend.fingerprint))
     assert claim.attempt == 1
     broker.jobs.release(job.id, 0, "t", delay_s=0)
     rig.run(job)

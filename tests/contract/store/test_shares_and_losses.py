@@ -17,7 +17,7 @@ import pytest
 from redis import Redis
 
 from embedctl.queueing.broker import Broker
-from embedctl.store import Issued
+from embedctl.store import Claimant, Issued
 from embedctl_config import keys
 from embedctl_config.errors import JobCancelled
 from embedctl_config.settings import Settings
@@ -109,7 +109,7 @@ class Walk:
         self.workers.take()
         if self.workers.hands:
             held = self.workers.hands.popleft()
-            self.broker.jobs.claim(held.job_id, held.chunk, token="dead", instance="w9", fingerprint="aa" * 32)
+            self.broker.jobs.claim(held.job_id, held.chunk, "dead", Claimant("w9", "aa" * 32))
 
     def loses_turns(self) -> None:
         doomed = [key for key in self.raw.scan_iter("embed:reaper:*") if key != keys.UPKEEP.encode()]

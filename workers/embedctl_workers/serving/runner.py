@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.tickets import Ticket
-from embedctl.store import Claim, ClaimAnswer, Doubts, JobStatus
+from embedctl.store import Claim, ClaimAnswer, Claimant, Doubts, JobStatus
 from embedctl.store.queues import QueuedTicket
 from embedctl_config import wire
 from embedctl_config.errors import (
@@ -204,22 +204,19 @@ class ChunkRunner:
 
     def _claim(self, held: Held) -> tuple[JobStatus, Claim]:
         """Claim a chunk, with the facts of a job that is not known; _NotForMe if another worker may take it."""
-        asked: dict[str, Any] = {
-            "token": held.token,
-            "instance": self._instance,
-            "fingerprint": self._encoders[held.model].backend.fingerprint,
-        }
+        by = self._claimant(held.model)
         job = self._jobs.find(held.job_id)
         if job is None:
-            precision = self._hardware.precision
-            claim, job = self._broker.jobs.claim_of_new(
-                held.job_id, held.chunk, **asked, precision=precision, model=held.model
-            )
+            claim, job = self._broker.jobs.claim_of_new(held.job_id, held.chunk, held.token, by)
             self._jobs.add(job)
             if claim.answer is not ClaimAnswer.OTHER:
                 return job, claim
         self._check_for_me(job, held)
-        return job, self._broker.jobs.claim(held.job_id, held.chunk, **asked)
+        return job, self._broker.jobs.claim(held.job_id, held.chunk, held.token, by)
+
+    def _claimant(self, model: str) -> Claimant:
+        fingerprint = self._encoders[model].backend.fingerprint
+        return Claimant(self._instance, fingerprint, self._hardware.precision, model)
 
     def _check_for_me(self, job: JobStatus, held: Held) -> None:
         if job.precision != self._hardware.precision:
@@ -252,8 +249,7 @@ class ChunkRunner:
                 for each in self._gathering.candidates(claimed)
             ]
             wanted = [(held.job_id, held.chunk, held.token) for _, held in found]
-            fingerprint = claimed.encoder.backend.fingerprint
-            claims = self._broker.jobs.claim_all(wanted, instance=self._instance, fingerprint=fingerprint)
+            claims = self._broker.jobs.claim_all(wanted, self._claimant(claimed.held.model))
             for (candidate, held), claim in zip(found, claims, strict=True):
                 if isinstance(claim, Claim):
                     taken = self._take(candidate, held, claim)
