@@ -158,27 +158,7 @@ class Destination:
             return Delivered()
         progress.begin_writing()
         try:
-            if isinstance(self.path, Place):
-                done = job.deliver(
-                    self.path.path_of(""),
-                    progress.running,
-                    progress.written,
-                    refused=progress.refused,
-                    output_type=None if self.numbers is None else self.numbers.kind,
-                    ranges=None if self.numbers is None else self.numbers.ranges,
-                )
-            else:
-                done = fetch(
-                    job,
-                    self.path,
-                    file_format=file_format,
-                    progress=progress.running,
-                    written=progress.written,
-                    refused=progress.refused,
-                    clobber=self.clobber,
-                    numbers=self.numbers,
-                    requests=None if requests is None else requests.requests,
-                )
+            done = self._written(job, self.path, progress, file_format, requests)
             status = job.wait(progress=progress.running)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"job {job.id} goes on: embedctl fetch {job.id} -o {self._again}") from None
@@ -193,6 +173,35 @@ class Destination:
                 f"Not in {self.path}: the kept fields ({', '.join(kept)}). Fetch into a .jsonl or .parquet to get them"
             )
         return done
+
+    def _written(
+        self,
+        job: Job,
+        path: Path | Place,
+        progress: JobProgress,
+        file_format: str | None,
+        requests: BatchCorpus | None,
+    ) -> Delivered:
+        if isinstance(path, Place):
+            return job.deliver(
+                path.path_of(""),
+                progress.running,
+                progress.written,
+                refused=progress.refused,
+                output_type=None if self.numbers is None else self.numbers.kind,
+                ranges=None if self.numbers is None else self.numbers.ranges,
+            )
+        return fetch(
+            job,
+            path,
+            file_format=file_format,
+            progress=progress.running,
+            written=progress.written,
+            refused=progress.refused,
+            clobber=self.clobber,
+            numbers=self.numbers,
+            requests=None if requests is None else requests.requests,
+        )
 
     @property
     def _again(self) -> str:
