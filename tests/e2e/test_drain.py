@@ -15,8 +15,7 @@ import pytest
 import redis as redis_py
 
 from embedctl import ChunkVectors, Job, JobDrained, JobFailed, JobHeld, OutputError, enqueue_embeddings
-from embedctl.destinations.part import OpenPart
-from embedctl.destinations.place import PartsBucket, PartsFolder
+from embedctl.destinations.place import PartsBucket
 from embedctl.store import Drains
 from embedctl_config import durable, keys
 from embedctl_config.errors import SettingsError
@@ -123,38 +122,6 @@ def test_records_that_were_retried_before_the_drain_are_in_their_places(
     assert job.retry_failed() == 1, "the retry failed too, and is retried after the drain"
     rig.run(job, 14)
     assert [each.position for each in job.errors()] == [7]
-
-
-# ------------------------------------------------------------------------------------------------ between any two steps
-
-
-STEPS = [
-    *((owner, name, after) for after in (False, True) for owner, name in [(Drains, "note"), (Drains, "unlink")]),
-    (PartsFolder, "publish", False),
-    (PartsFolder, "publish", True),
-    (durable, "sync_folder", False),
-    (durable, "_move_exclusively", False),
-    (OpenPart, "finish", False),
-    (OpenPart, "finish", True),
-    (OpenPart, "add", True),
-]
-
-
-@pytest.mark.parametrize("count", [3, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("owner", "name", "after"), STEPS)
-def test_a_drain_that_dies_between_two_steps_is_resumed(
-    job: Job, tmp_path: Path, owner: Any, name: str, after: bool, count: int
-) -> None:
-    folder = tmp_path / "out"
-    folder.mkdir()
-    with killed_at(owner, name, count, after=after):
-        job.deliver(folder)
-    in_parts = set(rows_of(folder)) if not after or name != "add" else set()
-    for chunk in set(range(CHUNKS)) - results_in_redis(job):
-        assert set(range(8 * chunk, min(8 * chunk + 8, 100))) <= in_parts, "nothing is unlinked that is not durable"
-    job.deliver(folder)
-    assert_complete(folder)
-    assert results_in_redis(job) == set()
 
 
 def test_a_power_cut_before_the_folder_is_synced_loses_nothing(
@@ -448,19 +415,6 @@ def test_results_go_to_a_bucket_and_are_read_from_there(encode: Encode, bucket: 
     np.testing.assert_array_equal(np.delete(job.vectors(), 7, 0), np.delete(reference(TEXTS), 7, 0))
     assert [each.position for each in job.errors()] == [7]
     assert job.deliver(PLACE).files == names
-
-
-@pytest.mark.parametrize("after", [False, True])
-def test_a_drain_that_dies_as_it_publishes_a_part_is_resumed(
-    job: Job, bucket: Any, tmp_path: Path, after: bool
-) -> None:
-    with killed_at(PartsBucket, "publish", 3, after=after):
-        job.deliver(PLACE)
-    job.deliver(PLACE)
-    folder = downloaded(bucket, tmp_path)
-    manifest_of(folder)
-    assert sorted(rows_of(folder)) == list(range(100))
-    assert results_in_redis(job) == set()
 
 
 def test_a_part_that_was_replaced_or_removed_is_named(job: Job, bucket: Any) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,9 @@ from embedctl.destinations import parquet
 from embedctl.destinations.files import fetch
 from embedctl.destinations.writer import Writer
 from embedctl.queueing.broker import Broker
-from embedctl_config import durable
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
-from tests.support.failpoints import Killed, dies_at, full_disk, kill_at
+from tests.support.failpoints import Killed, dies_at, full_disk
 from tests.support.jobs import reference
 from tests.support.rig import Rig, encoded_job
 
@@ -46,26 +43,6 @@ def job(broker: Broker, settings: Settings) -> Job:
 
 def found(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def test_a_fetch_that_dies_at_any_step_is_repeated(kind: str, job: Job, tmp_path: Path) -> None:
-    (tmp_path / "whole").mkdir()
-    fetch(job, tmp_path / "whole" / f"v.{kind}")
-    writer = getattr(import_module(f"embedctl.destinations.{kind}"), f"{kind.capitalize()}Writer")
-    files = len(found(tmp_path / "whole"))
-    steps = [(writer, "write", 1), (writer, "write", 8), (writer, "finish", 1)]
-    steps += [(durable, "publish", count) for count in range(1, files + 1)]
-    for at, ((owner, name, count), after) in enumerate(product(steps, (False, True))):
-        folder = tmp_path / str(at)
-        folder.mkdir()
-        with pytest.MonkeyPatch.context() as patched:
-            kill_at(patched, owner, name, count, after=after)
-            patched.setattr(Writer, "discard", lambda self: None)  # nobody tidies after a kill
-            with pytest.raises(Killed):
-                fetch(job, folder / f"v.{kind}")
-        assert (folder / f"v.{kind}").exists() is (after and (name == "finish" or (name, count) == ("publish", files)))
-        fetch(job, folder / f"v.{kind}")
-        assert found(folder) == found(tmp_path / "whole")
 
 
 def test_a_fetch_that_is_interrupted_leaves_nothing(kind: str, job: Job, tmp_path: Path) -> None:

@@ -1,0 +1,216 @@
+"""One table of kills: the steps of a delivery to each destination. Whatever dies there, the same call goes on."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import boto3
+import numpy as np
+import pytest
+
+from embedctl import Job
+from embedctl.destinations import parquet
+from embedctl.destinations.writer import Writer
+from embedctl.queueing.broker import Broker
+from embedctl_config.settings import Settings
+from tests.support.buckets import s3_server
+from tests.support.databases import Database, database
+from tests.support.drained_parts import manifest_of, results_in_redis, rows_of
+from tests.support.failpoints import Killed, kill_at
+from tests.support.jobs import reference
+from tests.support.limits import limited
+from tests.support.prepared import found
+from tests.support.rig import encoded_job
+
+#: A kept field becomes wider in the middle of a file, and of a part.
+ITEMS = [{"id": f"r{i}", "text": f"text {i}" if i != 7 else "", "n": i if i < 50 else i + 0.5} for i in range(100)]
+GOOD = [i for i in range(100) if i != 7]
+VECTORS = reference([str(ITEMS[i]["text"]) for i in GOOD])
+DATABASES = {
+    "pgvector": "embedctl.destinations.postgresql:PostgresTable",
+    "qdrant-http": "embedctl.destinations.qdrant:QdrantCollection",
+    "lancedb": "embedctl.destinations.lancedb:LanceTable",
+}
+
+
+class Way(ABC):
+    """Where a job's results go; `to` is what :meth:`Job.deliver` is given."""
+
+    to: str
+
+    @abstractmethod
+    def assert_safe(self, job: Job) -> None:
+        """What a delivery that died has left does no harm."""
+
+    @abstractmethod
+    def assert_whole(self, job: Job) -> None:
+        """Each record is there once, and nothing else is."""
+
+
+class File(Way):
+    def __init__(self, folder: Path, kind: str, whole: Mapping[str, bytes]) -> None:
+        folder.mkdir()
+        self._folder, self._name, self._whole = folder, f"v.{kind}", whole
+        self.to = str(folder / self._name)
+
+    def assert_safe(self, job: Job) -> None:
+        there = files_of(self._folder)
+        assert there.get(self._name) in (None, self._whole[self._name])
+
+    def assert_whole(self, job: Job) -> None:
+        assert files_of(self._folder) == self._whole
+
+
+class Parts(Way):
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self._folder, self.to = folder, f"{folder}/"
+
+    def local(self) -> Path:
+        """A folder with the parts."""
+        return self._folder
+
+    def assert_safe(self, job: Job) -> None:
+        """Nothing is unlinked that is not durable."""
+        in_parts = set(rows_of(self.local()))
+        for chunk in set(range(13)) - results_in_redis(job):
+            assert set(range(8 * chunk, min(8 * chunk + 8, 100))) <= in_parts
+
+    def assert_whole(self, job: Job) -> None:
+        folder = self.local()
+        rows = rows_of(folder)
+        assert [rows[i]["n"] for i in range(100)] == [item["n"] for item in ITEMS]
+        np.testing.assert_array_equal([rows[i]["embedding"] for i in GOOD], VECTORS)
+        assert manifest_of(folder)["records"] == 100
+        assert results_in_redis(job) == set()
+        assert not list(folder.glob(".*")), "nothing unfinished is left"
+
+
+class Bucket(Parts):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.to = f"s3://vectors/{folder.name}/"
+
+    def local(self) -> Path:
+        client = boto3.client("s3")
+        for each in client.list_objects_v2(Bucket="vectors", Prefix=f"{self._folder.name}/").get("Contents", []):
+            client.download_file("vectors", each["Key"], str(self._folder / each["Key"].rpartition("/")[2]))
+        return self._folder
+
+
+class Table(Way):
+    def __init__(self, table: Database) -> None:
+        self._table, self.to = table, table.url
+
+    def assert_safe(self, job: Job) -> None:
+        if self._table.exists():
+            assert self._table.rows().keys() <= {f"r{i}" for i in GOOD}
+
+    def assert_whole(self, job: Job) -> None:
+        rows = self._table.rows()
+        assert rows.keys() == {f"r{i}" for i in GOOD}
+        assert [rows[f"r{i}"][1] for i in GOOD] == [{"n": ITEMS[i]["n"]} for i in GOOD]
+        np.testing.assert_allclose([rows[f"r{i}"][0] for i in GOOD], VECTORS, rtol=0, atol=1e-6)
+
+
+def steps(owner: str, *names: str) -> list[tuple[str, str]]:
+    return [(owner, name) for name in names]
+
+
+ON_DISK = steps("embedctl_config.durable", "publish", "sync_folder")
+PARTS = [
+    *steps("embedctl.destinations.part:OpenPart", "add", "finish"),
+    *steps("embedctl.store:Drains", "note", "unlink"),
+]
+#: By destination, the functions that are its steps, each with its module or class.
+STEPS = {
+    "npy": [
+        *steps("embedctl.destinations.npy:NpyWriter", "write", "finish"),
+        *steps("embedctl_config.durable", "remove"),
+        *ON_DISK,
+    ],
+    "jsonl": [*steps("embedctl.destinations.jsonl:JsonlWriter", "write", "finish"), *ON_DISK],
+    "parquet": [*steps("embedctl.destinations.parquet:ParquetWriter", "write", "finish"), *ON_DISK],
+    "folder": [*PARTS, *steps("embedctl_config.durable", "_move_exclusively"), *ON_DISK],
+    "bucket": [*PARTS, *steps("embedctl.destinations.place:PartsBucket", "publish")],
+    **{kind: steps(owner, "open", "write", "close") for kind, owner in DATABASES.items()},
+}
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return limited(settings.replace(lease_s=30.0), part_records=20)
+
+
+@pytest.fixture
+def make_job(broker: Broker, settings: Settings) -> Callable[[], Job]:
+    return lambda: encoded_job(broker, settings, ITEMS, keep=("n",), count_tokens=True, digests=True)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[dict[str, str]]:
+    with s3_server() as variables:
+        yield variables
+
+
+@pytest.fixture
+def ways(
+    request: pytest.FixtureRequest, make_job: Callable[[], Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], Iterator[Way]]:
+    """Places of one kind, all of them empty."""
+    folders = (tmp_path / f"{number}" for number in itertools.count())
+    monkeypatch.setattr(parquet, "ROWS", 20)
+    for owner in DATABASES.values():  # each chunk is a batch
+        monkeypatch.setattr(found(owner), "batch_records", 8)
+
+    def make(to: str) -> Iterator[Way]:
+        if to in DATABASES:
+            return (Table(database(request, to, folder)) for folder in folders)
+        if to == "folder":
+            return map(Parts, folders)
+        if to == "bucket":
+            for name, value in request.getfixturevalue("server").items():
+                monkeypatch.setenv(name, value)
+            return (Bucket(folder.with_name(f"{tmp_path.name}-{folder.name}")) for folder in folders)
+        undisturbed = File(next(folders), to, {})
+        make_job().deliver(undisturbed.to)
+        whole = files_of(Path(undisturbed.to).parent)
+        return (File(folder, to, whole) for folder in folders)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("to", "step"),
+    [
+        pytest.param(to, step, id=f"{to}-{step[1]}", marks=pytest.mark.slow if to == "bucket" else ())
+        for to, found in STEPS.items()
+        for step in found
+    ],
+)
+def test_what_dies_at_a_step_is_gone_on_with(
+    ways: Callable[[str], Iterator[Way]],
+    make_job: Callable[[], Job],
+    to: str,
+    step: tuple[str, str],
+) -> None:
+    """At its call of the number 1, 2, 4 …, as long as there are so many, and before it as well as after it."""
+    places, (where, name) = ways(to), step
+    for after, call in itertools.product((False, True), (1, 2, 4, 8)):
+        way, job = next(places), make_job()
+        with pytest.MonkeyPatch.context() as patched, suppress(Killed):
+            patched.setattr(Writer, "discard", lambda self: None)  # nobody tidies after a kill
+            kill_at(patched, found(where), name, call, after=after)
+            job.deliver(way.to)
+            assert call > 1, "it did not come to this step"
+        way.assert_safe(job)
+        job.deliver(way.to)
+        way.assert_whole(job)
