@@ -18,7 +18,7 @@ from embedctl.corpus.batch import BatchCorpus
 from embedctl.corpus.reading import Corpus
 from embedctl.destinations.answers import is_of_batch
 from embedctl.destinations.files import fetch
-from embedctl.destinations.formats import FORMATS, check_output, guess_format
+from embedctl.destinations.formats import FORMATS, check_output, format_of, with_room_for
 from embedctl.destinations.jsonl import is_stdout
 from embedctl.destinations.loop import Delivered
 from embedctl.destinations.numbers import Numbers, OutputType, load_ranges
@@ -168,10 +168,9 @@ class Destination:
         if done.files:
             progress.say("Wrote " + ", ".join(map(str, done.files)))
         kept = status.options.get("keep")
-        if kept and guess_format(self.path) == "npy" and not is_of_batch(status):
-            progress.say(
-                f"Not in {self.path}: the kept fields ({', '.join(kept)}). Fetch into a .jsonl or .parquet to get them"
-            )
+        if kept and not format_of(self.path).kept_fields and not is_of_batch(status):
+            others = with_room_for("kept_fields")
+            progress.say(f"Not in {self.path}: the kept fields ({', '.join(kept)}). Fetch into a {others} to get them")
         return done
 
     def _written(

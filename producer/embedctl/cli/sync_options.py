@@ -11,7 +11,7 @@ import click
 
 from embedctl.cli.options import option, together
 from embedctl.corpus.batch import BatchCorpus
-from embedctl.destinations.formats import guess_format
+from embedctl.destinations.formats import format_of, with_room_for
 from embedctl.destinations.ids import Duplicates
 from embedctl.jobs.options import parse_budget
 from embedctl.sync.comparison import Limit
@@ -94,8 +94,9 @@ class SyncChoice:
         path, database, limit = destination.path, destination.database, choice.corpus.limit
         if self.copies and not isinstance(path, Path):
             raise SettingsError("--sync and --cache copy vectors into a file: name it with -o, such as -o new.parquet")
-        if self.of_file and isinstance(path, Path) and guess_format(path) == "jsonl":
-            raise SettingsError(f"{path} has no room for digests: name the output .parquet or .npy, or omit --sync")
+        if self.of_file and isinstance(path, Path) and not format_of(path).digests:
+            others = with_room_for("digests")
+            raise SettingsError(f"{path} has no room for digests: name the output {others}, or omit --sync")
         if not choice.corpus.rereadable:
             raise InputError(
                 "--sync and --cache read the corpus more than once, and standard input can't be: save it to a file"

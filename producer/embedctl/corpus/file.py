@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from embedctl.corpus.arrays import array
+from embedctl.corpus.inputs import FORMATS
 from embedctl.corpus.lines import jsonl, txt
 from embedctl.corpus.rows import Line, Rows
 from embedctl.corpus.streams import COMPRESSIONS, MARK, beginning, bounded_lines, opened
@@ -17,8 +18,8 @@ from embedctl.corpus.tables import delimited, parquet
 from embedctl_config.errors import InputError
 
 _STANDARD_INPUT = (
-    "standard input is read as jsonl: give --format txt for plain text, or the format that it has: csv, tsv, json, "
-    "parquet"
+    "standard input is read as jsonl: give --format txt for plain text, or the format that it has: "
+    f"{', '.join(name for name in FORMATS if name not in ('jsonl', 'txt'))}"
 )
 _NO_ARRAY = "the format json is one array, or an object on each line"
 

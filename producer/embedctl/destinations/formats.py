@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -14,12 +15,24 @@ from embedctl.destinations.numbers import FLOAT32, Numbers, OutputType
 from embedctl.destinations.writer import Content, Writer
 from embedctl_config.errors import OutputError, SettingsError
 
-_WRITERS = {
-    "npy": "embedctl.destinations.npy:NpyWriter",
-    "jsonl": "embedctl.destinations.jsonl:JsonlWriter",
-    "parquet": "embedctl.destinations.parquet:ParquetWriter",
+
+@dataclass(frozen=True, slots=True)
+class FileFormat:
+    """What writes a format, as `module:name`, and what it has room for beside ids and vectors of float32."""
+
+    writer: str
+    kept_fields: bool = False
+    digests: bool = False
+    other_numbers: bool = False
+
+
+FORMATS = {
+    "npy": FileFormat("embedctl.destinations.npy:NpyWriter", digests=True, other_numbers=True),
+    "jsonl": FileFormat("embedctl.destinations.jsonl:JsonlWriter", kept_fields=True),
+    "parquet": FileFormat(
+        "embedctl.destinations.parquet:ParquetWriter", kept_fields=True, digests=True, other_numbers=True
+    ),
 }
-FORMATS = tuple(_WRITERS)
 
 
 def is_file(where: str) -> bool:
@@ -37,10 +50,10 @@ def check_output(
     file_format = guess_format(path)
     writer_of(file_format)
     refuse_numbers(path, file_format, numbers or FLOAT32)
-    if keep and file_format == "npy":
+    if keep and not FORMATS[file_format].kept_fields:
         raise SettingsError(
-            f"{path} can't hold the kept fields ({', '.join(keep)}): name the output .jsonl or .parquet, or leave out "
-            "--keep"
+            f"{path} can't hold the kept fields ({', '.join(keep)}): name the output {with_room_for('kept_fields')}, "
+            "or leave out --keep"
         )
     if is_stdout(path):
         check_stdout()
@@ -71,21 +84,33 @@ def guess_format(path: Path) -> str:
     return suffix
 
 
+def format_of(path: Path) -> FileFormat:
+    """The format of a file, by its suffix; SettingsError if it is none."""
+    return FORMATS[guess_format(path)]
+
+
+def with_room_for(what: str) -> str:
+    """The suffixes of the formats that have room for something, a field of :class:`FileFormat`, for a message."""
+    return " or ".join(f".{name}" for name, each in FORMATS.items() if getattr(each, what))
+
+
 def writer_of(file_format: str) -> Callable[[Content], Writer]:
-    writer: Callable[[Content], Writer] = resolve_name(_WRITERS[file_format])
+    writer: Callable[[Content], Writer] = resolve_name(FORMATS[file_format].writer)
     return writer
 
 
 def refuse_numbers(path: Path, file_format: str, numbers: Numbers, stored: Numbers = FLOAT32) -> None:
-    if file_format in ("jsonl", BATCH_FORMAT) and numbers.kind is not OutputType.FLOAT32:
+    has_room = file_format != BATCH_FORMAT and FORMATS[file_format].other_numbers
+    if numbers.kind is not OutputType.FLOAT32 and not has_room:
+        others = with_room_for("other_numbers")
         where = "standard output" if is_stdout(path) else path
         if stored.kind is not OutputType.FLOAT32:
             more = "" if stored.kind is OutputType.UBINARY else ", or have them restored with the output type float32"
             raise SettingsError(
-                f"the vectors were drained as {stored.kind}, and {where} takes float32 alone: name the output .npy or "
-                f".parquet{more}"
+                f"the vectors were drained as {stored.kind}, and {where} takes float32 alone: name the output "
+                f"{others}{more}"
             )
-        raise SettingsError(f"{where} takes float32 alone: name the output .npy or .parquet for {numbers.kind}")
+        raise SettingsError(f"{where} takes float32 alone: name the output {others} for {numbers.kind}")
 
 
 def refuse_to_clobber(path: Path, file_format: str) -> None:
