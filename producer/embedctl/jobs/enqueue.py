@@ -32,6 +32,7 @@ from embedctl_config.errors import (
     QuotaExceeded,
     SettingsError,
 )
+from embedctl_config.fingerprint import DECIDING_OPTIONS, LATER_OPTIONS
 from embedctl_config.loading import load_settings
 from embedctl_config.redis_url import tenant_of
 from embedctl_config.settings import Settings
@@ -47,9 +48,9 @@ _NOT_COMPARED = ("idempotency_key", "resume", "drain", "duplicates", "tenant", "
 #: Options that decide what is stored for each record, and so are compared even where they are not given.
 _OF_RECORDS = ("keep", "count_tokens", "batch_file", "digests")
 #: Options that every job holds.
-_ALWAYS_HELD = ("prompt", "truncation", "normalize", "dimensions", "chunk_size")
+_ALWAYS_HELD = (*DECIDING_OPTIONS, "dimensions", "chunk_size")
 #: Those that a job holds only if they are set.
-_IF_SET = ("prompt_name", "truncation_side", *_OF_RECORDS)
+_IF_SET = (*LATER_OPTIONS, *_OF_RECORDS)
 
 
 def enqueue_embeddings(
