@@ -377,7 +377,7 @@ def test_a_cache_that_takes_nothing_costs_no_vector(here: Here) -> None:
 
 #: Steps: a module and a class, a function, and which of its calls.
 STEPS = [
-    ("embedctl.sync.comparison", "compare_texts", 1),
+    ("embedctl.sync.merged", "compare_texts", 1),
     ("embedctl.waiting.submission:Submission", "add", 2),
     ("embedctl.waiting.submission:Submission", "seal", 1),
     ("embedctl.destinations.parquet:ParquetWriter", "write", 3),

@@ -40,7 +40,7 @@ def rows() -> Iterator[tuple[str, int]]:
     yield "lines of Markdown, without generated pages", _lines(".", "*.md")
     yield "modules of the product", sum(len(_files(folder, "*.py")) for folder in PRODUCT)
     yield "modules beside the rooms of `producer`", _flat("producer/embedctl")
-    yield "modules of `gateway`", _flat("gateway/embedctl_gateway")
+    yield "modules beside the rooms of `gateway`", _flat("gateway/embedctl_gateway")
     for name in ("run", "submit", "fetch"):
         options = [each for each in cli.commands[name].params if isinstance(each, click.Option)]
         yield f"options of `{name}`", len(options)
