@@ -19,6 +19,7 @@ from embedctl_config.settings import Settings
 from embedctl_config.wire import ErrorCode
 from embedctl_workers.accuracy.report import Check, Report
 from embedctl_workers.arrays.distance import Measured
+from embedctl_workers.machine.devices import Pinned
 from embedctl_workers.serving import lifecycle
 from embedctl_workers.serving.health import Health
 from embedctl_workers.serving.in_hand import Held, InHand
@@ -188,8 +189,9 @@ def test_the_alerts_of_workers_ask_for_labels_that_exist(metrics: Metrics) -> No
 
 
 def served(settings: Settings) -> tuple[Telemetry, str]:
+    pinned = Pinned(frozenset({0}), 1)
     with ExitStack() as stack:
-        return lifecycle._telemetry(settings, "tiny", ENTRY, [MODEL], Health(), stack)
+        return lifecycle._telemetry(lifecycle.Start(settings, "cpu", [MODEL], pinned, "info"), Health(), stack)
 
 
 def test_an_address_without_the_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:

@@ -26,7 +26,7 @@ from embedctl_workers.models.cache import cache_folder
 from embedctl_workers.models.files import resolve_model
 from embedctl_workers.models.tuning import advised_workers
 from embedctl_workers.serving import logs
-from embedctl_workers.supervising.places import GatewayPlace
+from embedctl_workers.supervising.places import GatewayPlace, WorkerPlace
 from embedctl_workers.supervising.plan import Plan, make_plan, with_gateway
 from embedctl_workers.supervising.registry_link import RegistryLink
 from embedctl_workers.supervising.supervisor import Supervisor
@@ -121,15 +121,8 @@ def _up(settings: Settings, plan: Plan, options: Sequence[str]) -> None:
                 log.info("running")
 
         try:
-            Supervisor(
-                plan.workers,
-                registry,
-                environment=own,
-                options=options,
-                on_ready=say_ready,
-                check=check,
-                gateway=gateway,
-            ).run()
+            workers = [WorkerPlace(each, registry, environment=own, options=options) for each in plan.workers]
+            Supervisor(workers, on_ready=say_ready, check=check, gateway=gateway).run()
         finally:
             registry.close()
             broker.close()

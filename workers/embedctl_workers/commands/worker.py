@@ -99,18 +99,10 @@ def main(
     sharing = choose_sharing(hardware, entry, gpu_workers)
     pinned = devices.pin(cpus, accelerator=accelerator, threads=threads, sharing=sharing)
     # Only now: these import numpy and, through the backend, torch, which size their thread pools as they load.
-    from embedctl_workers.serving.lifecycle import run_worker
+    from embedctl_workers.serving.lifecycle import Start, run_worker
 
-    status = run_worker(
-        settings,
-        hardware=hardware,
-        models=models or entry.models or (settings.model,),
-        pinned=pinned,
-        log_level=log_level,
-        build=not no_build,
-        pull=pull,
-    )
-    _exit(status)
+    served = models or entry.models or (settings.model,)
+    _exit(run_worker(Start(settings, hardware, served, pinned, log_level, build=not no_build, pull=pull)))
 
 
 def _exit(status: int) -> NoReturn:

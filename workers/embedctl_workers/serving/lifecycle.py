@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,16 +54,38 @@ from embedctl_workers.serving.threads import warmed_threads
 log = logging.getLogger(__name__)
 
 
-def run_worker(
-    settings: Settings,
-    *,
-    hardware: str,
-    models: Sequence[str],
-    pinned: Pinned,
-    log_level: str,
-    build: bool = True,
-    pull: bool = False,
-) -> int:
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a worker is started for: the models that it serves, and where.
+
+    Without `build`, it refuses a model that needs an artefact which the cache lacks; with `pull`, it downloads a model
+    that is not on this machine.
+    """
+
+    settings: Settings
+    hardware: str
+    models: Sequence[str]
+    pinned: Pinned
+    log_level: str
+    build: bool = True
+    pull: bool = False
+
+    @property
+    def entry(self) -> HardwareClass:
+        return self.settings.hardware_class(self.hardware)
+
+    @property
+    def host(self) -> Host:
+        pinned = self.pinned
+        return Host(pinned.threads, cache_folder(self.settings), self.build, pinned.sharing, pinned.places)
+
+    @property
+    def usual_name(self) -> str:
+        """The worker's name, unless another live one has it."""
+        return f"{self.hardware}:{self.pinned.label}@{socket.gethostname()}"
+
+
+def run_worker(start: Start) -> int:
     """Serve models until told to stop; the exit status.
 
     Raises:
@@ -71,89 +94,81 @@ def run_worker(
         WorkerSick: a model can't encode the known good text.
         BrokerUnavailable: Redis can't be reached.
     """
-    usual_name = f"{hardware}:{pinned.label}@{socket.gethostname()}"
-    logs.configure(settings.log_format, log_level, worker=usual_name)
+    settings, entry = start.settings, start.entry
+    logs.configure(settings.log_format, start.log_level, worker=start.usual_name)
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    entry = settings.hardware_class(hardware)
     if entry.overrides:
-        log.warning("class %s is held to bounds of its own: %s", hardware, entry.overrides_in_words)
+        log.warning("class %s is held to bounds of its own: %s", start.hardware, entry.overrides_in_words)
     health = Health()
     with ExitStack() as stack:
-        telemetry, url = _telemetry(settings, hardware, entry, models, health, stack)
+        telemetry, url = _telemetry(start, health, stack)
         broker = Broker.connect(settings, telemetry.observer)
         stack.callback(broker.close)
         broker.connection.now_ms()  # a wrong URL or password should not wait for the models to load
         broker.connection.read_scripts()
         broker.tickets.prepare()
-        host = Host(pinned.threads, cache_folder(settings), build, pinned.sharing, pinned.places)
-        served: dict[str, _Served] = {}
-        for model in models:
-            if known := next((name for name, each in served.items() if model in each.names), None):
-                log.info("model %s is %s by another name, and is loaded once", model, known)
-                continue
-            served[model] = _load(settings, entry, model, host, health, telemetry, pull=pull)
-            stack.callback(served[model].encoder.backend.close)
+        served = _load_all(start, health, telemetry, stack)
         health.phase = "starting"
         Reaper(broker).end_leases_of_the_dead()  # of a worker that died here, and that no other worker witnessed
-        naming = stack.enter_context(_turn_to_choose_a_name(host.cache))
-        name = _free_name(broker, usual_name)
+        naming = stack.enter_context(_turn_to_choose_a_name(start.host.cache))
+        name = _free_name(broker, start.usual_name)
         logs.set_worker(name)
-        instance = f"{name}/{secrets.token_hex(4)}"
         encoders = {model: each.encoder for model, each in served.items()}
-        runner = ChunkRunner(broker, entry, encoders, instance, telemetry)
+        runner = ChunkRunner(broker, entry, encoders, f"{name}/{secrets.token_hex(4)}", telemetry)
         runner.leave = _leave
         telemetry.watch(runner.in_hand)
-
-        def describe() -> WorkerRow:
-            return WorkerRow(
-                instance=instance,
-                name=name,
-                pid=os.getpid(),
-                host=socket.gethostname(),
-                hardware=hardware,
-                backend=entry.backend,
-                precision=entry.precision,
-                bounds=entry.overrides_in_words,
-                cpus=pinned.cpu_list,
-                threads=pinned.threads,
-                models={
-                    name: each.as_served(runner.speed[model], spelling_of="" if name == model else model)
-                    for model, each in served.items()
-                    for name in each.names
-                },
-                holding=tuple((held.job_id, held.chunk) for held in runner.in_hand.all()),
-                progressed_ms=runner.in_hand.progressed_ms,
-                machine=machine_id(),
-                process=process_id(os.getpid()),
-                quiet_s=round(quietest[1], 1) if (quietest := runner.in_hand.quietest()) else 0.0,
-                device=pinned.device,
-                metrics=url,
-            )
-
+        describe = partial(_row, start, served, runner, url)
         heartbeat = Heartbeat(broker, runner.in_hand, describe, runner.return_tickets)
         heartbeat.start()
         naming.close()
         stack.callback(heartbeat.stop)
         start_sweeping(broker, runner.draining)
         health.attend(heartbeat, runner.in_hand, runner.draining)
-        app = make_celery(settings)
-        model_of_queue = {keys.queue(hardware, name): model for model, each in served.items() for name in each.names}
-        register(app, runner, model_of_queue)
-        return _consume(app, runner, encoders, health, name, list(model_of_queue), entry.prefetch, log_level)
+        queues = {keys.queue(start.hardware, name): model for model, each in served.items() for name in each.names}
+        return _consume(start, runner, queues, health)
 
 
-def _telemetry(
-    settings: Settings, hardware: str, entry: HardwareClass, models: Sequence[str], health: Health, stack: ExitStack
-) -> tuple[Telemetry, str]:
+def _row(start: Start, served: Mapping[str, _Served], runner: ChunkRunner, metrics_url: str) -> WorkerRow:
+    """What the registry is told of this worker, which serves these models, by name."""
+    entry, pinned, in_hand = start.entry, start.pinned, runner.in_hand
+    quietest = in_hand.quietest()
+    return WorkerRow(
+        instance=runner.instance,
+        name=runner.name,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        hardware=start.hardware,
+        backend=entry.backend,
+        precision=entry.precision,
+        bounds=entry.overrides_in_words,
+        cpus=pinned.cpu_list,
+        threads=pinned.threads,
+        models={
+            name: each.as_served(runner.speed[model], spelling_of="" if name == model else model)
+            for model, each in served.items()
+            for name in each.names
+        },
+        holding=tuple((held.job_id, held.chunk) for held in in_hand.all()),
+        progressed_ms=in_hand.progressed_ms,
+        machine=machine_id(),
+        process=process_id(os.getpid()),
+        quiet_s=round(quietest[1], 1) if quietest else 0.0,
+        device=pinned.device,
+        metrics=metrics_url,
+    )
+
+
+def _telemetry(start: Start, health: Health, stack: ExitStack) -> tuple[Telemetry, str]:
     """The telemetry of this worker, and the URL of its metrics, which are served until the stack is left."""
-    if not settings.metrics_address:
+    address = start.settings.metrics_address
+    if not address:
         return Telemetry(), ""
     try:
         from embedctl_workers.serving.metrics import Metrics
     except ModuleNotFoundError as error:
         raise MissingExtra("metrics", "the setting metrics_address") from error
-    metrics = Metrics(hardware, entry, models)
-    endpoint = stack.enter_context(Endpoint(settings.metrics_address, metrics.page, health))
+    metrics = Metrics(start.hardware, start.entry, start.models)
+    endpoint = stack.enter_context(Endpoint(address, metrics.page, health))
     log.info("metrics and health: %s/metrics, /healthz, /readyz", endpoint.url)
     return metrics, endpoint.url
 
@@ -183,23 +198,27 @@ class _Served:
         )
 
 
-def _load(
-    settings: Settings,
-    entry: HardwareClass,
-    model: str,
-    host: Host,
-    health: Health,
-    telemetry: Telemetry,
-    *,
-    pull: bool,
-) -> _Served:
-    """Load a model, once it is downloaded if `pull`, and measure its vectors."""
+def _load_all(start: Start, health: Health, telemetry: Telemetry, stack: ExitStack) -> dict[str, _Served]:
+    """The models by name, each loaded once whatever its names; they are closed when the stack is left."""
+    served: dict[str, _Served] = {}
+    for model in start.models:
+        if known := next((name for name, each in served.items() if model in each.names), None):
+            log.info("model %s is %s by another name, and is loaded once", model, known)
+            continue
+        served[model] = _load(start, model, health, telemetry)
+        stack.callback(served[model].encoder.backend.close)
+    return served
+
+
+def _load(start: Start, model: str, health: Health, telemetry: Telemetry) -> _Served:
+    """Load a model, once it is downloaded if that is wanted, and measure its vectors."""
+    settings, entry, host = start.settings, start.entry, start.host
     started = time.monotonic()
     health.phase = f"loading {model}"
     try:
         encoder = load_encoder(settings, entry, model, host)
     except ModelNotFound:
-        if not pull:
+        if not start.pull:
             raise
         health.phase = f"downloading {model}"
         _download(model, settings)
@@ -233,16 +252,33 @@ def _download(model: str, settings: Settings) -> None:
     pull(model, settings, Progress(log.info), if_missing=True)
 
 
-def _consume(
-    app: Celery,
-    runner: ChunkRunner,
-    encoders: Mapping[str, ChunkEncoder],
-    health: Health,
-    name: str,
-    queues: list[str],
-    prefetch: int,
-    log_level: str,
-) -> int:
+def _consume(start: Start, runner: ChunkRunner, model_of_queue: dict[str, str], health: Health) -> int:
+    """Take tickets from these queues until told to stop; the exit status."""
+    app = make_celery(start.settings)
+    register(app, runner, model_of_queue)
+    _adapt(app, runner, health)
+    # Threads, because one process holds one device: chunks share it under a lock instead of forking.
+    runner.warm_up()
+    worker = app.Worker(
+        hostname=runner.name,
+        # Batches that are joined are begun by another thread.
+        pool=warmed_threads([each for each in runner.backends if not each.joins]),
+        consumer_cls=CheckingConsumer,
+        concurrency=start.entry.prefetch,
+        queues=list(model_of_queue),
+        loglevel=start.log_level.upper(),
+        task_events=True,
+        without_gossip=True,
+        without_mingle=True,
+        quiet=True,
+    )
+    worker.start()
+    return int(worker.exitcode or 0)
+
+
+def _adapt(app: Celery, runner: ChunkRunner, health: Health) -> None:
+    """Have Celery tell this worker of its start and its stop, and do only what the worker needs."""
+
     def drain(**_: object) -> None:
         runner.draining.set()
 
@@ -257,23 +293,6 @@ def _consume(
     app.events.dispatcher_cls = OneTryDispatcher  # type: ignore[assignment]  # a class does as well as its name
     remove_commands()
     inflate_nothing()
-    # Threads, because one process holds one device: chunks share it under a lock instead of forking.
-    runner.warm_up()
-    worker = app.Worker(
-        hostname=name,
-        # Batches that are joined are begun by another thread.
-        pool=warmed_threads([each.backend for each in encoders.values() if not each.backend.joins]),
-        consumer_cls=CheckingConsumer,
-        concurrency=prefetch,
-        queues=queues,
-        loglevel=log_level.upper(),
-        task_events=True,
-        without_gossip=True,
-        without_mingle=True,
-        quiet=True,
-    )
-    worker.start()
-    return int(worker.exitcode or 0)
 
 
 def _leave(status: int) -> None:

@@ -30,6 +30,7 @@ from embedctl_config.errors import (
 )
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.retry import Policy, Streak
+from embedctl_workers.backends.base import Backend
 from embedctl_workers.encoding.device_use import Stopped
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
 from embedctl_workers.redaction import first_line, redacted, redacted_exc_info
@@ -54,7 +55,7 @@ _LEFT_DELAY_S = 5.0
 class ChunkRunner:
     """Turns tickets into stored vectors. One thread encodes while others claim and prepare.
 
-    Encoders are by model name; `instance` is this worker process.
+    Encoders are by model name.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class ChunkRunner:
         self._broker = broker
         self._hardware = hardware
         self._encoders = encoders
-        self._instance = instance
+        self.instance = instance  #: this worker process
         self._telemetry = telemetry
         self._returned: deque[Ticket] = deque()
         self._doubted = second_word.DoubtedChunks()
@@ -89,8 +90,12 @@ class ChunkRunner:
         # Once a job has a claimed chunk, its fingerprint is pinned, and no later answer changes anything.
         self._is_kept_apart = lru_cache(maxsize=256)(self._has_other_files)
 
+    @property
+    def backends(self) -> list[Backend]:
+        return [each.backend for each in self._encoders.values()]
+
     def warm_up(self) -> None:
-        self._encoding.warm_up([each.backend for each in self._encoders.values()])
+        self._encoding.warm_up(self.backends)
 
     def run(self, model: str, ticket: Ticket) -> None:
         """Do what a ticket says. Never raises: whatever goes wrong, there will be another ticket."""
@@ -143,7 +148,7 @@ class ChunkRunner:
             # Redis would refuse it again each time, and its lease would be renewed meanwhile, without end.
             log.error("the chunk is given back: %s", error, extra=held.fields)  # noqa: TRY400  (Redis or this worker's settings are to blame, not this code)
             self._telemetry.failed(held.model)
-            by = f"worker {self._name}: " if isinstance(error, SettingsError) else ""
+            by = f"worker {self.name}: " if isinstance(error, SettingsError) else ""
             self._store.give_back(held, delay_s=_OFFERED_AGAIN.pause_s(held.attempt), trouble=by + first_line(error))
         except BrokerUnavailable as error:
             log.warning("the chunk has to wait: %s", error, extra=held.fields)
@@ -216,7 +221,7 @@ class ChunkRunner:
 
     def _claimant(self, model: str) -> Claimant:
         fingerprint = self._encoders[model].backend.fingerprint
-        return Claimant(self._instance, fingerprint, self._hardware.precision, model)
+        return Claimant(self.instance, fingerprint, self._hardware.precision, model)
 
     def _check_for_me(self, job: JobStatus, held: Held) -> None:
         if job.precision != self._hardware.precision:
@@ -311,10 +316,10 @@ class ChunkRunner:
         if encoded is None or self.sick is not None:  # another thread may have found out that these vectors are wrong
             # Of several chunks in a batch, any may have left this worker of no use.
             shared = self.sick is not None and share is not None
-            doubts = (held.doubts or Doubts()).with_sick(self._instance, None) if shared else None
+            doubts = (held.doubts or Doubts()).with_sick(self.instance, None) if shared else None
             self._store.give_back(held, delay_s=0, doubts=doubts)
             self._broker.tickets.send(job.queue, held.job_id, [held.chunk])
-        elif second_word.counts(encoded, held.doubts, self._instance, partial(self._others, job.queue)):
+        elif second_word.counts(encoded, held.doubts, self.instance, partial(self._others, job.queue)):
             self._unsure.end()
             self._telemetry.encoded(held.model, encoded.tokens, encoded.positions)
             self._store.complete(claimed, encoded)
@@ -339,7 +344,7 @@ class ChunkRunner:
             extra=held.fields,
         )
         held.rest_s = second_word.rest_s(self._unsure, encoded)
-        self._leave_to_another(job, held, (held.doubts or Doubts()).with_rows(self._instance, encoded.doubtful))
+        self._leave_to_another(job, held, (held.doubts or Doubts()).with_rows(self.instance, encoded.doubtful))
 
     def _leave_to_another(self, job: JobStatus, held: Held, doubts: Doubts, trouble: str = "") -> None:
         self._doubted.add(held.job_id, held.chunk)
@@ -357,8 +362,8 @@ class ChunkRunner:
             trouble = f"its input {what}: {first_line(error)}"
             self._store.give_back(held, delay_s=0, trouble=trouble)
         else:
-            trouble = f"worker {self._name} can't read its input: {first_line(error)}"
-            doubts = (held.doubts or Doubts()).with_unreadable(self._instance)
+            trouble = f"worker {self.name} can't read its input: {first_line(error)}"
+            doubts = (held.doubts or Doubts()).with_unreadable(self.instance)
             self._leave_to_another(job, held, doubts, trouble)
 
     def _offer_again(self, error: Exception, held: Held, ticket: Ticket) -> None:
@@ -380,8 +385,8 @@ class ChunkRunner:
         self.draining.set()
         self._telemetry.failed(held.model)
         # The chunk may be to blame after all: a record may leave a backend of no use.
-        doubts = (held.doubts or Doubts()).with_sick(self._instance, held.row)
-        self._store.give_back(held, delay_s=0, trouble=f"worker {self._name}: {first_line(error)}", doubts=doubts)
+        doubts = (held.doubts or Doubts()).with_sick(self.instance, held.row)
+        self._store.give_back(held, delay_s=0, trouble=f"worker {self.name}: {first_line(error)}", doubts=doubts)
         self._returned.append(ticket)
         self.leave(error.exit_code)
 
@@ -392,8 +397,9 @@ class ChunkRunner:
         os._exit(error.exit_code)
 
     @property
-    def _name(self) -> str:
-        return self._instance.rpartition("/")[0] or self._instance
+    def name(self) -> str:
+        """The worker's name: its instance without what tells it from earlier processes."""
+        return self.instance.rpartition("/")[0] or self.instance
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -97,22 +98,21 @@ class Place(ABC):
 class WorkerPlace(Place):
     """A worker of the plan, which adds to this environment and these options.
 
-    It has the name in logs until it has told its own. The registry tells that it is ready, and is told how it died.
+    The registry tells that it is ready, and is told how it died.
     """
 
     def __init__(
         self,
         worker: PlannedWorker,
-        name: str,
         registry: RegistryLink,
         *,
         environment: Mapping[str, str],
         options: Sequence[str],
-        pace: Pace,
     ) -> None:
+        pace = Pace()
         super().__init__(Restarts(pace), pace.drain_s)
         self._worker = worker
-        self._name = name
+        self._name = f"{worker.name}@{socket.gethostname()}"  # in logs, until it has told its own
         self._registry = registry
         self._environment = environment
         self._options = options

@@ -165,22 +165,9 @@ def with_gateway(plan: Plan, settings: Settings) -> Plan:
 
 
 def _chosen_classes(settings: Settings, machine: Machine, asked: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The classes to serve, and notes about the choice.
-
-    `auto` means the class for each kind of accelerator that was found; if there is none, `cpu`.
-    """
+    """The classes to serve, and notes about the choice."""
     chosen = list(dict.fromkeys(name for name in asked or [settings.hardware] if name != "auto"))
-    notes: list[str] = []
-    if not chosen:
-        notes += machine.problems.values()
-        for kind in DEVICE_OPTIONS:
-            if found := len(machine.accelerators(kind)):
-                name = _class_for(settings, kind)
-                chosen += [name] if name else []
-                if not name:
-                    what = f"{found} {DEVICE_NAMES[kind]}{'s' if found > 1 else ''}"
-                    notes.append(f'not used: {what}, because no hardware class has device = "{kind}"')
-        chosen = chosen or [FALLBACK_CLASS]
+    chosen, notes = (chosen, []) if chosen else _fitting_classes(settings, machine)
     for name in chosen:
         device, backend = settings.hardware_class(name).device, settings.hardware_class(name).backend
         if backend == "torch-bf16" and (why := no_bf16()):
@@ -188,6 +175,20 @@ def _chosen_classes(settings: Settings, machine: Machine, asked: Sequence[str]) 
         if device != "cpu" and not machine.accelerators(device):
             raise nothing_found(name, device, machine.problems.get(device, ""))
     return chosen, notes
+
+
+def _fitting_classes(settings: Settings, machine: Machine) -> tuple[list[str], list[str]]:
+    """The classes that `auto` means, and notes: one for each kind of accelerator here; if there is none, `cpu`."""
+    chosen: list[str] = []
+    notes = list(machine.problems.values())
+    for kind in DEVICE_OPTIONS:
+        found = len(machine.accelerators(kind))
+        if found and (name := _class_for(settings, kind)):
+            chosen.append(name)
+        elif found:
+            what = f"{found} {DEVICE_NAMES[kind]}{'s' if found > 1 else ''}"
+            notes.append(f'not used: {what}, because no hardware class has device = "{kind}"')
+    return chosen or [FALLBACK_CLASS], notes
 
 
 def _class_for(settings: Settings, kind: Device) -> str:

@@ -5,25 +5,21 @@ from __future__ import annotations
 import select
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Self
 
 from embedctl_config.errors import WorkerError
 from embedctl_workers.supervising.places import GatewayPlace, Place, WorkerPlace, drain
-from embedctl_workers.supervising.plan import PlannedWorker
-from embedctl_workers.supervising.registry_link import RegistryLink
-from embedctl_workers.supervising.restarts import Pace
 
 #: The longest that the loop sleeps (seconds); the end of a child wakes it.
 _LONGEST_WAIT_S = 5.0
 
 
 class Supervisor:
-    """Runs the workers of a plan, which adds to their environment and options, until it is told to stop.
+    """Runs workers, none of which has been started, until it is told to stop.
 
     Args:
-        registry: tells that a worker is ready, and is told how one died.
         on_ready: called once, when each worker is ready or given up, and at least one is ready.
         check: called in each round of the loop; what it raises ends the supervisor.
         gateway: runs beside the workers; it has been started.
@@ -31,21 +27,13 @@ class Supervisor:
 
     def __init__(
         self,
-        workers: Sequence[PlannedWorker],
-        registry: RegistryLink,
+        workers: Sequence[WorkerPlace],
         *,
-        environment: Mapping[str, str],
-        options: Sequence[str] = (),
-        pace: Pace | None = None,
         on_ready: Callable[[], None] = lambda: None,
         check: Callable[[], None] = lambda: None,
         gateway: GatewayPlace | None = None,
     ) -> None:
-        host, pace = socket.gethostname(), pace or Pace()
-        self._workers = [
-            WorkerPlace(worker, f"{worker.name}@{host}", registry, environment=environment, options=options, pace=pace)
-            for worker in workers
-        ]
+        self._workers = workers
         self._gateways = [] if gateway is None else [gateway]
         self._all: Sequence[Place] = [*self._workers, *self._gateways]
         self._on_ready = on_ready
@@ -61,13 +49,16 @@ class Supervisor:
             try:
                 while not signals.stop:
                     self._check()
-                    for place in self._all:
-                        place.tend()
-                    self._give_up_if_none_is_left()
-                    self._say_ready()
+                    self._tend_all()
                     signals.wait(self._until_next())
             finally:
                 self._drain(signals)
+
+    def _tend_all(self) -> None:
+        for place in self._all:
+            place.tend()
+        self._give_up_if_none_is_left()
+        self._say_ready()
 
     def _give_up_if_none_is_left(self) -> None:
         given_up = [place.restarts.given_up for place in self._workers if place.restarts.given_up is not None]
