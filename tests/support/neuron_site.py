@@ -11,6 +11,7 @@ import pytest
 from embedctl_workers.backends.neuron import backend as neuron
 from embedctl_workers.backends.neuron import recipe, runtime
 from embedctl_workers.building import neuron as build
+from embedctl_workers.models.builders import BuildOptions
 
 FAKE = Path(__file__).parent / "fakes" / "torch_neuronx.py"
 
@@ -54,4 +55,4 @@ def fake_neuron(folder: Path, patch: pytest.MonkeyPatch) -> None:
     fake_site(folder / "site", patch)
     fake_machine(folder / "machine", patch)
     patch.setattr(recipe, "run_build", lambda module, request: build.build(request, lambda line: None))
-    patch.setattr(neuron, "artifact_for", partial(recipe.artifact_for, target="inf2"))
+    patch.setattr(neuron, "artifact_for", partial(recipe.artifact_for, how=BuildOptions(target="inf2")))

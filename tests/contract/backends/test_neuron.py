@@ -99,7 +99,7 @@ def load(build_here: None, files_of: FilesOf, traced: Path) -> Load:
     def load(tiny: Tiny, host: Host | None = None) -> NeuronBackend:
         files, options = files_of(tiny), TraceOptions.parse(OPTIONS)
         host = host or Host(1, traced)
-        return NeuronBackend(files, artifact_for(files, host, options, target="inf2").folder, host)
+        return NeuronBackend(files, artifact_for(files, host, options, BuildOptions(target="inf2")).folder, host)
 
     return load
 
@@ -108,7 +108,7 @@ def load(build_here: None, files_of: FilesOf, traced: Path) -> Load:
 def own(build_here: None, files_of: FilesOf, traced: Path, host: Host) -> Path:
     """The small model's traces, in a cache of the test's own."""
     options = TraceOptions.parse(OPTIONS)
-    folder = artifact_for(files_of(Tiny()), Host(1, traced), options, target="inf2").folder
+    folder = artifact_for(files_of(Tiny()), Host(1, traced), options, BuildOptions(target="inf2")).folder
     return Path(shutil.copytree(folder, host.cache / "artifacts" / folder.name))
 
 
@@ -207,7 +207,7 @@ def test_a_model_is_traced_once_for_each_bucket(
     assert calls[-1]["cpu_backend"] is False
     assert calls[-1]["compiler_args"] == ["--model-type", "transformer", "--auto-cast", "none"]
     monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "1")
-    artifact_for(files_of(Tiny()), host, TraceOptions.parse(one), target="trn2")
+    artifact_for(files_of(Tiny()), host, TraceOptions.parse(one), BuildOptions(target="trn2"))
     assert calls[-1]["options"]["--logical-nc-config"] == "1"
     assert calls[-1]["options"]["--target"] == "trn2"
 
@@ -382,7 +382,7 @@ def test_a_trace_that_the_device_does_not_take_is_said_in_one_line(own: Path, ho
 
 def test_what_is_built_where_a_device_is_says_how_good_it_is(build_here: None, files_of: FilesOf, host: Host) -> None:
     files = files_of(Tiny(max_seq_length=64))
-    artifact = artifact_for(files, host, TraceOptions.parse({"batch": BATCH}), revision="main")
+    artifact = artifact_for(files, host, TraceOptions.parse({"batch": BATCH}), BuildOptions(revision="main"))
     manifest = artifact.manifest
     assert set(manifest["files"]) == {"model.json", "tokenizer.json", "traces.json", "bucket-32.pt", "bucket-64.pt"}
     assert manifest["graph"] == {"name": "traces", "buckets": [32, 64], "batch": BATCH, "target": "inf2"}

@@ -27,6 +27,7 @@ from embedctl_workers.building import onnx as build
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.build_process import request_for, run_build
+from embedctl_workers.models.builders import BuildOptions
 from embedctl_workers.models.files import ModelFiles, resolve_model
 from tests.support.chunks import encode_rows
 from tests.support.onnx_models import build_here, quick_artifact, spoil
@@ -168,7 +169,7 @@ def test_building_says_which_extra_is_missing(
     find = importlib.util.find_spec
     monkeypatch.setattr(recipe, "find_spec", lambda name: None if name == package else find(name))
     with pytest.raises(MissingExtra, match=rf"pip install 'embedctl\[{extra}\]'"):
-        recipe.artifact_for(files, "onnx", Host(1, tmp_path), exporter=exporter)
+        recipe.artifact_for(files, "onnx", Host(1, tmp_path), BuildOptions(exporter=exporter))
 
 
 @pytest.mark.parametrize(

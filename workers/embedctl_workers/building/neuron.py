@@ -15,7 +15,7 @@ from embedctl_workers.backends.neuron.backend import NeuronBackend, engine_of
 from embedctl_workers.backends.neuron.options import TraceOptions
 from embedctl_workers.backends.neuron.recipe import NEURON
 from embedctl_workers.backends.neuron.runtime import COMPILER, RUNTIME, load_runtime
-from embedctl_workers.backends.neuron.tracing import write_traces
+from embedctl_workers.backends.neuron.tracing import tracer, write_traces
 from embedctl_workers.building.manifests import accuracy_of, origin_of, rate_of, report_of, texts_per_s
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.build_process import answer_request, read_request
@@ -33,8 +33,9 @@ def build(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, A
     """Fill `request["folder"]`, and return the contents of the manifest, with measurements if a device is at hand."""
     files, host, folder = read_request(request)
     options = TraceOptions.parse(request["options"])
-    flags, elsewhere = request["flags"], request["elsewhere"]
-    traces = write_traces(files, folder, load_runtime(), options, flags, request["target"] if elsewhere else "", say)
+    elsewhere = request["elsewhere"]
+    trace = tracer(load_runtime(), request["flags"], request["target"] if elsewhere else "")
+    traces = write_traces(files, folder, options, trace, say)
     return {
         **origin_of(request, files, engine_of(traces), RUNTIME, COMPILER),
         "graph": {"name": "traces", "buckets": traces.buckets, "batch": traces.batch, "target": request["target"]},

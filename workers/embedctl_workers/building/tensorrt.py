@@ -48,11 +48,12 @@ def build(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, A
             made.mkdir()
             report, facts = builder.build(dtype, made)
             say(f"{dtype}: {report.figures}")
-            if report.passed:
-                for name in (PLAN, MODEL, TOKENIZER):
-                    shutil.move(made / name, folder / name)
-                return facts
-            failed.append(f"{dtype}: {report.figures}")
+            if not report.passed:
+                failed.append(f"{dtype}: {report.figures}")
+                continue
+            for name in (PLAN, MODEL, TOKENIZER):
+                shutil.move(made / name, folder / name)
+            return facts
     raise ModelError(f'no plan reproduces its vectors ({"; ".join(failed)}): use a class with backend = "torch-gpu"')
 
 

@@ -83,7 +83,7 @@ def tune(model: str, hardware: str | None, cpus: str | None, gpu: str | None, *,
     say: Callable[[str], None] = (lambda line: None) if as_json else click.echo  # one JSON value is the only output
     overriding = ["workers_per_device"]
     if accelerator is None:
-        tuned, fingerprint, start = _tune_cpus(settings, name, entry, model, cpus, say)
+        tuned, fingerprint, start = _tune_cpus(settings, name, model, cpus, say)
         overriding.insert(0, "token_budget")
     else:
         from embedctl_workers.commands import tune_gpu  # it imports embedctl, and NumPy with it
@@ -107,7 +107,7 @@ def _what_overrides(name: str, entry: HardwareClass, settings: Sequence[str]) ->
 
 
 def _tune_cpus(
-    settings: Settings, name: str, entry: HardwareClass, model: str, cpus: str | None, say: Callable[[str], None]
+    settings: Settings, name: str, model: str, cpus: str | None, say: Callable[[str], None]
 ) -> tuple[Tuned, str, list[str]]:
     """What was found, the model's fingerprint, and lines on how to start the workers."""
     found: list[Split] = []
@@ -121,7 +121,7 @@ def _tune_cpus(
         if split.best_rate * _WORTH < max(each.best_rate for each in found):
             break  # even more workers would be slower
     best = max(found, key=lambda split: split.best_rate / (_WORTH if len(split.cpus) > 1 else 1))
-    before = load_tuned(entry, fingerprint, cache_folder(settings))
+    before = load_tuned(settings.hardware_class(name), fingerprint, cache_folder(settings))
     tuned = Tuned(
         budgets={**(before.budgets if before else {}), **{split.threads: split.best_budget for split in found}},
         workers=len(best.cpus),

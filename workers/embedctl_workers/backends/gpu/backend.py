@@ -162,9 +162,8 @@ class TorchGpuBackend(SentenceModel):
             if self._graphs:
                 self._graphs.allow(largest_bucket(self.token_budget))
             if self._compiles:
-                for size in BUCKETS:
-                    if size <= self.token_budget:
-                        self._run_dummies(_SAMPLE_LENGTH, tokens=size)
+                for size in filter(self.token_budget.__ge__, BUCKETS):
+                    self._run_dummies(_SAMPLE_LENGTH, tokens=size)
 
     def warm_up_thread(self) -> None:
         """Run small batches: the libraries of matrix products keep a handle and scratch memory for each thread."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from embedctl_workers.backends.onnx.recipe import OWN
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact, ArtifactStore, Wanted
 from embedctl_workers.models.build_process import request_for, run_build
-from embedctl_workers.models.builders import BuildOptions
+from embedctl_workers.models.builders import USUAL, BuildOptions
 from embedctl_workers.models.files import ModelFiles
 
 #: The kind of artefact. The backend that runs it has the same name.
@@ -46,22 +46,21 @@ def build(files: ModelFiles, host: Host, how: BuildOptions) -> Artifact:
         raise SettingsError(f"backend {NEURON!r} traces the model itself: leave --exporter {how.exporter} out")
     target = TARGETS[0] if how.target == NEURON else how.target
     chosen = TraceOptions.parse(how.options)
-    return artifact_for(files, host, chosen, target=target, revision=how.revision, force=how.force)
+    return artifact_for(files, host, chosen, replace(how, target=target))
 
 
-def artifact_for(
-    files: ModelFiles, host: Host, options: TraceOptions, *, target: str = "", revision: str = "", force: bool = False
-) -> Artifact:
-    """An artefact from the cache, or built now in a separate process; the options as of :func:`build`.
+def artifact_for(files: ModelFiles, host: Host, options: TraceOptions, how: BuildOptions = USUAL) -> Artifact:
+    """An artefact from the cache, or built now in a separate process; of `how`, the target, the revision and `force`
+    count.
 
-    Without a device, `target` is one of :data:`~.runtime.TARGETS`; if it is empty, the device at hand is
+    Without a device, the target is one of :data:`~.runtime.TARGETS`; if it is empty, the device at hand is
     taken. Raises WorkerError if there is none, and ModelError if it can't be built, or if the cache lacks it and
     `host.build` is False.
     """
-    if not target:
+    if not how.target:
         require_device()
-    store, want = ArtifactStore(host.cache), wanted(files, options, target or options.target or machine_target())
-    if not force and (found := store.find(want)):
+    store, want = ArtifactStore(host.cache), wanted(files, options, how.target or options.target or machine_target())
+    if not how.force and (found := store.find(want)):
         return found
     if not host.build:
         raise ModelError(
@@ -77,9 +76,9 @@ def artifact_for(
             "options": {**asdict(options), "buckets": ",".join(map(str, options.buckets))},
             "flags": want.recipe["flags"].split(),
             "target": want.recipe["target"],
-            "elsewhere": bool(target),
+            "elsewhere": bool(how.target),
         }
-        request = request_for(files, host, NEURON, folder, revision=revision, **more)
+        request = request_for(files, host, NEURON, folder, revision=how.revision, **more)
         return run_build("embedctl_workers.building.neuron", request)
 
-    return store.build(want, fill, force=force)
+    return store.build(want, fill, force=how.force)

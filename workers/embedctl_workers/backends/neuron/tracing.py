@@ -20,22 +20,16 @@ from embedctl_workers.backends.onnx.inputs import ModelFacts
 from embedctl_workers.backends.torch.loading import fast_tokenizer, load_sentence_transformer
 from embedctl_workers.models.files import ModelFiles
 
+Trace = Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], torch.jit.ScriptModule]
+
 
 def write_traces(
-    files: ModelFiles,
-    folder: Path,
-    runtime: Any,
-    options: TraceOptions,
-    flags: Sequence[str],
-    target: str,
-    say: Callable[[str], None],
+    files: ModelFiles, folder: Path, options: TraceOptions, trace: Trace, say: Callable[[str], None]
 ) -> Traces:
     """Write a model's traces, its tokenizer, and the facts about both that a worker needs.
 
     Args:
-        runtime: `torch_neuronx`.
-        flags: the compiler's, without the target.
-        target: the instance family to compile for without a device; empty for the device at hand.
+        trace: traces a model with an example of its arguments; see :func:`tracer`.
         say: called with lines about the progress.
 
     Raises:
@@ -54,7 +48,7 @@ def write_traces(
         # trace repeats what the model did with its example.
         lengths = [max(1, bucket - 1 - row) for row in range(traces.batch)]
         example = tuple(example_of(name, tokenizer, lengths, bucket) for name in names)
-        traced = _trace(runtime, WholeModel(model, names), example, flags, target)
+        traced = trace(WholeModel(model, names), example)
         torch.jit.save(traced, str(trace_file(folder, bucket)))
     traces.write(folder)
     return traces
@@ -68,9 +62,13 @@ def _prepare(model: torch.nn.Module) -> None:
             part.config.use_cache = False
 
 
-def _trace(
-    runtime: Any, model: torch.nn.Module, example: tuple[torch.Tensor, ...], flags: Sequence[str], target: str
-) -> torch.jit.ScriptModule:
+def tracer(runtime: Any, flags: Sequence[str], target: str) -> Trace:
+    """Traces with the runtime, which is `torch_neuronx`.
+
+    Args:
+        flags: the compiler's, without the target.
+        target: the instance family to compile for without a device; empty for the device at hand.
+    """
     arguments: dict[str, Any] = {"compiler_args": list(flags)}
     if target:
         if "cpu_backend" not in inspect.signature(runtime.trace).parameters:
@@ -79,6 +77,10 @@ def _trace(
                 "machine with a device, without --target"
             )
         arguments = {"compiler_args": [*flags, "--target", target], "cpu_backend": True}
-    with tempfile.TemporaryDirectory(prefix="embedctl-neuron-") as scratch, torch.no_grad():
-        traced: torch.jit.ScriptModule = runtime.trace(model.eval(), example, compiler_workdir=scratch, **arguments)
-    return traced
+
+    def trace(model: torch.nn.Module, example: tuple[torch.Tensor, ...]) -> torch.jit.ScriptModule:
+        with tempfile.TemporaryDirectory(prefix="embedctl-neuron-") as scratch, torch.no_grad():
+            traced: torch.jit.ScriptModule = runtime.trace(model.eval(), example, compiler_workdir=scratch, **arguments)
+        return traced
+
+    return trace

@@ -15,7 +15,7 @@ from embedctl_config.errors import MissingExtra, ModelError, SettingsError
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact, ArtifactStore, Wanted
 from embedctl_workers.models.build_process import request_for, run_build
-from embedctl_workers.models.builders import BuildOptions
+from embedctl_workers.models.builders import USUAL, BuildOptions
 from embedctl_workers.models.files import ModelFiles
 
 #: The kinds of artefact. The backends that run them have the same names.
@@ -54,36 +54,34 @@ def _build_kind(kind: str, files: ModelFiles, host: Host, how: BuildOptions) -> 
         raise SettingsError(f"backend {kind!r} runs on the machine at hand: leave --target {how.target} out")
     if how.options.get("provider", "cpu") != "cpu":
         kind = ONNX_PLAIN
-    return artifact_for(files, kind, host, exporter=how.exporter, revision=how.revision, force=how.force)
+    return artifact_for(files, kind, host, how)
 
 
 build_onnx = partial(_build_kind, ONNX)
 build_onnx_int8 = partial(_build_kind, ONNX_INT8)
 
 
-def artifact_for(
-    files: ModelFiles, kind: str, host: Host, *, exporter: str = OWN, revision: str = "", force: bool = False
-) -> Artifact:
+def artifact_for(files: ModelFiles, kind: str, host: Host, how: BuildOptions = USUAL) -> Artifact:
     """An artefact of one of :data:`KINDS`, or :data:`ONNX_PLAIN`, from the cache, or built now in a separate process.
 
-    The options are those of :class:`~embedctl_workers.models.builders.BuildOptions`. A ModelError if it can't be built,
-    or the cache lacks it and `host.build` is False; MissingExtra if the packages that build it are not installed.
+    Of `how`, the exporter, the revision and `force` count. A ModelError if the artefact can't be built, or the cache
+    lacks it and `host.build` is False; MissingExtra if the packages that build it are not installed.
     """
-    store, want = ArtifactStore(host.cache), wanted(files, kind, exporter)
-    if not force and (found := store.find(want)):
+    store, want = ArtifactStore(host.cache), wanted(files, kind, how.exporter)
+    if not how.force and (found := store.find(want)):
         return found
     if not host.build:
         raise ModelError(
             f"model {files.name!r} has no artefact for backend {kind!r} in {host.cache}, and --no-build forbids "
             f"building it: run `embedctl model build {files.name}`, or copy {want.name} from a machine that has it"
         )
-    _check_extras(exporter)
+    _check_extras(how.exporter)
 
     def fill(folder: Path) -> Mapping[str, Any]:
-        request = request_for(files, host, kind, folder, revision=revision, exporter=exporter)
+        request = request_for(files, host, kind, folder, revision=how.revision, exporter=how.exporter)
         return run_build("embedctl_workers.building.onnx", request)
 
-    return store.build(want, fill, force=force)
+    return store.build(want, fill, force=how.force)
 
 
 def reduced_range() -> bool:

@@ -22,6 +22,7 @@ from embedctl_workers.backends.tensorrt.recipe import PLAN, PlanOptions, artifac
 from embedctl_workers.backends.tensorrt.runtime import Runtime
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
+from embedctl_workers.models.builders import BuildOptions
 from embedctl_workers.models.files import ModelFiles, resolve_model
 
 log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class TensorRTBackend(GraphBackend):
                     f"`embedctl model build {files.name} --class gpu-tensorrt --force`"
                 ) from error
             log.warning("%s: %s: it is built again", artifact.folder, error)
-        return cls(files, artifact_for(files, runtime, host, chosen, force=True), runtime, host, chosen)
+        return cls(files, artifact_for(files, runtime, host, chosen, BuildOptions(force=True)), runtime, host, chosen)
 
     def forward(self, tokens: Tokens, rows: Rows) -> Output:
         engine = self._engine

@@ -21,7 +21,7 @@ from embedctl_workers.backends.tensorrt.runtime import Runtime
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact, ArtifactStore, Wanted
 from embedctl_workers.models.build_process import request_for, run_build
-from embedctl_workers.models.builders import BuildOptions
+from embedctl_workers.models.builders import USUAL, BuildOptions
 from embedctl_workers.models.files import ModelFiles
 
 #: The kind of artefact. The backend that runs it has the same name.
@@ -81,15 +81,9 @@ def wanted(files: ModelFiles, graph: Artifact, runtime: Runtime, options: PlanOp
 
 
 def artifact_for(
-    files: ModelFiles,
-    runtime: Runtime,
-    host: Host,
-    options: PlanOptions,
-    *,
-    revision: str = "",
-    force: bool = False,
+    files: ModelFiles, runtime: Runtime, host: Host, options: PlanOptions, how: BuildOptions = USUAL
 ) -> Artifact:
-    """A plan from the cache, or built now in a separate process; the options as of :func:`build`.
+    """A plan from the cache, or built now in a separate process; of `how`, the revision and `force` count.
 
     A ModelError if it can't be built, or the cache lacks it and `host.build` is False; MissingExtra if the packages
     that build it are not installed.
@@ -97,9 +91,9 @@ def artifact_for(
     store = ArtifactStore(host.cache)
     if not host.build and store.find(onnx_recipe.wanted(files, ONNX_PLAIN)) is None:
         raise ModelError(_not_built(files, host, store, runtime, "the ONNX graph"))
-    graph = onnx_recipe.artifact_for(files, ONNX_PLAIN, host, revision=revision)
+    graph = onnx_recipe.artifact_for(files, ONNX_PLAIN, host, BuildOptions(revision=how.revision))
     want = wanted(files, graph, runtime, options)
-    if not force and (found := store.find(want)):
+    if not how.force and (found := store.find(want)):
         return found
     if not host.build:
         raise ModelError(_not_built(files, host, store, runtime, f"the plan {want.name}"))
@@ -109,10 +103,10 @@ def artifact_for(
 
     def fill(folder: Path) -> Mapping[str, Any]:
         more = {"graph": str(graph.folder), "options": asdict(options)}
-        request = request_for(files, host, TENSORRT, folder, revision=revision, **more)
+        request = request_for(files, host, TENSORRT, folder, revision=how.revision, **more)
         return run_build("embedctl_workers.building.tensorrt", request)
 
-    return store.build(want, fill, force=force)
+    return store.build(want, fill, force=how.force)
 
 
 def build(files: ModelFiles, host: Host, how: BuildOptions) -> Artifact:
@@ -124,7 +118,7 @@ def build(files: ModelFiles, host: Host, how: BuildOptions) -> Artifact:
             f"plans are built from the graph of the exporter {OWN}: leave --exporter {how.exporter} out"
         )
     chosen = PlanOptions(**how.options)
-    return artifact_for(files, runtimes.open_runtime(), host, chosen, revision=how.revision, force=how.force)
+    return artifact_for(files, runtimes.open_runtime(), host, chosen, how)
 
 
 def _digest(graph: Artifact) -> str:

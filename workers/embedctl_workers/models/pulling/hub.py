@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
@@ -150,14 +150,13 @@ class Hub:
             ):
                 had = _emptied(part, had, advance)  # the whole file comes
             with part.open("ab") as stream:
-                for piece in response.iter_bytes():
-                    stream.write(piece[: file.size - had])
-                    advance(min(len(piece), file.size - had))
+                for piece in _first(response.iter_bytes(), file.size - had):
+                    stream.write(piece)
+                    advance(len(piece))
                     had += len(piece)
                     breaks.end()
-                    if had >= file.size:  # more than was promised is not stored
-                        return
-        raise _BrokenOff
+        if had < file.size:
+            raise _BrokenOff
 
     def _retried(self, ask: Callable[[], T], *, tries: int, streak: Streak | None = None) -> T:
         """Ask until there is an answer. Raises Retry after so many failures in a row."""
@@ -225,6 +224,15 @@ def _host(endpoint: str) -> str:
 
 class _BrokenOff(Exception):
     """Raised when less of a file came than was promised."""
+
+
+def _first(pieces: Iterable[bytes], size: int) -> Iterator[bytes]:
+    """The first bytes of a stream: more than was promised is not stored."""
+    for piece in pieces:
+        yield piece[:size]
+        size -= len(piece)
+        if size <= 0:
+            return
 
 
 def _emptied(part: Path, had: int, advance: Callable[[int], None]) -> int:

@@ -90,20 +90,19 @@ def pull(
     wanted = revision or entry.revision or "main"
     if not _REVISION.fullmatch(wanted) or {"..", "."} & set(wanted.split("/")):
         raise SettingsError(f"{wanted!r} is no branch, tag or commit of a model")
-    return _Pull(name, entry, hub_id(source), wanted, progress, allow_pickle).run(if_missing=if_missing)
+    return _Pull(name, entry, wanted, progress, allow_pickle).run(if_missing=if_missing)
 
 
 class _Pull:
-    def __init__(
-        self, name: str, entry: ModelEntry, repository: str, revision: str, progress: Progress, allow_pickle: bool
-    ) -> None:
+    def __init__(self, name: str, entry: ModelEntry, revision: str, progress: Progress, allow_pickle: bool) -> None:
         from huggingface_hub import constants
 
-        self._name, self._entry, self._repository, self._revision = name, entry, repository, revision
+        self._name, self._entry, self._revision = name, entry, revision
+        self._repository = hub_id(entry.source or name)
         self._progress, self._allow_pickle = progress, allow_pickle
         self._offline = constants.HF_HUB_OFFLINE
         self._cache = Path(constants.HF_HUB_CACHE)
-        self._snapshots = Snapshots(self._cache, repository)
+        self._snapshots = Snapshots(self._cache, self._repository)
         self._hub = Hub(progress.say)
         self._downloaded = 0
 
