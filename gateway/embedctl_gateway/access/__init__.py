@@ -1,1 +1,1 @@
-"""Who may call, and how much at once."""
+"""Who may call, and how much at once. Keys are kept as hashes."""

@@ -1,1 +1,1 @@
-"""Batches: the threads that run them, their answers, and whom they tell at their end."""
+"""The threads that run batches, their answers, and whom they tell at the end. Any gateway resumes another's."""

@@ -1,1 +1,1 @@
-"""The calls that clients make, in the forms of OpenAI and of TEI, and their description."""
+"""The calls that clients make, in the forms of OpenAI and of TEI. One description says which fields each takes."""

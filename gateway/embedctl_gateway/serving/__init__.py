@@ -1,1 +1,1 @@
-"""The process: its paths, its connections, its start and its end."""
+"""The process: its paths, its connections, its start and its end. The paths are one table."""

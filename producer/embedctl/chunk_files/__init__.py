@@ -1,4 +1,4 @@
-"""The bytes of chunks: in Redis, or outside of it, in a folder that all machines share or in a bucket."""
+"""The bytes of chunks outside of Redis: in a shared folder or in a bucket. Redis then holds references."""
 
 from embedctl.chunk_files.chunks import ChunkFiles, Upload, Where
 

@@ -1,1 +1,1 @@
-"""Where vectors come to rest: one loop, one interface, and a module for each destination."""
+"""Where vectors come to rest: one loop, one interface, a module for each destination. None knows another."""

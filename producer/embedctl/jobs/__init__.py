@@ -1,1 +1,1 @@
-"""The library: jobs as callers make them, wait for them and take their vectors."""
+"""The library: makes jobs, waits for them and gives their vectors. The commands and the gateway use it too."""

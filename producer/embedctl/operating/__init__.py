@@ -1,1 +1,1 @@
-"""What operators use: a local stack, checks, the access list, metrics and the dashboard."""
+"""What operators use: a local stack, checks, the access list, metrics and the dashboard. No job needs it."""

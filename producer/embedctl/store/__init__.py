@@ -1,4 +1,4 @@
-"""All access to Redis: jobs and their chunks, workers and their heartbeats, upkeep."""
+"""All access to Redis: jobs and chunks, workers and heartbeats, upkeep. Each step is one atomic script."""
 
 from embedctl.store.answers import Added, Claim, ClaimAnswer, Claimant, Completed, InlineJob, JobSpec
 from embedctl.store.connection import Connection

@@ -1,1 +1,1 @@
-"""`--sync`: compares a corpus with a destination, so that only what differs is encoded."""
+"""Compares a corpus with a destination, and copies what is known, such as from a cache. The rest is encoded."""

@@ -1,1 +1,1 @@
-"""Adds chunks to a job, and waits for what comes of them."""
+"""Adds chunks to a job, and waits for what comes of them. It never waits for what cannot happen."""
