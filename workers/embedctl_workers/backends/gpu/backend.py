@@ -162,7 +162,7 @@ class TorchGpuBackend(SentenceModel):
             if self._graphs:
                 self._graphs.allow(largest_bucket(self.token_budget))
             if self._compiles:
-                for size in filter(self.token_budget.__ge__, BUCKETS):
+                for size in (each for each in BUCKETS if each <= self.token_budget):
                     self._run_dummies(_SAMPLE_LENGTH, tokens=size)
 
     def warm_up_thread(self) -> None:
