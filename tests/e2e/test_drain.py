@@ -15,6 +15,7 @@ import pytest
 import redis as redis_py
 
 from embedctl import ChunkVectors, Job, JobDrained, JobFailed, JobHeld, OutputError, enqueue_embeddings
+from embedctl.cli.run import _freed_unless_resumable
 from embedctl.destinations.place import PartsBucket
 from embedctl.store import Drains
 from embedctl_config import durable, keys
@@ -289,6 +290,16 @@ def test_two_drainers(job: Job, embedctl: RunEmbedctl, tmp_path: Path) -> None:
     finally:
         go_on.set()
         first.join(PATIENCE_S)
+    assert_complete(tmp_path)
+
+
+def test_a_run_frees_no_job_that_a_fetch_drains(job: Job, tmp_path: Path) -> None:
+    def run(chunk: ChunkVectors) -> None:
+        if chunk.positions[0] == 0:
+            with pytest.raises(JobHeld), _freed_unless_resumable(Job(job.id, job._broker), resumable=True):
+                Job(job.id, job._broker).deliver(tmp_path / "other")
+
+    job.deliver(tmp_path, written=run)
     assert_complete(tmp_path)
 
 

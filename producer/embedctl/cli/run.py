@@ -29,7 +29,7 @@ from embedctl.queueing.broker import Broker
 from embedctl.queueing.routing import local_class
 from embedctl.store import JobStatus
 from embedctl.terminal.progress import JobProgress
-from embedctl_config.errors import JobError, JobLost, JobNotFound, JobStalled
+from embedctl_config.errors import JobError, JobHeld, JobLost, JobNotFound, JobStalled
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
 
@@ -126,7 +126,7 @@ def _freed_unless_resumable(job: Job, *, resumable: bool) -> Iterator[None]:
         with suppress(JobNotFound):
             job.discard()
         raise
-    except (JobNotFound, JobStalled):  # nothing is left to free, or the same command resumes
+    except (JobNotFound, JobStalled, JobHeld):  # nothing is left to free, the same command resumes, or a fetch has it
         raise
     except JobError:
         job.discard()
