@@ -12,7 +12,7 @@ from embedctl.store import JobState, JobStatus
 from embedctl.terminal.progress import JobProgress
 from embedctl.waiting.overview import average
 from embedctl.waiting.results import FailedRecord
-from embedctl_config.errors import ExitStatus
+from embedctl_config.errors import ExitStatus, JobHeld, JobNotFound, JobStalled
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,11 @@ class Summary:
     records_per_s: float | None
     tokens_per_s: float | None
     resumed_at: int | None
+
+
+#: After these, a command does not free its job: nothing is left of it, the same command resumes, or another process
+#: drains it.
+NOT_TO_FREE = (JobNotFound, JobStalled, JobHeld)
 
 
 def wait_for(job: Job, progress: JobProgress, timeout: float | None = None) -> JobStatus:

@@ -16,7 +16,7 @@ from embedctl.cli.delivery import list_failed
 from embedctl.cli.job_command import JobCommand, job_options
 from embedctl.cli.json_forms import result_json
 from embedctl.cli.options import SectionedCommand, option, section
-from embedctl.cli.results import exit_status, failures_in, report, summary
+from embedctl.cli.results import NOT_TO_FREE, exit_status, failures_in, report, summary
 from embedctl.cli.update import brought_up_to_date, to_encode
 from embedctl.corpus.batch import BatchCorpus
 from embedctl.corpus.reading import Corpus
@@ -29,7 +29,7 @@ from embedctl.queueing.broker import Broker
 from embedctl.queueing.routing import local_class
 from embedctl.store import JobStatus
 from embedctl.terminal.progress import JobProgress
-from embedctl_config.errors import JobError, JobHeld, JobLost, JobNotFound, JobStalled
+from embedctl_config.errors import JobError, JobLost, JobNotFound
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
 
@@ -126,7 +126,7 @@ def _freed_unless_resumable(job: Job, *, resumable: bool) -> Iterator[None]:
         with suppress(JobNotFound):
             job.discard()
         raise
-    except (JobNotFound, JobStalled, JobHeld):  # nothing is left to free, the same command resumes, or a fetch has it
+    except NOT_TO_FREE:
         raise
     except JobError:
         job.discard()

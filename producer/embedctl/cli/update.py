@@ -15,7 +15,7 @@ import click
 from embedctl.cli.corpora import records_again
 from embedctl.cli.job_command import JobCommand
 from embedctl.cli.json_forms import job_form
-from embedctl.cli.results import exit_status, why_ended
+from embedctl.cli.results import NOT_TO_FREE, exit_status, why_ended
 from embedctl.cli.sources import earlier_of, opened_cache, sources_of
 from embedctl.cli.sync import Report, Sync, Work, lacking
 from embedctl.corpus.records import Record
@@ -29,7 +29,7 @@ from embedctl.sync.comparison import Difference
 from embedctl.sync.merged import Merged, OtherVectors, Sources
 from embedctl.terminal.progress import JobProgress
 from embedctl.waiting.results import ChunkVectors
-from embedctl_config.errors import JobError, JobNotFound, JobStalled, OutputError
+from embedctl_config.errors import JobError, JobNotFound, OutputError
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.printable import printable
 
@@ -65,7 +65,7 @@ class Update(Work):
                 except OtherVectors as error:
                     self.progress.say(f"{error}: nothing is copied, and all records are encoded")
                     return self._done(Sources())
-            except (JobNotFound, JobStalled):  # nothing is left to free, or the same command resumes
+            except NOT_TO_FREE:
                 raise
             except JobError:
                 self._discard()
@@ -156,7 +156,7 @@ class Update(Work):
         if status.dim:
             line += f" of {status.dim} dimensions"
         line += f": {unchanged:,} unchanged, {cached:,} from the cache, {difference.to_encode:,} texts encoded"
-        line += f", of which {status.failed:,} failed" if status.failed else ""
+        line += f", {status.failed:,} failed" if status.failed else ""
         line += f"; {done.refused:,} refused" if done.refused else ""
         if status.stopped_by is not None:
             why = why_ended(status, is_freed=True)

@@ -53,9 +53,8 @@ def artifact_for(files: ModelFiles, host: Host, options: TraceOptions, how: Buil
     """An artefact from the cache, or built now in a separate process; of `how`, the target, the revision and `force`
     count.
 
-    Without a device, the target is one of :data:`~.runtime.TARGETS`; if it is empty, the device at hand is
-    taken. Raises WorkerError if there is none, and ModelError if it can't be built, or if the cache lacks it and
-    `host.build` is False.
+    The target is one of :data:`~.runtime.TARGETS`, or empty, which means the device at hand. Raises WorkerError if
+    there is none, and ModelError if it can't be built, or if the cache lacks it and `host.build` is False.
     """
     if not how.target:
         require_device()
