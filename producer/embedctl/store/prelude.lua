@@ -1,5 +1,5 @@
--- Shared by every script but `create`. Times are milliseconds by Redis' own clock, so no host's clock matters.
-local job, active, due, owners, attempts, reissues, events, counted = unpack(KEYS, 1, 8)
+-- Shared by every script about a job but `create`. Times are milliseconds by Redis' own clock, so no host's clock matters.
+local job, active, leases, owners, attempts, ready, events, counted = unpack(KEYS, 1, 8)
 local meta = redis.call('HMGET', job, 'state', 'version', 'ttl_ms', 'sealed', 'original_chunks', 'idempotency_key',
   'progressed_ms', 'results_high_water', 'data', 'tenant', 'limited')
 local state, ttl_ms, sealed, original = meta[1], tonumber(meta[3]), meta[4] == '1', tonumber(meta[5])
@@ -43,12 +43,50 @@ local function look_by(at)
   if redis.call('ZADD', UPKEEP, 'LT', at, ARGV[1]) == 1 then share() end
 end
 
--- Set when an issued chunk next needs a ticket, unless something happens to it earlier. An added half millisecond means
--- that its ticket is on the way.
-local function schedule(chunk, delay_ms, with_ticket)
-  redis.call('ZADD', due, now + delay_ms + (with_ticket and 0.5 or 0), chunk)
-  redis.call('PEXPIRE', due, keep_ms)
-  look_by(now + delay_ms)
+-- Lease a chunk for this long.
+local function lease(chunk, lease_ms)
+  redis.call('ZADD', leases, now + lease_ms, chunk)
+  redis.call('PEXPIRE', leases, keep_ms)
+  look_by(now + lease_ms)
+end
+
+-- Where the job takes turns, how many of its chunks are left, and whether any is ready now.
+local function place_of_job()
+  local facts = redis.call('HMGET', job, 'hardware', 'model', 'precision', 'model_fingerprint', 'tenant', 'lane',
+    'next', 'added', 'chunks_done', 'resumed_to', 'resumed_by', 'results_high_water', 'result_bytes', 'drained_next')
+  for at, name in pairs({'hardware', 'model', 'precision', [7] = 'next', [8] = 'added', [9] = 'chunks_done'}) do
+    if not facts[at] or (at > 6 and not tonumber(facts[at])) then error('has no ' .. name, 0) end
+  end
+  local place = {
+    queue = QUEUE_PREFIX .. facts[1] .. '.' .. facts[2], kind = facts[3] .. ':' .. (facts[4] or '*'),
+    tenant = facts[5] or TENANT, lane = facts[6] or LANE,
+  }
+  local first, added = tonumber(facts[7]), tonumber(facts[8])
+  -- A stopped job that is resumed has no text yet for the chunks that its producer has not reached.
+  if facts[10] and redis.call('GET', job .. ':producer') == facts[11] then added = tonumber(facts[10]) end
+  -- It waits for its drainer. The chunk that the drainer waits for is ready in any case.
+  local full = facts[12] and tonumber(facts[13] or 0) > tonumber(facts[12]) and first > tonumber(facts[14] or 0)
+  place.first, place.below, place.left = first, full and first or added, tonumber(facts[8]) - tonumber(facts[9])
+  place.is_ready = not ended and (place.first < place.below or redis.call('ZCOUNT', ready, '-inf', now) > 0)
+  return place
+end
+
+-- If chunks of the job are ready, let it take turns, and ring.
+local function offer(most)
+  if ended then return end
+  local place = place_of_job()
+  if not place.is_ready then return end
+  list(place, ARGV[1], place.left, now)
+  ring(place.queue, most or 1, now)
+end
+
+-- Let a chunk that was given out be taken again, after the delay.
+local function put_back(chunk, delay_ms)
+  redis.call('ZREM', leases, chunk)
+  redis.call('HDEL', owners, chunk)
+  redis.call('ZADD', ready, now + delay_ms, chunk)
+  redis.call('PEXPIRE', ready, keep_ms)
+  if tonumber(delay_ms) > 0 then look_by(now + delay_ms) end
 end
 
 local at_rest = false  -- the job has ended, with no work left for the reaper
@@ -71,7 +109,7 @@ end
 local function progress()
   redis.call('HSET', job, 'progressed_ms', now)
   redis.call('PEXPIRE', job, life_ms)
-  for _, key in ipairs({due, owners, attempts, reissues, counted}) do redis.call('PEXPIRE', key, keep_ms) end
+  for _, key in ipairs({leases, owners, attempts, ready, counted}) do redis.call('PEXPIRE', key, keep_ms) end
   if drains then
     for _, key in ipairs({drained, parts, digests}) do redis.call('PEXPIRE', key, keep_ms) end
   end
@@ -90,7 +128,7 @@ end
 -- encoded.
 local function stop(by)
   ended = true
-  redis.call('UNLINK', due, owners, attempts, reissues)  -- first: in a full Redis, a script that begins by freeing may go on
+  redis.call('UNLINK', leases, owners, attempts, ready)  -- first: in a full Redis, a script that begins by freeing may go on
   redis.call('HDEL', job, 'resumed_to', 'resumed_below', 'resumed_by', 'resumed_records')
   redis.call('HSET', job, 'ended_ms', now, 'stopped_by', by, 'waiting_bytes', 0)
   look_by(now)
@@ -171,12 +209,12 @@ local function account(known)
     'resumed_records'))))
 end
 
--- Remove a chunk from the bookkeeping of issued chunks.
+-- Remove a chunk from the bookkeeping of chunks that were given out.
 local function forget(chunk)
-  redis.call('ZREM', due, chunk)
+  redis.call('ZREM', leases, chunk)
+  redis.call('ZREM', ready, chunk)
   redis.call('HDEL', owners, chunk)
-  redis.call('HDEL', attempts, chunk, chunk .. ':deaths', chunk .. ':doubts')
-  redis.call('HDEL', reissues, chunk, chunk .. ':sent')
+  redis.call('HDEL', attempts, chunk, chunk .. ':deaths', chunk .. ':doubts', chunk .. ':not')
 end
 
 -- Take or renew a lease that one process at a time has, or give it up (a lease of 0 ms). That of a dead process lapses.

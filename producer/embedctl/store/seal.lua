@@ -19,4 +19,5 @@ end_if_hopeless()
 end_if_done()
 progress()
 account()
+offer()
 return {'ok', state, entered}

@@ -43,17 +43,17 @@ class InHand:
     def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
         self.now = now
         self._lock = threading.Lock()
-        self._held: dict[str, Held] = {}
+        self._held: dict[tuple[str, int, str], Held] = {}
         self._device_moved = 0.0
         self.progressed_ms = 0
 
     def take(self, held: Held) -> None:
         with self._lock:
-            self._held[held.token] = held
+            self._held[held.job_id, held.chunk, held.token] = held
 
     def drop(self, held: Held) -> None:
         with self._lock:
-            self._held.pop(held.token, None)
+            self._held.pop((held.job_id, held.chunk, held.token), None)
 
     def all(self) -> list[Held]:
         with self._lock:

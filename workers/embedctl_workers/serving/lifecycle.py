@@ -106,7 +106,6 @@ def run_worker(start: Start) -> int:
         stack.callback(broker.close)
         broker.connection.now_ms()  # a wrong URL or password should not wait for the models to load
         broker.connection.read_scripts()
-        broker.tickets.prepare()
         served = _load_all(start, health, telemetry, stack)
         health.phase = "starting"
         Reaper(broker).end_leases_of_the_dead()  # of a worker that died here, and that no other worker witnessed
@@ -118,13 +117,15 @@ def run_worker(start: Start) -> int:
         runner.leave = _leave
         telemetry.watch(runner.in_hand)
         describe = partial(_row, start, served, runner, url)
-        heartbeat = Heartbeat(broker, runner.in_hand, describe, runner.return_tickets)
+        queues = {keys.queue(start.hardware, name): model for model, each in served.items() for name in each.names}
+        fingerprints = {queue: encoders[model].backend.fingerprint for queue, model in queues.items()}
+        ring = partial(broker.jobs.ring, entry.precision, fingerprints)
+        heartbeat = Heartbeat(broker, runner.in_hand, describe, ring)
         heartbeat.start()
         naming.close()
         stack.callback(heartbeat.stop)
         start_sweeping(broker, runner.draining)
         health.attend(heartbeat, runner.in_hand, runner.draining)
-        queues = {keys.queue(start.hardware, name): model for model, each in served.items() for name in each.names}
         return _consume(start, runner, queues, health)
 
 
@@ -253,7 +254,7 @@ def _download(model: str, settings: Settings) -> None:
 
 
 def _consume(start: Start, runner: ChunkRunner, model_of_queue: dict[str, str], health: Health) -> int:
-    """Take tickets from these queues until told to stop; the exit status."""
+    """Hear the bells of these queues until told to stop; the exit status."""
     app = make_celery(start.settings)
     register(app, runner, model_of_queue)
     _adapt(app, runner, health)
@@ -301,7 +302,7 @@ def _leave(status: int) -> None:
 
 
 def _told_by_celery(health: Health) -> type[StartStopStep]:
-    """A step of Celery's consumer: it starts when tickets are taken, and stops when the connection is lost."""
+    """A step of Celery's consumer: it starts when bells are heard, and stops when the connection is lost."""
 
     class Consuming(StartStopStep):
         requires = ("celery.worker.consumer.tasks:Tasks",)

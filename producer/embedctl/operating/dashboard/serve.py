@@ -52,7 +52,6 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     broker = Broker.connect(settings)
     try:
         broker.connection.now_ms()
-        broker.tickets.prepare()
         with _history(settings) as history:
             dashboard = Dashboard(broker, _configure(settings, users, history))
             url = _listen(dashboard, settings)

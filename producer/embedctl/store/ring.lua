@@ -1,0 +1,9 @@
+-- Ring for the queues of a worker that have chunks which are ready, and no bell. A bell that was lost costs the time until
+-- the next call. ARGV: precision, then queues, each with a fingerprint. → ok
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+for at = 2, #ARGV, 2 do
+  local kinds = {ARGV[1] .. ':' .. ARGV[at + 1], ARGV[1] .. ':*'}
+  if redis.pcall('LLEN', ARGV[at]) == 0 and is_listed(ARGV[at], kinds) then ring(ARGV[at], 1, now_ms) end
+end
+return {'ok'}

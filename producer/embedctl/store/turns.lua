@@ -1,0 +1,87 @@
+-- Whose turn it is in a queue. A job is listed while it has chunks that are ready: among those of its tenant and lane, by
+-- the chunks that are left of it, and by its last turn. Tenants and lanes are listed by the work that they had, divided by
+-- their shares. All of it follows from the jobs, so a list may be lost at any time.
+-- A place is a lane, tenant, queue and kind; the kind is what a worker must have: a precision, and a fingerprint or `*`.
+local function flows_of(place) return FLOWS .. place.lane .. ':' .. place.queue .. ':' .. place.kind end
+local function served_of(place) return SERVED .. place.lane .. ':' .. place.queue end
+local function left_of(place) return JOBS_LEFT .. place.lane .. ':' .. place.tenant .. ':' .. place.queue .. ':' .. place.kind end
+local function wait_of(place) return JOBS_WAIT .. place.lane .. ':' .. place.tenant .. ':' .. place.queue .. ':' .. place.kind end
+
+-- These keys may expire before their jobs, if nothing happens for long: the reaper's look at a job makes them again.
+local function keep(key)
+  if redis.call('PTTL', key) < UNENDED_TTL_MS / 2 then redis.call('PEXPIRE', key, UNENDED_TTL_MS) end
+end
+
+-- List a job at its place, with as many chunks left. A lane that comes back is next. A tenant that comes back has the
+-- work that it had, or that of whose turn it was last if that is more: so nothing is saved up.
+local function list(place, id, left, now)
+  if place.lane ~= 'background' then
+    local lanes = LANES .. place.queue
+    if not redis.call('ZSCORE', lanes, place.lane) then
+      local first = redis.call('ZRANGE', lanes, 0, 0, 'WITHSCORES')[2]
+      redis.call('ZADD', lanes, first and first - 1 or 0, place.lane)
+    end
+    keep(lanes)
+  end
+  local flows, served = flows_of(place), served_of(place)
+  if not redis.call('ZSCORE', flows, place.tenant) then
+    local had = tonumber(redis.call('ZSCORE', served, place.tenant) or 0)
+    local level = tonumber(redis.call('HGET', LEVELS .. place.queue, place.lane) or 0)
+    redis.call('ZADD', flows, math.max(had, level), place.tenant)
+  end
+  redis.call('SADD', KINDS .. place.queue, place.kind)
+  keep(KINDS .. place.queue)
+  redis.call('ZADD', left_of(place), left, id)
+  redis.call('ZADD', wait_of(place), 'NX', now, id)
+  for _, key in ipairs({flows, left_of(place), wait_of(place)}) do keep(key) end
+end
+
+local function delist(place, id)
+  redis.call('ZREM', left_of(place), id)
+  redis.call('ZREM', wait_of(place), id)
+end
+
+-- The weight of a tenant is what workers state. A job's own can only lower it.
+local function weight_of(tenant, own)
+  local stated = tonumber(redis.call('HGET', QUOTA .. tenant, 'weight') or 1)
+  return math.min(stated, tonumber(own or stated))
+end
+
+-- Add work to what a tenant had, in its lists of these kinds.
+local function charge(place, kinds, work)
+  local had
+  for _, kind in ipairs(kinds) do
+    local flows = FLOWS .. place.lane .. ':' .. place.queue .. ':' .. kind
+    had = had or redis.call('ZSCORE', flows, place.tenant)
+  end
+  local served = served_of(place)
+  had = tonumber(had or redis.call('ZSCORE', served, place.tenant) or 0) + work
+  for _, kind in ipairs(kinds) do
+    redis.call('ZADD', FLOWS .. place.lane .. ':' .. place.queue .. ':' .. kind, 'XX', had, place.tenant)
+  end
+  redis.call('ZADD', served, had, place.tenant)
+  keep(served)
+end
+
+-- Whether jobs of these kinds are listed in a queue.
+local function is_listed(queue, kinds)
+  for lane in pairs(KNOWN_LANES) do
+    for _, kind in ipairs(kinds) do
+      if redis.call('EXISTS', flows_of({lane = lane, queue = queue, kind = kind})) == 1 then return true end
+    end
+  end
+  return false
+end
+
+-- Ring for a queue: at most so many bells, while fewer wait there than its workers hear soon. One that is lost, or too
+-- many, does no harm.
+local function ring(queue, most, now)
+  local waiting = redis.pcall('LLEN', queue)
+  if type(waiting) ~= 'number' then return end  -- the key is another program's
+  local heard = BELLS_PER_WORKER * redis.call('ZCOUNT', QUEUE_KEY .. queue .. ':workers', now, '+inf')
+  for _ = 1, math.min(most, heard - waiting) do
+    local facts = {id = string.format('bell-%.0f-%d', now, redis.call('INCR', BELLS)), queue = cjson.encode(queue):sub(2, -2)}
+    redis.call('LPUSH', queue, (BELL:gsub('%$(%l+)', facts)))
+  end
+  keep(BELLS)
+end
