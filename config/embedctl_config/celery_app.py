@@ -29,7 +29,7 @@ _WITH_LOCKS = ("celery.app.base", "celery.app.amqp", "celery.app.events", "kombu
 def make_celery(settings: Settings) -> Celery:
     """A Celery application on the broker of these settings. Celery's environment variables have no effect on it.
 
-    A message only says that a queue has work, so it does no harm that the transport delivers it again after long. Raises
+    A message only says that a queue has work, so it does no harm if the transport delivers it again. Raises
     SettingsError as `secret_url` and `tls_options`.
     """
     url, tls = _address(settings)

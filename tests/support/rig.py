@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from embedctl import Job, enqueue_embeddings
 from embedctl.queueing.broker import Broker
-from embedctl.queueing.tickets import Ticket
-from embedctl_config import keys, wire
+from embedctl_config import keys
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
@@ -35,7 +34,7 @@ class Rig:
     """A runner in this process, and its counters.
 
     Attributes:
-        gathers: whether it encodes small chunks that wait in the queue with the one that it is told to.
+        gathers: whether it encodes small chunks that wait in the queue with the one whose turn it is.
     """
 
     broker: Broker
@@ -50,26 +49,25 @@ class Rig:
         entry = replace(ENTRY, prefetch=1)  # else a chunk that is alone here is taken for the only one that waits
         self.runner = ChunkRunner(self.broker, entry, {"dummy": encoder}, "me", self.metrics)
         if not self.gathers:
-            self.runner._gathering.candidates = lambda claimed: []  # type: ignore[method-assign]
+            self.runner._gathered = lambda claimed: []  # type: ignore[method-assign]
         self.left: list[int] = []
         self.runner.leave = self.left.append
 
     def submit(self, texts: Sequence[str] = TEXTS) -> Job:
         return enqueue_embeddings(list(texts), settings=self.settings)
 
-    def run(self, job: Job, chunk: int = 0, **facts: Any) -> None:
-        self.runner.run(
-            "dummy", Ticket(keys.queue("dummy", "dummy"), job.id, chunk, {"version": wire.VERSION, **facts})
-        )
+    def run(self) -> str:
+        """Answer one bell: encode the chunk whose turn it is."""
+        return self.runner.run("dummy", keys.queue("dummy", "dummy"))
 
-    def run_all(self, job: Job, chunks: Iterable[int]) -> None:
-        for chunk in chunks:
-            self.run(job, chunk)
+    def run_all(self, chunks: int) -> None:
+        for _ in range(chunks):
+            self.run()
 
     @contextmanager
-    def in_thread(self, job: Job) -> Iterator[threading.Thread]:
-        """Within the block, the job's first chunk is worked on beside; it is given up at the end."""
-        thread = threading.Thread(target=self.run, args=(job,), daemon=True)
+    def in_thread(self) -> Iterator[threading.Thread]:
+        """Within the block, the chunk whose turn it is is worked on beside; it is given up at the end."""
+        thread = threading.Thread(target=self.run, daemon=True)
         thread.start()
         try:
             yield thread
@@ -85,5 +83,5 @@ class Rig:
 def encoded_job(broker: Broker, settings: Settings, texts: Sequence[Any], **options: Any) -> Job:
     """A job in chunks of 8 whose every chunk was encoded in this process, into vectors of 16 dimensions."""
     job = enqueue_embeddings(texts, settings=settings, chunk_size=8, **options)
-    Rig(broker, settings, DummyBackend(dim=16)).run_all(job, range(job.status().chunks))
+    Rig(broker, settings, DummyBackend(dim=16)).run_all(job.status().chunks)
     return job

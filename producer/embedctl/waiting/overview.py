@@ -47,9 +47,14 @@ class JobPace:
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """The queue of a class and a model: the chunks of the jobs looked at that are not encoded, how long the one of these
-    jobs that waits longest has made no progress (seconds; None if none waits), and its live workers. If there are none,
-    `near_models` are the models with a similar name that live workers serve."""
+    """The queue of a class and a model.
+
+    Attributes:
+        chunks: those of the jobs looked at that are not encoded.
+        oldest_s: for how long one of these jobs has made no progress, at most (seconds); None if none waits.
+        workers: live ones.
+        near_models: without a live worker, the models with a similar name that live workers serve.
+    """
 
     hardware: str
     model: str

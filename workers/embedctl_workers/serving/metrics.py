@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 
 from embedctl.operating.monitoring.metrics import page_of
-from embedctl.store import Claim, ClaimAnswer
+from embedctl.store import Claim
 from embedctl.store.observed import Observer
 from embedctl_config import __version__
 from embedctl_config.hardware import HardwareClass
@@ -124,7 +124,6 @@ class Metrics(Telemetry):
             for family, values in (
                 (self._records, ("done", "failed")),
                 (self._errors, ErrorCode),
-                (self._claims, ClaimAnswer),
                 (self._results, RESULT_ANSWERS),
                 (self._attempts, ("first", "repeated")),
             ):

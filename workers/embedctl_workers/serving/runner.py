@@ -97,8 +97,10 @@ class ChunkRunner:
         self._encoding.warm_up(self.backends)
 
     def run(self, model: str, queue: str, tell: Callable[[str], object] = lambda words: None) -> str:
-        """Take the next chunk of a queue, and others that fit into its batch; returns which, in words. `tell` is told the
-        first before. Never raises: whatever goes wrong, the chunks are given again."""
+        """Take the next chunk of a queue, and others that fit into its batch; returns which, in words.
+
+        `tell` is told the first one before. Never raises: whatever goes wrong, the chunks are given again.
+        """
         with self._isolation:
             given = Given() if self.draining.is_set() else self._ask(model, queue)
             taken = [self._take(claim, model) for claim in given.claims]
