@@ -72,10 +72,29 @@ def take(
 
 
 def claim(broker: Broker, job_id: str, chunk: int, token: str = "t", **by: str) -> Claim | None:
-    """The same, where it must be this chunk's turn, if it is any's."""
+    """The same, where it is made the turn of this chunk, if that is ready; never the answer of an earlier call."""
+    with broker.connection.client() as client:
+        client.unlink(keys.given(token))
+    _bring_forward(broker, job_id, chunk)
     found = take(broker, token, **by)
     assert found is None or (found.job_id, found.chunk) == (job_id, chunk)
     return found
+
+
+def _bring_forward(broker: Broker, job_id: str, chunk: int) -> None:
+    """Put a job before others of its tenant, and a chunk of it that is ready before its others."""
+    now_ms = broker.connection.now_ms()
+    with broker.connection.client() as client:
+        if client.type(keys.job(job_id)) != b"hash" or client.type(keys.ready(job_id)) not in (b"zset", b"none"):
+            return
+        first, added = (int(fact or 0) for fact in client.hmget(keys.job(job_id), "next", "added"))
+        leased, ready = (client.zscore(key(job_id), chunk) for key in (keys.leases, keys.ready))
+        if leased is None and (first <= chunk < added if ready is None else ready <= now_ms):
+            client.zadd(keys.ready(job_id), {str(chunk): 0})
+        lists = [*client.scan_iter(keys.turns("left:*")), *client.scan_iter(keys.turns("wait:*"))]
+        before_all = min((client.zrange(key, 0, 0, withscores=True)[0][1] for key in lists), default=0) - 1
+        for key in lists:
+            client.zadd(key, {job_id: before_all}, xx=True)
 
 
 def encoded(
