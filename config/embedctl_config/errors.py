@@ -253,6 +253,10 @@ class JobFailed(JobError):
     """
 
 
+class JobDamaged(JobError):
+    """Raised when what Redis holds of a job was lost or changed by another program; the message names the key."""
+
+
 class QuotaExceeded(EmbedctlError):
     """Raised when a new job is refused, because its tenant has as many jobs, or as much waiting, as it may have.
 

@@ -1,5 +1,5 @@
 -- The body of a function of `next`: lease the next chunk of a job that is ready, and that this worker may take. Until it
--- has decided, it writes nothing.
+-- has decided, it writes nothing but what it learned of the chunks.
 -- ARGV: job, token, instance, fingerprint, lease, [what decides the vectors, most bytes]: with these, only a chunk that
 -- nobody had yet, of a job that may be in one batch with others.
 -- → ok <claim> <place> <work> <weight> | over (nothing is ready) | elsewhere <place> (it takes turns there) | later (what is
@@ -12,13 +12,16 @@ for key, kind in pairs({[leases] = 'zset', [ready] = 'zset', [owners] = 'hash', 
 end
 local token, instance, fingerprint, alike, room = ARGV[2], ARGV[3], ARGV[4], ARGV[6], tonumber(ARGV[7])
 local place = place_of_job()
-if not KNOWN_LANES[place.lane] then return {'damaged', job, 'its lane is ' .. place.lane} end
-local more = redis.call('HMGET', job, 'weight', 'work', 'done', 'failed', 'alike')
-if more[1] and not tonumber(more[1]) then return {'damaged', job, 'its weight is ' .. more[1]} end
-local weight = weight_of(place.tenant, more[1])
+if not KNOWN_LANES[place.lane] then return {'damaged', job, 'has a lane that there is not'} end
+local more = redis.call('HMGET', job, 'alike', 'weight', 'work', unpack(COUNTS))
+for at, name in ipairs({'weight', 'work', unpack(COUNTS)}) do
+  local value = more[at + 1]
+  if value and not tonumber(value) then return {'damaged', job, 'has a ' .. name .. ' that is no number'} end
+end
+local weight, records = weight_of(place.tenant, more[2]), (more[4] or 0) + (more[5] or 0)
 if place.lane ~= found.lane or place.tenant ~= found.tenant or place.kind ~= found.kind then return {'elsewhere', place} end
 if not place.is_ready then return {'over'} end
-if alike and more[5] ~= alike then return {'other'} end
+if alike and (more[1] ~= alike or place.first >= place.below) then return {'other'} end
 
 -- Whether a worker is to encode the chunk; if it is not, it is forgotten.
 local function is_open(chunk)
@@ -68,7 +71,9 @@ else
 end
 if not chunk then
   chunk = fresh()
-  if not chunk then return {left_alone and 'later' or place.first < place.below and 'more' or 'over'} end
+  if not chunk then
+    return {place.first < place.below and 'more' or alike and 'other' or left_alone and 'later' or 'over'}
+  end
   if room and room < size_of(job .. ':in:' .. chunk) then return {'other'} end
   place.first = chunk + 1
   redis.call('HSET', job, 'next', place.first)
@@ -76,9 +81,8 @@ end
 redis.call('ZREM', ready, chunk)
 local input = redis.call('GET', job .. ':in:' .. chunk)
 -- The work is estimated by the job's records so far, or by its bytes, of which a token has about four.
-local records = tonumber(more[3] or 0) + tonumber(more[4] or 0)
 local work = size_in(input) / 4
-if records > 0 and tonumber(more[2]) then work = rows_of(job .. ':in:' .. chunk) * more[2] / records end
+if records > 0 and more[3] then work = rows_of(job .. ':in:' .. chunk) * more[3] / records end
 work = math.max(1, math.floor(work))
 redis.call('HSETNX', job, 'model_fingerprint', fingerprint)
 redis.call('HSETNX', job, 'pinned_by', instance)

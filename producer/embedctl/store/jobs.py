@@ -18,7 +18,7 @@ from embedctl.store.answers import Added, Claimant, Completed, Given, InlineJob,
 from embedctl.store.connection import Connection
 from embedctl.store.doubts import Doubts
 from embedctl.store.quotas import Quotas, exceeded
-from embedctl.store.reading import JobReader
+from embedctl.store.reading import JobReader, damaged
 from embedctl.store.scripts import ScriptCall, flat
 from embedctl.store.status import COUNTS, JobState, JobStatus, lifetime_s
 from embedctl_config import keys, tenants, wire
@@ -421,7 +421,10 @@ class JobStore(JobReader):
 
     def why_stopped(self, job_id: str) -> JobError:
         """The error for a caller that a job takes no records from, because it was ended before its last record."""
-        if self.status(job_id).stopped_by == "max_errors":
+        status = self.status(job_id)
+        if status.stopped_by == "damage":
+            return damaged(job_id, (status.trouble or "").removeprefix("damaged: "))
+        if status.stopped_by == "max_errors":
             return JobFailed(
                 f"job {job_id} was ended by its error budget (max_errors); `embedctl errors {job_id}` lists what "
                 f"failed, and `embedctl fetch {job_id}` writes what is done"

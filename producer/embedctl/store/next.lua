@@ -1,7 +1,8 @@
 -- Give a worker the chunk of a queue whose turn it is, leased to it; or, for a small chunk that it has, others that may be
 -- in one batch with it. Lanes, tenants and jobs take turns.
--- KEYS: the chunks that this token was given, in case that the answer was lost. ARGV: queue, token, instance, fingerprint, lease, part of the interactive lane,
--- precision, 1 if the worker takes jobs that no fingerprint is pinned to, else 0; [what decides the vectors, most bytes].
+-- KEYS: the chunks that this token was given, in case that the answer was lost.
+-- ARGV: queue, token, instance, fingerprint, lease, part of the interactive lane, precision, 1 if the worker takes jobs
+-- that no fingerprint is pinned to, else 0; [what decides the vectors, most bytes].
 -- → ok | none | later (there are chunks, which are left to other workers for now); then jobs that can't be encoded (<job>
 --   <why>)…, then claims: <job> <chunk> <attempt> <input> <rows given up or nil> <doubts of earlier owners or nil>
 --   <ms that the job waited> [<facts of a small job>]
@@ -44,8 +45,8 @@ local function try(id, place)
   if not fine then
     local why = type(answer) == 'table' and answer.err or answer
     why = why:gsub('^@?%S+: ?%d+: ', ''):gsub('^%-', '')
-    -- Redis refuses writes, which says nothing of the job. Any other error comes before the first write.
-    if why:find('^%u+ ') and not why:find('^WRONGTYPE') then error(answer, 0) end
+    -- Redis may refuse all writes, which says nothing of the job.
+    if why:find('^%u+ ') and not why:find('^WRONGTYPE ') and not why:find('^ERR ') then error(answer, 0) end
     answer = {'damaged', job, why}
   end
   local what = answer[1]

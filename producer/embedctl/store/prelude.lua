@@ -80,6 +80,12 @@ local function offer(most)
   ring(place.queue, most or 1, now)
 end
 
+-- Take the job off the lists before it ends.
+local function take_off()
+  local known, place = pcall(place_of_job)
+  if known then leave(place, ARGV[1]) end
+end
+
 -- Let a chunk that was given out be taken again, after the delay.
 local function put_back(chunk, delay_ms)
   redis.call('ZREM', leases, chunk)
@@ -129,6 +135,7 @@ end
 local function stop(by)
   ended = true
   redis.call('UNLINK', leases, owners, attempts, ready)  -- first: in a full Redis, a script that begins by freeing may go on
+  take_off()
   redis.call('HDEL', job, 'resumed_to', 'resumed_below', 'resumed_by', 'resumed_records')
   redis.call('HSET', job, 'ended_ms', now, 'stopped_by', by, 'waiting_bytes', 0)
   look_by(now)

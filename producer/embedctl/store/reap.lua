@@ -18,6 +18,12 @@ for at = 1, #lapsed, 2 do
     again[#again + 1] = chunk
   end
 end
+-- If a worker died before it encoded any of it, any worker may begin it again.
+if redis.call('HGET', job, 'chunks_done') == '0' and redis.call('EXISTS', leases) == 0
+  and redis.call('HEXISTS', job, 'model_fingerprint') == 1 then
+  take_off()
+  redis.call('HDEL', job, 'model_fingerprint', 'pinned_by')
+end
 offer(math.max(1, #again - 1))
 
 -- Look at a job without progress after ever longer pauses, but in time for leases, for chunks that are put off, and for

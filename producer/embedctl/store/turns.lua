@@ -41,6 +41,12 @@ local function delist(place, id)
   redis.call('ZREM', wait_of(place), id)
 end
 
+-- Take a job that takes no more turns off the lists, and its tenant if that was the last one.
+local function leave(place, id)
+  delist(place, id)
+  if redis.call('EXISTS', left_of(place)) == 0 then redis.call('ZREM', flows_of(place), place.tenant) end
+end
+
 -- The weight of a tenant is what workers state. A job's own can only lower it.
 local function weight_of(tenant, own)
   local stated = tonumber(redis.call('HGET', QUOTA .. tenant, 'weight') or 1)

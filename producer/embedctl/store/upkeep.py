@@ -30,6 +30,8 @@ SILENT_LEASES = 3
 _SLICE = 500
 #: The most chunks of a job that is removed in one round trip.
 _SMALL = 16
+#: Keys that are looked at together.
+_SCANNED = 1000
 #: The most small jobs that are removed in one round trip.
 _TOGETHER = 64
 #: The states of a job of which every record was encoded, or has failed.
@@ -229,6 +231,12 @@ class Upkeep:
             client.unlink(*own)
             client.zrem(keys.JOBS, job_id)
         self.agenda.forget([job_id])
+
+    def remove_damaged(self, job_id: str) -> None:
+        """Remove all keys of a job whose facts can't be read: the whole database is searched for them, in slices."""
+        with self._connection.client() as client:
+            for key in client.scan_iter(match=f"{keys.job(job_id)}*", count=_SCANNED):
+                client.unlink(key)
 
     def remove_complete(self, jobs: Sequence[JobStatus]) -> set[str]:
         """Free and remove those of these jobs that are small and complete, in one round trip for many; their ids.

@@ -13,6 +13,7 @@ from typing import Any
 from embedctl.common.machine import machine_id, runs
 from embedctl.store.connection import Connection
 from embedctl.store.heartbeats import Kind, ServedModel, WorkerRow, parse, written
+from embedctl.store.status import JobStatus
 from embedctl_config import keys
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,8 @@ _MOST_GONE = 5000
 #: The offers of live workers are kept for this long (seconds), because a thousand heartbeats are a megabyte. Each
 #: hundred workers add a second, up to the longest time. Workers tell new rates every five seconds anyway.
 OFFERS_S, LONGEST_OFFERS_S = 1.0, 5.0
+#: A job without progress for this long may wait for other workers than those that are alive (seconds).
+_QUIET_S = 10.0
 #: The numbers of live workers of so many queues are remembered.
 _MOST_COUNTED = 256
 
@@ -50,6 +53,7 @@ class Offer:
         sustained: the rates in tokens/s that workers reached with large chunks, of those that had any.
         max_tokens: the longest text that one of them encodes whole; 0 if none says so.
         prompts: the names of the prompts that each of them has; None if one does not say.
+        fingerprints: of the models that they serve.
     """
 
     tokens_per_s: float
@@ -59,6 +63,7 @@ class Offer:
     sustained: tuple[float, ...] = ()
     max_tokens: int = 0
     prompts: frozenset[str] | None = None
+    fingerprints: frozenset[str] = frozenset()
 
 
 #: Hardware class, model, precision.
@@ -158,6 +163,10 @@ class WorkerRegistry:
                 self._counted.clear()
         return live
 
+    def is_quiet(self, job: JobStatus) -> bool:
+        """Whether a job has made no progress for some seconds."""
+        return self._connection.about_now_ms() / 1000 - job.progressed_at.timestamp() > _QUIET_S
+
     def served_lately(self, queues: Collection[str]) -> list[str]:
         """The queues among these that a worker consumed within :data:`keys.GONE_TTL_S`, however the worker ended."""
         there = self._connection.ask_each(queues, lambda pipe, queue: pipe.exists(keys.queue_workers(queue)))
@@ -250,6 +259,7 @@ def _combined(serving: Sequence[ServedModel]) -> Offer:
         sustained=tuple(served.sustained_tokens_per_s for served in serving if served.sustained_tokens_per_s),
         max_tokens=max(served.max_tokens for served in serving),
         prompts=_common([served.prompts for served in serving]),
+        fingerprints=frozenset(served.fingerprint for served in serving),
     )
 
 
