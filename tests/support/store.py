@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -71,6 +72,12 @@ def take(
     return given.claims[0] if given.claims else None
 
 
+def take_all(broker: Broker) -> list[int]:
+    """Take chunks of a queue until there is none; returns their numbers."""
+    claims = iter(lambda: take(broker, secrets.token_hex(4)), None)
+    return [each.chunk for each in claims if each is not None]
+
+
 def claim(broker: Broker, job_id: str, chunk: int, token: str = "t", **by: str) -> Claim | None:
     """The same, where it is made the turn of this chunk, if that is ready; never the answer of an earlier call."""
     with broker.connection.client() as client:
@@ -89,7 +96,7 @@ def _bring_forward(broker: Broker, job_id: str, chunk: int) -> None:
             return
         first, added = (int(fact or 0) for fact in client.hmget(keys.job(job_id), "next", "added"))
         leased, ready = (client.zscore(key(job_id), chunk) for key in (keys.leases, keys.ready))
-        if leased is None and (first <= chunk < added if ready is None else ready <= now_ms):
+        if leased is None and (first < chunk < added if ready is None else ready <= now_ms):
             client.zadd(keys.ready(job_id), {str(chunk): 0})
         lists = [*client.scan_iter(keys.turns("left:*")), *client.scan_iter(keys.turns("wait:*"))]
         before_all = min((client.zrange(key, 0, 0, withscores=True)[0][1] for key in lists), default=0) - 1
