@@ -13,7 +13,7 @@ import redis as redis_py
 
 from embedctl import enqueue_embeddings
 from embedctl.queueing.broker import Broker
-from embedctl_config.celery_app import TASK
+from embedctl_config.keys import TASK
 from embedctl_config.settings import Settings
 from tests.support.browser import chromium, errors_logged
 from tests.support.dashboard import PAGES, dashboard

@@ -122,7 +122,7 @@ def test_nothing_is_wider_or_higher_than_the_terminal(seen: Overview, width: int
 
 def test_everything_that_matters_is_readable_in_80_columns() -> None:
     lines = shown(everything_once())
-    assert lines[0] == "workers 3 (1 hung, 1 gone)  records/s 1,204  tokens/s 18.2k  tickets 32  jobs 1"
+    assert lines[0] == "workers 3 (1 hung, 1 gone)  records/s 1,204  tokens/s 18.2k  chunks 32  jobs 1"
     assert line_with(lines, "cpu mini") == "cpu mini · 3 live: 1 busy, 1 hung, 1 idle · packed"
     assert " ".join(line_with(lines, "cpu:0@").split()) == "cpu:0@node busy 1,204 18,204 12% 3 s ago d974cc1efb 12,13"
     assert " ".join(line_with(lines, "cpu:1@").split()) == "cpu:1@node idle – – – –"
