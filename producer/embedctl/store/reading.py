@@ -268,9 +268,8 @@ class JobReader:
                 return self._of_other_version(job_id, version)
             return parse_status(job_id, facts, ttl_ms, bool(alive))
         except (LookupError, ValueError, AttributeError) as error:
-            return damaged(
-                job_id, f"{keys.job(job_id)} can't be read ({raw if isinstance(raw, Exception) else error!r})"
-            )
+            why = "is of another type" if isinstance(raw, Exception) else f"can't be read ({error!r})"
+            return damaged(job_id, f"{keys.job(job_id)} {why}")
 
 
 def damaged(job_id: str, what: str) -> JobDamaged:
