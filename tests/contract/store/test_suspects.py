@@ -139,7 +139,8 @@ def test_careful_deaths_without_a_row_make_a_chunk_stuck_and_are_spaced_out(brok
         assert_from_now(broker, raw, keys.ready(job_id), 0, after_s=wait_s, since_ms=began)
         if wait_s:
             assert claim(broker, job_id, 0, "early") is None
-            raw.zadd(keys.ready(job_id), {"0": 0})
+            raw.zadd(keys.ready(job_id), {"0": 0})  # its time has come
+            assert reaped(broker, job_id) == []
     assert given_up(broker, job_id, 0, "last") == frozenset()
     assert complete(broker, job_id, 0, "last") == "ok"
     assert broker.jobs.suspects(job_id) == []
