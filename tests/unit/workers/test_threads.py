@@ -52,7 +52,7 @@ def test_each_thread_of_the_pool_is_warmed_up_once_before_the_first_chunk(
 
 def test_a_thread_opens_no_file_to_end_its_first_bell(monkeypatch: pytest.MonkeyPatch) -> None:
     app = Celery(set_as_current=False)
-    register(app, cast("ChunkRunner", None), {})
+    register(app, cast("ChunkRunner", None), {}, print)
     app.finalize()
 
     def no_files(*_: Any) -> NoReturn:

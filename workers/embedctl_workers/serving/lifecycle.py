@@ -42,7 +42,7 @@ from embedctl_workers.serving import logs
 from embedctl_workers.serving.health import Health
 from embedctl_workers.serving.heartbeat import Heartbeat
 from embedctl_workers.serving.interrupts import answer_interrupts
-from embedctl_workers.serving.messages import CheckingConsumer, OneTryDispatcher, inflate_nothing
+from embedctl_workers.serving.messages import CheckingConsumer, OneTryDispatcher, inflate_nothing, send_event
 from embedctl_workers.serving.remote_control import remove_commands
 from embedctl_workers.serving.runner import ChunkRunner
 from embedctl_workers.serving.speed import Speed
@@ -256,7 +256,6 @@ def _download(model: str, settings: Settings) -> None:
 def _consume(start: Start, runner: ChunkRunner, model_of_queue: dict[str, str], health: Health) -> int:
     """Hear the bells of these queues until told to stop; the exit status."""
     app = make_celery(start.settings)
-    register(app, runner, model_of_queue)
     _adapt(app, runner, health)
     # Threads, because one process holds one device: chunks share it under a lock instead of forking.
     runner.warm_up()
@@ -273,6 +272,7 @@ def _consume(start: Start, runner: ChunkRunner, model_of_queue: dict[str, str], 
         without_mingle=True,
         quiet=True,
     )
+    register(app, runner, model_of_queue, partial(send_event, worker))
     worker.start()
     return int(worker.exitcode or 0)
 

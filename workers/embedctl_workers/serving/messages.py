@@ -85,10 +85,19 @@ class OneTryDispatcher(EventDispatcher):
 
     Celery has its heartbeat sent until that succeeds. While Redis is away, the worker's main thread would stay there
     and hear neither of a lost connection nor of SIGTERM.
+
+    Celery's event of a task's start is left out: at that time it is not known which chunk it is. The task sends it.
     """
 
     def send(self, type: str, *args: Any, retry: bool = False, **fields: Any) -> Any:  # noqa: A002  (Celery's own name)
-        return super().send(type, *args, **fields)
+        return None if type == "task-started" and "args" not in fields else super().send(type, *args, **fields)
+
+
+def send_event(worker: Any, kind: str, **facts: Any) -> None:
+    """Send an event of a task together with those of Celery's worker."""
+    dispatcher = worker.consumer.event_dispatcher
+    if dispatcher is not None:  # it is, while a lost connection is replaced
+        dispatcher.send(kind, **facts)
 
 
 def flaw_of(headers: Any, body: Any) -> str:

@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 
 #: A chunk whose task failed, and not because of a record, is offered again after this back-off.
 _OFFERED_AGAIN = Policy(10.0, 30 * 60.0)
+#: What came of a bell if no chunk could be taken.
+_NOTHING = "nothing was ready"
 #: For so long, a chunk that this worker could not do is left to other workers (seconds).
 _LEFT_S = 5.0
 #: How long a thread rests after a bell for chunks that are left to other workers: one of them hears the next (seconds).
@@ -99,20 +101,21 @@ class ChunkRunner:
     def run(self, model: str, queue: str, tell: Callable[[str], object] = lambda words: None) -> str:
         """Take the next chunk of a queue, and others that fit into its batch; returns which, in words.
 
-        `tell` is told the first one before. Never raises: whatever goes wrong, the chunks are given again.
+        `tell` is told the first one before. Whatever else goes wrong, nothing is raised: the chunks are given again.
         """
         with self._isolation:
             given = Given() if self.draining.is_set() else self._ask(model, queue)
+            # It may raise: no lease is renewed yet.
+            tell(in_words(given.claims[0]) if given.claims else _NOTHING)
             taken = [self._take(claim, model) for claim in given.claims]
             if taken:
-                tell(in_words(taken[0].claim))
                 self._over(taken[0], partial(self._run, taken))
                 for joined in taken[1:]:
                     self._over(joined, partial(self._finish, joined))
         rests = [each.held.rest_s for each in taken] + [_LATER_S] * given.later
         if rest_s := max(rests, default=0.0):
             self.draining.wait(rest_s)
-        return ", ".join(in_words(each.claim) for each in taken) or "nothing was ready"
+        return ", ".join(in_words(each.claim) for each in taken) or _NOTHING
 
     def _ask(self, model: str, queue: str) -> Given:
         """Claim the next chunk of a queue; nothing if Redis can't be reached."""

@@ -38,7 +38,7 @@ _SAVE_EVERY_MS = 60_000
 _FORGET_WORKERS_S = 24 * 3600
 #: Time limit for a busy worker to answer an inspection (ms).
 _INSPECT_MS = 3000.0
-_COLUMNS = "name,args,state,received,runtime,worker,uuid"
+_COLUMNS = "name,args,state,received,runtime,worker,uuid,kwargs"
 
 
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
