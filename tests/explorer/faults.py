@@ -152,9 +152,9 @@ FAULTS: dict[str, Fault] = {
         _IN_VAIN,
         (InMethod(Waiter, "_check_stalled", "if now - self._stalled_since <= keys.PRODUCER_LEASE_S:", "if True:"),),
     ),
-    "an audit issues the chunks of an ended job": Fault(
+    "an audit offers the chunks of an ended job": Fault(
         "budget and audit",
-        "an ended job has no bookkeeping of issued chunks",
+        "an ended job has no bookkeeping of its chunks",
         (InScript("audit", "if ended then return {'ok', 0, 0, 0} end", ""),),
     ),
     # If no script schedules a look, that alone does no harm: the sweep mends it.
