@@ -157,6 +157,26 @@ FAULTS: dict[str, Fault] = {
         "an ended job has no bookkeeping of its chunks",
         (InScript("audit", "if ended then return {'ok', 0, 0, 0} end", ""),),
     ),
+    "a chunk that is put back stays leased": Fault(
+        "leases",
+        "a chunk is leased or ready",
+        (InScript("prelude", "  redis.call('ZREM', leases, chunk)\n  redis.call('HDEL', owners, chunk)\n", ""),),
+    ),
+    "a job with chunks is not listed": Fault(
+        "budget",
+        "a job that has all its records ends",
+        (InScript("prelude", "  list(place, ARGV[1], place.left, now)\n", ""),),
+    ),
+    "vectors of another model are taken": Fault(
+        "other models and rollback",
+        "the vectors of a job are those of one model",
+        (InScript("complete", "useless or (pinned and pinned ~= ARGV[3])", "useless"),),
+    ),
+    "a tenant gets back the work that it had": Fault(
+        "turns",
+        "a tenant's virtual time never goes back",
+        (InScript("complete", "(ARGV[8] - estimated)", "(0 - ARGV[8] - estimated)"),),
+    ),
     # If no script schedules a look, that alone does no harm: the sweep mends it.
     "nobody looks after a job": Fault(
         "retry",

@@ -207,7 +207,7 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     # A budget runs out while the reaper is about to audit the job.
     "budget and audit": Scenario(
-        lambda: (Worker("w1", fails=(0, 1)), _reaper(), _canceller()),
+        lambda: (Worker("w1", fails=(0, 1), gathers=True), _reaper(), _canceller()),
         left={"lapse": 1},
         job={"max_errors": 0},
         prepare=_submitted,

@@ -248,6 +248,9 @@ class _NobodyAsks:
     def serving(self, hardware: str, model: str, **_: object) -> int:
         return 1
 
+    def is_quiet(self, job: JobStatus) -> bool:
+        return False
+
 
 def stepped_broker(real: Broker, recorder: Recorder) -> Broker:
     """A broker for code that runs step by step."""
