@@ -147,7 +147,7 @@ _FLOWS = "embed:turns:flows:"
 _SERVED = "embed:turns:served:"
 #: Hash: lane → the work that the tenant whose turn it was last had had.
 _LEVELS = "embed:turns:levels:"
-#: Sorted sets: jobs with ready chunks, by the chunks that are left of them, and by their last turns in ms.
+#: Sorted sets: jobs with ready chunks, by the chunks that are left of them, and by when they were listed in ms.
 _LEFT, _WAIT = "embed:turns:left:", "embed:turns:wait:"
 #: String: exists while the background lane of a queue need not have a turn.
 _PAUSE = "embed:turns:pause:"

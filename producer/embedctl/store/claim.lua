@@ -95,7 +95,9 @@ redis.call('HDEL', attempts, chunk .. ':not')
 if state == 'queued' then enter('running') end
 progress()
 local known = redis.call('HMGET', attempts, chunk .. ':deaths', chunk .. ':doubts')
-local waited = now - tonumber(redis.call('ZSCORE', wait_of(found), ARGV[1]) or now)
+local listed, turned = redis.call('ZSCORE', wait_of(found), ARGV[1]), redis.call('HGET', job, 'turned_ms')
+local waited = now - math.max(tonumber(listed) or now, tonumber(turned) or 0)
+redis.call('HSET', job, 'turned_ms', now)
 place.kind = place.kind:match('^[^:]+:') .. fingerprint
 place.is_ready = place.first < place.below or redis.call('ZCOUNT', ready, '-inf', now) > 0
 return {'ok', {ARGV[1], chunk, attempt, input, known[1] and cjson.decode(known[1]).rows or false, known[2], waited}, place,

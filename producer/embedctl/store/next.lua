@@ -55,9 +55,10 @@ local function try(id, place)
     steps = 0
     return what
   end
+  local since = tonumber(redis.call('ZSCORE', wait_of(place), id) or now_ms)
   delist(place, id)
   if what == 'elsewhere' then
-    if answer[2].is_ready then list(answer[2], id, answer[2].left, micros / 1000) end
+    if answer[2].is_ready then list(answer[2], id, answer[2].left, since) end
   elseif what == 'version' then
     met[#met + 1] = {id, 'of version ' .. answer[2]}
   elseif what == 'damaged' then
@@ -66,7 +67,7 @@ local function try(id, place)
     local given, now_at, work, weight = unpack(answer, 2, 5)
     local all = place.kind == now_at.kind and kinds or {place.kind, now_at.kind}
     charge(place, all, work / weight)
-    if now_at.is_ready then list(now_at, id, now_at.left - 1, micros / 1000) end
+    if now_at.is_ready then list(now_at, id, now_at.left - 1, since) end
     if part_of[place.lane] then
       redis.call('ZADD', LANES .. queue, 'XX', 'INCR', work / part_of[place.lane], place.lane)
     else
@@ -102,7 +103,8 @@ local function lowest(places, key_of)
 end
 
 -- Claim the next chunk of a lane. Of each two turns of a tenant, about one is the job's with the fewest chunks left, and
--- one is the job's that waited longest: so a small job is soon done, and no stream of small ones holds up a large one.
+-- one is the job's that has been listed longest, until it is done: so a small job is soon done, and no stream of small ones
+-- holds up a large one, however many they are.
 local function next_of(lane)
   local lists = {}
   for at, kind in ipairs(kinds) do lists[at] = {lane = lane, queue = queue, kind = kind} end

@@ -1,6 +1,6 @@
 -- Whose turn it is in a queue. A job is listed while it has chunks that are ready: among those of its tenant and lane, by
--- the chunks that are left of it, and by its last turn. Tenants and lanes are listed by the work that they had, divided by
--- their shares. All of it follows from the jobs, so a list may be lost at any time.
+-- the chunks that are left of it, and by when it was listed. Tenants and lanes are listed by the work that they had,
+-- divided by their shares. All of it follows from the jobs, so a list may be lost at any time.
 -- A place is a lane, tenant, queue and kind; the kind is what a worker must have: a precision, and a fingerprint or `*`.
 local function flows_of(place) return FLOWS .. place.lane .. ':' .. place.queue .. ':' .. place.kind end
 local function served_of(place) return SERVED .. place.lane .. ':' .. place.queue end
@@ -12,9 +12,9 @@ local function keep(key)
   if redis.call('PTTL', key) < UNENDED_TTL_MS / 2 then redis.call('PEXPIRE', key, UNENDED_TTL_MS) end
 end
 
--- List a job at its place, with as many chunks left. A lane that comes back is next. A tenant that comes back has the
+-- List a job at its place, with as many chunks left, since that time if it is not there yet. A lane that comes back is next. A tenant that comes back has the
 -- work that it had, or that of whose turn it was last if that is more: so nothing is saved up.
-local function list(place, id, left, now)
+local function list(place, id, left, since)
   if place.lane ~= 'background' then
     local lanes = LANES .. place.queue
     if not redis.call('ZSCORE', lanes, place.lane) then
@@ -32,7 +32,7 @@ local function list(place, id, left, now)
   redis.call('SADD', KINDS .. place.queue, place.kind)
   keep(KINDS .. place.queue)
   redis.call('ZADD', left_of(place), left, id)
-  redis.call('ZADD', wait_of(place), 'NX', now, id)
+  redis.call('ZADD', wait_of(place), 'NX', since, id)
   for _, key in ipairs({flows, left_of(place), wait_of(place)}) do keep(key) end
 end
 
