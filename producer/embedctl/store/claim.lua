@@ -6,20 +6,28 @@
 --   ready is left to other workers for now) | more (call again) | damaged <key> <what>
 if ended then return {'over'} end
 for key, kind in pairs({[leases] = 'zset', [ready] = 'zset', [owners] = 'hash', [attempts] = 'hash', [counted] = 'string',
-  [events] = 'stream'}) do
+  [events] = 'stream', [drained] = 'string'}) do
   local is = redis.call('TYPE', key).ok
   if is ~= 'none' and is ~= kind then return {'damaged', key, 'is a ' .. is .. ', not a ' .. kind} end
 end
 local token, instance, fingerprint, alike, room = ARGV[2], ARGV[3], ARGV[4], ARGV[6], tonumber(ARGV[7])
 local place = place_of_job()
 if not KNOWN_LANES[place.lane] then return {'damaged', job, 'has a lane that there is not'} end
-local more = redis.call('HMGET', job, 'alike', 'weight', 'work', unpack(COUNTS))
-for at, name in ipairs({'weight', 'work', unpack(COUNTS)}) do
-  local value = more[at + 1]
-  if value and not tonumber(value) then return {'damaged', job, 'has a ' .. name .. ' that is no number'} end
+if state ~= 'submitting' and state ~= 'queued' and state ~= 'running' then
+  return {'damaged', job, 'has a state that there is not'}
 end
-local weight, records = weight_of(place.tenant, more[2]), (more[4] or 0) + (more[5] or 0)
-if place.lane ~= found.lane or place.tenant ~= found.tenant or place.kind ~= found.kind then return {'elsewhere', place} end
+local more = redis.call('HMGET', job, 'alike', 'weight', 'work', 'options', unpack(NUMBERS))
+for at, name in ipairs(NUMBERS) do
+  local value = more[at + 4]
+  if not value and at <= NEEDED then return {'damaged', job, 'has no ' .. name} end
+  if value and not value:find('^%-?%d+$') then return {'damaged', job, 'has a ' .. name .. ' that is no number'} end
+end
+if more[2] and not ((tonumber(more[2]) or 0) > 0) then return {'damaged', job, 'has a weight that is no number'} end
+if not pcall(cjson.decode, more[4] or '') then return {'damaged', job, 'has options that are no JSON'} end
+local weight, records = weight_of(place.tenant, more[2]), more[5] + more[6]
+if place.lane ~= found.lane or place.tenant ~= found.tenant or place.kind ~= found.kind or place.queue ~= found.queue then
+  return {'elsewhere', place}
+end
 if not place.is_ready then return {'over'} end
 if alike and (more[1] ~= alike or place.first >= place.below) then return {'other'} end
 
@@ -27,7 +35,10 @@ if alike and (more[1] ~= alike or place.first >= place.below) then return {'othe
 local function is_open(chunk)
   if redis.call('EXISTS', job .. ':out:' .. chunk) == 0 and redis.call('GETBIT', counted, chunk) == 0
     and not is_drained(chunk) then
-    if redis.call('EXISTS', job .. ':in:' .. chunk) == 1 then return true end
+    local input = job .. ':in:' .. chunk
+    local is = redis.call('TYPE', input).ok
+    if is == 'string' then return true end
+    if is ~= 'none' then error({key = input, what = 'is a ' .. is .. ', not a string'}) end
     look_by(now)  -- the audit sees the hole
   end
   forget(chunk)

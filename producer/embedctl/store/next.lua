@@ -42,7 +42,9 @@ local function try(id, place)
     job .. ':counted'}
   local args = {id, token, instance, fingerprint, lease_ms, alike, room}
   local fine, answer = pcall(claim, of_job, args, place)
-  if not fine then
+  if not fine and type(answer) == 'table' and answer.key then
+    answer = {'damaged', answer.key, answer.what}
+  elseif not fine then
     local why = type(answer) == 'table' and answer.err or answer
     why = why:gsub('^@?%S+: ?%d+: ', ''):gsub('^%-', '')
     -- Redis may refuse all writes, which says nothing of the job.
@@ -50,6 +52,10 @@ local function try(id, place)
     answer = {'damaged', job, why}
   end
   local what = answer[1]
+  if what == 'gone' and redis.call('EXISTS', job) == 1 then
+    answer = {'damaged', job, 'has no state'}
+    what = 'damaged'
+  end
   if what == 'later' or what == 'other' then return what end
   if what == 'more' then
     steps = 0

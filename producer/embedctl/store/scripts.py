@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from embedctl.store.status import COUNTS
+from embedctl.store.status import COUNTS, PERHAPS_NUMBERS
 from embedctl_config import keys, tenants, wire
 
 _FOLDER = files("embedctl.store")
@@ -23,8 +23,9 @@ _BELLS_PER_WORKER = 4
 _GATHERED, _STEPS, _CHUNK_LOOKS, _READY_LOOKS = 32, 100, 4000, 8
 #: The facts of a job with at most so many chunks are given with its chunk, because a worker may not know it.
 _SMALL_JOB = 16
-#: Counts of a job that scripts add to, first those of the records that are done.
-_COUNTS = ("done", "failed", *(name for name in COUNTS if name not in ("done", "failed")))
+#: Whole numbers that each job has, first those of its records that are encoded, and others that it may lack.
+_NEEDED = ("done", "failed", *sorted({*COUNTS} - {"done", "failed"}), "ttl_ms", "created_ms", "progressed_ms")
+_NUMBERS = (*_NEEDED, *PERHAPS_NUMBERS, "work", "started_ms", "lost_first", "lost_last")
 #: A lost answer is given again within this time (seconds).
 _GIVEN_S = 20
 #: While other jobs wait, the background lane has one chunk in this time (seconds).
@@ -83,7 +84,7 @@ _TURNS = (
     f"local BELLS_PER_WORKER, GATHERED, STEPS, CHUNK_LOOKS, READY_LOOKS, SMALL_JOB, GIVEN_MS, BACKGROUND_MS = "
     f"{_BELLS_PER_WORKER}, {_GATHERED}, {_STEPS}, {_CHUNK_LOOKS}, {_READY_LOOKS}, {_SMALL_JOB}, {_GIVEN_S * 1000}, "
     f"{_BACKGROUND_S * 1000}\n"
-    f"local COUNTS = {{{', '.join(map(repr, _COUNTS))}}}\n"
+    f"local NUMBERS, NEEDED = {{{', '.join(map(repr, _NUMBERS))}}}, {len(_NEEDED)}\n"
     f"local BELL = [=[{BELL}]=]\n"
 )
 

@@ -157,7 +157,7 @@ COUNTS = (
 )
 
 #: The numbers and the words in it that a job may lack.
-_PERHAPS_NUMBERS = ("max_errors", "dim", "original_chunks", "results_high_water")
+PERHAPS_NUMBERS = ("max_errors", "dim", "original_chunks", "results_high_water")
 _PERHAPS_WORDS = ("model_fingerprint", "stopped_by", "pinned_by", "trouble", "data", "tenant", "lane")
 
 #: A chunk is stuck after this many owners in a row died in careful mode before they reached a row. It is then offered
@@ -198,7 +198,7 @@ def parse_status(job_id: str, facts: Mapping[str, str], ttl_ms: int, producer_al
     """A job's facts from its hash, its remaining lifetime, and whether its producer's lease exists."""
     known: dict[str, Any] = {name: int(facts[name]) for name in COUNTS}
     known["chunks"] = known.pop("added")
-    known |= {name: int(facts[name]) for name in _PERHAPS_NUMBERS if name in facts}
+    known |= {name: int(facts[name]) for name in PERHAPS_NUMBERS if name in facts}
     known |= {name: facts[name] for name in _PERHAPS_WORDS if name in facts}
     return JobStatus(
         id=job_id,

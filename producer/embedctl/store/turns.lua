@@ -49,7 +49,8 @@ end
 
 -- The weight of a tenant is what workers state. A job's own can only lower it.
 local function weight_of(tenant, own)
-  local stated = tonumber(redis.call('HGET', QUOTA .. tenant, 'weight') or 1)
+  local stated = redis.pcall('HGET', QUOTA .. tenant, 'weight')
+  stated = type(stated) == 'string' and tonumber(stated) or 1  -- what is damaged of a tenant ends none of its jobs
   return math.min(stated, tonumber(own or stated))
 end
 
