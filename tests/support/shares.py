@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from embedctl.queueing.broker import Broker
@@ -39,14 +39,15 @@ class Workers:
 
     Attributes:
         hands: the chunks that workers hold.
-        done: completed chunks by job, in all.
-        work_of: job → the work that each of its chunks is said to have been; 10 if it is not there.
+        done, had: completed chunks by job, and the work that they were.
+        work_of: job → the work that each of its chunks is said to have been; a token for four bytes if it is not there.
     """
 
     broker: Broker
     count: int = 4
     hands: deque[Claim] = field(default_factory=deque)
     done: Counter[str] = field(default_factory=Counter)
+    had: Counter[str] = field(default_factory=Counter)
     work_of: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -64,9 +65,10 @@ class Workers:
             return None
         held = self.hands.popleft()
         value, report = encoded(held.input)
-        report = replace(report, work=self.work_of.get(held.job_id, report.work))
+        report = replace(report, work=self.work_of.get(held.job_id, len(held.input) // 4))
         assert self.broker.jobs.complete(held.job_id, held.chunk, held.token, value, report, fingerprint=MINE) == "ok"
         self.done[held.job_id] += 1
+        self.had[held.job_id] += report.work
         self.take()
         return held
 
@@ -74,6 +76,6 @@ class Workers:
         for _ in range(steps):
             self.step()
 
-    def share(self, jobs: Sequence[str]) -> float:
-        """The part of all completed chunks that these jobs had."""
-        return sum(self.done[job_id] for job_id in jobs) / self.done.total()
+    def share(self, jobs: Iterable[str]) -> float:
+        """The part of all the work that these jobs had."""
+        return sum(self.had[job_id] for job_id in jobs) / self.had.total()
