@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from embedctl import Job, enqueue_embeddings
 from embedctl.queueing.broker import Broker
-from embedctl_config import keys
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
@@ -18,6 +17,7 @@ from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.encoding.known_good import KnownGood
 from embedctl_workers.serving.metrics import Metrics
 from embedctl_workers.serving.runner import ChunkRunner
+from tests.support.store import QUEUE, bring_forward
 from tests.support.waiting import PATIENCE_S
 
 ENTRY = HardwareClass(backend="dummy")
@@ -56,13 +56,15 @@ class Rig:
     def submit(self, texts: Sequence[str] = TEXTS) -> Job:
         return enqueue_embeddings(list(texts), settings=self.settings)
 
-    def run(self) -> str:
-        """Answer one bell: encode the chunk whose turn it is."""
-        return self.runner.run("dummy", keys.queue("dummy", "dummy"))
+    def run(self, job: Job | None = None, chunk: int = 0) -> str:
+        """Answer one bell: encode the chunk whose turn it is. With a job, it is made the turn of that chunk."""
+        if job is not None:
+            bring_forward(self.broker, job.id, chunk)
+        return self.runner.run("dummy", QUEUE)
 
-    def run_all(self, chunks: int) -> None:
-        for _ in range(chunks):
-            self.run()
+    def run_all(self, job: Job, chunks: Iterable[int]) -> None:
+        for chunk in chunks:
+            assert self.run(job, chunk) == f"job {job.id}, chunk {chunk}"
 
     @contextmanager
     def in_thread(self) -> Iterator[threading.Thread]:
@@ -83,5 +85,5 @@ class Rig:
 def encoded_job(broker: Broker, settings: Settings, texts: Sequence[Any], **options: Any) -> Job:
     """A job in chunks of 8 whose every chunk was encoded in this process, into vectors of 16 dimensions."""
     job = enqueue_embeddings(texts, settings=settings, chunk_size=8, **options)
-    Rig(broker, settings, DummyBackend(dim=16)).run_all(job.status().chunks)
+    Rig(broker, settings, DummyBackend(dim=16)).run_all(job, range(job.status().chunks))
     return job

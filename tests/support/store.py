@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
 import redis as redis_py
@@ -18,6 +20,7 @@ from embedctl.store.connection import Connection
 from embedctl.store.upkeep import AUDIT_AFTER_S, _audit_call
 from embedctl_config import keys, wire
 from embedctl_config.fingerprint import job_fingerprint
+from embedctl_config.tenants import DEFAULT, NORMAL
 from embedctl_config.wire import ChunkInput, ChunkResult, ErrorCode, RecordError
 from tests.support.waiting import eventually
 
@@ -82,26 +85,28 @@ def claim(broker: Broker, job_id: str, chunk: int, token: str = "t", **by: str) 
     """The same, where it is made the turn of this chunk, if that is ready; never the answer of an earlier call."""
     with broker.connection.client() as client:
         client.unlink(keys.given(token))
-    _bring_forward(broker, job_id, chunk)
+    bring_forward(broker, job_id, chunk)
     found = take(broker, token, **by)
     assert found is None or (found.job_id, found.chunk) == (job_id, chunk)
     return found
 
 
-def _bring_forward(broker: Broker, job_id: str, chunk: int) -> None:
+def bring_forward(broker: Broker, job_id: str, chunk: int) -> None:
     """Put a job before others of its tenant, and a chunk of it that is ready before its others."""
     now_ms = broker.connection.now_ms()
     with broker.connection.client() as client:
         if client.type(keys.job(job_id)) != b"hash" or client.type(keys.ready(job_id)) not in (b"zset", b"none"):
             return
-        first, added = (int(fact or 0) for fact in client.hmget(keys.job(job_id), "next", "added"))
+        facts = {name.decode(): value.decode() for name, value in client.hgetall(keys.job(job_id)).items()}
+        first, added = (int(facts.get(name, 0)) for name in ("next", "added"))
         leased, ready = (client.zscore(key(job_id), chunk) for key in (keys.leases, keys.ready))
         if leased is None and (first < chunk < added if ready is None else ready <= now_ms):
             client.zadd(keys.ready(job_id), {str(chunk): 0})
-        lists = [*client.scan_iter(keys.turns("left:*")), *client.scan_iter(keys.turns("wait:*"))]
-        before_all = min((client.zrange(key, 0, 0, withscores=True)[0][1] for key in lists), default=0) - 1
-        for key in lists:
-            client.zadd(key, {job_id: before_all}, xx=True)
+        names = [facts.get("lane", NORMAL), facts.get("tenant", DEFAULT)]
+        names += [keys.queue(facts["hardware"], facts["model"]), facts["precision"]]
+        for ordered, files in product(("left", "wait"), (facts.get("model_fingerprint", "*"), "*")):
+            before_all = {job_id: -time.monotonic()}
+            client.zadd(keys.turns(":".join([ordered, *names, files])), before_all, xx=True)
 
 
 def encoded(
