@@ -340,7 +340,7 @@ def test_a_full_redis_makes_everybody_wait_and_nobody_drop_anything(here: Here) 
 
 
 @pytest.mark.slow
-def test_a_ticket_taken_from_a_full_redis_does_not_end_the_worker(here: Here) -> None:
+def test_a_bell_taken_from_a_full_redis_does_not_end_the_worker(here: Here) -> None:
     worker = here.start_worker()
     eventually(lambda: worker.logged(" ready."))
     with standing_still(worker.process):

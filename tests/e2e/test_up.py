@@ -198,14 +198,14 @@ def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(here: Her
     *_, job = [submit(settings_of(here.environment), records=30) for _ in range(4)]
     eventually(lambda: owners(here.raw, job) and up.workers()["slow"].progressed_ms)
     os.kill(before["slow"].pid, signal.SIGSTOP)  # it claims and renews no more
-    lapse = {int(chunk): at for chunk, at in here.raw.zscan_iter(keys.due(job.id))}
+    lapse = {int(chunk): at for chunk, at in here.raw.zscan_iter(keys.leases(job.id))}
     os.kill(before["slow"].pid, signal.SIGKILL)
     held = set(owners(here.raw, job))
     assert held
     eventually(lambda: [gone.how for gone in here.broker.workers.gone()] == ["killed by SIGKILL"])
 
     # And not when the lease is over.
-    eventually(lambda: all((here.raw.zscore(keys.due(job.id), chunk) or inf) < lapse[chunk] for chunk in held))
+    eventually(lambda: all((here.raw.zscore(keys.leases(job.id), chunk) or inf) < lapse[chunk] for chunk in held))
     eventually(lambda: {suspect.chunk for suspect in job.suspects()} == held)
     after = up.wait_ready("slow", "dummy")
     assert after["dummy"].pid == before["dummy"].pid
