@@ -212,8 +212,11 @@ owners = _of_job(":owners", _PRODUCER, _WORKER)
 #: owners could not do with it, as JSON; `CHUNK:not` → the worker that leaves it to others, and until when.
 attempts = _of_job(":attempts", _PRODUCER, _WORKER, _MONITOR)
 
-#: Sorted set: chunks that were given back, or whose owners died, by the time in ms when they may be taken again.
+#: Sorted set: chunks that were given back, by the time in ms when they may be taken again.
 ready = _of_job(":ready", _PRODUCER, _WORKER)
+
+#: Sorted set: the same for chunks whose owners died.
+suspects = _of_job(":suspects", _PRODUCER, _WORKER)
 
 #: Capped stream: one entry for each chunk that ended and each change of state.
 events = _of_job(":events", _PRODUCER, _WORKER)
@@ -347,6 +350,12 @@ QUEUE_KEY = "embed:queue:"
 def queue_workers(queue: str) -> str:
     """Sorted set: worker instances that consume a queue, by the expiry of their heartbeats in ms."""
     return f"{QUEUE_KEY}{queue}:workers"
+
+
+@_used_by(_PRODUCER, _WORKER, _TENANT)
+def queue_quarantine(queue: str) -> str:
+    """Sorted set: workers that take what may kill a worker, by the expiry of their heartbeats in ms."""
+    return f"{QUEUE_KEY}{queue}:quarantine"
 
 
 @_used_by(_PRODUCER, _WORKER, _MONITOR, _TENANT)

@@ -253,4 +253,4 @@ def end_leases(broker: Broker, dead: Collection[str], held: Collection[str]) -> 
     """End the leases of dead workers now, before they lapse: in the jobs whose chunks they said they `held`, and in
     those that run, because they may have claimed chunks of other jobs since."""
     running = broker.upkeep.agenda.running(broker.connection.now_ms(), _MOST_RUNNING)
-    broker.jobs.end_leases(list(dict.fromkeys([*held, *running])), dead)
+    broker.upkeep.judge_dead(broker.jobs.end_leases(list(dict.fromkeys([*held, *running])), dead))

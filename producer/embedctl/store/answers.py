@@ -54,12 +54,13 @@ class Added(StrEnum):
 class Claimant:
     """Who asks for chunks: an instance of a worker, with the fingerprint of the model that it encodes a queue's jobs
     with, and its precision. With `takes_new`, it also takes jobs that no worker has begun, which are then pinned to its
-    fingerprint."""
+    fingerprint. In `quarantine`, it takes what may kill a worker, and nothing else."""
 
     instance: str
     fingerprint: str
     precision: str
     takes_new: bool = True
+    quarantine: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ local from, again, lost = tonumber(ARGV[2]), 0, 0
 local to = math.min(from + tonumber(ARGV[5]), tonumber(redis.call('HGET', job, 'next')))
 for chunk = from, to - 1 do
   if redis.call('EXISTS', ARGV[4] .. chunk) == 0 and not redis.call('ZSCORE', leases, chunk)
-    and not redis.call('ZSCORE', ready, chunk) then
+    and not redis.call('ZSCORE', ready, chunk) and not redis.call('ZSCORE', suspects, chunk) then
     if redis.call('EXISTS', ARGV[3] .. chunk) == 1 and redis.call('GETBIT', counted, chunk) == 0 then
       put_back(chunk, 0)
       again = again + 1

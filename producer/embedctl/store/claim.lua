@@ -2,11 +2,11 @@
 -- has decided, it writes nothing but what it learned of the chunks.
 -- ARGV: job, token, instance, fingerprint, lease, [what decides the vectors, most bytes]: with these, only a chunk that
 -- nobody had yet, of a job that may be in one batch with others.
--- → ok <claim> <place> <work> <weight> | over (nothing is ready) | elsewhere <place> (it takes turns there) | later (what is
+-- → ok <claim> <place> <work> <weight> | over (nothing is ready) | elsewhere <place> <how to list it there> | later (what is
 --   ready is left to other workers for now) | more (call again) | damaged <key> <what>
 if ended then return {'over'} end
 for key, kind in pairs({[leases] = 'zset', [ready] = 'zset', [owners] = 'hash', [attempts] = 'hash', [counted] = 'string',
-  [events] = 'stream', [drained] = 'string'}) do
+  [events] = 'stream', [drained] = 'string', [suspects] = 'zset'}) do
   local is = redis.call('TYPE', key).ok
   if is ~= 'none' and is ~= kind then return {'damaged', key, 'is a ' .. is .. ', not a ' .. kind} end
 end
@@ -25,10 +25,18 @@ end
 if more[2] and not ((tonumber(more[2]) or 0) > 0) then return {'damaged', job, 'has a weight that is no number'} end
 if not pcall(cjson.decode, more[4] or '') then return {'damaged', job, 'has options that are no JSON'} end
 local weight, records = weight_of(place.tenant, more[2]), more[5] + more[6]
-if place.lane ~= found.lane or place.tenant ~= found.tenant or place.kind ~= found.kind or place.queue ~= found.queue then
-  return {'elsewhere', place}
+-- What it was listed for: as usual, or apart, where suspects come first.
+local is_apart = found.kind == APART .. place.kind
+if place.lane ~= found.lane or place.tenant ~= found.tenant or place.queue ~= found.queue
+  or (place.kind ~= found.kind and not is_apart) or (place.is_apart and not is_apart) then
+  return {'elsewhere', place, list_all}
 end
-if not place.is_ready then return {'over'} end
+local function is_ready_here()
+  local usual = place.first < place.below or redis.call('ZCOUNT', ready, '-inf', now) > 0
+  if not is_apart then return usual end
+  return (place.is_apart and usual) or redis.call('ZCOUNT', suspects, '-inf', now) > 0
+end
+if not is_ready_here() then return {'over'} end
 if alike and (more[1] ~= alike or place.first >= place.below) then return {'other'} end
 
 -- Whether a worker is to encode the chunk; if it is not, it is forgotten.
@@ -47,8 +55,8 @@ end
 
 local left_alone = false
 -- A chunk that was given back, or whose owner died. One that this worker could not do is left to another, if there is one.
-local function given_back()
-  for _, chunk in ipairs(redis.call('ZRANGEBYSCORE', ready, '-inf', now, 'LIMIT', 0, READY_LOOKS)) do
+local function given_back(set)
+  for _, chunk in ipairs(redis.call('ZRANGEBYSCORE', set, '-inf', now, 'LIMIT', 0, READY_LOOKS)) do
     local who, until_ms = (redis.call('HGET', attempts, chunk .. ':not') or ''):match('^(%S+) (%d+)$')
     if who == instance and now < tonumber(until_ms)
       and redis.call('ZCOUNT', QUEUE_KEY .. place.queue .. ':workers', now, '+inf') > 1 then
@@ -65,6 +73,7 @@ local function fresh()
   while chunk < last do
     -- After Redis lost writes in a crash, it may have been taken already.
     local had = redis.call('ZSCORE', leases, chunk) or redis.call('ZSCORE', ready, chunk)
+      or redis.call('ZSCORE', suspects, chunk)
     if not had and is_open(chunk) then return chunk end
     chunk = chunk + 1
   end
@@ -78,9 +87,11 @@ if alike then
     return {'other'}
   end
 else
-  chunk = given_back()
+  chunk = is_apart and given_back(suspects)
+  if not chunk and is_apart == place.is_apart then chunk = given_back(ready) end
 end
 if not chunk then
+  if is_apart ~= place.is_apart then return {left_alone and 'later' or 'over'} end
   chunk = fresh()
   if not chunk then
     return {place.first < place.below and 'more' or alike and 'other' or left_alone and 'later' or 'over'}
@@ -90,6 +101,7 @@ if not chunk then
   redis.call('HSET', job, 'next', place.first)
 end
 redis.call('ZREM', ready, chunk)
+redis.call('ZREM', suspects, chunk)
 local input = redis.call('GET', job .. ':in:' .. chunk)
 -- The work is estimated by the job's records so far, or by its bytes, of which a token has about four.
 local work = size_in(input) / 4
@@ -109,7 +121,7 @@ local known = redis.call('HMGET', attempts, chunk .. ':deaths', chunk .. ':doubt
 local listed, turned = redis.call('ZSCORE', wait_of(found), ARGV[1]), redis.call('HGET', job, 'turned_ms')
 local waited = now - math.max(tonumber(listed) or now, tonumber(turned) or 0)
 redis.call('HSET', job, 'turned_ms', now)
-place.kind = place.kind:match('^[^:]+:') .. fingerprint
-place.is_ready = place.first < place.below or redis.call('ZCOUNT', ready, '-inf', now) > 0
-return {'ok', {ARGV[1], chunk, attempt, input, known[1] and cjson.decode(known[1]).rows or false, known[2], waited}, place,
-  work, weight}
+local rows = known[1] and cjson.decode(known[1]).rows or (is_apart and '')
+place.is_ready, place.kind = is_ready_here(), place.kind:match('^[^:]+:') .. fingerprint
+if is_apart then place.kind = APART .. place.kind end
+return {'ok', {ARGV[1], chunk, attempt, input, rows, known[2], waited}, place, work, weight}

@@ -44,5 +44,5 @@ end_if_hopeless()
 end_if_done()
 progress()
 account()
-if place.is_ready then ring(place.queue, 1, now) end
+if place.is_ready and not place.is_apart then ring(place.queue, 1, now) end
 return {'ok'}

@@ -17,6 +17,10 @@ local function suspect(chunk, instance, row)
   redis.call('HSET', attempts, chunk .. ':deaths', cjson.encode(deaths))
   redis.call('PEXPIRE', attempts, keep_ms)
   redis.call('HINCRBY', job, 'deaths', 1)
+  if row ~= '' or ARGV[9] == '2' then  -- it was this job's text; of several jobs, each may be harmless
+    redis.call('HSET', job, 'distrusted_ms', now + DISTRUST_MS)
+    look_by(now + DISTRUST_MS)
+  end
   return deaths.unnamed
 end
 

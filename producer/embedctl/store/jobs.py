@@ -230,7 +230,7 @@ class JobStore(JobReader):
 
     def _next(self, queue: str, token: str, by: Claimant) -> tuple[list[str], list[Any]]:
         args = [queue, token, by.instance, by.fingerprint, self._lease_ms, self._settings.interactive_share]
-        return [keys.given(token)], [*args, by.precision, int(by.takes_new)]
+        return [keys.given(token)], [*args, by.precision, int(by.takes_new), int(by.quarantine)]
 
     def _given(self, token: str, answer: tuple[str, list[Any]]) -> Given:
         """What an answer of the script `next` gives."""
@@ -257,22 +257,24 @@ class JobStore(JobReader):
         noted = [] if row is None else [row if row >= 0 else ""]
         return self._script("renew", job_id, [], [chunk, token, self._lease_ms, *noted])[0]
 
-    def end_leases(self, job_ids: Sequence[str], dead: Collection[str]) -> None:
-        """End at once the leases of these jobs that dead worker instances hold, before they lapse."""
+    def end_leases(self, job_ids: Sequence[str], dead: Collection[str]) -> list[str]:
+        """End at once the leases of these jobs that dead worker instances hold, and return the jobs that had any."""
+        ended: list[str] = []
         for at in range(0, len(job_ids), _SLICE):
             part = job_ids[at : at + _SLICE]
             owners = self._connection.ask_each(  # one entry per lease
                 part, lambda pipe, job_id: pipe.hgetall(keys.owners(job_id)), refusals=True
             )
-            self._connection.scripts(
-                [
-                    ScriptCall("renew", keys.of_job(job_id), [job_id, int(chunk), words[0], 0])
-                    for job_id, held in zip(part, owners, strict=True)
-                    if isinstance(held, dict)  # skip a job whose key Redis refused to read
-                    for chunk, owner in held.items()
-                    if (words := owner.decode().split(" "))[1:2] and words[1] in dead
-                ]
-            )
+            calls = [
+                ScriptCall("renew", keys.of_job(job_id), [job_id, int(chunk), words[0], 0])
+                for job_id, held in zip(part, owners, strict=True)
+                if isinstance(held, dict)  # skip a job whose key Redis refused to read
+                for chunk, owner in held.items()
+                if (words := owner.decode().split(" "))[1:2] and words[1] in dead
+            ]
+            self._connection.scripts(calls)
+            ended += dict.fromkeys(str(call.args[0]) for call in calls)
+        return ended
 
     def release(
         self,

@@ -2,12 +2,12 @@
 -- in one batch with it. Lanes, tenants and jobs take turns.
 -- KEYS: the chunks that this token was given, in case that the answer was lost.
 -- ARGV: queue, token, instance, fingerprint, lease, part of the interactive lane, precision, 1 if the worker takes jobs
--- that no fingerprint is pinned to, else 0; [what decides the vectors, most bytes].
+-- that no fingerprint is pinned to, else 0, 1 if it is in quarantine, else 0; [what decides the vectors, most bytes].
 -- → ok | none | later (there are chunks, which are left to other workers for now); then jobs that can't be encoded (<job>
 --   <why>)…, then claims: <job> <chunk> <attempt> <input> <rows given up or nil> <doubts of earlier owners or nil>
 --   <ms that the job waited> [<facts of a small job>]
 local queue, token, instance, fingerprint, lease_ms = unpack(ARGV, 1, 5)
-local alike, room = ARGV[9], tonumber(ARGV[10])
+local alike, room = ARGV[10], tonumber(ARGV[11])
 local part_of = {interactive = tonumber(ARGV[6]), normal = 1 - tonumber(ARGV[6])}
 local kinds = {ARGV[7] .. ':' .. fingerprint}
 if ARGV[8] == '1' then kinds[2] = ARGV[7] .. ':*' end
@@ -15,6 +15,11 @@ local time = redis.call('TIME')
 local micros = time[1] * 1000000 + time[2]
 local now_ms = math.floor(micros / 1000)
 local pause = PAUSE .. queue
+if ARGV[9] == '1' then
+  for at, kind in ipairs(kinds) do kinds[at] = APART .. kind end
+elseif not has_quarantine(queue, now_ms) then
+  for at = 1, #kinds do kinds[#kinds + 1] = APART .. kinds[at] end
+end
 local steps, met, claims, skipped = STEPS, {}, {}, {}
 
 local function facts_of(id)
@@ -64,7 +69,7 @@ local function try(id, place)
   local since = tonumber(redis.call('ZSCORE', wait_of(place), id) or now_ms)
   delist(place, id)
   if what == 'elsewhere' then
-    if answer[2].is_ready then list(answer[2], id, answer[2].left, since) end
+    answer[3](answer[2], since)
   elseif what == 'version' then
     met[#met + 1] = {id, 'of version ' .. answer[2]}
   elseif what == 'damaged' then
@@ -189,8 +194,9 @@ end
 -- Whether there are jobs that only other workers can encode: one of those must hear the next bell.
 local function for_others()
   for _, kind in ipairs(redis.call('SMEMBERS', KINDS .. queue)) do
-    if is_listed(queue, {kind}) then return true end
-    redis.call('SREM', KINDS .. queue, kind)
+    local is_there = is_listed(queue, {kind})
+    if is_there and kind:sub(1, #APART) ~= APART then return true end
+    if not is_there then redis.call('SREM', KINDS .. queue, kind) end
   end
   return false
 end

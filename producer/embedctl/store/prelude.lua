@@ -43,6 +43,9 @@ local function look_by(at)
   if redis.call('ZADD', UPKEEP, 'LT', at, ARGV[1]) == 1 then share() end
 end
 
+-- Chunks whose owners died, by the time in ms when they may be taken again.
+local suspects = job .. ':suspects'
+
 -- Lease a chunk for this long.
 local function lease(chunk, lease_ms)
   redis.call('ZADD', leases, now + lease_ms, chunk)
@@ -53,7 +56,8 @@ end
 -- Where the job takes turns, how many of its chunks are left, and whether any is ready now.
 local function place_of_job()
   local facts = redis.call('HMGET', job, 'hardware', 'model', 'precision', 'model_fingerprint', 'tenant', 'lane',
-    'next', 'added', 'chunks_done', 'resumed_to', 'resumed_by', 'results_high_water', 'result_bytes', 'drained_next')
+    'next', 'added', 'chunks_done', 'resumed_to', 'resumed_by', 'results_high_water', 'result_bytes', 'drained_next',
+    'distrusted_ms')
   for at, name in pairs({'hardware', 'model', 'precision', [7] = 'next', [8] = 'added', [9] = 'chunks_done'}) do
     if not facts[at] or (at > 6 and not tonumber(facts[at])) then error('has no ' .. name, 0) end
   end
@@ -61,6 +65,10 @@ local function place_of_job()
     queue = QUEUE_PREFIX .. facts[1] .. '.' .. facts[2], kind = facts[3] .. ':' .. (facts[4] or '*'),
     tenant = facts[5] or TENANT, lane = facts[6] or LANE,
   }
+  place.is_guarded = has_quarantine(place.queue, now)
+  -- After a death, all that is left of the job is given to quarantine for a while.
+  place.is_apart = place.is_guarded and tonumber(facts[15] or 0) > now
+  place.has_suspects = not ended and redis.call('ZCOUNT', suspects, '-inf', now) > 0
   local first, added = tonumber(facts[7]), tonumber(facts[8])
   -- A stopped job that is resumed has no text yet for the chunks that its producer has not reached.
   if facts[10] and redis.call('GET', job .. ':producer') == facts[11] then added = tonumber(facts[10]) end
@@ -71,28 +79,46 @@ local function place_of_job()
   return place
 end
 
--- If chunks of the job are ready, let it take turns, and ring.
+-- The same place for what may kill a worker.
+local function apart(place)
+  return {lane = place.lane, tenant = place.tenant, queue = place.queue, kind = APART .. place.kind}
+end
+
+-- If chunks of the job are ready, let it take turns, as one that waits since then or since now.
+local function list_all(place, since)
+  local as_usual = place.is_ready and not place.is_apart
+  if as_usual then list(place, ARGV[1], place.left, since or now) end
+  if place.has_suspects or (place.is_ready and place.is_apart) then
+    list(apart(place), ARGV[1], place.left, since or now)
+  end
+  return as_usual or (place.has_suspects and not place.is_guarded)
+end
+
+-- The same, and ring.
 local function offer(most)
   if ended then return end
   local place = place_of_job()
-  if not place.is_ready then return end
-  list(place, ARGV[1], place.left, now)
-  ring(place.queue, most or 1, now)
+  if list_all(place) then ring(place.queue, most or 1, now) end
 end
 
 -- Take the job off the lists before it ends.
 local function take_off()
   local known, place = pcall(place_of_job)
-  if known then leave(place, ARGV[1]) end
+  if known then
+    leave(place, ARGV[1])
+    leave(apart(place), ARGV[1])
+  end
 end
 
 -- Let a chunk that was given out be taken again, after the delay.
 local function put_back(chunk, delay_ms)
   redis.call('ZREM', leases, chunk)
   redis.call('HDEL', owners, chunk)
-  redis.call('ZADD', ready, now + delay_ms, chunk)
-  redis.call('PEXPIRE', ready, keep_ms)
-  if tonumber(delay_ms) > 0 then look_by(now + delay_ms) end
+  local to, delay = ready, tonumber(delay_ms)
+  if redis.call('HEXISTS', attempts, chunk .. ':deaths') == 1 then to, delay = suspects, math.max(delay, SUSPECT_MS) end
+  redis.call('ZADD', to, now + delay, chunk)
+  redis.call('PEXPIRE', to, keep_ms)
+  if delay > 0 then look_by(now + delay) end
 end
 
 local at_rest = false  -- the job has ended, with no work left for the reaper
@@ -115,7 +141,7 @@ end
 local function progress()
   redis.call('HSET', job, 'progressed_ms', now)
   redis.call('PEXPIRE', job, life_ms)
-  for _, key in ipairs({leases, owners, attempts, ready, counted}) do redis.call('PEXPIRE', key, keep_ms) end
+  for _, key in ipairs({leases, owners, attempts, ready, suspects, counted}) do redis.call('PEXPIRE', key, keep_ms) end
   if drains then
     for _, key in ipairs({drained, parts, digests}) do redis.call('PEXPIRE', key, keep_ms) end
   end
@@ -134,7 +160,7 @@ end
 -- encoded.
 local function stop(by)
   ended = true
-  redis.call('UNLINK', leases, owners, attempts, ready)  -- first: in a full Redis, a script that begins by freeing may go on
+  redis.call('UNLINK', leases, owners, attempts, ready, suspects)  -- first: in a full Redis, a script that begins by freeing may go on
   take_off()
   redis.call('HDEL', job, 'resumed_to', 'resumed_below', 'resumed_by', 'resumed_records')
   redis.call('HSET', job, 'ended_ms', now, 'stopped_by', by, 'waiting_bytes', 0)
@@ -220,6 +246,7 @@ end
 local function forget(chunk)
   redis.call('ZREM', leases, chunk)
   redis.call('ZREM', ready, chunk)
+  redis.call('ZREM', suspects, chunk)
   redis.call('HDEL', owners, chunk)
   redis.call('HDEL', attempts, chunk, chunk .. ':deaths', chunk .. ':doubts', chunk .. ':not')
 end

@@ -1,7 +1,8 @@
 -- Let chunks whose lease lapsed be taken again. An owner's death makes its chunk suspect. If the owner was in careful mode,
 -- its current row is given up.
 -- ARGV: job, pause of a stuck chunk, its longest pause, most chunks, how long an owner in careful mode may be silent,
--- deaths without a row until the chunk is stuck, shortest time until the next look, time without progress until an audit.
+-- deaths without a row until the chunk is stuck, shortest time until the next look, time without progress until an audit,
+-- 1 to judge only owners that are known to have died, 2 if these held chunks of no other job, else 0.
 -- → ok <chunk>…
 if ended then return {'ok'} end
 local stuck_ms, longest, soonest, audit_after = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[7]), tonumber(ARGV[8])
@@ -11,8 +12,9 @@ for at = 1, #lapsed, 2 do
   local chunk, lapsed_at = lapsed[at], tonumber(lapsed[at + 1])
   local instance, row = (redis.call('HGET', owners, chunk) or ''):match('^%S+ (%S+) %S+ ?(%S*)$')
   local became = instance and fate(instance) or 'alive'
+  local is_judged = ARGV[9] == '0' or became == 'dead'
   -- Silence alone blames a record only after longer.
-  if not row or row == '' or became == 'dead' or now - lapsed_at >= tonumber(ARGV[5]) then
+  if is_judged and (not row or row == '' or became == 'dead' or now - lapsed_at >= tonumber(ARGV[5])) then
     local unnamed = end_lease(chunk, became, instance, row) - ARGV[6]
     put_back(chunk, unnamed < 0 and 0 or math.min(stuck_ms * 2 ^ unnamed, longest))
     again[#again + 1] = chunk
@@ -30,9 +32,9 @@ offer(math.max(1, #again - 1))
 -- renewing lifetimes.
 local rested = now - tonumber(progressed)
 local wait = math.min(rested < audit_after and audit_after - rested or rested, longest, ttl_ms / 16)
-for _, next_at in ipairs({redis.call('ZRANGE', leases, 0, 0, 'WITHSCORES')[2] or math.huge,
-  redis.call('ZRANGEBYSCORE', ready, string.format('(%.0f', now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2] or math.huge}) do
-  wait = math.min(wait, tonumber(next_at) - now)
+for key, least in pairs({[leases] = '-inf', [ready] = string.format('(%.0f', now), [suspects] = string.format('(%.0f', now)}) do
+  local next_at = redis.call('ZRANGEBYSCORE', key, least, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+  if next_at then wait = math.min(wait, next_at - now) end
 end
 if redis.call('ZADD', UPKEEP, math.floor(now + math.max(wait, soonest)), ARGV[1]) == 1 then share() end
 return again

@@ -17,6 +17,9 @@ from embedctl_config import keys, tenants, wire
 _FOLDER = files("embedctl.store")
 #: The lifetimes of an ended job with at most this many chunks are shortened to its TTL at once, without the reaper.
 _SETTLED_AT_ONCE = 16
+#: A chunk whose owner died waits for so long, in which a supervisor starts a worker in quarantine; and for so long no
+#: other worker is given anything of its job, if there is such a worker (seconds).
+_SUSPECT_S, _DISTRUST_S = 2, 60
 #: Bells that wait in a queue for each of its workers, at most: so many chunks a worker may take at once.
 _BELLS_PER_WORKER = 4
 #: One call gives at most so many small chunks, looks at so many jobs, and at so many chunks of a job.
@@ -85,6 +88,7 @@ _TURNS = (
     f"{_BELLS_PER_WORKER}, {_GATHERED}, {_STEPS}, {_CHUNK_LOOKS}, {_READY_LOOKS}, {_SMALL_JOB}, {_GIVEN_S * 1000}, "
     f"{_BACKGROUND_S * 1000}\n"
     f"local NUMBERS, NEEDED = {{{', '.join(map(repr, _NUMBERS))}}}, {len(_NEEDED)}\n"
+    f"local APART, SUSPECT_MS, DISTRUST_MS = 'apart:', {_SUSPECT_S * 1000}, {_DISTRUST_S * 1000}\n"
     f"local BELL = [=[{BELL}]=]\n"
 )
 

@@ -2,6 +2,7 @@
 -- the chunks that are left of it, and by when it was listed. Tenants and lanes are listed by the work that they had,
 -- divided by their shares. All of it follows from the jobs, so a list may be lost at any time.
 -- A place is a lane, tenant, queue and kind; the kind is what a worker must have: a precision, and a fingerprint or `*`.
+-- What may kill a worker is listed apart, and given to workers in quarantine as long as there are any.
 local function flows_of(place) return FLOWS .. place.lane .. ':' .. place.queue .. ':' .. place.kind end
 local function served_of(place) return SERVED .. place.lane .. ':' .. place.queue end
 local function left_of(place) return JOBS_LEFT .. place.lane .. ':' .. place.tenant .. ':' .. place.queue .. ':' .. place.kind end
@@ -78,6 +79,11 @@ local function is_listed(queue, kinds)
     end
   end
   return false
+end
+
+-- Whether a worker in quarantine takes what is listed apart.
+local function has_quarantine(queue, now)
+  return redis.call('ZCOUNT', QUEUE_KEY .. queue .. ':quarantine', now, '+inf') > 0
 end
 
 -- Ring for a queue: at most so many bells, while fewer wait there than its workers hear soon. One that is lost, or too

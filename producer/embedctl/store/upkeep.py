@@ -279,10 +279,17 @@ class Upkeep:
                 pipe = client.pipeline(transaction=False).hset(keys.cursors(job_id), name, to)
                 pipe.pexpire(keys.cursors(job_id), left_ms).execute()
 
-    def _reap_call(self, job_id: str, soonest_ms: int, audit_after_ms: int) -> ScriptCall:
+    def judge_dead(self, job_ids: Sequence[str]) -> None:
+        """Let chunks of these jobs be taken again whose owners are known to have died, and whose leases are over."""
+        only_dead = 2 if len(job_ids) == 1 else 1
+        for at in range(0, len(job_ids), _TOGETHER):
+            part = job_ids[at : at + _TOGETHER]
+            self._connection.scripts([self._reap_call(each, 0, AUDIT_AFTER_S * 1000, only_dead) for each in part])
+
+    def _reap_call(self, job_id: str, soonest_ms: int, audit_after_ms: float, only_dead: int = 0) -> ScriptCall:
         silent_ms = int(self._settings.lease_s * 1000 * SILENT_LEASES)
         pauses = [STUCK_PAUSE_MS, LONGEST_PAUSE_MS]
-        args = [*pauses, _SLICE, silent_ms, STUCK_AFTER, soonest_ms, audit_after_ms]
+        args = [*pauses, _SLICE, silent_ms, STUCK_AFTER, soonest_ms, int(audit_after_ms), only_dead]
         return ScriptCall("reap", keys.of_job(job_id), [job_id, *args])
 
 
@@ -294,7 +301,14 @@ def _audit_call(job_id: str, at: int) -> ScriptCall:
 def _own(job_id: str) -> list[str]:
     """A job's keys, apart from its chunks and lists of all jobs."""
     own = [key for key in keys.of_job(job_id) if key != keys.ACTIVE]
-    return [*own, keys.producer(job_id), keys.cursors(job_id), keys.drainer(job_id), *_of_drain(job_id)]
+    return [
+        *own,
+        keys.suspects(job_id),
+        keys.producer(job_id),
+        keys.cursors(job_id),
+        keys.drainer(job_id),
+        *_of_drain(job_id),
+    ]
 
 
 def _of_drain(job_id: str) -> list[str]:

@@ -87,7 +87,7 @@ class WorkerRegistry:
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
             pipe.set(keys.heartbeat(worker.instance), written(worker), ex=keys.GONE_TTL_S)
-            for members in (keys.WORKERS, *map(keys.queue_workers, worker.queues)):
+            for members in (keys.WORKERS, *_members(worker)):
                 pipe.zadd(members, {worker.instance: until})
                 # Only the set of all workers keeps those that are gone for a while, so that they can be reported.
                 pipe.zremrangebyscore(members, "-inf", now - 1 - (members == keys.WORKERS) * keys.GONE_TTL_S * 1000)
@@ -102,11 +102,16 @@ class WorkerRegistry:
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False).unlink(keys.heartbeat(worker.instance))
             pipe.zrem(keys.WORKERS, worker.instance)
-            for queue in worker.queues:
-                _no_longer_at(pipe, queue, worker.instance)
+            for members in _members(worker):
+                _no_longer_at(pipe, members, worker.instance)
             pipe.hdel(keys.machine(worker.machine), worker.instance)
             pipe.set(keys.died(worker.instance), keys.LEFT, ex=keys.GONE_TTL_S)
             pipe.execute()
+
+    def expect_quarantine(self, queues: Sequence[str], name: str, within_s: float) -> None:
+        """Say that a worker in quarantine will beat within this time: what may kill a worker waits for it."""
+        until, members = self._connection.now_ms() + int(within_s * 1000), map(keys.queue_quarantine, queues)
+        self._connection.ask_each(members, lambda pipe, key: pipe.zadd(key, {name: until}).expire(key, keys.GONE_TTL_S))
 
     def witness(self) -> set[str]:
         """Report the deaths of workers of this machine whose processes have ended; returns their instances.
@@ -138,8 +143,8 @@ class WorkerRegistry:
             pipe = client.pipeline(transaction=False).set(keys.died(instance), how, ex=keys.GONE_TTL_S)
             for worker in self._parsed([instance], [beat]):
                 pipe.hdel(keys.machine(worker.machine), instance)  # its death is known, so no process needs to check it
-                for queue in worker.queues:
-                    _no_longer_at(pipe, queue, instance)
+                for members in _members(worker):
+                    _no_longer_at(pipe, members, instance)
             pipe.zadd(keys.WORKERS, {instance: self._connection.now_ms() - 1}, xx=True, lt=True)
             pipe.execute()
 
@@ -184,6 +189,8 @@ class WorkerRegistry:
             serving: dict[Offered, list[ServedModel]] = defaultdict(list)
             count = 0
             for worker in self.alive():
+                if worker.quarantine:
+                    continue
                 count += 1
                 for model, served in worker.models.items():
                     serving[worker.hardware, model, worker.precision].append(served)
@@ -268,6 +275,12 @@ def _common(prompts: Sequence[Sequence[str] | None]) -> frozenset[str] | None:
     return frozenset.intersection(*said) if len(said) == len(prompts) else None
 
 
-def _no_longer_at(pipe: Any, queue: str, instance: str) -> None:
+def _members(worker: WorkerRow) -> list[str]:
+    """The sets of workers that a worker is in, one for each of its queues."""
+    key = keys.queue_quarantine if worker.quarantine else keys.queue_workers
+    return [key(queue) for queue in worker.queues]
+
+
+def _no_longer_at(pipe: Any, members: str, instance: str) -> None:
     """Stop counting a worker at a queue. The entry stays, as a trace of a worker, until another worker's heartbeat."""
-    pipe.zadd(keys.queue_workers(queue), {instance: 0}, xx=True, lt=True)
+    pipe.zadd(members, {instance: 0}, xx=True, lt=True)

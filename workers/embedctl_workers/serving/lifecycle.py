@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ from embedctl_workers.encoding.known_good import KnownGood
 from embedctl_workers.encoding.loading import load_encoder
 from embedctl_workers.machine.devices import Pinned
 from embedctl_workers.machine.host import Host
+from embedctl_workers.machine.tally import Tally
 from embedctl_workers.models.cache import cache_folder, locked, private_folder
 from embedctl_workers.models.longest import UNLIMITED
 from embedctl_workers.models.names import names_of
@@ -41,10 +43,11 @@ from embedctl_workers.models.prompts import told
 from embedctl_workers.serving import logs
 from embedctl_workers.serving.health import Health
 from embedctl_workers.serving.heartbeat import Heartbeat
+from embedctl_workers.serving.in_hand import InHand
 from embedctl_workers.serving.interrupts import answer_interrupts
 from embedctl_workers.serving.messages import CheckingConsumer, OneTryDispatcher, inflate_nothing, send_event
 from embedctl_workers.serving.remote_control import remove_commands
-from embedctl_workers.serving.runner import ChunkRunner
+from embedctl_workers.serving.runner import NOTHING, ChunkRunner
 from embedctl_workers.serving.speed import Speed
 from embedctl_workers.serving.sweeping import start_sweeping
 from embedctl_workers.serving.tasks import register
@@ -52,6 +55,21 @@ from embedctl_workers.serving.telemetry import Telemetry
 from embedctl_workers.serving.threads import warmed_threads
 
 log = logging.getLogger(__name__)
+
+#: A worker in quarantine ends when it was given nothing for so long, longer than a job is distrusted after a death
+#: (seconds); so often it asks.
+_QUARANTINE_S, _SUSPECTS_EVERY_S = 90.0, 0.5
+#: The longest time that it may take to load a model (seconds).
+_LOADS_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Supervised:
+    """What a supervisor asks of a worker: the descriptor of the file for its :class:`Tally`; whether it takes only what
+    may kill a worker."""
+
+    tally: int | None = None
+    quarantine: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +87,11 @@ class Start:
     log_level: str
     build: bool = True
     pull: bool = False
+    supervised: Supervised = Supervised()
+
+    @property
+    def quarantine(self) -> bool:
+        return self.supervised.quarantine
 
     @property
     def entry(self) -> HardwareClass:
@@ -82,7 +105,8 @@ class Start:
     @property
     def usual_name(self) -> str:
         """The worker's name, unless another live one has it."""
-        return f"{self.hardware}:{self.pinned.label}@{socket.gethostname()}"
+        alone = ":quarantine" if self.quarantine else ""
+        return f"{self.hardware}:{self.pinned.label}{alone}@{socket.gethostname()}"
 
 
 def run_worker(start: Start) -> int:
@@ -106,6 +130,9 @@ def run_worker(start: Start) -> int:
         stack.callback(broker.close)
         broker.connection.now_ms()  # a wrong URL or password should not wait for the models to load
         broker.connection.read_scripts()
+        if start.quarantine:
+            _step_back()
+            broker.workers.expect_quarantine(_queues_of(start), f"{start.usual_name}/", _LOADS_S)
         served = _load_all(start, health, telemetry, stack)
         health.phase = "starting"
         Reaper(broker).end_leases_of_the_dead()  # of a worker that died here, and that no other worker witnessed
@@ -113,7 +140,9 @@ def run_worker(start: Start) -> int:
         name = _free_name(broker, start.usual_name)
         logs.set_worker(name)
         encoders = {model: each.encoder for model, each in served.items()}
-        runner = ChunkRunner(broker, entry, encoders, f"{name}/{secrets.token_hex(4)}", telemetry)
+        tally = None if start.supervised.tally is None else Tally(start.supervised.tally)
+        instance, in_hand = f"{name}/{secrets.token_hex(4)}", InHand(tally=tally)
+        runner = ChunkRunner(broker, entry, encoders, instance, telemetry, in_hand, quarantine=start.quarantine)
         runner.leave = _leave
         telemetry.watch(runner.in_hand)
         describe = partial(_row, start, served, runner, url)
@@ -126,7 +155,7 @@ def run_worker(start: Start) -> int:
         stack.callback(heartbeat.stop)
         start_sweeping(broker, runner.draining)
         health.attend(heartbeat, runner.in_hand, runner.draining)
-        return _consume(start, runner, queues, health)
+        return _look_for_suspects(runner, queues) if start.quarantine else _consume(start, runner, queues, health)
 
 
 def _row(start: Start, served: Mapping[str, _Served], runner: ChunkRunner, metrics_url: str) -> WorkerRow:
@@ -156,6 +185,7 @@ def _row(start: Start, served: Mapping[str, _Served], runner: ChunkRunner, metri
         quiet_s=round(quietest[1], 1) if quietest else 0.0,
         device=pinned.device,
         metrics=metrics_url,
+        quarantine=start.quarantine,
     )
 
 
@@ -275,6 +305,33 @@ def _consume(start: Start, runner: ChunkRunner, model_of_queue: dict[str, str], 
     register(app, runner, model_of_queue, partial(send_event, worker))
     worker.start()
     return int(worker.exitcode or 0)
+
+
+def _step_back() -> None:
+    """Let this process be the last that gets a CPU, and the first that the kernel kills if memory runs out."""
+    os.nice(19)
+    with suppress(OSError):  # only Linux has it
+        Path("/proc/self/oom_score_adj").write_text("1000", "ascii")
+
+
+def _queues_of(start: Start) -> list[str]:
+    """The queues of the models that a worker is started for, as they are spelled there."""
+    return [keys.queue(start.hardware, model) for model in start.models]
+
+
+def _look_for_suspects(runner: ChunkRunner, model_of_queue: Mapping[str, str]) -> int:
+    """Take what may kill a worker from these queues, until there was nothing for a while; the exit status."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: runner.draining.set())
+    status, last = [0], time.monotonic()
+    runner.leave = lambda of_sick: status.append(of_sick)
+    while not runner.draining.is_set() and time.monotonic() - last < _QUARANTINE_S:
+        said = [runner.run(model, queue) for queue, model in model_of_queue.items()]
+        if any(words != NOTHING for words in said):
+            last = time.monotonic()
+        else:
+            runner.draining.wait(_SUSPECTS_EVERY_S)
+    return status[-1]
 
 
 def _adapt(app: Celery, runner: ChunkRunner, health: Health) -> None:

@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 #: A chunk whose task failed, and not because of a record, is offered again after this back-off.
 _OFFERED_AGAIN = Policy(10.0, 30 * 60.0)
 #: What came of a bell if no chunk could be taken.
-_NOTHING = "nothing was ready"
+NOTHING = "nothing was ready"
 #: For so long, a chunk that this worker could not do is left to other workers (seconds).
 _LEFT_S = 5.0
 #: How long a thread rests after a bell for chunks that are left to other workers: one of them hears the next (seconds).
@@ -59,7 +59,7 @@ _LOOKED_UP_S = 10.0
 class ChunkRunner:
     """Turns chunks into stored vectors. One thread encodes while others claim and prepare.
 
-    Encoders are by model name.
+    Encoders are by model name. In `quarantine`, the worker takes what may kill a worker, and nothing else.
     """
 
     def __init__(
@@ -69,15 +69,19 @@ class ChunkRunner:
         encoders: Mapping[str, ChunkEncoder],
         instance: str,
         telemetry: Telemetry,
+        in_hand: InHand | None = None,
+        *,
+        quarantine: bool = False,
     ) -> None:
         self._broker = broker
+        self._quarantine = quarantine
         self._hardware = hardware
         self._encoders = encoders
         self.instance = instance  #: this worker process
         self._telemetry = telemetry
         self._unsure = Streak()
         self._isolation = Isolation()
-        self.in_hand = InHand()  #: the chunks that this worker holds
+        self.in_hand = in_hand or InHand()  #: the chunks that this worker holds
         self.draining = threading.Event()  #: set when the worker is to stop
         self.hurrying = threading.Event()  #: set when it is to stop without finishing the chunk that it is encoding
         self.sick: WorkerSick | None = None  #: why this worker takes no more chunks; None while it is well
@@ -106,7 +110,7 @@ class ChunkRunner:
         with self._isolation:
             given = Given() if self.draining.is_set() else self._ask(model, queue)
             # It may raise: no lease is renewed yet.
-            tell(in_words(given.claims[0]) if given.claims else _NOTHING)
+            tell(in_words(given.claims[0]) if given.claims else NOTHING)
             taken = [self._take(claim, model) for claim in given.claims]
             if taken:
                 self._over(taken[0], partial(self._run, taken))
@@ -115,7 +119,7 @@ class ChunkRunner:
         rests = [each.held.rest_s for each in taken] + [_LATER_S] * given.later
         if rest_s := max(rests, default=0.0):
             self.draining.wait(rest_s)
-        return ", ".join(in_words(each.claim) for each in taken) or _NOTHING
+        return ", ".join(in_words(each.claim) for each in taken) or NOTHING
 
     def _ask(self, model: str, queue: str) -> Given:
         """Claim the next chunk of a queue; nothing if Redis can't be reached."""
@@ -192,7 +196,8 @@ class ChunkRunner:
 
     def _claimant(self, model: str, queue: str) -> Claimant:
         fingerprint = self._encoders[model].backend.fingerprint
-        return Claimant(self.instance, fingerprint, self._hardware.precision, self._begins_jobs(model, queue))
+        begins = self._begins_jobs(model, queue)
+        return Claimant(self.instance, fingerprint, self._hardware.precision, begins, self._quarantine)
 
     def _begins_jobs(self, model: str, queue: str) -> bool:
         """Whether this worker takes jobs of a queue that no worker has begun, and so pins them to its files."""
@@ -266,6 +271,7 @@ class ChunkRunner:
             self._unsure.end()
             self._telemetry.encoded(held.model, encoded.tokens, encoded.positions)
             self._store.complete(claimed, encoded)
+            self.in_hand.completed()
         else:
             self._ask_another(held, encoded)
 

@@ -11,10 +11,12 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import IO, Any
 
 from embedctl.common import processes
 from embedctl_config.errors import WorkerError
+from embedctl_workers.machine import tally
 from embedctl_workers.supervising.plan import PlannedWorker
 from embedctl_workers.supervising.registry_link import RegistryLink
 from embedctl_workers.supervising.restarts import HOPELESS, Pace, Restarts, how_it_ended, makes_suspect
@@ -84,21 +86,29 @@ class Place(ABC):
     def _look(self) -> None:
         """See whether the process is ready."""
 
+    def _tally(self) -> tuple[int, int]:
+        """How many chunks the process had in hand when it ended, and how many it had completed."""
+        return 0, 0
+
     def _on_exit(self, status: int) -> None:
         self.release(status)
         how, restarts = how_it_ended(status), self.restarts
-        pause = restarts.on_exit(status, time.monotonic())
-        if restarts.given_up is None:
+        held, completed = self._tally()
+        pause = restarts.on_exit(status, time.monotonic(), held=held, completed=completed)
+        if held and not pause:
+            self.say(logging.ERROR, "%s with %d chunks in hand; starting it again at once", how, held)
+        elif restarts.given_up is None:
             self.say(logging.ERROR, "%s; starting it again in %g s", how, pause)
-            return
-        why = "and would again" if status in HOPELESS else f"{restarts.failed_starts} times in a row"
-        self.say(logging.CRITICAL, "given up: %s before it was ready, %s; see its messages above", how, why)
+        else:
+            why = "and would again" if status in HOPELESS else f"{restarts.failed_starts} times in a row"
+            self.say(logging.CRITICAL, "given up: %s before it was ready, %s; see its messages above", how, why)
 
 
 class WorkerPlace(Place):
     """A worker of the plan, which adds to this environment and these options.
 
-    The registry tells that it is ready, and is told how it died.
+    The registry tells that it is ready, and is told how it died. If it dies with chunks in hand, its `quarantine` is
+    started, which finds out which text did it.
     """
 
     def __init__(
@@ -108,10 +118,14 @@ class WorkerPlace(Place):
         *,
         environment: Mapping[str, str],
         options: Sequence[str],
+        quarantine: QuarantinePlace | None = None,
+        pace: Pace | None = None,
     ) -> None:
-        pace = Pace()
+        pace = pace or Pace()
         super().__init__(Restarts(pace), pace.drain_s)
         self._worker = worker
+        self._quarantine = quarantine
+        self._file = tally.make_file()
         self._name = f"{worker.name}@{socket.gethostname()}"  # in logs, until it has told its own
         self._registry = registry
         self._environment = environment
@@ -130,19 +144,69 @@ class WorkerPlace(Place):
 
     def _spawn(self) -> subprocess.Popen[Any]:
         # A worker logs to standard error; what Celery prints to standard output as it stops is dropped.
+        self._file.close()
+        self._file = tally.make_file()
+        descriptor = self._file.fileno()
         process = processes.start(
-            [sys.executable, "-m", "embedctl_workers", *self._worker.arguments, *self._options],
+            [
+                *(sys.executable, "-m", "embedctl_workers"),
+                *(*self._worker.arguments, *self._options, "--tally", str(descriptor)),
+            ],
             env={**self._environment, **self._worker.environment},
+            pass_fds=[descriptor],
         )
         self._registry.expect(process.pid)
         self.say(logging.INFO, "starting: %s", self._worker.command)
         return process
+
+    def _tally(self) -> tuple[int, int]:
+        held, completed = tally.read(self._file)
+        if held and self._quarantine is not None:
+            self._quarantine.want()
+        return held, completed
 
     def _look(self) -> None:
         if self.process and (row := self._registry.row_of(self.process.pid)):
             self._name = row.name
             self.restarts.on_ready(time.monotonic())
             self.say(logging.INFO, "ready after %.1f s", time.monotonic() - self._started_at)
+
+
+class QuarantinePlace(WorkerPlace):
+    """A worker with one thread and the lowest priority that takes what may kill a worker. It runs while there is
+    any."""
+
+    def __init__(
+        self, worker: PlannedWorker, registry: RegistryLink, *, environment: Mapping[str, str], options: Sequence[str]
+    ) -> None:
+        super().__init__(
+            replace(worker, metrics_address=""),
+            registry,
+            environment=environment,
+            options=[*options, "--threads", "1", "--quarantine"],
+            # Each of its deaths has found a text, so none is a reason for a pause.
+            pace=Pace(fruitless=sys.maxsize),
+        )
+        self._wanted = False
+
+    @property
+    def settled(self) -> bool:
+        """True: nobody waits for it."""
+        return True
+
+    def want(self) -> None:
+        """Start it, if it does not run."""
+        self._wanted = True
+
+    def pause(self) -> float | None:
+        return super().pause() if self._wanted or self.process is not None else None
+
+    def tend(self) -> None:
+        if self.process is not None and self.process.poll() == 0:  # there was nothing left for it to do
+            self._wanted = False
+            self.release(0)
+        elif self._wanted or self.process is not None:
+            super().tend()
 
 
 class GatewayPlace(Place):
