@@ -3,18 +3,17 @@
 -- missing or out of date in them is mended when it is met.
 -- KEYS: live workers of the queue, its lanes, its issued chunks, its small issued chunks, pause of its background lane.
 -- ARGV: job or '', chunk of the job whose ticket is over or '', queue, tickets per worker, reissue after, part of the
--- interactive lane, tenant whose jobs alone the caller may read or ''.
+-- interactive lane.
 -- → ok (<job> <chunk>)…
 local workers, lanes, large, small, pause = unpack(KEYS)
 local own, over, queue = ARGV[1], ARGV[2], ARGV[3]
-local per_worker, reissue_ms, part, only = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
+local per_worker, reissue_ms, part = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local live = redis.call('ZCOUNT', workers, now, '+inf')
 local part_of = {interactive = part, normal = 1 - part}
 local over_states = {completed = true, completed_with_errors = true, failed = true, cancelled = true}
 local steps, checks = 1000, CHECKED
-local theirs = false  -- it is the turn of a tenant whose jobs the caller may not read: a worker will choose
 
 local function flows_of(lane) return FLOWS .. lane .. ':' .. queue end
 local function jobs_of(job) return FLOW .. job.lane .. ':' .. job.tenant .. ':' .. queue end
@@ -105,10 +104,6 @@ local function next_of(lane)
   while steps > 0 do
     local tenant = redis.call('ZRANGE', flows, 0, 0)[1]
     if not tenant then return nil end
-    if only ~= '' and tenant ~= only then
-      theirs = true
-      return nil
-    end
     local jobs = jobs_of({lane = lane, tenant = tenant})
     local id = redis.call('ZRANGE', jobs, 0, 0)[1]
     if id then
@@ -132,13 +127,13 @@ end
 local function next_job()
   if redis.call('EXISTS', flows_of('background')) == 1 and redis.call('EXISTS', pause) == 0 then
     local job = next_of('background')
-    if job or theirs then return job end
+    if job then return job end
   end
   while steps > 0 do
     local lane = redis.call('ZRANGE', lanes, 0, 0)[1]
     if not lane then return next_of('background') end
     local job = next_of(lane)
-    if job or theirs then return job end
+    if job then return job end
     if steps > 0 then redis.call('ZREM', lanes, lane) end
   end
 end
@@ -148,7 +143,6 @@ end
 local function is_out(entry)
   local id, chunk = entry:match('^([^:]+):(%d+)$')
   if not id then return false end
-  if only ~= '' and id:sub(TAG_FROM, TAG_TO) ~= own:sub(TAG_FROM, TAG_TO) then return true end  -- who may not ask, waits
   local key = JOB .. id
   local due_at = tonumber(redis.pcall('ZSCORE', key .. ':due', chunk) or nil)
   if not due_at then return false end

@@ -19,10 +19,8 @@ class Issued:
     chunk: int
 
 
-def issue_call(
-    settings: Settings, job_id: str, queue: str, over: int | None = None, tenant: str | None = None
-) -> ScriptCall:
-    """The script of :meth:`JobStore.issue`, for all tenants, or for the only one whose jobs this process may read."""
+def issue_call(settings: Settings, job_id: str, queue: str, over: int | None = None) -> ScriptCall:
+    """The script of :meth:`JobStore.issue`."""
     sizes = [keys.issued(queue, size) for size in ("large", "small")]
     return ScriptCall(
         "issue",
@@ -34,7 +32,6 @@ def issue_call(
             settings.limits.window_per_worker,
             int(settings.limits.reissue_s * 1000),
             settings.interactive_share,
-            tenant or "",
         ],
     )
 

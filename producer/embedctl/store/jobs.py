@@ -98,7 +98,7 @@ class JobStore(JobReader):
                 [job_id, 0, digest, rows, value, token, keys.PRODUCER_LEASE_S * 1000],
             ),
             ScriptCall("seal", [*of_job, producer], [job_id, 1]),
-            issue_call(self._settings, job_id, queue, tenant=self._connection.tenant),
+            issue_call(self._settings, job_id, queue),
         ]
         try:
             created, *steps = self._connection.raw_scripts(calls)
@@ -123,8 +123,7 @@ class JobStore(JobReader):
         """The id of a new job, and the call that makes it."""
         now = self._connection.recent_now_ms()
         ttl_ms = int(spec.ttl_s * 1000)
-        made, tag = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now / 1000)), tenants.tag_of(spec.tenant)
-        job_id = "-".join(filter(None, (made, tag, secrets.token_hex(5))))
+        job_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now / 1000))}-{secrets.token_hex(5)}"
         fields: dict[str, Any] = {
             "version": wire.VERSION,
             "state": JobState.SUBMITTING,
@@ -142,7 +141,7 @@ class JobStore(JobReader):
         shared = [keys.ACTIVE, keys.BIRTH, keys.JOBS, keys.UPKEEP, keys.QUEUES]
         script_keys = [keys.job(job_id), *shared, keys.quota(spec.tenant)]
         if spec.idempotency_key is not None:
-            script_keys.append(keys.idempotency(spec.idempotency_key, tag))
+            script_keys.append(keys.idempotency(spec.idempotency_key, spec.tenant))
             fields["idempotency_key"] = script_keys[-1]
         perhaps = ("max_errors", "max_errors_share", "results_high_water", "data")
         fields |= {name: value for name in perhaps if (value := getattr(spec, name)) is not None}
@@ -227,13 +226,12 @@ class JobStore(JobReader):
 
         The ticket of the chunk `over` is over, because the chunk has ended or can't be claimed.
         """
-        call = issue_call(self._settings, job_id, queue, over, self._connection.tenant)
+        call = issue_call(self._settings, job_id, queue, over)
         return issued_of(self._connection.script(call.name, call.keys, call.args)[1])
 
     def issue_all(self, over: Sequence[tuple[JobStatus, int]]) -> list[tuple[str, list[Issued]]]:
         """The same for several jobs in one round trip: each queue, and the chunks whose tickets go there."""
-        tenant = self._connection.tenant
-        calls = [issue_call(self._settings, job.id, job.queue, chunk, tenant) for job, chunk in over]
+        calls = [issue_call(self._settings, job.id, job.queue, chunk) for job, chunk in over]
         answers = self._connection.scripts(calls)
         return [
             (job.queue, issued_of(answer[1]))

@@ -78,7 +78,6 @@ def script_source(name: str) -> str:
     if name == "issue":
         constants += (
             f"local ACTIVE, FLOWS, FLOW, LANE = '{keys.ACTIVE}', '{keys.FLOWS}', '{keys.FLOW}', '{tenants.NORMAL}'\n"
-            f"local TAG_FROM, TAG_TO = {keys.TAG_AT.start + 1}, {keys.TAG_AT.stop}\n"
             f"local SMALL, SMALL_FACTOR, CHECKED, LONGEST_WAIT_S, BACKGROUND_MS, CLAIMED_AFTER_MS = "
             f"{_SMALL_BYTES}, {_SMALL_FACTOR}, {_CHECKED}, {_LONGEST_WAIT_S}, {_BACKGROUND_S * 1000}, "
             f"{_CLAIMED_AFTER_S * 1000}\n"

@@ -56,8 +56,6 @@ class UnusedQueues:
 
     def leave(self, queue: str) -> None:
         """Tidy the queue of a job that was just removed. The reaper does what is left, if this fails too."""
-        if self._connection.tenant is not None:
-            return  # it can't tell which tickets nobody needs
         with suppress(NotPermitted, BrokerUnavailable):
             now_ms = self._connection.now_ms()
             self._tidy([queue], now_ms)
