@@ -125,7 +125,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
     # Ids in full: the library also takes shortened ones, with which a client could find the jobs of others.
-    job = r"/jobs/(\d{8}-\d{6}(?:-[0-9a-f]{10}){1,2})"
+    job = r"/jobs/(\d{8}-\d{6}-[0-9a-f]{10})"
     application = Application([("/jobs", Jobs), (job, OneJob), (f"{job}/vectors", Vectors)])
     sockets = bind_sockets(parser.parse_args().port, "127.0.0.1")
     HTTPServer(application, max_buffer_size=LARGEST_BODY).add_sockets(sockets)

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any
 
 from benchmarks.ours.service import DUMMY, Figures, seconds_of, service
+from embedctl.store.queues import job_of
 from tests.support.store import MINE, claim, encoded, new_job, row
 from tests.support.waiting import eventually
 
@@ -25,7 +26,6 @@ from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
 from embedctl.queueing.routing import resolve, with_workers
 from embedctl.store import ClaimAnswer, WorkerRow
-from embedctl.store.queues import job_of
 from embedctl.store.scripts import script_source
 from embedctl.waiting.overview import Gatherer
 from embedctl_config import keys

@@ -10,24 +10,21 @@ from __future__ import annotations
 import calendar
 import hashlib
 import inspect
+import json
 import re
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from embedctl_config.tenants import TAG_DIGITS
+from embedctl_config.tenants import DEFAULT
 
 #: Job ids as a pattern for Redis' access lists. Its length is fixed: a role that may read a job's hash must not match
 #: the keys of the job's chunks, which begin with the hash's key.
 JOB_IDS = "????????-??????-??????????"
-#: The same for jobs of a tenant, whose tag has this place.
-TENANTS_JOB_IDS = "????????-??????-{tag}-??????????"
-TAG_AT = slice(16, 16 + TAG_DIGITS)
-_JOB_ID = re.compile(r"[0-9]{8}-[0-9]{6}(-[0-9a-f]{10}){1,2}")
+_JOB_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{10}")
 
-#: A producer submits and fetches, a worker encodes, and a monitor sees jobs and workers, but no text and no vector. A
-#: tenant is a producer that sees its own jobs alone.
-_PRODUCER, _WORKER, _MONITOR, _TENANT = ROLES = ("producer", "worker", "monitor", "tenant")
+#: A producer submits and fetches, a worker encodes, and a monitor sees jobs and workers, but no text and no vector.
+_PRODUCER, _WORKER, _MONITOR = "producer", "worker", "monitor"
 
 #: Every key, as a pattern for Redis' access lists → the roles that use it.
 ACCESS: dict[str, tuple[str, ...]] = {}
@@ -83,16 +80,16 @@ def _of_chunk(kind: str, *roles: str) -> Callable[[str, int | str], str]:
 
 
 #: Sorted set of job ids that still need the reaper, by creation time in ms.
-ACTIVE = _shared("embed:active", _PRODUCER, _WORKER, _MONITOR, _TENANT)
+ACTIVE = _shared("embed:active", _PRODUCER, _WORKER, _MONITOR)
 
 #: Sorted set of all job ids by creation time in ms. The id of a job that is gone is dropped at the next look.
-JOBS = _shared("embed:jobs", _PRODUCER, _WORKER, _MONITOR, _TENANT)
+JOBS = _shared("embed:jobs", _PRODUCER, _WORKER, _MONITOR)
 
 #: When this database was first used, in ms since 1970. A job with an older id was lost with an earlier database.
-BIRTH = _shared("embed:birth", _PRODUCER, _WORKER, _MONITOR, _TENANT)
+BIRTH = _shared("embed:birth", _PRODUCER, _WORKER, _MONITOR)
 
 #: Sorted set of worker instances by the expiry of their heartbeats in ms.
-WORKERS = _shared("embed:workers", _PRODUCER, _WORKER, _MONITOR, _TENANT)
+WORKERS = _shared("embed:workers", _PRODUCER, _WORKER, _MONITOR)
 
 #: A worker whose heartbeat is older than this is silent: dead, stopped or cut off (seconds).
 HEARTBEAT_TTL_S = 15
@@ -132,7 +129,7 @@ EVENTS_KEPT = 256
 REAPER = _shared("embed:reaper:turn", _PRODUCER, _WORKER)
 
 #: Sorted set of active jobs by the time of the reaper's next look in ms.
-UPKEEP = _shared("embed:reaper:due", _PRODUCER, _WORKER, _TENANT)
+UPKEEP = _shared("embed:reaper:due", _PRODUCER, _WORKER)
 
 
 # Whose turn it is in a queue. Each begins the keys of queues, lanes, kinds and tenants; see `turns.lua`.
@@ -179,7 +176,7 @@ QUOTA_TTL_S = 7 * 24 * 3600
 quota = _of_each(QUOTA, _PRODUCER, _WORKER, _MONITOR)
 
 #: Hash: notes of one round of the reaper for the next: the positions of its sweeps, and the queues' oldest tickets.
-NOTES = _shared("embed:reaper:notes", _PRODUCER, _WORKER, _TENANT)
+NOTES = _shared("embed:reaper:notes", _PRODUCER, _WORKER)
 
 #: String: held by the one process that sweeps the bytes outside of Redis.
 SWEEP = _shared("embed:reaper:data", _PRODUCER, _WORKER)
@@ -188,7 +185,7 @@ SWEEP = _shared("embed:reaper:data", _PRODUCER, _WORKER)
 NOTES_TTL_S = 24 * 3600
 
 #: Sorted set of queues by the time when a job of them was last seen, in ms.
-QUEUES = _shared("embed:reaper:queues", _PRODUCER, _WORKER, _TENANT)
+QUEUES = _shared("embed:reaper:queues", _PRODUCER, _WORKER)
 
 #: An empty queue is forgotten this long after its last job was seen: no process that worked on the job then can still
 #: send a ticket (seconds).
@@ -259,13 +256,12 @@ def uncommitted_result(job_id: str, chunk: int, token: str) -> str:
 
 
 @_used_by(_PRODUCER, _WORKER, pattern="embed:idempotency:*")
-def idempotency(key: str, tag: str = "") -> str:
+def idempotency(key: str, tenant: str = DEFAULT) -> str:
     """String: the job id made with this idempotency key. The key is hashed: it may be long, or private.
 
-    The tag is the tenant's: two tenants may use the same key.
+    Two tenants may use the same key.
     """
-    hashed = hashlib.sha256(key.encode()).hexdigest()
-    return f"embed:idempotency:{tag}:{hashed}" if tag else f"embed:idempotency:{hashed}"
+    return f"embed:idempotency:{_hashed(tenant, key)}"
 
 
 #: A `--sync` that is silent for this long counts as over (seconds).
@@ -273,17 +269,20 @@ SYNC_LEASE_S = 30
 
 
 @_used_by(_PRODUCER, pattern="embed:sync:*")
-def sync(destination: str, tag: str = "") -> str:
+def sync(destination: str, tenant: str = DEFAULT) -> str:
     """String: `ms token machine process host` of the process whose `--sync` writes a destination, and since when.
 
-    The key has a hash of its name, and the tag of the tenant, which does not learn what others write.
+    The key is hashed, as that of :func:`idempotency` is: two tenants may write destinations of one name.
     """
-    hashed = hashlib.sha256(destination.encode()).hexdigest()
-    return f"embed:sync:{tag}:{hashed}" if tag else f"embed:sync:{hashed}"
+    return f"embed:sync:{_hashed(tenant, destination)}"
+
+
+def _hashed(tenant: str, name: str) -> str:
+    return hashlib.sha256(json.dumps([tenant, name]).encode()).hexdigest()
 
 
 #: String: a worker instance's heartbeat, as JSON.
-heartbeat = _of_each("embed:worker:", _PRODUCER, _WORKER, _MONITOR, _TENANT)
+heartbeat = _of_each("embed:worker:", _PRODUCER, _WORKER, _MONITOR)
 
 # What the gateway keeps. The parts of a file are results of an id that has the form of a job's, and that no job has: so
 # access lists permit them, and what sweeps the bytes outside of Redis knows them.
@@ -336,7 +335,7 @@ LEFT = "left"
 
 
 #: String: how a worker instance is known to have died, or :data:`LEFT`.
-died = _of_each("embed:died:", _PRODUCER, _WORKER, _MONITOR, _TENANT)
+died = _of_each("embed:died:", _PRODUCER, _WORKER, _MONITOR)
 
 #: Hash: worker instances of one machine → process. Other processes of that machine can see which of them run.
 machine = _of_each("embed:machine:", _PRODUCER, _WORKER)
@@ -346,19 +345,19 @@ machine = _of_each("embed:machine:", _PRODUCER, _WORKER)
 QUEUE_KEY = "embed:queue:"
 
 
-@_used_by(_PRODUCER, _WORKER, _MONITOR, _TENANT)
+@_used_by(_PRODUCER, _WORKER, _MONITOR)
 def queue_workers(queue: str) -> str:
     """Sorted set: worker instances that consume a queue, by the expiry of their heartbeats in ms."""
     return f"{QUEUE_KEY}{queue}:workers"
 
 
-@_used_by(_PRODUCER, _WORKER, _TENANT)
+@_used_by(_PRODUCER, _WORKER)
 def queue_quarantine(queue: str) -> str:
     """Sorted set: workers that take what may kill a worker, by the expiry of their heartbeats in ms."""
     return f"{QUEUE_KEY}{queue}:quarantine"
 
 
-@_used_by(_PRODUCER, _WORKER, _MONITOR, _TENANT)
+@_used_by(_PRODUCER, _WORKER, _MONITOR)
 def queue(hardware: str, model: str) -> str:
     """The Celery queue of a hardware class and a model."""
     return f"embed.{hardware}.{model}"
@@ -381,27 +380,9 @@ def is_job_id(text: str) -> bool:
     return _JOB_ID.fullmatch(text) is not None
 
 
-def tag_in(job_id: str) -> str:
-    """The tag of the tenant in a job's id; empty if the job names no tenant."""
-    return job_id[TAG_AT] if len(job_id) > len(JOB_IDS) else ""
-
-
 def patterns_of(role: str) -> list[str]:
-    """The keys of a role, as patterns for Redis' access lists. Those of jobs are there for both forms of ids."""
-    tenants = TENANTS_JOB_IDS.format(tag="?" * TAG_DIGITS)
-    own = [pattern for pattern, roles in ACCESS.items() if role in roles]
-    return [each for pattern in own for each in dict.fromkeys((pattern, pattern.replace(JOB_IDS, tenants)))]
-
-
-def patterns_of_tenant(name: str, tag: str) -> list[str]:
-    """The keys of a producer that sees the jobs of one tenant alone, as patterns for Redis' access lists."""
-    ids = TENANTS_JOB_IDS.format(tag=tag)
-    shared = [pattern for pattern, roles in ACCESS.items() if _TENANT in roles]
-    jobs = [
-        pattern.replace(JOB_IDS, ids) for pattern, roles in ACCESS.items() if JOB_IDS in pattern and _PRODUCER in roles
-    ]
-    own = [quota(name), f"embed:idempotency:{tag}:*", f"embed:sync:{tag}:*"]
-    return [*shared, *own, *jobs]
+    """The keys of a role, as patterns for Redis' access lists."""
+    return [pattern for pattern, roles in ACCESS.items() if role in roles]
 
 
 def created_s(job_id: str) -> int:

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
 
 from embedctl_config.address import Address
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import NO_REDIS, Settings, expanded
-from embedctl_config.tenants import tenant_of_user
 
 #: Options that a URL may hold → the values allowed for them: none of these turns a check off.
 _CHECKS: Mapping[str, frozenset[str]] = {
@@ -103,13 +102,6 @@ def secret_url(settings: Settings) -> str:
         parts = parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}")
     # By hand: urlunsplit would leave the slashes out of unix:///path.
     return f"{parts.scheme}://{parts.netloc}{parts.path}" + (f"?{urlencode(query)}" if query else "")
-
-
-def tenant_of(settings: Settings) -> str | None:
-    """The tenant whose jobs alone this process sees, by its user of Redis; None if it sees all jobs."""
-    parts = _split(settings.redis_url)
-    user = parts.netloc.rpartition("@")[0].partition(":")[0]
-    return tenant_of_user(unquote(user) or dict(parse_qsl(parts.query)).get("username"))
 
 
 def tls_options(settings: Settings) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,12 +13,6 @@ LANES = (INTERACTIVE, NORMAL, BACKGROUND) = ("interactive", "normal", "backgroun
 _LONGEST_NAME = 64
 #: What a name that becomes part of a key may consist of.
 NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/@")
-#: The user of Redis that sees the jobs of one tenant alone has this before the tenant's name.
-USER = "tenant-"
-#: A user's name stands in URLs, and in the name of the file of its password.
-_CHARACTERS_OF_USERS = NAME_CHARACTERS - frozenset("/@")
-#: Hexadecimal digits of a tag.
-TAG_DIGITS = 10
 _LEAST_WEIGHT, _MOST_WEIGHT = 0.001, 1000.0
 #: The names of a tenant's limits.
 LIMITS = ("max_jobs", "max_waiting_records", "max_waiting_bytes")
@@ -59,32 +52,6 @@ def check_tenant(name: str) -> str | None:
 def check_lane(name: str) -> str | None:
     """What is wrong with a lane's name, or None."""
     return None if name in LANES else f"lane {name!r} is none of {', '.join(LANES)}"
-
-
-def tag_of(name: str) -> str:
-    """What the ids of a tenant's jobs have in common; empty for the tenant of jobs that name none.
-
-    It has a fixed length, so that a pattern in Redis' access list can name the keys of one tenant's jobs.
-    """
-    return "" if name == DEFAULT else hashlib.sha256(name.encode()).hexdigest()[:TAG_DIGITS]
-
-
-def user_of(name: str) -> str:
-    """The user of Redis for one tenant; raises ValueError if this tenant can't have one."""
-    wrong = check_tenant(name)
-    if wrong is None and name == DEFAULT:
-        wrong = f"the jobs of tenant {DEFAULT!r} are seen by everybody with the password of producer"
-    if wrong is None and not _CHARACTERS_OF_USERS.issuperset(name):
-        wrong = f"tenant {name!r} can't have a user of Redis: its name would need to be without / and @"
-    if wrong is not None:
-        raise ValueError(wrong)
-    return f"{USER}{name}"
-
-
-def tenant_of_user(user: str | None) -> str | None:
-    """The tenant whose jobs alone a user of Redis sees; None for other users."""
-    name = (user or "").removeprefix(USER)
-    return name if user and name != user and check_tenant(name) is None else None
 
 
 def problems_of(tenants: Mapping[str, TenantEntry]) -> list[str]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from embedctl import Job, JobError, JobNotFound, JobState, JobUnfinished
 from embedctl_config import keys
-from embedctl_config.tenants import tag_of
 from tests.chaos.budget import check_stopped
 from tests.chaos.check import Verdict, check_job, freed
 from tests.chaos.jobs import Workload
@@ -104,7 +103,7 @@ class Monitor:
 
     def _look(self, order: Order) -> None:
         raw = self.stack.raw
-        found = raw.get(keys.idempotency(order.plan.key, tag_of(order.plan.tenant)))
+        found = raw.get(keys.idempotency(order.plan.key, order.plan.tenant))
         if found is not None:
             order.made(found.decode())
         elif order.job_id is None and order.plan.frees_key:
@@ -145,7 +144,7 @@ class Monitor:
         for name in names:
             pipe.hget(keys.job(name.decode()), "idempotency_key")
         for name, key in zip(names, pipe.execute(), strict=True):
-            if key == keys.idempotency(order.plan.key, tag_of(order.plan.tenant)).encode():
+            if key == keys.idempotency(order.plan.key, order.plan.tenant).encode():
                 order.made(name.decode())
 
     def _watch_producer(self, order: Order, *, stopped: bool) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.chaos.jobs import Plan, Workload
 from tests.chaos.stack import FAR, Stack
 
-_JOB_ID = re.compile(r"[0-9]{8}-[0-9]{6}(?:-[0-9a-f]{10}){1,2}")
+_JOB_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{10}")
 #: Words in the message of a producer whose job ended meanwhile, by its error budget or because somebody cancelled it.
 _STOPPED, _CANCELLED = "error budget", "cancelled"
 #: Words in a retry's message about a job that has not ended.

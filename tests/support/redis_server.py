@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,9 +58,9 @@ class RedisServer:
         login = f"{user}:{self.passwords[user]}@" if self.passwords else ""
         return f"unix://{login}{self.folder}/redis.sock"
 
-    def restrict(self, *, redis_7: bool = False, tenants: Iterable[str] = ()) -> None:
+    def restrict(self, *, redis_7: bool = False) -> None:
         """From the next start on, admit only the users of `embedctl config acl`."""
-        passwords, _ = read_passwords(self.folder / "passwords", tenants)
+        passwords, _ = read_passwords(self.folder / "passwords")
         users = self.folder / "users.acl"
         users.write_text(access_list(passwords, database=0, redis_7=redis_7))
         self.passwords = {user: each[0] for user, each in passwords.items()}

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -56,14 +56,14 @@ VERSIONS = ("6.2", pytest.param("7", marks=pytest.mark.slow))
 
 
 @contextmanager
-def restricted_redis(version: str, tenants: Iterable[str] = ()) -> Iterator[RedisServer]:
+def restricted_redis(version: str) -> Iterator[RedisServer]:
     """A Redis that lets in only the users of the list: the one that all else runs on, or 7, which knows newer rules."""
     binary = tls_redis_server() if version == "7" else ""
     if version == "7" and not binary:
         pytest.skip("there is no redis-server 7: `tests/support/get-redis.sh` unpacks Debian's, as root")
     folder = Path(tempfile.mkdtemp(prefix="ec-"))
     server = RedisServer(folder, binary=binary)
-    server.restrict(redis_7=version == "7", tenants=tenants)
+    server.restrict(redis_7=version == "7")
     server.start()
     yield server
     server.stop()

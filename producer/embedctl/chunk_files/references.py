@@ -25,7 +25,7 @@ _TAIL = struct.Struct("<QI8s")
 MOST_BYTES = 256
 #: The form of a name: `DATABASE/DAY/JOB/in|out/SHARD/CHUNK.TOKEN`. Another program may have written what Redis holds,
 #: and must not choose which files we read or remove.
-NAME = re.compile(r"\d{1,20}/\d{8}/(\d{8}-\d{6}(?:-[0-9a-f]{10}){1,2})/(in|out)/\d{6,}/(\d+)\.[0-9a-f]{16}")
+NAME = re.compile(r"\d{1,20}/\d{8}/(\d{8}-\d{6}-[0-9a-f]{10})/(in|out)/\d{6,}/(\d+)\.[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ def list_jobs(
 ) -> None:
     """Show the jobs in Redis, newest first."""
     broker = Broker.shared(load_settings())
-    filtered = bool(states or models or classes or tenants) or broker.connection.tenant is not None
+    filtered = bool(states or models or classes or tenants)
     # One more job than is shown tells whether there are more. Filters may leave out many.
     jobs = broker.jobs.newest() if filtered else broker.jobs.newest(limit + 1)
 

@@ -87,21 +87,14 @@ def _show(settings: Settings, sources: Mapping[str, str], *, as_json: bool) -> N
     is_flag=True,
     help="Print a list for Redis 7 or newer only, which also denies flower every change to jobs and workers.",
 )
-@option(
-    "--tenant",
-    "tenants",
-    multiple=True,
-    metavar="NAME",
-    help="Give this tenant a user tenant-NAME, who submits and fetches, and sees its own jobs alone. Can be repeated.",
-)
-def acl(passwords: Path, tenants: tuple[str, ...], *, redis_7: bool) -> None:
+def acl(passwords: Path, *, redis_7: bool) -> None:
     """Print an access list (ACL) for Redis.
 
     The list names the users, the hashes of their passwords, and what each user may do. Redis reads it as its `aclfile`.
-    The users are producer, worker, monitor, flower, those of the tenants, and admin for yourself; nobody else may log
-    in. The list is for the database in the setting redis_url, or for database 0 if the setting names none.
+    The users are producer, worker, monitor, flower, and admin for yourself; nobody else may log in. The list is for the
+    database in the setting redis_url, or for database 0 if the setting names none.
     """
-    found, made = read_passwords(passwords, tenants)
+    found, made = read_passwords(passwords)
     for file in made:
         click.echo(f"made {file}", err=True)
     click.echo(access_list(found, database=database_of(load_settings().redis_url), redis_7=redis_7), nl=False)

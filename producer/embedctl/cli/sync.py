@@ -70,7 +70,8 @@ class Work:
     @contextmanager
     def said(self, name: str) -> Iterator[None]:
         """Say whether another sync is writing a destination now. The next one hears of this one."""
-        with announced(self.broker, name) as other:
+        asked = self.command.choice.options.tenant
+        with announced(self.broker, name, self.broker.settings.tenant if asked is None else asked) as other:
             if other:
                 self.progress.say(f"Another sync is writing {name} now: {other}")
             yield

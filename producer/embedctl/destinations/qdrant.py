@@ -157,7 +157,7 @@ class QdrantCollection(Destination):
 
     @property
     def _own_name(self) -> str:
-        return f"{self._alias}--{self._contract.digest.hex()[:8]}"
+        return f"{self._alias}--{self._contract.digest.hex()}"
 
     def _make(self, client: QdrantClient) -> None:
         kind = models.Datatype.FLOAT16 if self._contract.dtype == "float16" else models.Datatype.FLOAT32

@@ -20,7 +20,6 @@ from embedctl.store.lease import Lease, keep_turn, take_turn
 from embedctl.waiting.waiter import Waiter
 from embedctl_config import keys
 from embedctl_config.errors import EmbedctlError, JobHeld
-from embedctl_config.tenants import DEFAULT, tag_of
 
 log = logging.getLogger(__name__)
 
@@ -70,11 +69,11 @@ def overtaken(job_id: str) -> JobHeld:
 
 
 @contextmanager
-def announced(broker: Broker, destination: str) -> Iterator[str]:
-    """Tell other syncs meanwhile that this process writes a destination, by its name without a password. None is
-    refused, because two do no harm. Yields who told that before, and since when; empty if nobody did."""
+def announced(broker: Broker, destination: str, tenant: str) -> Iterator[str]:
+    """Tell other syncs of a tenant meanwhile that this process writes a destination, by its name without a password.
+    None is refused, because two do no harm. Yields who told that before, and since when; empty if nobody did."""
     connection = broker.connection
-    key = keys.sync(destination, tag_of(connection.tenant or DEFAULT))
+    key = keys.sync(destination, tenant)
     mine = f"{connection.recent_now_ms()} {_this_process().as_text()}"
     take = partial(take_turn, connection, key, keys.SYNC_LEASE_S, mine)
     keep = partial(keep_turn, connection, key, mine)

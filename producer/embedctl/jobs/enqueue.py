@@ -30,11 +30,9 @@ from embedctl_config.errors import (
     EmbedctlError,
     JobError,
     QuotaExceeded,
-    SettingsError,
 )
 from embedctl_config.fingerprint import DECIDING_OPTIONS, LATER_OPTIONS
 from embedctl_config.loading import load_settings
-from embedctl_config.redis_url import tenant_of
 from embedctl_config.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -260,27 +258,12 @@ def _given(options: SubmitOptions) -> dict[str, Any]:
     }
 
 
-def tenant_for(settings: Settings, tenant: str | None) -> str:
-    """The tenant of a job: the one that the caller asks for, else that of the settings. Raises SettingsError if the
-    user of Redis, whom the settings name too, sees the jobs of another tenant alone."""
-    chosen = settings.tenant if tenant is None else tenant
-    only = tenant_of(settings)
-    if only is None or (tenant is None and chosen == tenants.DEFAULT):
-        return only or chosen
-    if chosen != only:
-        raise SettingsError(
-            f"tenant {chosen!r}: this process is user {tenants.USER}{only} of Redis, and makes jobs of tenant {only!r} "
-            "alone: leave the tenant out"
-        )
-    return chosen
-
-
 def job_spec(broker: Broker, options: SubmitOptions) -> JobSpec:
     """The specification of a job: the options completed from the settings, the hardware class resolved, all checked;
     raises SettingsError if an option is wrong."""
     settings = broker.settings
     model = settings.model if options.model is None else options.model
-    tenant = tenant_for(settings, options.tenant)
+    tenant = settings.tenant if options.tenant is None else options.tenant
     lane = tenants.NORMAL if options.lane is None else options.lane
     chunk_size = settings.chunk_size if options.chunk_size is None else options.chunk_size
     ttl = settings.ttl_s if options.ttl is None else options.ttl

@@ -7,15 +7,14 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from embedctl.store.scripts import script_source
 from embedctl_config.errors import SettingsError
-from embedctl_config.keys import BINDINGS, patterns_of, patterns_of_tenant
+from embedctl_config.keys import BINDINGS, patterns_of
 from embedctl_config.redis_url import read_password
-from embedctl_config.tenants import tag_of, tenant_of_user, user_of
 
 #: Redis keeps unsalted sha256, so a guessable password can be found from its hash. Passwords made here have 43
 #: characters.
@@ -58,7 +57,7 @@ _CONSUMING = _SENDING | _words(
     script|load set srem time unwatch watch zadd zrange zrangebyscore zrem
     """
 )
-#: To end a read of one's own connection early. It also ends those of others, so tenants may not.
+#: To end a read of one's own connection early.
 _HEARING = _words("client|id client|unblock")
 _UUID = "????????-????-????-????-????????????"
 _CONSUMED = (
@@ -75,14 +74,13 @@ _CHANNELS = ("/{db}.celery.pidbox", "/{db}.celeryev/*")
 _SUBMITTING = _words("create add tally hold seal issue retry stop resume cancel drainer drain drop")
 #: Those of files and batches.
 _OF_GATEWAY = _words("make take_batch step_batch cancel_batch note_event")
-_BINDINGS = tuple(f"{table}.embed.*" for table in BINDINGS)
 
 USERS: Mapping[str, User] = {
     "producer": User(
         "producer",
         scripts=_SUBMITTING | _OF_GATEWAY | _words("renew reap audit settle"),
         commands=_LOOKING | _REAPING | _SENDING | {"getbit", "xread"} | _HEARING,
-        others=_BINDINGS,
+        others=tuple(f"{table}.embed.*" for table in BINDINGS),
     ),
     "worker": User(
         "worker",
@@ -101,23 +99,13 @@ USERS: Mapping[str, User] = {
         reads_only=True,
     ),
 }
-#: Every tenant's own user. Other keys than the other producers' are what keeps it from their jobs.
-TENANT = User("tenant", scripts=_SUBMITTING, commands=USERS["producer"].commands - _HEARING, others=_BINDINGS)
 #: The user for everything that no other user may do, such as loading a changed list. No process of embedctl uses it.
 ADMIN = "admin"
 
 
-def names_of(tenants: Iterable[str]) -> list[str]:
-    """The names of all users, those of these tenants included; raises SettingsError if a tenant can't have a user."""
-    try:
-        return [*USERS, ADMIN, *dict.fromkeys(map(user_of, tenants))]
-    except ValueError as error:
-        raise SettingsError(f"--tenant: {error}") from None
-
-
 def access_list(passwords: Mapping[str, tuple[str, ...]], *, database: int, redis_7: bool = False) -> str:
     """The content of the file that Redis' setting `aclfile` names: one line per user, with hashes and no passwords.
-    `passwords` holds the valid ones of each user of :func:`names_of`; `database` is in the names of Celery's channels.
+    `passwords` holds the valid ones of each user; `database` is in the names of Celery's channels.
     Only Redis 7 knows rules that make keys read-only: in 6.2, a user's commands apply to all of its keys."""
     # Redis 6.2 gives a user all channels at first, even after a reset.
     lines = ["user default reset resetchannels off"]
@@ -128,15 +116,14 @@ def access_list(passwords: Mapping[str, tuple[str, ...]], *, database: int, redi
     return "".join(f"{line}\n" for line in lines)
 
 
-def read_passwords(folder: Path, tenants: Iterable[str] = ()) -> tuple[dict[str, tuple[str, ...]], list[Path]]:
+def read_passwords(folder: Path) -> tuple[dict[str, tuple[str, ...]], list[Path]]:
     """The passwords of all users, from a folder with a file for each, and the files that were made: a missing file is,
-    with a random password. Raises SettingsError if a file can't be read or made, its password is too short, or a tenant
-    can't have a user."""
-    names, made = names_of(tenants), []
+    with a random password. Raises SettingsError if a file can't be read or made, or its password is too short."""
     passwords: dict[str, tuple[str, ...]] = {}
+    made = []
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name in names:
+        for name in (*USERS, ADMIN):
             file, old = folder / name, folder / f"{name}{OLD}"
             if _make(file):
                 made.append(file)
@@ -151,11 +138,9 @@ def script_commands(name: str) -> frozenset[str]:
 
 
 def _rules(name: str, database: int, *, redis_7: bool) -> Iterator[str]:
-    tenant = tenant_of_user(name)
-    user = USERS[name] if tenant is None else TENANT
+    user = USERS[name]
     own = "%R~" if redis_7 and user.reads_only else "~"
-    keys = patterns_of(user.role) if tenant is None else patterns_of_tenant(tenant, tag_of(tenant))
-    yield from (f"{own}{pattern}" for pattern in keys)
+    yield from (f"{own}{pattern}" for pattern in patterns_of(user.role))
     yield from (f"~{pattern}" for pattern in user.others)
     yield from (f"&{pattern.format(db=database)}" for pattern in user.channels)
     commands = user.commands.union(*map(script_commands, user.scripts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import secrets
 import shutil
@@ -40,8 +41,8 @@ _NAMED = 3
 _BACK_WITHIN_S = 7.5
 #: The state of a command that died is kept this long after its start: a job's default TTL (seconds).
 _KEPT_S = 7 * 24 * 3600
-#: Hexadecimal digits of a state folder's name that stand for the kind of the command.
-_KIND_DIGITS = 6
+#: Hexadecimal digits of a name that stands for something longer: it is a part of the path of a unix socket.
+_NAME_DIGITS = 32
 
 
 @contextmanager
@@ -55,17 +56,18 @@ def state_of(settings: Settings, name: str, *, kind: str = "") -> Iterator[Path]
     parent = state_folder(settings)
     parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _forget_old(parent)
-    folder = parent / (_digest(kind)[:_KIND_DIGITS] + _digest(name)[: 16 - _KIND_DIGITS])
+    folder = parent / _digest(json.dumps([kind, name]))
     folder.mkdir(exist_ok=True, mode=0o700)
     taken = WorkerError(f"the same command is running already (its state is in {folder})")
     with locked(folder / "lock", taken=taken):
         (folder / "lock").touch()  # its time of change is that of the last start
+        (folder / "kind").write_text(_digest(kind))
         yield folder
 
 
 def was_begun_otherwise(folder: Path) -> bool:
     """Whether a command of the same kind as this folder's has died or is running, with another input."""
-    return any(each != folder for each in _of_its_kind(folder))
+    return bool(_others_of_its_kind(folder))
 
 
 def token_of(folder: Path) -> str:
@@ -79,8 +81,9 @@ def token_of(folder: Path) -> str:
 
 def forget(folder: Path) -> None:
     """Remove the state of a command that has ended, and of interrupted ones of its kind: their input is out of date."""
+    others = _others_of_its_kind(folder)
     shutil.rmtree(folder, ignore_errors=True)
-    for each in _of_its_kind(folder):
+    for each in others:
         _remove_unused(each / "lock")
 
 
@@ -212,7 +215,7 @@ def _redis_server() -> str:
 
 
 def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(text.encode()).hexdigest()[:_NAME_DIGITS]
 
 
 def _forget_old(parent: Path) -> None:
@@ -227,14 +230,21 @@ def _remove_unused(lock_file: Path) -> None:
         shutil.rmtree(lock_file.parent, ignore_errors=True)
 
 
-def _of_its_kind(folder: Path) -> Iterator[Path]:
-    return folder.parent.glob(f"{folder.name[:_KIND_DIGITS]}*")
+def _others_of_its_kind(folder: Path) -> list[Path]:
+    own = _kind_of(folder)
+    return [each for file in folder.parent.glob("*/kind") if (each := file.parent) != folder and _kind_of(each) == own]
+
+
+def _kind_of(folder: Path) -> str:
+    with suppress(FileNotFoundError):  # it was removed meanwhile
+        return (folder / "kind").read_text()
+    return ""
 
 
 def _socket_path(folder: Path) -> Path:
     if len(str(folder)) <= _SOCKET_PATH_MAX:
         return folder / "redis.sock"
-    name = _digest(str(folder))[:16]
+    name = _digest(str(folder))
     short = Path(tempfile.gettempdir()) / f"embedctl-{os.getuid()}"
     short.mkdir(mode=0o700, exist_ok=True)
     if short.stat().st_uid != os.getuid() or short.stat().st_mode & 0o077:

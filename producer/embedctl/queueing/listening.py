@@ -13,13 +13,13 @@ from contextlib import closing, suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from embedctl.common.daemons import DaemonThreads
 from embedctl.store.connection import Connection, answers_by
 from embedctl.store.reading import Event, events_in
 from embedctl_config import keys
-from embedctl_config.errors import BrokerUnavailable, NotPermitted
+from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.retry import ASIDE, POLL, Streak
 
 T = TypeVar("T")
@@ -29,8 +29,6 @@ THREADS = 16
 _may_wait: ContextVar[bool] = ContextVar("may_wait", default=True)
 #: A read of events ends after this time (ms), and the next one begins.
 _BLOCK_MS = 1000
-#: The same for a tenant's user of Redis, who may not end a read early: so late is a new task at most.
-_SHORT_BLOCK_MS = 100
 #: Most jobs in one read; the tasks of further ones look by themselves.
 _MOST = 1000
 #: Most events of a job in one answer. A task needs none of them but the last.
@@ -72,10 +70,10 @@ class Listener:
         self._waiting: dict[Listening, None] = {}
         self._runs = False
         self._trouble = Streak()
-        #: The read that goes on, and the connection that it blocks, by Redis' number; None if it can't be ended early.
+        #: The read that goes on, and Redis' number of the connection that it blocks.
         self._reads: int | None = None
         self._number = 0
-        self._client_id: int | None = None
+        self._client_id = 0
         self._hurried: int | None = None
 
     def add(self, listening: Listening) -> bool:
@@ -86,7 +84,7 @@ class Listener:
                 self._runs = True
                 threading.Thread(target=self._run, name="embedctl-events", daemon=True).start()
             self._changed.notify()
-            return self._reads is not None and self._reads != self._hurried and self._client_id is not None
+            return self._reads is not None and self._reads != self._hurried
 
     def remove(self, listening: Listening) -> None:
         with self._changed:
@@ -120,12 +118,12 @@ class Listener:
         """End a read. True if it is over, or can't be ended."""
         with self._changed:
             client_id = self._client_id
-            if self._reads != number or client_id is None:
+            if self._reads != number:
                 return True
         try:
             with self._connection.client() as client:
                 return bool(client.client_unblock(client_id))
-        except (BrokerUnavailable, NotPermitted):
+        except BrokerUnavailable:
             return True
 
     def _run(self) -> None:
@@ -150,20 +148,12 @@ class Listener:
     def _listen(self) -> None:
         """Read events until nobody has waited for a while."""
         with self._connection.client() as shared, closing(shared.client()) as client:
-            self._client_id = self._id_of(client)
-            block_ms = _SHORT_BLOCK_MS if self._client_id is None else _BLOCK_MS
+            self._client_id = int(client.client_id())
             while self._somebody_waits():
                 if streams := self._begin():
-                    answer = client.xread(streams, block=block_ms, count=_MOST_EVENTS)
+                    answer = client.xread(streams, block=_BLOCK_MS, count=_MOST_EVENTS)
                     self._trouble.end()
                     self._end(events_in(answer))
-
-    def _id_of(self, client: Any) -> int | None:
-        try:
-            with self._connection.client():
-                return int(client.client_id())
-        except NotPermitted:
-            return None
 
     def _begin(self) -> dict[str, str]:
         """The streams to read, each from the event after those that all of its tasks know."""

@@ -69,8 +69,6 @@ class Reaper:
         """Do a round if one is due and no other process has done it. It takes about :data:`BUDGET_S` at most, and
         begins nothing new after the deadline (`time.monotonic()`). Raises BrokerUnavailable if Redis can't be reached;
         the next round resumes."""
-        if self._broker.connection.tenant is not None:
-            return  # it may not read most jobs, so workers look after those of its tenant too
         now = _now()
         if self._asked is not None and now - self._asked > self._interval_s + self._broker.settings.lease_s:
             # This process stood still or was cut off. Others may have been too, and return later.

@@ -19,9 +19,8 @@ from embedctl.store.observed import Observer, observed
 from embedctl.store.refusals import NO_HANDSHAKE, all_said, explained, is_cluster, is_not_now
 from embedctl.store.scripts import ScriptCall, script_names, script_source
 from embedctl.store.sentinels import client_of
-from embedctl_config import keys, tenants
 from embedctl_config.errors import BrokerRefused, BrokerUnavailable, NotPermitted, SettingsError
-from embedctl_config.redis_url import secret_url, sentinels_of, tenant_of, tls_options
+from embedctl_config.redis_url import secret_url, sentinels_of, tls_options
 from embedctl_config.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -111,8 +110,6 @@ class Connection:
         self._settings = settings
         self._observer = observer
         self._shown_url = without_password(settings.redis_url)
-        #: The tenant whose jobs alone the user of Redis sees; None if it sees all jobs.
-        self.tenant = tenant_of(settings)
         self._ahead_ms: int | None = None
         self._time_asked: tuple[float, int] | None = None
         self._checked: float | None = None
@@ -120,10 +117,6 @@ class Connection:
         self._used = time.monotonic()
         self._has_answered = False
         self._open()
-
-    def sees(self, job_id: str) -> bool:
-        """Whether the user of Redis may read this job."""
-        return self.tenant is None or keys.tag_in(job_id) == tenants.tag_of(self.tenant)
 
     def _open(self) -> None:
         """Make a new pool without connections."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import chain, compress
 
 from embedctl.store.connection import Connection
-from embedctl_config import keys, tenants
+from embedctl_config import keys
 from embedctl_config.errors import JobAmbiguous
 
 #: The fewest characters to which an id may be shortened.
@@ -18,20 +18,20 @@ SLICE = 1000
 _COMPARED = 1000
 #: Most candidates that an error names.
 _NAMED = 5
-#: An id of each form.
-_ANY_IDS = ("00000000-000000-0000000000", "00000000-000000-0000000000-0000000000")
+#: Completes what is shortened.
+_ANY_ID = "00000000-000000-0000000000"
 #: What completes the beginning of an id to the last and to the first time that begins so.
 _BOUNDS = ("99999999-999999", "00000000-000000")
 
 
 def is_beginning(text: str) -> bool:
     """Whether an id may begin so."""
-    return any(keys.is_job_id(text + any_id[len(text) :]) for any_id in _ANY_IDS)
+    return keys.is_job_id(text + _ANY_ID[len(text) :])
 
 
 def is_ending(text: str) -> bool:
     """Whether an id may end so."""
-    return any(keys.is_job_id(any_id[: max(0, len(any_id) - len(text))] + text) for any_id in _ANY_IDS)
+    return keys.is_job_id(_ANY_ID[: max(0, len(_ANY_ID) - len(text))] + text)
 
 
 def newest_first(connection: Connection, beginning: str = "", size: int = SLICE) -> Iterator[list[str]]:
@@ -49,7 +49,7 @@ def newest_first(connection: Connection, beginning: str = "", size: int = SLICE)
                 keys.JOBS, newest_ms, oldest_ms, desc=True, byscore=True, offset=skip, num=size, withscores=True
             )
         if fresh := [job_id.decode() for job_id, _ in found if job_id not in at_newest]:
-            yield [job_id for job_id in fresh if keys.is_job_id(job_id) and connection.sees(job_id)]
+            yield [job_id for job_id in fresh if keys.is_job_id(job_id)]
         if len(found) < size:
             return
         last_ms = int(found[-1][1])
@@ -86,15 +86,7 @@ def _ending_so(connection: Connection, ending: str) -> Iterator[list[str]]:
     with connection.client() as client:
         found: dict[bytes, float] = dict(client.zscan_iter(keys.JOBS, match=f"*{ending}", count=_COMPARED))
     ids = [job_id.decode() for job_id in sorted(found, key=lambda job_id: -found[job_id])]
-    yield [job_id for job_id in ids if keys.is_job_id(job_id) and connection.sees(job_id)]
-
-
-def active_of(connection: Connection, tenant: str) -> Iterator[str]:
-    """The ids of a tenant's jobs that need upkeep, in no order. Redis compares ids in slices."""
-    pattern = keys.TENANTS_JOB_IDS.format(tag=tenants.tag_of(tenant))
-    with connection.client() as client:
-        for job_id, _ in client.zscan_iter(keys.ACTIVE, match=pattern, count=_COMPARED):
-            yield job_id.decode()
+    yield [job_id for job_id in ids if keys.is_job_id(job_id)]
 
 
 def ambiguous(shortened: str, found: list[str]) -> JobAmbiguous:

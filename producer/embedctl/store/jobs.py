@@ -114,8 +114,7 @@ class JobStore(JobReader):
         """The id of a new job, and the call that makes it."""
         now = self._connection.recent_now_ms()
         ttl_ms = int(spec.ttl_s * 1000)
-        made, tag = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now / 1000)), tenants.tag_of(spec.tenant)
-        job_id = "-".join(filter(None, (made, tag, secrets.token_hex(5))))
+        job_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now / 1000))}-{secrets.token_hex(5)}"
         fields: dict[str, Any] = {
             "version": wire.VERSION,
             "state": JobState.SUBMITTING,
@@ -133,7 +132,7 @@ class JobStore(JobReader):
         shared = [keys.ACTIVE, keys.BIRTH, keys.JOBS, keys.UPKEEP, keys.QUEUES]
         script_keys = [keys.job(job_id), *shared, keys.quota(spec.tenant)]
         if spec.idempotency_key is not None:
-            script_keys.append(keys.idempotency(spec.idempotency_key, tag))
+            script_keys.append(keys.idempotency(spec.idempotency_key, spec.tenant))
             fields["idempotency_key"] = script_keys[-1]
         perhaps = ("max_errors", "max_errors_share", "results_high_water", "data")
         fields |= {name: value for name in perhaps if (value := getattr(spec, name)) is not None}

@@ -49,7 +49,7 @@ class PlaceNotes:
 
 def _note(address: str) -> str:
     """The name of a note about a place. It does not give the address away."""
-    return f"data_at:{hashlib.sha256(address.encode()).hexdigest()[:16]}"
+    return f"data_at:{hashlib.sha256(address.encode()).hexdigest()}"
 
 
 def unlink_with_bytes(

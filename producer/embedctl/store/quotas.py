@@ -87,11 +87,9 @@ class Quotas:
         )
 
     def all(self, most: int) -> list[Quota]:
-        """The tenants whose limits workers have stated, at most so many; only itself for a tenant's own user."""
-        only = self._connection.tenant
+        """The tenants whose limits workers have stated, at most so many."""
         with self._connection.client() as client:
-            stated = [] if only else client.zrange(keys.QUOTAS, 0, most - 1)
-        tenants = [only] if only else [tenant.decode() for tenant in stated]
+            tenants = [tenant.decode() for tenant in client.zrange(keys.QUOTAS, 0, most - 1)]
         asked = ("by", *LIMITS, "jobs", "records", "bytes")
         answers = self._connection.ask_each(tenants, lambda pipe, tenant: pipe.hmget(keys.quota(tenant), *asked))
         found = []

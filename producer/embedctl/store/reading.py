@@ -44,7 +44,7 @@ class JobReader:
 
     def status(self, job_id: str) -> JobStatus:
         """A job's facts; raises as :meth:`absent` if Redis does not know the job."""
-        if not (keys.is_job_id(job_id) and self._connection.sees(job_id)):
+        if not keys.is_job_id(job_id):
             raise self.absent(job_id)
         return self._known(job_id, *self._connection.ask_each([job_id], facts_asked, refusals=True))
 
@@ -69,7 +69,7 @@ class JobReader:
     def find(self, ids: Sequence[str]) -> list[JobStatus]:
         """Those of these jobs that exist, in this order, read in slices. One of another version must not hide them."""
         found: list[JobStatus] = []
-        ids = [job_id for job_id in ids if keys.is_job_id(job_id) and self._connection.sees(job_id)]
+        ids = [job_id for job_id in ids if keys.is_job_id(job_id)]
         for at in range(0, len(ids), _SLICE):
             found += [each for each in self._read(ids[at : at + _SLICE]) if isinstance(each, JobStatus)]
         return found
@@ -91,7 +91,7 @@ class JobReader:
     def with_key(self, idempotency_key: str, tenant: str = tenants.DEFAULT) -> str | None:
         """The id of the job of a tenant's idempotency key; None if there is none."""
         with self._connection.client() as client:
-            job_id = client.get(keys.idempotency(idempotency_key, tenants.tag_of(tenant)))
+            job_id = client.get(keys.idempotency(idempotency_key, tenant))
         return None if job_id is None else str(job_id.decode())
 
     def newest(self, most: int = _SLICE) -> Iterator[JobStatus]:
@@ -122,9 +122,6 @@ class JobReader:
         """The ids of the jobs that need upkeep, and their number. If there are more than `limit` (at least 2), half of
         these ids are the newest, and half the oldest."""
         half = limit // 2
-        if self._connection.tenant is not None:
-            own = list(islice(job_ids.active_of(self._connection, self._connection.tenant), limit))
-            return own, len(own)
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False).zcard(keys.ACTIVE)
             count, newest, oldest = pipe.zrevrange(keys.ACTIVE, 0, half - 1).zrange(keys.ACTIVE, 0, half - 1).execute()

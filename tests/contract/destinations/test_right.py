@@ -11,12 +11,13 @@ from embedctl.destinations import right
 from embedctl.destinations.right import announced
 from embedctl.queueing.broker import Broker
 from embedctl_config import keys
+from embedctl_config.tenants import DEFAULT
 from tests.support.waiting import eventually
 
 
 def test_a_sync_that_redis_forgot_is_told_again(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "SYNC_LEASE_S", 3.0)
-    with announced(broker, "a table"):
+    with announced(broker, "a table", DEFAULT):
         raw.flushall()
         eventually(lambda: raw.keys("embed:sync:*"))
     eventually(lambda: not raw.exists(keys.sync("a table")))
@@ -27,8 +28,8 @@ def test_the_second_one_is_told_of_when_the_first_has_ended(
 ) -> None:
     monkeypatch.setattr(keys, "SYNC_LEASE_S", 3.0)
     with ExitStack() as first, ExitStack() as second:
-        assert not first.enter_context(announced(broker, "a table"))
-        assert second.enter_context(announced(broker, "a table"))
+        assert not first.enter_context(announced(broker, "a table", DEFAULT))
+        assert second.enter_context(announced(broker, "a table", DEFAULT))
         before = raw.get(keys.sync("a table"))
         first.close()
         eventually(lambda: raw.get(keys.sync("a table")) not in (None, before))
@@ -40,7 +41,14 @@ def test_only_a_process_of_this_machine_is_known_to_have_died(
 ) -> None:
     monkeypatch.setattr(right, "machine_id", lambda: "here")
     raw.set(keys.sync("a table"), f"1767225600000 token {machine} 4194999.1 host", px=60_000)
-    with announced(broker, "a table") as other:
+    with announced(broker, "a table", DEFAULT) as other:
         assert ("process 4194999 on host, since 20" in other) is is_told
-    with announced(broker, "another table") as other:
+    with announced(broker, "another table", DEFAULT) as other:
         assert not other
+
+
+def test_a_tenant_is_not_told_of_what_another_one_writes(broker: Broker) -> None:
+    with announced(broker, "a table", "team/a"):
+        for tenant, is_told in (("team/a", True), ("team/b", False), (DEFAULT, False)):
+            with announced(broker, "a table", tenant) as other:
+                assert bool(other) is is_told

@@ -15,10 +15,9 @@ from redis import Redis
 from embedctl import AsyncJob, Job, JobState
 from embedctl.queueing import listening as listening_module
 from embedctl.queueing.broker import Broker
-from embedctl.queueing.listening import Listener, Listening
 from embedctl_config.settings import Settings
 from tests.support.redis_server import RedisServer
-from tests.support.store import calls, claim, complete, new_job, row, work
+from tests.support.store import calls, new_job, row, work
 from tests.support.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.in_redis
@@ -184,19 +183,3 @@ def test_a_child_has_a_listener_of_its_own(broker: Broker, job: Job) -> None:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
     assert asyncio.run(main()) == 0
-
-
-def test_a_user_who_may_not_end_reads_has_short_ones(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Listener, "_id_of", lambda *_: None)
-    first, second = new_job(broker, 1), new_job(broker, 1)
-    heard = [threading.Event(), threading.Event()]
-    listener = broker.listener
-    one = Listening(first, "0", time.monotonic() + 3600, heard[0].set, only_end=True)
-    assert not listener.add(one)
-    eventually(lambda: listener._reads is not None)
-    assert not listener.add(Listening(second, "0", time.monotonic() + 3600, heard[1].set, only_end=True))
-    assert claim(broker, second, 0) is not None
-    assert complete(broker, second, 0) == "ok"
-    assert heard[1].wait(PATIENCE_S)
-    assert not heard[0].is_set()
-    listener.remove(one)

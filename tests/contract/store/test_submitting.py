@@ -180,6 +180,17 @@ def test_a_job_ends_as_its_records_did_in_whichever_order_seal_and_the_last_chun
     assert_consistent(broker, raw, job_id)
 
 
+def test_two_tenants_may_use_one_idempotency_key(broker: Broker) -> None:
+    jobs = [broker.jobs.create(spec(tenant=tenant, idempotency_key="k")) for tenant in ("a", "b", "default")]
+    assert [created for _, created in jobs] == [True] * 3
+    for tenant, (job_id, _) in zip(("a", "b", "default"), jobs, strict=True):
+        assert broker.jobs.create(spec(tenant=tenant, idempotency_key="k")) == (job_id, False)
+        assert broker.jobs.with_key("k", tenant) == job_id
+    # Also where one name begins with the other, and where their hashes begin with the same 40 bits.
+    assert keys.idempotency("bk", "a") != keys.idempotency("k", "ab")
+    assert keys.idempotency("k", "team-767880") != keys.idempotency("k", "team-969822")
+
+
 def test_a_job_that_never_was_is_not_found(broker: Broker) -> None:
     broker.jobs.create(spec())
     for job_id in ("99991231-235959-0123456789", "no-such-job", ""):

@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable
 
 import pytest
+from embedctl.queueing.tickets import Ticket
 from redis import Redis
 
 from embedctl import Job
 from embedctl.queueing.broker import Broker
-from embedctl.queueing.tickets import Ticket
 from embedctl.store import Upkeep, unused
 from embedctl.store.unused import UnusedQueues
 from embedctl_config import keys, wire

@@ -18,16 +18,13 @@ from embedctl.operating.acl import (
     SHORTEST_PASSWORD,
     USERS,
     access_list,
-    names_of,
     read_passwords,
     script_commands,
 )
 from embedctl_config import keys
 from embedctl_config.errors import SettingsError
-from embedctl_config.tenants import tag_of
 
 JOB = "20260731-235959-0123456789"
-TENANTS_JOB = f"20260731-235959-{tag_of('acme')}-0123456789"
 #: Methods of redis-py that are no command of the same name; those of no command at all are empty.
 METHODS = {
     "hscan_iter": "hscan",
@@ -41,7 +38,7 @@ METHODS = {
     "close": "",
     "from_url": "",
 }
-NO_KEYS = ("of_job", "of_queue", "is_job_id", "created_s", "tag_in", "patterns_of", "patterns_of_tenant")
+NO_KEYS = ("of_job", "of_queue", "is_job_id", "created_s", "patterns_of")
 #: What a function of `keys` is called with.
 ARGUMENTS = {
     "job_id": JOB,
@@ -55,7 +52,6 @@ ARGUMENTS = {
     "lane": "interactive",
     "tenant": "team@a.example",
     "size": "small",
-    "tag": tag_of("team@a.example"),
     "destination": "postgresql://host/base?table=t",
 }
 
@@ -86,7 +82,7 @@ def key_functions() -> list[str]:
 
 
 def allowed(user: str) -> set[str]:
-    made = access_list(dict.fromkeys(names_of(["acme"]), ("x" * 16,)), database=0)
+    made = access_list(dict.fromkeys([*USERS, ADMIN], ("x" * 16,)), database=0)
     return set(next(line for line in made.splitlines() if line.startswith(f"user {user} ")).split())
 
 
@@ -111,63 +107,17 @@ def test_every_script_is_run_by_somebody_who_may_run_it() -> None:
             assert {f"+{command}" for command in script_commands(script)} <= allowed(name)
 
 
-@pytest.mark.parametrize("job_id", [JOB, TENANTS_JOB], ids=["plain", "of a tenant"])
-def test_every_key_matches_the_pattern_of_those_who_use_it(job_id: str) -> None:
+def test_every_key_matches_the_pattern_of_those_who_use_it() -> None:
     for name in key_functions():
-        key = key_by(name, job_id)
-        roles = keys.ACCESS[next(pattern for pattern in keys.ACCESS if fnmatchcase(key_by(name, JOB), pattern))]
+        function = getattr(keys, name)
+        key = function(*(ARGUMENTS[parameter] for parameter in inspect.signature(function).parameters))
+        roles = keys.ACCESS[next(pattern for pattern in keys.ACCESS if fnmatchcase(key, pattern))]
         assert matches(key, "worker") is ("worker" in roles or name == "uncommitted_result"), name
-        assert [role for role in roles if role in USERS and not matches(key, role)] == [], name
-
-
-def key_by(name: str, job_id: str) -> str:
-    function = getattr(keys, name)
-    key: str = function(
-        *({**ARGUMENTS, "job_id": job_id}[parameter] for parameter in inspect.signature(function).parameters)
-    )
-    return key
+        assert [role for role in roles if not matches(key, role)] == [], name
 
 
 def matches(key: str, user: str) -> bool:
     return any(fnmatchcase(key, rule.removeprefix("~")) for rule in allowed(user) if rule.startswith("~"))
-
-
-def test_a_tenant_has_the_keys_of_its_own_jobs_alone() -> None:
-    of_jobs = [name for name in key_functions() if "job_id" in inspect.signature(getattr(keys, name)).parameters]
-    assert len(of_jobs) > 15
-    others = [JOB, TENANTS_JOB.replace(tag_of("acme"), tag_of("globex"))]
-    for name in of_jobs:
-        own = key_by(name, TENANTS_JOB)
-        assert matches(own, "tenant-acme") is (name != "uncommitted_result" or matches(own, "producer")), name
-        assert not any(matches(key_by(name, job_id), "tenant-acme") for job_id in others), name
-    assert matches(keys.flow("normal", "acme", "embed.cpu.m"), "tenant-acme")
-    assert not matches(keys.flow("normal", "globex", "embed.cpu.m"), "tenant-acme")
-    assert [matches(keys.quota(tenant), "tenant-acme") for tenant in ("acme", "globex")] == [True, False]
-    for key in (keys.idempotency, keys.sync):
-        assert matches(key("k", tag_of("acme")), "tenant-acme")
-        assert not any(matches(key("k", tag), "tenant-acme") for tag in ("", tag_of("globex")))
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("default", "the jobs of tenant 'default' are seen by everybody with the password of producer"),
-        ("team/a", "tenant 'team/a' can't have a user of Redis"),
-        ("a b", "tenant 'a b': use 1 to 64 characters"),
-    ],
-)
-def test_a_tenant_without_a_user_is_named(name: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=message):
-        read_passwords(tmp_path, [name])
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_ids_of_a_tenants_jobs_tell_whose_they_are() -> None:
-    assert keys.is_job_id(TENANTS_JOB)
-    assert (keys.tag_in(TENANTS_JOB), keys.tag_in(JOB)) == (tag_of("acme"), "")
-    assert fnmatchcase(TENANTS_JOB, keys.TENANTS_JOB_IDS.format(tag=tag_of("acme")))
-    assert keys.created_s(TENANTS_JOB) == keys.created_s(JOB)
-    assert tag_of("default") == ""
 
 
 def test_a_job_id_is_of_the_form_that_its_pattern_has() -> None:
@@ -177,11 +127,7 @@ def test_a_job_id_is_of_the_form_that_its_pattern_has() -> None:
 
 
 def test_who_looks_at_jobs_sees_neither_texts_nor_vectors() -> None:
-    hidden = [
-        key
-        for job_id in (JOB, TENANTS_JOB)
-        for key in (keys.chunk_input(job_id, 3), keys.chunk_result(job_id, 3), keys.uncommitted_result(job_id, 3, "t"))
-    ]
+    hidden = [keys.chunk_input(JOB, 3), keys.chunk_result(JOB, 3), keys.uncommitted_result(JOB, 3, "t")]
     for user in ("monitor", "flower"):
         patterns = [rule.removeprefix("~") for rule in allowed(user) if rule.startswith("~")]
         assert not [key for key in hidden for pattern in patterns if fnmatchcase(key, pattern)]

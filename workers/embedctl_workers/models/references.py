@@ -60,7 +60,7 @@ def references_for(files: ModelFiles, host: Host, *, prompt: str | None = None) 
 def references_path(files: ModelFiles, host: Host) -> Path:
     """The file with the references of a model; it may be copied to another machine."""
     facts = json.dumps([_FORMAT, PROMPT, *TEXTS.values()])
-    return host.cache / "references" / f"{files.fingerprint}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.npz"
+    return host.cache / "references" / f"{files.fingerprint}-{hashlib.sha256(facts.encode()).hexdigest()[:32]}.npz"
 
 
 def _load(path: Path) -> dict[str, Vectors] | None:

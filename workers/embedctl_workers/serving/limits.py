@@ -27,7 +27,7 @@ class Limits:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._digest = hashlib.sha256(repr(sorted(broker.settings.tenants.items())).encode()).hexdigest()[:16]
+        self._digest = hashlib.sha256(repr(sorted(broker.settings.tenants.items())).encode()).hexdigest()
         self._since_ms = 0
         self._next = 0.0
         self._overruled: dict[str, Overruled] = {}

@@ -113,7 +113,7 @@ def _run(dashboard: Dashboard) -> None:
 @contextmanager
 def _history(settings: Settings) -> Iterator[Path]:
     """The file with the history of this Redis' dashboard, for one process at a time."""
-    name = hashlib.sha256(without_password(settings.redis_url).encode()).hexdigest()[:16]
+    name = hashlib.sha256(without_password(settings.redis_url).encode()).hexdigest()[:32]
     folder = state_folder(settings) / f"flower-{name}"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -20,7 +20,7 @@ class TimingCache:
 
     def __init__(self, runtime: Runtime, cache: Path) -> None:
         facts = json.dumps([runtime.version, runtime.device.name, runtime.device.capability])
-        self.path = cache / "tensorrt" / f"timing-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
+        self.path = cache / "tensorrt" / f"timing-{hashlib.sha256(facts.encode()).hexdigest()[:32]}"
 
     def read(self) -> bytes:
         """The kept measurements; empty if there are none that can be trusted."""
