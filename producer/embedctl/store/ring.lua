@@ -9,4 +9,6 @@ for at = 2, #ARGV, 2 do
   end
   if redis.pcall('LLEN', ARGV[at]) == 0 and is_listed(ARGV[at], kinds) then ring(ARGV[at], 1, now_ms) end
 end
+-- What a killed worker had heard is here for good if no worker comes back, which would put it into the queue again.
+for _, key in ipairs(UNACKED) do keep(key) end
 return {'ok'}

@@ -95,6 +95,14 @@ def test_questions_do_not_renew_a_lifetime(broker: Broker, raw: Redis) -> None:
     assert raw.pttl(keys.job(job_id)) <= NEARLY_OVER_MS
 
 
+def test_what_a_killed_worker_had_heard_is_not_kept_for_good(broker: Broker, raw: Redis) -> None:
+    raw.hset(keys.UNACKED, "tag", b"bell")
+    raw.zadd(keys.UNACKED_INDEX, {"tag": 1})
+    broker.jobs.ring("fp32", {QUEUE: MINE})
+    assert raw.pttl(keys.UNACKED) > 0
+    assert raw.pttl(keys.UNACKED_INDEX) > 0
+
+
 def test_inputs_and_results_outlive_the_job_itself(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 3)
     work(broker, job_id, 0)

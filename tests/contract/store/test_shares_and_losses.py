@@ -102,9 +102,12 @@ class Walk:
 
     def end(self) -> None:
         """Nothing goes wrong any more. Time passes: leases of the dead lapse, and the reaper looks at every job."""
+        for job_id in self.jobs:
+            for _ in range(CHUNKS + 1):
+                self.produce(job_id)
+        self.workers.run(len(self.jobs) * CHUNKS)
         for _ in range(60):
             for job_id in self.jobs:
-                self.produce(job_id)
                 for chunk in self.raw.zrange(keys.leases(job_id), 0, -1):
                     if not self.is_held(job_id, int(chunk)):
                         self.raw.zadd(keys.leases(job_id), {chunk: 1})

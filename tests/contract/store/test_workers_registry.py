@@ -183,6 +183,18 @@ def test_what_workers_offer_is_read_again_in_time(broker: Broker, raw: Redis, mo
     assert broker.workers.offers() == {}
 
 
+def test_a_heartbeat_that_can_not_be_read_is_its_workers_alone_and_is_told_once(
+    broker: Broker, raw: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    for beat in (b"no JSON", b"{}", b"[1]", b"\xff"):
+        for instance in ("w1", "bad", "w2"):
+            broker.workers.beat(row(instance))
+        raw.set(keys.heartbeat("bad"), beat, keepttl=True)
+        assert [worker.instance for worker in broker.workers.alive(QUEUE)] == ["w1", "w2"]
+        assert broker.workers.count(QUEUE) == 3
+    assert caplog.text.count("the heartbeat of worker bad can't be read") == 1
+
+
 # Many workers and jobs: nobody reads all of them for a few
 
 
