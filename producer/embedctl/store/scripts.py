@@ -34,7 +34,7 @@ _GIVEN_S = 20
 #: While other jobs wait, the background lane has one chunk in this time (seconds).
 _BACKGROUND_S = 60
 #: Scripts that are not about a job, and include nothing.
-_PLAIN_SCRIPTS = ("quota", "make", "take_batch", "step_batch", "cancel_batch", "note_event")
+_PLAIN_SCRIPTS = ("quota", "make", "take_batch", "step_batch", "cancel_batch", "note_event", "free")
 _USUAL = ("sums", "turns", "prelude")
 #: Script → the parts that it includes, if these are not the usual ones.
 _PARTS = {

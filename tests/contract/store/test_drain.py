@@ -51,6 +51,16 @@ def drained(broker: Broker, chunks: int = 3, *, done: int | None = None, parts: 
     return job_id
 
 
+def test_a_result_stays_where_redis_came_back_without_the_note_of_its_part(broker: Broker, raw: Redis) -> None:
+    job_id = new_job(broker)
+    work(broker, job_id, 0, 1)
+    take(broker, job_id)
+    assert note(broker, job_id, 0, 0) == "ok"
+    broker.drains.unlink(job_id, [0, 1])
+    assert not raw.exists(keys.chunk_result(job_id, 0))
+    assert raw.exists(keys.chunk_result(job_id, 1))
+
+
 def test_one_process_drains_at_a_time_and_the_next_is_told_who_does(broker: Broker) -> None:
     job_id = new_job(broker)
     assert take(broker, job_id) == DrainState(0, 0, 0, "/parts")
