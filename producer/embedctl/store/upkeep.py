@@ -30,8 +30,6 @@ SILENT_LEASES = 3
 _SLICE = 500
 #: The most chunks of a job that is removed in one round trip.
 _SMALL = 16
-#: Keys that are looked at together.
-_SCANNED = 1000
 #: The most small jobs that are removed in one round trip.
 _TOGETHER = 64
 #: The states of a job of which every record was encoded, or has failed.
@@ -233,10 +231,17 @@ class Upkeep:
         self.agenda.forget([job_id])
 
     def remove_damaged(self, job_id: str) -> None:
-        """Remove all keys of a job whose facts can't be read: the whole database is searched for them, in slices."""
+        """Remove the keys of a job whose facts can't be read, however many chunks it has. What is behind a gap of a whole
+        slice expires by itself."""
+        kinds = (keys.chunk_input, keys.chunk_result)
+        at, found = 0, 1
+        while found:
+            with self._connection.client() as client:
+                found = client.exists(*(key(job_id, chunk) for chunk in range(at, at + _SLICE) for key in kinds))
+            self._free(job_id, at, at + _SLICE, results=True, files=self._files)
+            at += _SLICE
         with self._connection.client() as client:
-            for key in client.scan_iter(match=f"{keys.job(job_id)}*", count=_SCANNED):
-                client.unlink(key)
+            client.unlink(keys.job(job_id))
 
     def remove_complete(self, jobs: Sequence[JobStatus]) -> set[str]:
         """Free and remove those of these jobs that are small and complete, in one round trip for many; their ids.
