@@ -207,6 +207,14 @@ def lapse(raw: redis_py.Redis, job_id: str, *chunks: int) -> None:
         raw.zadd(keys.leases(job_id), {str(chunk): 1})
 
 
+def end_pause(broker: Broker, raw: redis_py.Redis, job_id: str, *chunks: int) -> None:
+    """Let the pauses of these suspects end, and the reaper see it."""
+    for chunk in chunks:
+        assert raw.zscore(keys.suspects(job_id), chunk) is not None
+        raw.zadd(keys.suspects(job_id), {str(chunk): 1})
+    reaped(broker, job_id)
+
+
 def assert_from_now(
     broker: Broker, raw: redis_py.Redis, key: str, chunk: int, *, after_s: float, since_ms: float
 ) -> None:
@@ -288,11 +296,17 @@ def assert_consistent(broker: Broker, raw: redis_py.Redis, job_id: str) -> None:
     """The job's status must agree with its data in Redis."""
     status = broker.jobs.status(job_id)
     if status.state == "cancelled":
-        assert not raw.exists(keys.leases(job_id), keys.owners(job_id), keys.attempts(job_id), keys.ready(job_id))
+        assert not raw.exists(
+            *(key(job_id) for key in (keys.leases, keys.owners, keys.attempts, keys.ready, keys.suspects))
+        )
         return
     stored = [chunk for chunk in range(status.chunks) if raw.exists(keys.chunk_result(job_id, chunk))]
     results = [wire.decode_result(broker.jobs.result(job_id, chunk) or b"") for chunk in stored]
-    leased, ready = ({int(chunk) for chunk in members(raw, key(job_id))} for key in (keys.leases, keys.ready))
+    leased, ready, suspects = (
+        {int(chunk) for chunk in members(raw, key(job_id))} for key in (keys.leases, keys.ready, keys.suspects)
+    )
+    assert ready.isdisjoint(suspects)
+    ready |= suspects
     assert status.chunks_done == len(stored)
     assert status.done + status.failed == sum(each.rows for each in results)
     assert status.failed == sum(len(each.errors) for each in results)

@@ -18,7 +18,7 @@ from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.jobs import reference
 from tests.support.rig import Rig
-from tests.support.store import MINE, lapse, new_job, payload, reaped, score, take
+from tests.support.store import MINE, end_pause, lapse, new_job, payload, reaped, score, take
 
 
 class Watched(DummyBackend):
@@ -142,6 +142,7 @@ def test_a_chunk_that_somebody_had_is_joined_to_none_and_keeps_its_turn(
     if dies:
         lapse(raw, tried, 0)
         assert reaped(broker, tried) == [0]
+        end_pause(broker, raw, tried, 0)
     else:
         assert broker.jobs.release(tried, 0, "tried", delay_s=0)
     assert jobs_in(gathered(broker, first)) == []

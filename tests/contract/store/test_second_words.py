@@ -21,7 +21,7 @@ from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.encoding.known_good import KnownGood
 from embedctl_workers.serving.runner import _LATER_S, ChunkRunner
 from embedctl_workers.serving.telemetry import Telemetry
-from tests.support.store import QUEUE, assert_consistent, lapse, new_job, reaped, row, take
+from tests.support.store import QUEUE, assert_consistent, end_pause, lapse, new_job, reaped, row, take
 
 ENTRY = HardwareClass(backend="dummy")
 TEXTS = [f"text {at} of {at}" for at in range(64)]
@@ -243,10 +243,12 @@ def test_a_suspect_chunk_needs_two_words_as_well(
     broker.workers.report_death("doomed", "killed")
     lapse(raw, job.id, 0)
     reaped(broker, job.id)
+    end_pause(broker, raw, job.id, 0)
     first.run()
     assert (job.status().done, job.status().failed) == (0, 0)
     assert doubts(raw, job) == Doubts({"first": frozenset({13})}, rounds=1)
     assert len(job.suspects()) == 1
+    end_pause(broker, raw, job.id, 0)
     second.run()
     assert (job.status().done, failed(job)) == (63, [(13, "out_of_memory")])
     assert_consistent(broker, raw, job.id)

@@ -25,7 +25,7 @@ from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_workers.supervising.registry_link import RegistryLink
 from tests.support.redis_server import RedisServer
-from tests.support.store import DIM, MINE, QUEUE, calls, claim, new_job, row, score
+from tests.support.store import DIM, MINE, QUEUE, calls, claim, new_job, row
 from tests.support.waiting import eventually
 
 
@@ -326,8 +326,8 @@ def test_a_process_is_a_worker_once_it_says_so_and_another_one_of_its_number_is_
     assert found.instance == "w"
 
 
-def test_a_death_is_reported_at_once_and_the_leases_of_what_it_held_end(
-    broker: Broker, settings: Settings, raw: Redis, link: RegistryLink, process: subprocess.Popen[bytes]
+def test_a_death_is_reported_at_once_and_what_was_held_is_suspect(
+    broker: Broker, settings: Settings, link: RegistryLink, process: subprocess.Popen[bytes]
 ) -> None:
     broker.workers.beat(worker(process))
     link.expect(process.pid)
@@ -342,7 +342,7 @@ def test_a_death_is_reported_at_once_and_the_leases_of_what_it_held_end(
     link.report_exit(process.pid, "killed by SIGKILL")
     eventually(lambda: fates(broker))
     assert fates(broker) == {"w": "killed by SIGKILL"}
-    eventually(lambda: score(raw, keys.leases(job_id), 0) <= broker.connection.now_ms())
+    eventually(lambda: [suspect.chunk for suspect in broker.jobs.suspects(job_id)] == [0])
     assert broker.workers.witness() == set()  # who looks later has nothing less exact to say
     assert fates(broker) == {"w": "killed by SIGKILL"}
 
