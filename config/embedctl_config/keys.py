@@ -117,8 +117,8 @@ CHUNK_TTL_FACTOR = 1.25
 #: The event stream of an ended job lives this long; every process that waits sees the end within a second (seconds).
 ENDED_EVENTS_S = 60
 
-#: The reaper looks at a job at most this long after its last progress (seconds): the process that should have sent its
-#: next tickets may have died.
+#: The reaper looks at a job at most this long after its last progress (seconds): Redis may have lost its place
+#: in the lists of turns.
 LOOK_AFTER_S = 5
 
 #: How many events a job's stream keeps.
@@ -175,7 +175,7 @@ QUOTA_TTL_S = 7 * 24 * 3600
 #: Hash: a tenant's limits, who stated them, what is noted of each of its jobs, and the sums of that.
 quota = _of_each(QUOTA, _PRODUCER, _WORKER, _MONITOR)
 
-#: Hash: notes of one round of the reaper for the next: the positions of its sweeps, and the queues' oldest tickets.
+#: Hash: notes of one round of the reaper for the next: the positions of its sweeps, and which places are known.
 NOTES = _shared("embed:reaper:notes", _PRODUCER, _WORKER)
 
 #: String: held by the one process that sweeps the bytes outside of Redis.
@@ -188,7 +188,7 @@ NOTES_TTL_S = 24 * 3600
 QUEUES = _shared("embed:reaper:queues", _PRODUCER, _WORKER)
 
 #: An empty queue is forgotten this long after its last job was seen: no process that worked on the job then can still
-#: send a ticket (seconds).
+#: ring (seconds).
 QUEUE_KEPT_S = 7 * 24 * 3600
 
 #: The queues are remembered for this long where nobody uses embedctl (seconds).
@@ -371,7 +371,7 @@ UNACKED = _shared("embed:celery:unacked", _WORKER)
 UNACKED_INDEX = _shared("embed:celery:unacked_index", _WORKER)
 UNACKED_MUTEX = _shared("embed:celery:unacked_mutex", _WORKER)
 
-#: Kombu's keys that describe a queue, without its name. Nothing reads them to send or to take tickets.
+#: Kombu's keys that describe a queue, without its name. Nothing reads them to ring or to hear a bell.
 BINDINGS = ("_kombu.binding", "_kombu.binding_permanent")
 
 

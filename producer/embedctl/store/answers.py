@@ -18,9 +18,10 @@ class JobSpec:
 
     `options` determine the vectors or the chunks, and are JSON values. More failed records than `max_errors`, or than
     the share `max_errors_share` of all records, end the job early. `ttl_s` counts from the job's end. A job with
-    `results_high_water` is made to be drained: while Redis holds more bytes of its results, it gets no tickets. `data`
-    is the id of the place that keeps the bytes of its chunks; None if Redis does. Jobs that wait for the same workers
-    take turns by `lane` and `tenant`, whose `weight` this lowers, if it is less than what workers state.
+    `results_high_water` is made to be drained: while Redis holds more bytes of its results, workers get only the chunk
+    that the drainer waits for. `data` is the id of the place that keeps the bytes of its chunks; None if Redis does.
+    Jobs that wait for the same workers take turns by `lane` and `tenant`, whose `weight` this lowers, if it is less
+    than what workers state.
     """
 
     model: str

@@ -90,7 +90,7 @@ class Drains:
         """Take or renew the right to drain a job, and mark the job as one that is drained.
 
         Args:
-            high_water: most bytes of results in Redis; above it, no tickets are sent for the job.
+            high_water: most bytes of results in Redis; above it, workers get only the chunk that the drainer waits for.
             place: where the parts are, if that is known now.
             dead: the token of a holder that is known to have died.
             lease_s: 0 gives the right up.
