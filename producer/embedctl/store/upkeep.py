@@ -231,8 +231,10 @@ class Upkeep:
         self.agenda.forget([job_id])
 
     def remove_damaged(self, job_id: str) -> None:
-        """Remove the keys of a job whose facts can't be read, however many chunks it has. What is behind a gap of a whole
-        slice expires by itself."""
+        """Remove the keys of a job whose facts can't be read, however many chunks it has.
+
+        What is behind a gap of a whole slice expires by itself.
+        """
         kinds = (keys.chunk_input, keys.chunk_result)
         at, found = 0, 1
         while found:
