@@ -20,6 +20,9 @@ from tests.support.jobs import reference
 from tests.support.rig import Rig
 from tests.support.store import MINE, end_pause, lapse, new_job, payload, reaped, score, take
 
+#: Only chunks whose bytes are in Redis are gathered.
+pytestmark = pytest.mark.in_redis
+
 
 class Watched(DummyBackend):
     """A dummy that tells the sizes of its batches."""

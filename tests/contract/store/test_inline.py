@@ -48,6 +48,7 @@ def scripts_run(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return trips
 
 
+@pytest.mark.in_redis
 def test_an_inline_job_is_made_in_one_round_trip(
     settings: Settings, broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +129,7 @@ def test_a_lost_answer_makes_neither_a_second_job_nor_a_second_chunk(
     assert [take(broker, str(at)) is not None for at in range(2)] == [True, False]
 
 
+@pytest.mark.in_redis
 def test_a_job_that_nobody_would_know_is_cancelled(
     settings: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

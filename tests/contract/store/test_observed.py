@@ -39,6 +39,7 @@ def observed(settings: Settings, told: Trips) -> Iterator[Broker]:
     broker.close()
 
 
+@pytest.mark.in_redis
 def test_each_round_trip_is_told_once_and_answers_are_those_without_an_observer(
     observed: Broker, broker: Broker, told: Trips
 ) -> None:
