@@ -79,14 +79,14 @@ class Reaper:
             return
         self._next = self._rounds["next"] = now + self._interval_s
         try:
-            self._round(last)
+            self._round(last, now)
         except BrokerRefused:  # of one key; it says nothing of the owners
             raise
         except BrokerUnavailable:
             self.rest()
             raise
 
-    def _round(self, last: float) -> None:
+    def _round(self, last: float, began: float) -> None:
         until = min(last, time.monotonic() + BUDGET_S)
         self.end_leases_of_the_dead()
         held_s = self._interval_s + BUDGET_S
@@ -96,6 +96,9 @@ class Reaper:
             self._make_room()
             raise
         if not turn:
+            return
+        if _now() - began > self._broker.settings.lease_s:
+            self.rest()  # Redis stood still meanwhile, so owners are as late as this process
             return
         now_ms = self._broker.connection.now_ms()
         # However slow Redis is, each round looks after some jobs and does a part of the sweeps.
