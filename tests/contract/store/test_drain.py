@@ -14,7 +14,7 @@ from embedctl_config.errors import BrokerFull, JobCancelled
 from embedctl_config.settings import Settings
 from tests.support.limits import limited
 from tests.support.redis_server import CLASSES, RedisServer
-from tests.support.store import add, encoded, keys_of, new_job, payload, take_all, work
+from tests.support.store import QUEUE, add, encoded, keys_of, new_job, payload, row, take_all, work
 
 HIGH_WATER = 10**6
 ME, OTHER = Holder("me", "machine", "1.1", "host"), Holder("other", "machine", "2.1", "elsewhere")
@@ -155,13 +155,18 @@ def test_the_same_corpus_skips_drained_chunks_and_another_is_refused(broker: Bro
     assert (after.done, after.records, after.state) == (before.done, before.records, before.state)
 
 
-def test_no_chunk_of_a_drained_job_is_given_while_redis_holds_too_many_of_its_results(broker: Broker) -> None:
+def test_no_chunk_of_a_drained_job_is_given_while_redis_holds_too_many_of_its_results(
+    broker: Broker, raw: Redis
+) -> None:
+    broker.workers.beat(row())
     job_id = new_job(broker, 4)
     work(broker, job_id, 0, 1)
     take(broker, job_id, high_water=len(RESULT))
     assert broker.jobs.status(job_id).waits_for_reader
     assert take_all(broker) == []
+    raw.delete(QUEUE)
     assert note(broker, job_id, 0, 0) == "ok"
+    assert raw.llen(QUEUE) == 1
     assert not broker.jobs.status(job_id).waits_for_reader
     assert take_all(broker) == [2, 3]
 
