@@ -55,6 +55,8 @@ class Restarts:
 
         If it `held` chunks, one of them may have killed it, which others must not wait for.
         """
+        if held and self.ready_at is None:
+            self.on_ready(now)  # it was, and died before anybody saw that
         self._fruitless = 0 if completed or not held else self._fruitless + 1
         if held and self._fruitless < self._pace.fruitless:
             self.next_at = now
