@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from embedctl.common import processes
 from embedctl_config.errors import WorkerError
+from embedctl_config.settings import ENV_PREFIX
 from embedctl_workers.machine import tally
 from embedctl_workers.supervising.plan import PlannedWorker
 from embedctl_workers.supervising.registry_link import RegistryLink
@@ -182,7 +183,10 @@ class QuarantinePlace(WorkerPlace):
         super().__init__(
             replace(worker, metrics_address=""),
             registry,
-            environment=environment,
+            environment={
+                **environment,
+                f"{ENV_PREFIX}METRICS_ADDRESS": "",
+            },  # a worker beside it has that of the settings
             options=[*options, "--threads", "1", "--quarantine"],
             # Each of its deaths has found a text, so none is a reason for a pause.
             pace=Pace(fruitless=sys.maxsize),
