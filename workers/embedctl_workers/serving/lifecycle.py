@@ -310,8 +310,10 @@ def _consume(start: Start, runner: ChunkRunner, model_of_queue: dict[str, str], 
 def _step_back() -> None:
     """Let this process be the last that gets a CPU, and the first that the kernel kills if memory runs out."""
     os.nice(19)
-    with suppress(OSError):  # only Linux has it
-        Path("/proc/self/oom_score_adj").write_text("1000", "ascii")
+    # Only Linux has these. Where each session has its part of the CPUs, a process' own niceness counts only within it.
+    for name, value in (("autogroup", "19"), ("oom_score_adj", "1000")):
+        with suppress(OSError):
+            Path("/proc/self", name).write_text(value, "ascii")
 
 
 def _queues_of(start: Start) -> list[str]:
