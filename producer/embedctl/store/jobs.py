@@ -349,7 +349,7 @@ class JobStore(JobReader):
             )
         temporary = keys.uncommitted_result(job_id, chunk, token)
         of_chunk = [keys.chunk_input(job_id, chunk), keys.chunk_result(job_id, chunk), temporary]
-        args: list[Any] = [job_id, chunk, fingerprint, *astuple(report)]
+        args: list[Any] = [job_id, chunk, fingerprint, *astuple(report), self._settings.interactive_share]
         if len(value) > PART_BYTES:
             args.append(len(value))
         call = ScriptCall("complete", [*keys.of_job(job_id), *of_chunk], args)

@@ -8,7 +8,6 @@
 --   <ms that the job waited> [<facts of a small job>]
 local queue, token, instance, fingerprint, lease_ms = unpack(ARGV, 1, 5)
 local alike, room = ARGV[10], tonumber(ARGV[11])
-local part_of = {interactive = tonumber(ARGV[6]), normal = 1 - tonumber(ARGV[6])}
 local kinds = {ARGV[7] .. ':' .. fingerprint}
 if ARGV[8] == '1' then kinds[2] = ARGV[7] .. ':*' end
 local time = redis.call('TIME')
@@ -79,11 +78,8 @@ local function try(id, place)
     local all = place.kind == now_at.kind and kinds or {place.kind, now_at.kind}
     charge(place, all, work / weight)
     if now_at.is_ready then list(now_at, id, now_at.left - 1, since) end
-    if part_of[place.lane] then
-      redis.call('ZADD', LANES .. queue, 'XX', 'INCR', work / part_of[place.lane], place.lane)
-    else
-      redis.call('SET', pause, 1, 'PX', BACKGROUND_MS)
-    end
+    charge_lane(place, work, ARGV[6])
+    if place.lane == 'background' then redis.call('SET', pause, 1, 'PX', BACKGROUND_MS) end
     for _, fact in ipairs(facts_of(id)) do given[#given + 1] = fact end
     claims[#claims + 1] = given
   end
@@ -155,7 +151,7 @@ local function next_chunk()
   local lanes, empty = LANES .. queue, {}
   local listed = redis.call('ZRANGE', lanes, 0, -1, 'WITHSCORES')
   for at = 1, #listed, 2 do
-    if part_of[listed[at]] and next_of(listed[at]) then
+    if next_of(listed[at]) then
       for _, lane in ipairs(empty) do redis.call('ZADD', lanes, 'XX', listed[at + 1] - 1, lane) end
       return
     end

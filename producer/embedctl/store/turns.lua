@@ -71,6 +71,13 @@ local function charge(place, kinds, work)
   keep(served)
 end
 
+-- Add work to what a lane had. The background lane has no part of its own.
+local function charge_lane(place, work, interactive)
+  if place.lane == 'background' then return end
+  local part = place.lane == 'interactive' and interactive or 1 - interactive
+  redis.call('ZADD', LANES .. place.queue, 'XX', 'INCR', work / part, place.lane)
+end
+
 -- Whether jobs of these kinds are listed in a queue.
 local function is_listed(queue, kinds)
   for lane in pairs(KNOWN_LANES) do
