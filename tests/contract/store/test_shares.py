@@ -186,16 +186,13 @@ PERHAPS, WHERE = ("lane", "weight", "work", "results_high_water"), ("hardware", 
 def damage(raw: Redis, job_id: str, kind: str) -> str:
     """Delete or edit a field of a job, or make one of its keys a list; returns the key."""
     how, _, name = kind.partition(" ")
-    key: str = (
-        keys.job(job_id)
-        if how != "retype"
-        else {"in": keys.chunk_input(job_id, 0)}.get(name) or getattr(keys, name)(job_id)
-    )
+    key = keys.job(job_id)
     if how == "delete":
         raw.hdel(key, name)
     elif how == "edit":
         raw.hset(key, name, "damaged")
     else:
+        key = keys.chunk_input(job_id, 0) if name == "in" else getattr(keys, name)(job_id)
         raw.delete(key)
         raw.rpush(key, "another program's")
     return key

@@ -36,7 +36,7 @@ class Walk:
         self.past: list[dict[bytes, bytes]] = []
 
     def step(self) -> None:
-        steps: list[Callable[[], object]] = [self.produce] * 6 + [self.workers.step] * 8 + [self.look] * 2
+        steps: list[Callable[[], object]] = [*[self.produce] * 6, *[self.workers.step] * 8, *[self.look] * 2]
         steps += [self.gives_back, self.asks_again, self.worker_dies]
         if self.dice.random() < 0.15:
             steps = [self.goes_back, self.loses_turns, self.cancels, self.stops]
