@@ -59,8 +59,6 @@ log = logging.getLogger(__name__)
 #: A worker in quarantine ends when it was given nothing for so long, longer than a job is distrusted after a death
 #: (seconds); so often it asks.
 _QUARANTINE_S, _SUSPECTS_EVERY_S = 90.0, 0.5
-#: The longest time that it may take to load a model (seconds).
-_LOADS_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +130,6 @@ def run_worker(start: Start) -> int:
         broker.connection.read_scripts()
         if start.quarantine:
             _step_back()
-            broker.workers.expect_quarantine(_queues_of(start), f"{start.usual_name}/", _LOADS_S)
         served = _load_all(start, health, telemetry, stack)
         health.phase = "starting"
         Reaper(broker).end_leases_of_the_dead()  # of a worker that died here, and that no other worker witnessed
@@ -151,6 +148,8 @@ def run_worker(start: Start) -> int:
         ring = partial(broker.jobs.ring, entry.precision, fingerprints)
         heartbeat = Heartbeat(broker, runner.in_hand, describe, ring)
         heartbeat.start()
+        if start.quarantine:  # which no longer needs to be awaited by this name
+            broker.workers.expect_quarantine(_queues_of(start), f"{start.usual_name}/", 0)
         naming.close()
         stack.callback(heartbeat.stop)
         start_sweeping(broker, runner.draining)

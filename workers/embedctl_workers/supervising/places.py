@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import IO, Any
 
 from embedctl.common import processes
+from embedctl_config import keys
 from embedctl_config.errors import WorkerError
 from embedctl_config.settings import ENV_PREFIX
 from embedctl_workers.machine import tally
@@ -27,6 +28,9 @@ log = logging.getLogger("embedctl_workers.supervising.supervisor")
 
 #: How often a process is looked at that becomes ready or that was told to end (seconds).
 POLL_S = 0.25
+#: The longest time that a worker in quarantine may take to load its models (seconds). And so long after a death, one
+#: that runs has found what is suspect.
+_LOADS_S, _FOUND_S = 120.0, 30.0
 #: How the line begins that the gateway prints when it listens.
 _LISTENS = "the gateway is at "
 
@@ -92,9 +96,9 @@ class Place(ABC):
         return 0, 0
 
     def _on_exit(self, status: int) -> None:
-        self.release(status)
         how, restarts = how_it_ended(status), self.restarts
         held, completed = self._tally()
+        self.release(status)
         pause = restarts.on_exit(status, time.monotonic(), held=held, completed=completed)
         if held and not pause:
             self.say(logging.ERROR, "%s with %d chunks in hand; starting it again at once", how, held)
@@ -183,15 +187,15 @@ class QuarantinePlace(WorkerPlace):
         super().__init__(
             replace(worker, metrics_address=""),
             registry,
-            environment={
-                **environment,
-                f"{ENV_PREFIX}METRICS_ADDRESS": "",
-            },  # a worker beside it has that of the settings
+            # A worker beside it has the address of the settings.
+            environment={**environment, f"{ENV_PREFIX}METRICS_ADDRESS": ""},
             options=[*options, "--threads", "1", "--quarantine"],
             # Each of its deaths has found a text, so none is a reason for a pause.
             pace=Pace(fruitless=sys.maxsize),
         )
-        self._wanted = False
+        self._queues = [keys.queue(worker.hardware, model) for model in worker.models]
+        self._awaited_as = f"{worker.name}:quarantine@{socket.gethostname()}/"
+        self._wanted, self._wanted_at = False, 0.0
 
     @property
     def settled(self) -> bool:
@@ -200,17 +204,31 @@ class QuarantinePlace(WorkerPlace):
 
     def want(self) -> None:
         """Start it, if it does not run."""
-        self._wanted = True
+        self._wanted, self._wanted_at = True, time.monotonic()
+        if self.process is None or self.restarts.ready_at is None:
+            self._announce()
 
     def pause(self) -> float | None:
         return super().pause() if self._wanted or self.process is not None else None
 
     def tend(self) -> None:
-        if self.process is not None and self.process.poll() == 0:  # there was nothing left for it to do
-            self._wanted = False
+        if self.process is not None and self.process.poll() == 0:
+            # There was nothing left for it to do, but perhaps it was about to end when another worker died.
+            self._wanted = time.monotonic() - self._wanted_at < _FOUND_S
             self.release(0)
         elif self._wanted or self.process is not None:
             super().tend()
+
+    def _tally(self) -> tuple[int, int]:
+        held, completed = super()._tally()
+        if held:
+            self._announce()
+        return held, completed
+
+    def _announce(self) -> None:
+        """Let what may kill a worker wait for the next process, unless this place is given up."""
+        if self.restarts.given_up is None:
+            self._registry.expect_quarantine(self._queues, self._awaited_as, _LOADS_S)
 
 
 class GatewayPlace(Place):
