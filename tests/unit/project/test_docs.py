@@ -129,6 +129,15 @@ def test_modules_that_a_page_names_exist(page: str) -> None:
         assert "NAME" in name or any(f"/{path}".endswith(f"/{name}") for path in tracked), name
 
 
+def test_every_guarantee_names_tests_that_exist() -> None:
+    rows = re.findall(r"^\| (?!promise |---).+$", read("docs/guarantees.md"), re.MULTILINE)
+    assert len(rows) > 20
+    for row in rows:
+        named = re.findall(r"`(tests/[\w/]+/test_\w+\.py)`", row.split(" | ")[2])
+        assert named, row
+        assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
 def test_every_option_has_a_variable_and_the_settings_know_all_of_them() -> None:
     flags = set()
     for name, command in GENERATE.commands():
