@@ -27,6 +27,7 @@
     │   ├── JobStopped            it takes no more records; its vectors can be fetched
     │   ├── JobDrained            its vectors are in files elsewhere
     │   ├── JobHeld               another process drains it
+    │   ├── JobDamaged            another program changed what Redis holds of it
     │   └── JobFailed             its error budget is spent, or it has no vector
     ├── QuotaExceeded             a tenant has as much as it may have
     ├── WaitTimeout
