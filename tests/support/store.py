@@ -99,11 +99,12 @@ def bring_forward(broker: Broker, job_id: str, chunk: int) -> None:
             return
         facts = {name.decode(): value.decode() for name, value in client.hgetall(keys.job(job_id)).items()}
         first, added = (int(facts.get(name, 0)) for name in ("next", "added"))
-        leased, ready = (client.zscore(key(job_id), chunk) for key in (keys.leases, keys.ready))
-        if leased is None and (first < chunk < added if ready is None else ready <= now_ms):
+        of_chunk = (client.zscore(key(job_id), chunk) for key in (keys.leases, keys.ready, keys.suspects))
+        leased, ready, suspect = of_chunk
+        if leased is suspect is None and (first < chunk < added if ready is None else ready <= now_ms):
             client.zadd(keys.ready(job_id), {str(chunk): 0})
         names = [facts.get("lane", NORMAL), facts.get("tenant", DEFAULT)]
-        names += [keys.queue(facts["hardware"], facts["model"]), facts["precision"]]
+        names += [keys.queue(facts["hardware"], facts["model"]), *(["apart"] if suspect else []), facts["precision"]]
         for ordered, files in product(("left", "wait"), (facts.get("model_fingerprint", "*"), "*")):
             before_all = {job_id: -time.monotonic()}
             client.zadd(keys.turns(":".join([ordered, *names, files])), before_all, xx=True)

@@ -111,6 +111,8 @@ class Walk:
                 for chunk in self.raw.zrange(keys.leases(job_id), 0, -1):
                     if not self.is_held(job_id, int(chunk)):
                         self.raw.zadd(keys.leases(job_id), {chunk: 1})
+                for chunk in self.raw.zrange(keys.suspects(job_id), 0, -1):
+                    self.raw.zadd(keys.suspects(job_id), {chunk: 1})
                 self.raw.hdel(keys.attempts(job_id), *(f"{chunk}:not" for chunk in range(CHUNKS)))
                 self.look(job_id)
             self.raw.delete(keys.turns(f"pause:{QUEUE}"))

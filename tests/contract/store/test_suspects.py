@@ -19,6 +19,7 @@ from tests.support.store import (
     assert_from_now,
     claim,
     complete,
+    end_pause,
     lapse,
     new_job,
     reaped,
@@ -36,14 +37,16 @@ def bystander(broker: Broker) -> None:
 def die(
     broker: Broker, job_id: str, chunk: int, raw: Redis, *, at_row: int | None = None, instance: str = "w"
 ) -> list[int]:
-    """Claim a chunk, perhaps come to a row, die witnessed, and be judged."""
+    """Claim a chunk, perhaps come to a row, die witnessed, and be judged. Then the chunk's pause is over."""
     broker.workers.beat(row(instance))
     assert claim(broker, job_id, chunk, f"t-{instance}", instance=instance) is not None
     if at_row is not None:
         assert broker.jobs.renew(job_id, chunk, f"t-{instance}", row=at_row) == "ok"
     broker.workers.report_death(instance, "killed")
     lapse(raw, job_id, chunk)
-    return reaped(broker, job_id)
+    again = reaped(broker, job_id)
+    end_pause(broker, raw, job_id, chunk)
+    return again
 
 
 def given_up(broker: Broker, job_id: str, chunk: int, token: str) -> frozenset[int] | None:
@@ -99,6 +102,7 @@ def test_a_careful_death_names_the_row_that_was_not_passed(
     broker.workers.report_death("second", "killed")
     lapse(raw, job_id, 0)
     reaped(broker, job_id)
+    end_pause(broker, raw, job_id, 0)
     assert given_up(broker, job_id, 0, "third") == frozenset(named)
 
 
@@ -113,6 +117,7 @@ def test_a_careful_owner_that_is_only_silent_is_given_time(broker: Broker, raw: 
     assert broker.jobs.renew(job_id, 0, "t2") == "ok"  # it comes back
     raw.zadd(keys.leases(job_id), {"0": now - 3 * broker.settings.lease_s * 1000 - 1000})
     assert reaped(broker, job_id) == [0]
+    end_pause(broker, raw, job_id, 0)
     assert given_up(broker, job_id, 0, "t3") == frozenset({1})
 
 
@@ -126,21 +131,24 @@ def test_a_careful_owner_that_did_not_die_is_never_blamed(broker: Broker, raw: R
             broker.workers.leave(row("second"))  # and Redis did not take the chunk back
         lapse(raw, job_id, 0)
         assert reaped(broker, job_id) == [0]
+    end_pause(broker, raw, job_id, 0)
     assert given_up(broker, job_id, 0, "t3") == frozenset()
     assert broker.jobs.status(job_id).deaths == 1
 
 
 def test_careful_deaths_without_a_row_make_a_chunk_stuck_and_are_spaced_out(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 1)
-    for number, wait_s in enumerate((0, 0, 0, 60, 120)):
+    for number, wait_s in enumerate((2, 2, 2, 60, 120)):
+        broker.workers.beat(row(f"w{number}"))
+        assert claim(broker, job_id, 0, f"t{number}", instance=f"w{number}") is not None
+        broker.workers.report_death(f"w{number}", "killed")
+        lapse(raw, job_id, 0)
         began = broker.connection.now_ms()
-        assert die(broker, job_id, 0, raw, instance=f"w{number}") == [0]
-        assert broker.jobs.suspects(job_id)[0].stuck is (wait_s > 0)
-        assert_from_now(broker, raw, keys.ready(job_id), 0, after_s=wait_s, since_ms=began)
-        if wait_s:
-            assert claim(broker, job_id, 0, "early") is None
-            raw.zadd(keys.ready(job_id), {"0": 0})  # its time has come
-            assert reaped(broker, job_id) == []
+        assert reaped(broker, job_id) == [0]
+        assert broker.jobs.suspects(job_id)[0].stuck is (wait_s > 2)
+        assert_from_now(broker, raw, keys.suspects(job_id), 0, after_s=wait_s, since_ms=began)
+        assert claim(broker, job_id, 0, "early") is None
+        end_pause(broker, raw, job_id, 0)
     assert given_up(broker, job_id, 0, "last") == frozenset()
     assert complete(broker, job_id, 0, "last") == "ok"
     assert broker.jobs.suspects(job_id) == []
@@ -186,5 +194,6 @@ def test_a_witnessed_death_ends_its_leases_at_once(broker: Broker, raw: Redis) -
     broker.workers.beat(there)
     broker.upkeep.agenda.take_turn = lambda held_s: "turn"  # type: ignore[method-assign]  # two leases of this test are a minute
     Reaper(broker).round()
+    end_pause(broker, raw, job_id, 0)
     assert given_up(broker, job_id, 0, "next") == frozenset()
     assert claim(broker, job_id, 1, "next") is None

@@ -29,6 +29,7 @@ def test_chunks_whose_leases_lapsed_may_be_taken_again_and_live_workers_hear_it(
     broker: Broker, raw: Redis, workers: int
 ) -> None:
     job_id = new_job(broker, 3)
+    broker.workers.leave(row("w"))  # the owner, which is not taken for dead
     for chunk in range(3):
         claim(broker, job_id, chunk, f"t{chunk}")
     for number in range(workers):
