@@ -32,7 +32,7 @@ class Snapshot(dict[bytes, bytes]):
 
     def is_listed(self, precision: str, fingerprint: str) -> bool:
         """Whether a job is listed that a worker of these can take."""
-        kinds = tuple(f":{QUEUE}:{precision}:{each}".encode() for each in (fingerprint, "*"))
+        kinds = tuple(f":{QUEUE}:{precision}/{wire.VERSION}:{each}".encode() for each in (fingerprint, "*"))
         return any(key.startswith(TURNS + b"flows:") and key.endswith(kinds) for key in self)
 
 

@@ -104,7 +104,8 @@ def bring_forward(broker: Broker, job_id: str, chunk: int) -> None:
         if leased is suspect is None and (first < chunk < added if ready is None else ready <= now_ms):
             client.zadd(keys.ready(job_id), {str(chunk): 0})
         names = [facts.get("lane", NORMAL), facts.get("tenant", DEFAULT)]
-        names += [keys.queue(facts["hardware"], facts["model"]), *(["apart"] if suspect else []), facts["precision"]]
+        queue, precision = keys.queue(facts["hardware"], facts["model"]), f"{facts['precision']}/{wire.VERSION}"
+        names += [queue, *(["apart"] if suspect else []), precision]
         for ordered, files in product(("left", "wait"), (facts.get("model_fingerprint", "*"), "*")):
             before_all = {job_id: -time.monotonic()}
             client.zadd(keys.turns(":".join([ordered, *names, files])), before_all, xx=True)

@@ -8,8 +8,8 @@
 --   <ms that the job waited> [<facts of a small job>]
 local queue, token, instance, fingerprint, lease_ms = unpack(ARGV, 1, 5)
 local alike, room = ARGV[10], tonumber(ARGV[11])
-local kinds = {ARGV[7] .. ':' .. fingerprint}
-if ARGV[8] == '1' then kinds[2] = ARGV[7] .. ':*' end
+local kinds = {kind_of(ARGV[7], fingerprint)}
+if ARGV[8] == '1' then kinds[2] = kind_of(ARGV[7], '*') end
 local time = redis.call('TIME')
 local micros = time[1] * 1000000 + time[2]
 local now_ms = math.floor(micros / 1000)

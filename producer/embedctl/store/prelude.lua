@@ -62,7 +62,7 @@ local function place_of_job()
     if not facts[at] or (at > 6 and not tonumber(facts[at])) then error('has no ' .. name, 0) end
   end
   local place = {
-    queue = QUEUE_PREFIX .. facts[1] .. '.' .. facts[2], kind = facts[3] .. ':' .. (facts[4] or '*'),
+    queue = QUEUE_PREFIX .. facts[1] .. '.' .. facts[2], kind = kind_of(facts[3], facts[4] or '*'),
     tenant = facts[5] or TENANT, lane = facts[6] or LANE,
   }
   place.is_guarded = has_quarantine(place.queue, now)

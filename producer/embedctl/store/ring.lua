@@ -3,7 +3,7 @@
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 for at = 2, #ARGV, 2 do
-  local kinds = {ARGV[1] .. ':' .. ARGV[at + 1], ARGV[1] .. ':*'}
+  local kinds = {kind_of(ARGV[1], ARGV[at + 1]), kind_of(ARGV[1], '*')}
   if not has_quarantine(ARGV[at], now_ms) then
     for kind = 1, 2 do kinds[2 + kind] = APART .. kinds[kind] end
   end

@@ -1,8 +1,10 @@
 -- Whose turn it is in a queue. A job is listed while it has chunks that are ready: among those of its tenant and lane, by
 -- the chunks that are left of it, and by when it was listed. Tenants and lanes are listed by the work that they had,
 -- divided by their shares. All of it follows from the jobs, so a list may be lost at any time.
--- A place is a lane, tenant, queue and kind; the kind is what a worker must have: a precision, and a fingerprint or `*`.
+-- A place is a lane, tenant, queue and kind; the kind is what a worker must have: a precision, the version of its
+-- chunks, and a fingerprint or `*`.
 -- What may kill a worker is listed apart, and given to workers in quarantine as long as there are any.
+local function kind_of(precision, fingerprint) return precision .. '/' .. WIRE_VERSION .. ':' .. fingerprint end
 local function flows_of(place) return FLOWS .. place.lane .. ':' .. place.queue .. ':' .. place.kind end
 local function served_of(place) return SERVED .. place.lane .. ':' .. place.queue end
 local function left_of(place) return JOBS_LEFT .. place.lane .. ':' .. place.tenant .. ':' .. place.queue .. ':' .. place.kind end

@@ -263,7 +263,7 @@ def test_what_is_damaged_of_a_tenant_ends_none_of_its_jobs(broker: Broker, raw: 
 def two_tenants(broker: Broker, raw: Redis) -> tuple[str, str]:
     """A job whose turn is next, and another tenant's."""
     first, second = new_job(broker, 3, tenant="x"), new_job(broker, 1, tenant="y")
-    raw.zincrby(keys.turns(f"flows:normal:{QUEUE}:fp32:*"), 10**9, "y")
+    raw.zincrby(keys.turns(f"flows:normal:{QUEUE}:fp32/1:*"), 10**9, "y")
     return first, second
 
 
