@@ -287,8 +287,7 @@ def test_lost_and_damaged_inputs_are_told_of_and_repaired_by_the_same_corpus(her
     worker = here.start_worker()
     eventually(
         lambda: (
-            job.status().chunks_done == 3
-            and not any(here.raw.exists(keys.chunk_input(job.id, at)) for at in damages)
+            job.status().chunks_done == 3 and not any(here.raw.exists(keys.chunk_input(job.id, at)) for at in damages)
         )
     )
     assert all(worker.logged("input is damaged", job=job.id, chunk=at, attempt=1) for at in damages)
