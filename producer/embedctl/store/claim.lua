@@ -36,7 +36,8 @@ local function is_ready_here()
   if not is_apart then return usual end
   return (place.is_apart and usual) or redis.call('ZCOUNT', suspects, '-inf', now) > 0
 end
-if not is_ready_here() then return {'over'} end
+-- If it was listed apart for what is left of it, and is trusted again, nobody else has listed it as usual.
+if not is_ready_here() then return is_apart and place.is_ready and {'elsewhere', place, list_all} or {'over'} end
 if alike and (more[1] ~= alike or place.first >= place.below) then return {'other'} end
 
 -- Whether a worker is to encode the chunk; if it is not, it is forgotten.
@@ -91,7 +92,7 @@ else
   if not chunk and is_apart == place.is_apart then chunk = given_back(ready) end
 end
 if not chunk then
-  if is_apart ~= place.is_apart then return {left_alone and 'later' or 'over'} end
+  if is_apart ~= place.is_apart then return left_alone and {'later'} or {'elsewhere', place_of_job(), list_all} end
   chunk = fresh()
   if not chunk then
     return {place.first < place.below and 'more' or alike and 'other' or left_alone and 'later' or 'over'}
@@ -122,6 +123,8 @@ local listed, turned = redis.call('ZSCORE', wait_of(found), ARGV[1]), redis.call
 local waited = now - math.max(tonumber(listed) or now, tonumber(turned) or 0)
 redis.call('HSET', job, 'turned_ms', now)
 local rows = known[1] and cjson.decode(known[1]).rows or (is_apart and '')
-place.is_ready, place.kind = is_ready_here(), place.kind:match('^[^:]+:') .. fingerprint
+place.kind = place.kind:match('^[^:]+:') .. fingerprint
+if is_apart and not place.is_apart and place.is_ready then list(place, ARGV[1], place.left, now) end
+place.is_ready = is_ready_here()
 if is_apart then place.kind = APART .. place.kind end
 return {'ok', {ARGV[1], chunk, attempt, input, rows, known[2], waited}, place, work, weight}

@@ -16,7 +16,7 @@ local now_ms = math.floor(micros / 1000)
 local pause = PAUSE .. queue
 if ARGV[9] == '1' then
   for at, kind in ipairs(kinds) do kinds[at] = APART .. kind end
-elseif not has_quarantine(queue, now_ms) then
+elseif not alike and not has_quarantine(queue, now_ms) then
   for at = 1, #kinds do kinds[#kinds + 1] = APART .. kinds[at] end
 end
 local steps, met, claims, skipped = STEPS, {}, {}, {}
@@ -183,7 +183,7 @@ local function again(id, chunk)
   local owner = redis.call('HGET', job .. ':owners', chunk)
   if not owner or owner:match('^%S+') ~= token then return end
   local known = redis.call('HMGET', job .. ':attempts', chunk, chunk .. ':deaths', chunk .. ':doubts')
-  local rows = known[2] and cjson.decode(known[2]).rows or false
+  local rows = known[2] and cjson.decode(known[2]).rows or (ARGV[9] == '1' and '')
   claims[#claims + 1] = {id, chunk, known[1], redis.call('GET', job .. ':in:' .. chunk), rows, known[3], 0}
 end
 

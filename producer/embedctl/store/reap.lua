@@ -28,13 +28,15 @@ if redis.call('HGET', job, 'chunks_done') == '0' and redis.call('EXISTS', leases
 end
 offer(math.max(1, #again - 1))
 
--- Look at a job without progress after ever longer pauses, but in time for leases, for chunks that are put off, and for
--- renewing lifetimes.
+-- Look at a job without progress after ever longer pauses, but in time for leases, for chunks that are put off, for the end
+-- of distrust, and for renewing lifetimes.
 local rested = now - tonumber(progressed)
 local wait = math.min(rested < audit_after and audit_after - rested or rested, longest, ttl_ms / 16)
 for key, least in pairs({[leases] = '-inf', [ready] = string.format('(%.0f', now), [suspects] = string.format('(%.0f', now)}) do
   local next_at = redis.call('ZRANGEBYSCORE', key, least, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
   if next_at then wait = math.min(wait, next_at - now) end
 end
+local trusted_ms = tonumber(redis.call('HGET', job, 'distrusted_ms') or 0)
+if trusted_ms > now then wait = math.min(wait, trusted_ms - now) end
 if redis.call('ZADD', UPKEEP, math.floor(now + math.max(wait, soonest)), ARGV[1]) == 1 then share() end
 return again
