@@ -149,8 +149,12 @@ def test_quarantine_starts_when_it_is_wanted_and_is_awaited_before_a_death_is_to
     assert (quarantine.starts, quarantine.pause(), quarantine.settled) == (0, None, True)
     quarantine.script = "HOLD; kill -SEGV $$"
     quarantine.want()
+
+    def is_at(starts: int) -> bool:
+        return quarantine.starts == starts
+
     for starts in (2, 3):  # a death with a chunk in hand found a text
-        quarantine.tend_until(lambda starts=starts: quarantine.starts == starts)
+        quarantine.tend_until(partial(is_at, starts))
         assert quarantine.restarts.given_up is None
     assert told(quarantine) == ["awaits cpu:0:quarantine", *["awaits cpu:0:quarantine", "killed by SIGSEGV"] * 2]
 
