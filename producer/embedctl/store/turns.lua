@@ -80,11 +80,17 @@ local function charge_lane(place, work, interactive)
   redis.call('ZADD', LANES .. place.queue, 'XX', 'INCR', work / part, place.lane)
 end
 
--- Whether jobs of these kinds are listed in a queue.
+-- Whether jobs of these kinds are listed in a queue. A tenant that has none any more is taken off: a bell would be for
+-- nothing.
 local function is_listed(queue, kinds)
   for lane in pairs(KNOWN_LANES) do
     for _, kind in ipairs(kinds) do
-      if redis.call('EXISTS', flows_of({lane = lane, queue = queue, kind = kind})) == 1 then return true end
+      local place = {lane = lane, queue = queue, kind = kind}
+      repeat
+        place.tenant = redis.pcall('ZRANGE', flows_of(place), 0, 0)[1]
+        if place.tenant and redis.call('EXISTS', left_of(place)) == 1 then return true end
+        if place.tenant then redis.call('ZREM', flows_of(place), place.tenant) end
+      until not place.tenant
     end
   end
   return false

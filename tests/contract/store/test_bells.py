@@ -78,6 +78,14 @@ def test_a_bell_waits_for_each_chunk_but_no_more_than_workers_hear_soon(broker: 
     assert raw.llen(QUEUE) == 8
 
 
+def test_who_takes_the_last_chunk_rings_for_nobody(broker: Broker, raw: Redis) -> None:
+    new_job(broker, 1)
+    broker.workers.beat(row())
+    assert take(broker) is not None
+    broker.jobs.ring("fp32", {QUEUE: MINE})
+    assert raw.llen(QUEUE) == 0
+
+
 def test_a_lost_bell_is_rung_again_for_a_worker_that_can_take_what_is_ready(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 2)
     broker.workers.beat(row())
@@ -88,7 +96,6 @@ def test_a_lost_bell_is_rung_again_for_a_worker_that_can_take_what_is_ready(brok
         broker.jobs.ring("fp32", {QUEUE: MINE})
         assert raw.llen(QUEUE) == 1
     work(broker, job_id, 0)  # so it is pinned
-    assert take(broker, "u", fingerprint=OTHER) is None
     raw.delete(QUEUE)
     broker.jobs.ring("fp32", {QUEUE: OTHER})
     assert raw.llen(QUEUE) == 0
