@@ -203,7 +203,10 @@ def damage(raw: Redis, job_id: str, kind: str) -> str:
     [
         *(f"delete {field}" for field in FIELDS if field not in PERHAPS),
         *(f"edit {field}" for field in FIELDS if field not in WHERE),
-        *(f"retype {key}" for key in ("leases", "owners", "attempts", "ready", "counted", "events", "drained", "in")),
+        *(
+            f"retype {key}"
+            for key in ("leases", "owners", "attempts", "ready", "counted", "events", "drained", "in", "suspects")
+        ),
     ],
 )
 def test_a_damaged_job_ends_and_the_next_one_is_given(broker: Broker, raw: Redis, kind: str) -> None:
