@@ -72,13 +72,14 @@ def test_the_interactive_lane_has_its_part(broker: Broker, settings: Settings, p
     workers.broker.close()
 
 
-def test_the_interactive_lane_has_its_part_though_its_texts_are_less_work_than_they_look(broker: Broker) -> None:
+@pytest.mark.parametrize("lane", ["interactive", "normal"])
+def test_lanes_and_tenants_have_their_parts_of_what_was_work_not_of_what_looked_so(broker: Broker, lane: str) -> None:
     """Such as long ones that are truncated, each in a job of its own."""
-    urgent = [job_of(broker, "x", "interactive", chunks=1) for _ in range(200)]
-    job_of(broker, "x", chunks=100)
-    workers = Workers(broker, count=1, work_of=dict.fromkeys(urgent, LARGE // 40))
+    small = [job_of(broker, "x", lane, chunks=1) for _ in range(200)]
+    job_of(broker, "y", chunks=100)
+    workers = Workers(broker, count=1, work_of=dict.fromkeys(small, LARGE // 40))
     workers.run(150)
-    assert workers.share(urgent) == pytest.approx(0.5, abs=0.1)
+    assert workers.share(small) == pytest.approx(0.5, abs=0.1)
 
 
 def test_who_leaves_and_comes_back_for_each_chunk_has_no_more_than_its_share(broker: Broker) -> None:
