@@ -212,8 +212,9 @@ def freed(raw: Any, job_id: str, *, results: bool = True) -> bool:
 
 
 def keys_without_ttl(raw: Any) -> list[str]:
-    """Our keys that have no TTL and would stay for good."""
-    names = list(raw.scan_iter(match="embed:*", count=1000))
+    """Our keys that have no TTL and would stay for good. Those that Celery makes get one when a worker next rings."""
+    celery = {keys.UNACKED.encode(), keys.UNACKED_INDEX.encode()}
+    names = [name for name in raw.scan_iter(match="embed:*", count=1000) if name not in celery]
     endless = []
     for at in range(0, len(names), _SLICE):
         pipe = raw.pipeline(transaction=False)
