@@ -57,18 +57,20 @@ local function weight_of(tenant, own)
   return math.min(stated, tonumber(own or stated))
 end
 
--- Add work to what a tenant had, in its lists of these kinds.
+-- Add work to what a tenant had, in its lists of these kinds, the usual ones and those apart.
 local function charge(place, kinds, work)
-  local had
-  for _, kind in ipairs(kinds) do
-    local flows = FLOWS .. place.lane .. ':' .. place.queue .. ':' .. kind
-    had = had or redis.call('ZSCORE', flows, place.tenant)
-  end
   local served = served_of(place)
-  had = tonumber(had or redis.call('ZSCORE', served, place.tenant) or 0) + work
+  local had, lists = tonumber(redis.call('ZSCORE', served, place.tenant) or 0), {}
   for _, kind in ipairs(kinds) do
-    redis.call('ZADD', FLOWS .. place.lane .. ':' .. place.queue .. ':' .. kind, 'XX', had, place.tenant)
+    local usual = kind:sub(1, #APART) == APART and kind:sub(#APART + 1) or kind
+    for _, each in ipairs({usual, APART .. usual}) do
+      local flows = FLOWS .. place.lane .. ':' .. place.queue .. ':' .. each
+      had = math.max(had, tonumber(redis.call('ZSCORE', flows, place.tenant) or 0))
+      lists[#lists + 1] = flows
+    end
   end
+  had = had + work
+  for _, flows in ipairs(lists) do redis.call('ZADD', flows, 'XX', had, place.tenant) end
   redis.call('ZADD', served, had, place.tenant)
   keep(served)
 end

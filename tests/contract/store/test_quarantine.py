@@ -12,7 +12,7 @@ from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import end_leases
 from embedctl.store import Claim, Claimant
 from embedctl_config import keys
-from tests.support.store import MINE, QUEUE, end_pause, lapse, new_job, reaped, row, score, take
+from tests.support.store import MINE, QUEUE, complete, end_pause, lapse, new_job, reaped, row, score, take
 
 APART = row("q", quarantine=True)
 
@@ -232,3 +232,21 @@ def test_a_worker_that_died_before_it_encoded_any_of_a_job_pins_it_no_longer(bro
     assert broker.jobs.status(job_id).model_fingerprint is None
     assert take_apart(broker, "t") is not None
     assert broker.jobs.status(job_id).model_fingerprint == MINE
+
+
+def test_what_a_tenant_had_is_the_same_in_its_lists_apart_and_in_the_usual_ones(broker: Broker, raw: Redis) -> None:
+    broker.workers.beat(APART)
+    job_id = killer(broker, raw, 3)
+    end_pause(broker, raw, job_id, 0)
+
+    def had() -> set[float]:
+        lists = [key.decode() for key in raw.scan_iter(match=keys.turns("served:*"))]
+        lists += [key.decode() for key in raw.scan_iter(match=keys.turns("flows:*"))]
+        assert len(lists) > 2
+        return {score(raw, key, "default") for key in lists}
+
+    assert len(had()) == 1
+    assert take(broker, "usual") is not None
+    assert len(had()) == 1
+    assert complete(broker, job_id, 1, "usual") == "ok"
+    assert len(had()) == 1
