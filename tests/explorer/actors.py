@@ -273,6 +273,7 @@ class Worker:
         gathers: whether it may take others beside one that it holds.
         mortal: whether it may die, while deaths are left.
         fingerprint: of its model.
+        quarantine: whether it takes only what may kill a worker. It then asks without a bell.
     """
 
     obliged = False
@@ -286,9 +287,10 @@ class Worker:
         gathers: bool = False,
         mortal: bool = True,
         fingerprint: str = MINE,
+        quarantine: bool = False,
     ) -> None:
         self.name, self._fails, self._releases, self._gathers = name, fails, releases, gathers
-        self._mortal, self._fingerprint = mortal, fingerprint
+        self._mortal, self._fingerprint, self.quarantine = mortal, fingerprint, quarantine
 
     def at_first(self) -> Hand:
         return Hand()
@@ -299,12 +301,12 @@ class Worker:
     def moves(self, world: World, state: State, at: int) -> Iterator[Move]:
         hand: Hand = state.actors[at]
         loses = state.may("lost answer")
-        listed = state.snapshot.is_listed("fp32", self._fingerprint)
-        if hand.doing == "idle" and (listed or state.snapshot.bells):
+        bells = 0 if self.quarantine else state.snapshot.bells
+        if hand.doing == "idle" and (bells or self._is_offered(state)):
             yield self._hearing(state, at)
             if loses:
                 yield self._hearing(state, at, lose=True)
-            if not state.snapshot.bells:
+            if not (bells or self.quarantine):
                 yield Move(self.name, "rings", lambda world: self._ring(world, state))
         elif hand.doing == "asks":
             yield Move(self.name, "asks again", lambda world: self._claim(world, state, at, hand.token))
@@ -333,10 +335,13 @@ class Worker:
             yield Move(self.name, "asks again", lambda world: self._claim(world, state, at, hand.token))
         elif hand.doing == "holds":
             yield self._completing(state, at, 0)
-        elif not hand.polled and state.snapshot.bells:
+        elif not hand.polled and (self._is_offered(state) if self.quarantine else state.snapshot.bells):
             yield self._hearing(state, at, follow=True)
-        elif not hand.polled and state.snapshot.is_listed("fp32", self._fingerprint):
+        elif not (hand.polled or self.quarantine) and self._is_offered(state):
             yield Move(self.name, "rings", lambda world: self._ring(world, state))
+
+    def _is_offered(self, state: State) -> bool:
+        return state.snapshot.is_listed(self._fingerprint, quarantine=self.quarantine)
 
     def _ring(self, world: World, state: State) -> Done:
         world.broker.jobs.ring("fp32", {QUEUE: self._fingerprint})
@@ -344,7 +349,8 @@ class Worker:
 
     def _hearing(self, state: State, at: int, *, lose: bool = False, follow: bool = False) -> Move:
         def hear(world: World) -> Done:
-            world.hear()
+            if not self.quarantine:
+                world.hear()
             return self._claim(world, state, at, self._new_token(world, state, at), lose=lose, follow=follow)
 
         return Move(self.name, "hears a bell", hear, "lost answer" if lose else "")
@@ -360,7 +366,7 @@ class Worker:
         return next(name for each in range(99) if (name := f"{self.name}.{each}") not in used)
 
     def _by(self) -> Claimant:
-        return Claimant(self.name, self._fingerprint, "fp32")
+        return Claimant(self.name, self._fingerprint, "fp32", quarantine=self.quarantine)
 
     def _claim(
         self, world: World, state: State, at: int, token: str, *, lose: bool = False, follow: bool = False
@@ -418,13 +424,13 @@ class Worker:
         return self._without(state, at), f"release({each.chunk}, {delay_s}, {others_first_s}) → {gone}"
 
     def _die(self, world: World, state: State, at: int, witnessed: bool) -> Done:
-        if state.actors[at].doing == "idle":
+        if state.actors[at].doing == "idle" and not self.quarantine:
             world.hear()  # the bell dies with it
-        world.die(self.name, witnessed=witnessed)
+        world.die(self.name, witnessed=witnessed, quarantine=self.quarantine)
         return state.with_actor(at, Hand("dead")), "dies, and is seen to" if witnessed else "dies"
 
     def _start(self, world: World, state: State, at: int) -> Done:
-        world.beat(self.name)
+        world.beat(self.name, quarantine=self.quarantine)
         return state.with_actor(at, Hand()), "starts again"
 
 

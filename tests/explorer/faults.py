@@ -17,9 +17,10 @@ from unittest.mock import patch
 
 from embedctl.queueing.reaper import Reaper
 from embedctl.store.agenda import Agenda
-from embedctl.store.scripts import script_source
+from embedctl.store.scripts import _DISTRUST_S, _SUSPECT_S, script_source
 from embedctl.waiting.submission import Submission
 from embedctl.waiting.waiter import Waiter
+from tests.explorer.snapshots import LONG_S
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,15 @@ class Fault:
     walks: bool = False
 
 
+#: How long suspects and jobs rest after a death: in the explored world, until a step ends that.
+_PAUSES = f"{_SUSPECT_S * 1000}, {_DISTRUST_S * 1000}\n"
+
+
 def scripts_with(fault: Fault | None) -> Callable[[str], str]:
     """The text of each script by its name."""
 
     def source(name: str) -> str:
-        text = script_source(name)
+        text = script_source(name).replace(_PAUSES, f"{LONG_S * 1000:.0f}, {LONG_S * 1000:.0f}\n")
         for part in fault.parts if fault else ():
             if isinstance(part, InScript):
                 text = part.applied(text)
@@ -159,7 +164,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "a chunk that is put back stays leased": Fault(
         "leases",
-        "a chunk is leased or ready",
+        "a chunk is leased, ready or suspect",
         (InScript("prelude", "  redis.call('ZREM', leases, chunk)\n  redis.call('HDEL', owners, chunk)\n", ""),),
     ),
     "a job with chunks is not listed": Fault(

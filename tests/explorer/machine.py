@@ -75,7 +75,7 @@ class Machine:
         self._ends: dict[int, list[Violation]] = {}
         for actor in actors:
             if isinstance(actor, Worker):
-                world.beat(actor.name)
+                world.beat(actor.name, quarantine=actor.quarantine)
         snapshot = world.connection.look()
         view = world.view(snapshot)
         results = ((chunk, view.result(chunk)) for chunk in range(view.number("added")))
@@ -119,7 +119,11 @@ class Machine:
     def _lapses(self, state: State) -> Iterator[tuple[str, Callable[[World], None]]]:
         """Each time that may come to be past: what that is, and how it happens."""
         for view in self.world.views(state.snapshot):
-            for key, what in ((keys.leases, "the lease of {} lapses"), (keys.ready, "{} may be taken again")):
+            for key, what in (
+                (keys.leases, "the lease of {} lapses"),
+                (keys.ready, "{} may be taken again"),
+                (keys.suspects, "{} may be taken again"),
+            ):
                 for chunk, score in sorted(view.fields(key(view.job_id)).items()):
                     if not lies_in_the_past(score):
                         yield what.format(int(chunk)), partial(World.lapse, key=key(view.job_id), chunk=chunk)
@@ -128,6 +132,8 @@ class Machine:
                 if name.endswith(b":not") and not lies_in_the_past(until_ms):
                     again = partial(World.let_again, job_id=view.job_id, field=name, instance=instance)
                     yield f"{name.decode()} is over", again
+            if view.number("distrusted_ms") > 1:
+                yield "the job is trusted again", partial(World.trust, job_id=view.job_id)
         given = keys.given("").encode()
         for key in sorted(state.snapshot):
             if key.startswith(given):

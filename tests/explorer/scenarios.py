@@ -306,6 +306,12 @@ SCENARIOS: dict[str, Scenario] = {
         left={"rollback": 1, "lapse": 1, "lost bells": 1},
         prepare=_submitted,
     ),
+    # What killed a worker is given to quarantine, while there is one.
+    "quarantine": Scenario(
+        lambda: (Worker("w1", gathers=True), Worker("w2"), Worker("q", quarantine=True), _reaper()),
+        left={"death": 2, "lapse": 2, "lost answer": 1},
+        prepare=_submitted,
+    ),
     # Jobs of several tenants take turns in their lanes.
     "turns": Scenario(
         lambda: (_producer("a"), Worker("w1", fails=(0, 1), gathers=True), Worker("w2", releases=True), _reaper()),
@@ -376,6 +382,7 @@ def _everybody() -> tuple[Actor, ...]:
         _producer("a", "b", "c", runs=3, others=others),
         Worker("w1", fails=(0, 0, 1), releases=True, gathers=True),
         Worker("w2", fails=(0, 0, 2), releases=True),
+        Worker("q", quarantine=True),
         _reaper(),
         _retrier(runs=2),
         _retrier("other"),

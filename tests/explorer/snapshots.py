@@ -30,9 +30,17 @@ class Snapshot(dict[bytes, bytes]):
         """How many bells wait."""
         return int(self.get(QUEUE.encode(), b"l0")[1:])
 
-    def is_listed(self, precision: str, fingerprint: str) -> bool:
-        """Whether a job is listed that a worker of these can take."""
-        kinds = tuple(f":{QUEUE}:{precision}/{wire.VERSION}:{each}".encode() for each in (fingerprint, "*"))
+    @property
+    def is_guarded(self) -> bool:
+        """Whether there is a live worker in quarantine."""
+        return any(not lies_in_the_past(at) for at in fields(self.get(keys.queue_quarantine(QUEUE).encode())).values())
+
+    def is_listed(self, fingerprint: str, *, quarantine: bool = False) -> bool:
+        """Whether a job is listed that a worker can take."""
+        apart = ("apart:",) if quarantine else ("",) if self.is_guarded else ("", "apart:")
+        kinds = tuple(
+            f":{QUEUE}:{each}fp32/{wire.VERSION}:{of}".encode() for each in apart for of in (fingerprint, "*")
+        )
         return any(key.startswith(TURNS + b"flows:") and key.endswith(kinds) for key in self)
 
 
@@ -217,7 +225,7 @@ _TELLING = {
     b"claims", b"lapsed", b"refused", b"deaths", b"tokens", b"work", b"created_ms", b"trouble", b"pinned_by",
     b"options", b"truncated",
 }  # fmt: skip
-_TIMES = {b"progressed_ms", b"started_ms", b"ended_ms"}
+_TIMES = {b"progressed_ms", b"started_ms", b"ended_ms", b"distrusted_ms"}
 
 
 def lies_in_the_past(score: bytes | float, now_ms: float | None = None) -> bool:

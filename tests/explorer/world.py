@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from embedctl.queueing.broker import Broker
+from embedctl.queueing.reaper import end_leases
 from embedctl.store import JobStore, Upkeep, WorkerRegistry
 from embedctl_config import keys
 from embedctl_config.hardware import HardwareClass
@@ -133,20 +134,26 @@ class World:
     def end_producer_lease(self) -> None:
         self._do("delete", keys.producer(self.job_id))
 
-    def beat(self, instance: str) -> None:
+    def trust(self, job_id: str) -> None:
+        """Let the time pass for which a job is distrusted after a death."""
+        self._do("hset", keys.job(job_id), "distrusted_ms", 1)
+
+    def beat(self, instance: str, *, quarantine: bool) -> None:
         """Let a worker begin. A new process is a new instance, so a report of the old one's death stays true."""
         self._do("delete", keys.died(instance))
-        self.broker.workers.beat(row(instance))
-        self._lives_until(instance, self.connection.now_ms() + LONG_S * 3000)
+        self.broker.workers.beat(row(instance, quarantine=quarantine))
+        self._lives_until(instance, self.connection.now_ms() + LONG_S * 3000, quarantine)
 
-    def die(self, instance: str, *, witnessed: bool) -> None:
-        """Let a worker die. Others know only that it is silent or, if witnessed, that it died."""
-        self._lives_until(instance, 1)
+    def die(self, instance: str, *, witnessed: bool, quarantine: bool) -> None:
+        """Let a worker die. Others know only that it is silent or, if witnessed, that it died: then they end its
+        leases."""
+        self._lives_until(instance, 1, quarantine)
         if witnessed:
             self._do("set", keys.died(instance), "dead", px=10**8)
+            end_leases(self.broker, {instance}, [])
 
-    def _lives_until(self, instance: str, at_ms: float) -> None:
-        for members in (keys.WORKERS, keys.queue_workers(QUEUE)):
+    def _lives_until(self, instance: str, at_ms: float, quarantine: bool) -> None:
+        for members in (keys.WORKERS, keys.queue_quarantine(QUEUE) if quarantine else keys.queue_workers(QUEUE)):
             self._do("zadd", members, {instance: at_ms})
 
     def _do(self, command: str, *args: Any, **options: Any) -> None:
