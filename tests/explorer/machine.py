@@ -135,9 +135,9 @@ class Machine:
             if view.number("distrusted_ms") > 1:
                 yield "the job is trusted again", partial(World.trust, job_id=view.job_id)
         given = keys.given("").encode()
-        for key in sorted(state.snapshot):
-            if key.startswith(given):
-                token = key.removeprefix(given).decode()
+        for name in sorted(state.snapshot):
+            if name.startswith(given):
+                token = name.removeprefix(given).decode()
                 yield f"what {token} was given is forgotten", partial(World.forget_given, token=token)
 
     def _lives(self, state: State, token: str) -> bool:
