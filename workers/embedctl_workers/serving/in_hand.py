@@ -44,7 +44,7 @@ class InHand:
 
     def __init__(self, *, now: Callable[[], float] = time.monotonic, tally: Tally | None = None) -> None:
         self.now = now
-        self._tally = tally
+        self.tally = tally
         self._lock = threading.Lock()
         self._held: dict[tuple[str, int, str], Held] = {}
         self._device_moved = 0.0
@@ -62,12 +62,12 @@ class InHand:
 
     def completed(self) -> None:
         """A chunk's result is stored."""
-        if self._tally is not None:
-            self._tally.completed()
+        if self.tally is not None:
+            self.tally.completed()
 
     def _tell(self) -> None:
-        if self._tally is not None:
-            self._tally.hold(len(self._held))
+        if self.tally is not None:
+            self.tally.hold(len(self._held))
 
     def all(self) -> list[Held]:
         with self._lock:

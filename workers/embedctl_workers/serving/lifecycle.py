@@ -43,7 +43,6 @@ from embedctl_workers.models.prompts import told
 from embedctl_workers.serving import logs
 from embedctl_workers.serving.health import Health
 from embedctl_workers.serving.heartbeat import Heartbeat
-from embedctl_workers.serving.in_hand import InHand
 from embedctl_workers.serving.interrupts import answer_interrupts
 from embedctl_workers.serving.messages import CheckingConsumer, OneTryDispatcher, inflate_nothing, send_event
 from embedctl_workers.serving.remote_control import remove_commands
@@ -137,10 +136,10 @@ def run_worker(start: Start) -> int:
         name = _free_name(broker, start.usual_name)
         logs.set_worker(name)
         encoders = {model: each.encoder for model, each in served.items()}
-        tally = None if start.supervised.tally is None else Tally(start.supervised.tally)
-        instance, in_hand = f"{name}/{secrets.token_hex(4)}", InHand(tally=tally)
-        runner = ChunkRunner(broker, entry, encoders, instance, telemetry, in_hand, quarantine=start.quarantine)
-        runner.leave = _leave
+        runner = ChunkRunner(broker, entry, encoders, f"{name}/{secrets.token_hex(4)}", telemetry)
+        runner.leave, runner.quarantine = _leave, start.quarantine
+        if start.supervised.tally is not None:
+            runner.in_hand.tally = Tally(start.supervised.tally)
         telemetry.watch(runner.in_hand)
         describe = partial(_row, start, served, runner, url)
         queues = {keys.queue(start.hardware, name): model for model, each in served.items() for name in each.names}

@@ -59,7 +59,7 @@ _LOOKED_UP_S = 10.0
 class ChunkRunner:
     """Turns chunks into stored vectors. One thread encodes while others claim and prepare.
 
-    Encoders are by model name. In `quarantine`, the worker takes what may kill a worker, and nothing else.
+    Encoders are by model name.
     """
 
     def __init__(
@@ -69,19 +69,16 @@ class ChunkRunner:
         encoders: Mapping[str, ChunkEncoder],
         instance: str,
         telemetry: Telemetry,
-        in_hand: InHand | None = None,
-        *,
-        quarantine: bool = False,
     ) -> None:
         self._broker = broker
-        self._quarantine = quarantine
         self._hardware = hardware
         self._encoders = encoders
         self.instance = instance  #: this worker process
         self._telemetry = telemetry
         self._unsure = Streak()
         self._isolation = Isolation()
-        self.in_hand = in_hand or InHand()  #: the chunks that this worker holds
+        self.in_hand = InHand()  #: the chunks that this worker holds
+        self.quarantine = False  #: whether it takes what may kill a worker, and nothing else
         self.draining = threading.Event()  #: set when the worker is to stop
         self.hurrying = threading.Event()  #: set when it is to stop without finishing the chunk that it is encoding
         self.sick: WorkerSick | None = None  #: why this worker takes no more chunks; None while it is well
@@ -197,7 +194,7 @@ class ChunkRunner:
     def _claimant(self, model: str, queue: str) -> Claimant:
         fingerprint = self._encoders[model].backend.fingerprint
         begins = self._begins_jobs(model, queue)
-        return Claimant(self.instance, fingerprint, self._hardware.precision, begins, self._quarantine)
+        return Claimant(self.instance, fingerprint, self._hardware.precision, begins, self.quarantine)
 
     def _begins_jobs(self, model: str, queue: str) -> bool:
         """Whether this worker takes jobs of a queue that no worker has begun, and so pins them to its files."""

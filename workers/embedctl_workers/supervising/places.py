@@ -124,10 +124,8 @@ class WorkerPlace(Place):
         environment: Mapping[str, str],
         options: Sequence[str],
         quarantine: QuarantinePlace | None = None,
-        pace: Pace | None = None,
     ) -> None:
-        pace = pace or Pace()
-        super().__init__(Restarts(pace), pace.drain_s)
+        super().__init__(Restarts(Pace()), Pace().drain_s)
         self._worker = worker
         self._quarantine = quarantine
         self._file = tally.make_file()
@@ -190,9 +188,9 @@ class QuarantinePlace(WorkerPlace):
             # A worker beside it has the address of the settings.
             environment={**environment, f"{ENV_PREFIX}METRICS_ADDRESS": ""},
             options=[*options, "--threads", "1", "--quarantine"],
-            # Each of its deaths has found a text, so none is a reason for a pause.
-            pace=Pace(fruitless=sys.maxsize),
         )
+        # Each of its deaths has found a text, so none is a reason for a pause.
+        self.restarts = Restarts(Pace(fruitless=sys.maxsize))
         self._queues = [keys.queue(worker.hardware, model) for model in worker.models]
         self._awaited_as = f"{worker.name}:quarantine@{socket.gethostname()}/"
         self._wanted, self._wanted_at = False, 0.0
