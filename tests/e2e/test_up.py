@@ -35,7 +35,7 @@ from tests.support.here import Here
 from tests.support.jobs import assert_encoded, owners, reference
 from tests.support.limits import settings_of
 from tests.support.machines import GPUS, UUIDS, play_gpus
-from tests.support.processes import children, is_running
+from tests.support.processes import children, free_ports, is_running
 from tests.support.redis_server import as_user
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -218,6 +218,41 @@ def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(here: Her
     assert WORD not in up.said()
     (death,) = [line for line in up.lines() if line["level"] == "ERROR"]
     assert (death["worker"], death["message"]) == (before["slow"].name, "killed by SIGKILL; starting it again in 1 s")
+
+
+@pytest.mark.slow
+def test_texts_that_kill_are_found_in_quarantine_while_another_tenant_is_served(here: Here, start_up: StartUp) -> None:
+    bad = {1, 4}
+    texts = [f"text {i}" + " crash-encoder" * (i in bad) for i in range(8)]
+    (port,) = free_ports(1)
+    here.environment["EMBEDCTL_METRICS_ADDRESS"] = f"127.0.0.1:{port}"  # it is for one worker
+    up = start_up("--class", "poison")
+    up.wait_ready("poison")
+    started = set(children(up.process.pid))
+    job = enqueue_embeddings(texts, tenant="a", hardware="poison", chunk_size=1, settings=here.settings)
+    ranks = set()
+    while not job.status().state.ended:
+        single = enqueue_embeddings(["harmless"], tenant="b", hardware="poison", settings=here.settings)
+        assert_encoded(single, ["harmless"])
+        started.update(children(up.process.pid))
+        for worker in here.broker.workers.alive():
+            with suppress(ProcessLookupError, FileNotFoundError):  # it was killed meanwhile
+                rank = os.getpriority(os.PRIO_PROCESS, worker.pid)
+                ranks.add((worker.quarantine, rank, Path(f"/proc/{worker.pid}/oom_score_adj").read_text().strip()))
+    assert {each for each in ranks if each[0]} == {(True, 19, "1000")}
+    assert all(rank < 19 for quarantine, rank, _ in ranks if not quarantine)
+    assert [(error.position, error.code) for error in job.errors()] == [(at, "crashed_worker") for at in sorted(bad)]
+    good = [at for at in range(len(texts)) if at not in bad]
+    np.testing.assert_array_equal(job.vectors()[good], reference([texts[at] for at in good]))
+
+    deaths = [line for line in up.lines() if line["level"] == "ERROR"]
+    assert all(" in hand; starting it again at once" in str(line["message"]) for line in deaths)
+    apart = [line for line in deaths if ":quarantine" in str(line["worker"])]
+    # A text kills an ordinary worker once at most; from then on its job is distrusted, or the chunk suspect.
+    assert len(apart) == len(bad)
+    assert 1 <= len(deaths) - len(apart) <= len(bad)
+    assert up.stop() == 0
+    assert not any(map(is_running, started))
 
 
 @pytest.mark.slow
