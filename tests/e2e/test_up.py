@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 
 import httpx2
@@ -79,7 +78,7 @@ class Up:
     def workers(self) -> dict[str, WorkerRow]:
         """The live ones by class, of those that this process has started and not lost."""
         mine = children(self.process.pid)
-        return {row.hardware: row for row in self.broker.workers.here() if row.pid in mine}
+        return {row.hardware: row for row in self.broker.workers.here() if row.pid in mine and not row.quarantine}
 
     def wait_ready(self, *classes: str) -> dict[str, WorkerRow]:
         def ready() -> bool:
@@ -204,9 +203,9 @@ def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(here: Her
     assert held
     eventually(lambda: [gone.how for gone in here.broker.workers.gone()] == ["killed by SIGKILL"])
 
-    # And not when the lease is over.
-    eventually(lambda: all((here.raw.zscore(keys.leases(job.id), chunk) or inf) < lapse[chunk] for chunk in held))
     eventually(lambda: {suspect.chunk for suspect in job.suspects()} == held)
+    # And not when the lease is over.
+    assert all(each.deaths[0].at.timestamp() * 1000 < lapse[each.chunk] for each in job.suspects())
     after = up.wait_ready("slow", "dummy")
     assert after["dummy"].pid == before["dummy"].pid
     assert after["slow"].pid != before["slow"].pid
@@ -217,7 +216,9 @@ def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(here: Her
     assert not any(is_running(row.pid) for row in after.values())
     assert WORD not in up.said()
     (death,) = [line for line in up.lines() if line["level"] == "ERROR"]
-    assert (death["worker"], death["message"]) == (before["slow"].name, "killed by SIGKILL; starting it again in 1 s")
+    assert death["worker"] == before["slow"].name
+    said = r"killed by SIGKILL with [1-9] chunks in hand; starting it again at once"
+    assert re.fullmatch(said, str(death["message"]))
 
 
 @pytest.mark.slow
