@@ -28,6 +28,7 @@ from tests.support.processes import children
 from tests.support.store import row
 from tests.support.waiting import eventually
 
+AWAITED, AWAITED_NO_MORE = (f"expect it within {within_s} s" for within_s in (120, 0))
 LISTENS = "echo 'the gateway is at here; stop with Ctrl-C' >&2; "
 Make = Callable[[str], GatewayPlace]
 
@@ -103,8 +104,8 @@ class Registry(RegistryLink):
         return row()
 
     def expect_quarantine(self, queues: Sequence[str], name: str, within_s: float) -> None:
-        assert (list(queues), within_s) == ([keys.queue("cpu", "m")], 120)
-        self.told.append(f"awaits {name.partition('@')[0]}")
+        assert (list(queues), name.partition("@")[0]) == ([keys.queue("cpu", "m")], "cpu:0:quarantine")
+        self.told.append(f"expect it within {within_s:g} s")
 
     def report_exit(self, pid: int, how: str) -> None:
         self.told.append(how)
@@ -156,7 +157,7 @@ def test_quarantine_starts_when_it_is_wanted_and_is_awaited_before_a_death_is_to
     for starts in (2, 3):  # a death with a chunk in hand found a text
         quarantine.tend_until(partial(is_at, starts))
         assert quarantine.restarts.given_up is None
-    assert told(quarantine) == ["awaits cpu:0:quarantine", *["awaits cpu:0:quarantine", "killed by SIGSEGV"] * 2]
+    assert told(quarantine) == [AWAITED, *[AWAITED, "killed by SIGSEGV"] * 2]
 
 
 def test_quarantine_is_no_longer_wanted_once_it_ends_by_itself(
@@ -178,4 +179,15 @@ def test_quarantine_that_can_not_start_is_given_up_and_awaited_no_longer(quarant
     quarantine.tend_until(lambda: quarantine.restarts.given_up == 4)
     quarantine.want()
     quarantine.tend()
-    assert (quarantine.starts, quarantine.pause(), told(quarantine)) == (1, None, ["awaits cpu:0:quarantine"])
+    assert (quarantine.starts, quarantine.pause(), told(quarantine)) == (1, None, [AWAITED, AWAITED_NO_MORE])
+
+
+def test_nothing_waits_for_a_quarantine_that_is_stopped_or_dies_with_nothing_in_hand(quarantine: Shell) -> None:
+    quarantine.want()
+    quarantine.tend_until(lambda: quarantine.restarts.ready_at is not None)
+    quarantine.want()  # its heartbeats say now that it is there
+    assert quarantine.process
+    quarantine.process.kill()
+    quarantine.tend_until(lambda: quarantine.starts == 2)
+    drain([quarantine], "", time.sleep, lambda: False)
+    assert told(quarantine) == [AWAITED, AWAITED_NO_MORE, "killed by SIGKILL", AWAITED_NO_MORE, ""]

@@ -203,30 +203,31 @@ class QuarantinePlace(WorkerPlace):
     def want(self) -> None:
         """Start it, if it does not run."""
         self._wanted, self._wanted_at = True, time.monotonic()
-        if self.process is None or self.restarts.ready_at is None:
-            self._announce()
+        if self.restarts.given_up is None and (self.process is None or self.restarts.ready_at is None):
+            self._announce(_LOADS_S)
+
+    def release(self, status: int, *, by_us: bool = False) -> None:
+        """The same; and unless it found a text, so that the next process comes at once, nothing waits for it now."""
+        found, _ = tally.read(self._file)
+        self._announce(_LOADS_S if found and not by_us else 0.0)
+        super().release(status, by_us=by_us)
 
     def pause(self) -> float | None:
         return super().pause() if self._wanted or self.process is not None else None
 
     def tend(self) -> None:
         if self.process is not None and self.process.poll() == 0:
+            self.release(0)
             # There was nothing left for it to do, but perhaps it was about to end when another worker died.
             self._wanted = time.monotonic() - self._wanted_at < _FOUND_S
-            self.release(0)
+            if self._wanted:
+                self._announce(_LOADS_S)
         elif self._wanted or self.process is not None:
             super().tend()
 
-    def _tally(self) -> tuple[int, int]:
-        held, completed = super()._tally()
-        if held:
-            self._announce()
-        return held, completed
-
-    def _announce(self) -> None:
-        """Let what may kill a worker wait for the next process, unless this place is given up."""
-        if self.restarts.given_up is None:
-            self._registry.expect_quarantine(self._queues, self._awaited_as, _LOADS_S)
+    def _announce(self, within_s: float) -> None:
+        """Let what may kill a worker wait for the next process, so long at most."""
+        self._registry.expect_quarantine(self._queues, self._awaited_as, within_s)
 
 
 class GatewayPlace(Place):

@@ -73,7 +73,7 @@ class RegistryLink:
 
     def _run(self) -> None:
         failures = 0
-        while self._exits or not self._closing:
+        while self._quarantines or self._exits or not self._closing:
             pause = ASIDE.pause_s(failures) if failures else _POLL_S
             self._wake.wait(pause if self._expected or self._exits or self._quarantines else None)
             self._wake.clear()
