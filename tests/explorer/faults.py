@@ -170,7 +170,7 @@ FAULTS: dict[str, Fault] = {
     "a job with chunks is not listed": Fault(
         "budget",
         "a job that has all its records ends",
-        (InScript("prelude", "  list(place, ARGV[1], place.left, now)\n", ""),),
+        (InScript("prelude", "  if as_usual then list(place, ARGV[1], place.left, since or now) end\n", ""),),
     ),
     "vectors of another model are taken": Fault(
         "other models and rollback",
