@@ -28,7 +28,8 @@ _LAST_ROUND_S = 10.0
 class Heartbeat:
     """Beats every `min(5 s, lease / 3)` until stopped: `describe` gives the worker's current row in the registry.
 
-    `ring` rings for the worker's queues, so that a lost bell costs two seconds at most.
+    `ring` rings for the worker's queues, so that a lost bell costs two seconds at most. One that does not reap leaves
+    that to other workers.
     """
 
     def __init__(
@@ -37,6 +38,8 @@ class Heartbeat:
         in_hand: InHand,
         describe: Callable[[], WorkerRow],
         ring: Callable[[], None],
+        *,
+        reaps: bool = True,
     ) -> None:
         self._broker = broker
         self._in_hand = in_hand
@@ -52,7 +55,7 @@ class Heartbeat:
         self._threads = [
             threading.Thread(target=self._run, name="heartbeat", daemon=True),
             # Separate threads: no beat waits for the reaper, and the watch does not wait for Redis.
-            threading.Thread(target=self._reap, name="reaper", daemon=True),
+            *[threading.Thread(target=self._reap, name="reaper", daemon=True)] * reaps,
             threading.Thread(target=self._watch, name="watch", daemon=True),
         ]
 

@@ -145,7 +145,8 @@ def run_worker(start: Start) -> int:
         queues = {keys.queue(start.hardware, name): model for model, each in served.items() for name in each.names}
         fingerprints = {queue: encoders[model].backend.fingerprint for queue, model in queues.items()}
         ring = partial(broker.jobs.ring, entry.precision, fingerprints)
-        heartbeat = Heartbeat(broker, runner.in_hand, describe, ring)
+        # One in quarantine may die at once, with the turn to reap, which nobody else has then for seconds.
+        heartbeat = Heartbeat(broker, runner.in_hand, describe, ring, reaps=not start.quarantine)
         heartbeat.start()
         if start.quarantine:  # which no longer needs to be awaited by this name
             broker.workers.expect_quarantine(_queues_of(start), f"{start.usual_name}/", 0)
