@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from benchmarks.ours.service import Figures, Service, service
 from tests.support.shares import job_of
@@ -159,7 +160,9 @@ class Loaded:
 @contextmanager
 def loaded(workers: int, chunk_s: float, weights: Mapping[str, float]) -> Iterator[Loaded]:
     """A private Redis and workers for one measurement. The workers state these weights of tenants."""
-    more = {"tenants": {name: {"weight": weight} for name, weight in weights.items()}} if weights else {}
+    more: dict[str, Any] = (
+        {"tenants": {name: {"weight": weight} for name, weight in weights.items()}} if weights else {}
+    )
     with service(seconds_per_batch=chunk_s, token_budget=ROWS * WORDS, **more) as of, ExitStack() as stack:
         made = Loaded(of, chunk_s, workers, stack)
         made.start(workers)

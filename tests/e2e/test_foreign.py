@@ -79,7 +79,7 @@ def test_a_large_or_compressed_message_is_dropped_before_it_is_read(
     messages = [
         bell(headers={"compression": "application/x-gzip"}, body=base64.b64encode(squeezed).decode()),
         bell(body=body(long)),
-        bell(**{"content-type": "application/x-python-serialize"}),
+        {**bell(), "content-type": "application/x-python-serialize"},
         bell(headers={"id": long}),
         bell(headers={"task": "celery.accumulate"}),
         bell(headers={"compression": {"no": "name"}}),
@@ -109,12 +109,12 @@ def test_another_application_keeps_what_it_has_not_acknowledged(here: Here) -> N
     hour_ago = time.time() - 3700
     with Celery("reports", broker=url).connection_for_read() as connection:
         mails = Queue("mails", Exchange("mails", type="topic"), routing_key="mail.#")
-        with connection.SimpleQueue("reports") as reports, connection.SimpleQueue(mails) as others:
+        with connection.SimpleQueue("reports") as reports, connection.SimpleQueue(mails) as others:  # type: ignore[arg-type]  # it takes queues too
             reports.put("a report")
             others.producer.publish("a mail", exchange="mails", routing_key="mail.monthly")
             tasks = [reports.get(), others.get()]
             for tag in here.raw.zrange("unacked_index", 0, -1):
-                here.raw.zadd("unacked_index", {tag: hour_ago})
+                here.raw.zadd("unacked_index", {str(tag, "ascii"): hour_ago})  # type: ignore[arg-type]  # it is bytes
             before = here.raw.hgetall("unacked"), here.raw.zrange("unacked_index", 0, -1, withscores=True)
             assert len(before[0]) == 2
 
