@@ -34,7 +34,7 @@ end
 local function is_ready_here()
   local usual = place.first < place.below or redis.call('ZCOUNT', ready, '-inf', now) > 0
   if not is_apart then return usual end
-  return (place.is_apart and usual) or redis.call('ZCOUNT', suspects, '-inf', now) > 0
+  return (place.is_apart and usual) or redis.call('ZCOUNT', suspects, '-inf', now + SUSPECT_MS) > 0
 end
 -- If it was listed apart for what is left of it, and is trusted again, nobody else has listed it as usual.
 if not is_ready_here() then return is_apart and place.is_ready and {'elsewhere', place, list_all} or {'over'} end
@@ -92,10 +92,11 @@ else
   if not chunk and is_apart == place.is_apart then chunk = given_back(ready) end
 end
 if not chunk then
-  if is_apart ~= place.is_apart then return left_alone and {'later'} or {'elsewhere', place_of_job(), list_all} end
+  local later = left_alone or (is_apart and place.has_suspects)
+  if is_apart ~= place.is_apart then return later and {'later'} or {'elsewhere', place_of_job(), list_all} end
   chunk = fresh()
   if not chunk then
-    return {place.first < place.below and 'more' or alike and 'other' or left_alone and 'later' or 'over'}
+    return {place.first < place.below and 'more' or alike and 'other' or later and 'later' or 'over'}
   end
   if room and room < size_of(job .. ':in:' .. chunk) then return {'other'} end
   place.first = chunk + 1

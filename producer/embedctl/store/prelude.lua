@@ -68,7 +68,8 @@ local function place_of_job()
   place.is_guarded = has_quarantine(place.queue, now)
   -- After a death, all that is left of the job is given to quarantine for a while.
   place.is_apart = place.is_guarded and tonumber(facts[15] or 0) > now
-  place.has_suspects = not ended and redis.call('ZCOUNT', suspects, '-inf', now) > 0
+  -- Also of those that rest for a moment, so that nobody waits for the reaper to list them.
+  place.has_suspects = not ended and redis.call('ZCOUNT', suspects, '-inf', now + SUSPECT_MS) > 0
   local first, added = tonumber(facts[7]), tonumber(facts[8])
   -- A stopped job that is resumed has no text yet for the chunks that its producer has not reached.
   if facts[10] and redis.call('GET', job .. ':producer') == facts[11] then added = tonumber(facts[10]) end

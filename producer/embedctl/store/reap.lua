@@ -2,7 +2,7 @@
 -- its current row is given up.
 -- ARGV: job, pause of a stuck chunk, its longest pause, most chunks, how long an owner in careful mode may be silent,
 -- deaths without a row until the chunk is stuck, shortest time until the next look, time without progress until an audit,
--- 1 to judge only owners that are known to have died, 2 if these held chunks of no other job, else 0.
+-- 1 to judge only owners that are known to have died, else 0.
 -- → ok <chunk>…
 if ended then return {'ok'} end
 local stuck_ms, longest, soonest, audit_after = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[7]), tonumber(ARGV[8])

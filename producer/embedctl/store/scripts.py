@@ -17,8 +17,8 @@ from embedctl_config import keys, tenants, wire
 _FOLDER = files("embedctl.store")
 #: The lifetimes of an ended job with at most this many chunks are shortened to its TTL at once, without the reaper.
 _SETTLED_AT_ONCE = 16
-#: A chunk whose owner died waits for so long, in which a supervisor starts a worker in quarantine; and for so long no
-#: other worker is given anything of its job, if there is such a worker (seconds).
+#: A chunk whose owner died waits for so long, in which a supervisor starts a worker in quarantine. If two rows of a job
+#: killed workers within the longer time, only workers in quarantine are given anything of it for as long (seconds).
 _SUSPECT_S, _DISTRUST_S = 2, 60
 #: Bells that wait in a queue for each of its workers, at most: so many chunks a worker may take at once.
 _BELLS_PER_WORKER = 4

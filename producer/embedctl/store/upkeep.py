@@ -288,15 +288,14 @@ class Upkeep:
 
     def judge_dead(self, job_ids: Sequence[str]) -> None:
         """Let chunks of these jobs be taken again whose owners are known to have died, and whose leases are over."""
-        only_dead = 2 if len(job_ids) == 1 else 1
         for at in range(0, len(job_ids), _TOGETHER):
             part = job_ids[at : at + _TOGETHER]
-            self._connection.scripts([self._reap_call(each, 0, AUDIT_AFTER_S * 1000, only_dead) for each in part])
+            self._connection.scripts([self._reap_call(each, 0, AUDIT_AFTER_S * 1000, True) for each in part])
 
-    def _reap_call(self, job_id: str, soonest_ms: int, audit_after_ms: float, only_dead: int = 0) -> ScriptCall:
+    def _reap_call(self, job_id: str, soonest_ms: int, audit_after_ms: float, only_dead: bool = False) -> ScriptCall:
         silent_ms = int(self._settings.lease_s * 1000 * SILENT_LEASES)
         pauses = [STUCK_PAUSE_MS, LONGEST_PAUSE_MS]
-        args = [*pauses, _SLICE, silent_ms, STUCK_AFTER, soonest_ms, int(audit_after_ms), only_dead]
+        args = [*pauses, _SLICE, silent_ms, STUCK_AFTER, soonest_ms, int(audit_after_ms), int(only_dead)]
         return ScriptCall("reap", keys.of_job(job_id), [job_id, *args])
 
 

@@ -71,28 +71,13 @@ def test_a_suspect_is_given_to_any_worker_where_none_is_in_quarantine(broker: Br
     assert facts(take(broker)) == (job_id, 0, frozenset())
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_after_a_death_over_one_job_all_of_it_is_in_quarantine_for_a_while(
-    broker: Broker, raw: Redis, *, alone: bool
-) -> None:
-    """Of several jobs that the worker held, each may be harmless."""
+def test_a_death_in_which_no_row_was_named_leaves_the_rest_of_its_job_to_all(broker: Broker, raw: Redis) -> None:
+    """Somebody may have killed the worker."""
     broker.workers.beat(APART)
-    job_id = new_job(broker, 4)
-    broker.workers.beat(row("victim"))
-    take(broker, instance="victim")
-    broker.workers.report_death("victim", "killed")
-    broker.jobs.end_leases([job_id], {"victim"})
-    broker.upkeep.judge_dead([job_id] if alone else [job_id, new_job(broker, 0)])
-    if alone:
-        other = new_job(broker, 1)
-        assert facts(take(broker, "1")) == (other, 0, None)
-        assert take(broker, "2") is None
-        assert facts(take_apart(broker, "3")) == (job_id, 1, frozenset())
-        raw.hset(keys.job(job_id), "distrusted_ms", 1)
-        reaped(broker, job_id)
-        assert facts(take(broker, "4")) == (job_id, 2, None)
-    assert take_apart(broker, "5") is None
-    assert facts(take(broker, "6")) == (job_id, 3 if alone else 1, None)
+    job_id = new_job(broker, 3)
+    die(broker, raw, job_id)
+    assert all_given(broker, quarantine=False) == {(job_id, 1), (job_id, 2)}
+    assert all_given(broker, quarantine=True) == {(job_id, 0)}
 
 
 def test_a_worker_in_quarantine_takes_nothing_else_and_is_no_worker_to_wait_for(broker: Broker, raw: Redis) -> None:
@@ -122,16 +107,29 @@ def die(broker: Broker, raw: Redis, *jobs: str) -> None:
         end_pause(broker, raw, job_id, 0)
 
 
+def distrust(broker: Broker, raw: Redis, job_id: str) -> None:
+    """A worker dies at the first chunk, then the one in quarantine at a row of it, as another one did a moment ago."""
+    raw.hset(keys.job(job_id), "killed_ms", broker.connection.now_ms())
+    die(broker, raw, job_id)
+    claim = take_apart(broker, "first")
+    assert claim is not None
+    assert broker.jobs.renew(job_id, claim.chunk, claim.token, row=1) == "ok"
+    broker.workers.report_death("q", "killed by SIGSEGV")
+    end_leases(broker, {"q"}, [job_id])
+    broker.workers.beat(APART)  # the next one
+    end_pause(broker, raw, job_id, claim.chunk)
+
+
 @pytest.mark.parametrize("left", ["by a report", "silently"])
 def test_the_rest_of_a_distrusted_job_goes_to_quarantine_and_to_others_when_there_is_none(
     broker: Broker, raw: Redis, left: str
 ) -> None:
     job_id = new_job(broker, 5)
     broker.workers.beat(APART)
-    die(broker, raw, job_id)  # it held chunks of this job alone
+    distrust(broker, raw, job_id)
     assert take(broker, "x") is None
     found = [take_apart(broker, token) for token in ("1", "2")]
-    assert [(each.chunk, each.given_up) for each in found if each] == [(0, frozenset()), (1, frozenset())]
+    assert [(each.chunk, each.given_up) for each in found if each] == [(0, frozenset({1})), (1, frozenset())]
     if left == "by a report":
         broker.workers.leave(APART)
     else:
@@ -142,7 +140,7 @@ def test_the_rest_of_a_distrusted_job_goes_to_quarantine_and_to_others_when_ther
 def test_others_take_the_rest_also_if_they_were_given_the_last_suspect(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 3)
     broker.workers.beat(APART)
-    die(broker, raw, job_id)
+    distrust(broker, raw, job_id)
     broker.workers.leave(APART)
     assert all_given(broker, quarantine=False) == {(job_id, 0), (job_id, 1), (job_id, 2)}
 
@@ -151,14 +149,14 @@ def test_a_job_is_trusted_again_a_minute_after_the_last_death(broker: Broker, ra
     job_id = new_job(broker, 3)
     broker.workers.beat(APART)
     began = broker.connection.now_ms()
-    die(broker, raw, job_id)
+    distrust(broker, raw, job_id)
     until = float(raw.hget(keys.job(job_id), "distrusted_ms") or 0)
     assert began + 60_000 <= until <= broker.connection.now_ms() + 60_000
     raw.hset(keys.job(job_id), "progressed_ms", 1)  # the reaper looks in time, however long nothing happened
     reaped(broker, job_id)
     assert score(raw, keys.UPKEEP, job_id) <= until + 1
     raw.hset(keys.job(job_id), "distrusted_ms", 1)
-    assert facts(take_apart(broker, "1")) == (job_id, 0, frozenset())
+    assert facts(take_apart(broker, "1")) == (job_id, 0, frozenset({1}))
     assert all_given(broker, quarantine=True) == set()
     assert all_given(broker, quarantine=False) == {(job_id, 1), (job_id, 2)}
 
@@ -172,9 +170,12 @@ def test_of_two_jobs_with_chunks_in_hand_each_has_suspects_and_none_is_distruste
     assert [broker.jobs.status(job_id).deaths for job_id in jobs] == [1, 1]
 
 
-def test_the_job_of_a_row_that_was_named_is_distrusted_whoever_held_what(broker: Broker, raw: Redis) -> None:
+def test_a_second_row_that_was_named_within_a_minute_distrusts_its_job_whoever_held_what(
+    broker: Broker, raw: Redis
+) -> None:
     bad, good = new_job(broker, 3, tenant="a"), new_job(broker, 3, tenant="b")
     broker.workers.beat(APART)
+    raw.hset(keys.job(bad), "killed_ms", broker.connection.now_ms() - 50_000)
     die(broker, raw, bad, good)
     claim = next(each for each in (take_apart(broker, "1"), take_apart(broker, "2")) if each and each.job_id == bad)
     assert broker.jobs.renew(bad, claim.chunk, claim.token, row=1) == "ok"
@@ -219,8 +220,8 @@ def test_a_bell_rings_for_suspects_only_while_others_may_take_them(broker: Broke
 def test_a_lost_answer_is_given_again_with_the_same_care(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 2)
     broker.workers.beat(APART)
-    die(broker, raw, job_id)
-    assert facts(take_apart(broker, "suspect")) == (job_id, 0, frozenset())
+    distrust(broker, raw, job_id)
+    assert facts(take_apart(broker, "suspect")) == (job_id, 0, frozenset({1}))
     for _ in range(2):
         assert facts(take_apart(broker, "same")) == (job_id, 1, frozenset())
 

@@ -135,15 +135,10 @@ def run_worker(start: Start) -> int:
         naming = stack.enter_context(_turn_to_choose_a_name(start.host.cache))
         name = _free_name(broker, start.usual_name)
         logs.set_worker(name)
-        encoders = {model: each.encoder for model, each in served.items()}
-        runner = ChunkRunner(broker, entry, encoders, f"{name}/{secrets.token_hex(4)}", telemetry)
-        runner.leave, runner.quarantine = _leave, start.quarantine
-        if start.supervised.tally is not None:
-            runner.in_hand.tally = Tally(start.supervised.tally)
-        telemetry.watch(runner.in_hand)
+        runner = _runner(start, broker, served, f"{name}/{secrets.token_hex(4)}", telemetry)
         describe = partial(_row, start, served, runner, url)
         queues = {keys.queue(start.hardware, name): model for model, each in served.items() for name in each.names}
-        fingerprints = {queue: encoders[model].backend.fingerprint for queue, model in queues.items()}
+        fingerprints = {queue: served[model].encoder.backend.fingerprint for queue, model in queues.items()}
         ring = partial(broker.jobs.ring, entry.precision, fingerprints)
         # One in quarantine may die at once, with the turn to reap, which nobody else has then for seconds.
         heartbeat = Heartbeat(broker, runner.in_hand, describe, ring, reaps=not start.quarantine)
@@ -155,6 +150,19 @@ def run_worker(start: Start) -> int:
         start_sweeping(broker, runner.draining)
         health.attend(heartbeat, runner.in_hand, runner.draining)
         return _look_for_suspects(runner, queues) if start.quarantine else _consume(start, runner, queues, health)
+
+
+def _runner(
+    start: Start, broker: Broker, served: Mapping[str, _Served], instance: str, telemetry: Telemetry
+) -> ChunkRunner:
+    """What takes chunks for these models, and tells the supervisor how many, if there is one."""
+    encoders = {model: each.encoder for model, each in served.items()}
+    runner = ChunkRunner(broker, start.entry, encoders, instance, telemetry)
+    runner.leave, runner.quarantine = _leave, start.quarantine
+    if start.supervised.tally is not None:
+        runner.in_hand.tally = Tally(start.supervised.tally)
+    telemetry.watch(runner.in_hand)
+    return runner
 
 
 def _row(start: Start, served: Mapping[str, _Served], runner: ChunkRunner, metrics_url: str) -> WorkerRow:
