@@ -99,11 +99,12 @@ itself is the source. Nothing is downloaded unless it is [told to](models.md#pul
 ## `[tenants.NAME]`: shares and limits
 
 `NAME` is what `tenant` or `--tenant` says. Tenants whose jobs wait for the same workers have parts of the work, counted
-in bytes of text, that are as their weights. A tenant without a table has weight 1, and one that has nothing waiting
-takes nothing away from the others. A job keeps the weight of its tenant in the settings of the process that made it.
+in tokens, that are as their weights. A tenant without a table has weight 1, and one that has nothing waiting takes
+nothing away from the others.
 
-The [limits](operations.md#quotas) hold for every program that uses this Redis, whatever its own settings: workers state
-those of their settings in Redis. If the settings of workers differ, the worker that was started last decides.
+Weights and [limits](operations.md#quotas) hold for every program that uses this Redis: workers state those of their
+settings in Redis. If the settings of workers differ, the worker that was started last decides. A lower weight in the
+settings of a program counts for the jobs that it makes.
 
 {tenants}
 ## An example

@@ -31,7 +31,7 @@ from tests.support.ordering import pytest_collection_modifyitems  # noqa: F401
 from tests.support.packages import need
 from tests.support.processes import free_ports
 from tests.support.qdrant_server import QdrantServer, qdrant_server
-from tests.support.redis_server import CLASSES, QUICK, QUICK_LIMITS, RedisServer, emptied
+from tests.support.redis_server import CLASSES, QUICK, RedisServer, emptied
 
 if TYPE_CHECKING:
     from tests.support.tiny_models import MakeModel
@@ -206,7 +206,6 @@ def own_redis(short_folder: Path) -> Iterator[RedisServer]:
 @pytest.fixture
 def settings(redis_server: RedisServer, chunk_files_environment: dict[str, str]) -> Settings:
     plain = Settings(redis_url=redis_server.url, classes=CLASSES, hardware="dummy", model="dummy").replace(**QUICK)
-    plain = limited(plain, **QUICK_LIMITS)
     place = chunk_files_environment.get("EMBEDCTL_CHUNK_FILES")
     return plain if place is None else limited(plain.replace(chunk_files=place), chunk_inline_bytes=0)
 

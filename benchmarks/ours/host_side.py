@@ -90,7 +90,7 @@ def model_of(dim: int, place: Path) -> Model:
 
 @contextmanager
 def _worker(of: Service) -> Iterator[int]:
-    """A worker that takes tickets; its process id."""
+    """A worker that takes chunks; its process id."""
     command = [sys.executable, "-m", "tests.support.host_stand_in_worker", "--class", STAND_IN, "--model", STAND_IN]
     variables = {**os.environ, "EMBEDCTL_REDIS_URL": of.settings.redis_url, "EMBEDCTL_LOG_FORMAT": "text"}
     log, broker = of.folder / "worker.log", Broker.connect(of.settings)

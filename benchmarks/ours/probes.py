@@ -30,7 +30,7 @@ PROBES: Mapping[str, Sequence[str]] = {
     "outputs": ("formats", "drain"),
     "databases": ("databases",),
     "since_scale": ("since_scale",),
-    "shares": ("shares", "shares_under_kills"),
+    "shares": ("shares", "shares_under_kills", "cost_of_turns"),
     "service_scale": ("service_scale",),
     "reaper": ("reaper",),
     "host_side": ("host_side",),

@@ -21,14 +21,14 @@ from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
 from embedctl_config import keys
 
-#: Of the jobs: a class without a worker, and one whose worker takes no ticket.
+#: Of the jobs: a class without a worker, and one whose worker takes no chunk.
 IDLE, LONG = "idle", "long"
 
 
 def reaper(*, active: int = 20_000, delay_ms: float = 1.0, seconds: float = 90.0) -> Figures:
     """What the reaper costs while many jobs are active, through a proxy that delays every byte in each direction.
 
-    Half of the jobs are of a class without workers, and half of a class whose worker never takes a ticket. Rounds of
+    Half of the jobs are of a class without workers, and half of a class whose worker never takes a chunk. Rounds of
     the reaper are timed: first those that look at every job, then the usual ones with little to do. Then a real worker
     runs beside the jobs, all of them due again, and the time between its heartbeats is measured by Redis' clock.
     Finally two real workers encode a job of four chunks, each of which takes longer than a lease.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import multiprocessing
 import secrets
 import statistics
@@ -16,7 +15,7 @@ from itertools import islice
 from typing import Any
 
 from benchmarks.ours.service import DUMMY, Figures, seconds_of, service
-from tests.support.store import MINE, claim, encoded, new_job, row
+from tests.support.store import MINE, encoded, new_job, row, take
 from tests.support.waiting import eventually
 
 from embedctl.jobs.job import Job
@@ -24,8 +23,7 @@ from embedctl.operating.doctor import examine
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
 from embedctl.queueing.routing import resolve, with_workers
-from embedctl.store import ClaimAnswer, WorkerRow
-from embedctl.store.queues import job_of
+from embedctl.store import WorkerRow
 from embedctl.store.scripts import script_source
 from embedctl.waiting.overview import Gatherer
 from embedctl_config import keys
@@ -39,7 +37,7 @@ _TOGETHER = 1000
 #: Scripts whose time is told, by the digests that Redis knows them by.
 _SHAS = {
     hashlib.sha1(script_source(name).encode()).hexdigest(): name  # noqa: S324
-    for name in ("create", "add", "hold", "seal", "issue", "claim", "complete", "renew", "reap", "audit", "settle")
+    for name in ("create", "add", "hold", "seal", "next", "ring", "complete", "renew", "reap", "audit", "settle")
 }
 #: Commands that no one sends while the service runs.
 _OURS = {"config", "info", "slowlog", "copy"}
@@ -59,8 +57,8 @@ def service_scale(
     """What a large service costs Redis: workers, kept jobs and active jobs; and how long a look at them takes.
 
     A private Redis, the real scripts and the real store, and nothing that encodes. One process sends the heartbeats of
-    all workers and runs their reapers, as worker processes do every five seconds. A second one takes tickets from the
-    real queue, claims and completes their chunks at the given rate, and submits a job for each one that ends. A third
+    all workers and runs their reapers, as worker processes do every five seconds. A second one claims
+    and completes chunks at the given rate, and submits a job for each one that ends. A third
     one blocks on a queue, as every idle worker does. Redis' own figures are read over some seconds in which nobody
     looks; then the calls that people and programs make are timed.
 
@@ -70,9 +68,9 @@ def service_scale(
         broker, trips = Broker.connect(of.settings), list[float]()
         looking = Broker.connect(of.settings, lambda name, taken, answered: trips.append(taken))
         client = stack.enter_context(broker.connection.client())
+        last = keep(broker, kept)
         for _ in range(active):
             submit(broker)
-        last = keep(broker, kept)
         for part, number in ((_beat, workers), (_work, rate), (_block, workers)):
             stack.enter_context(_process(part, of.settings, number))
         eventually(lambda: client.zcard(keys.WORKERS) >= workers)
@@ -94,29 +92,24 @@ def service_scale(
 
 def submit(broker: Broker, hardware: str = DUMMY, chunks: int = CHUNKS) -> str:
     """Submit a job of small chunks, in the steps of a producer."""
-    job_id = new_job(broker, chunks, hardware=hardware, ttl_s=7 * 24 * 3600.0)
-    broker.send_issued(broker.jobs.status(job_id))
-    return job_id
+    return new_job(broker, chunks, hardware=hardware, ttl_s=7 * 24 * 3600.0)
 
 
-def work(broker: Broker, job_id: str, chunk: int, instance: str) -> bool:
+def work(broker: Broker, instance: str) -> bool:
     """Claim and complete a chunk, as a worker does; returns whether its job has ended."""
-    token = secrets.token_hex(8)
-    claimed = claim(broker, job_id, chunk, token, instance=instance)
-    if claimed.answer is not ClaimAnswer.OK:
+    claimed = take(broker, secrets.token_hex(8), instance=instance, queue=keys.queue(DUMMY, DUMMY))
+    if claimed is None:
         return False
     value, report = encoded(claimed.input, dim=DIM)
-    broker.jobs.complete(job_id, chunk, token, value, report, fingerprint=MINE)
-    status = broker.jobs.status(job_id)
-    broker.send_issued(status)
-    return status.state.ended
+    broker.jobs.complete(claimed.job_id, claimed.chunk, claimed.token, value, report, fingerprint=MINE)
+    return broker.jobs.status(claimed.job_id).state.ended
 
 
 def keep(broker: Broker, count: int) -> str:
     """Store jobs that have ended, as copies of one; the id of the last one."""
     job_id = submit(broker)
-    for chunk in range(CHUNKS):
-        work(broker, job_id, chunk, "w")
+    while not work(broker, "w"):
+        pass
     assert broker.jobs.status(job_id).state.ended
     now = broker.connection.now_ms()
     with broker.connection.client() as client:
@@ -147,20 +140,22 @@ def _process(part: Callable[[Settings, float], None], settings: Settings, number
 
 
 def _beat(settings: Settings, workers: float) -> None:
-    """The heartbeats and the reapers of all workers, one after the other, each every five seconds."""
-    broker = Broker.connect(settings)
+    """The heartbeats and the reapers of all workers, one after the other, each every five seconds. They ring twice as
+    often."""
+    broker, interval_s = Broker.connect(settings), INTERVAL_S / 2
     rows = [row_of(number) for number in range(int(workers))]
     reapers = [Reaper(broker) for _ in rows]
     began = time.monotonic()
     for turn in range(1 << 62):
         for number, (each, reaper) in enumerate(zip(rows, reapers, strict=True)):
-            broker.workers.beat(each)
-            broker.upkeep.agenda.wake(each.queues)
-            reaper.round()
+            if turn % 2 == 0:
+                broker.workers.beat(each)
+                reaper.round()
+            broker.jobs.ring("fp32", dict.fromkeys(each.queues, MINE))
             if turn:  # at first, all of them at once
-                _sleep_until(began + turn * INTERVAL_S + number * INTERVAL_S / len(rows))
+                _sleep_until(began + turn * interval_s + number * interval_s / len(rows))
         if not turn:
-            began = time.monotonic() - INTERVAL_S
+            began = time.monotonic() - interval_s
 
 
 def row_of(number: int, hardware: str = DUMMY) -> WorkerRow:
@@ -180,16 +175,13 @@ def row_of(number: int, hardware: str = DUMMY) -> WorkerRow:
 
 
 def _work(settings: Settings, rate: float) -> None:
-    """Take tickets, claim and complete their chunks, and submit a job for each one that ends."""
+    """At each bell, claim and complete a chunk; submit a job for each one that ends."""
     broker = Broker.connect(settings)
     began, done = time.monotonic(), 0
     while True:
         with broker.connection.client() as client:
-            _, ticket = client.brpop([keys.queue(DUMMY, DUMMY)])
-        job_id = job_of(ticket)
-        assert job_id is not None
-        chunk = int(json.loads(ticket)["headers"]["id"].split(".")[1])
-        if work(broker, job_id, chunk, f"{done % 1000:032x}"):
+            client.brpop([keys.queue(DUMMY, DUMMY)])
+        if work(broker, f"{done % 1000:032x}"):
             submit(broker)
         done += 1
         _sleep_until(began + done / rate)

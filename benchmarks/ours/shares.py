@@ -1,4 +1,4 @@
-"""Probes of the shares of tenants and lanes with real workers."""
+"""Probes of the shares of tenants and lanes with real workers, and of what a turn costs Redis."""
 
 from __future__ import annotations
 
@@ -13,17 +13,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from benchmarks.ours.service import Figures, Service, service
+from tests.support.shares import job_of
+from tests.support.store import MINE, encoded, row, take
 
 from embedctl import Job, enqueue_embeddings
 from embedctl.operating.local import private_redis
 from embedctl.queueing.broker import Broker
+from embedctl.store import Claim
+from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable
-from embedctl_config.tenants import TenantEntry
 
 #: Records of a chunk, and words of a record.
 ROWS, WORDS = 8, 32
+#: How many times as long a long text is.
+LONGER = 8
 #: A worker's time for a chunk (seconds): short for shares, which need many chunks, and longer for times.
 SHORT_S, LONG_S = 0.05, 0.25
 #: A text without its number.
@@ -46,6 +52,8 @@ def shares(*, seconds: float = 60.0, workers: int = 4, only: str = "") -> Figure
             "50 jobs and 1 job, equal weights": fifty_to_one,
             "one tenant alone": alone,
             "50 jobs and 1 job, weights 1 and 3": partial(fifty_to_one, weight=3.0),
+            "short and long texts, equal weights": short_and_long,
+            "short and long texts, weights 1 and 3": partial(short_and_long, weight=3.0),
             "1,000 tenants": thousand,
             "urgent jobs beside 200,000 records": urgent,
             "normal under interactive overload": overload,
@@ -66,13 +74,42 @@ def shares_under_kills(*, seconds: float = 60.0, workers: int = 4, only: str = "
     return _measured(measures, seconds, workers, only)
 
 
+def cost_of_turns(*, tenants: int = 1000, jobs: int = 100_000, turns: int = 2000) -> Figures:
+    """What a chunk costs Redis (µs by its own clock) while many jobs of many tenants wait: `next`, which finds whose
+    turn it is, and `complete`. Each job has one chunk of 1 kB."""
+    with service() as of, ExitStack() as stack:
+        broker = Broker.connect(of.settings)
+        client = stack.enter_context(broker.connection.client())
+        for number in range(jobs):
+            job_of(broker, f"tenant-{number % tenants}", chunks=1, size=1000)
+        broker.workers.beat(row())
+        tokens, claims = [f"token-{number}" for number in range(turns)], list[Claim]()
+
+        def claim_all() -> None:
+            claims.extend(each for token in tokens if (each := take(broker, token)) is not None)
+
+        def complete_all() -> None:
+            for each in claims:
+                value, report = encoded(each.input)
+                broker.jobs.complete(each.job_id, each.chunk, each.token, value, report, fingerprint=MINE)
+
+        found: Figures = {}
+        for name, calls in (("next", claim_all), ("complete", complete_all)):
+            client.config_resetstat()
+            calls()
+            found[f"{name}, µs"] = client.info("commandstats")["cmdstat_evalsha"]["usec_per_call"]
+        assert len(claims) == turns
+        return {**found, "both, µs": sum(found.values())}
+
+
 def _measured(
     measures: Mapping[str, Callable[[Loaded, float], Figures]], seconds: float, workers: int, only: str
 ) -> Figures:
     found: Figures = {}
     for name, measure in measures.items():
         if only in name:
-            with loaded(workers, LONG_S if measure is urgent else SHORT_S) as of:
+            weights = {"one": measure.keywords["weight"]} if isinstance(measure, partial) else {}
+            with loaded(workers, LONG_S if measure is urgent else SHORT_S, weights) as of:
                 found |= {f"{name}: {what}": value for what, value in measure(of, seconds).items()}
     return found
 
@@ -121,20 +158,22 @@ class Loaded:
 
 
 @contextmanager
-def loaded(workers: int, chunk_s: float) -> Iterator[Loaded]:
-    """A private Redis and workers for one measurement."""
-    with service(seconds_per_batch=chunk_s, token_budget=ROWS * WORDS) as of, ExitStack() as stack:
+def loaded(workers: int, chunk_s: float, weights: Mapping[str, float]) -> Iterator[Loaded]:
+    """A private Redis and workers for one measurement. The workers state these weights of tenants."""
+    more: dict[str, Any] = (
+        {"tenants": {name: {"weight": weight} for name, weight in weights.items()}} if weights else {}
+    )
+    with service(seconds_per_batch=chunk_s, token_budget=ROWS * WORDS, **more) as of, ExitStack() as stack:
         made = Loaded(of, chunk_s, workers, stack)
         made.start(workers)
         yield made
 
 
-def enqueue(of: Loaded, chunks: int, tenant: str, *, weight: float = 1.0, lane: str = "normal") -> Job:
-    """A job of full chunks."""
-    settings = of.of.settings.replace(tenants={tenant: TenantEntry(weight=weight)})
-    texts = (f"{number} {TEXT}" for number in range(chunks * ROWS))
+def enqueue(of: Loaded, chunks: int, tenant: str, *, lane: str = "normal", longer: int = 1) -> Job:
+    """A job of full chunks, or of chunks that are so many times as long."""
+    texts = (" ".join([str(number), *[TEXT] * longer]) for number in range(chunks * ROWS))
     # From an iterator, so that the job is not divided evenly among the workers.
-    return enqueue_embeddings(texts, chunk_size=ROWS, tenant=tenant, lane=lane, settings=settings)
+    return enqueue_embeddings(texts, chunk_size=ROWS, tenant=tenant, lane=lane, settings=of.of.settings)
 
 
 def done(jobs: Sequence[Job]) -> int:
@@ -168,13 +207,30 @@ def fifty_to_one(of: Loaded, seconds: float, *, weight: float = 1.0, kills: bool
     """One tenant's 50 jobs and another's one job."""
     part = weight / (weight + 1)
     many = [enqueue(of, needed(of, seconds) // 50 + 1, "many") for _ in range(50)]
-    one = [enqueue(of, needed(of, seconds, part), "one", weight=weight)]
+    one = [enqueue(of, needed(of, seconds, part), "one")]
     (of_many, of_one), took = progress(of, [many, one], seconds, kills=kills)
     found = {"share of one": of_one / (of_many + of_one), "records/s": (of_many + of_one) / took}
     if not kills:
         return found
     killed: Figures = {f"kills, {what}": count for what, count in of.killed.items()}
     return {**found, **killed, "records lost or doubled": wrong([*many, *one])}
+
+
+def short_and_long(of: Loaded, seconds: float, *, weight: float = 1.0) -> Figures:
+    """One tenant's job of long texts and another's job of short ones: their parts of the work."""
+    jobs = [enqueue(of, needed(of, seconds), "many"), enqueue(of, needed(of, seconds) // LONGER, "one", longer=LONGER)]
+    of.run(_WARM_S)
+    before = work_of(of, jobs)
+    of.run(seconds)
+    of_many, of_one = (now - then for now, then in zip(work_of(of, jobs), before, strict=True))
+    assert not any(job.status().state.ended for job in jobs), "too few records"
+    return {"share of long texts": of_one / (of_many + of_one), "work/s": (of_many + of_one) / seconds}
+
+
+def work_of(of: Loaded, jobs: Sequence[Job]) -> list[int]:
+    """What the workers did for each job: its tokens, each counted by its products."""
+    with Broker.connect(of.of.settings).connection.client() as client:
+        return [int(client.hget(keys.job(job.id), "work")) for job in jobs]
 
 
 def wrong(jobs: Sequence[Job]) -> int:

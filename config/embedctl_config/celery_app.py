@@ -18,20 +18,19 @@ from kombu import Connection
 from kombu.utils.objects import cached_property
 from kombu.utils.url import maybe_sanitize_url
 
+from embedctl_config import keys
 from embedctl_config.redis_url import Sentinels, secret_url, sentinels_of, tls_options
 from embedctl_config.settings import Settings
 
 #: The modules with classes whose cached properties publishing takes.
 _WITH_LOCKS = ("celery.app.base", "celery.app.amqp", "celery.app.events", "kombu.connection", "kombu.transport.redis")
-#: The one task: look at a chunk of a job.
-TASK = "embedctl.encode"
 
 
 def make_celery(settings: Settings) -> Celery:
     """A Celery application on the broker of these settings. Celery's environment variables have no effect on it.
 
-    A ticket only says where to look, so redelivery by the transport is only a slow backstop. Its visibility timeout is
-    not a setting, because all processes must use the same one. Raises SettingsError as `secret_url` and `tls_options`.
+    A message only says that a queue has work, so it does no harm if the transport delivers it again. Raises
+    SettingsError as `secret_url` and `tls_options`.
     """
     url, tls = _address(settings)
     sentinels = sentinels_of(settings)
@@ -41,8 +40,11 @@ def make_celery(settings: Settings) -> Celery:
         broker_use_ssl=tls or None,
         broker_transport_options={
             "visibility_timeout": 3600,
+            "unacked_key": keys.UNACKED,
+            "unacked_index_key": keys.UNACKED_INDEX,
+            "unacked_mutex_key": keys.UNACKED_MUTEX,
             "priority_steps": [0],
-            # A worker takes tickets from its queues in turn: no job waits for another model's job to end.
+            # A worker hears its queues in turn: no job waits for another model's job to end.
             "queue_order_strategy": "round_robin",
             # Without these four, a half-open connection hangs forever. Never set retry_on_timeout: it turns off
             # kombu's batched publishing.

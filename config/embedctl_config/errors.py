@@ -27,6 +27,7 @@
     │   ├── JobStopped            it takes no more records; its vectors can be fetched
     │   ├── JobDrained            its vectors are in files elsewhere
     │   ├── JobHeld               another process drains it
+    │   ├── JobDamaged            another program changed what Redis holds of it
     │   └── JobFailed             its error budget is spent, or it has no vector
     ├── QuotaExceeded             a tenant has as much as it may have
     ├── WaitTimeout
@@ -251,6 +252,10 @@ class JobFailed(JobError):
 
     `vectors()` raises it also when every record failed; `wait()`, `iter_results()` and `errors()` do not.
     """
+
+
+class JobDamaged(JobError):
+    """Raised when what Redis holds of a job was lost or changed by another program; the message names the key."""
 
 
 class QuotaExceeded(EmbedctlError):

@@ -85,9 +85,6 @@ ACTIVE = _shared("embed:active", _PRODUCER, _WORKER, _MONITOR)
 #: Sorted set of all job ids by creation time in ms. The id of a job that is gone is dropped at the next look.
 JOBS = _shared("embed:jobs", _PRODUCER, _WORKER, _MONITOR)
 
-#: What the keys of a queue's tenants, and of their jobs, begin with.
-FLOWS, FLOW = "embed:reaper:flows:", "embed:reaper:flow:"
-
 #: When this database was first used, in ms since 1970. A job with an older id was lost with an earlier database.
 BIRTH = _shared("embed:birth", _PRODUCER, _WORKER, _MONITOR)
 
@@ -120,8 +117,8 @@ CHUNK_TTL_FACTOR = 1.25
 #: The event stream of an ended job lives this long; every process that waits sees the end within a second (seconds).
 ENDED_EVENTS_S = 60
 
-#: The reaper looks at a job at most this long after its last progress (seconds): the process that should have sent its
-#: next tickets may have died.
+#: The reaper looks at a job at most this long after its last progress (seconds): Redis may have lost its place
+#: in the lists of turns.
 LOOK_AFTER_S = 5
 
 #: How many events a job's stream keeps.
@@ -135,39 +132,32 @@ REAPER = _shared("embed:reaper:turn", _PRODUCER, _WORKER)
 UPKEEP = _shared("embed:reaper:due", _PRODUCER, _WORKER)
 
 
-#: Sorted set: jobs that wait for a worker of their queue, by their expiry in ms.
-idle = _of_each("embed:reaper:idle:", _PRODUCER, _WORKER)
+# Whose turn it is in a queue. Each begins the keys of queues, lanes, kinds and tenants; see `turns.lua`.
 
-# Whose turn it is in a queue.
-
-
-#: Sorted set: lanes of a queue that have jobs, by the bytes that they had, divided by their parts of the queue.
-lanes = _of_each("embed:reaper:lanes:", _PRODUCER, _WORKER)
-
-
-@_used_by(_PRODUCER, _WORKER)
-def flows(lane: str, queue: str) -> str:
-    """Sorted set: tenants that have jobs in a lane of a queue, by the bytes that they had, divided by their weights."""
-    return f"{FLOWS}{lane}:{queue}"
-
-
-@_used_by(_PRODUCER, _WORKER)
-def flow(lane: str, tenant: str, queue: str) -> str:
-    """Sorted set: jobs of a tenant in a lane of a queue that want tickets, in their order."""
-    return f"{FLOW}{lane}:{tenant}:{queue}"
-
-
-@_used_by(_PRODUCER, _WORKER)
-def issued(queue: str, size: str) -> str:
-    """Sorted set: `JOB:CHUNK` of a queue's issued chunks, `small` or `large` ones, by the time of the last check in ms.
-
-    A chunk that has ended may still be there: the job's own keys decide.
-    """
-    return f"embed:reaper:issued:{size}:{queue}"
-
-
+#: Sorted set: lanes of a queue, by the work that they had, divided by their parts of the queue.
+_LANES = "embed:turns:lanes:"
+#: Set: the kinds of jobs that a queue had: a precision, a wire version, and the fingerprint that jobs are
+#: pinned to, or `*`.
+_KINDS = "embed:turns:kinds:"
+#: Sorted set: tenants that have jobs with ready chunks, by the work that they had, divided by their weights.
+_FLOWS = "embed:turns:flows:"
+#: Sorted set: the same for all tenants that had more than the one whose turn it was last.
+_SERVED = "embed:turns:served:"
+#: Hash: lane → the work that the tenant whose turn it was last had had.
+_LEVELS = "embed:turns:levels:"
+#: Sorted sets: jobs with ready chunks, by the chunks that are left of them, and by when they were listed in ms.
+_LEFT, _WAIT = "embed:turns:left:", "embed:turns:wait:"
 #: String: exists while the background lane of a queue need not have a turn.
-background_pause = _of_each("embed:reaper:background:", _PRODUCER, _WORKER)
+_PAUSE = "embed:turns:pause:"
+#: String: how many bells were rung.
+_BELLS = "embed:turns:bells"
+#: What the keys of turns begin with, in the order of their names in the scripts.
+TURNS = (_LANES, _KINDS, _FLOWS, _SERVED, _LEVELS, _LEFT, _WAIT, _PAUSE, _BELLS)
+
+turns = _of_each("embed:turns:", _PRODUCER, _WORKER)
+
+#: String: the chunks that a call for the next ones was given, `job chunk` each, in case that its answer was lost.
+given = _of_each("embed:turns:given:", _PRODUCER, _WORKER)
 
 #: What the keys of tenants' quotas begin with.
 QUOTA = "embed:reaper:quota:"
@@ -186,7 +176,7 @@ QUOTA_TTL_S = 7 * 24 * 3600
 #: Hash: a tenant's limits, who stated them, what is noted of each of its jobs, and the sums of that.
 quota = _of_each(QUOTA, _PRODUCER, _WORKER, _MONITOR)
 
-#: Hash: notes of one round of the reaper for the next: the positions of its sweeps, and the queues' oldest tickets.
+#: Hash: notes of one round of the reaper for the next: the positions of its sweeps, and which places are known.
 NOTES = _shared("embed:reaper:notes", _PRODUCER, _WORKER)
 
 #: String: held by the one process that sweeps the bytes outside of Redis.
@@ -199,7 +189,7 @@ NOTES_TTL_S = 24 * 3600
 QUEUES = _shared("embed:reaper:queues", _PRODUCER, _WORKER)
 
 #: An empty queue is forgotten this long after its last job was seen: no process that worked on the job then can still
-#: send a ticket (seconds).
+#: ring (seconds).
 QUEUE_KEPT_S = 7 * 24 * 3600
 
 #: The queues are remembered for this long where nobody uses embedctl (seconds).
@@ -209,18 +199,22 @@ QUEUES_TTL_S = 365 * 24 * 3600
 #: Hash: the job's state, counts and options.
 job = _of_job("", _PRODUCER, _WORKER, _MONITOR)
 
-#: Sorted set: issued chunks by the time in ms when they need another ticket.
-due = _of_job(":due", _PRODUCER, _WORKER)
+#: Sorted set: leased chunks by the ends of their leases in ms.
+leases = _of_job(":leases", _PRODUCER, _WORKER)
 
-#: Hash: leased chunk → `token worker-instance`, and the current row of a worker in careful mode.
+#: Hash: leased chunk → `token worker-instance work`, and the current row of a worker in careful mode. The work is an
+#: estimate, in tokens.
 owners = _of_job(":owners", _PRODUCER, _WORKER)
 
-#: Hash: issued chunk → how often it was claimed; `CHUNK:deaths` → the deaths of its owners, as JSON;
-#: `CHUNK:doubts` → what owners could not do with it, as JSON.
+#: Hash: chunk → how often it was claimed; `CHUNK:deaths` → the deaths of its owners, as JSON; `CHUNK:doubts` → what
+#: owners could not do with it, as JSON; `CHUNK:not` → the worker that leaves it to others, and until when.
 attempts = _of_job(":attempts", _PRODUCER, _WORKER, _MONITOR)
 
-#: Hash: issued chunk without owner → how often its ticket was sent again.
-reissues = _of_job(":reissues", _PRODUCER, _WORKER)
+#: Sorted set: chunks that were given back, by the time in ms when they may be taken again.
+ready = _of_job(":ready", _PRODUCER, _WORKER)
+
+#: Sorted set: the same for chunks whose owners died.
+suspects = _of_job(":suspects", _PRODUCER, _WORKER)
 
 #: Capped stream: one entry for each chunk that ended and each change of state.
 events = _of_job(":events", _PRODUCER, _WORKER)
@@ -348,10 +342,20 @@ died = _of_each("embed:died:", _PRODUCER, _WORKER, _MONITOR)
 machine = _of_each("embed:machine:", _PRODUCER, _WORKER)
 
 
+#: What the keys about a queue begin with.
+QUEUE_KEY = "embed:queue:"
+
+
 @_used_by(_PRODUCER, _WORKER, _MONITOR)
 def queue_workers(queue: str) -> str:
     """Sorted set: worker instances that consume a queue, by the expiry of their heartbeats in ms."""
-    return f"embed:queue:{queue}:workers"
+    return f"{QUEUE_KEY}{queue}:workers"
+
+
+@_used_by(_PRODUCER, _WORKER)
+def queue_quarantine(queue: str) -> str:
+    """Sorted set: workers that take what may kill a worker, by the expiry of their heartbeats in ms."""
+    return f"{QUEUE_KEY}{queue}:quarantine"
 
 
 @_used_by(_PRODUCER, _WORKER, _MONITOR)
@@ -360,7 +364,15 @@ def queue(hardware: str, model: str) -> str:
     return f"embed.{hardware}.{model}"
 
 
-#: Kombu's keys that describe a queue, without its name. Nothing reads them to send or to take tickets.
+#: The one Celery task, which a bell asks for: take what is next in this queue.
+TASK = "embedctl.encode"
+#: Kombu's keys for messages that workers have received and not yet handled. Their names are ours, because each Celery
+#: application that uses the usual ones gives back the others' messages as well.
+UNACKED = _shared("embed:celery:unacked", _WORKER)
+UNACKED_INDEX = _shared("embed:celery:unacked_index", _WORKER)
+UNACKED_MUTEX = _shared("embed:celery:unacked_mutex", _WORKER)
+
+#: Kombu's keys that describe a queue, without its name. Nothing reads them to ring or to hear a bell.
 BINDINGS = ("_kombu.binding", "_kombu.binding_permanent")
 
 
@@ -392,10 +404,10 @@ def of_job(job_id: str) -> list[str]:
     return [
         job(job_id),
         ACTIVE,
-        due(job_id),
+        leases(job_id),
         owners(job_id),
         attempts(job_id),
-        reissues(job_id),
+        ready(job_id),
         events(job_id),
         counted(job_id),
     ]

@@ -9,15 +9,6 @@ from dataclasses import dataclass
 class Limits:
     """Bounds that hold everywhere. No source of settings decides them; tests give others."""
 
-    #: Most tickets of one job in its queue at once. What Redis keeps for issued chunks grows with it, and a job that
-    #: comes later waits behind them; fewer would leave a quick worker idle while the next ones are sent.
-    window: int = 8
-    #: The same for each live worker; the larger one applies. A worker encodes one chunk, has fetched the next, and two
-    #: wait, so that it never idles for a round trip.
-    window_per_worker: int = 4
-    #: A ticket that nobody takes is sent again after this long (seconds), then after twice that. Sooner would double
-    #: tickets that only wait in line behind a slow chunk; only a message that Redis lost needs it.
-    reissue_s: float = 60.0
     #: A producer pauses while its job has more text than this waiting for workers (bytes). 0: a sixteenth of Redis'
     #: maxmemory, or 256 MiB if that is not set. So several jobs fit beside their results, and each keeps
     #: many workers busy.

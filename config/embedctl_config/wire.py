@@ -39,7 +39,7 @@ from embedctl_config.errors import WireForeign, WireTruncated, WireVersion
 from embedctl_config.settings import MAX_CHUNK_RECORDS
 
 MAGIC = b"EMBC"
-#: The version of jobs, tickets and chunks. Programs leave those of any other version alone.
+#: The version of jobs and chunks. Programs leave those of any other version alone.
 VERSION = 1
 #: First and last byte of the digest: GETRANGE's arguments.
 DIGEST_RANGE = (8, 23)

@@ -38,7 +38,7 @@ def _options(arguments: list[str] | None) -> Options:
     parser.add_argument("--seed", type=int, default=None, help="of jobs and faults (default: a random one)")
     parser.add_argument("--workers", type=int, default=None, help="worker processes (default: 3; real model: 2)")
     parser.add_argument("--producers", type=int, default=2, help="producer processes at once (default: 2)")
-    parser.add_argument("--lease", type=float, dest="lease_s", help="lease_s and reissue_s (default: the product's)")
+    parser.add_argument("--lease", type=float, dest="lease_s", help="lease_s (default: the product's)")
     parser.add_argument("--pause", type=float, dest="pause_s", help="seconds between two faults, on average")
     parser.add_argument("--settle", type=float, dest="settle_s", help="longest wait for all jobs after the faults")
     parser.add_argument("--ttl", type=float, dest="ttl_s", help="ttl of jobs in seconds")

@@ -31,7 +31,7 @@ def check_stopped(job: Job, broker: Broker, raw: Any, plan: Plan, expected: Expe
     verdict.must_be("positions of iter_errors()", [each.position for each in job.iter_errors()], sorted(failed))
     _check_readable(job, status.chunks, verdict)
     verdict.must_be("text kept", not freed(raw, job.id, results=False), False)
-    for key in (keys.due(job.id), keys.owners(job.id)):
+    for key in (keys.leases(job.id), keys.ready(job.id), keys.owners(job.id)):
         verdict.must_be(f"{key.rpartition(':')[2]} kept", raw.exists(key), 0)
     return verdict
 

@@ -121,6 +121,7 @@ class _Campaign:
         endless = keys_without_ttl(self._stack.raw)
         outcome.left += [f"{len(endless)} keys have no time to live: {endless[:5]}"] if endless else []
         known = {job_id for order in self._producers.orders for job_id in order.ids}
+        known |= self._chaos.damaged
         unknown = unknown_jobs(self._stack.raw, known)
         outcome.left += [f"{len(unknown)} jobs that nobody ordered: {unknown[:5]}"] if unknown else []
 
@@ -243,14 +244,16 @@ class _Campaign:
                 status = self._stack.broker.jobs.status(order.job_id)
                 now = self._stack.broker.connection.now_ms()
                 raw = self._stack.raw
-                due = raw.zrange(keys.due(order.job_id), 0, 9, withscores=True)
+                leased, ready = (
+                    [(int(chunk), round((at - now) / 1000)) for chunk, at in raw.zrange(key, 0, 9, withscores=True)]
+                    for key in (keys.leases(order.job_id), keys.ready(order.job_id))
+                )
                 words += [
                     f"{order.job_id} {status.state}, {status.done} + {status.failed} of {status.records} records",
                     f"chunks {status.chunks_done} of {status.chunks}",
-                    f"next to issue {raw.hget(keys.job(order.job_id), 'next')}",
-                    f"due in s {[(int(chunk), round((at - now) / 1000)) for chunk, at in due]}",
-                    f"chunks owned {[int(chunk) for chunk in raw.hkeys(keys.owners(order.job_id))]}",
-                    f"{raw.llen(status.queue)} tickets wait, {self._stack.broker.workers.count(status.queue)} workers",
+                    f"the first that nobody had is {raw.hget(keys.job(order.job_id), 'next')}",
+                    f"leases end in s {leased}; ready in s {ready}; of fingerprint {status.model_fingerprint}",
+                    f"{raw.llen(status.queue)} bells wait, {self._stack.broker.workers.count(status.queue)} workers",
                 ]
         except OUTAGE as error:
             words.append(str(error))

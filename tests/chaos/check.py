@@ -197,7 +197,8 @@ def _check_raw(broker: Broker, raw: Any, status: JobStatus, failed: int, verdict
     if not status.drained_chunks:
         verdict.must_be("errors of all results", still_failed, failed)
     verdict.must_be("bits of counted", raw.bitcount(keys.counted(status.id)), status.chunks)
-    verdict.must_be("chunks due", raw.zcard(keys.due(status.id)), 0)
+    verdict.must_be("chunks leased", raw.zcard(keys.leases(status.id)), 0)
+    verdict.must_be("chunks ready", raw.zcard(keys.ready(status.id)), 0)
     verdict.must_be("chunks owned", raw.hlen(keys.owners(status.id)), 0)
     verdict.must_be("waiting_bytes", status.waiting_bytes, 0)
 
@@ -211,8 +212,9 @@ def freed(raw: Any, job_id: str, *, results: bool = True) -> bool:
 
 
 def keys_without_ttl(raw: Any) -> list[str]:
-    """Our keys that have no TTL and would stay for good."""
-    names = list(raw.scan_iter(match="embed:*", count=1000))
+    """Our keys that have no TTL and would stay for good. Those that Celery makes get one when a worker next rings."""
+    celery = {keys.UNACKED.encode(), keys.UNACKED_INDEX.encode()}
+    names = [name for name in raw.scan_iter(match="embed:*", count=1000) if name not in celery]
     endless = []
     for at in range(0, len(names), _SLICE):
         pipe = raw.pipeline(transaction=False)
@@ -225,15 +227,14 @@ def keys_without_ttl(raw: Any) -> list[str]:
 
 
 #: Keys that all jobs share. They live as long as the longest-lived job might have.
-_SHARED = (keys.ACTIVE, keys.JOBS, keys.BIRTH, keys.NOTES, keys.QUEUES)
+_SHARED = (keys.ACTIVE, keys.JOBS, keys.BIRTH, keys.NOTES, keys.QUEUES, keys.UNACKED, keys.UNACKED_INDEX)
 
 
 def left_over(raw: Any) -> dict[str, float]:
     """Our keys that still exist, and the seconds that each has left. A key that all jobs share counts only if it names
     a job that still exists."""
     shared = {name.encode() for name in _SHARED}
-    turns = (keys.lanes("*"), keys.flows("*", "*"), keys.flow("*", "*", "*"), keys.issued("*", "*"))
-    for pattern in (keys.UPKEEP, keys.idle("*"), *turns, keys.background_pause("*")):
+    for pattern in (keys.UPKEEP, keys.turns("*")):
         shared.update(raw.scan_iter(match=pattern, count=1000))
     names = [name for name in raw.scan_iter(match="embed:*", count=1000) if name not in shared]
     names += [name for name in shared if raw.type(name) == b"zset" and _speaks_of_a_job(raw, name)]

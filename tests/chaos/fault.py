@@ -38,6 +38,8 @@ class Chaos:
     sick_ends: list[int] = field(default_factory=list)
     #: Jobs of which a delivery into a database was begun.
     delivered: set[str] = field(default_factory=set)
+    #: Jobs that were damaged.
+    damaged: set[str] = field(default_factory=set)
     #: Removes what nobody needs from the place outside of Redis, once it was asked to.
     sweeper: Sweeper | None = None
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Sequence
-from functools import partial
+from functools import partial, reduce
 
+from embedctl.store.scripts import BELL
 from embedctl_config import keys
 from tests.chaos.chunk_files import leave_place, sweep_place
+from tests.chaos.damage import damage_job
 from tests.chaos.deliveries import kill_delivery
 from tests.chaos.failover import freeze_master, kill_master, kill_master_whose_replica_is_behind
 from tests.chaos.fault import Chaos, Fault, Struck, a_worker
 from tests.chaos.faults_of_jobs import cancel_full_job, cancel_job, kill_drainer, kill_retry, submit_special
+from tests.chaos.foreign import start_foreigner
 from tests.chaos.rewinding import rewind_redis
 from tests.chaos.sickness import exhaust_files, exhaust_memory, start_sick_worker
 
-#: The id of a job that never existed here.
-_GONE = "20200101-000000-0000000000"
 _SLOW_BYTES_PER_S, _SLOW_DELAY_S = 1e6, 0.05
 #: How long a link stays slow (seconds).
 _SLOW_S = (10.0, 40.0)
@@ -51,48 +53,46 @@ def freeze_worker_past_its_lease(chaos: Chaos) -> Struck | None:
     return _twice(chaos, signal.SIGSTOP, chaos.lease * chaos.rng.uniform(1.05, 1.3) + 0.5, signal.SIGCONT)
 
 
-def _some_ticket(chaos: Chaos) -> tuple[str, bytes] | None:
-    """A random queue and a random ticket in it."""
-    queues = [keys.queue(hardware, chaos.stack.options.model) for hardware in chaos.stack.classes]
-    for queue in chaos.rng.sample(queues, len(queues)):
-        length = chaos.stack.raw.llen(queue)
-        ticket = chaos.stack.raw.lindex(queue, chaos.rng.randrange(length)) if length else None
-        if ticket is not None:
-            return queue, ticket
-    return None
+def _a_queue(chaos: Chaos) -> str:
+    return keys.queue(chaos.rng.choice(chaos.stack.classes), chaos.stack.options.model)
 
 
-def delete_ticket(chaos: Chaos) -> Struck | None:
-    found = _some_ticket(chaos)
-    if found is None or not chaos.stack.raw.lrem(found[0], 1, found[1]):
+def delete_bells(chaos: Chaos) -> Struck | None:
+    queue = _a_queue(chaos)
+    waiting = chaos.stack.raw.llen(queue)
+    return Struck(f"{waiting} of {queue}") if waiting and chaos.stack.raw.delete(queue) else None
+
+
+def double_bell(chaos: Chaos) -> Struck | None:
+    queue = _a_queue(chaos)
+    bell = chaos.stack.raw.lindex(queue, -1)
+    if bell is None:
         return None
-    return Struck(f"from {found[0]}")
-
-
-def double_ticket(chaos: Chaos) -> Struck | None:
-    """Send the same message again, or new tickets for a chunk that already has a ticket or an owner."""
-    if chaos.rng.random() < 0.5:
-        found = _some_ticket(chaos)
-        if found is None:
-            return None
-        chaos.stack.raw.lpush(found[0], found[1])
-        return Struck(f"a message in {found[0]}")
-    for order in chaos.rng.sample(chaos.producers.orders, len(chaos.producers.orders)):
-        if order.ended or order.job_id is None:
-            continue
-        chunks = chaos.stack.raw.zrange(keys.due(order.job_id), 0, -1)
-        if chunks:
-            chunk = int(chaos.rng.choice(chunks))
-            queue = keys.queue(order.plan.hardware, order.plan.model)
-            chaos.stack.broker.tickets.send(queue, order.job_id, [chunk] * chaos.rng.randint(1, 3))
-            return Struck(f"chunk {chunk} of job {order.plan.index}")
-    return None
-
-
-def send_stray_ticket(chaos: Chaos) -> Struck | None:
-    queue = keys.queue(chaos.rng.choice(chaos.stack.classes), chaos.stack.options.model)
-    chaos.stack.broker.tickets.send(queue, _GONE, [0])
+    chaos.stack.raw.rpush(queue, bell)
     return Struck(queue)
+
+
+def forge_bells(chaos: Chaos, most: int = 50) -> Struck:
+    """Ring although there may be nothing to do."""
+    queue, count = _a_queue(chaos), chaos.rng.randint(1, most)
+    _ring(chaos, queue, count)
+    return Struck(f"{count} in {queue}")
+
+
+def _ring(chaos: Chaos, queue: str, count: int = 1) -> None:
+    facts = (("$id", f"forged-{chaos.rng.random()}"), ("$queue", queue))
+    bell = reduce(lambda text, fact: text.replace(*fact), facts, BELL)
+    chaos.stack.raw.lpush(queue, *[bell] * count)
+
+
+def kill_worker_at_a_bell(chaos: Chaos) -> Struck | None:
+    """Kill a worker about when it has heard a bell, and has claimed nothing yet."""
+    worker = a_worker(chaos, busy=False)
+    if worker is None:
+        return None
+    _ring(chaos, keys.queue(worker.hardware, worker.model), 8)
+    time.sleep(chaos.rng.uniform(0.0, 0.005))
+    return Struck(f"worker {worker.number}") if worker.signal(signal.SIGKILL) else None
 
 
 def kill_all_connections(chaos: Chaos) -> Struck | None:
@@ -206,9 +206,12 @@ FAULTS = (
     Fault("worker: SIGSTOP past the lease, then SIGCONT", 4, freeze_worker_past_its_lease),
     Fault("worker: SIGTERM", 3, partial(_signal_worker, number=signal.SIGTERM, busy=False)),
     Fault("worker: SIGINT twice", 3, partial(_twice, first=signal.SIGINT, after_s=0.3, then=signal.SIGINT)),
-    Fault("ticket: deleted", 4, delete_ticket),
-    Fault("ticket: doubled", 4, double_ticket),
-    Fault("ticket: of a job that is gone", 2, send_stray_ticket),
+    Fault("worker: SIGKILL at a bell", 4, kill_worker_at_a_bell),
+    Fault("bells: deleted", 4, delete_bells),
+    Fault("bells: doubled", 3, double_bell),
+    Fault("bells: forged", 3, forge_bells),
+    Fault("another application of Celery, then SIGKILL", 2, start_foreigner),
+    Fault("job: damaged", 4, damage_job),
     Fault("connections: all killed by Redis", 3, kill_all_connections),
     Fault("connections: half open", 4, freeze_proxy),
     Fault("connections: closed by the proxy", 3, cut_proxy),

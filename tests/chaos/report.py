@@ -102,7 +102,7 @@ def _run(outcome: Outcome) -> list[tuple[str, object]]:
         ("machine", f"{_cpu_model()}, {len(os.sched_getaffinity(0))} CPUs"),
         ("model", options.model),
         ("workers, producers", f"{options.workers}, {options.producers}"),
-        ("lease_s, reissue_s", f"{options.lease:g}{'' if options.lease_s else ' (the default)'}"),
+        ("lease_s", f"{options.lease:g}{'' if options.lease_s else ' (the default)'}"),
         ("seconds of faults, then until all jobs ended", f"{outcome.storm_s:.0f}, {outcome.settle_s:.0f}"),
         ("jobs", f"{outcome.jobs.total():,}: {_counts(outcome.jobs)}"),
         ("jobs that their error budget ended", outcome.stopped),

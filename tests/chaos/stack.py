@@ -81,6 +81,8 @@ class Worker:
     cpus: str | None
     link: str
     log_file: Path
+    #: The module that runs it.
+    module: str = "embedctl_workers"
     process: subprocess.Popen[bytes] | None = None
     restart_at: float = 0.0
     frozen: bool = False
@@ -164,6 +166,10 @@ class Stack:
                     log_file=self.folder / f"worker-{number}.log",
                 )
             )
+        if len(self.workers) > 1 and not real:
+            log_file = self.folder / "worker-other.log"
+            other = Worker(len(self.workers), "quick", DUMMY, None, NEAR, log_file, "tests.chaos.other_worker")
+            self.workers.append(other)
         for worker in self.workers:
             self._start_worker(worker)
         self._keeper.start()
@@ -187,11 +193,9 @@ class Stack:
     def environment(self, url: str) -> dict[str, str]:
         """The environment that lets a process find this run's Redis and classes, without the user's own settings."""
         own = {name: value for name, value in os.environ.items() if not name.startswith("EMBEDCTL_")}
-        lease = self.options.lease_s
         return {
             **own,
             **self.chunk_place.environment,
-            **({} if lease is None else {"LIMIT_REISSUE_S": str(lease)}),
             "EMBEDCTL_REDIS_URL": url,
             "EMBEDCTL_CONFIG": str(self.folder / "embedctl.toml"),
             "EMBEDCTL_STATE_DIR": str(self.folder / "state"),
@@ -326,7 +330,7 @@ class Stack:
         return found
 
     def _start_worker(self, worker: Worker) -> None:
-        command = ["embedctl_workers", "--class", worker.hardware, "--model", worker.model]
+        command = [worker.module, "--class", worker.hardware, "--model", worker.model]
         command += ["--cpus", worker.cpus] if worker.cpus is not None else []
         worker.frozen = worker.short = worker.doomed = False
         worker.process = self.spawn(command, log_file=worker.log_file, link=worker.link)

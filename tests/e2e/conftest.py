@@ -51,7 +51,6 @@ def environment(
     return {
         **own,
         **chunk_files_environment,
-        "LIMIT_REISSUE_S": "1.0",
         "EMBEDCTL_REDIS_URL": redis_server.url_of("producer"),
         "EMBEDCTL_CONFIG": str(config),
         "EMBEDCTL_STATE_DIR": str(short_folder / "state"),

@@ -96,7 +96,7 @@ def test_a_worker_that_is_stopped_or_hung_is_known_within_twenty_seconds(here: H
     assert (found.level, found.found.startswith(f"{name} has been gone for ")) == (Level.WARN, True)
     assert found.found.endswith(": no word from it")
     assert f"{name} has been gone for " in here.embedctl("doctor").stdout
-    if not served.status().state.ended:  # the stopped one may have its ticket
+    if not served.status().state.ended:  # the stopped one may have the bell
         (line,) = lines(here.embedctl("status", served.id).stdout, "gone")
         assert line.startswith(name)
     stopped.process.send_signal(signal.SIGCONT)

@@ -149,6 +149,7 @@ def test_what_redis_interrupts_is_told_up_to_there(embedctl: RunEmbedctl, own_re
 
 
 def test_commands_print_one_json_value(here: Here, ended: EndedJob) -> None:
+    without_errors = ended()  # before a worker is there, which would take its chunk
     here.start_worker()
     (here.folder / "c.txt").write_text("one\n\nthree\n")
     assert json.loads(here.embedctl("submit", "c.txt", "--dry-run", "--json").stdout)["records"] == 3
@@ -169,7 +170,7 @@ def test_commands_print_one_json_value(here: Here, ended: EndedJob) -> None:
         assert [shown[name] for name in ("vectors", "seconds", "files")] == [facts["vectors"], facts["seconds"], files]
     (error,) = json.loads(here.embedctl("errors", facts["id"], "--json").stdout)
     assert error["position"] == 1
-    assert json.loads(here.embedctl("errors", ended(), "--json").stdout) == []
+    assert json.loads(here.embedctl("errors", without_errors, "--json").stdout) == []
     unknown = here.embedctl("errors", GONE, "--json")
     assert (unknown.returncode, unknown.stdout) == (4, "")
     assert "was lost" in unknown.stderr

@@ -109,7 +109,7 @@ def test_without_a_terminal_it_looks_once_or_prints_lines(here: Here) -> None:
     assert "\x1b" not in once.stdout
 
     facts = json.loads(here.embedctl("status", "--json").stdout)
-    assert (facts["live_workers"], facts["active_jobs"], facts["tickets"]) == (1, 0, 0)
+    assert (facts["live_workers"], facts["active_jobs"], facts["chunks"]) == (1, 0, 0)
     assert [each["name"] for each in facts["workers"]] == [worker.row().name]
     assert [(each["id"], each["state"], each["done"]) for each in facts["jobs"]] == [(job.id, "completed", 2)]
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 
 import httpx2
@@ -35,7 +34,7 @@ from tests.support.here import Here
 from tests.support.jobs import assert_encoded, owners, reference
 from tests.support.limits import settings_of
 from tests.support.machines import GPUS, UUIDS, play_gpus
-from tests.support.processes import children, is_running
+from tests.support.processes import children, free_ports, is_running
 from tests.support.redis_server import as_user
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -79,7 +78,7 @@ class Up:
     def workers(self) -> dict[str, WorkerRow]:
         """The live ones by class, of those that this process has started and not lost."""
         mine = children(self.process.pid)
-        return {row.hardware: row for row in self.broker.workers.here() if row.pid in mine}
+        return {row.hardware: row for row in self.broker.workers.here() if row.pid in mine and not row.quarantine}
 
     def wait_ready(self, *classes: str) -> dict[str, WorkerRow]:
         def ready() -> bool:
@@ -198,15 +197,15 @@ def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(here: Her
     *_, job = [submit(settings_of(here.environment), records=30) for _ in range(4)]
     eventually(lambda: owners(here.raw, job) and up.workers()["slow"].progressed_ms)
     os.kill(before["slow"].pid, signal.SIGSTOP)  # it claims and renews no more
-    lapse = {int(chunk): at for chunk, at in here.raw.zscan_iter(keys.due(job.id))}
+    lapse = {int(chunk): at for chunk, at in here.raw.zscan_iter(keys.leases(job.id))}
     os.kill(before["slow"].pid, signal.SIGKILL)
     held = set(owners(here.raw, job))
     assert held
     eventually(lambda: [gone.how for gone in here.broker.workers.gone()] == ["killed by SIGKILL"])
 
-    # And not when the lease is over.
-    eventually(lambda: all((here.raw.zscore(keys.due(job.id), chunk) or inf) < lapse[chunk] for chunk in held))
     eventually(lambda: {suspect.chunk for suspect in job.suspects()} == held)
+    # And not when the lease is over.
+    assert all(each.deaths[0].at.timestamp() * 1000 < lapse[each.chunk] for each in job.suspects())
     after = up.wait_ready("slow", "dummy")
     assert after["dummy"].pid == before["dummy"].pid
     assert after["slow"].pid != before["slow"].pid
@@ -217,7 +216,44 @@ def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(here: Her
     assert not any(is_running(row.pid) for row in after.values())
     assert WORD not in up.said()
     (death,) = [line for line in up.lines() if line["level"] == "ERROR"]
-    assert (death["worker"], death["message"]) == (before["slow"].name, "killed by SIGKILL; starting it again in 1 s")
+    assert death["worker"] == before["slow"].name
+    said = r"killed by SIGKILL with [1-9] chunks in hand; starting it again at once"
+    assert re.fullmatch(said, str(death["message"]))
+
+
+@pytest.mark.slow
+def test_texts_that_kill_are_found_in_quarantine_while_another_tenant_is_served(here: Here, start_up: StartUp) -> None:
+    bad = {1, 4}
+    texts = [f"text {i}" + " crash-encoder" * (i in bad) for i in range(8)]
+    (port,) = free_ports(1)
+    here.environment["EMBEDCTL_METRICS_ADDRESS"] = f"127.0.0.1:{port}"  # it is for one worker
+    up = start_up("--class", "poison")
+    up.wait_ready("poison")
+    started = set(children(up.process.pid))
+    job = enqueue_embeddings(texts, tenant="a", hardware="poison", chunk_size=1, settings=here.settings)
+    ranks = set()
+    while not job.status().state.ended:
+        single = enqueue_embeddings(["harmless"], tenant="b", hardware="poison", settings=here.settings)
+        assert_encoded(single, ["harmless"])
+        started.update(children(up.process.pid))
+        for worker in here.broker.workers.alive():
+            with suppress(ProcessLookupError, FileNotFoundError):  # it was killed meanwhile
+                rank = os.getpriority(os.PRIO_PROCESS, worker.pid)
+                ranks.add((worker.quarantine, rank, Path(f"/proc/{worker.pid}/oom_score_adj").read_text().strip()))
+    assert {each for each in ranks if each[0]} == {(True, 19, "1000")}
+    assert all(rank < 19 for quarantine, rank, _ in ranks if not quarantine)
+    assert [(error.position, error.code) for error in job.errors()] == [(at, "crashed_worker") for at in sorted(bad)]
+    good = [at for at in range(len(texts)) if at not in bad]
+    np.testing.assert_array_equal(job.vectors()[good], reference([texts[at] for at in good]))
+
+    deaths = [line for line in up.lines() if line["level"] == "ERROR"]
+    assert all(" in hand; starting it again at once" in str(line["message"]) for line in deaths)
+    apart = [line for line in deaths if ":quarantine" in str(line["worker"])]
+    # A text kills an ordinary worker once at most; from then on its job is distrusted, or the chunk suspect.
+    assert len(apart) == len(bad)
+    assert 1 <= len(deaths) - len(apart) <= len(bad)
+    assert up.stop() == 0
+    assert not any(map(is_running, started))
 
 
 @pytest.mark.slow

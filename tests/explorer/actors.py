@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from embedctl.queueing.broker import Broker
-from embedctl.store import ClaimAnswer, Claimant, Completed, JobStatus
+from embedctl.store import Claimant, Completed, Given, JobStatus
 from embedctl_config import keys
 from embedctl_config.errors import EmbedctlError
-from tests.explorer.snapshots import fields
+from tests.explorer.snapshots import LONG_S
 from tests.explorer.steps import Log, Paused, frozen
 from tests.explorer.world import State, World
 from tests.support.store import MINE, QUEUE, encoded
@@ -182,7 +182,6 @@ class Program:
         run: Run = state.actors[at]
         recorder = world.recorder
         recorder.begin(run.log, self.token(run), sees=self._sees, lose=lose, follow=follow, clock=world.clock)
-        world.sent.clear()
         try:
             value = self._bodies[run.variant](world.stepped, world.job_id)
             after = replace(run, phase="over", log=(), next=(), told="returned", value=value, polled=False)
@@ -193,7 +192,7 @@ class Program:
                 run, phase="over", log=(), next=(), told=type(error).__name__, value=str(error), polled=False
             )
         what = recorder.last + (f"; {after.told} {_short(after.value)}" if after.phase == "over" else "")
-        return state.with_actor(at, after).with_tickets(*world.sent), what
+        return state.with_actor(at, after), what
 
     def _die(self, state: State, at: int) -> Done:
         run: Run = state.actors[at]
@@ -228,39 +227,70 @@ def _short(value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """A chunk that a worker holds."""
+
+    job_id: str
+    chunk: int
+    token: str
+    input: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Hand:
-    """The state of a worker: `idle`, `took` a ticket, `held` a chunk, about to `issue` or to `send`, or `dead`."""
+    """The state of a worker.
+
+    Attributes:
+        doing: `idle`, `asks` (the answer was lost), `holds` or `dead`.
+        token: with which it asked for a chunk whose answer was lost.
+        polled: whether it waits for something to happen.
+    """
 
     doing: str = "idle"
-    chunk: int = -1
     token: str = ""
-    input: bytes = b""
-    send: tuple[int, ...] = ()
+    held: tuple[Held, ...] = ()
+    polled: bool = False
 
     @property
     def key(self) -> Any:
-        return (self.doing, self.chunk, self.token, self.input, self.send)
+        return (self.doing, self.token, self.held, self.polled)
 
     @property
     def is_over(self) -> bool:
         return self.doing in ("idle", "dead")
 
 
+#: How a chunk is given back: in words, after a delay, and so long to others first (seconds).
+_RELEASES = (("gives back", 0.0, 0.0), ("puts off", LONG_S, 0.0), ("leaves to others", 0.0, LONG_S))
+
+
 class Worker:
-    """A worker that holds one chunk at a time.
+    """A worker. It may ask for a chunk at any time, as if at a forged bell.
 
     Args:
         fails: the numbers of records that may fail when a chunk completes.
         releases: whether it may give a chunk back.
+        gathers: whether it may take others beside one that it holds.
         mortal: whether it may die, while deaths are left.
+        fingerprint: of its model.
+        quarantine: whether it takes only what may kill a worker. It then asks without a bell.
     """
 
     obliged = False
 
     def __init__(
-        self, name: str, *, fails: tuple[int, ...] = (0,), releases: bool = False, mortal: bool = True
+        self,
+        name: str,
+        *,
+        fails: tuple[int, ...] = (0,),
+        releases: bool = False,
+        gathers: bool = False,
+        mortal: bool = True,
+        fingerprint: str = MINE,
+        quarantine: bool = False,
     ) -> None:
-        self.name, self._fails, self._releases, self._mortal = name, fails, releases, mortal
+        self.name, self._fails, self._releases, self._gathers = name, fails, releases, gathers
+        self._mortal, self._fingerprint, self.quarantine = mortal, fingerprint, quarantine
 
     def at_first(self) -> Hand:
         return Hand()
@@ -270,114 +300,144 @@ class Worker:
 
     def moves(self, world: World, state: State, at: int) -> Iterator[Move]:
         hand: Hand = state.actors[at]
-        if hand.doing == "idle":
-            for chunk in sorted(set(state.tickets)):
-                yield self._taking(state, at, chunk)
-        elif hand.doing == "held":
+        loses = state.may("lost answer")
+        bells = 0 if self.quarantine else state.snapshot.bells
+        if hand.doing == "idle" and (bells or self._is_offered(state)):
+            yield self._hearing(state, at)
+            if loses:
+                yield self._hearing(state, at, lose=True)
+            if not (bells or self.quarantine):
+                yield Move(self.name, "rings", lambda world: self._ring(world, state))
+        elif hand.doing == "asks":
+            yield Move(self.name, "asks again", lambda world: self._claim(world, state, at, hand.token))
+            yield Move(self.name, "gives up", lambda world: (state.with_actor(at, Hand()), "gives up"))
+        elif hand.doing == "holds":
             for failed in self._fails:
                 yield self._completing(state, at, failed)
-            if state.may("lost answer"):
+            if loses:
                 yield self._completing(state, at, 0, lose=True)
-            yield Move(self.name, f"renews {hand.chunk}", lambda world: self._renew(world, state, at))
-            if self._releases:
-                yield Move(self.name, f"releases {hand.chunk}", lambda world: self._release(world, state, at))
-        elif hand.doing in ("took", "issue", "send"):
-            yield Move(self.name, hand.doing, lambda world: self._go_on(world, state, at))
-            if hand.doing == "took" and state.may("lost answer"):
-                yield Move(self.name, "claim", lambda world: self._claim(world, state, at, lose=True), "lost answer")
+            yield Move(self.name, "renews", lambda world: self._renew(world, state, at))
+            if self._gathers and len(hand.held) == 1:
+                yield Move(self.name, "gathers", lambda world: self._gather(world, state, at))
+            for words, delay_s, others_first_s in _RELEASES if self._releases else ():
+                give = partial(self._release, state=state, at=at, delay_s=delay_s, others_first_s=others_first_s)
+                yield Move(self.name, words, give)
         if self._mortal and hand.doing != "dead" and state.may("death"):
             for how in (False, True):
                 name = "dies, and is seen to" if how else "dies"
-                yield Move(self.name, name, lambda world, how=how: self._die(world, state, at, how), "death")  # type: ignore[misc]
+                yield Move(self.name, name, partial(self._die, state=state, at=at, witnessed=how), "death")
 
     def fair_moves(self, world: World, state: State, at: int) -> Iterator[Move]:
         hand: Hand = state.actors[at]
         if hand.doing == "dead":
             yield Move(self.name, "starts again", lambda world: self._start(world, state, at))
-        elif hand.doing == "idle":
-            for chunk in sorted(set(state.tickets))[:1]:
-                yield self._taking(state, at, chunk)
-        elif hand.doing == "held":
+        elif hand.doing == "asks":
+            yield Move(self.name, "asks again", lambda world: self._claim(world, state, at, hand.token))
+        elif hand.doing == "holds":
             yield self._completing(state, at, 0)
-        else:
-            yield Move(self.name, hand.doing, lambda world: self._go_on(world, state, at))
+        elif not hand.polled and (self._is_offered(state) if self.quarantine else state.snapshot.bells):
+            yield self._hearing(state, at, follow=True)
+        elif not (hand.polled or self.quarantine) and self._is_offered(state):
+            yield Move(self.name, "rings", lambda world: self._ring(world, state))
 
-    def _taking(self, state: State, at: int, chunk: int) -> Move:
-        def take(world: World) -> Done:
-            owners = [state.snapshot, *(past.snapshot for past in state.history)]
-            used = {
-                owner.split(b" ")[0].decode()
-                for snapshot in owners
-                for owner in fields(snapshot.get(keys.owners(world.job_id).encode())).values()
-            }
-            token = next(name for each in range(99) if (name := f"{self.name}.{each}") not in used)
-            taken = state.without_ticket(chunk).with_actor(at, Hand("took", chunk, token))
-            # No other actor can see that a ticket was taken, so the claim is the step.
-            return self._claim(world, taken, at)
+    def _is_offered(self, state: State) -> bool:
+        return state.snapshot.is_listed(self._fingerprint, quarantine=self.quarantine)
 
-        return Move(self.name, f"takes {chunk}", take)
+    def _ring(self, world: World, state: State) -> Done:
+        world.broker.jobs.ring("fp32", {QUEUE: self._fingerprint})
+        return state, "rings"
 
-    def _claim(self, world: World, state: State, at: int, *, lose: bool = False) -> Done:
+    def _hearing(self, state: State, at: int, *, lose: bool = False, follow: bool = False) -> Move:
+        def hear(world: World) -> Done:
+            if not self.quarantine:
+                world.hear()
+            return self._claim(world, state, at, self._new_token(world, state, at), lose=lose, follow=follow)
+
+        return Move(self.name, "hears a bell", hear, "lost answer" if lose else "")
+
+    def _new_token(self, world: World, state: State, at: int) -> str:
+        """A token that is in no content of Redis that may come back."""
         hand: Hand = state.actors[at]
-        claim = world.broker.jobs.claim(world.job_id, hand.chunk, hand.token, Claimant(self.name, MINE))
-        what = f"claim({hand.chunk}) → {claim.answer}"
+        used = {each.token for each in hand.held}
+        for snapshot in (state.snapshot, *(past.snapshot for past in state.history)):
+            used |= {key.rpartition(b":")[2].decode() for key in snapshot if key.startswith(keys.given("").encode())}
+            for view in world.views(snapshot):
+                used |= {owner.split(b" ")[0].decode() for owner in view.fields(keys.owners(view.job_id)).values()}
+        return next(name for each in range(99) if (name := f"{self.name}.{each}") not in used)
+
+    def _by(self) -> Claimant:
+        return Claimant(self.name, self._fingerprint, "fp32", quarantine=self.quarantine)
+
+    def _claim(
+        self, world: World, state: State, at: int, token: str, *, lose: bool = False, follow: bool = False
+    ) -> Done:
+        given = world.broker.jobs.next(QUEUE, token, self._by())
         if lose:
-            return state, what + ", and the answer is lost"
-        if claim.answer is not ClaimAnswer.OK:
-            return state.with_actor(at, Hand()), what
-        if claim.given_up is not None:
-            what += ", suspect"
-        return state.with_actor(at, replace(hand, doing="held", input=claim.input)), what
+            return state.with_actor(at, Hand("asks", token)), f"next({token}), and the answer is lost"
+        return self._taken(world, state, at, given, token, follow=follow)
+
+    def _gather(self, world: World, state: State, at: int) -> Done:
+        job = world.broker.jobs.status(world.job_id)
+        token = self._new_token(world, state, at)
+        return self._taken(world, state, at, world.broker.jobs.gather(job, token, self._by(), 10_000), token)
+
+    def _taken(self, world: World, state: State, at: int, given: Given, token: str, *, follow: bool = False) -> Done:
+        assert not given.unusable, given.unusable
+        world.forget_given(token)
+        hand: Hand = state.actors[at]
+        held = *hand.held, *(Held(each.job_id, each.chunk, each.token, each.input) for each in given.claims)
+        what = f"next({token}) → {[each.chunk for each in given.claims]}" + ", later" * given.later
+        what += ", suspect" * any(each.given_up is not None for each in given.claims)
+        return state.with_actor(at, Hand("holds", held=held) if held else Hand(polled=follow)), what
 
     def _completing(self, state: State, at: int, failed: int, *, lose: bool = False) -> Move:
         hand: Hand = state.actors[at]
+        each = hand.held[0]
 
         def complete(world: World) -> Done:
-            payload, report = result_of(hand.input, failed)
-            answer = world.broker.jobs.complete(world.job_id, hand.chunk, hand.token, payload, report, fingerprint=MINE)
-            what = f"complete({hand.chunk}, {report.failed} failed) → {answer}"
-            if lose:
-                return state, what + ", and the answer is lost"
-            after = Hand("issue", hand.chunk) if answer == "ok" else Hand()
-            return state.with_actor(at, after), what
+            value, report = result_of(each.input, failed, self._fingerprint)
+            answer = world.broker.jobs.complete(
+                each.job_id, each.chunk, each.token, value, report, fingerprint=self._fingerprint
+            )
+            what = f"complete({each.chunk}, {report.failed} failed) → {answer}"
+            return (state, what + ", and the answer is lost") if lose else (self._without(state, at), what)
 
-        return Move(self.name, f"completes {hand.chunk} {failed}", complete, "lost answer" if lose else "")
+        return Move(self.name, f"completes {each.chunk} {failed}", complete, "lost answer" if lose else "")
+
+    @staticmethod
+    def _without(state: State, at: int) -> State:
+        """The state once a worker has done with the first chunk that it holds."""
+        hand: Hand = state.actors[at]
+        return state.with_actor(at, Hand("holds", held=hand.held[1:]) if hand.held[1:] else Hand())
 
     def _renew(self, world: World, state: State, at: int) -> Done:
-        hand: Hand = state.actors[at]
-        answer = world.broker.jobs.renew(world.job_id, hand.chunk, hand.token)
+        each = state.actors[at].held[0]
+        answer = world.broker.jobs.renew(each.job_id, each.chunk, each.token)
         unwanted = answer in ("cancelled", "gone", "done")
-        return state.with_actor(at, Hand()) if unwanted else state, f"renew({hand.chunk}) → {answer}"
+        return self._without(state, at) if unwanted else state, f"renew({each.chunk}) → {answer}"
 
-    def _release(self, world: World, state: State, at: int) -> Done:
-        hand: Hand = state.actors[at]
-        gone = world.broker.jobs.release(world.job_id, hand.chunk, hand.token, delay_s=0)
-        # A worker that has to stop before a chunk's turn comes does the same: it sends the ticket on.
-        return state.with_actor(at, Hand("send", send=(hand.chunk,))), f"release({hand.chunk}) → {gone}"
-
-    def _go_on(self, world: World, state: State, at: int) -> Done:
-        hand: Hand = state.actors[at]
-        if hand.doing == "took":
-            return self._claim(world, state, at)
-        if hand.doing == "send":
-            return state.with_tickets(*hand.send).with_actor(at, Hand()), f"sends tickets {list(hand.send)}"
-        chunks = [each.chunk for each in world.broker.jobs.issue(world.job_id, QUEUE, hand.chunk)]
-        after = Hand("send", send=tuple(chunks)) if chunks else Hand()
-        return state.with_actor(at, after), f"issue → {chunks}"
+    def _release(self, world: World, state: State, at: int, delay_s: float, others_first_s: float) -> Done:
+        each = state.actors[at].held[0]
+        gone = world.broker.jobs.release(
+            each.job_id, each.chunk, each.token, delay_s=delay_s, others_first_s=others_first_s
+        )
+        return self._without(state, at), f"release({each.chunk}, {delay_s}, {others_first_s}) → {gone}"
 
     def _die(self, world: World, state: State, at: int, witnessed: bool) -> Done:
-        world.die(self.name, witnessed=witnessed)
+        if state.actors[at].doing == "idle" and not self.quarantine:
+            world.hear()  # the bell dies with it
+        world.die(self.name, witnessed=witnessed, quarantine=self.quarantine)
         return state.with_actor(at, Hand("dead")), "dies, and is seen to" if witnessed else "dies"
 
     def _start(self, world: World, state: State, at: int) -> Done:
-        world.beat(self.name)
+        world.beat(self.name, quarantine=self.quarantine)
         return state.with_actor(at, Hand()), "starts again"
 
 
 @lru_cache(maxsize=1000)
-def result_of(data: bytes, failed: int) -> tuple[bytes, Completed]:
+def result_of(data: bytes, failed: int, fingerprint: str = MINE) -> tuple[bytes, Completed]:
     """The result of an input whose first rows fail, and the report that goes with it."""
-    return encoded(data, range(failed))
+    return encoded(data, range(failed), fingerprint=fingerprint)
 
 
 Actor = Program | Worker

@@ -17,9 +17,10 @@ from unittest.mock import patch
 
 from embedctl.queueing.reaper import Reaper
 from embedctl.store.agenda import Agenda
-from embedctl.store.scripts import script_source
+from embedctl.store.scripts import _DISTRUST_S, _SUSPECT_S, script_source
 from embedctl.waiting.submission import Submission
 from embedctl.waiting.waiter import Waiter
+from tests.explorer.snapshots import LONG_S
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,15 @@ class Fault:
     walks: bool = False
 
 
+#: How long suspects and jobs rest after a death: in the explored world, until a step ends that.
+_PAUSES = f"{_SUSPECT_S * 1000}, {_DISTRUST_S * 1000}\n"
+
+
 def scripts_with(fault: Fault | None) -> Callable[[str], str]:
     """The text of each script by its name."""
 
     def source(name: str) -> str:
-        text = script_source(name)
+        text = script_source(name).replace(_PAUSES, f"{LONG_S * 1000:.0f}, {LONG_S * 1000:.0f}\n")
         for part in fault.parts if fault else ():
             if isinstance(part, InScript):
                 text = part.applied(text)
@@ -152,10 +157,30 @@ FAULTS: dict[str, Fault] = {
         _IN_VAIN,
         (InMethod(Waiter, "_check_stalled", "if now - self._stalled_since <= keys.PRODUCER_LEASE_S:", "if True:"),),
     ),
-    "an audit issues the chunks of an ended job": Fault(
+    "an audit offers the chunks of an ended job": Fault(
         "budget and audit",
-        "an ended job has no bookkeeping of issued chunks",
+        "an ended job has no bookkeeping of its chunks",
         (InScript("audit", "if ended then return {'ok', 0, 0, 0} end", ""),),
+    ),
+    "a chunk that is put back stays leased": Fault(
+        "leases",
+        "a chunk is leased, ready or suspect",
+        (InScript("prelude", "  redis.call('ZREM', leases, chunk)\n  redis.call('HDEL', owners, chunk)\n", ""),),
+    ),
+    "a job with chunks is not listed": Fault(
+        "budget",
+        "a job that has all its records ends",
+        (InScript("prelude", "  if as_usual then list(place, ARGV[1], place.left, since or now) end\n", ""),),
+    ),
+    "vectors of another model are taken": Fault(
+        "other models and rollback",
+        "the vectors of a job are those of one model",
+        (InScript("complete", "useless or (pinned and pinned ~= ARGV[3])", "useless"),),
+    ),
+    "a tenant gets back the work that it had": Fault(
+        "turns",
+        "a tenant's virtual time never goes back",
+        (InScript("complete", "(ARGV[8] - estimated)", "(0 - ARGV[8] - estimated)"),),
     ),
     # If no script schedules a look, that alone does no harm: the sweep mends it.
     "nobody looks after a job": Fault(

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from embedctl_config import keys, wire
 from tests.explorer.actors import Actor, Run
-from tests.explorer.snapshots import View, fields
+from tests.explorer.snapshots import TURNS, Snapshot, View, fields
 from tests.explorer.world import State, World
+from tests.support.store import QUEUE
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +20,21 @@ class Violation:
     seen: str
 
 
-def after_step(world: World, before: State, after: State, reopens: bool) -> Iterator[Violation]:
+def after_step(world: World, before: State, after: State, *, reopens: bool, goes_back: bool) -> Iterator[Violation]:
     """The violations after a step.
 
     Args:
         reopens: whether the step may reopen an ended job.
+        goes_back: whether Redis went back, or lost something.
     """
     yield from _lifetimes(world)
-    view = world.view(after.snapshot)
+    if not goes_back:
+        yield from _turns(world, before.snapshot, after.snapshot)
+    view, *others = world.views(after.snapshot)
+    for each in others:
+        yield from _states(each, False)
+        yield from _counts(each)
+        yield from _bookkeeping(each)
     yield from _limits(view)
     if not view.job:
         return
@@ -53,6 +61,33 @@ def after_step(world: World, before: State, after: State, reopens: bool) -> Iter
 def _lifetimes(world: World) -> Iterator[Violation]:
     if world.connection.bare:
         yield Violation("every key has a TTL", f"{world.connection.bare} have none")
+
+
+def _turns(world: World, before: Snapshot, after: Snapshot) -> Iterator[Violation]:
+    """What a tenant had never becomes less, but for an estimate that was too high."""
+    estimated = sum(
+        int(owner.split(b" ")[2])
+        for was, now in zip(world.views(before), world.views(after), strict=True)
+        for chunk, owner in was.fields(keys.owners(was.job_id)).items()
+        if chunk not in now.fields(keys.owners(now.job_id))
+    )
+    had, has = _had(before), _had(after)
+    levels = fields(after.get(TURNS + b"levels:" + QUEUE.encode()))
+    for (lane, tenant), work in had.items():
+        now = has.get((lane, tenant), float(levels.get(lane, 0)))
+        if now < work - estimated:
+            yield Violation("a tenant's virtual time never goes back", f"of {tenant.decode()}: {work}, then {now}")
+
+
+def _had(snapshot: Snapshot) -> dict[tuple[bytes, bytes], float]:
+    """Lane and tenant → the work that it had."""
+    had: dict[tuple[bytes, bytes], float] = {}
+    for key, packed in snapshot.items():
+        if key.startswith((TURNS + b"flows:", TURNS + b"served:")):
+            lane = key.split(b":")[3]
+            for tenant, work in fields(packed).items():
+                had[lane, tenant] = max(had.get((lane, tenant), 0.0), float(work))
+    return had
 
 
 def _limits(view: View) -> Iterator[Violation]:
@@ -136,22 +171,30 @@ def _bytes_of_results(view: View) -> Iterator[Violation]:
 
 
 def _bookkeeping(view: View) -> Iterator[Violation]:
-    due = {int(chunk) for chunk in view.fields(keys.due(view.job_id))}
+    leased, ready, suspects, owned, tried = (
+        {int(each.split(b":")[0]) for each in view.fields(key(view.job_id))}
+        for key in (keys.leases, keys.ready, keys.suspects, keys.owners, keys.attempts)
+    )
     if view.ended:
         yield from _bookkeeping_is_gone(view)
-    for chunk in due:
-        if view.result(chunk) is not None:
-            yield Violation("no finished chunk is due", f"chunk {chunk}")
-    for name in (keys.owners, keys.attempts, keys.reissues):
-        beyond = {int(each.split(b":")[0]) for each in view.fields(name(view.job_id))} - due
-        if beyond:
-            yield Violation("what is kept of a chunk is kept while it is due", f"{name.__name__} of {sorted(beyond)}")
+    if both := leased & (ready | suspects) | ready & suspects:
+        yield Violation("a chunk is leased, ready or suspect", f"chunks {sorted(both)} are two of these")
+    ready |= suspects
+    if leased != owned:
+        yield Violation("what is leased has one owner", f"leased {sorted(leased)}, owned {sorted(owned)}")
+    if done := [chunk for chunk in leased | ready if view.result(chunk) is not None]:
+        yield Violation("nobody is to encode what is done", f"chunks {done}")
+    if beyond := tried - leased - ready:
+        yield Violation("what is kept of a chunk is kept until it is done", f"attempts of {sorted(beyond)}")
+    models = {result.fingerprint for at in range(view.number("added")) if (result := view.result(at)) is not None}
+    if len(models) > 1:
+        yield Violation("the vectors of a job are those of one model", f"{len(models)} models")
 
 
 def _bookkeeping_is_gone(view: View) -> Iterator[Violation]:
-    for name in (keys.due, keys.owners, keys.attempts, keys.reissues):
-        if view.fields(name(view.job_id)):
-            yield Violation("an ended job has no bookkeeping of issued chunks", name.__name__)
+    for key in (keys.leases, keys.owners, keys.attempts, keys.ready, keys.suspects):
+        if view.fields(key(view.job_id)):
+            yield Violation("an ended job has no bookkeeping of its chunks", key(view.job_id))
 
 
 def _digests(view: View, state: State) -> Iterator[Violation]:
@@ -165,7 +208,12 @@ def _digests(view: View, state: State) -> Iterator[Violation]:
 
 def at_rest(world: World, state: State, actors: tuple[Actor, ...]) -> Iterator[Violation]:
     """The violations once all live actors have done what they can."""
-    view = world.view(state.snapshot)
+    view, *others = world.views(state.snapshot)
+    for each in others:
+        if not each.ended:
+            yield Violation("a job beside others ends", f"{each.state}")
+        yield from _memory(each)
+        yield from _every_record_once(each)
     for actor, known in zip(actors, state.actors, strict=True):
         if not known.is_over:
             yield Violation("nobody waits for what cannot come", f"{actor.name} waits, and the job is {view.state}")

@@ -75,14 +75,13 @@ class Machine:
         self._ends: dict[int, list[Violation]] = {}
         for actor in actors:
             if isinstance(actor, Worker):
-                world.beat(actor.name)
+                world.beat(actor.name, quarantine=actor.quarantine)
         snapshot = world.connection.look()
         view = world.view(snapshot)
         results = ((chunk, view.result(chunk)) for chunk in range(view.number("added")))
         self.first = State(
             snapshot=snapshot,
             texts=tuple((chunk, result.digest) for chunk, result in results if result is not None),
-            tickets=(),
             actors=tuple(actor.at_first() for actor in actors),
             left=tuple(sorted(left.items())),
         )
@@ -98,10 +97,8 @@ class Machine:
     def _time(self, state: State) -> Iterator[Move]:
         view = self.world.view(state.snapshot)
         if state.may("lapse"):
-            for chunk, score in sorted(view.fields(keys.due(view.job_id)).items()):
-                if not lies_in_the_past(score):
-                    what = f"chunk {int(chunk)} is due"
-                    yield _passing(state, what, partial(World.lapse, chunk=int(chunk)), "lapse")
+            for what, happen in self._lapses(state):
+                yield _passing(state, what, happen, "lapse")
             if view.text("sealed") == "1" and not view.ended and int(view.text("progressed_ms") or 0) > 1:
                 yield _passing(state, "the last progress is long ago", World.grow_old, "lapse")
         holder = view.string(keys.producer(view.job_id))
@@ -115,10 +112,33 @@ class Machine:
                     yield Move("redis", f"loses the result of {index}", self._losing(state, index), "lost result")
         if state.may("rollback"):
             for back, past in enumerate(reversed(state.history), 1):
-                yield Move("redis", f"goes back {back}", self._going_back(state, past, True, back), "rollback")
-                if past.tickets != state.tickets:
-                    without = self._going_back(state, past, False, back)
-                    yield Move("redis", f"goes back {back}, not its tickets", without, "rollback")
+                yield Move("redis", f"goes back {back}", self._going_back(state, past, back), "rollback")
+        if state.may("lost bells") and state.snapshot.bells:
+            yield _passing(state, "the bells are lost", World.lose_bells, "lost bells")
+
+    def _lapses(self, state: State) -> Iterator[tuple[str, Callable[[World], None]]]:
+        """Each time that may come to be past: what that is, and how it happens."""
+        for view in self.world.views(state.snapshot):
+            for key, what in (
+                (keys.leases, "the lease of {} lapses"),
+                (keys.ready, "{} may be taken again"),
+                (keys.suspects, "{} may be taken again"),
+            ):
+                for chunk, score in sorted(view.fields(key(view.job_id)).items()):
+                    if not lies_in_the_past(score):
+                        yield what.format(int(chunk)), partial(World.lapse, key=key(view.job_id), chunk=chunk)
+            for name, facts in sorted(view.fields(keys.attempts(view.job_id)).items()):
+                instance, _, until_ms = facts.partition(b" ")
+                if name.endswith(b":not") and not lies_in_the_past(until_ms):
+                    again = partial(World.let_again, job_id=view.job_id, field=name, instance=instance)
+                    yield f"{name.decode()} is over", again
+            if view.number("distrusted_ms") > 1:
+                yield "the job is trusted again", partial(World.trust, job_id=view.job_id)
+        given = keys.given("").encode()
+        for name in sorted(state.snapshot):
+            if name.startswith(given):
+                token = name.removeprefix(given).decode()
+                yield f"what {token} was given is forgotten", partial(World.forget_given, token=token)
 
     def _lives(self, state: State, token: str) -> bool:
         return any(actor.holds(known) == token for actor, known in zip(self.actors, state.actors, strict=True))
@@ -130,13 +150,10 @@ class Machine:
 
         return do
 
-    def _going_back(self, state: State, past: Past, tickets: bool, back: int) -> Callable[[World], tuple[State, str]]:
+    def _going_back(self, state: State, past: Past, back: int) -> Callable[[World], tuple[State, str]]:
         def do(world: World) -> tuple[State, str]:
             world.connection.put(past.snapshot)
-            after = replace(state, texts=past.texts, history=(), went_back=True)
-            if tickets:
-                after = replace(after, tickets=past.tickets)
-            return after, f"goes back {back} writes" + ("" if tickets else ", the tickets stay")
+            return replace(state, texts=past.texts, history=(), went_back=True), f"goes back {back} writes"
 
         return do
 
@@ -156,10 +173,10 @@ class Machine:
         after = replace(after, snapshot=snapshot, texts=texts)
         if move.fault:
             after = after.spend(move.fault)
-        if after.may("rollback") and move.who != "redis" and (changed or after.tickets != state.tickets):
-            before = Past(state.snapshot, state.texts, state.tickets)
+        if after.may("rollback") and move.who != "redis" and changed:
+            before = Past(state.snapshot, state.texts)
             after = replace(after, history=(*state.history, before)[-self._history :])
-        wrong = list(after_step(world, state, after, self._reopens(move, what)))
+        wrong = list(after_step(world, state, after, reopens=self._reopens(move, what), goes_back=move.who == "redis"))
         return after, f"{move.who}: {what}", wrong
 
     @staticmethod
@@ -230,24 +247,21 @@ class Machine:
 
     def _mark(self, state: State) -> object:
         runs = tuple((each.runs, each.phase) if isinstance(each, Run) else each.key for each in state.actors)
-        return state.snapshot.canonical, state.tickets, runs
+        return state.snapshot.canonical, runs
 
     @staticmethod
     def _awake(state: State) -> State:
-        if not any(isinstance(each, Run) and each.polled for each in state.actors):
+        if not any(each.polled for each in state.actors):
             return state
-        actors = tuple(
-            replace(each, polled=False) if isinstance(each, Run) and each.polled else each for each in state.actors
-        )
-        return replace(state, actors=actors)
+        return replace(state, actors=tuple(replace(each, polled=False) for each in state.actors))
 
     def _time_passes(self, state: State) -> State:
         world = self.world
         world.clock += _ROUND_S
         world.connection.put(state.snapshot)
         view = world.view(state.snapshot)
-        for chunk in view.fields(keys.due(view.job_id)):
-            world.lapse(int(chunk))
+        for _, happen in list(self._lapses(state)):
+            happen(world)
         holder = view.string(keys.producer(view.job_id))
         if holder is not None and not self._lives(state, holder.decode()):
             world.end_producer_lease()

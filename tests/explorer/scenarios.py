@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from embedctl.store import Claimant, JobStatus
+from embedctl.store import JobStatus
 from embedctl_config.tenants import TenantEntry
 from tests.explorer import bodies
 from tests.explorer.actors import Actor, Body, Program, Worker, result_of
@@ -16,7 +16,7 @@ from tests.explorer.bodies import corpus
 from tests.explorer.faults import Fault, in_client_code, scripts_with
 from tests.explorer.machine import Machine
 from tests.explorer.world import State, World, a_world
-from tests.support.store import MINE, QUEUE, add
+from tests.support.store import MINE, OTHER, add, claim, new_job
 
 #: A text that leaves no room for another.
 LONG = "x" * 600
@@ -72,10 +72,11 @@ def _reaper(name: str = "reaper", *, only_fair: bool = False, always_sweeps: boo
     """
 
     def needed(world: World, state: State) -> tuple[str, ...]:
-        view = world.view(state.snapshot)
-        if not view.in_agenda:
-            return ("sweeps",) if view.is_active else ()
-        return ("looks", "sweeps") if always_sweeps and view.is_active else ("looks",)
+        views = world.views(state.snapshot)
+        active = any(view.is_active for view in views)
+        if not any(view.in_agenda for view in views):
+            return ("sweeps",) if active else ()
+        return ("looks", "sweeps") if always_sweeps and active else ("looks",)
 
     return Program(
         name,
@@ -134,7 +135,7 @@ def _limited_with_failures(world: World) -> None:
 
 
 def _submitted(world: World) -> None:
-    """A sealed job of two chunks whose tickets were never sent."""
+    """A sealed job of two chunks that nobody had."""
     for chunk in range(2):
         add(world.broker, world.job_id, chunk)
     world.broker.jobs.seal(world.job_id, 2)
@@ -142,13 +143,13 @@ def _submitted(world: World) -> None:
 
 def _encode(world: World, *failed: int, first: int = 0) -> None:
     """Encode the chunks from `first` on. So many records of each fail."""
-    jobs = world.broker.jobs
-    jobs.issue(world.job_id, QUEUE)
     for chunk, failures in enumerate(failed, first):
         token = f"t{chunk}"
-        claim = jobs.claim(world.job_id, chunk, token, Claimant("before", MINE))
-        payload, report = result_of(claim.input, failures)
-        assert jobs.complete(world.job_id, chunk, token, payload, report, fingerprint=MINE) == "ok"
+        found = claim(world.broker, world.job_id, chunk, token, instance="before")
+        assert found is not None
+        world.forget_given(token)
+        payload, report = result_of(found.input, failures)
+        assert world.broker.jobs.complete(world.job_id, chunk, token, payload, report, fingerprint=MINE) == "ok"
 
 
 def _ended_with_failures(world: World) -> None:
@@ -164,6 +165,12 @@ def _retried(world: World) -> None:
         assert world.broker.jobs.retry(world.job_id, chunk, 2 + chunk, "before") == 1
     world.broker.jobs.seal(world.job_id, 4)
     _encode(world, 0, 1, first=2)
+
+
+def _beside_others(world: World) -> None:
+    """Two jobs of other tenants in other lanes wait beside the job."""
+    for tenant, lane in (("small", "interactive"), ("slow", "background")):
+        world.others.append(new_job(world.broker, chunks=2, tenant=tenant, lane=lane))
 
 
 def _repairer() -> Program:
@@ -200,7 +207,7 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     # A budget runs out while the reaper is about to audit the job.
     "budget and audit": Scenario(
-        lambda: (Worker("w1", fails=(0, 1)), _reaper(), _canceller()),
+        lambda: (Worker("w1", fails=(0, 1), gathers=True), _reaper(), _canceller()),
         left={"lapse": 1},
         job={"max_errors": 0},
         prepare=_submitted,
@@ -289,6 +296,28 @@ SCENARIOS: dict[str, Scenario] = {
         lambda: (_producer("a"), Worker("w1", releases=True), Worker("w2"), _reaper()),
         left={"death": 1, "lapse": 2, "lost answer": 1},
     ),
+    # Bells and answers to them are lost. Workers take several chunks at once, and not those of another's model.
+    "bells": Scenario(
+        lambda: (_producer("a", "b"), Worker("w1", gathers=True), Worker("w2", fingerprint=OTHER), _reaper()),
+        left={"death": 1, "lapse": 1, "lost answer": 2, "lost bells": 2},
+    ),
+    "other models and rollback": Scenario(
+        lambda: (Worker("w1", releases=True), Worker("w2", fingerprint=OTHER), _reaper()),
+        left={"rollback": 1, "lapse": 1, "lost bells": 1},
+        prepare=_submitted,
+    ),
+    # What killed a worker is given to quarantine, while there is one.
+    "quarantine": Scenario(
+        lambda: (Worker("w1", gathers=True), Worker("w2"), Worker("q", quarantine=True), _reaper()),
+        left={"death": 2, "lapse": 2, "lost answer": 1},
+        prepare=_submitted,
+    ),
+    # Jobs of several tenants take turns in their lanes.
+    "turns": Scenario(
+        lambda: (_producer("a"), Worker("w1", fails=(0, 1), gathers=True), Worker("w2", releases=True), _reaper()),
+        left={"death": 1, "lapse": 1, "lost answer": 1, "lost bells": 1},
+        prepare=_beside_others,
+    ),
     # A job is stopped while its producer submits it, or resumes it, and workers still hold its chunks.
     "stop": Scenario(
         lambda: (_producer("a", "b", runs=3), Worker("w1", fails=(0, 1)), _reaper(), _stopper(runs=2), _waiter()),
@@ -351,8 +380,9 @@ def _everybody() -> tuple[Actor, ...]:
     others = {"changed": ("a", "b", "y"), "longer": ("a", "b", "c", "d"), "shorter": ("a", "b")}
     return (
         _producer("a", "b", "c", runs=3, others=others),
-        Worker("w1", fails=(0, 0, 1), releases=True),
+        Worker("w1", fails=(0, 0, 1), releases=True, gathers=True),
         Worker("w2", fails=(0, 0, 2), releases=True),
+        Worker("q", quarantine=True),
         _reaper(),
         _retrier(runs=2),
         _retrier("other"),
@@ -363,17 +393,17 @@ def _everybody() -> tuple[Actor, ...]:
 
 #: Large worlds, for random walks.
 SCENARIOS["everybody and a canceller"] = Scenario(
-    lambda: (*_everybody(), _canceller()), left={"death": 2, "lapse": 3, "lost answer": 1}
+    lambda: (*_everybody(), _canceller()), left={"death": 2, "lapse": 3, "lost answer": 2, "lost bells": 1}
 )
 SCENARIOS["everybody with a budget"] = Scenario(
-    _everybody, left={"death": 2, "lapse": 3, "lost answer": 1}, job={"max_errors": 2}
+    _everybody, left={"death": 2, "lapse": 3, "lost answer": 2, "lost bells": 1}, job={"max_errors": 2}
 )
 SCENARIOS["everybody and an older Redis"] = Scenario(
-    _everybody, left={"death": 2, "lapse": 4, "lost answer": 1, "rollback": 2}, history=12
+    _everybody, left={"death": 2, "lapse": 4, "lost answer": 2, "lost bells": 1, "rollback": 2}, history=12
 )
 SCENARIOS["everybody within limits"] = Scenario(
     lambda: (*_everybody(), _stopper()),
-    left={"death": 2, "lapse": 4, "lost answer": 1, "rollback": 1},
+    left={"death": 2, "lapse": 4, "lost answer": 2, "lost bells": 1, "rollback": 1},
     prepare=_limited,
     history=8,
 )

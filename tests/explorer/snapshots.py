@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from embedctl.store.connection import Connection
 from embedctl_config import keys, wire
 from embedctl_config.settings import Settings
+from tests.support.store import QUEUE
 
 
 class Snapshot(dict[bytes, bytes]):
@@ -21,27 +22,53 @@ class Snapshot(dict[bytes, bytes]):
     @cached_property
     def canonical(self) -> tuple[Any, ...]:
         """The part that decides how things go on. Two snapshots that no actor can tell apart are equal here."""
-        told = []
-        for key in sorted(self):
-            if not key.startswith(_UNTOLD) and not key.endswith(b":cursors"):
-                parts = key.split(b":")
-                name = "job" if len(parts) == 3 and parts[1] == b"job" else parts[-1].decode()
-                told.append((key, _canonical(name, self[key])))
-        return tuple(told)
+        told = [key for key in sorted(self) if not key.startswith(_UNTOLD) and not key.endswith(b":cursors")]
+        return tuple((key, _canonical(_name_of(key), self[key])) for key in told)
+
+    @property
+    def bells(self) -> int:
+        """How many bells wait."""
+        return int(self.get(QUEUE.encode(), b"l0")[1:])
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether there is a live worker in quarantine."""
+        return any(not lies_in_the_past(at) for at in fields(self.get(keys.queue_quarantine(QUEUE).encode())).values())
+
+    def is_listed(self, fingerprint: str, *, quarantine: bool = False) -> bool:
+        """Whether a job is listed that a worker can take."""
+        apart = ("apart:",) if quarantine else ("",) if self.is_guarded else ("", "apart:")
+        kinds = tuple(
+            f":{QUEUE}:{each}fp32/{wire.VERSION}:{of}".encode() for each in apart for of in (fingerprint, "*")
+        )
+        return any(key.startswith(TURNS + b"flows:") and key.endswith(kinds) for key in self)
 
 
+TURNS = b"embed:turns:"
 #: Prefixes of keys that no decision in the explored world depends on.
-_UNTOLD = (b"embed:worker:", b"embed:machine:", b"embed:birth", b"embed:jobs")
+_UNTOLD = (
+    *(b"embed:worker:", b"embed:machine:", b"embed:birth", b"embed:jobs"),
+    *(TURNS + b"levels:", TURNS + b"bells"),
+)
 
-#: Leases and re-issues of the explored world (seconds). They are long because time passes only in explicit steps.
+
+def _name_of(key: bytes) -> str:
+    parts = key.split(b":")
+    if key.startswith(TURNS):
+        return "turns"
+    return "job" if len(parts) == 3 and parts[1] == b"job" else parts[-1].decode()
+
+
+#: Leases and delays of the explored world (seconds). They are long because time passes only in explicit steps.
 LONG_S = 1_000_000.0
 _PAST = 1_000_000_000_000  # ms since 1970; every real time is later
 #: The time of the reaper's next look at a job, as snapshots store it (ms).
 NOW, LATER = 1, 8 * 10**15
 
-# Each value becomes one string: `s` and the bytes, or `h`/`z` and items as `length:bytes`. Keys without a TTL are
-# reported. The others get a long TTL, so that only a step can make them expire. Streams are left alone: no decision
-# depends on them. Of the reaper's next look at a job, only "now or later" matters, so only that is kept.
+# Each value becomes one string: `s` and the bytes, or `h`/`z`/`e` (a set) and items as `length:bytes`, or `l` and the
+# number of bells. Keys without a TTL are reported, but a queue has none. The others get a long TTL, so that only a step
+# can make them expire. Streams are left alone: no decision depends on them. Of the reaper's next look at a job, only
+# "now or later" matters, so only that is kept.
 _DUMP = f"""
 local out, bare = {{}}, {{}}
 local time = redis.call('TIME')
@@ -52,15 +79,21 @@ for each = 1, #jobs, 2 do
 end
 """
 _DUMP += """
-for _, key in ipairs(redis.call('KEYS', 'embed:*')) do
-  if redis.call('PTTL', key) < 0 then bare[#bare + 1] = key else redis.call('PEXPIRE', key, 86400000) end
+for _, key in ipairs(redis.call('KEYS', 'embed*')) do
   local kind = redis.call('TYPE', key).ok
+  if kind ~= 'list' and redis.call('PTTL', key) < 0 then bare[#bare + 1] = key
+  else redis.call('PEXPIRE', key, 86400000) end
   if kind == 'string' then
     out[#out + 1] = key
     out[#out + 1] = 's' .. redis.call('GET', key)
+  elseif kind == 'list' then
+    out[#out + 1] = key
+    out[#out + 1] = 'l' .. redis.call('LLEN', key)
   elseif kind ~= 'stream' then
-    local items = kind == 'hash' and redis.call('HGETALL', key) or redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
-    local packed = {kind == 'hash' and 'h' or 'z'}
+    local items = kind == 'hash' and redis.call('HGETALL', key) or kind == 'set' and redis.call('SMEMBERS', key)
+      or redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
+    if kind == 'set' then table.sort(items) end
+    local packed = {kind == 'hash' and 'h' or kind == 'set' and 'e' or 'z'}
     for at, item in ipairs(items) do packed[at + 1] = #item .. ':' .. item end
     out[#out + 1] = key
     out[#out + 1] = table.concat(packed)
@@ -75,6 +108,8 @@ for at = 1, #ARGV, 2 do
   local kind = packed:sub(1, 1)
   if kind == 's' then
     redis.call('SET', key, packed:sub(2), 'PX', 86400000)
+  elseif kind == 'l' then
+    for _ = 1, tonumber(packed:sub(2)) do redis.call('LPUSH', key, 'bell') end
   elseif kind ~= '' then
     local items, from = {}, 2
     while from <= #packed do
@@ -83,7 +118,8 @@ for at = 1, #ARGV, 2 do
       items[#items + 1] = packed:sub(colon + 1, colon + size)
       from = colon + size + 1
     end
-    for each = 1, #items, 2 do
+    if kind == 'e' then redis.call('SADD', key, unpack(items)) end
+    for each = 1, kind == 'e' and 0 or #items, 2 do
       if kind == 'h' then redis.call('HSET', key, items[each], items[each + 1])
       else redis.call('ZADD', key, items[each + 1], items[each]) end
     end
@@ -186,10 +222,10 @@ def fields(packed: bytes | None) -> dict[bytes, bytes]:
 
 #: Informative fields of a job's hash. Comparing them would make every state a different one.
 _TELLING = {
-    b"claims", b"lapsed", b"refused", b"deaths", b"tokens", b"created_ms", b"mismatch", b"trouble", b"pinned_by",
+    b"claims", b"lapsed", b"refused", b"deaths", b"tokens", b"work", b"created_ms", b"trouble", b"pinned_by",
     b"options", b"truncated",
 }  # fmt: skip
-_TIMES = {b"progressed_ms", b"started_ms", b"ended_ms"}
+_TIMES = {b"progressed_ms", b"started_ms", b"ended_ms", b"distrusted_ms"}
 
 
 def lies_in_the_past(score: bytes | float, now_ms: float | None = None) -> bool:
@@ -200,9 +236,15 @@ def lies_in_the_past(score: bytes | float, now_ms: float | None = None) -> bool:
 @lru_cache(maxsize=200_000)
 def _canonical(name: str, packed: bytes) -> Any:
     kind = packed[:1]
-    if kind == b"s":
-        return packed
+    if kind in (b"s", b"l"):
+        return packed if kind == b"s" else True  # how many bells there are matters little
+    if kind == b"e":
+        return tuple(items(packed))
     known = fields(packed)
+    if name == "turns":
+        return tuple(sorted(known, key=lambda each: (float(known[each]), each)))
+    if name == "owners":
+        return tuple(sorted((chunk, *facts.split(b" ")[:2], *facts.split(b" ")[3:]) for chunk, facts in known.items()))
     if name == "job":
         return tuple(
             sorted(
@@ -212,19 +254,20 @@ def _canonical(name: str, packed: bytes) -> Any:
             )
         )
     if name == "attempts":
-        return tuple(
-            sorted((chunk, _deaths(facts) if chunk.endswith(b":deaths") else 1) for chunk, facts in known.items())
-        )
-    if name == "reissues":
-        return tuple(sorted(known))
+        return tuple(sorted((chunk, _attempts(chunk, facts)) for chunk, facts in known.items()))
     if kind == b"z":
         return tuple(sorted((member, lies_in_the_past(score)) for member, score in known.items()))
     return tuple(sorted(known.items()))
 
 
-def _deaths(facts: bytes) -> tuple[str, int]:
-    known = json.loads(facts)
-    return known["rows"], min(known["unnamed"], 4)
+def _attempts(chunk: bytes, facts: bytes) -> Any:
+    if chunk.endswith(b":deaths"):
+        known = json.loads(facts)
+        return known["rows"], min(known["unnamed"], 4)
+    if chunk.endswith(b":not"):
+        instance, until_ms = facts.split(b" ")
+        return instance.decode(), int(not lies_in_the_past(until_ms))
+    return "", 1
 
 
 #: What stands for the result of such a chunk.

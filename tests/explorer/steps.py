@@ -8,9 +8,8 @@ list of its answers. That state can be kept, compared and returned to. The code 
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
 from functools import partial
@@ -159,7 +158,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, JobStatus):
         return f"{value.state} {value.done}+{value.failed}/{value.records}"
     if isinstance(value, ActiveJob):
-        return f"{value.state}, {value.issued} of {value.chunks} issued" + ", abandoned" * value.abandoned
+        return f"{value.state}, {value.chunks} chunks" + ", abandoned" * value.abandoned
     if isinstance(value, tuple | list):
         return "[" + ", ".join(map(_shown, value)) + "]"
     if isinstance(value, bytes):
@@ -235,22 +234,9 @@ def _stepped_agenda(real: Agenda, recorder: Recorder, broker: Broker) -> Agenda:
             return None  # nothing is asked
         return recorder.call(name.strip("_"), getattr(real, name), *args, **named)
 
-    for name in ("due", "look_at", "leave_out", "forget", "_slice", "_facts_of", "_live", "_put"):
+    for name in ("due", "look_at", "leave_out", "forget", "_slice", "_facts_of", "_put"):
         setattr(agenda, name, partial(step, name))
     return agenda
-
-
-class _NoHeads:
-    """Queues that do not reveal their remaining tickets: in the explored world, tickets may be lost at any time."""
-
-    def __init__(self, connection: Connection) -> None:
-        pass
-
-    def taken_before(self, queues: Iterable[str], now_ms: int) -> dict[str, int]:
-        return dict.fromkeys(queues, 1 << 53)
-
-    def standing_still(self, queues: Iterable[str]) -> None:
-        pass
 
 
 class _NobodyAsks:
@@ -262,42 +248,18 @@ class _NobodyAsks:
     def serving(self, hardware: str, model: str, **_: object) -> int:
         return 1
 
-
-class _Tickets:
-    def __init__(self, recorder: Recorder, send: Callable[[list[int]], None]) -> None:
-        self._recorder, self._send = recorder, send
-        self.process = os.getpid()
-
-    def prepare(self) -> None:
-        pass
-
-    def send(self, queue: str, job_id: str, chunks: list[int], **facts: Any) -> None:
-        if chunks:
-            self._recorder.call("send tickets", lambda _, sent: self._send(sent), "", chunks)
-
-    def written(self, queue: str, job_id: str, chunks: list[int], **facts: Any) -> list[int]:
-        return chunks
-
-    def forward(self, tickets: list[int]) -> None:
-        self.send("", "", tickets)
-
-    def close(self) -> None:
-        pass
+    def is_quiet(self, job: JobStatus) -> bool:
+        return False
 
 
-def stepped_broker(real: Broker, recorder: Recorder, send: Callable[[list[int]], None]) -> Broker:
-    """A broker for code that runs step by step.
-
-    Args:
-        send: called with the chunks whose tickets are sent.
-    """
+def stepped_broker(real: Broker, recorder: Recorder) -> Broker:
+    """A broker for code that runs step by step."""
     jobs: Any = _SteppedJobs(real.jobs, recorder)
     upkeep: Any = _SteppedUpkeep(real.upkeep, recorder, real)
     workers: Any = _NobodyAsks()
     broker = Broker(real.settings, real.connection, jobs, workers, upkeep)
     broker.__dict__["drains"] = _SteppedDrains(real.drains, recorder)
     broker.__dict__["quotas"] = _Stepped(real.quotas, recorder)
-    broker.__dict__["_tickets"] = _Tickets(recorder, send)
     return broker
 
 
@@ -335,7 +297,6 @@ def no_time_of_its_own(recorder: Recorder) -> Iterator[None]:
             ("tests.explorer.bodies.secrets", dice),
             ("embedctl.waiting.submission.Lease", _NoLease),
             ("embedctl.jobs.enqueue._begun", lambda broker, options, ahead: broker.jobs.status(options.resume)),
-            ("embedctl.queueing.reaper.Heads", _NoHeads),
             ("embedctl.queueing.reaper.Reaper.round", lambda reaper, *args, **named: None),
             ("embedctl.queueing.reaper.Reaper.rest", lambda reaper, *args, **named: None),
         ]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from embedctl.queueing.broker import Broker
+from embedctl.queueing.reaper import end_leases
 from embedctl.store import JobStore, Upkeep, WorkerRegistry
 from embedctl_config import keys
 from embedctl_config.hardware import HardwareClass
@@ -29,7 +30,6 @@ class Past:
 
     snapshot: Snapshot
     texts: Texts
-    tickets: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,6 @@ class State:
     """A moment.
 
     Attributes:
-        tickets: chunks whose tickets wait in the queue.
         actors: what each actor knows.
         left: fault → how often it may still happen.
         history: earlier contents of Redis, the newest last; kept while Redis may still go back.
@@ -47,7 +46,6 @@ class State:
 
     snapshot: Snapshot
     texts: Texts
-    tickets: tuple[int, ...]
     actors: tuple[Any, ...]
     left: tuple[tuple[str, int], ...]
     history: tuple[Past, ...] = ()
@@ -61,10 +59,9 @@ class State:
             (
                 self.snapshot.canonical,
                 self.texts,
-                self.tickets,
                 tuple(actor.key for actor in self.actors),
                 self.left,
-                tuple((past.snapshot.canonical, past.tickets) for past in self.history),
+                tuple(past.snapshot.canonical for past in self.history),
                 self.lost,
                 self.went_back,
             )
@@ -81,45 +78,51 @@ class State:
     def with_actor(self, at: int, actor: Any) -> State:
         return replace(self, actors=(*self.actors[:at], actor, *self.actors[at + 1 :]))
 
-    def with_tickets(self, *chunks: int) -> State:
-        """The state with more tickets. A third ticket for the same chunk makes no difference, so it is dropped."""
-        tickets = list(self.tickets)
-        for chunk in chunks:
-            if tickets.count(chunk) < 2:
-                tickets.append(chunk)
-        return replace(self, tickets=tuple(sorted(tickets)))
-
-    def without_ticket(self, chunk: int) -> State:
-        tickets = list(self.tickets)
-        tickets.remove(chunk)
-        return replace(self, tickets=tuple(tickets))
-
 
 @dataclass
 class World:
-    """The store under exploration, with one job in it."""
+    """The store under exploration, with one job in it that the actors work on, and perhaps others beside it."""
 
     broker: Broker
     connection: ExplorerConnection
     recorder: Recorder
     job_id: str
+    others: list[str] = field(default_factory=list)
     stepped: Broker = field(init=False)
-    sent: list[int] = field(default_factory=list)
     clock: float = 1000.0
 
     def __post_init__(self) -> None:
-        self.stepped = stepped_broker(self.broker, self.recorder, self.sent.extend)
+        self.stepped = stepped_broker(self.broker, self.recorder)
 
     def view(self, snapshot: Snapshot) -> View:
         return View(snapshot, self.job_id)
 
-    def lapse(self, chunk: int) -> None:
-        """Make a chunk overdue: move its due time into the past."""
-        self._do("zadd", keys.due(self.job_id), {str(chunk): 1}, xx=True)
+    def views(self, snapshot: Snapshot) -> list[View]:
+        """The job's part of a snapshot, then those of the others."""
+        return [View(snapshot, job_id) for job_id in (self.job_id, *self.others)]
+
+    def lapse(self, key: str, chunk: bytes) -> None:
+        """Move the end of a chunk's lease, or the time when it may be taken again, into the past."""
+        self._do("zadd", key, {chunk: 1}, xx=True)
+
+    def let_again(self, job_id: str, field: bytes, instance: bytes) -> None:
+        """Let the time pass for which a worker leaves a chunk to others."""
+        self._do("hset", keys.attempts(job_id), field, instance + b" 1")
+
+    def forget_given(self, token: str) -> None:
+        """Nobody asks with this token again, or too late."""
+        self._do("delete", keys.given(token))
+
+    def hear(self) -> None:
+        """Take a bell, if there is one."""
+        self._do("rpop", QUEUE)
+
+    def lose_bells(self) -> None:
+        self._do("delete", QUEUE)
 
     def come_up(self) -> None:
-        """Make the reaper's next look at the job due now."""
-        self._do("zadd", keys.UPKEEP, {self.job_id: NOW}, xx=True)
+        """Make the reaper's next look at each job due now."""
+        self._do("zadd", keys.UPKEEP, dict.fromkeys((self.job_id, *self.others), NOW), xx=True)
 
     def grow_old(self) -> None:
         """Make the job's last progress long past."""
@@ -131,21 +134,26 @@ class World:
     def end_producer_lease(self) -> None:
         self._do("delete", keys.producer(self.job_id))
 
-    def beat(self, instance: str) -> None:
+    def trust(self, job_id: str) -> None:
+        """Let the time pass for which a job is distrusted after a death."""
+        self._do("hset", keys.job(job_id), "distrusted_ms", 1)
+
+    def beat(self, instance: str, *, quarantine: bool) -> None:
         """Let a worker begin. A new process is a new instance, so a report of the old one's death stays true."""
         self._do("delete", keys.died(instance))
-        self.broker.workers.beat(row(instance))
-        self.broker.upkeep.agenda.wake([QUEUE])
-        self._lives_until(instance, self.connection.now_ms() + LONG_S * 3000)
+        self.broker.workers.beat(row(instance, quarantine=quarantine))
+        self._lives_until(instance, self.connection.now_ms() + LONG_S * 3000, quarantine)
 
-    def die(self, instance: str, *, witnessed: bool) -> None:
-        """Let a worker die. Others know only that it is silent or, if witnessed, that it died."""
-        self._lives_until(instance, 1)
+    def die(self, instance: str, *, witnessed: bool, quarantine: bool) -> None:
+        """Let a worker die. Others know only that it is silent or, if witnessed, that it died: then they end its
+        leases."""
+        self._lives_until(instance, 1, quarantine)
         if witnessed:
             self._do("set", keys.died(instance), "dead", px=10**8)
+            end_leases(self.broker, {instance}, [])
 
-    def _lives_until(self, instance: str, at_ms: float) -> None:
-        for members in (keys.WORKERS, keys.queue_workers(QUEUE)):
+    def _lives_until(self, instance: str, at_ms: float, quarantine: bool) -> None:
+        for members in (keys.WORKERS, keys.queue_quarantine(QUEUE) if quarantine else keys.queue_workers(QUEUE)):
             self._do("zadd", members, {instance: at_ms})
 
     def _do(self, command: str, *args: Any, **options: Any) -> None:
@@ -174,7 +182,7 @@ def a_world(
         model="dummy",
         lease_s=LONG_S,
         # The high water mark is given, because Redis is not to be asked for its maxmemory.
-        limits=Limits(**{"reissue_s": LONG_S * 2, "high_water_bytes": 2**28, **limits}),
+        limits=Limits(**{"high_water_bytes": 2**28, **limits}),
     )
     connection = ExplorerConnection(known, scripts)
     recorder = Recorder()

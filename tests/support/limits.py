@@ -1,6 +1,6 @@
 """Other limits than users have: for settings of this process, and for processes that it starts.
 
-Variables tell a process, such as LIMIT_WINDOW=2. Forks read them, and so does a new Python with the variables of
+Variables tell a process, such as LIMIT_PART_RECORDS=20. Forks read them, and so does a new Python with the variables of
 :func:`tests.support.processes.before_all_else`.
 """
 

@@ -21,7 +21,6 @@ CONFIG = Path(__file__).parents[2] / "config" / "embedctl_config" / "redis.conf"
 
 #: Short times, so that a wait for a lease takes only a second in tests.
 QUICK = {"lease_s": 1.0}
-QUICK_LIMITS = {"reissue_s": 1.0}
 
 #: Hardware classes for tests: without a model, and as slow as a test needs.
 CLASSES = {

@@ -10,8 +10,6 @@ from typing import Any
 
 from embedctl import Job, enqueue_embeddings
 from embedctl.queueing.broker import Broker
-from embedctl.queueing.tickets import Ticket
-from embedctl_config import keys, wire
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
@@ -19,6 +17,7 @@ from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.encoding.known_good import KnownGood
 from embedctl_workers.serving.metrics import Metrics
 from embedctl_workers.serving.runner import ChunkRunner
+from tests.support.store import QUEUE, bring_forward
 from tests.support.waiting import PATIENCE_S
 
 ENTRY = HardwareClass(backend="dummy")
@@ -35,7 +34,7 @@ class Rig:
     """A runner in this process, and its counters.
 
     Attributes:
-        gathers: whether it encodes small chunks that wait in the queue with the one that it is told to.
+        gathers: whether it encodes small chunks that wait in the queue with the one whose turn it is.
     """
 
     broker: Broker
@@ -50,26 +49,27 @@ class Rig:
         entry = replace(ENTRY, prefetch=1)  # else a chunk that is alone here is taken for the only one that waits
         self.runner = ChunkRunner(self.broker, entry, {"dummy": encoder}, "me", self.metrics)
         if not self.gathers:
-            self.runner._gathering.candidates = lambda claimed: []  # type: ignore[method-assign]
+            self.runner._gathered = lambda claimed: []  # type: ignore[method-assign]
         self.left: list[int] = []
         self.runner.leave = self.left.append
 
     def submit(self, texts: Sequence[str] = TEXTS) -> Job:
         return enqueue_embeddings(list(texts), settings=self.settings)
 
-    def run(self, job: Job, chunk: int = 0, **facts: Any) -> None:
-        self.runner.run(
-            "dummy", Ticket(keys.queue("dummy", "dummy"), job.id, chunk, {"version": wire.VERSION, **facts})
-        )
+    def run(self, job: Job | None = None, chunk: int = 0) -> str:
+        """Answer one bell: encode the chunk whose turn it is. With a job, it is made the turn of that chunk."""
+        if job is not None:
+            bring_forward(self.broker, job.id, chunk)
+        return self.runner.run("dummy", QUEUE)
 
     def run_all(self, job: Job, chunks: Iterable[int]) -> None:
         for chunk in chunks:
-            self.run(job, chunk)
+            assert self.run(job, chunk) == f"job {job.id}, chunk {chunk}"
 
     @contextmanager
-    def in_thread(self, job: Job) -> Iterator[threading.Thread]:
-        """Within the block, the job's first chunk is worked on beside; it is given up at the end."""
-        thread = threading.Thread(target=self.run, args=(job,), daemon=True)
+    def in_thread(self) -> Iterator[threading.Thread]:
+        """Within the block, the chunk whose turn it is is worked on beside; it is given up at the end."""
+        thread = threading.Thread(target=self.run, daemon=True)
         thread.start()
         try:
             yield thread

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter, deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from embedctl.queueing.broker import Broker
-from embedctl.store import Claimant, Issued
+from embedctl.store import Claim
 from embedctl_config import wire
 from embedctl_config.wire import ChunkInput
-from tests.support.store import MINE, QUEUE, encoded, row, spec
+from tests.support.store import MINE, encoded, row, spec, take
 
 #: A text that makes a chunk a large one (bytes).
 LARGE = 10_000
@@ -19,7 +20,7 @@ LARGE = 10_000
 def job_of(
     broker: Broker, tenant: str = "default", lane: str = "normal", *, chunks: int, size: int = LARGE, **more: object
 ) -> str:
-    """A sealed job whose chunks hold one text of this size each. No ticket is sent."""
+    """A sealed job whose chunks hold one text of this size each."""
     job_id, _ = broker.jobs.create(spec(tenant=tenant, lane=lane, **more))
     for chunk in range(chunks):
         add_chunk(broker, job_id, chunk, size)
@@ -37,48 +38,37 @@ class Workers:
     """Workers that hold two chunks each and end them in the order in that they took them.
 
     Attributes:
-        tickets: those that wait.
         hands: the chunks that workers hold.
-        done: completed chunks by job, in all.
-        idle: how often a worker found no ticket.
+        done, had: completed chunks by job, and the work that they were.
+        work_of: job → the work that each of its chunks is said to have been; a token for four bytes if it is not there.
     """
 
     broker: Broker
     count: int = 4
-    tickets: deque[Issued] = field(default_factory=deque)
-    hands: deque[Issued] = field(default_factory=deque)
+    hands: deque[Claim] = field(default_factory=deque)
     done: Counter[str] = field(default_factory=Counter)
-    idle: int = 0
+    had: Counter[str] = field(default_factory=Counter)
+    work_of: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for number in range(self.count):
             self.broker.workers.beat(row(f"w{number}"))
 
-    def issue(self, job_id: str = "", over: int | None = None) -> None:
-        """What a producer, a worker or the reaper does: choose chunks, and send their tickets."""
-        self.tickets.extend(self.broker.jobs.issue(job_id, QUEUE, over))
-
     def take(self) -> None:
-        while len(self.hands) < 2 * self.count:
-            if not self.tickets:
-                self.idle += 1
-                return
-            self.hands.append(self.tickets.popleft())
+        while len(self.hands) < 2 * self.count and (claim := take(self.broker, secrets.token_hex(4))) is not None:
+            self.hands.append(claim)
 
-    def step(self) -> Issued | None:
-        """Let the worker whose chunk is the oldest end it, and take the next ticket; returns that chunk."""
+    def step(self) -> Claim | None:
+        """Let the worker whose chunk is the oldest end it, and take the next one; returns that chunk."""
         self.take()
         if not self.hands:
             return None
         held = self.hands.popleft()
-        token = f"t{held.chunk}"
-        jobs = self.broker.jobs
-        claim = jobs.claim(held.job_id, held.chunk, token, Claimant("w0", MINE))
-        if claim.answer == "ok":
-            value, report = encoded(claim.input)
-            assert jobs.complete(held.job_id, held.chunk, token, value, report, fingerprint=MINE) == "ok"
+        value, report = encoded(held.input)
+        report = replace(report, work=self.work_of.get(held.job_id, len(held.input) // 4))
+        if self.broker.jobs.complete(held.job_id, held.chunk, held.token, value, report, fingerprint=MINE) == "ok":
             self.done[held.job_id] += 1
-        self.issue(held.job_id, held.chunk)
+            self.had[held.job_id] += report.work
         self.take()
         return held
 
@@ -86,6 +76,6 @@ class Workers:
         for _ in range(steps):
             self.step()
 
-    def share(self, jobs: Sequence[str]) -> float:
-        """The part of all completed chunks that these jobs had."""
-        return sum(self.done[job_id] for job_id in jobs) / self.done.total()
+    def share(self, jobs: Iterable[str]) -> float:
+        """The part of all the work that these jobs had."""
+        return sum(self.had[job_id] for job_id in jobs) / self.had.total()

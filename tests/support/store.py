@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
 import redis as redis_py
@@ -14,9 +17,10 @@ from embedctl.chunk_files.references import parse_reference
 from embedctl.queueing.broker import Broker
 from embedctl.store import Added, Claim, Claimant, Completed, JobSpec, ServedModel, WorkerRow
 from embedctl.store.connection import Connection
-from embedctl.store.upkeep import _ANY_MS, AUDIT_AFTER_S, _audit_call
+from embedctl.store.upkeep import AUDIT_AFTER_S, _audit_call
 from embedctl_config import keys, wire
 from embedctl_config.fingerprint import job_fingerprint
+from embedctl_config.tenants import DEFAULT, NORMAL
 from embedctl_config.wire import ChunkInput, ChunkResult, ErrorCode, RecordError
 from tests.support.waiting import eventually
 
@@ -63,10 +67,48 @@ def new_job(broker: Broker, chunks: int = 2, *, seal: bool = True, **changes: An
     return job_id
 
 
-def claim(
-    broker: Broker, job_id: str, chunk: int, token: str = "t", *, instance: str = "w", fingerprint: str = MINE
-) -> Claim:
-    return broker.jobs.claim(job_id, chunk, token, Claimant(instance, fingerprint))
+def take(
+    broker: Broker, token: str = "t", *, instance: str = "w", fingerprint: str = MINE, queue: str = QUEUE
+) -> Claim | None:
+    """What a worker is given at a bell: the chunk whose turn it is; None if there is none for it."""
+    given = broker.jobs.next(queue, token, Claimant(instance, fingerprint, "fp32"))
+    return given.claims[0] if given.claims else None
+
+
+def take_all(broker: Broker) -> list[int]:
+    """Take chunks of a queue until there is none; returns their numbers."""
+    claims = iter(lambda: take(broker, secrets.token_hex(4)), None)
+    return [each.chunk for each in claims if each is not None]
+
+
+def claim(broker: Broker, job_id: str, chunk: int, token: str = "t", **by: str) -> Claim | None:
+    """The same, where it is made the turn of this chunk, if that is ready; never the answer of an earlier call."""
+    with broker.connection.client() as client:
+        client.unlink(keys.given(token))
+    bring_forward(broker, job_id, chunk)
+    found = take(broker, token, **by)
+    assert found is None or (found.job_id, found.chunk) == (job_id, chunk)
+    return found
+
+
+def bring_forward(broker: Broker, job_id: str, chunk: int) -> None:
+    """Put a job before others of its tenant, and a chunk of it that is ready before its others."""
+    now_ms = broker.connection.now_ms()
+    with broker.connection.client() as client:
+        if client.type(keys.job(job_id)) != b"hash" or client.type(keys.ready(job_id)) not in (b"zset", b"none"):
+            return
+        facts = {name.decode(): value.decode() for name, value in client.hgetall(keys.job(job_id)).items()}
+        first, added = (int(facts.get(name, 0)) for name in ("next", "added"))
+        of_chunk = (client.zscore(key(job_id), chunk) for key in (keys.leases, keys.ready, keys.suspects))
+        leased, ready, suspect = of_chunk
+        if leased is suspect is None and (first < chunk < added if ready is None else ready <= now_ms):
+            client.zadd(keys.ready(job_id), {str(chunk): 0})
+        names = [facts.get("lane", NORMAL), facts.get("tenant", DEFAULT)]
+        queue, precision = keys.queue(facts["hardware"], facts["model"]), f"{facts['precision']}/{wire.VERSION}"
+        names += [queue, *(["apart"] if suspect else []), precision]
+        for ordered, files in product(("left", "wait"), (facts.get("model_fingerprint", "*"), "*")):
+            before_all = {job_id: -time.monotonic()}
+            client.zadd(keys.turns(":".join([ordered, *names, files])), before_all, xx=True)
 
 
 def encoded(
@@ -92,7 +134,7 @@ def encoded(
     )
     rest = wire.encode_input(chunk.select(rows)) if rows else b""
     return wire.encode_result(result), Completed(
-        len(chunk) - len(rows), len(rows), 0, tokens=10, dim=dim, failed_input=rest
+        len(chunk) - len(rows), len(rows), 0, tokens=10, work=10, dim=dim, failed_input=rest
     )
 
 
@@ -133,15 +175,8 @@ def _put(broker: Broker, where: Where, data: bytes) -> bytes:
 def work(broker: Broker, job_id: str, *chunks: int, **how: Any) -> None:
     """Claim and complete."""
     for chunk in chunks:
-        assert claim(broker, job_id, chunk, f"t{chunk}").answer == "ok"
+        assert claim(broker, job_id, chunk, f"t{chunk}") is not None
         assert complete(broker, job_id, chunk, f"t{chunk}", **how) == "ok"
-
-
-def issued(broker: Broker, job_id: str, queue: str = QUEUE) -> list[int]:
-    """The chunks of a job that `issue` chooses for it; it must choose none of another job."""
-    found = broker.jobs.issue(job_id, queue)
-    assert {each.job_id for each in found} <= {job_id}
-    return [each.chunk for each in found]
 
 
 def active_jobs(broker: Broker) -> list[str]:
@@ -151,14 +186,14 @@ def active_jobs(broker: Broker) -> list[str]:
 
 
 def reaped(broker: Broker, job_id: str) -> list[int]:
-    """The issued chunks of a job that need another ticket now; see :meth:`Upkeep.look`."""
-    call = broker.upkeep._reap_call(job_id, QUEUE, _ANY_MS, 0, int(AUDIT_AFTER_S * 1000))
+    """The chunks of a job whose leases lapsed; see :meth:`Upkeep.look`."""
+    call = broker.upkeep._reap_call(job_id, 0, int(AUDIT_AFTER_S * 1000))
     answer, rest = broker.connection.script(call.name, call.keys, call.args)
     return [int(chunk) for chunk in rest] if answer == "ok" else []
 
 
 def audited(broker: Broker, job_id: str) -> int:
-    """How many of the next slice of a job's issued chunks Redis lost."""
+    """How many of the next slice of a job's chunks Redis lost."""
     call = _audit_call(job_id, broker.upkeep._cursor(job_id, "audit_at"))
     answer, rest = broker.connection.script(call.name, call.keys, call.args)
     if answer != "ok":
@@ -167,23 +202,27 @@ def audited(broker: Broker, job_id: str) -> int:
     return int(rest[2])
 
 
-def overdue(raw: redis_py.Redis, job_id: str, *chunks: int) -> None:
-    """Make these chunks overdue: move their due times into the past."""
+def lapse(raw: redis_py.Redis, job_id: str, *chunks: int) -> None:
+    """Let the leases of these chunks lapse: move their ends into the past."""
     for chunk in chunks:
-        assert raw.zscore(keys.due(job_id), chunk) is not None
-        raw.zadd(keys.due(job_id), {str(chunk): 1})
+        assert raw.zscore(keys.leases(job_id), chunk) is not None
+        raw.zadd(keys.leases(job_id), {str(chunk): 1})
 
 
-def due_in_s(broker: Broker, raw: redis_py.Redis, job_id: str, chunk: int) -> float:
-    return (score(raw, keys.due(job_id), chunk) - broker.connection.now_ms()) / 1000
+def end_pause(broker: Broker, raw: redis_py.Redis, job_id: str, *chunks: int) -> None:
+    """Let the pauses of these suspects end, and the reaper see it."""
+    for chunk in chunks:
+        assert raw.zscore(keys.suspects(job_id), chunk) is not None
+        raw.zadd(keys.suspects(job_id), {str(chunk): 1})
+    reaped(broker, job_id)
 
 
-def assert_due(
-    broker: Broker, raw: redis_py.Redis, job_id: str, chunk: int, *, after_s: float, since_ms: float
+def assert_from_now(
+    broker: Broker, raw: redis_py.Redis, key: str, chunk: int, *, after_s: float, since_ms: float
 ) -> None:
-    """A step since then must have made the chunk due so much later, by Redis' clock, however long the test took."""
-    due_ms = score(raw, keys.due(job_id), chunk) - after_s * 1000
-    assert since_ms - 1 < due_ms < broker.connection.now_ms() + 1  # half a millisecond more marks a ticket on its way
+    """A step since then must have noted this time for the chunk, by Redis' clock, however long the test took."""
+    noted_ms = score(raw, key, chunk) - after_s * 1000
+    assert since_ms - 1 < noted_ms < broker.connection.now_ms() + 1
 
 
 def pass_ms(broker: Broker, passes: int = 1) -> None:
@@ -259,19 +298,28 @@ def assert_consistent(broker: Broker, raw: redis_py.Redis, job_id: str) -> None:
     """The job's status must agree with its data in Redis."""
     status = broker.jobs.status(job_id)
     if status.state == "cancelled":
-        assert not raw.exists(keys.due(job_id), keys.owners(job_id), keys.attempts(job_id), keys.reissues(job_id))
+        assert not raw.exists(
+            *(key(job_id) for key in (keys.leases, keys.owners, keys.attempts, keys.ready, keys.suspects))
+        )
         return
     stored = [chunk for chunk in range(status.chunks) if raw.exists(keys.chunk_result(job_id, chunk))]
     results = [wire.decode_result(broker.jobs.result(job_id, chunk) or b"") for chunk in stored]
-    due = {int(chunk) for chunk in members(raw, keys.due(job_id))}
+    leased, ready, suspects = (
+        {int(chunk) for chunk in members(raw, key(job_id))} for key in (keys.leases, keys.ready, keys.suspects)
+    )
+    assert ready.isdisjoint(suspects)
+    ready |= suspects
     assert status.chunks_done == len(stored)
     assert status.done + status.failed == sum(each.rows for each in results)
     assert status.failed == sum(len(each.errors) for each in results)
     assert status.done + status.failed <= status.records
     assert status.waiting_bytes == text_waiting(raw, job_id, status.chunks)
-    assert due.isdisjoint(stored)
-    for name in (keys.owners, keys.attempts, keys.reissues):
-        assert {int(field.split(b":")[0]) for field in raw.hkeys(name(job_id)) if isinstance(field, bytes)} <= due, name
+    assert leased.isdisjoint(ready)
+    assert (leased | ready).isdisjoint(stored)
+    for name, held in ((keys.owners, leased), (keys.attempts, leased | ready)):
+        assert {int(field.split(b":")[0]) for field in raw.hkeys(name(job_id)) if isinstance(field, bytes)} <= held, (
+            name
+        )
     ended = status.sealed and status.done + status.failed == status.records
     assert status.state.ended is ended
     # The reaper has yet to shorten the lifetimes of the keys that an ended job with a short TTL leaves.

@@ -11,7 +11,6 @@ import ssl
 from collections.abc import Callable
 
 from embedctl.operating.monitoring.endpoint import listen_at
-from embedctl.queueing.broker import Broker
 from embedctl_config.errors import MissingExtra, SettingsError
 from embedctl_config.settings import Settings, expanded
 
@@ -38,7 +37,6 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     the keys or the certificate can't be read."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what strangers send is no warning
-    Broker.shared(settings).tickets.prepare()
     gateway = Gateway(settings)
     server = make_server(settings, gateway)
     _raise_limit_of_files()

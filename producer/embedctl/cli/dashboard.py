@@ -24,10 +24,10 @@ from embedctl_config.loading import load_settings
     help="The path under which a reverse proxy serves the dashboard, such as /flower. Default: the setting.",
 )
 def flower(**given: Any) -> None:
-    """Show workers, tickets and queues in a browser, read-only.
+    """Show workers, chunks and queues in a browser, read-only.
 
-    Runs Flower until stopped with Ctrl-C. Needs the extra `flower`. Flower does not show the state of a job: a ticket
-    is only a request to look at one of the job's chunks. For the state, use `embedctl status JOB`.
+    Runs Flower until stopped with Ctrl-C. Needs the extra `flower`. Flower shows which
+    worker took which chunk, and not the state of a job. For the state, use `embedctl status JOB`.
     """
     settings = load_settings(**given)
     from embedctl.operating.dashboard.serve import serve

@@ -24,7 +24,7 @@ def overview_json(overview: Overview) -> str:
         "live_workers": len(overview.workers),
         "rows_per_s": overview.rows_per_s,
         "tokens_per_s": overview.tokens_per_s,
-        "tickets": overview.tickets,
+        "chunks": overview.chunks,
         "active_jobs": overview.active_count,
         "workers": [_worker(each.row) for each in overview.workers],
         "gone": overview.gone,

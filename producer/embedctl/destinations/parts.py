@@ -183,7 +183,7 @@ class _Parts(Taker[Taken]):
         part, self._part = self._part, None
         if part is None or not part.chunks:
             return
-        name, status = self._list.next_name(of_corpus=part.of_corpus), self._source.status
+        name = self._list.next_name(of_corpus=part.of_corpus)
         try:
             part.finish(self._job_id, self._about().fingerprint)
             sha256, size = digest_of(self._place.scratch(name))
@@ -205,8 +205,6 @@ class _Parts(Taker[Taken]):
         if self._refused is not None:
             for each in part.refused:
                 self._refused(RefusedRecord(each.position, each.id, each.message))
-        if not status.state.ended:
-            self._waiter.ask(partial(self._broker.send_issued, status))
         self._check_wanted()
 
     def _publish(self, name: str, part: OpenPart) -> None:

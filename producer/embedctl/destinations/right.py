@@ -25,8 +25,9 @@ log = logging.getLogger(__name__)
 
 
 class DrainRight:
-    """The right of this process to drain a job. The job gets no tickets while Redis holds more than `high_water` bytes
-    of its results. `token` stands for it there. Every method raises JobHeld if another process has it."""
+    """The right of this process to drain a job. While Redis holds more than `high_water` bytes of its results, workers
+    get only the chunk that the drainer waits for. `token` stands for the right there. Every method raises JobHeld if
+    another process has it."""
 
     def __init__(self, waiter: Waiter, high_water: int) -> None:
         self._waiter = waiter

@@ -126,8 +126,6 @@ def submit(
     """
     limit = TimeLimit.from_now(timeout)
     broker.connection.check_server()
-    # Imports take a while. Where one fails, or is interrupted, there is no job yet.
-    broker.tickets.prepare()
     options = _as_begun(broker, options)
     ahead = ReadAhead(_checked(records, options), at_hand=at_hand)
     when_there_is_room = partial(_when_there_is_room, progress=progress, deadline=limit.deadline)
@@ -136,8 +134,9 @@ def submit(
     if on_job is None and not resumable:
         inline = when_there_is_room(partial(_begun_inline, broker, options, ahead, token))
         if inline is not None and inline.sealed_at is not None:
-            return _finished(broker, inline, progress, limit.deadline)
-        job = None if inline is None else _half_begun(broker, inline)
+            return _finished(broker, inline, progress)
+        if inline is not None and inline.job_id is not None:  # each step is taken by itself, and some of them again
+            job = broker.jobs.status(inline.job_id)
     if job is None:
         job = when_there_is_room(partial(_begun, broker, options, ahead))
     if on_job is not None:
@@ -186,24 +185,14 @@ def _begun_inline(broker: Broker, options: SubmitOptions, ahead: ReadAhead, toke
     return broker.jobs.create_inline(spec, payload, digest=wire.digest_of(payload), rows=len(chunk), token=token)
 
 
-def _half_begun(broker: Broker, inline: InlineJob) -> JobStatus | None:
-    """An inline job of which a step failed, if it was made: each step is taken by itself, and some of them again."""
-    broker.send(inline.queue, inline.issued)
-    return None if inline.job_id is None else broker.jobs.status(inline.job_id)
-
-
-def _finished(broker: Broker, inline: InlineJob, progress: SubmitProgress | None, deadline: float | None) -> Job:
-    """Send the ticket of an inline job."""
+def _finished(broker: Broker, inline: InlineJob, progress: SubmitProgress | None) -> Job:
+    """The job, once its caller was told of its records."""
     job_id = str(inline.job_id)
     try:
-        retry_redis(partial(broker.send, inline.queue, inline.issued), deadline=deadline)
         if progress is not None:
             progress(inline.records, "")
-    except BrokerUnavailable as error:
-        raise type(error)(f"{error} Job {job_id} has all its records, and goes on when Redis is back") from error
-    except BaseException as error:
-        if not is_redis_away(error):
-            _cancel(broker, job_id)
+    except BaseException:
+        _cancel(broker, job_id)
         raise
     return Job(job_id, broker, sealed_with=1, seen=inline.sealed_at)
 
@@ -306,7 +295,7 @@ def job_spec(broker: Broker, options: SubmitOptions) -> JobSpec:
         broker.chunk_files.make_place(),
         tenant,
         lane,
-        settings.tenants.get(tenant, tenants.TenantEntry()).weight,
+        settings.tenants[tenant].weight if tenant in settings.tenants else None,
     )
 
 

@@ -14,7 +14,7 @@ from embedctl.queueing.retrying import TimeLimit, check_timeout
 from embedctl.store import GoneWorker, JobState, JobStatus, Suspect, WorkerRow
 from embedctl.waiting.results import ChunkVectors, FailedRecord, Vectors
 from embedctl.waiting.waiter import Waiter
-from embedctl_config.errors import SettingsError
+from embedctl_config.errors import BrokerRefused, JobDamaged, SettingsError
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
 
@@ -351,8 +351,13 @@ class Job:
         self._waiter.forget()
         if ended is not None and self._broker.upkeep.remove_complete([ended]):
             return
-        self._broker.jobs.cancel(self._id)  # first, so that no producer adds to it any more
-        self._free()
+        try:
+            self._broker.jobs.cancel(self._id)  # first, so that no producer adds to it any more
+            self._free()
+        except (BrokerRefused, JobDamaged):
+            if not self._broker.jobs.is_damaged(self._id):
+                raise
+            self._broker.upkeep.remove_damaged(self._id)
         self._broker.upkeep.remove(self._id)
 
     def _free(self) -> None:

@@ -23,7 +23,6 @@ def retry_failed(waiter: Waiter, limit: TimeLimit) -> int:
         raise JobCancelled(f"job {job_id} was cancelled: submit its corpus again")
     if status.stopped_by is not None:
         raise broker.jobs.why_stopped(job_id)
-    send_tickets = partial(broker.send_issued, status)
     token = secrets.token_hex(8)
     chunks, retried = status.chunks, 0
     for start in range(0, status.chunks, _SLICE):
@@ -35,10 +34,8 @@ def retry_failed(waiter: Waiter, limit: TimeLimit) -> int:
             if records:
                 retried += records
                 chunks += 1
-                ask(send_tickets)
     if retried or (status.original_chunks is not None and not status.sealed):
         _seal(waiter, limit, chunks, retried)
-        ask(send_tickets)
     return retried
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from embedctl.store.scripts import script_source
 from embedctl_config.errors import SettingsError
-from embedctl_config.keys import BINDINGS, patterns_of
+from embedctl_config.keys import BINDINGS, UNACKED, UNACKED_INDEX, UNACKED_MUTEX, patterns_of
 from embedctl_config.redis_url import read_password
 
 #: Redis keeps unsalted sha256, so a guessable password can be found from its hash. Passwords made here have 43
@@ -44,17 +44,14 @@ class User:
 
 #: The commands of the store that every user needs.
 _STORE = _words("exists get hgetall hscan info mget ping pttl time zcount zrangebyscore zscore")
-_LOOKING = _STORE | _words("hmget lindex llen zcard zrange zrevrange zscan")
-_REAPING = _words(
-    "evalsha getrange hdel hget hmget hset lindex lpos lrem pexpire script|load set unlink zadd zrange zrem"
-)
+_LOOKING = _STORE | _words("hmget zcard zrange zrevrange zscan")
+_REAPING = _words("evalsha getrange hdel hget hmget hset ltrim pexpire script|load set unlink zadd zrange zrem")
 
 # The commands of kombu's transport, from its source (kombu/transport/redis.py of 5.7) and from running it.
-_SENDING = _words("exec llen lpush multi sadd smembers")
-_CONSUMING = _SENDING | _words(
+_CONSUMING = _words(
     """
-    brpop del discard evalsha exists get hdel hget hset pexpire psubscribe publish punsubscribe rpush script|exists
-    script|load set srem time unwatch watch zadd zrange zrangebyscore zrem
+    brpop del discard evalsha exec exists get hdel hget hset llen lpush multi pexpire psubscribe publish punsubscribe
+    rpush sadd script|exists script|load set smembers srem time unwatch watch zadd zrange zrangebyscore zrem
     """
 )
 #: To end a read of one's own connection early.
@@ -63,15 +60,15 @@ _UUID = "????????-????-????-????-????????????"
 _CONSUMED = (
     *(f"{table}.{of}" for table in BINDINGS for of in ("embed.*", "celery.pidbox", "reply.celery.pidbox", "celeryev")),
     "_kombu.binding_deadlines",
-    "unacked",
-    "unacked_index",
-    "unacked_mutex",
+    UNACKED,
+    UNACKED_INDEX,
+    UNACKED_MUTEX,
     f"{_UUID}.reply.celery.pidbox",
 )
 _CHANNELS = ("/{db}.celery.pidbox", "/{db}.celeryev/*")
 
 #: The scripts of somebody who submits and fetches.
-_SUBMITTING = _words("create add tally hold seal issue retry stop resume cancel drainer drain drop")
+_SUBMITTING = _words("create add tally hold seal retry stop resume cancel drainer drain free drop")
 #: Those of files and batches.
 _OF_GATEWAY = _words("make take_batch step_batch cancel_batch note_event")
 
@@ -79,12 +76,12 @@ USERS: Mapping[str, User] = {
     "producer": User(
         "producer",
         scripts=_SUBMITTING | _OF_GATEWAY | _words("renew reap audit settle"),
-        commands=_LOOKING | _REAPING | _SENDING | {"getbit", "xread"} | _HEARING,
+        commands=_LOOKING | _REAPING | {"getbit", "xread"} | _HEARING,
         others=tuple(f"{table}.embed.*" for table in BINDINGS),
     ),
     "worker": User(
         "worker",
-        scripts=_words("claim renew part complete release issue seal reap audit settle tally quota"),
+        scripts=_words("next ring renew part complete release seal reap audit settle tally quota"),
         commands=_STORE | _REAPING | _CONSUMING | {"expire", "zremrangebyscore"},
         others=(*_CONSUMED, "*@*.celery.pidbox"),
         channels=_CHANNELS,

@@ -110,7 +110,6 @@ def examine(settings: Settings) -> Iterator[Finding]:
         if settings.chunk_files:
             yield chunk_files_finding(broker.chunk_files, settings.chunk_files)
         if not _is_cluster(info):
-            yield ticket_finding(broker)
             yield from _workers(broker)
             yield from limit_findings(settings.tenants, broker.quotas.all(_MOST_TENANTS))
     except BrokerRefused as error:
@@ -260,17 +259,6 @@ def extra_findings() -> Iterator[Finding]:
         # A missing extra is not a fault: a producer needs none of them.
         remedy = f"pip install 'embedctl[{extra}]' if this machine needs it" if here.lacking else ""
         yield Finding(Level.OK, f"extra {extra}", ", ".join([*here.lacking, *here.present]), remedy)
-
-
-def ticket_finding(broker: Broker) -> Finding:
-    """Judge whether tickets can be sent, by opening what `submit` sends them with."""
-    try:
-        broker.tickets.open()
-    except ImportError as error:
-        return Finding(Level.FAIL, "tickets", str(error), _AGAIN)
-    except BrokerUnavailable as error:
-        return Finding(Level.FAIL, "tickets", str(error), "give this user what `embedctl config acl` gives producers")
-    return Finding(Level.OK, "tickets", "Celery's connection to Redis opens")
 
 
 def class_findings(classes: Mapping[str, HardwareClass], accelerators: Collection[str]) -> Iterator[Finding]:

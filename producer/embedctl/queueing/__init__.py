@@ -1,3 +1,3 @@
-"""How chunks get to workers: the connection that all share, cuts, routes and tickets.
+"""How chunks get to workers: the connection that all share, cuts and routes.
 
-What was lost is sent again here (`reaper`), and what nothing needs is removed (`sweeper`)."""
+What was lost is found here (`reaper`), and what nothing needs is removed (`sweeper`)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,13 +13,12 @@ from weakref import WeakValueDictionary
 
 from embedctl.chunk_files import ChunkFiles
 from embedctl.queueing.listening import Listener
-from embedctl.store import Connection, Drains, Issued, JobStatus, JobStore, Upkeep, WorkerRegistry
+from embedctl.store import Connection, Drains, JobStore, Upkeep, WorkerRegistry
 from embedctl.store.outside import PlaceNotes
 from embedctl.store.quotas import Quotas
 from embedctl_config.settings import Settings
 
 if TYPE_CHECKING:
-    from embedctl.queueing.tickets import Ticket, TicketSender
     from embedctl.store.observed import Observer
 
 #: This many brokers stay connected, the most recently used ones, each for different settings. Others stay connected
@@ -31,7 +30,7 @@ _HIGH_WATER_BYTES, _RESULTS_HIGH_WATER_BYTES = 256 * 1024 * 1024, 1024 * 1024 * 
 
 @dataclass(frozen=True)
 class Broker:
-    """The store and the tickets of one Redis. Threads may share it, and so may the children of its process."""
+    """The store of one Redis. Threads may share it, and so may the children of its process."""
 
     settings: Settings
     connection: Connection
@@ -76,23 +75,9 @@ class Broker:
         return self.settings.limits.high_water_bytes or self.connection.maxmemory() // 16 or _HIGH_WATER_BYTES
 
     def results_high_water(self) -> int:
-        """Most bytes of a drained job's results in Redis; above it, the job gets no tickets."""
+        """Most bytes of a drained job's results in Redis; above it, its chunks wait."""
         own = self.settings.limits.results_high_water_bytes
         return own or self.connection.maxmemory() // 4 or _RESULTS_HIGH_WATER_BYTES
-
-    @property
-    def tickets(self) -> TicketSender:
-        """The sender of tickets. Celery is imported when this is first used."""
-        sender: TicketSender | None = self.__dict__.get("_tickets")
-        if sender is None or sender.process != os.getpid():
-            from embedctl.queueing.tickets import TicketSender
-            from embedctl_config.celery_app import make_celery
-
-            # No lock, which a fork could copy while it is held. Two threads may each make a sender, which is harmless.
-            sender = self.__dict__["_tickets"] = TicketSender(
-                make_celery(self.settings), self.connection.about_now_ms, self.connection.explained
-            )
-        return sender
 
     @property
     def listener(self) -> Listener:
@@ -101,30 +86,9 @@ class Broker:
             listener = self.__dict__["_listener"] = Listener(self.connection)
         return listener
 
-    def send_issued(self, job: JobStatus, over: int | None = None) -> None:
-        """Send the tickets that a job's queue has room for, of this job and of others that wait there. `over` is a
-        chunk of the job whose ticket is over."""
-        self.send(job.queue, self.jobs.issue(job.id, job.queue, over))
-
-    def send_issued_over(self, over: Sequence[tuple[JobStatus, int]]) -> None:
-        """The same for several jobs at once, each with a chunk whose ticket is over."""
-        if tickets := [ticket for queue, issued in self.jobs.issue_all(over) for ticket in self.written(queue, issued)]:
-            self.tickets.forward(tickets)
-
-    def send(self, queue: str, issued: Sequence[Issued]) -> None:
-        if issued:
-            self.tickets.forward(self.written(queue, issued))
-
-    def written(self, queue: str, issued: Sequence[Issued]) -> list[Ticket]:
-        sender = self.tickets
-        return [ticket for each in issued for ticket in sender.written(queue, each.job_id, [each.chunk])]
-
     def close(self) -> None:
         """Close the idle connections. The next call opens a new one, so others may still use this broker."""
         self.connection.close()
-        sender: TicketSender | None = self.__dict__.get("_tickets")
-        if sender is not None and sender.process == os.getpid():
-            sender.close()
 
 
 class _Shared:

@@ -1,4 +1,4 @@
-"""The reaper: ends lapsed leases and sends lost tickets again. Every worker runs it, and every producer that waits."""
+"""The reaper: ends lapsed leases and finds lost chunks. Every worker runs it, and every producer that waits."""
 
 from __future__ import annotations
 
@@ -6,19 +6,13 @@ import logging
 import math
 import time
 from collections.abc import Collection, Sequence
-from itertools import groupby
-from operator import attrgetter
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from embedctl.queueing.broker import Broker
 from embedctl.store import JobState
-from embedctl.store.heads import Heads
 from embedctl.store.upkeep import AUDIT_AFTER_S, ActiveJob, Looked
 from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable, NotPermitted
 from embedctl_config.retry import Policy
-
-if TYPE_CHECKING:
-    from embedctl.queueing.tickets import Ticket  # importing Celery waits until tickets are sent
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +46,6 @@ class Reaper:
     ) -> None:
         self._broker = broker
         self._agenda = broker.upkeep.agenda
-        self._heads = Heads(broker.connection)
         self._interval_s = min(5.0, broker.settings.lease_s / 3) if interval_s is None else interval_s
         self._audit_after_s = audit_after_s
         self._next = self._rests_until = 0.0
@@ -60,8 +53,6 @@ class Reaper:
         self._asked: float | None = None
         #: Each job that can't be looked after → when it may be tried again, and how often it failed in a row.
         self._troubles: dict[str, tuple[float, int]] = {}
-        #: What this round knows of the queues; see :meth:`Heads.taken_before`.
-        self._taken_before: dict[str, int] = {}
 
     @classmethod
     def of_many(cls, broker: Broker) -> Self:
@@ -88,14 +79,14 @@ class Reaper:
             return
         self._next = self._rounds["next"] = now + self._interval_s
         try:
-            self._round(last)
+            self._round(last, now)
         except BrokerRefused:  # of one key; it says nothing of the owners
             raise
         except BrokerUnavailable:
             self.rest()
             raise
 
-    def _round(self, last: float) -> None:
+    def _round(self, last: float, began: float) -> None:
         until = min(last, time.monotonic() + BUDGET_S)
         self.end_leases_of_the_dead()
         held_s = self._interval_s + BUDGET_S
@@ -106,12 +97,13 @@ class Reaper:
             raise
         if not turn:
             return
+        if _now() - began > self._broker.settings.lease_s:
+            self.rest()  # Redis stood still meanwhile, so owners are as late as this process
+            return
         now_ms = self._broker.connection.now_ms()
-        self._taken_before.clear()
         # However slow Redis is, each round looks after some jobs and does a part of the sweeps.
         seen = set(self._look_after_due(now_ms, min(last, time.monotonic() + BUDGET_S)))
         if time.monotonic() < last:
-            self._fill_queues()
             self._broker.quotas.round(self._agenda.sweep(now_ms))
             self._broker.upkeep.queues.sweep(now_ms, in_use=self._agenda.drop_names())
         while time.monotonic() < until:
@@ -122,12 +114,6 @@ class Reaper:
                 break
             seen.update(jobs)
         self._agenda.keep_turn(turn, self._next - _now())
-
-    def _fill_queues(self) -> None:
-        """Send the tickets that queues have room for, where nobody did: the process that made room may have died."""
-        for queue, issued in self._broker.upkeep.issue_waiting().items():
-            if issued:
-                self._send_by_queue(self._broker.written(queue, issued))
 
     def _make_room(self) -> None:
         """Settle ended jobs while Redis is full, which lets no process take a turn. Several may do this at once."""
@@ -211,19 +197,13 @@ class Reaper:
                 self._put_off(job.id, now_ms, error)
                 jobs = [each for each in jobs if each is not job]
         rested_ms = self._audit_after_s * 1000
-        queues = {job.queue for job in jobs}.difference(self._taken_before)
-        self._taken_before |= self._heads.taken_before(queues, now_ms)
         found = self._broker.upkeep.look(
             jobs,
             # Also while it is submitted: its producer may wait for room that a lost chunk takes up.
             audited=[now_ms - job.progressed_ms > rested_ms for job in jobs],
-            taken_before=self._taken_before,
             interval_ms=int(self._interval_s * 1000),
             audit_after_ms=int(rested_ms),
         )
-        looked = [(job, each) for job, each in zip(jobs, found, strict=True) if isinstance(each, Looked)]
-        self._send_tickets(looked)
-        self._heads.standing_still(job.queue for job, each in looked if each.idle)
         for job, each in zip(jobs, found, strict=True):
             if isinstance(each, BrokerRefused):
                 self._put_off(job.id, now_ms, each)
@@ -232,31 +212,11 @@ class Reaper:
             else:
                 self._go_on(job, each, now_ms, until)
 
-    def _send_tickets(self, looked: Sequence[tuple[ActiveJob, Looked]]) -> None:
-        sender, tickets = None, []
-        for job, found in looked:
-            if found.again:
-                log.info("job %s: tickets sent again for chunks %s", job.id, found.again)
-            if found.again or found.issued:
-                sender = self._broker.tickets
-                tickets += sender.written(job.queue, job.id, found.again)
-                tickets += self._broker.written(job.queue, found.issued)
-        if sender is not None:
-            try:
-                sender.forward(tickets)
-            except BrokerRefused:  # of one queue's key: the other queues get their tickets, perhaps twice
-                self._send_by_queue(tickets)
-
-    def _send_by_queue(self, tickets: Sequence[Ticket]) -> None:
-        for queue, of_queue in groupby(sorted(tickets, key=attrgetter("queue")), attrgetter("queue")):
-            try:
-                self._broker.tickets.forward(list(of_queue))
-            except BrokerRefused as error:
-                log.error("no tickets can be sent to queue %s: %s", queue, error)  # noqa: TRY400  (Redis is to blame)
-
     def _go_on(self, job: ActiveJob, found: Looked, now_ms: int, until: float) -> None:
         """Resume the sweeps that go through a job in slices: its audit and its lifetimes."""
         self._troubles.pop(job.id, None)
+        if found.again:
+            log.info("job %s: the leases of chunks %s lapsed", job.id, found.again)
         if found.lost:
             log.error("job %s: Redis lost %d of its chunks", job.id, found.lost)
         try:
@@ -294,4 +254,4 @@ def end_leases(broker: Broker, dead: Collection[str], held: Collection[str]) -> 
     """End the leases of dead workers now, before they lapse: in the jobs whose chunks they said they `held`, and in
     those that run, because they may have claimed chunks of other jobs since."""
     running = broker.upkeep.agenda.running(broker.connection.now_ms(), _MOST_RUNNING)
-    broker.jobs.end_leases(list(dict.fromkeys([*held, *running])), dead)
+    broker.upkeep.judge_dead(broker.jobs.end_leases(list(dict.fromkeys([*held, *running])), dead))

@@ -140,12 +140,26 @@ def model_files(settings: Settings, workers: WorkerRegistry, job: JobSpec) -> fr
 def with_workers(workers: WorkerRegistry, job: JobStatus, *, recent: bool = False) -> JobStatus:
     """A job's status, with the workers that could take it now, or with `recent` a second ago."""
     live = workers.serving(job.hardware, job.model, recent=recent)
-    near = () if live or job.state.ended else near_models(workers.offers(), job.model)
-    return dataclasses.replace(job, live_workers=live, near_models=near)
+    near: tuple[str, ...] = ()
+    mismatch: str | None = None
+    if not live and not job.state.ended:
+        near = near_models(workers.offers(), job.model)
+    if live and not job.state.ended and job.model_fingerprint is not None and workers.is_quiet(job):
+        offer = workers.offers().get((job.hardware, job.model, job.precision))
+        present = offer.fingerprints if offer is not None else frozenset()
+        if job.model_fingerprint not in present:
+            live, mismatch = 0, ", ".join(sorted(present)) or f"none in {job.precision}"
+    return dataclasses.replace(job, live_workers=live, near_models=near, mismatch=mismatch)
 
 
 def no_worker_for(job: JobStatus) -> str:
     """The message about a job, as :func:`with_workers` gives it, that no live worker takes."""
+    if job.mismatch is not None:
+        return (
+            f"No live worker has the files of job {job.id}: no worker with fingerprint {job.model_fingerprint}; "
+            f"present: {job.mismatch}. Start one with the files that {job.pinned_by} had, or discard the job and "
+            f"submit its corpus again: embedctl discard {job.id}"
+        )
     how = _capitalised(how_to_serve(job.hardware, job.model, job.near_models))
     return f"No live worker serves {job.model} on {job.hardware}. {how}"
 

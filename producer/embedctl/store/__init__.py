@@ -1,13 +1,11 @@
 """All access to Redis: jobs and chunks, workers and heartbeats, upkeep. Each step is one atomic script."""
 
-from embedctl.store.answers import Added, Claim, ClaimAnswer, Claimant, Completed, InlineJob, JobSpec
+from embedctl.store.answers import Added, Claim, Claimant, Completed, Given, InlineJob, JobSpec
 from embedctl.store.connection import Connection
 from embedctl.store.doubts import Doubts
 from embedctl.store.drains import Drains, DrainState, Holder, PartFacts
 from embedctl.store.heartbeats import Kind, ServedModel, WorkerRow
-from embedctl.store.issuing import Issued
 from embedctl.store.jobs import JobStore
-from embedctl.store.queues import Queues
 from embedctl.store.status import Death, JobState, JobStatus, Suspect
 from embedctl.store.upkeep import Upkeep
 from embedctl.store.workers import GoneWorker, WorkerRegistry
@@ -15,7 +13,6 @@ from embedctl.store.workers import GoneWorker, WorkerRegistry
 __all__ = [
     "Added",
     "Claim",
-    "ClaimAnswer",
     "Claimant",
     "Completed",
     "Connection",
@@ -25,18 +22,17 @@ __all__ = [
     "Drains",
     "GoneWorker",
     "Holder",
-    "Issued",
     "JobSpec",
     "JobState",
     "JobStatus",
     "JobStore",
     "Kind",
     "PartFacts",
-    "Queues",
     "ServedModel",
     "Suspect",
     "Upkeep",
     "WorkerRegistry",
     "WorkerRow",
+    "Given",
     "InlineJob",
 ]

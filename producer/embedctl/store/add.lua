@@ -48,7 +48,10 @@ if chunk < added then
       if dropped then redis.call('HINCRBY', job, 'resumed_records', -rows) end
     end
   end
-  if skipped then return {'skipped', redis.call('HGET', job, 'waiting_bytes')} end
+  if skipped then
+    offer()
+    return {'skipped', redis.call('HGET', job, 'waiting_bytes')}
+  end
   -- Redis lost this chunk, or freed it when the job was stopped, and the corpus repairs it.
   redis.call('HDEL', job, 'lost_first', 'lost_last')
   if was_counted then
@@ -56,7 +59,7 @@ if chunk < added then
   elseif not dropped then
     redis.call('HINCRBY', job, 'waiting_bytes', -size_in(input))
   end
-  if chunk < tonumber(redis.call('HGET', job, 'next')) then schedule(chunk, 0) end
+  if chunk < tonumber(redis.call('HGET', job, 'next')) then put_back(chunk, 0) end
 else
   if input == '' then return {'wanted'} end
   local full = no_room()
@@ -68,4 +71,5 @@ redis.call('SET', KEYS[10], input, 'PX', keep_ms)
 local waiting = redis.call('HINCRBY', job, 'waiting_bytes', size_in(input))
 progress()
 account(limits)
+offer()
 return {'ok', waiting}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import compress
 from typing import Any
 
 from embedctl.store.connection import Connection
@@ -18,8 +17,6 @@ from embedctl_config.settings import Settings
 _SWEPT = 500
 #: In one round, the reaper checks whether this many of the oldest jobs are gone, and as many more from the whole list.
 _NAMES = 100
-#: Jobs that one worker wakes in one round.
-_WOKEN = 1000
 
 
 class Agenda:
@@ -73,23 +70,6 @@ class Agenda:
                 client.zrem(keys.ACTIVE, *job_ids)
             self.leave_out(job_ids)
 
-    def wake(self, queues: Iterable[str]) -> None:
-        """Schedule a look at the jobs that waited for a worker of these queues, a limited number in each round.
-
-        If no job waits, this is one command, whatever the number of queues: every worker calls it every few seconds.
-        """
-        idle = [keys.idle(queue) for queue in queues]
-        with self._connection.client() as client:
-            if not idle or not client.exists(*idle):
-                return
-            for key in idle:
-                waiting = client.zrange(key, 0, _WOKEN - 1)
-                if waiting:
-                    pipe = client.pipeline(transaction=False)
-                    # A job that left the set meanwhile is not added again.
-                    pipe.zadd(keys.UPKEEP, dict.fromkeys(waiting, 0), xx=True, lt=True)
-                    pipe.zrem(key, *waiting).execute()
-
     def sweep(self, now_ms: int) -> list[tuple[str, str]]:
         """Check that the looks at the next active jobs are scheduled in time; returns their ids and their tenants."""
         ids = self._slice(keys.ACTIVE, "active", _SWEPT)
@@ -97,8 +77,7 @@ class Agenda:
         found = [each for each in map(_due, ids, facts) if each is not None]
         self.forget([job_id for job_id, queue, _ in found if not queue])
         found = [each for each in found if each[1]]
-        live = self._live({queue for _, queue, _ in found}, now_ms)
-        late = {job_id: first for job_id, queue, first in found if first is not None and queue in live}
+        late = {job_id: first for job_id, _, first in found if first is not None}
         self._put(late, {job_id: now_ms for job_id, _, _ in found if job_id not in late})
         return [
             (job_id, tenants.DEFAULT if own[2] is None else own[2].decode(errors="replace"))
@@ -145,26 +124,18 @@ class Agenda:
         return [job_id for job_id, _ in next_slice(self._connection, members, cursor, count)]
 
     def _facts_of(self, ids: Sequence[str]) -> list[tuple[object, object]]:
-        """For each job its class, model and tenant, and its first due chunk."""
+        """For each job its class, model and tenant, and the lease that ends first."""
 
         def ask(pipe: Any, job_id: str) -> None:
             pipe.hmget(keys.job(job_id), "hardware", "model", "tenant")
-            pipe.zrange(keys.due(job_id), 0, 0, withscores=True)
+            pipe.zrange(keys.leases(job_id), 0, 0, withscores=True)
 
         answers = self._connection.ask_each(ids, ask, refusals=True)
         return list(zip(answers[::2], answers[1::2], strict=True))
 
-    def _live(self, queues: set[str], now_ms: int) -> set[str]:
-        """The queues among these that have a live worker."""
-        names = sorted(queues)
-        live = self._connection.ask_each(
-            names, lambda pipe, queue: pipe.zcount(keys.queue_workers(queue), now_ms, "+inf")
-        )
-        return set(compress(names, live))
-
 
 def _due(job_id: str, facts: tuple[object, object]) -> tuple[str, str, float | None] | None:
-    """A job's id, its queue and the time when its first chunk is due; no queue if the job is gone.
+    """A job's id, its queue and the end of its first lease; no queue if the job is gone.
 
     None if the job's keys can't be read. The reaper looks at such a job when something happens to it.
     """

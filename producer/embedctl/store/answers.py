@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from embedctl.store.doubts import Doubts
-from embedctl.store.issuing import Issued
+from embedctl.store.status import JobStatus
 from embedctl_config import tenants
 
 
@@ -18,9 +18,10 @@ class JobSpec:
 
     `options` determine the vectors or the chunks, and are JSON values. More failed records than `max_errors`, or than
     the share `max_errors_share` of all records, end the job early. `ttl_s` counts from the job's end. A job with
-    `results_high_water` is made to be drained: while Redis holds more bytes of its results, it gets no tickets. `data`
-    is the id of the place that keeps the bytes of its chunks; None if Redis does. Jobs that wait for the same workers
-    take turns by `lane` and `tenant`, whose `weight` this is.
+    `results_high_water` is made to be drained: while Redis holds more bytes of its results, workers get only the chunk
+    that the drainer waits for. `data` is the id of the place that keeps the bytes of its chunks; None if Redis does.
+    Jobs that wait for the same workers take turns by `lane` and `tenant`, whose `weight` this lowers, if it is less
+    than what workers state.
     """
 
     model: str
@@ -35,7 +36,7 @@ class JobSpec:
     data: str | None = None
     tenant: str = tenants.DEFAULT
     lane: str = tenants.NORMAL
-    weight: float = 1.0
+    weight: float | None = None
 
 
 class Added(StrEnum):
@@ -50,58 +51,65 @@ class Added(StrEnum):
     STOPPED = "stopped"
 
 
-class ClaimAnswer(StrEnum):
-    """The answers of :meth:`JobStore.claim`."""
-
-    OK = "ok"
-    DONE = "done"
-    BUSY = "busy"
-    MISMATCH = "mismatch"
-    OTHER = "other"
-    LOST = "lost"
-    GONE = "gone"
-    CANCELLED = "cancelled"
-    VERSION = "version"
-
-
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """Who claims chunks: an instance of a worker, and a model that it serves. The worker claims none of a job that it
-    does not know, unless the job wants this `precision` and `model`."""
+    """Who asks for chunks: an instance of a worker, with the fingerprint of the model that it encodes a queue's jobs
+    with, and its precision. With `takes_new`, it also takes jobs that no worker has begun, which are then pinned to its
+    fingerprint. In `quarantine`, it takes what may kill a worker, and nothing else."""
 
     instance: str
     fingerprint: str
-    precision: str = ""
-    model: str = ""
+    precision: str
+    takes_new: bool = True
+    quarantine: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The result of a claim: `attempt` and `input` with OK, the pinned `fingerprint` with MISMATCH.
+    """A chunk that was leased to a worker.
 
-    `input` is what Redis holds of the chunk's text: :meth:`ChunkFiles.get` gives the text.
-
-    `given_up` is None unless the chunk is suspect, because an owner of it died. A suspect chunk is to be encoded in
-    careful mode, without the rows in `given_up`: earlier owners died on them. `doubts` are the failures that earlier
-    owners reported.
+    Attributes:
+        token: identifies this claim in calls of renew, release and complete.
+        attempt: how often the chunk was claimed, this claim included.
+        input: what Redis holds of the chunk's text: :meth:`ChunkFiles.get` gives the text.
+        given_up: None unless the chunk is suspect, because an owner of it died. A suspect chunk is to be encoded in
+            careful mode, without these rows: earlier owners died on them.
+        doubts: the failures that earlier owners reported.
+        waited_s: seconds since the job's last turn, or since it had chunks that were ready.
+        job: its job, if that is a small one.
     """
 
-    answer: ClaimAnswer
-    attempt: int = 0
-    input: bytes = b""
-    fingerprint: str = ""
+    job_id: str
+    chunk: int
+    token: str
+    attempt: int
+    input: bytes
     given_up: frozenset[int] | None = None
     doubts: Doubts | None = None
+    waited_s: float = 0.0
+    job: JobStatus | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The chunks that a worker was given. `later`: there are more, which are left to other workers for now. `unusable`
+    are jobs of which no chunk can be given, each with the reason."""
+
+    claims: Sequence[Claim] = ()
+    later: bool = False
+    unusable: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """A worker's report with a chunk's result. The input of the failed records is a value of an :class:`Upload`."""
+    """A worker's report with a chunk's result: counts of records, and of tokens. The work is in tokens, each counted by
+    the products that it took. The input of the failed records is a value of an :class:`Upload`."""
 
     done: int
     failed: int
     truncated: int
     tokens: int
+    work: int
     dim: int
     failed_input: bytes = b""
 
@@ -112,29 +120,26 @@ class InlineJob:
 
     Attributes:
         job_id: None if the job was not made, because its tenant's limits leave no room.
-        issued: the chunks whose tickets are to be sent now, perhaps of other jobs.
         sealed_at: the id of the event of its sealing; None if a step did not do what it should. Then each is to be
             taken by itself.
     """
 
     job_id: str | None
-    queue: str
     records: int
-    issued: list[Issued]
     sealed_at: str | None
 
 
-def claim_of(answer: str, rest: Sequence[Any]) -> Claim:
-    """What the script of a claim answered."""
-    if answer == ClaimAnswer.OK:
-        attempt, data, rows, doubts = (*rest, None, None)[:4]
-        return Claim(
-            ClaimAnswer.OK,
-            attempt=int(attempt),
-            input=data,
-            given_up=None if rows is None else frozenset(map(int, filter(None, rows.split(b",")))),
-            doubts=None if doubts is None else Doubts.parse(doubts),
-        )
-    if answer == ClaimAnswer.MISMATCH:
-        return Claim(ClaimAnswer.MISMATCH, fingerprint=rest[0].decode())
-    return Claim(ClaimAnswer(answer))
+def claim_of(token: str, facts: Sequence[Any], job: JobStatus | None) -> Claim:
+    """A claim in the answer of the script `next`."""
+    job_id, chunk, attempt, data, rows, doubts, waited_ms = facts[:7]
+    return Claim(
+        job_id.decode(),
+        int(chunk),
+        token,
+        int(attempt),
+        data,
+        None if rows is None else frozenset(map(int, filter(None, rows.split(b",")))),
+        None if doubts is None else Doubts.parse(doubts),
+        max(0, int(waited_ms)) / 1000,
+        job,
+    )

@@ -17,6 +17,14 @@ local function suspect(chunk, instance, row)
   redis.call('HSET', attempts, chunk .. ':deaths', cjson.encode(deaths))
   redis.call('PEXPIRE', attempts, keep_ms)
   redis.call('HINCRBY', job, 'deaths', 1)
+  if row ~= '' then  -- it was this job's text; and where there are two, there are often more
+    local before = tonumber(redis.call('HGET', job, 'killed_ms') or 0)
+    redis.call('HSET', job, 'killed_ms', now)
+    if now - before < DISTRUST_MS then
+      redis.call('HSET', job, 'distrusted_ms', now + DISTRUST_MS)
+      look_by(now + DISTRUST_MS)
+    end
+  end
   return deaths.unnamed
 end
 

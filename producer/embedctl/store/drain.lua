@@ -35,5 +35,6 @@ local lives_ms = redis.call('PTTL', job) + math.floor(ttl_ms * (CHUNK_TTL_FACTOR
 for _, key in ipairs({drained, parts, digests}) do
   if redis.call('PTTL', key) < lives_ms then redis.call('PEXPIRE', key, lives_ms) end
 end
-if not ended then look_by(now + LOOK_AFTER_MS) end  -- there is room for tickets
+if not ended then look_by(now + LOOK_AFTER_MS) end
+offer()  -- there is room for results
 return {'ok'}

@@ -90,7 +90,7 @@ class Drains:
         """Take or renew the right to drain a job, and mark the job as one that is drained.
 
         Args:
-            high_water: most bytes of results in Redis; above it, no tickets are sent for the job.
+            high_water: most bytes of results in Redis; above it, workers get only the chunk that the drainer waits for.
             place: where the parts are, if that is known now.
             dead: the token of a holder that is known to have died.
             lease_s: 0 gives the right up.
@@ -137,8 +137,9 @@ class Drains:
     def unlink(self, job_id: str, chunks: Sequence[int]) -> None:
         """Free the results of drained chunks, in slices. Bytes outside of Redis are left to the sweeper."""
         for at in range(0, len(chunks), _SLICE):
-            with self._connection.client() as client:
-                client.unlink(*(keys.chunk_result(job_id, chunk) for chunk in chunks[at : at + _SLICE]))
+            these = chunks[at : at + _SLICE]
+            results = (keys.chunk_result(job_id, chunk) for chunk in these)
+            self._connection.script("free", [keys.drained(job_id), *results], these)
 
     def is_drained(self, job_id: str, chunk: int) -> bool:
         """Whether a durable part holds a chunk's result."""

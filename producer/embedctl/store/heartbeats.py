@@ -58,6 +58,7 @@ class WorkerRow:
         quiet_s: seconds without progress of the current encode; 0 while it encodes nothing.
         device: the device that it is pinned to, such as `cpu 0-3`, `gpu GPU-…` or `neuron 0`.
         metrics: the URL of its metrics and its health; empty if it serves none.
+        quarantine: whether it takes only what may kill a worker.
     """
 
     instance: str
@@ -78,6 +79,7 @@ class WorkerRow:
     bounds: str = ""
     device: str = ""
     metrics: str = ""
+    quarantine: bool = False
 
     @property
     def activity(self) -> Literal["idle", "busy", "hung"]:

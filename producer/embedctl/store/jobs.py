@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import secrets
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple
 from typing import Any, Literal
 
 from embedctl.chunk_files import ChunkFiles, Upload, Where
 from embedctl.chunk_files.references import MOST_BYTES, is_reference
-from embedctl.store.answers import Added, Claim, Claimant, Completed, InlineJob, JobSpec, claim_of
+from embedctl.store.answers import Added, Claimant, Completed, Given, InlineJob, JobSpec, claim_of
 from embedctl.store.connection import Connection
 from embedctl.store.doubts import Doubts
-from embedctl.store.issuing import Issued, issue_call, issued_of
 from embedctl.store.quotas import Quotas, exceeded
-from embedctl.store.reading import JobReader, facts_asked
+from embedctl.store.reading import JobReader, damaged
 from embedctl.store.scripts import ScriptCall, flat
 from embedctl.store.status import COUNTS, JobState, JobStatus, lifetime_s
 from embedctl_config import keys, tenants, wire
@@ -36,13 +36,11 @@ from embedctl_config.errors import (
     SettingsError,
     WireForeign,
 )
+from embedctl_config.fingerprint import deciding
 from embedctl_config.settings import Settings
 
 log = logging.getLogger(__name__)
 
-#: A ticket that was refused because of its model's fingerprint is offered again after this part of `reissue_s`. A
-#: worker with the right weights then gets it soon, and without such a worker the retries are rare.
-_MISMATCH_PART = 1 / 12
 _SLICE = 200
 
 #: A larger result is sent in parts of this size (bytes), each with a full socket timeout. A retry repeats one part.
@@ -55,8 +53,8 @@ class JobStore(JobReader):
     """Jobs in Redis: the steps of their lives, and the reads of :class:`JobReader`.
 
     Each step of a chunk's life takes one round trip, except :meth:`complete` with a large result. Every method raises
-    BrokerUnavailable if Redis can't be reached. An answer to a worker with a ticket is returned; an answer to a person
-    is raised as an error of the job.
+    BrokerUnavailable if Redis can't be reached. An answer to a worker is returned; an answer to a person is raised as
+    an error of the job.
     """
 
     def __init__(self, connection: Connection, settings: Settings, files: ChunkFiles | None = None) -> None:
@@ -64,7 +62,6 @@ class JobStore(JobReader):
         self._settings = settings
         self._quotas = Quotas(connection)
         self._lease_ms = int(settings.lease_s * 1000)
-        self._mismatch_ms = int(settings.limits.reissue_s * 1000 * _MISMATCH_PART)
 
     def create(self, spec: JobSpec) -> tuple[str, bool]:
         """Make a job, or find the job of this idempotency key; returns its id, and whether it is new.
@@ -81,13 +78,12 @@ class JobStore(JobReader):
         return (rest[0].decode(), False) if answer == "exists" else (job_id, True)
 
     def create_inline(self, spec: JobSpec, value: bytes, *, digest: bytes, rows: int, token: str) -> InlineJob:
-        """Make an inline job, of one chunk: create, add, seal and issue in one round trip.
+        """Make an inline job, of one chunk: create, add and seal in one round trip.
 
         It has no idempotency key. The value is the chunk in wire format, the token the one that :meth:`hold` takes.
         Raises BrokerUnavailable if Redis can't be reached, and may have made the job; or if it is full, and has not.
         """
         job_id, creation = self._creation(spec)
-        queue = keys.queue(spec.hardware, spec.model)
         of_job, producer = keys.of_job(job_id), keys.producer(job_id)
         chunk = [keys.chunk_input(job_id, 0), keys.chunk_result(job_id, 0)]
         calls = [
@@ -98,7 +94,6 @@ class JobStore(JobReader):
                 [job_id, 0, digest, rows, value, token, keys.PRODUCER_LEASE_S * 1000],
             ),
             ScriptCall("seal", [*of_job, producer], [job_id, 1]),
-            issue_call(self._settings, job_id, queue),
         ]
         try:
             created, *steps = self._connection.raw_scripts(calls)
@@ -111,13 +106,9 @@ class JobStore(JobReader):
         if isinstance(refused := self._connection.answer_of(created), BrokerRefused):
             raise refused
         done = [isinstance(step, tuple) and step[0] == "ok" for step in steps]
-        issued = issued_of(steps[-1][1]) if done[-1] else []
-        if isinstance(steps[0], tuple) and steps[0][0] == Added.SKIPPED:
-            # The first answer was lost, and with it perhaps the ticket. Another one costs a refused claim.
-            issued.append(Issued(job_id, 0))
         sealed_at = steps[1][1][1].decode() if all(done) else None
         is_made = isinstance(created, tuple) and created[0] == "created"
-        return InlineJob(job_id if is_made else None, queue, rows, issued, sealed_at)
+        return InlineJob(job_id if is_made else None, rows, sealed_at)
 
     def _creation(self, spec: JobSpec) -> tuple[str, ScriptCall]:
         """The id of a new job, and the call that makes it."""
@@ -134,7 +125,7 @@ class JobStore(JobReader):
             "ttl_ms": ttl_ms,
             "created_ms": now,
             "progressed_ms": now,
-            "window": self._settings.limits.window,
+            "alike": _alike(spec.options, spec.data),
             **dict.fromkeys(COUNTS, 0),
             "next": 0,
         }
@@ -147,7 +138,7 @@ class JobStore(JobReader):
         fields |= {name: value for name in perhaps if (value := getattr(spec, name)) is not None}
         # Only what differs, because there are many jobs.
         shares = {"tenant": spec.tenant, "lane": spec.lane, "weight": spec.weight}
-        plain = {"tenant": tenants.DEFAULT, "lane": tenants.NORMAL, "weight": 1.0}
+        plain = {"tenant": tenants.DEFAULT, "lane": tenants.NORMAL, "weight": None}
         fields |= {name: value for name, value in shares.items() if value != plain[name]}
         life_ms = int(lifetime_s(spec.ttl_s) * 1000)
         kept_ms = int(life_ms * keys.CHUNK_TTL_FACTOR)
@@ -219,55 +210,42 @@ class JobStore(JobReader):
 
     def close_retry(self, job_id: str) -> bool:
         """Seal a job if the process that retried its failed records died; returns whether it is sealed now."""
-        return self._ticket_script("seal", job_id, [keys.producer(job_id)], [""])[0] == "ok"
+        return self._script("seal", job_id, [keys.producer(job_id)], [""])[0] == "ok"
 
-    def issue(self, job_id: str, queue: str, over: int | None = None) -> list[Issued]:
-        """Choose the chunks whose tickets are to be sent now, of this job and of others that wait in its queue.
+    def next(self, queue: str, token: str, by: Claimant) -> Given:
+        """Lease the chunk of a queue whose turn it is, with its text. The token identifies the claim, and the call: if
+        its answer is lost, another call with the token gives the same chunk."""
+        return self._given(token, self._connection.script("next", *self._next(queue, token, by)))
 
-        The ticket of the chunk `over` is over, because the chunk has ended or can't be claimed.
-        """
-        call = issue_call(self._settings, job_id, queue, over)
-        return issued_of(self._connection.script(call.name, call.keys, call.args)[1])
+    def gather(self, job: JobStatus, token: str, by: Claimant, most_bytes: int) -> Given:
+        """Lease small chunks that may be in one batch with those of a job, of at most so many bytes together."""
+        alike = _alike(job.options, job.data)
+        script_keys, args = self._next(job.queue, token, by)
+        return self._given(token, self._connection.script("next", script_keys, [*args, alike, most_bytes]))
 
-    def issue_all(self, over: Sequence[tuple[JobStatus, int]]) -> list[tuple[str, list[Issued]]]:
-        """The same for several jobs in one round trip: each queue, and the chunks whose tickets go there."""
-        calls = [issue_call(self._settings, job.id, job.queue, chunk) for job, chunk in over]
-        answers = self._connection.scripts(calls)
-        return [
-            (job.queue, issued_of(answer[1]))
-            for (job, _), answer in zip(over, answers, strict=True)
-            if not isinstance(answer, BrokerRefused)  # the reaper sends these tickets
-        ]
+    def ring(self, precision: str, served: Mapping[str, str]) -> None:
+        """Ring for the queues (queue → fingerprint) of a worker that have chunks which it can take, and no bell."""
+        self._connection.script("ring", [], [precision, *flat(served)])
 
-    def claim(self, job_id: str, chunk: int, token: str, by: Claimant) -> Claim:
-        """Ask for the lease of a chunk and its text. The token identifies this claim in calls of renew and release."""
-        call = self._claim_call(job_id, chunk, token, by)
-        return claim_of(*self._connection.script(call.name, call.keys, call.args))
+    def _next(self, queue: str, token: str, by: Claimant) -> tuple[list[str], list[Any]]:
+        args = [queue, token, by.instance, by.fingerprint, self._lease_ms, self._settings.interactive_share]
+        return [keys.given(token)], [*args, by.precision, int(by.takes_new), int(by.quarantine)]
 
-    def claim_of_new(self, job_id: str, chunk: int, token: str, by: Claimant) -> tuple[Claim, JobStatus]:
-        """The same for a job that the worker does not know, whose facts are read in the same round trip.
-
-        A job of another precision or model is not claimed; the answer is OTHER. Raises as :meth:`JobReader.status`.
-        """
-        call = self._claim_call(job_id, chunk, token, by, by.precision, by.model)
-        answers = self._connection.raw_scripts([call], ask=lambda pipe: facts_asked(pipe, job_id))
-        claimed, *facts = map(self._connection.answer_of, answers)
-        if refused := next((each for each in (claimed, *facts) if isinstance(each, BrokerRefused)), None):
-            raise refused
-        return claim_of(*claimed), self._known(job_id, *facts)
-
-    def claim_all(self, wanted: Sequence[tuple[str, int, str]], by: Claimant) -> list[Claim | BrokerRefused]:
-        """The same for several chunks in one round trip, each given as a job's id, the chunk and a token."""
-        calls = [self._claim_call(*each, by) for each in wanted]
-        answers = self._connection.scripts(calls)
-        return [answer if isinstance(answer, BrokerRefused) else claim_of(*answer) for answer in answers]
-
-    def _claim_call(self, job_id: str, chunk: int, token: str, by: Claimant, *expected: str) -> ScriptCall:
-        return ScriptCall(
-            "claim",
-            [*keys.of_job(job_id), keys.chunk_input(job_id, chunk), keys.chunk_result(job_id, chunk)],
-            [job_id, chunk, token, by.instance, by.fingerprint, self._lease_ms, self._mismatch_ms, *expected],
+    def _given(self, token: str, answer: tuple[str, list[Any]]) -> Given:
+        """What an answer of the script `next` gives."""
+        said, (met, *claims) = answer
+        return Given(
+            [claim_of(token, facts, self._job_in(*facts)) for facts in claims],
+            later=said == "later",
+            unusable=[(job_id.decode(), why.decode()) for job_id, why in met],
         )
+
+    def _job_in(self, job_id: bytes, *facts: Any) -> JobStatus | None:
+        """The job in a claim; None if it does not hold one."""
+        if len(facts) == 6:
+            return None
+        flat_facts, ttl_ms, alive = facts[6:]
+        return self._known(job_id.decode(), dict(zip(flat_facts[::2], flat_facts[1::2], strict=True)), ttl_ms, alive)
 
     def renew(self, job_id: str, chunk: int, token: str, *, row: int | None = None) -> str:
         """Renew a lease: `ok`, `done`, `not_owner`, `gone`, `cancelled` or `version` (of another).
@@ -276,37 +254,50 @@ class JobStore(JobReader):
         before the next call with a row, this row is given up.
         """
         noted = [] if row is None else [row if row >= 0 else ""]
-        return self._ticket_script("renew", job_id, [], [chunk, token, self._lease_ms, *noted])[0]
+        return self._script("renew", job_id, [], [chunk, token, self._lease_ms, *noted])[0]
 
-    def end_leases(self, job_ids: Sequence[str], dead: Collection[str]) -> None:
-        """End at once the leases of these jobs that dead worker instances hold, before they lapse."""
+    def end_leases(self, job_ids: Sequence[str], dead: Collection[str]) -> list[str]:
+        """End at once the leases of these jobs that dead worker instances hold, and return the jobs that had any."""
+        ended: list[str] = []
         for at in range(0, len(job_ids), _SLICE):
             part = job_ids[at : at + _SLICE]
             owners = self._connection.ask_each(  # one entry per lease
                 part, lambda pipe, job_id: pipe.hgetall(keys.owners(job_id)), refusals=True
             )
-            self._connection.scripts(
-                [
-                    ScriptCall("renew", keys.of_job(job_id), [job_id, int(chunk), words[0], 0])
-                    for job_id, held in zip(part, owners, strict=True)
-                    if isinstance(held, dict)  # skip a job whose key Redis refused to read
-                    for chunk, owner in held.items()
-                    if (words := owner.decode().split(" "))[1:2] and words[1] in dead
-                ]
-            )
+            calls = [
+                ScriptCall("renew", keys.of_job(job_id), [job_id, int(chunk), words[0], 0])
+                for job_id, held in zip(part, owners, strict=True)
+                if isinstance(held, dict)  # skip a job whose key Redis refused to read
+                for chunk, owner in held.items()
+                if (words := owner.decode().split(" "))[1:2] and words[1] in dead
+            ]
+            self._connection.scripts(calls)
+            ended += dict.fromkeys(str(call.args[0]) for call in calls)
+        return ended
 
     def release(
-        self, job_id: str, chunk: int, token: str, *, delay_s: float, trouble: str = "", doubts: Doubts | None = None
+        self,
+        job_id: str,
+        chunk: int,
+        token: str,
+        *,
+        delay_s: float,
+        trouble: str = "",
+        doubts: Doubts | None = None,
+        others_first_s: float = 0.0,
     ) -> bool:
-        """Give the lease of an unfinished chunk back. The reaper sends a ticket after the delay unless the caller does.
+        """Give the lease of an unfinished chunk back. It may be taken again after the delay.
 
         Args:
             trouble: what went wrong, for :attr:`JobStatus.trouble`; never text of a record.
             doubts: the failures of this worker and of earlier ones, for the next claim; unchanged if None.
+            others_first_s: for so long only other workers may take it, if there are any.
         """
-        told = [] if doubts is None else [doubts.as_json()]
+        told: list[Any] = ["" if doubts is None else doubts.as_json()]
+        if others_first_s:
+            told.append(int(others_first_s * 1000))
         args = [chunk, token, int(delay_s * 1000), trouble, *told]
-        return self._ticket_script("release", job_id, [], args)[0] == "ok"
+        return self._script("release", job_id, [], args)[0] == "ok"
 
     def drop_input(self, job_id: str, chunk: int) -> None:
         """Remove a damaged input. The chunk then counts as lost, and submitting the same corpus repairs it."""
@@ -358,7 +349,7 @@ class JobStore(JobReader):
             )
         temporary = keys.uncommitted_result(job_id, chunk, token)
         of_chunk = [keys.chunk_input(job_id, chunk), keys.chunk_result(job_id, chunk), temporary]
-        args: list[Any] = [job_id, chunk, fingerprint, *astuple(report)]
+        args: list[Any] = [job_id, chunk, fingerprint, *astuple(report), self._settings.interactive_share]
         if len(value) > PART_BYTES:
             args.append(len(value))
         call = ScriptCall("complete", [*keys.of_job(job_id), *of_chunk], args)
@@ -387,7 +378,7 @@ class JobStore(JobReader):
 
     def _send_parts(self, job_id: str, key: str, payload: bytes) -> str:
         def send(at: int, part: bytes) -> tuple[str, list[Any]]:
-            return self._ticket_script("part", job_id, [key], [at, part, keys.UNCOMMITTED_TTL_S])
+            return self._script("part", job_id, [key], [at, part, keys.UNCOMMITTED_TTL_S])
 
         answer, rest = send(0, b"")  # how many bytes does Redis have?
         while answer == "ok" and (at := int(rest[0])) < len(payload):
@@ -431,7 +422,10 @@ class JobStore(JobReader):
 
     def why_stopped(self, job_id: str) -> JobError:
         """The error for a caller that a job takes no records from, because it was ended before its last record."""
-        if self.status(job_id).stopped_by == "max_errors":
+        status = self.status(job_id)
+        if status.stopped_by == "damage":
+            return damaged(job_id, (status.trouble or "").removeprefix("damaged: "))
+        if status.stopped_by == "max_errors":
             return JobFailed(
                 f"job {job_id} was ended by its error budget (max_errors); `embedctl errors {job_id}` lists what "
                 f"failed, and `embedctl fetch {job_id}` writes what is done"
@@ -443,7 +437,7 @@ class JobStore(JobReader):
 
     def cancel(self, job_id: str) -> JobState:
         """End a job now, and free its chunks. Returns the state that the job then has."""
-        answer, rest = self._ticket_script("cancel", job_id, [], [])
+        answer, rest = self._script("cancel", job_id, [], [])
         if answer == "gone":
             raise self.absent(job_id)
         if answer == "version":
@@ -452,7 +446,7 @@ class JobStore(JobReader):
 
     def job_script(self, name: str, job_id: str, more_keys: list[str], args: list[Any]) -> tuple[str, list[Any]]:
         """Run a script, and raise its answers about the whole job: `gone`, `cancelled` and `version`."""
-        answer, rest = self._ticket_script(name, job_id, more_keys, args)
+        answer, rest = self._script(name, job_id, more_keys, args)
         if answer == "gone":
             raise self.absent(job_id)
         if answer == "cancelled":
@@ -467,5 +461,10 @@ class JobStore(JobReader):
             f"after them: embedctl submit CORPUS --resume {job_id}"
         )
 
-    def _ticket_script(self, name: str, job_id: str, more_keys: list[str], args: list[Any]) -> tuple[str, list[Any]]:
+    def _script(self, name: str, job_id: str, more_keys: list[str], args: list[Any]) -> tuple[str, list[Any]]:
         return self._connection.script(name, [*keys.of_job(job_id), *more_keys], [job_id, *args])
+
+
+def _alike(options: Mapping[str, Any], data: str | None) -> str:
+    """What jobs of one queue have in common if chunks of them may be in one batch."""
+    return hashlib.sha256(json.dumps([data, deciding(options)], sort_keys=True).encode()).hexdigest()[:32]

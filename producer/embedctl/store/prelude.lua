@@ -1,5 +1,5 @@
--- Shared by every script but `create`. Times are milliseconds by Redis' own clock, so no host's clock matters.
-local job, active, due, owners, attempts, reissues, events, counted = unpack(KEYS, 1, 8)
+-- Shared by every script about a job but `create`. Times are milliseconds by Redis' own clock, so no host's clock matters.
+local job, active, leases, owners, attempts, ready, events, counted = unpack(KEYS, 1, 8)
 local meta = redis.call('HMGET', job, 'state', 'version', 'ttl_ms', 'sealed', 'original_chunks', 'idempotency_key',
   'progressed_ms', 'results_high_water', 'data', 'tenant', 'limited')
 local state, ttl_ms, sealed, original = meta[1], tonumber(meta[3]), meta[4] == '1', tonumber(meta[5])
@@ -43,12 +43,83 @@ local function look_by(at)
   if redis.call('ZADD', UPKEEP, 'LT', at, ARGV[1]) == 1 then share() end
 end
 
--- Set when an issued chunk next needs a ticket, unless something happens to it earlier. An added half millisecond means
--- that its ticket is on the way.
-local function schedule(chunk, delay_ms, with_ticket)
-  redis.call('ZADD', due, now + delay_ms + (with_ticket and 0.5 or 0), chunk)
-  redis.call('PEXPIRE', due, keep_ms)
-  look_by(now + delay_ms)
+-- Chunks whose owners died, by the time in ms when they may be taken again.
+local suspects = job .. ':suspects'
+
+-- Lease a chunk for this long.
+local function lease(chunk, lease_ms)
+  redis.call('ZADD', leases, now + lease_ms, chunk)
+  redis.call('PEXPIRE', leases, keep_ms)
+  look_by(now + lease_ms)
+end
+
+-- Where the job takes turns, how many of its chunks are left, and whether any is ready now.
+local function place_of_job()
+  local facts = redis.call('HMGET', job, 'hardware', 'model', 'precision', 'model_fingerprint', 'tenant', 'lane',
+    'next', 'added', 'chunks_done', 'resumed_to', 'resumed_by', 'results_high_water', 'result_bytes', 'drained_next',
+    'distrusted_ms')
+  for at, name in pairs({'hardware', 'model', 'precision', [7] = 'next', [8] = 'added', [9] = 'chunks_done'}) do
+    if not facts[at] or (at > 6 and not tonumber(facts[at])) then error('has no ' .. name, 0) end
+  end
+  local place = {
+    queue = QUEUE_PREFIX .. facts[1] .. '.' .. facts[2], kind = kind_of(facts[3], facts[4] or '*'),
+    tenant = facts[5] or TENANT, lane = facts[6] or LANE,
+  }
+  place.is_guarded = has_quarantine(place.queue, now)
+  -- After a death, all that is left of the job is given to quarantine for a while.
+  place.is_apart = place.is_guarded and tonumber(facts[15] or 0) > now
+  -- Also of those that rest for a moment, so that nobody waits for the reaper to list them.
+  place.has_suspects = not ended and redis.call('ZCOUNT', suspects, '-inf', now + SUSPECT_MS) > 0
+  local first, added = tonumber(facts[7]), tonumber(facts[8])
+  -- A stopped job that is resumed has no text yet for the chunks that its producer has not reached.
+  if facts[10] and redis.call('GET', job .. ':producer') == facts[11] then added = tonumber(facts[10]) end
+  -- It waits for its drainer. The chunk that the drainer waits for is ready in any case.
+  local full = facts[12] and tonumber(facts[13] or 0) > tonumber(facts[12]) and first > tonumber(facts[14] or 0)
+  place.first, place.below, place.left = first, full and first or added, tonumber(facts[8]) - tonumber(facts[9])
+  place.is_ready = not ended and (place.first < place.below or redis.call('ZCOUNT', ready, '-inf', now) > 0)
+  return place
+end
+
+-- The same place for what may kill a worker.
+local function apart(place)
+  return {lane = place.lane, tenant = place.tenant, queue = place.queue, kind = APART .. place.kind}
+end
+
+-- If chunks of the job are ready, let it take turns, as one that waits since then or since now.
+local function list_all(place, since)
+  local as_usual = place.is_ready and not place.is_apart
+  if as_usual then list(place, ARGV[1], place.left, since or now) end
+  if place.has_suspects or (place.is_ready and place.is_apart) then
+    list(apart(place), ARGV[1], place.left, since or now)
+  end
+  return as_usual or (place.has_suspects and not place.is_guarded)
+end
+
+-- The same, and ring.
+local function offer(most)
+  if ended then return end
+  local place = place_of_job()
+  if list_all(place) then ring(place.queue, most or 1, now) end
+end
+
+-- Take the job off the lists before it ends.
+local function take_off()
+  local known, place = pcall(place_of_job)
+  if known then
+    leave(place, ARGV[1])
+    leave(apart(place), ARGV[1])
+  end
+end
+
+-- Let a chunk that was given out be taken again, after the delay.
+local function put_back(chunk, delay_ms)
+  redis.call('ZREM', leases, chunk)
+  redis.call('HDEL', owners, chunk)
+  local to, delay = ready, tonumber(delay_ms)
+  if redis.call('HEXISTS', attempts, chunk .. ':deaths') == 1 then to, delay = suspects, math.max(delay, SUSPECT_MS) end
+  redis.call('ZADD', to, now + delay, chunk)
+  redis.call('PEXPIRE', to, keep_ms)
+  if delay > 0 then look_by(now + delay) end
 end
 
 local at_rest = false  -- the job has ended, with no work left for the reaper
@@ -71,7 +142,7 @@ end
 local function progress()
   redis.call('HSET', job, 'progressed_ms', now)
   redis.call('PEXPIRE', job, life_ms)
-  for _, key in ipairs({due, owners, attempts, reissues, counted}) do redis.call('PEXPIRE', key, keep_ms) end
+  for _, key in ipairs({leases, owners, attempts, ready, suspects, counted}) do redis.call('PEXPIRE', key, keep_ms) end
   if drains then
     for _, key in ipairs({drained, parts, digests}) do redis.call('PEXPIRE', key, keep_ms) end
   end
@@ -90,7 +161,8 @@ end
 -- encoded.
 local function stop(by)
   ended = true
-  redis.call('UNLINK', due, owners, attempts, reissues)  -- first: in a full Redis, a script that begins by freeing may go on
+  redis.call('UNLINK', leases, owners, attempts, ready, suspects)  -- first: in a full Redis, a script that begins by freeing may go on
+  take_off()
   redis.call('HDEL', job, 'resumed_to', 'resumed_below', 'resumed_by', 'resumed_records')
   redis.call('HSET', job, 'ended_ms', now, 'stopped_by', by, 'waiting_bytes', 0)
   look_by(now)
@@ -171,12 +243,13 @@ local function account(known)
     'resumed_records'))))
 end
 
--- Remove a chunk from the bookkeeping of issued chunks.
+-- Remove a chunk from the bookkeeping of chunks that were given out.
 local function forget(chunk)
-  redis.call('ZREM', due, chunk)
+  redis.call('ZREM', leases, chunk)
+  redis.call('ZREM', ready, chunk)
+  redis.call('ZREM', suspects, chunk)
   redis.call('HDEL', owners, chunk)
-  redis.call('HDEL', attempts, chunk, chunk .. ':deaths', chunk .. ':doubts')
-  redis.call('HDEL', reissues, chunk, chunk .. ':sent')
+  redis.call('HDEL', attempts, chunk, chunk .. ':deaths', chunk .. ':doubts', chunk .. ':not')
 end
 
 -- Take or renew a lease that one process at a time has, or give it up (a lease of 0 ms). That of a dead process lapses.

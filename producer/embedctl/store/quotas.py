@@ -36,10 +36,10 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Overruled:
-    """Other limits of a tenant hold: those of a worker that was started later."""
+    """Another weight and other limits of a tenant hold: those of a worker that was started later."""
 
     by: str
-    limits: tuple[int, ...]
+    values: tuple[float, ...]
 
 
 class Quotas:
@@ -49,15 +49,16 @@ class Quotas:
         self._connection = connection
 
     def state(self, tenant: str, entry: TenantEntry, *, by: str, since_ms: int) -> Overruled | None:
-        """State a tenant's limits. Returns what holds instead, if another worker decides; else None.
+        """State a tenant's weight and limits. Returns what holds instead, if another worker decides; else None.
 
         Args:
             by: the name of the worker that states them.
             since_ms: when it was started, by Redis' clock: the worker that was started last decides.
         """
-        args = [tenant, since_ms, by, *entry.limits.values(), keys.QUOTA_TTL_S * 1000, int(SILENT_S * 1000)]
+        stated = [entry.weight, *entry.limits.values()]
+        args = [tenant, since_ms, by, *stated, keys.QUOTA_TTL_S * 1000, int(SILENT_S * 1000)]
         answer, rest = self._connection.script("quota", [keys.quota(tenant), keys.QUOTAS], args)
-        return None if answer == "ok" else Overruled(rest[0].decode(), tuple(int(each) for each in rest[1:]))
+        return None if answer == "ok" else Overruled(rest[0].decode(), tuple(float(each or 1) for each in rest[1:]))
 
     def correct(self, tenant: str) -> None:
         """Correct what is noted of a tenant's jobs: of all of them, or of as many as can be done at once."""

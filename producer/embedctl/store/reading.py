@@ -13,7 +13,7 @@ from embedctl.store import job_ids
 from embedctl.store.connection import MAX_BLOCK_MS, Connection
 from embedctl.store.status import JobStatus, Suspect, parse_status, parse_suspect
 from embedctl_config import keys, tenants, wire
-from embedctl_config.errors import JobError, JobLost, JobNotFound, NotPermitted, WireForeign, WireTruncated
+from embedctl_config.errors import JobDamaged, JobError, JobLost, JobNotFound, NotPermitted, WireForeign, WireTruncated
 from embedctl_config.wire import ChunkResult
 
 _SLICE = 200
@@ -46,9 +46,17 @@ class JobReader:
         """A job's facts; raises as :meth:`absent` if Redis does not know the job."""
         if not keys.is_job_id(job_id):
             raise self.absent(job_id)
-        with self._connection.client() as client:
-            facts = facts_asked(client.pipeline(transaction=False), job_id).execute()
-        return self._known(job_id, *facts)
+        return self._known(job_id, *self._connection.ask_each([job_id], facts_asked, refusals=True))
+
+    def is_damaged(self, job_id: str) -> bool:
+        """Whether a job can't be read, because another program lost or changed what Redis holds of it."""
+        try:
+            self.status(job_id)
+        except JobDamaged:
+            return True
+        except JobError:
+            return False
+        return False
 
     def status_and_result(self, job_id: str) -> tuple[JobStatus, bytes | None]:
         """A job's facts, and the result of its first chunk in one round trip; None also if that is outside of Redis."""
@@ -232,7 +240,7 @@ class JobReader:
             "the one that made it"
         )
 
-    def _known(self, job_id: str, raw: dict[bytes, bytes], ttl_ms: int, alive: int) -> JobStatus:
+    def _known(self, job_id: str, raw: Any, ttl_ms: Any, alive: Any) -> JobStatus:
         """The job of an answer to :func:`facts_asked`. Raises as :meth:`status`."""
         status = self._parsed(job_id, raw, ttl_ms, alive)
         if status is None:
@@ -242,18 +250,30 @@ class JobReader:
         return status
 
     def _read(self, ids: Sequence[str]) -> Iterator[JobStatus | JobError | None]:
-        """For each job its facts, None if it is gone, or the error if it is of another version."""
-        answers = self._connection.ask_each(ids, facts_asked)
+        """For each job its facts, None if it is gone, or the error if it is of another version or damaged."""
+        answers = self._connection.ask_each(ids, facts_asked, refusals=True)
         for job_id, raw, ttl_ms, alive in zip(ids, answers[::3], answers[1::3], answers[2::3], strict=True):
             yield self._parsed(job_id, raw, ttl_ms, alive)
 
-    def _parsed(self, job_id: str, raw: dict[bytes, bytes], ttl_ms: int, alive: int) -> JobStatus | JobError | None:
-        facts = {name.decode(): value.decode() for name, value in raw.items()}
-        if not facts:
+    def _parsed(self, job_id: str, raw: Any, ttl_ms: Any, alive: Any) -> JobStatus | JobError | None:
+        """What :func:`facts_asked` tells of a job. One that can't be read must not hide others."""
+        if not raw:
             return None
-        if (version := facts.get("version", "")) != str(wire.VERSION):
-            return self._of_other_version(job_id, version)
-        return parse_status(job_id, facts, ttl_ms, bool(alive))
+        try:
+            facts = {name.decode(): value.decode() for name, value in raw.items()}
+            if (version := facts.get("version", "")) != str(wire.VERSION):
+                return self._of_other_version(job_id, version)
+            return parse_status(job_id, facts, ttl_ms, bool(alive))
+        except (LookupError, ValueError, AttributeError) as error:
+            why = "is of another type" if isinstance(raw, Exception) else f"can't be read ({error!r})"
+            return damaged(job_id, f"{keys.job(job_id)} {why}")
+
+
+def damaged(job_id: str, what: str) -> JobDamaged:
+    """The error for a job that can't go on, because another program lost or changed what Redis holds of it."""
+    return JobDamaged(
+        f"job {job_id} is damaged: {what}. Remove it, and submit its corpus again: embedctl discard {job_id}"
+    )
 
 
 def facts_asked(pipe: Any, job_id: str) -> Any:

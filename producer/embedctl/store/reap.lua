@@ -1,33 +1,42 @@
--- Choose issued chunks that need another ticket: their lease lapsed, or no worker took the last ticket. An owner's death
--- makes its chunk suspect. If the owner was in careful mode, its current row is given up.
--- KEYS[9..10]: live workers of the queue, jobs that wait for one. ARGV: job, first reissue after, longest wait, most
--- chunks, how long an owner in careful mode may be silent, deaths without a row until the chunk is stuck, time before
--- which all tickets sent have left the queue, shortest time until the next look, time without progress until an audit.
--- → ok <chunk>… | idle
+-- Let chunks whose lease lapsed be taken again. An owner's death makes its chunk suspect. If the owner was in careful mode,
+-- its current row is given up.
+-- ARGV: job, pause of a stuck chunk, its longest pause, most chunks, how long an owner in careful mode may be silent,
+-- deaths without a row until the chunk is stuck, shortest time until the next look, time without progress until an audit,
+-- 1 to judge only owners that are known to have died, else 0.
+-- → ok <chunk>…
 if ended then return {'ok'} end
-local first, longest, soonest, audit_after = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[8]), tonumber(ARGV[9])
-if redis.call('ZCOUNT', KEYS[9], now, '+inf') == 0 then
-  park(KEYS[10])
-  rest(soonest, audit_after, longest, true)
-  return {'idle'}
-end
+local stuck_ms, longest, soonest, audit_after = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local again = {'ok'}
-local overdue = redis.call('ZRANGEBYSCORE', due, '-inf', now, 'WITHSCORES', 'LIMIT', 0, ARGV[4])
-for at = 1, #overdue, 2 do
-  local chunk, due_at, wait, send = overdue[at], tonumber(overdue[at + 1]), first, true
-  local owner = redis.call('HGET', owners, chunk)
-  local instance, row = (owner or ''):match('^%S+ (%S+) ?(%S*)$')
-  local became = owner and fate(instance)
-  if not owner then
-    wait, send = remind(chunk, due_at, first, longest, tonumber(ARGV[7]))
-  elseif row ~= '' and became ~= 'dead' and now - due_at < tonumber(ARGV[5]) then
-    wait, send = nil, false  -- wait longer before silence alone blames a record
-  else
-    local unnamed = end_lease(chunk, became, instance, row)
-    if unnamed >= tonumber(ARGV[6]) then wait, send = math.min(first * 2 ^ (unnamed - ARGV[6]), longest), false end
+local lapsed = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'WITHSCORES', 'LIMIT', 0, ARGV[4])
+for at = 1, #lapsed, 2 do
+  local chunk, lapsed_at = lapsed[at], tonumber(lapsed[at + 1])
+  local instance, row = (redis.call('HGET', owners, chunk) or ''):match('^%S+ (%S+) %S+ ?(%S*)$')
+  local became = instance and fate(instance) or 'alive'
+  local is_judged = ARGV[9] == '0' or became == 'dead'
+  -- Silence alone blames a record only after longer.
+  if is_judged and (not row or row == '' or became == 'dead' or now - lapsed_at >= tonumber(ARGV[5])) then
+    local unnamed = end_lease(chunk, became, instance, row) - ARGV[6]
+    put_back(chunk, unnamed < 0 and 0 or math.min(stuck_ms * 2 ^ unnamed, longest))
+    again[#again + 1] = chunk
   end
-  if wait then schedule(chunk, wait, send or not owner) end
-  if send then again[#again + 1] = chunk end
 end
-rest(soonest, audit_after, longest, false)
+-- If a worker died before it encoded any of it, any worker may begin it again.
+if redis.call('HGET', job, 'chunks_done') == '0' and redis.call('EXISTS', leases) == 0
+  and redis.call('HEXISTS', job, 'model_fingerprint') == 1 then
+  take_off()
+  redis.call('HDEL', job, 'model_fingerprint', 'pinned_by')
+end
+offer(math.max(1, #again - 1))
+
+-- Look at a job without progress after ever longer pauses, but in time for leases, for chunks that are put off, for the end
+-- of distrust, and for renewing lifetimes.
+local rested = now - tonumber(progressed)
+local wait = math.min(rested < audit_after and audit_after - rested or rested, longest, ttl_ms / 16)
+for key, least in pairs({[leases] = '-inf', [ready] = string.format('(%.0f', now), [suspects] = string.format('(%.0f', now)}) do
+  local next_at = redis.call('ZRANGEBYSCORE', key, least, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+  if next_at then wait = math.min(wait, next_at - now) end
+end
+local trusted_ms = tonumber(redis.call('HGET', job, 'distrusted_ms') or 0)
+if trusted_ms > now then wait = math.min(wait, trusted_ms - now) end
+if redis.call('ZADD', UPKEEP, math.floor(now + math.max(wait, soonest)), ARGV[1]) == 1 then share() end
 return again

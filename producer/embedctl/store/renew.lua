@@ -2,8 +2,8 @@
 -- → ok | done | not_owner
 if ended then return {'done'} end
 local owner = redis.call('HGET', owners, ARGV[2])
-local token, instance = (owner or ''):match('^(%S+) (%S+)')
+local token, instance, work = (owner or ''):match('^(%S+) (%S+) (%S+)')
 if token ~= ARGV[3] then return {'not_owner'} end
-if ARGV[5] then redis.call('HSET', owners, ARGV[2], token .. ' ' .. instance .. ' ' .. ARGV[5]) end
-schedule(ARGV[2], ARGV[4])
+if ARGV[5] then redis.call('HSET', owners, ARGV[2], table.concat({token, instance, work, ARGV[5]}, ' ')) end
+lease(ARGV[2], ARGV[4])
 return {'ok'}

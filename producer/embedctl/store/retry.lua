@@ -23,4 +23,5 @@ redis.call('HSET', job, 'added', added + 1, 'sealed', '0')
 reopen('submitting')
 progress()
 account()
+offer()
 return {'ok', rows}

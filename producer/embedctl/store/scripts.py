@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -9,33 +11,87 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from embedctl.store.status import COUNTS, PERHAPS_NUMBERS
 from embedctl_config import keys, tenants, wire
 
 _FOLDER = files("embedctl.store")
 #: The lifetimes of an ended job with at most this many chunks are shortened to its TTL at once, without the reaper.
 _SETTLED_AT_ONCE = 16
-#: A chunk of at most this size is small (bytes). So many times as many small chunks may be on their way: together they
-#: are less work than one large chunk, and a worker may encode many of them at once.
-_SMALL_BYTES, _SMALL_FACTOR = 8192, 16
-#: Issued chunks that `issue` checks at once, whether their tickets are still on their way.
-_CHECKED = 4
-#: A ticket that is not in its queue is claimed within this time, unless it was lost or nobody may take it (seconds).
-_CLAIMED_AFTER_S = 5
-#: A job waits at most this much longer for a chunk's turn than the smaller jobs of its tenant and lane (seconds).
-_LONGEST_WAIT_S = 60
+#: A chunk whose owner died waits for so long, in which a supervisor starts a worker in quarantine. If two rows of a job
+#: killed workers within the longer time, only workers in quarantine are given anything of it for as long (seconds).
+_SUSPECT_S, _DISTRUST_S = 2, 60
+#: Bells that wait in a queue for each of its workers, at most: so many chunks a worker may take at once.
+_BELLS_PER_WORKER = 4
+#: One call gives at most so many small chunks, looks at so many jobs, and at so many chunks of a job.
+_GATHERED, _STEPS, _CHUNK_LOOKS, _READY_LOOKS = 32, 100, 4000, 8
+#: The facts of a job with at most so many chunks are given with its chunk, because a worker may not know it.
+_SMALL_JOB = 16
+#: Whole numbers that each job has, first those of its records that are encoded, and others that it may lack.
+_NEEDED = ("done", "failed", *sorted({*COUNTS} - {"done", "failed"}), "ttl_ms", "created_ms", "progressed_ms")
+_NUMBERS = (*_NEEDED, *PERHAPS_NUMBERS, "work", "started_ms", "lost_first", "lost_last")
+#: A lost answer is given again within this time (seconds).
+_GIVEN_S = 20
 #: While other jobs wait, the background lane has one chunk in this time (seconds).
 _BACKGROUND_S = 60
 #: Scripts that are not about a job, and include nothing.
-_PLAIN_SCRIPTS = ("quota", "make", "take_batch", "step_batch", "cancel_batch", "note_event")
-_USUAL = ("sums", "prelude")
+_PLAIN_SCRIPTS = ("quota", "make", "take_batch", "step_batch", "cancel_batch", "note_event", "free")
+_USUAL = ("sums", "turns", "prelude")
 #: Script → the parts that it includes, if these are not the usual ones.
 _PARTS = {
     "create": ("sums",),
     "tally": ("sums",),
-    "issue": (),
-    "reap": (*_USUAL, "deaths", "rest"),
+    "ring": ("turns",),
+    "next": (*_USUAL, "claim"),
+    "reap": (*_USUAL, "deaths"),
     "add": (*_USUAL, "repair"),
 }
+
+
+_NO_ARGUMENTS = b'[[], {}, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
+#: A Celery message that says that a queue has work, as kombu would put it into the queue's list; `$id` and `$queue` are
+#: replaced. See Celery's "Message Protocol", version 2.
+BELL = json.dumps(
+    {
+        "body": base64.b64encode(_NO_ARGUMENTS).decode(),
+        "content-encoding": "utf-8",
+        "content-type": "application/json",
+        "headers": {
+            "lang": "py",
+            "task": keys.TASK,
+            "id": "$id",
+            "root_id": "$id",
+            "parent_id": None,
+            "group": None,
+            "argsrepr": "()",
+            "kwargsrepr": "{}",
+            "origin": "embedctl",
+            "ignore_result": True,
+        },
+        "properties": {
+            "correlation_id": "$id",
+            "reply_to": "",
+            "delivery_mode": 2,
+            "delivery_info": {"exchange": "", "routing_key": "$queue"},
+            "priority": 0,
+            "body_encoding": "base64",
+            "delivery_tag": "$id",
+        },
+    }
+)
+_TURNS = (
+    f"local TENANT, LANE = '{tenants.DEFAULT}', '{tenants.NORMAL}'\n"
+    f"local QUEUE_PREFIX, QUEUE_KEY = '{keys.queue('', '')[:-1]}', '{keys.QUEUE_KEY}'\n"
+    f"local LANES, KINDS, FLOWS, SERVED, LEVELS, JOBS_LEFT, JOBS_WAIT, PAUSE, BELLS = "
+    f"{', '.join(repr(key) for key in keys.TURNS)}\n"
+    f"local KNOWN_LANES = {{{', '.join(f'{lane} = true' for lane in tenants.LANES)}}}\n"
+    f"local BELLS_PER_WORKER, GATHERED, STEPS, CHUNK_LOOKS, READY_LOOKS, SMALL_JOB, GIVEN_MS, BACKGROUND_MS = "
+    f"{_BELLS_PER_WORKER}, {_GATHERED}, {_STEPS}, {_CHUNK_LOOKS}, {_READY_LOOKS}, {_SMALL_JOB}, {_GIVEN_S * 1000}, "
+    f"{_BACKGROUND_S * 1000}\n"
+    f"local NUMBERS, NEEDED = {{{', '.join(map(repr, _NUMBERS))}}}, {len(_NEEDED)}\n"
+    f"local APART, SUSPECT_MS, DISTRUST_MS = 'apart:', {_SUSPECT_S * 1000}, {_DISTRUST_S * 1000}\n"
+    f"local BELL = [=[{BELL}]=]\n"
+    f"local UNACKED = {{'{keys.UNACKED}', '{keys.UNACKED_INDEX}'}}\n"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +121,7 @@ def script_source(name: str) -> str:
     if name in _PLAIN_SCRIPTS:
         return _text(name)
     constants = (
-        f"local TENANT, JOB, QUOTA = '{tenants.DEFAULT}', '{keys.job('')}', '{keys.QUOTA}'\n"
+        f"local JOB, QUOTA = '{keys.job('')}', '{keys.QUOTA}'\n"
         f"local WIRE_VERSION, CHUNK_TTL_FACTOR, UNENDED_TTL_MS, SETTLED_AT_ONCE = "
         f"{wire.VERSION}, {keys.CHUNK_TTL_FACTOR}, {keys.UNENDED_TTL_S * 1000}, {_SETTLED_AT_ONCE}\n"
         f"local EVENTS_KEPT, ENDED_EVENTS_MS, ROWS_AT, DIGEST_FROM, DIGEST_TO = "
@@ -73,16 +129,12 @@ def script_source(name: str) -> str:
         f"local BIRTH, JOBS, WORKERS, DIED, LEFT = "
         f"'{keys.BIRTH}', '{keys.JOBS}', '{keys.WORKERS}', '{keys.died('')}', '{keys.LEFT}'\n"
         f"local KIND_AT, ELSEWHERE, SIZE_AT = {wire.KIND_AT}, {wire.ELSEWHERE}, {wire.PREFIX_BYTES}\n"
-        f"local UPKEEP, LOOK_AFTER_MS = '{keys.UPKEEP}', {keys.LOOK_AFTER_S * 1000}\n"
+        f"local ACTIVE, UPKEEP, LOOK_AFTER_MS = '{keys.ACTIVE}', '{keys.UPKEEP}', {keys.LOOK_AFTER_S * 1000}\n"
     )
-    if name == "issue":
-        constants += (
-            f"local ACTIVE, FLOWS, FLOW, LANE = '{keys.ACTIVE}', '{keys.FLOWS}', '{keys.FLOW}', '{tenants.NORMAL}'\n"
-            f"local SMALL, SMALL_FACTOR, CHECKED, LONGEST_WAIT_S, BACKGROUND_MS, CLAIMED_AFTER_MS = "
-            f"{_SMALL_BYTES}, {_SMALL_FACTOR}, {_CHECKED}, {_LONGEST_WAIT_S}, {_BACKGROUND_S * 1000}, "
-            f"{_CLAIMED_AFTER_S * 1000}\n"
-        )
-    return constants + "".join(map(_text, (*_PARTS.get(name, _USUAL), name)))
+    parts = [_text(part) for part in _PARTS.get(name, _USUAL)]
+    if name == "next":  # It is about many jobs, so what is about one is a function of it.
+        parts[2:] = [f"local function claim(KEYS, ARGV, found)\n{''.join(parts[2:])}end\n"]
+    return constants + _TURNS + "".join(parts) + _text(name)
 
 
 def _text(name: str) -> str:

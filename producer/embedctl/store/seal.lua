@@ -19,4 +19,5 @@ end_if_hopeless()
 end_if_done()
 progress()
 account()
+if not ended then list_all(place_of_job()) end  -- in case that Redis lost that; adding a chunk rang
 return {'ok', state, entered}

@@ -7,7 +7,7 @@ local left_ms = math.max(1, facts[1] + ttl_ms - now)
 local from = tonumber(redis.call('HGET', job .. ':cursors', 'settled_to') or 0)
 local added = tonumber(facts[2])
 local to = math.min(from + ARGV[2], added)
-redis.call('UNLINK', due)
+redis.call('UNLINK', leases, ready, suspects)
 if facts[3] then
   for chunk = from, to - 1 do
     -- It will not be encoded. The failed records of a job that may be resumed stay.

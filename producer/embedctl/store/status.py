@@ -50,7 +50,7 @@ class JobStatus:
         trouble: the last reason, other than a death, why a worker gave a chunk back, or None.
         waiting_bytes: text stored and not yet encoded.
         result_bytes: results stored and not yet drained.
-        results_high_water: while `result_bytes` exceeds it, a job that is drained gets no tickets; None if it is not
+        results_high_water: while `result_bytes` exceeds it, the chunks of a job that is drained wait; None if it is not
             drained.
         drained_chunks: chunks whose results are in files, and no longer in Redis.
         drained_to: where these files are; None before the first of them.
@@ -60,10 +60,11 @@ class JobStatus:
         expires_in: time until Redis forgets the job, if nothing more happens to it.
         dim: dimensions of a vector; None before the first chunk is done.
         pinned_by: the worker whose claim fixed the job's model fingerprint.
-        mismatch: the last worker that was refused for serving other weights, and its fingerprint.
+        mismatch: the fingerprints of the live workers, if the job has waited for some time and none of them is its own.
         original_chunks: number of the corpus' chunks, once the job is sealed; later chunks retry failed records.
         max_errors, max_errors_share: the error budget, as a number of records or as a share of them.
-        stopped_by: `max_errors` where the error budget ended the job before its last record, `stop` where a user did.
+        stopped_by: `max_errors` where the error budget ended the job before its last record, `stop` where a user did,
+            `damage` where its keys in Redis were damaged.
         lost_chunks: first and last chunk that Redis lost.
         live_workers: workers that serve this job's class and model now.
         near_models: if there are none, the models with a similar name that live workers serve now.
@@ -117,12 +118,12 @@ class JobStatus:
 
     @property
     def queue(self) -> str:
-        """The Celery queue of the job's tickets."""
+        """The Celery queue that rings for the job."""
         return keys.queue(self.hardware, self.model)
 
     @property
     def waits_for_reader(self) -> bool:
-        """Whether it gets no tickets until some of its results are drained."""
+        """Whether its chunks wait until some of its results are drained."""
         most = self.results_high_water
         return most is not None and self.result_bytes > most and not self.state.ended
 
@@ -156,8 +157,8 @@ COUNTS = (
 )
 
 #: The numbers and the words in it that a job may lack.
-_PERHAPS_NUMBERS = ("max_errors", "dim", "original_chunks", "results_high_water")
-_PERHAPS_WORDS = ("model_fingerprint", "stopped_by", "pinned_by", "mismatch", "trouble", "data", "tenant", "lane")
+PERHAPS_NUMBERS = ("max_errors", "dim", "original_chunks", "results_high_water")
+_PERHAPS_WORDS = ("model_fingerprint", "stopped_by", "pinned_by", "trouble", "data", "tenant", "lane")
 
 #: A chunk is stuck after this many owners in a row died in careful mode before they reached a row. It is then offered
 #: after ever longer pauses.
@@ -197,7 +198,7 @@ def parse_status(job_id: str, facts: Mapping[str, str], ttl_ms: int, producer_al
     """A job's facts from its hash, its remaining lifetime, and whether its producer's lease exists."""
     known: dict[str, Any] = {name: int(facts[name]) for name in COUNTS}
     known["chunks"] = known.pop("added")
-    known |= {name: int(facts[name]) for name in _PERHAPS_NUMBERS if name in facts}
+    known |= {name: int(facts[name]) for name in PERHAPS_NUMBERS if name in facts}
     known |= {name: facts[name] for name in _PERHAPS_WORDS if name in facts}
     return JobStatus(
         id=job_id,

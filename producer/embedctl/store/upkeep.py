@@ -1,4 +1,4 @@
-"""The reaper's work in Redis: tickets to send again, lost chunks, lifetimes, and the chunks of cancelled jobs."""
+"""The reaper's work in Redis: lapsed leases, lost chunks, lifetimes, and the chunks of cancelled jobs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from typing import Any
 from embedctl.chunk_files import ChunkFiles
 from embedctl.store.agenda import Agenda
 from embedctl.store.connection import Connection
-from embedctl.store.issuing import Issued, issue_call, issued_of
 from embedctl.store.outside import unlink_with_bytes
 from embedctl.store.scripts import ScriptCall
 from embedctl.store.status import BY_REQUEST, STUCK_AFTER, JobState, JobStatus, lifetime_s
-from embedctl.store.sweeps import next_slice
 from embedctl.store.unused import UnusedQueues
 from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerRefused, ChunkFilesUnavailable, JobError
 from embedctl_config.settings import Settings
 
-#: A ticket that nobody takes is sent again after ever longer pauses, up to this one (ms).
-LONGEST_REISSUE_MS = 30 * 60 * 1000
+#: A chunk over which owner after owner dies is offered again after this pause, then after twice that, up to the longest
+#: one (ms). A job without progress is looked at after no longer pause either.
+STUCK_PAUSE_MS, LONGEST_PAUSE_MS = 60 * 1000, 30 * 60 * 1000
 #: A sealed job without progress for this long is audited (seconds).
 AUDIT_AFTER_S = 60.0
 #: A worker in careful mode that is silent, but not known to have died, keeps its chunk for this many more leases. So a
@@ -35,13 +34,8 @@ _SMALL = 16
 _TOGETHER = 64
 #: The states of a job of which every record was encoded, or has failed.
 _COMPLETE = (JobState.COMPLETED, JobState.COMPLETED_WITH_ERRORS)
-#: The queues that are filled in one round.
-_QUEUES = 100
-
-#: Later than any ticket's send time (ms): no ticket is known to be in its queue still.
-_ANY_MS = 1 << 53
 #: The fields of a job that the reaper reads; the cursors of its sweeps are below.
-_FACTS = ("version", "state", "hardware", "model", "added", "next", "ttl_ms", "created_ms", "progressed_ms")
+_FACTS = ("version", "state", "hardware", "model", "added", "ttl_ms", "created_ms", "progressed_ms")
 #: Fields that a job may lack.
 _PERHAPS = ("stopped_by", "original_chunks")
 _CURSORS = ("audit_at", "extend_at", "extend_next_ms")
@@ -52,7 +46,7 @@ class ActiveJob:
     """The facts of a job that the reaper needs, read together.
 
     Attributes:
-        chunks, issued: how many chunks were added, and how many of these were issued.
+        chunks: how many were added.
         ttl_ms: how long it is kept after its end.
         left_ms: time until the job expires, if nothing more happens to it.
         stopped: whether its error budget or a user ended it before its last record.
@@ -66,7 +60,6 @@ class ActiveJob:
     state: JobState
     queue: str
     chunks: int
-    issued: int
     ttl_ms: int
     left_ms: int
     progressed_ms: int
@@ -93,17 +86,13 @@ class Looked:
     """The result of a look at a job.
 
     Attributes:
-        idle: whether no live worker consumes its queue.
-        again: chunks that need another ticket.
-        issued: chunks of this job and of others that need their first ticket.
+        again: chunks whose leases lapsed, and that may be taken again.
         lost: how many chunks the audit found missing.
         audit_at: the next chunk of the audit; 0 at its end.
         refused: why Redis refused a part of the look.
     """
 
-    idle: bool
     again: Sequence[int]
-    issued: Sequence[Issued]
     lost: int = 0
     audit_at: int = 0
     refused: BrokerRefused | None = None
@@ -139,7 +128,6 @@ class Upkeep:
         jobs: Sequence[ActiveJob],
         *,
         audited: Sequence[bool],
-        taken_before: Mapping[str, int],
         interval_ms: int,
         audit_after_ms: int,
     ) -> list[Looked | BrokerRefused]:
@@ -147,32 +135,18 @@ class Upkeep:
 
         Args:
             audited: for each job, whether to audit a slice of it.
-            taken_before: queue → a time in ms; tickets that were sent earlier are no longer in the queue.
             interval_ms: the shortest time until the next look.
             audit_after_ms: a job without progress for this long is audited.
         """
         calls: list[ScriptCall] = []
         for job, audit in zip(jobs, audited, strict=True):
-            taken = taken_before.get(job.queue, _ANY_MS)
-            calls.append(self._reap_call(job.id, job.queue, taken, interval_ms, audit_after_ms))
-            if job.issued < job.chunks:  # adding a chunk later schedules another look
-                calls.append(issue_call(self._settings, job.id, job.queue))
+            calls.append(self._reap_call(job.id, interval_ms, audit_after_ms))
             if audit:
                 calls.append(_audit_call(job.id, job.audit_at))
         answered: dict[str, dict[str, tuple[str, list[Any]] | BrokerRefused]] = {job.id: {} for job in jobs}
         for call, answer in zip(calls, self._connection.scripts(calls), strict=True):
             answered[call.args[0]][call.name] = answer
         return [_looked(answered[job.id]) for job in jobs]
-
-    def issue_waiting(self) -> dict[str, list[Issued]]:
-        """The chunks whose tickets are to be sent now, by queue; each round looks at the next queues.
-
-        Usually, the process that makes room in a queue also fills it. This finds the room that nobody filled.
-        """
-        queues = [queue for queue, _ in next_slice(self._connection, keys.QUEUES, "filled", _QUEUES)]
-        answers = self._connection.scripts([issue_call(self._settings, "", queue) for queue in queues])
-        found = zip(queues, answers, strict=True)
-        return {queue: issued_of(answer[1]) for queue, answer in found if not isinstance(answer, BrokerRefused)}
 
     def audited_to(self, job_id: str, chunk: int) -> None:
         """Let a job's audit resume at this chunk; 0 is the first one."""
@@ -246,23 +220,35 @@ class Upkeep:
             unlink_with_bytes(self._connection, files, doomed, pointers)
 
     def remove(self, job_id: str) -> None:
-        """Remove the remaining keys of a job after its chunks were freed, its id from all lists, and its tickets."""
+        """Remove the remaining keys of a job after its chunks were freed, and its id from all lists."""
         with self._connection.client() as client:
-            idempotency, hardware, model = client.hmget(keys.job(job_id), "idempotency_key", "hardware", "model")
+            idempotency = client.hget(keys.job(job_id), "idempotency_key")
             own = _own(job_id)
             if idempotency and client.get(idempotency) == job_id.encode():
                 own.append(idempotency)
             client.unlink(*own)
             client.zrem(keys.JOBS, job_id)
         self.agenda.forget([job_id])
-        if hardware and model:
-            self.queues.leave(keys.queue(hardware.decode(), model.decode()))
+
+    def remove_damaged(self, job_id: str) -> None:
+        """Remove the keys of a job whose facts can't be read, however many chunks it has.
+
+        What is behind a gap of a whole slice expires by itself.
+        """
+        kinds = (keys.chunk_input, keys.chunk_result)
+        at, found = 0, 1
+        while found:
+            with self._connection.client() as client:
+                found = client.exists(*(key(job_id, chunk) for chunk in range(at, at + _SLICE) for key in kinds))
+            self._free(job_id, at, at + _SLICE, results=True, files=self._files)
+            at += _SLICE
+        with self._connection.client() as client:
+            client.unlink(keys.job(job_id))
 
     def remove_complete(self, jobs: Sequence[JobStatus]) -> set[str]:
         """Free and remove those of these jobs that are small and complete, in one round trip for many; their ids.
 
-        The jobs are as they were a moment ago. Nobody adds to such a job, none of its chunks is retried, and no ticket
-        of it is in its queue.
+        The jobs are as they were a moment ago. Nobody adds to such a job, and none of its chunks is retried.
         """
         complete = [job for job in jobs if self._is_complete(job)]
         for start in range(0, len(complete), _TOGETHER):
@@ -300,24 +286,17 @@ class Upkeep:
                 pipe = client.pipeline(transaction=False).hset(keys.cursors(job_id), name, to)
                 pipe.pexpire(keys.cursors(job_id), left_ms).execute()
 
-    def _reap_call(
-        self, job_id: str, queue: str, taken_before: int, soonest_ms: int, audit_after_ms: int
-    ) -> ScriptCall:
-        return ScriptCall(
-            "reap",
-            [*keys.of_job(job_id), keys.queue_workers(queue), keys.idle(queue)],
-            [
-                job_id,
-                int(self._settings.limits.reissue_s * 1000),
-                LONGEST_REISSUE_MS,
-                _SLICE,
-                int(self._settings.lease_s * 1000 * SILENT_LEASES),
-                STUCK_AFTER,
-                taken_before,
-                soonest_ms,
-                audit_after_ms,
-            ],
-        )
+    def judge_dead(self, job_ids: Sequence[str]) -> None:
+        """Let chunks of these jobs be taken again whose owners are known to have died, and whose leases are over."""
+        for at in range(0, len(job_ids), _TOGETHER):
+            part = job_ids[at : at + _TOGETHER]
+            self._connection.scripts([self._reap_call(each, 0, AUDIT_AFTER_S * 1000, True) for each in part])
+
+    def _reap_call(self, job_id: str, soonest_ms: int, audit_after_ms: float, only_dead: bool = False) -> ScriptCall:
+        silent_ms = int(self._settings.lease_s * 1000 * SILENT_LEASES)
+        pauses = [STUCK_PAUSE_MS, LONGEST_PAUSE_MS]
+        args = [*pauses, _SLICE, silent_ms, STUCK_AFTER, soonest_ms, int(audit_after_ms), int(only_dead)]
+        return ScriptCall("reap", keys.of_job(job_id), [job_id, *args])
 
 
 def _audit_call(job_id: str, at: int) -> ScriptCall:
@@ -328,7 +307,14 @@ def _audit_call(job_id: str, at: int) -> ScriptCall:
 def _own(job_id: str) -> list[str]:
     """A job's keys, apart from its chunks and lists of all jobs."""
     own = [key for key in keys.of_job(job_id) if key != keys.ACTIVE]
-    return [*own, keys.producer(job_id), keys.cursors(job_id), keys.drainer(job_id), *_of_drain(job_id)]
+    return [
+        *own,
+        keys.suspects(job_id),
+        keys.producer(job_id),
+        keys.cursors(job_id),
+        keys.drainer(job_id),
+        *_of_drain(job_id),
+    ]
 
 
 def _of_drain(job_id: str) -> list[str]:
@@ -351,7 +337,7 @@ def _active_job(
     if facts[0] is None:
         return None
     try:
-        version, state, hardware, model, added, issued, ttl_ms, created_ms, progressed_ms = (
+        version, state, hardware, model, added, ttl_ms, created_ms, progressed_ms = (
             fact.decode() for fact in facts[: len(_FACTS)]
         )
         if version != str(wire.VERSION):
@@ -363,7 +349,6 @@ def _active_job(
             state=JobState(state),
             queue=keys.queue(hardware, model),
             chunks=int(added),
-            issued=int(issued),
             ttl_ms=int(ttl_ms),
             left_ms=left_ms,
             progressed_ms=int(progressed_ms),
@@ -391,9 +376,7 @@ def _looked(answers: Mapping[str, tuple[str, list[Any]] | BrokerRefused]) -> Loo
             found[name] = answer[1] if answer[0] == "ok" else []
     audit_at, _, lost = found.get("audit") or (0, 0, 0)
     return Looked(
-        idle=answers["reap"] == ("idle", []),
         again=[int(chunk) for chunk in found["reap"]],
-        issued=issued_of(found.get("issue", [])),
         lost=int(lost),
         audit_at=int(audit_at),
         refused=refused,

@@ -13,6 +13,7 @@ from typing import Any
 from embedctl.common.machine import machine_id, runs
 from embedctl.store.connection import Connection
 from embedctl.store.heartbeats import Kind, ServedModel, WorkerRow, parse, written
+from embedctl.store.status import JobStatus
 from embedctl_config import keys
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,8 @@ _MOST_GONE = 5000
 #: The offers of live workers are kept for this long (seconds), because a thousand heartbeats are a megabyte. Each
 #: hundred workers add a second, up to the longest time. Workers tell new rates every five seconds anyway.
 OFFERS_S, LONGEST_OFFERS_S = 1.0, 5.0
+#: A job without progress for this long may wait for other workers than those that are alive (seconds).
+_QUIET_S = 10.0
 #: The numbers of live workers of so many queues are remembered.
 _MOST_COUNTED = 256
 
@@ -50,6 +53,7 @@ class Offer:
         sustained: the rates in tokens/s that workers reached with large chunks, of those that had any.
         max_tokens: the longest text that one of them encodes whole; 0 if none says so.
         prompts: the names of the prompts that each of them has; None if one does not say.
+        fingerprints: of the models that they serve.
     """
 
     tokens_per_s: float
@@ -59,6 +63,7 @@ class Offer:
     sustained: tuple[float, ...] = ()
     max_tokens: int = 0
     prompts: frozenset[str] | None = None
+    fingerprints: frozenset[str] = frozenset()
 
 
 #: Hardware class, model, precision.
@@ -82,7 +87,7 @@ class WorkerRegistry:
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
             pipe.set(keys.heartbeat(worker.instance), written(worker), ex=keys.GONE_TTL_S)
-            for members in (keys.WORKERS, *map(keys.queue_workers, worker.queues)):
+            for members in (keys.WORKERS, *_members(worker)):
                 pipe.zadd(members, {worker.instance: until})
                 # Only the set of all workers keeps those that are gone for a while, so that they can be reported.
                 pipe.zremrangebyscore(members, "-inf", now - 1 - (members == keys.WORKERS) * keys.GONE_TTL_S * 1000)
@@ -97,11 +102,16 @@ class WorkerRegistry:
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False).unlink(keys.heartbeat(worker.instance))
             pipe.zrem(keys.WORKERS, worker.instance)
-            for queue in worker.queues:
-                _no_longer_at(pipe, queue, worker.instance)
+            for members in _members(worker):
+                _no_longer_at(pipe, members, worker.instance)
             pipe.hdel(keys.machine(worker.machine), worker.instance)
             pipe.set(keys.died(worker.instance), keys.LEFT, ex=keys.GONE_TTL_S)
             pipe.execute()
+
+    def expect_quarantine(self, queues: Sequence[str], name: str, within_s: float) -> None:
+        """Say that a worker in quarantine will beat within this time: what may kill a worker waits for it."""
+        until, members = self._connection.now_ms() + int(within_s * 1000), map(keys.queue_quarantine, queues)
+        self._connection.ask_each(members, lambda pipe, key: pipe.zadd(key, {name: until}).expire(key, keys.GONE_TTL_S))
 
     def witness(self) -> set[str]:
         """Report the deaths of workers of this machine whose processes have ended; returns their instances.
@@ -133,8 +143,8 @@ class WorkerRegistry:
             pipe = client.pipeline(transaction=False).set(keys.died(instance), how, ex=keys.GONE_TTL_S)
             for worker in self._parsed([instance], [beat]):
                 pipe.hdel(keys.machine(worker.machine), instance)  # its death is known, so no process needs to check it
-                for queue in worker.queues:
-                    _no_longer_at(pipe, queue, instance)
+                for members in _members(worker):
+                    _no_longer_at(pipe, members, instance)
             pipe.zadd(keys.WORKERS, {instance: self._connection.now_ms() - 1}, xx=True, lt=True)
             pipe.execute()
 
@@ -158,6 +168,10 @@ class WorkerRegistry:
                 self._counted.clear()
         return live
 
+    def is_quiet(self, job: JobStatus) -> bool:
+        """Whether a job has made no progress for some seconds."""
+        return self._connection.about_now_ms() / 1000 - job.progressed_at.timestamp() > _QUIET_S
+
     def served_lately(self, queues: Collection[str]) -> list[str]:
         """The queues among these that a worker consumed within :data:`keys.GONE_TTL_S`, however the worker ended."""
         there = self._connection.ask_each(queues, lambda pipe, queue: pipe.exists(keys.queue_workers(queue)))
@@ -175,6 +189,8 @@ class WorkerRegistry:
             serving: dict[Offered, list[ServedModel]] = defaultdict(list)
             count = 0
             for worker in self.alive():
+                if worker.quarantine:
+                    continue
                 count += 1
                 for model, served in worker.models.items():
                     serving[worker.hardware, model, worker.precision].append(served)
@@ -250,6 +266,7 @@ def _combined(serving: Sequence[ServedModel]) -> Offer:
         sustained=tuple(served.sustained_tokens_per_s for served in serving if served.sustained_tokens_per_s),
         max_tokens=max(served.max_tokens for served in serving),
         prompts=_common([served.prompts for served in serving]),
+        fingerprints=frozenset(served.fingerprint for served in serving),
     )
 
 
@@ -258,6 +275,12 @@ def _common(prompts: Sequence[Sequence[str] | None]) -> frozenset[str] | None:
     return frozenset.intersection(*said) if len(said) == len(prompts) else None
 
 
-def _no_longer_at(pipe: Any, queue: str, instance: str) -> None:
+def _members(worker: WorkerRow) -> list[str]:
+    """The sets of workers that a worker is in, one for each of its queues."""
+    key = keys.queue_quarantine if worker.quarantine else keys.queue_workers
+    return [key(queue) for queue in worker.queues]
+
+
+def _no_longer_at(pipe: Any, members: str, instance: str) -> None:
     """Stop counting a worker at a queue. The entry stays, as a trace of a worker, until another worker's heartbeat."""
-    pipe.zadd(keys.queue_workers(queue), {instance: 0}, xx=True, lt=True)
+    pipe.zadd(members, {instance: 0}, xx=True, lt=True)

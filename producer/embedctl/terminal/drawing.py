@@ -148,7 +148,7 @@ def _sums(overview: Overview, width: int | None) -> Text:
         ("workers", number(len(overview.workers), width)),
         ("records/s", number(overview.rows_per_s, width)),
         ("tokens/s", number(overview.tokens_per_s, width)),
-        ("tickets", number(overview.tickets, width)),
+        ("chunks", number(overview.chunks, width)),
         ("jobs", number(overview.active_count, width)),
     ]
     line = plain("")
@@ -291,7 +291,7 @@ def _worker_rows(groups: Sequence[_Group], now: datetime, room: int | None) -> l
 
 def _queue_block(queue: QueueState) -> Block:
     style = "" if queue.workers else _WARN
-    cells = (queue.hardware, queue.model, f"{queue.tickets:,}", duration(queue.oldest_s), f"{queue.workers:,}")
+    cells = (queue.hardware, queue.model, f"{queue.chunks:,}", duration(queue.oldest_s), f"{queue.workers:,}")
     row = [plain(value, style) for value in cells]
     if queue.workers:
         return [row]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from embedctl.queueing.routing import how_to_serve
+from embedctl.queueing.routing import how_to_serve, no_worker_for
 from embedctl.store import GoneWorker, JobState, JobStatus, Suspect, WorkerRow
 from embedctl.waiting.overview import JobPace
 from embedctl_config import tenants
@@ -63,7 +63,7 @@ def troubles(job: JobStatus) -> list[Fact]:
             ("lost", f"Redis lost chunks {first} to {last}; the same corpus with --resume {job.id} repairs them")
         )
     if job.mismatch:
-        found.append(("mismatch", f"{job.mismatch} was refused: {job.pinned_by} serves {job.model_fingerprint}"))
+        found.append(("mismatch", no_worker_for(job)))
     if job.trouble and not job.state.ended:
         found.append(("trouble", job.trouble))
     return found
@@ -82,8 +82,7 @@ def _blocking(view: JobView) -> Iterator[Fact]:
     elif all(worker.precision != job.precision for worker in workers):
         offered = ", ".join(sorted({worker.precision for worker in workers}))
         yield "workers", f"{len(workers)} live, but they offer {offered}, and the job asks for {job.precision}"
-    fingerprints = {worker.models[job.model].fingerprint for worker in workers if job.model in worker.models}
-    if "mismatch" in wrong and job.model_fingerprint not in fingerprints:
+    if "mismatch" in wrong:
         yield "mismatch", wrong["mismatch"]
     hung = [_hung(worker) for worker in workers if worker.activity == "hung"]
     if len(hung) == len(workers):

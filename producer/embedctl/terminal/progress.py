@@ -155,11 +155,6 @@ class JobProgress:
             ended = job.state.ended and not self._submitted_to
             self.writing.alone = ended if self.writing.alone is None else self.writing.alone
         self._remind(missing_worker(job))
-        if job.mismatch:
-            self._say_once(
-                "mismatch",
-                f"A worker with other weights was refused: {job.mismatch}; the job is pinned to {job.pinned_by}",
-            )
         if job.stalled:
             self._say_once("stalled", stalled(job))
         rested_ms = self._redis_ms() - job.progressed_at.timestamp() * 1000

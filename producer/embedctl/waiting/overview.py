@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain, islice
@@ -12,7 +12,7 @@ from operator import itemgetter
 
 from embedctl.common.rates import Rate, seconds_left
 from embedctl.queueing.broker import Broker
-from embedctl.store import GoneWorker, JobStatus, Kind, Queues, ServedModel, WorkerRow
+from embedctl.store import GoneWorker, JobStatus, Kind, ServedModel, WorkerRow
 from embedctl_config import keys
 from embedctl_config.model_names import near_names
 
@@ -47,13 +47,18 @@ class JobPace:
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """The queue of a class and a model: its waiting tickets, the age of the oldest (seconds), None if it is unknown or
-    none waits, and its live workers. If there are none, `near_models` are the models with a similar name that live
-    workers serve."""
+    """The queue of a class and a model.
+
+    Attributes:
+        chunks: those of the jobs looked at that are not encoded.
+        oldest_s: for how long one of these jobs has made no progress, at most (seconds); None if none waits.
+        workers: live ones.
+        near_models: without a live worker, the models with a similar name that live workers serve.
+    """
 
     hardware: str
     model: str
-    tickets: int
+    chunks: int
     oldest_s: float | None
     workers: int
     near_models: tuple[str, ...] = ()
@@ -99,8 +104,8 @@ class Overview:
         return sum(each.encodes.tokens_per_s for each in self.workers if each.encodes)
 
     @property
-    def tickets(self) -> int:
-        return sum(queue.tickets for queue in self.queues)
+    def chunks(self) -> int:
+        return sum(queue.chunks for queue in self.queues)
 
 
 class Paces:
@@ -127,7 +132,6 @@ class Gatherer:
     def __init__(self, broker: Broker, *, all_gone: bool = False) -> None:
         self._broker = broker
         self._all_gone = all_gone
-        self._queues = Queues(broker.connection)
         self._paces = Paces()
         self._active: list[str] = []
 
@@ -164,7 +168,7 @@ class Gatherer:
             at=datetime.fromtimestamp(now_ms / 1000, UTC),
             workers=tuple(WorkerState(worker, _encodes(worker, model_of)) for worker in workers),
             gone=gone,
-            queues=tuple(self._waiting(sorted(pairs), live, {model for _, model in loaded}, now_ms)),
+            queues=tuple(_queues(sorted(pairs), live, {model for _, model in loaded}, active, now_ms)),
             active=tuple(active),
             active_count=max(len(active), active_count),
             ended=tuple(pace for _, pace in ended[:ENDED_SHOWN]),
@@ -172,14 +176,22 @@ class Gatherer:
             more_gone=self._broker.workers.gone_kinds() if cut else {},
         )
 
-    def _waiting(
-        self, pairs: Sequence[tuple[str, str]], live: Counter[str], served: Collection[str], now_ms: int
-    ) -> Iterable[QueueState]:
-        names = [keys.queue(hardware, model) for hardware, model in pairs]
-        for (hardware, model), name, waiting in zip(pairs, names, self._queues.waiting(names), strict=True):
-            oldest_s = None if waiting.sent_ms is None else max(0.0, (now_ms - waiting.sent_ms) / 1000)
-            near = () if live[name] else near_names(model, served)
-            yield QueueState(hardware, model, waiting.tickets, oldest_s, live[name], near)
+
+def _queues(
+    pairs: Iterable[tuple[str, str]],
+    live: Mapping[str, int],
+    served: Collection[str],
+    active: Iterable[JobPace],
+    now_ms: int,
+) -> Iterator[QueueState]:
+    waiting = [pace.job for pace in active if pace.job.chunks > pace.job.chunks_done]
+    for hardware, model in pairs:
+        name = keys.queue(hardware, model)
+        jobs = [job for job in waiting if job.queue == name]
+        oldest = min((job.progressed_at.timestamp() for job in jobs), default=None)
+        oldest_s = None if oldest is None else max(0.0, now_ms / 1000 - oldest)
+        near = () if live[name] else near_names(model, served)
+        yield QueueState(hardware, model, sum(job.chunks - job.chunks_done for job in jobs), oldest_s, live[name], near)
 
 
 def _encodes(worker: WorkerRow, model_of: dict[str, str]) -> ServedModel | None:

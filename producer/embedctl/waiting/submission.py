@@ -82,7 +82,7 @@ class Submission:
                 self.broker.jobs.hold(self._job_id, self._token, lease_s=0)
 
     def add(self, chunk: ChunkInput) -> None:
-        """Add the next chunk, or check that the job has it. Then send tickets as the window allows, and wait for room.
+        """Add the next chunk, or check that the job has it. Then wait for room.
 
         Raises:
             CorpusChanged: the job has another chunk in this place, or was sealed without it.
@@ -104,8 +104,6 @@ class Submission:
             raise CorpusChanged(self._first_difference(chunk))
         self.chunks += 1
         self._records += len(chunk)
-        if answer is Added.OK:
-            self._retried(self._send_tickets)
         self._report()
         if waiting > self._retried(self.broker.high_water):
             self._wait_for_workers()
@@ -121,7 +119,6 @@ class Submission:
         hold = partial(self.broker.jobs.hold, self._job_id, self._token)
         self._alone(partial(self._retried, hold), bool)
         self._retried(lambda: self.broker.jobs.seal(self._job_id, self.chunks))
-        self._retried(self._send_tickets)
 
     def _add(self, upload: Upload, digest: bytes, rows: int) -> tuple[Added, int]:
         def add(value: bytes) -> tuple[Added, int]:
@@ -218,9 +215,6 @@ class Submission:
         else:
             self._reaper.round()
         return True
-
-    def _send_tickets(self) -> None:
-        self.broker.send_issued(self._job)
 
     def _wait_for_workers(self) -> None:
         """Backpressure: wait until the job's waiting text is below the high water mark. Raises as

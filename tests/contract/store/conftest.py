@@ -9,13 +9,12 @@ import pytest
 from embedctl.queueing.broker import Broker
 from embedctl_config.settings import Settings
 from tests.support.clocks import MovedClock
-from tests.support.limits import limited
 
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    """Leases far longer than a test on a busy machine. Tests make chunks `overdue`, or choose a lease of their own."""
-    return limited(settings.replace(lease_s=300.0), reissue_s=600.0)
+    """Leases far longer than a test on a busy machine. Tests let leases `lapse`, or choose a lease of their own."""
+    return settings.replace(lease_s=300.0)
 
 
 @pytest.fixture

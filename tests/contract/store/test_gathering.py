@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,16 +11,17 @@ from redis import Redis
 
 from embedctl import Job, enqueue_embeddings
 from embedctl.queueing.broker import Broker
-from embedctl.queueing.tickets import Ticket
-from embedctl.store import Claimant, Doubts
-from embedctl_config import keys, wire
-from embedctl_config.errors import BrokerRefused
+from embedctl.store import Claimant, Doubts, Given
+from embedctl_config import keys
 from embedctl_config.settings import Settings
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.jobs import reference
 from tests.support.rig import Rig
-from tests.support.store import QUEUE
+from tests.support.store import MINE, end_pause, lapse, new_job, payload, reaped, score, take
+
+#: Only chunks whose bytes are in Redis are gathered.
+pytestmark = pytest.mark.in_redis
 
 
 class Watched(DummyBackend):
@@ -53,22 +54,25 @@ def sizes(rig: Rig) -> list[int]:
     return rig.backend.sizes[1:]  # the first is of the worker's own text
 
 
-def take(raw: Redis) -> None:
-    """Take the oldest ticket from its queue, as Celery does."""
-    raw.rpop(QUEUE)
-
-
 def assert_vectors(job: Job, texts: Sequence[str], failed: Sequence[int] = ()) -> None:
     good = [row for row in range(len(texts)) if row not in failed]
     np.testing.assert_array_equal(job.vectors()[good], reference([texts[row] for row in good]))
 
 
-def test_small_jobs_that_wait_are_encoded_in_one_batch(rig: Rig, settings: Settings, raw: Redis) -> None:
+def gathered(broker: Broker, job_id: str, token: str = "g", *, most_bytes: int = 10**6) -> Given:
+    """What a worker is given with a chunk of a job."""
+    return broker.jobs.gather(broker.jobs.status(job_id), token, Claimant("w", MINE, "fp32"), most_bytes)
+
+
+def jobs_in(given: Given) -> list[str]:
+    assert {claim.chunk for claim in given.claims} <= {0}
+    return [claim.job_id for claim in given.claims]
+
+
+def test_small_jobs_that_wait_are_encoded_in_one_batch(rig: Rig, settings: Settings) -> None:
     jobs = submit(settings, 5)
-    take(raw)
-    rig.run(jobs[0])
+    rig.run()
     assert sizes(rig) == [15]
-    assert raw.llen(QUEUE) == 0
     for number, job in enumerate(jobs):
         assert (job.status().done, job.status().claims) == (3, 1)
         assert_vectors(job, texts_of(number))
@@ -78,49 +82,103 @@ def test_small_jobs_that_wait_are_encoded_in_one_batch(rig: Rig, settings: Setti
     assert [rig.value("stage_seconds_count", stage=stage) for stage in ("tokenise", "encode", "store")] == [5, 5, 5]
 
 
+def test_others_are_given_in_the_order_of_lanes_and_tenants_each_with_its_lease(broker: Broker, raw: Redis) -> None:
+    first = new_job(broker, 1, tenant="served")
+    take(broker)
+    given = [
+        new_job(broker, 1, lane=lane, tenant=tenant)
+        for lane, tenant in (("background", "a"), ("normal", "served"), ("normal", "new"), ("interactive", "a"))
+    ]
+    since = broker.connection.now_ms()
+    found = gathered(broker, first)
+    assert jobs_in(found) == given[::-1]
+    assert {claim.input for claim in found.claims} == {payload(0)}
+    for job_id in given:
+        assert score(raw, keys.leases(job_id), 0) >= since + 1000 * broker.settings.lease_s
+        assert broker.jobs.renew(job_id, 0, "g") == "ok"
+    assert jobs_in(gathered(broker, first)) == jobs_in(found)  # if the answer was lost
+    assert jobs_in(gathered(broker, first, "h")) == []
+
+
+def test_what_was_gathered_counts_for_its_tenants_turns(broker: Broker) -> None:
+    first = new_job(broker, 1, tenant="c")
+    take(broker)
+    joined = new_job(broker, 1, tenant="a")
+    assert jobs_in(gathered(broker, first)) == [joined]
+    later = [new_job(broker, 1, tenant=tenant) for tenant in ("a", "b")]
+    turns = [take(broker, str(at)) for at in range(2)]
+    assert [claim and claim.job_id for claim in turns] == later[::-1]
+
+
+def test_no_more_bytes_are_given_than_there_is_room_for(broker: Broker) -> None:
+    first = new_job(broker, 1)
+    take(broker)
+    for _ in range(3):
+        new_job(broker, 1)
+    size = len(payload(0))
+    rooms = (size - 1, 3 * size - 1, size)
+    assert [len(gathered(broker, first, str(room), most_bytes=room).claims) for room in rooms] == [0, 2, 1]
+
+
 @pytest.mark.parametrize(
     "options", [{"normalize": False}, {"prompt": "query: "}, {"truncation": "mean"}, {"dimensions": 4}]
 )
 def test_jobs_whose_options_decide_other_vectors_are_not_joined(
-    rig: Rig, settings: Settings, raw: Redis, options: dict[str, Any]
+    rig: Rig, settings: Settings, options: dict[str, Any]
 ) -> None:
-    (first,), (other,) = submit(settings, 1), submit(settings, 1, **options)
-    take(raw)
-    rig.run(first)
+    jobs = submit(settings, 1) + submit(settings, 1, **options)
+    rig.run()
     assert sizes(rig) == [3]
-    assert (other.status().claims, raw.llen(QUEUE)) == (0, 1)
+    assert sorted(job.status().claims for job in jobs) == [0, 1]
+    rig.run()
+    assert [job.status().done for job in jobs] == [3, 3]
 
 
-def test_a_chunk_that_was_claimed_before_is_joined_to_none(rig: Rig, settings: Settings, broker: Broker) -> None:
-    first, tried = submit(settings, 2)
-    broker.jobs.claim(tried.id, 0, "t", Claimant("other", rig.backend.fingerprint))
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_chunk_that_somebody_had_is_joined_to_none_and_keeps_its_turn(
+    broker: Broker, raw: Redis, *, dies: bool
+) -> None:
+    first = new_job(broker, 1)
+    take(broker)
+    tried = new_job(broker, 1)
+    assert take(broker, "tried")
+    if dies:
+        lapse(raw, tried, 0)
+        assert reaped(broker, tried) == [0]
+        end_pause(broker, raw, tried, 0)
+    else:
+        assert broker.jobs.release(tried, 0, "tried", delay_s=0)
+    assert jobs_in(gathered(broker, first)) == []
+    again = take(broker, "u")
+    assert again is not None
+    assert (again.job_id, again.attempt, again.given_up) == (tried, 2, frozenset() if dies else None)
+
+
+def test_none_is_joined_to_a_chunk_that_somebody_had(rig: Rig, settings: Settings, broker: Broker) -> None:
+    (tried,) = submit(settings, 1)
+    assert take(broker, instance="other", fingerprint=rig.backend.fingerprint)
     broker.jobs.release(tried.id, 0, "t", delay_s=0)
-    rig.run(first)
+    (another,) = submit(settings, 1, chunk_size=2)
+    rig.run()
     assert sizes(rig) == [3]
-    assert tried.status().claims == 1
-    another = submit(settings, 1)[0]
-    rig.run(tried)
-    assert sizes(rig) == [3, 3]
-    assert another.status().claims == 0
+    assert (tried.status().done, another.status().claims) == (3, 0)
 
 
 def test_a_large_chunk_is_joined_to_none_and_looks_for_none(rig: Rig, settings: Settings) -> None:
-    long = ["word " * 400] * 2 + ["other " * 400]
-    large = enqueue_embeddings(long, settings=settings)
-    small, another = submit(settings, 2)
-    rig.run(large)
-    assert (small.status().claims, another.status().claims) == (0, 0)
-    enqueue_embeddings(long, settings=settings)
-    rig.run(small)
-    assert sizes(rig)[-1] == 6
-    assert another.status().done == 3
+    large = enqueue_embeddings(["word " * 1000], settings=settings)
+    small = submit(settings, 2, chunk_size=2)
+    rig.run()
+    assert [job.status().done for job in (large, *small)] == [1, 0, 0]
+    large = enqueue_embeddings(["word " * 1000] * 3, chunk_size=1, settings=settings)
+    rig.run()
+    assert sizes(rig)[-1] == 5  # the rest of its own job too
+    assert sorted(job.status().done for job in (large, *small)) == [0, 2, 3]
 
 
-def test_a_record_that_fails_costs_only_its_own_job_one_record(rig: Rig, settings: Settings, raw: Redis) -> None:
+def test_a_record_that_fails_costs_only_its_own_job_one_record(rig: Rig, settings: Settings) -> None:
     jobs = submit(settings, 4)
     bad = enqueue_embeddings(["good", "fail-encoder", "fine"], settings=settings)
-    take(raw)
-    rig.run(jobs[0])
+    rig.run()
     for number, job in enumerate(jobs):
         assert (job.status().done, job.status().failed) == (3, 0)
         assert_vectors(job, texts_of(number))
@@ -128,27 +186,13 @@ def test_a_record_that_fails_costs_only_its_own_job_one_record(rig: Rig, setting
     assert (bad.status().done, sizes(rig)[0]) == (2, 15)
 
 
-def test_a_claim_that_redis_refuses_costs_the_other_claims_nothing(
-    rig: Rig, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    jobs, claim_all = submit(settings, 4), rig.broker.jobs.claim_all
-
-    def one_is_refused(wanted: Any, by: Claimant) -> Any:
-        first, _, last = wanted
-        return [*claim_all([first], by), BrokerRefused("WRONGTYPE"), *claim_all([last], by)]
-
-    monkeypatch.setattr(rig.broker.jobs, "claim_all", one_is_refused)
-    rig.run(jobs[0])
+def test_a_damaged_job_costs_the_others_nothing(rig: Rig, settings: Settings, raw: Redis) -> None:
+    jobs = submit(settings, 4)
+    raw.set(keys.owners(jobs[2].id), "somebody else's")
+    rig.run()
     assert [job.status().done for job in jobs] == [3, 3, 0, 3]
+    assert (jobs[2].status().trouble or "").startswith(f"damaged: {keys.owners(jobs[2].id)} is a string")
     assert rig.runner.in_hand.all() == []
-
-
-def test_a_worker_leaves_the_others_their_share(rig: Rig, settings: Settings, raw: Redis) -> None:
-    jobs = submit(settings, 9)
-    take(raw)
-    raw.zadd(keys.queue_workers(QUEUE), {f"other {number}": 2**52 for number in range(4)})
-    rig.run(jobs[0])
-    assert [job.status().done for job in jobs] == [3] * 3 + [0] * 6
 
 
 def test_all_joined_chunks_are_held_while_they_are_encoded(
@@ -164,21 +208,8 @@ def test_all_joined_chunks_are_held_while_they_are_encoded(
         return forward(*args)
 
     monkeypatch.setattr(rig.backend, "forward", look)
-    rig.run(jobs[0])
+    rig.run()
     assert sorted(held) == sorted((job.id, True, True) for job in jobs)
-
-
-def test_a_message_that_names_no_chunk_is_left_in_its_queue(
-    rig: Rig, settings: Settings, raw: Redis, broker: Broker
-) -> None:
-    first, other = submit(settings, 2)
-    raw.delete(QUEUE)
-    broker.tickets.forward(
-        [Ticket(QUEUE, other.id, chunk, {"version": wire.VERSION}) for chunk in (-1, 2**40, cast(int, "0"))]
-    )
-    raw.rpush(QUEUE, b"no message at all")
-    rig.run(first)
-    assert (first.status().done, other.status().claims, raw.llen(QUEUE)) == (3, 0, 4)
 
 
 def test_more_than_a_hundred_threads_may_wait_at_once(broker: Broker) -> None:
@@ -198,7 +229,7 @@ def test_a_worker_that_falls_sick_over_a_common_batch_notes_it_at_every_chunk_of
         raise MemoryError("none left")
 
     monkeypatch.setattr(rig.backend, "forward", useless)
-    rig.run(jobs[0])
+    rig.run()
     assert rig.left == [71]
     for job in jobs:
         noted = raw.hget(keys.attempts(job.id), "0:doubts")

@@ -27,7 +27,7 @@ from tests.support.store import MINE, OPTIONS, claim, new_job, payload, row, spe
 from tests.support.waiting import PATIENCE_S, eventually
 
 MIB = 1024 * 1024
-REPORT = Completed(2, 0, 0, tokens=10, dim=3)
+REPORT = Completed(2, 0, 0, tokens=10, work=10, dim=3)
 
 
 def complete(broker: Broker, job_id: str, data: bytes, chunk: int = 0) -> str:
@@ -45,7 +45,7 @@ def some_result(size: int, chunk: int = 0, *, of: bytes | None = None) -> bytes:
 def claimed(broker: Broker, chunks: int = 1) -> str:
     job_id = new_job(broker, chunks)
     for chunk in range(chunks):
-        assert claim(broker, job_id, chunk, f"t{chunk}").answer == "ok"
+        assert claim(broker, job_id, chunk, f"t{chunk}") is not None
     return job_id
 
 
@@ -183,7 +183,7 @@ def test_a_result_that_never_arrives_is_given_back(
 
     monkeypatch.setattr(broker.jobs, "complete", Mock(side_effect=BrokerUnavailable("Timeout writing to socket")))
     monkeypatch.setattr("embedctl_workers.serving.chunk_store.REDIS", Policy(0.1, 0.1))
-    with rig.in_thread(job) as thread:
+    with rig.in_thread() as thread:
         eventually(lambda: not thread.is_alive())
         assert "did not take it 8 times" in (job.status().trouble or "")
 
@@ -197,7 +197,7 @@ def test_while_redis_takes_nothing_at_all_a_result_is_held(
     monkeypatch.setattr(broker.jobs, "complete", away)
     monkeypatch.setattr(broker.jobs, "renew", away)
     monkeypatch.setattr("embedctl_workers.serving.chunk_store.REDIS", Policy(0.01, 0.01))
-    with rig.in_thread(job) as thread:
+    with rig.in_thread() as thread:
         eventually(lambda: away.call_count > 60)
         monkeypatch.setattr(broker.jobs, "complete", complete)
         thread.join(PATIENCE_S)
@@ -217,7 +217,9 @@ def test_a_slow_network_takes_a_large_result_and_a_large_text(redis_server: Redi
         added = broker.jobs.add(job_id, 0, text, digest=wire.digest_of(text), rows=1, token="p")
         assert added == (Added.OK, len(text))
         broker.jobs.seal(job_id, 1)
-        assert claim(broker, job_id, 0, "t0").input == text
+        given = claim(broker, job_id, 0, "t0")
+        assert given is not None
+        assert given.input == text
         data, began = some_result(12 * MIB, of=text), time.monotonic()
         assert complete(broker, job_id, data) == "ok"
         assert time.monotonic() - began > 10  # longer than a socket waits

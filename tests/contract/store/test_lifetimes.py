@@ -34,8 +34,8 @@ from tests.support.store import (
     keys_of,
     new_job,
     payload,
-    row,
     spec,
+    take,
     work,
 )
 from tests.support.waiting import eventually
@@ -89,10 +89,18 @@ def test_questions_do_not_renew_a_lifetime(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 1)
     raw.pexpire(keys.job(job_id), NEARLY_OVER_MS)
     broker.jobs.status(job_id)
-    broker.jobs.issue(job_id, QUEUE)
+    broker.jobs.ring("fp32", {QUEUE: MINE})
     audited(broker, job_id)
     broker.jobs.input(job_id, 0)
     assert raw.pttl(keys.job(job_id)) <= NEARLY_OVER_MS
+
+
+def test_what_a_killed_worker_had_heard_is_not_kept_for_good(broker: Broker, raw: Redis) -> None:
+    raw.hset(keys.UNACKED, "tag", b"bell")
+    raw.zadd(keys.UNACKED_INDEX, {"tag": 1})
+    broker.jobs.ring("fp32", {QUEUE: MINE})
+    assert raw.pttl(keys.UNACKED) > 0
+    assert raw.pttl(keys.UNACKED_INDEX) > 0
 
 
 def test_inputs_and_results_outlive_the_job_itself(broker: Broker, raw: Redis) -> None:
@@ -170,7 +178,6 @@ def test_extending_goes_through_a_long_job_by_slices(
 def test_discarding_leaves_nothing_of_a_job(broker: Broker, raw: Redis, end: str, *, waited: bool) -> None:
     job_id = new_job(broker, 3, seal=end != "submitting", idempotency_key="nightly")
     if end != "submitting":
-        broker.jobs.issue(job_id, QUEUE)
         work(broker, job_id, 0, failed=1)
         claim(broker, job_id, 1)
     if end == "completed":
@@ -233,7 +240,6 @@ def test_discarding_several_jobs_leaves_nothing_of_any(
     running, gone = new_job(broker, 3), new_job(broker, 1)
     Job(gone, broker).discard()
     steps: list[str] = []
-    broker.jobs.issue(running, QUEUE)
     remove = broker.upkeep.remove
 
     def noted(_: upkeep.Upkeep, job_id: str) -> None:
@@ -317,24 +323,20 @@ def test_a_short_ttl_counts_from_the_end_for_all_of_a_job(
 
 def test_no_script_writes_anything_for_a_job_that_is_gone(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 3, seal=False, idempotency_key="nightly")
-    broker.workers.beat(row())
-    broker.jobs.issue(job_id, QUEUE)
     claim(broker, job_id, 0)
     raw.delete(*keys_of(raw, job_id))
     before = set(raw.scan_iter())
-    of_job, report = keys.of_job(job_id), [2, 0, 0, 10, 3, b""]
-    producer, queue = keys.producer(job_id), keys.queue_workers(QUEUE)
+    of_job, report = keys.of_job(job_id), [2, 0, 0, 10, 10, 3, b""]
+    producer = keys.producer(job_id)
     source, target = keys.chunk_input(job_id, 0), keys.chunk_result(job_id, 0)
-    prefixes = [keys.chunk_input(job_id, ""), keys.chunk_result(job_id, ""), keys.retry_pointer(job_id, "")]
     scripts: dict[str, tuple[list[str], list[object]]] = {
         "hold": ([producer], ["p", 1000]),
-        "add": ([producer, source, target], [0, bytes(16), 2, payload(0), "p", 1000, 8, 23, *prefixes]),
+        "add": ([producer, source, target], [0, bytes(16), 2, payload(0), "p", 1000]),
         "seal": ([producer], [3]),
-        "claim": ([source, target], [0, "t", "w", MINE, 1000, 1000]),
         "renew": ([], [0, "t", 1000]),
         "release": ([], [0, "t", 1000, "it failed"]),
         "complete": ([source, target, keys.uncommitted_result(job_id, 0, "t")], [0, MINE, *report]),
-        "reap": ([queue, keys.idle(QUEUE)], [1000, 1000, 10, 1000, 3, 1 << 53, 5000, 60_000]),
+        "reap": ([], [1000, 1000, 10, 1000, 3, 5000, 60_000]),
         "audit": ([], [0, keys.chunk_input(job_id, ""), keys.chunk_result(job_id, ""), 10]),
         "cancel": ([], []),
         "stop": ([], []),
@@ -350,13 +352,11 @@ def test_no_script_writes_anything_for_a_job_that_is_gone(broker: Broker, raw: R
         assert set(raw.scan_iter()) == before, name
 
 
-def test_issue_forgets_a_job_that_is_gone(broker: Broker, raw: Redis) -> None:
+def test_a_call_for_the_next_chunk_forgets_a_job_that_is_gone(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 20)
-    broker.jobs.issue(job_id, QUEUE)
-    assert raw.exists(keys.flow("normal", "default", QUEUE))
     raw.delete(*keys_of(raw, job_id))
-    assert broker.jobs.issue(job_id, QUEUE) == []
-    assert not raw.exists(keys.flow("normal", "default", QUEUE), keys.flows("normal", QUEUE), keys.lanes(QUEUE))
+    assert take(broker) is None
+    assert not [key for kind in ("flows", "left", "wait") for key in raw.scan_iter(keys.turns(f"{kind}:*"))]
 
 
 def test_files_and_batches_live_for_a_time(broker: Broker, raw: Redis) -> None:

@@ -16,7 +16,6 @@ from embedctl import AsyncJob, Job, JobState
 from embedctl.queueing import listening as listening_module
 from embedctl.queueing.broker import Broker
 from embedctl_config.settings import Settings
-from tests.support.limits import limited
 from tests.support.redis_server import RedisServer
 from tests.support.store import calls, new_job, row, work
 from tests.support.waiting import PATIENCE_S, eventually
@@ -41,7 +40,7 @@ def _no_others(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     """Tasks look each third of a lease, whatever happens."""
-    return limited(settings.replace(lease_s=3000.0), reissue_s=6000.0)
+    return settings.replace(lease_s=3000.0)
 
 
 @pytest.fixture

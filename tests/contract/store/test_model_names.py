@@ -12,11 +12,9 @@ from embedctl import enqueue_embeddings
 from embedctl.cli import main, status, submit
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.routing import missing_worker
-from embedctl.queueing.tickets import Ticket
 from embedctl.store import ServedModel, WorkerRow
 from embedctl.terminal.drawing import overview_lines
 from embedctl.waiting.overview import Gatherer
-from embedctl_config import wire
 from embedctl_config.errors import CorpusChanged
 from embedctl_config.hardware import ModelEntry
 from embedctl_config.settings import Settings
@@ -116,16 +114,16 @@ def test_a_job_whose_name_means_other_files_at_a_live_worker_is_left_to_it(
     if theirs is not None:
         named = row("w2", LONG)
         broker.workers.beat(dataclasses.replace(named, models={LONG: ServedModel(theirs, 16, 1.0)}))
-    rig.runner.run("dummy", Ticket(job.status().queue, job.id, 0, {"version": wire.VERSION}))
+    rig.runner.run("dummy", job.status().queue)
     assert (job.status().done, job.status().claims) == ((1, 1) if takes else (0, 0))
 
 
 def test_a_job_that_is_pinned_to_our_files_stays_ours(settings: Settings, broker: Broker) -> None:
     rig = Rig(broker, settings, DummyBackend(dim=16))
     job = enqueue_embeddings(["a", "b"], model=LONG, chunk_size=1, settings=settings)
-    rig.runner.run("dummy", Ticket(job.status().queue, job.id, 0, {"version": wire.VERSION}))
+    rig.runner.run("dummy", job.status().queue)
     named = row("w2", LONG)
     broker.workers.beat(dataclasses.replace(named, models={LONG: ServedModel(OTHER, 16, 1.0)}))
     after_a_restart = Rig(broker, settings, DummyBackend(dim=16))
-    after_a_restart.runner.run("dummy", Ticket(job.status().queue, job.id, 1, {"version": wire.VERSION}))
+    after_a_restart.runner.run("dummy", job.status().queue)
     assert job.status().done == 2

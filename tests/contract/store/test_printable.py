@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from click.testing import CliRunner
 from redis import Redis
 
 from embedctl.cli import main
-from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.terminal.progress import JobProgress
 from embedctl_config import keys, wire
@@ -21,7 +21,7 @@ from embedctl_config.printable import PrintableFormatter, printable
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput
 from embedctl_workers.serving import logs
-from tests.support.store import MINE, row, spec, work
+from tests.support.store import MINE, complete, row, spec, take
 
 #: Sets a terminal's title, moves to the line's begin, forges a line, and turns the direction of reading.
 HOSTILE = "\x1b]0;owned\x07\r\n\x85\u2028forged: line\u202e\x9b2J\x7f"
@@ -44,7 +44,8 @@ def hostile_job(broker: Broker, failed: bool = True) -> str:
     if not failed:
         return job_id
     broker.jobs.seal(job_id, 1)
-    work(broker, job_id, 0, failed=[0], message=HOSTILE)
+    assert take(broker, queue=keys.queue("dummy", model)) is not None
+    complete(broker, job_id, 0, failed=[0], message=HOSTILE)
     return job_id
 
 
@@ -74,7 +75,7 @@ def test_no_command_shows_what_steers_a_terminal(broker: Broker, raw: Redis, com
     broker.workers.beat(row("x", f"m{HOSTILE}", name=f"dead{HOSTILE}"))
     broker.workers.report_death("x", HOSTILE)
     for job_id in (ended, running):
-        said: dict[Any, Any] = dict.fromkeys(("trouble", "mismatch", "pinned_by"), HOSTILE)
+        said: dict[Any, Any] = dict.fromkeys(("trouble", "pinned_by"), HOSTILE)
         raw.hset(keys.job(job_id), mapping={**said, "model_fingerprint": MINE})
     for job_id in (ended, running) if command == "status JOB" else (ended,):
         shown = run(*command.replace("JOB", job_id).split(), *(["--json"] if as_json else []))
@@ -99,14 +100,13 @@ def test_a_corpus_cannot_either(name: str, content: str) -> None:
 
 
 @pytest.mark.usefixtures("environment")
-def test_what_is_said_while_a_job_runs_cannot_either(broker: Broker, raw: Redis) -> None:
-    job_id = hostile_job(broker, failed=False)
-    raw.hset(keys.job(job_id), mapping={"mismatch": HOSTILE, "pinned_by": HOSTILE})
+def test_what_is_said_while_a_job_runs_cannot_either(broker: Broker) -> None:
+    status = broker.jobs.status(hostile_job(broker, failed=False))
     stream = io.StringIO()
     with JobProgress() as progress:
         progress._console.file = stream
-        progress.running(Job(job_id, broker).status())
-    assert "refused" in stream.getvalue()
+        progress.running(replace(status, mismatch=HOSTILE, pinned_by=HOSTILE))
+    assert "No live worker has the files of job" in stream.getvalue()
     assert_harmless(stream.getvalue())
 
 

@@ -159,7 +159,7 @@ def test_the_worker_that_was_started_last_decides_while_it_lives(
     limit(broker, by="new", since_ms=2, max_jobs=2)
     other = broker.quotas.state(TENANT, TenantEntry(max_jobs=1), by="old", since_ms=1)
     assert other is not None
-    assert (other.by, other.limits) == ("new", (2, 0, 0))
+    assert (other.by, other.values) == ("new", (1, 2, 0, 0))
     limit(broker, by="old", since_ms=1, max_jobs=2)  # the same is only renewed
     assert [quota.by for quota in broker.quotas.all(10)] == ["new"]
     monkeypatch.setattr("embedctl.store.quotas.SILENT_S", -1.0)  # it has been silent for long
@@ -208,7 +208,7 @@ def test_a_worker_states_its_limits_and_says_once_if_others_hold(
     assert [(quota.by, quota.limits) for quota in broker.quotas.all(10)] == [("later", {"max_jobs": 2})]
     pass_ms(broker, 10)  # longer than a turn
     (once,) = said()
-    assert "because worker later, which was started later, has others: max_jobs 2, " in once
+    assert "because worker later, which was started later, has others: weight 1, max_jobs 2, " in once
 
 
 def test_workers_with_the_same_limits_take_turns(

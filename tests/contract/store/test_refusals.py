@@ -13,17 +13,17 @@ from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.retrying import retry_redis
 from embedctl_config import keys
-from embedctl_config.errors import BrokerRefused, BrokerUnavailable
-from tests.support.store import claim, new_job
+from embedctl_config.errors import BrokerRefused, BrokerUnavailable, JobDamaged
+from tests.support.store import new_job
 
 
 def test_a_key_of_another_type_is_refused_and_nobody_asks_again(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker)
-    raw.delete(keys.owners(job_id))
     raw.set(keys.owners(job_id), "somebody else's")
-    asked = iter([partial(claim, broker, job_id, 0)])
-    with pytest.raises(BrokerRefused, match="WRONGTYPE"):
+    asked = iter([partial(broker.jobs.renew, job_id, 0, "t")])
+    with pytest.raises(BrokerRefused, match="WRONGTYPE") as raised:
         retry_redis(lambda: next(asked)())
+    assert isinstance(raised.value, BrokerUnavailable)  # who catches what it was until now still does
 
 
 def test_who_waits_for_a_job_that_cannot_be_read_is_told_at_once(
@@ -33,9 +33,8 @@ def test_who_waits_for_a_job_that_cannot_be_read_is_told_at_once(
     job_id = new_job(broker)
     raw.delete(keys.job(job_id))
     raw.set(keys.job(job_id), "somebody else's")
-    with pytest.raises(BrokerRefused, match="WRONGTYPE") as raised:
+    with pytest.raises(JobDamaged, match=f"{keys.job(job_id)} is of another type"):
         Job(job_id, broker).wait()
-    assert isinstance(raised.value, BrokerUnavailable)  # who catches what it was until now still does
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from embedctl_config.errors import (
     WireTruncated,
 )
 from embedctl_config.wire import ChunkInput, ChunkResult, ErrorCode, RecordError
-from tests.support.store import MINE, add, claim, complete, issued, keys_of, new_job, row, spec, work
+from tests.support.store import MINE, add, claim, complete, keys_of, new_job, row, spec, take, work
 
 
 def half_failed(broker: Broker, **changes: Any) -> str:
@@ -70,10 +70,10 @@ def test_a_retry_waits_for_a_redis_that_is_away_for_a_moment(broker: Broker, mon
 
         return call
 
-    for name in ("failed_chunks", "retry", "seal", "issue"):
+    for name in ("failed_chunks", "retry", "seal"):
         monkeypatch.setattr(broker.jobs, name, failing_once(getattr(broker.jobs, name)))
     assert Job(job_id, broker).retry_failed() == 2
-    assert len(failed) == 4
+    assert len(failed) == 3
     assert broker.jobs.status(job_id).sealed
     assert Job(new_job(broker, 0), broker).retry_failed() == 0
 
@@ -103,9 +103,8 @@ def test_more_failed_records_than_the_budget_end_the_job(broker: Broker, raw: Re
     status = broker.jobs.status(job_id)
     assert (status.state, status.stopped_by) == (JobState.FAILED, "max_errors")
     assert status.ended_at is not None
-    assert not raw.exists(keys.due(job_id), keys.owners(job_id), keys.attempts(job_id))
-    assert issued(broker, job_id, "q") == []
-    assert claim(broker, job_id, 2).answer == "done"
+    assert not raw.exists(keys.leases(job_id), keys.owners(job_id), keys.attempts(job_id))
+    assert take(broker) is None
     assert broker.jobs.renew(job_id, 3, "elsewhere") == "done"
     assert complete(broker, job_id, 3, "elsewhere") == "refused"
     with pytest.raises(JobError, match="error budget"):
@@ -133,7 +132,7 @@ def test_sealing_does_not_revive_a_job_that_its_budget_has_ended(broker: Broker,
             broker.jobs.seal(job_id, 2)
     status = broker.jobs.status(job_id)
     assert (status.state, status.stopped_by, status.ended_at) == (JobState.FAILED, "max_errors", ended_at)
-    assert not raw.exists(keys.due(job_id))
+    assert not raw.exists(keys.leases(job_id))
 
 
 def test_one_who_looks_while_another_retries_is_told_so(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,19 +11,17 @@ from redis import Redis
 
 from embedctl import Job, enqueue_embeddings
 from embedctl.queueing.broker import Broker
-from embedctl.queueing.tickets import Ticket
 from embedctl.store import Doubts
-from embedctl_config import keys, wire
+from embedctl_config import keys
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend, _token
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.encoding.known_good import KnownGood
-from embedctl_workers.serving.runner import ChunkRunner
-from embedctl_workers.serving.second_word import MOST_PASSES, PASS_REST_S
+from embedctl_workers.serving.runner import _LATER_S, ChunkRunner
 from embedctl_workers.serving.telemetry import Telemetry
-from tests.support.store import QUEUE, assert_consistent, claim, new_job, overdue, reaped, row
+from tests.support.store import QUEUE, assert_consistent, end_pause, lapse, new_job, reaped, row, take
 
 ENTRY = HardwareClass(backend="dummy")
 TEXTS = [f"text {at} of {at}" for at in range(64)]
@@ -80,10 +78,8 @@ class Worker:
     def fails(self, calls: int, error: Exception) -> None:
         self.backend.calls, self.backend.error = calls, error
 
-    def run(self, job: Job | str, chunk: int = 0) -> None:
-        self.runner.run(
-            "dummy", Ticket(QUEUE, job if isinstance(job, str) else job.id, chunk, {"version": wire.VERSION})
-        )
+    def run(self) -> None:
+        self.runner.run("dummy", QUEUE)
 
 
 #: Starts a worker of this name.
@@ -120,13 +116,11 @@ def test_many_bad_records_or_ones_for_want_of_memory_fail_when_a_second_worker_s
 ) -> None:
     first, second = worker("first"), worker("second")
     job = submit(settings, with_bad(*bad, word=word))
-    raw.delete(QUEUE)
-    first.run(job)
+    first.run()
     status = job.status()
     assert (status.done, status.failed, status.deaths, status.trouble) == (0, 0, 0, None)
     assert doubts(raw, job) == Doubts({"first": frozenset(bad)}, rounds=1)
-    assert raw.llen(QUEUE) == 1  # its next ticket, without waiting for the reaper
-    second.run(job)
+    second.run()
     assert failed(job) == [(row, code) for row in bad]
     assert job.status().done == 64 - len(bad)
     assert first.left + second.left == []
@@ -142,7 +136,7 @@ def test_a_few_bad_records_fail_at_one_workers_word(
 ) -> None:
     first, _ = worker("first"), worker("second")
     job = submit(settings, with_bad(*bad, word=word))
-    first.run(job)
+    first.run()
     assert failed(job) == [(row, code) for row in bad]
     assert (job.status().done, job.status().claims) == (64 - len(bad), 1)
 
@@ -155,62 +149,59 @@ def test_half_of_a_small_chunk_is_not_few(
 ) -> None:
     first, second = worker("first"), worker("second")
     job = submit(settings, texts)
-    first.run(job)
-    second.run(job)
+    first.run()
+    second.run()
     assert (job.status().state.ended, job.status().claims) == (True, claims)
 
 
 def test_what_is_deterministic_needs_no_second_word(settings: Settings, raw: Redis, worker: Enlist) -> None:
     first, _ = worker("first"), worker("second")
     job = submit(settings, ["", "one", "fail-tokenizer", "w " * 300], truncation="error")
-    first.run(job)
+    first.run()
     assert failed(job) == [(0, "empty"), (2, "encode_error"), (3, "too_long")]
     assert job.status().claims == 1
 
 
 def test_rows_that_only_the_second_fails_with_are_tried_by_another_again(
-    settings: Settings, raw: Redis, worker: Enlist, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, raw: Redis, worker: Enlist
 ) -> None:
     first, second = worker("first"), worker("second")
-    monkeypatch.setattr(first.runner.draining, "wait", lambda _: None)
     second.backend.too_long = 30
     job = submit(settings, [*with_bad(13, word="out-of-memory"), "word " * 40])
-    first.run(job)
-    second.run(job)
+    first.run()
+    second.run()
     assert doubts(raw, job) == Doubts({"first": frozenset({13}), "second": frozenset({13, 64})}, rounds=2)
-    first.run(job)
-    first.run(job)  # a ticket that it passes on
     assert job.status().failed == 0
-    for _ in range(MOST_PASSES):
-        first.run(job)
+    first.run()
     assert failed(job) == [(13, "out_of_memory")]
 
 
-def test_a_worker_passes_on_what_it_has_doubted_until_its_own_second_word_counts(
+def test_a_worker_leaves_what_it_has_doubted_to_another_until_its_own_second_word_counts(
     settings: Settings, broker: Broker, raw: Redis, worker: Enlist, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, _ = worker("first"), worker("second")
     rests: list[float] = []
     monkeypatch.setattr(first.runner.draining, "wait", rests.append)
     job = submit(settings, with_bad(13, word="out-of-memory"))
-    first.run(job)
-    for _ in range(MOST_PASSES):
-        raw.delete(QUEUE)
-        first.run(job)
-        assert raw.llen(QUEUE) == 1
-    assert (job.status().claims, job.status().done) == (1, 0)
-    assert rests == [PASS_REST_S] * (MOST_PASSES - 1)
-    first.run(job)
+    first.run()
+    raw.delete(QUEUE)
+    first.run()
+    assert (job.status().claims, job.status().done, raw.llen(QUEUE)) == (1, 0, 1)  # a bell for the other one
+    assert rests == [_LATER_S]
+    who, until = (raw.hget(keys.attempts(job.id), "0:not") or b"").split()
+    assert (who, int(until) > broker.connection.now_ms()) == (b"first", True)
+    raw.hset(keys.attempts(job.id), "0:not", "first 1")
+    first.run()
     assert (job.status().claims, failed(job)) == (2, [(13, "out_of_memory")])
     assert_consistent(broker, raw, job.id)
 
 
-def test_a_worker_that_is_left_alone_passes_nothing_on(settings: Settings, broker: Broker, worker: Enlist) -> None:
+def test_a_worker_that_is_alone_leaves_nothing_to_others(settings: Settings, broker: Broker, worker: Enlist) -> None:
     first, second = worker("first"), worker("second")
     job = submit(settings, with_bad(13, word="out-of-memory"))
-    first.run(job)
+    first.run()
     broker.workers.leave(row(second.name))
-    first.run(job)
+    first.run()
     assert failed(job) == [(13, "out_of_memory")]
 
 
@@ -219,7 +210,7 @@ def test_a_transient_failure_costs_no_record(settings: Settings, worker: Enlist)
     alone = worker("alone")
     job = submit(settings, TEXTS)
     alone.fails(40, OSError(24, "Too many open files"))
-    alone.run(job)
+    alone.run()
     status = job.status()
     assert (status.done, status.failed, status.deaths) == (0, 0, 0)
     assert alone.left == [71]
@@ -228,7 +219,7 @@ def test_a_transient_failure_costs_no_record(settings: Settings, worker: Enlist)
     )
     after = worker("after")
     after.fails(7, OSError(24, "Too many open files"))  # the batch, and its halves down to one row: over at once
-    after.run(job)
+    after.run()
     assert (job.status().done, job.status().failed, after.left) == (64, 0, [])
 
 
@@ -236,7 +227,7 @@ def test_a_worker_whose_vectors_have_changed_is_sick_where_a_record_fails(settin
     alone = worker("alone")
     job = submit(settings, with_bad(13))
     alone.backend._seed = 1
-    alone.run(job)
+    alone.run()
     assert alone.left == [71]
     assert "a text of this worker's own has another vector than at its start" in (job.status().trouble or "")
     assert (job.status().done, job.status().failed) == (0, 0)
@@ -248,15 +239,17 @@ def test_a_suspect_chunk_needs_two_words_as_well(
     first, second = worker("first"), worker("second")
     job = submit(settings, with_bad(13, word="out-of-memory"))
     broker.workers.beat(row("doomed"))
-    claim(broker, job.id, 0, "t", instance="doomed", fingerprint=first.backend.fingerprint)
+    assert take(broker, instance="doomed", fingerprint=first.backend.fingerprint)
     broker.workers.report_death("doomed", "killed")
-    overdue(raw, job.id, 0)
+    lapse(raw, job.id, 0)
     reaped(broker, job.id)
-    first.run(job)
+    end_pause(broker, raw, job.id, 0)
+    first.run()
     assert (job.status().done, job.status().failed) == (0, 0)
     assert doubts(raw, job) == Doubts({"first": frozenset({13})}, rounds=1)
     assert len(job.suspects()) == 1
-    second.run(job)
+    end_pause(broker, raw, job.id, 0)
+    second.run()
     assert (job.status().done, failed(job)) == (63, [(13, "out_of_memory")])
     assert_consistent(broker, raw, job.id)
 
@@ -278,10 +271,10 @@ def test_an_input_is_dropped_when_it_can_not_be_read_twice(
     job_id = new_job(broker, 1)
     data = damaged(raw, job_id)
     one, other = (workers[name] for name in names)
-    one.run(job_id)
+    one.run()
     assert raw.get(keys.chunk_input(job_id, 0)) == data
     assert f"worker {one.name} can't read its input: WireForeign" in (broker.jobs.status(job_id).trouble or "")
-    other.run(job_id)
+    other.run()
     assert not raw.exists(keys.chunk_input(job_id, 0))
     assert "its input was damaged in Redis" in (broker.jobs.status(job_id).trouble or "")
 
@@ -293,7 +286,7 @@ def test_a_record_that_leaves_worker_after_worker_of_no_use_is_found(
     for at in range(4):
         one = worker(f"worker {at}")
         one.backend.falls_at = "sticky"
-        one.run(job)
+        one.run()
         assert (one.left, job.status().done, job.status().failed) == ([71], 0, 0)
         broker.workers.leave(row(one.name))
     found = doubts(raw, job)
@@ -301,7 +294,7 @@ def test_a_record_that_leaves_worker_after_worker_of_no_use_is_found(
     assert found.sick == {"worker 0": -1, "worker 1": -1, "worker 2": 13, "worker 3": 13}
     last = worker("last")
     last.backend.falls_at = "sticky"
-    last.run(job)
+    last.run()
     assert (job.status().done, failed(job), last.left) == (63, [(13, "encode_error")], [])
     (error,) = job.errors()
     assert error.message == "two workers could encode nothing more after this record"

@@ -1,15 +1,14 @@
 """Jobs of several tenants, whatever stands between any two steps: all of them end, and no turn is lost for ever.
 
-Random walks over the real scripts, from a seed. A process dies between `issue` and its tickets, a worker dies with a
-chunk, a ticket is lost or comes twice, somebody cancels a job, the keys that say whose
-turn it is are lost, and Redis comes back without its last writes, with its tickets or without. After that nothing goes
-wrong any more: the reaper looks at every job, and everything must end.
+Random walks over the real scripts, from a seed. A worker dies with a chunk, gives one back, or asks again because an
+answer was lost, somebody cancels or stops a job, the keys that say whose turn it is are lost, and Redis comes back
+without its last writes. After that nothing goes wrong any more: the reaper looks at every job, and everything must end.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -17,20 +16,12 @@ import pytest
 from redis import Redis
 
 from embedctl.queueing.broker import Broker
-from embedctl.store import Claimant, Issued
 from embedctl_config import keys
 from embedctl_config.errors import JobCancelled
-from embedctl_config.settings import Settings
-from tests.support.limits import limited
 from tests.support.shares import Workers, add_chunk
-from tests.support.store import QUEUE, reaped, spec
+from tests.support.store import QUEUE, reaped, spec, take
 
 CHUNKS = 6
-
-
-@pytest.fixture
-def settings(settings: Settings) -> Settings:
-    return limited(settings.replace(lease_s=300.0), reissue_s=600.0, window=2, window_per_worker=1)
 
 
 class Walk:
@@ -43,11 +34,10 @@ class Walk:
         kinds = [("x", "normal"), ("x", "normal"), ("y", "normal"), ("y", "interactive"), ("default", "background")]
         self.jobs = [broker.jobs.create(spec(tenant=tenant, lane=lane))[0] for tenant, lane in kinds]
         self.past: list[dict[bytes, bytes]] = []
-        self.past_tickets: list[list[Issued]] = []
 
     def step(self) -> None:
-        steps = [self.produce] * 6 + [self.workers.step] * 8 + [self.look] * 2
-        steps += [self.dies_before_sending, self.loses_a_ticket, self.sends_one_twice, self.worker_dies]
+        steps: list[Callable[[], object]] = [*[self.produce] * 6, *[self.workers.step] * 8, *[self.look] * 2]
+        steps += [self.gives_back, self.asks_again, self.worker_dies]
         if self.dice.random() < 0.15:
             steps = [self.goes_back, self.loses_turns, self.cancels, self.stops]
         self.remember()
@@ -56,19 +46,12 @@ class Walk:
     def remember(self) -> None:
         found = {key: self.raw.dump(key) for key in self.raw.scan_iter("embed:*")}
         self.past = [*self.past, {key: value for key, value in found.items() if value}][-4:]
-        self.past_tickets = [*self.past_tickets, list(self.workers.tickets)][-4:]
 
     def goes_back(self) -> None:
         back = self.dice.randrange(len(self.past))
         self.raw.flushdb()
         for key, value in self.past[back].items():
             self.raw.restore(key, 86_400_000, value)
-        if self.dice.random() < 0.5:
-            self.workers.tickets.clear()
-            self.workers.tickets.extend(self.past_tickets[back])
-
-    def added(self, job_id: str) -> int:
-        return int(self.raw.hget(keys.job(job_id), "added") or 0)
 
     def produce(self, job_id: str = "") -> None:
         job_id = job_id or self.dice.choice(self.jobs)
@@ -79,40 +62,32 @@ class Walk:
             add_chunk(self.broker, job_id, status.chunks, self.dice.choice([100, 20_000]))
         else:
             self.broker.jobs.seal(job_id, CHUNKS)
-        if self.dice.random() < 0.9:  # else it dies before it issues
-            self.workers.issue(job_id)
 
     def look(self, job_id: str = "") -> None:
-        """The reaper's look at a job, and at the queues."""
-        job_id = job_id or self.dice.choice(self.jobs)
-        again = reaped(self.broker, job_id)
-        self.workers.tickets.extend(Issued(job_id, chunk) for chunk in again)
-        self.workers.issue(job_id)
-        self.fill()
+        """The reaper's look at a job."""
+        reaped(self.broker, job_id or self.dice.choice(self.jobs))
 
-    def fill(self) -> None:
-        for issued in self.broker.upkeep.issue_waiting().values():
-            self.workers.tickets.extend(issued)
+    def gives_back(self) -> None:
+        self.workers.take()
+        if self.workers.hands:
+            held = self.workers.hands.popleft()
+            others_first_s = self.dice.choice([0.0, 600.0])
+            self.broker.jobs.release(held.job_id, held.chunk, held.token, delay_s=0, others_first_s=others_first_s)
 
-    def dies_before_sending(self) -> None:
-        self.broker.jobs.issue(self.dice.choice(self.jobs), QUEUE)
-
-    def loses_a_ticket(self) -> None:
-        if self.workers.tickets:
-            del self.workers.tickets[self.dice.randrange(len(self.workers.tickets))]
-
-    def sends_one_twice(self) -> None:
-        if self.workers.tickets:
-            self.workers.tickets.append(self.dice.choice(list(self.workers.tickets)))
+    def asks_again(self) -> None:
+        if self.workers.hands:
+            held = self.dice.choice(list(self.workers.hands))
+            again = take(self.broker, held.token)
+            if again is not None and (again.job_id, again.chunk) != (held.job_id, held.chunk):
+                self.workers.hands.append(again)  # Redis lost the first answer
 
     def worker_dies(self) -> None:
         self.workers.take()
         if self.workers.hands:
-            held = self.workers.hands.popleft()
-            self.broker.jobs.claim(held.job_id, held.chunk, "dead", Claimant("w9", "aa" * 32))
+            self.workers.hands.popleft()
 
     def loses_turns(self) -> None:
-        doomed = [key for key in self.raw.scan_iter("embed:reaper:*") if key != keys.UPKEEP.encode()]
+        doomed = list(self.raw.scan_iter(keys.turns("*")))
         if doomed:
             self.raw.delete(*self.dice.sample(doomed, self.dice.randint(1, len(doomed))))
 
@@ -126,24 +101,27 @@ class Walk:
                 self.broker.jobs.stop(self.dice.choice(self.jobs[1:]))
 
     def end(self) -> None:
-        """Nothing goes wrong any more. Time passes: leases lapse, and tickets fall due."""
+        """Nothing goes wrong any more. Time passes: leases of the dead lapse, and the reaper looks at every job."""
+        for job_id in self.jobs:
+            for _ in range(CHUNKS + 1):
+                self.produce(job_id)
+        self.workers.run(len(self.jobs) * CHUNKS)
         for _ in range(60):
             for job_id in self.jobs:
-                self.produce(job_id)
-                for chunk in self.raw.zrange(keys.due(job_id), 0, -1):
-                    if self.raw.hexists(keys.owners(job_id), chunk) or not self.is_on_its_way(job_id, int(chunk)):
-                        self.raw.zadd(keys.due(job_id), {chunk: 1})
-                self.raw.zadd(keys.UPKEEP, {job_id: 1}, xx=True)
+                for chunk in self.raw.zrange(keys.leases(job_id), 0, -1):
+                    if not self.is_held(job_id, int(chunk)):
+                        self.raw.zadd(keys.leases(job_id), {chunk: 1})
+                for chunk in self.raw.zrange(keys.suspects(job_id), 0, -1):
+                    self.raw.zadd(keys.suspects(job_id), {chunk: 1})
+                self.raw.hdel(keys.attempts(job_id), *(f"{chunk}:not" for chunk in range(CHUNKS)))
                 self.look(job_id)
-            self.raw.delete(keys.background_pause(QUEUE))
+            self.raw.delete(keys.turns(f"pause:{QUEUE}"))
             self.workers.run(8)
             if all(self.broker.jobs.status(job_id).state.ended for job_id in self.jobs):
                 return
 
-    def is_on_its_way(self, job_id: str, chunk: int) -> bool:
-        return any(
-            (each.job_id, each.chunk) == (job_id, chunk) for each in (*self.workers.tickets, *self.workers.hands)
-        )
+    def is_held(self, job_id: str, chunk: int) -> bool:
+        return any((each.job_id, each.chunk) == (job_id, chunk) for each in self.workers.hands)
 
     def wrong(self) -> Iterator[str]:
         for job_id in self.jobs:
@@ -152,12 +130,13 @@ class Walk:
                 yield f"job {self.jobs.index(job_id)} does not end: {status}"
             elif status.state == "completed" and status.done != CHUNKS:
                 yield f"job {self.jobs.index(job_id)} has {status.done} records"
-        self.broker.jobs.issue("", QUEUE)
-        for key in self.raw.scan_iter("embed:reaper:*"):
+        if take(self.broker, "end") is not None:
+            yield "a chunk is given, and no job waits"
+        for key in self.raw.scan_iter("embed:*"):
             if self.raw.ttl(key) < 0:
                 yield f"{key!r} has no TTL"
-        if self.raw.exists(keys.lanes(QUEUE)):
-            yield "a queue waits, and no job does"
+        for kind in ("flows", "left", "wait"):
+            yield from (f"{key!r} is left" for key in self.raw.scan_iter(keys.turns(f"{kind}:*")))
 
 
 @pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 24), marks=pytest.mark.slow)], ids=["few", "many"])

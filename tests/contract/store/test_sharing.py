@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import pickle
 import signal
@@ -11,23 +10,17 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
-from celery import Celery
-from celery.app.amqp import AMQP
 from redis import Redis
-from redis.connection import AbstractConnection
 
 from embedctl import AsyncJob, Job, enqueue_embeddings
-from embedctl.queueing import tickets
+from embedctl.queueing import broker as broker_module
 from embedctl.queueing.broker import Broker
 from embedctl.store import connection
-from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from tests.support.redis_server import RedisServer
-from tests.support.store import QUEUE
 from tests.support.waiting import PATIENCE_S, eventually
 
 
@@ -69,17 +62,16 @@ def test_threads_share_it(settings: Settings, raw: Redis) -> None:
 
     with ThreadPoolExecutor(12) as pool:
         ids = [job_id for found in pool.map(work, range(12)) for job_id in found]
-    assert len(set(ids)) == raw.llen(QUEUE) == 36
-    # A submission has two connections: its own, and Kombu's for its tickets. One renews the leases of all.
-    assert clients(raw) - others <= 2 * 12 + 1
+    assert len(set(ids)) == 36
+    assert clients(raw) - others <= 12 + 1  # one renews the leases of all
 
 
-def test_parent_and_child_go_on_after_a_fork_whoever_holds_a_lock_of_celery(settings: Settings) -> None:
+def test_parent_and_child_go_on_after_a_fork_whoever_holds_the_lock_of_brokers(settings: Settings) -> None:
     kept = submit(settings)
     held, fork_is_over = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with vars(Celery)["amqp"].lock, vars(AMQP)["send_task_message"].lock:
+        with broker_module._shared._lock:
             held.set()
             fork_is_over.wait()
 
@@ -135,7 +127,6 @@ def test_a_password_that_was_changed_is_read_again(own_redis: RedisServer, tmp_p
     job = submit(mine)
     change("second:%")
     assert submit(mine).status().records == job.status().records == 1
-    assert admin.llen(QUEUE) == 2
     admin.close()
 
 
@@ -151,54 +142,16 @@ def test_connections_that_nobody_used_for_long_are_not_trusted(
     before = ids()
     submit(settings)
     assert before & ids()
-    for module in (connection, tickets):
-        monkeypatch.setattr(module, "STALE_S", -1.0)
+    monkeypatch.setattr(connection, "STALE_S", -1.0)
     submit(settings)
     eventually(lambda: not before & ids())
 
 
-def test_tickets_are_sent_at_once_though_the_connection_was_closed_meanwhile(alone: tuple[Settings, Redis]) -> None:
+def test_jobs_go_on_though_the_connection_was_closed_meanwhile(alone: tuple[Settings, Redis]) -> None:
     settings, raw = alone
-    for sent in range(1, 4):
-        submit(settings)
-        assert raw.llen(QUEUE) == sent  # not only once `reissue_s` is over
-        for each in raw.client_list():
-            if each["id"] != str(raw.client_id()):
-                raw.client_kill_filter(_id=each["id"])
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_connection_that_is_lost_at_any_moment_is_said_so(
-    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
-    """Kombu's own retry went on with the channel of the lost connection, which is an AttributeError."""
-    send: Any = AbstractConnection.send_packed_command  # redis-py gives it no types
-    lasts = [math.inf]
-
-    def losing(self: AbstractConnection, *args: Any, **options: Any) -> None:
-        lasts[0] -= 1
-        if when == "before":
-            kill()
-        send(self, *args, **options)
-        if when == "after":
-            kill()
-
-    def kill() -> None:
-        if lasts[0] <= 0:  # redis-py makes up for the first loss, so each later command loses its connection too
-            lasts[0] = math.inf
-            raw.client_kill_filter(_type="normal", skipme=True)
-            lasts[0] = 0
-
-    monkeypatch.setattr(AbstractConnection, "send_packed_command", losing)
-    lost = 0
-    for lasts[0] in range(1, 10):
-        try:
-            broker.tickets.send(QUEUE, "j", [0, 1, 2])
-        except BrokerUnavailable:
-            lost += 1
-        lasts[0] = math.inf
-        broker.tickets.send(QUEUE, "j", [0])
-    assert lost
+    for _ in range(3):
+        assert submit(settings).status().records == 1
+        raw.client_kill_filter(_type="normal", skipme=True)
 
 
 @pytest.mark.parametrize("kind", [Job, AsyncJob])

@@ -17,7 +17,7 @@ from embedctl.terminal.job_facts import all_facts
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.limits import DEFAULTS
-from tests.support.store import MINE, OTHER, QUEUE, add, claim, new_job, overdue, reaped, row, spec, work
+from tests.support.store import MINE, OTHER, add, claim, lapse, new_job, reaped, row, spec, work
 
 #: What `status` says of a job: the name and the value of each line.
 Show = Callable[[str], list[tuple[str, str]]]
@@ -27,6 +27,7 @@ Show = Callable[[str], list[tuple[str, str]]]
 def shown(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Show:
     monkeypatch.setenv("EMBEDCTL_REDIS_URL", settings.redis_url)
     monkeypatch.setitem(DEFAULTS, "high_water_bytes", 1024)
+    monkeypatch.setattr("embedctl.store.workers.OFFERS_S", 0.0)
 
     def status(job_id: str) -> list[tuple[str, str]]:
         found = CliRunner().invoke(main, ["status", job_id])
@@ -56,7 +57,7 @@ def test_no_live_worker_or_none_of_the_precision_comes_first(broker: Broker, sho
 def test_a_mismatch_comes_first_while_nobody_serves_the_jobs_weights(broker: Broker, raw: Redis, shown: Show) -> None:
     job_id = new_job(broker)
     claim(broker, job_id, 0)
-    claim(broker, job_id, 1, "u", fingerprint=OTHER)
+    raw.hset(keys.job(job_id), "progressed_ms", broker.connection.now_ms() - 60_000)
     broker.workers.beat(row(models={"dummy": dataclasses.replace(row().models["dummy"], fingerprint=OTHER)}))
     facts = shown(job_id)
     assert names(facts)[2] == "mismatch"
@@ -68,13 +69,13 @@ def test_a_mismatch_comes_first_while_nobody_serves_the_jobs_weights(broker: Bro
 def test_a_stuck_chunk_comes_first_with_its_history(broker: Broker, raw: Redis, shown: Show) -> None:
     broker.workers.beat(row("bystander"))
     job_id = new_job(broker)
-    broker.jobs.issue(job_id, QUEUE)
     for instance in ("w0", "w1", "w2", "w3", "w4"):
         broker.workers.beat(row(instance))
         claim(broker, job_id, 0, instance, instance=instance)
         broker.workers.report_death(instance, "killed")
-        overdue(raw, job_id, 0)
+        lapse(raw, job_id, 0)
         reaped(broker, job_id)
+        raw.zadd(keys.ready(job_id), {"0": 1})  # its pause is over
     facts = shown(job_id)
     assert names(facts)[2:8] == ["stuck", "", "", "", "", ""]
     assert sum("died" in said for _, said in facts) == 5
@@ -123,7 +124,7 @@ def test_trouble_comes_first_until_the_job_has_ended(broker: Broker, raw: Redis,
     raw.hset(keys.job(job_id), "trouble", "no space left on device")
     assert shown(job_id)[2] == ("trouble", "no space left on device")
     work(broker, job_id, 0, 1)
-    raw.hset(keys.job(job_id), mapping={"trouble": "once", "mismatch": "w other", "pinned_by": "w"})
+    raw.hset(keys.job(job_id), mapping={"trouble": "once", "pinned_by": "w"})
     assert names(shown(job_id))[2] == "model"
 
 

@@ -17,11 +17,11 @@ from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
 from embedctl.queueing.retrying import TimeLimit
-from embedctl.store import ClaimAnswer, JobState
+from embedctl.store import JobState
 from embedctl.waiting.submission import Submission
 from embedctl_config import keys, wire
 from embedctl_config.errors import CorpusChanged, JobCancelled, JobFailed, JobStopped
-from tests.support.store import DIM, QUEUE, assert_consistent, claim, complete, new_job, payload, row, work
+from tests.support.store import DIM, assert_consistent, claim, complete, new_job, payload, row, work
 
 
 def look_after(broker: Broker, job_id: str) -> None:
@@ -35,7 +35,6 @@ def inputs(raw: Redis, job_id: str, chunks: int = 6) -> list[int]:
 def stopped_job(broker: Broker, *, seal: bool = True, **changes: object) -> str:
     """A job of 6 chunks of 2 records, of which chunks 1 and 3 are done when it is stopped; a record of 3 failed."""
     job_id = new_job(broker, 6, seal=seal, **changes)
-    broker.jobs.issue(job_id, QUEUE)
     work(broker, job_id, 1)
     work(broker, job_id, 3, failed=1)
     claim(broker, job_id, 0, "running")
@@ -71,7 +70,7 @@ def test_what_is_done_can_be_fetched_and_the_rest_is_freed(
     there = ~np.isnan(job.vectors()).any(axis=1)
     assert np.flatnonzero(there).tolist() == [2, 3, 6, 7]  # the stand-in for a worker gives failed records a vector
     assert [error.position for error in job.errors()] == [6]
-    assert claim(broker, job_id, 4).answer is ClaimAnswer.DONE
+    assert claim(broker, job_id, 4) is None
     assert complete(broker, job_id, 0, "running") == "refused"
     assert broker.jobs.renew(job_id, 0, "running") == "done"
     fetch(job, tmp_path / "v.jsonl")
@@ -119,7 +118,6 @@ def test_its_corpus_continues_it(broker: Broker, raw: Redis, seal: bool, freed: 
     assert (status.state, status.stopped_by, status.records) == (JobState.RUNNING, None, 12)
     assert_consistent(broker, raw, job_id)
     assert not {b"resumed_to", b"resumed_below", b"resumed_by"} & set(raw.hkeys(keys.job(job_id)))
-    broker.jobs.issue(job_id, QUEUE)
     work(broker, job_id, 0, 2, 4, 5)
     assert_consistent(broker, raw, job_id)
     job = Job(job_id, broker)

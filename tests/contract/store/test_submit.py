@@ -18,7 +18,7 @@ from embedctl.queueing.broker import Broker
 from embedctl.store import ServedModel
 from embedctl_config import keys, wire
 from embedctl_config.settings import MAX_CHUNK_RECORDS, Settings
-from tests.support.store import MINE, QUEUE, row, work
+from tests.support.store import MINE, row, take_all, work
 
 TEXTS = [f"text {number}" for number in range(10)]
 
@@ -31,7 +31,7 @@ def test_every_text_is_stored_in_chunks_and_sealed(settings: Settings, broker: B
     assert [text.decode() for chunk in chunks for text in chunk.texts] == TEXTS
     assert [label for chunk in chunks for label in chunk.ids or []] == [str(number) for number in range(10)]
     assert [chunk.first for chunk in chunks] == [0, 4, 8]
-    assert raw.llen(QUEUE) == 3
+    assert take_all(broker) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("done", [False, True])

@@ -12,20 +12,18 @@ from redis import Redis
 from embedctl.common.machine import machine_id, process_id, runs
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
-from embedctl.store import ClaimAnswer
 from embedctl_config import keys
-from embedctl_config.settings import Settings
 from tests.support.store import (
     QUEUE,
     assert_consistent,
-    assert_due,
+    assert_from_now,
     claim,
     complete,
+    end_pause,
+    lapse,
     new_job,
-    overdue,
     reaped,
     row,
-    score,
 )
 from tests.support.waiting import eventually
 
@@ -39,14 +37,23 @@ def bystander(broker: Broker) -> None:
 def die(
     broker: Broker, job_id: str, chunk: int, raw: Redis, *, at_row: int | None = None, instance: str = "w"
 ) -> list[int]:
-    """Claim a chunk, perhaps come to a row, die witnessed, and be judged."""
+    """Claim a chunk, perhaps come to a row, die witnessed, and be judged. Then the chunk's pause is over."""
     broker.workers.beat(row(instance))
-    assert claim(broker, job_id, chunk, f"t-{instance}", instance=instance).answer is ClaimAnswer.OK
+    assert claim(broker, job_id, chunk, f"t-{instance}", instance=instance) is not None
     if at_row is not None:
         assert broker.jobs.renew(job_id, chunk, f"t-{instance}", row=at_row) == "ok"
     broker.workers.report_death(instance, "killed")
-    overdue(raw, job_id, chunk)
-    return reaped(broker, job_id)
+    lapse(raw, job_id, chunk)
+    again = reaped(broker, job_id)
+    end_pause(broker, raw, job_id, chunk)
+    return again
+
+
+def given_up(broker: Broker, job_id: str, chunk: int, token: str) -> frozenset[int] | None:
+    """The rows that the next owner of a chunk is not to encode."""
+    found = claim(broker, job_id, chunk, token)
+    assert found is not None
+    return found.given_up
 
 
 def test_a_lapse_of_a_live_owner_makes_nobody_suspect(broker: Broker, raw: Redis) -> None:
@@ -54,8 +61,9 @@ def test_a_lapse_of_a_live_owner_makes_nobody_suspect(broker: Broker, raw: Redis
     job_id = new_job(broker)
     for attempt in range(1, 11):
         found = claim(broker, job_id, 0, f"t{attempt}")
-        assert (found.answer, found.attempt, found.given_up) == (ClaimAnswer.OK, attempt, None)
-        overdue(raw, job_id, 0)
+        assert found is not None
+        assert (found.attempt, found.given_up) == (attempt, None)
+        lapse(raw, job_id, 0)
         assert reaped(broker, job_id) == [0]
     status = broker.jobs.status(job_id)
     assert (status.lapsed, status.deaths) == (10, 0)
@@ -65,8 +73,8 @@ def test_a_lapse_of_a_live_owner_makes_nobody_suspect(broker: Broker, raw: Redis
 def test_the_death_of_an_owner_makes_its_chunk_suspect(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker)
     assert die(broker, job_id, 0, raw) == [0]
-    assert claim(broker, job_id, 0, "next").given_up == frozenset()
-    assert claim(broker, job_id, 1, "other").given_up is None
+    assert given_up(broker, job_id, 0, "next") == frozenset()
+    assert given_up(broker, job_id, 1, "other") is None
     (suspect,) = broker.jobs.suspects(job_id)
     assert (suspect.chunk, suspect.given_up, suspect.stuck) == (0, (), False)
     assert [(death.worker, death.row) for death in suspect.deaths] == [("w", None)]
@@ -76,7 +84,7 @@ def test_the_death_of_an_owner_makes_its_chunk_suspect(broker: Broker, raw: Redi
 
 def second_owner(broker: Broker, raw: Redis, *rows: int) -> str:
     """A job whose chunk 0 had an owner that died, and has "second" now, which came to these rows."""
-    job_id = new_job(broker)
+    job_id = new_job(broker, 1)
     die(broker, job_id, 0, raw)
     broker.workers.beat(row("second"))
     claim(broker, job_id, 0, "t2", instance="second")
@@ -92,9 +100,10 @@ def test_a_careful_death_names_the_row_that_was_not_passed(
 ) -> None:
     job_id = second_owner(broker, raw, *rows)
     broker.workers.report_death("second", "killed")
-    overdue(raw, job_id, 0)
+    lapse(raw, job_id, 0)
     reaped(broker, job_id)
-    assert claim(broker, job_id, 0, "third").given_up == frozenset(named)
+    end_pause(broker, raw, job_id, 0)
+    assert given_up(broker, job_id, 0, "third") == frozenset(named)
 
 
 def test_a_careful_owner_that_is_only_silent_is_given_time(broker: Broker, raw: Redis) -> None:
@@ -102,13 +111,14 @@ def test_a_careful_owner_that_is_only_silent_is_given_time(broker: Broker, raw: 
     for members in (keys.WORKERS, keys.queue_workers(QUEUE)):
         raw.zadd(members, {"second": broker.connection.now_ms() - 1000})
     now = broker.connection.now_ms()
-    raw.zadd(keys.due(job_id), {"0": now - 1000})
+    raw.zadd(keys.leases(job_id), {"0": now - 1000})
     assert reaped(broker, job_id) == []
-    assert claim(broker, job_id, 0, "t3").answer is ClaimAnswer.BUSY
+    assert claim(broker, job_id, 0, "t3") is None
     assert broker.jobs.renew(job_id, 0, "t2") == "ok"  # it comes back
-    raw.zadd(keys.due(job_id), {"0": now - 3 * broker.settings.lease_s * 1000 - 1000})
+    raw.zadd(keys.leases(job_id), {"0": now - 3 * broker.settings.lease_s * 1000 - 1000})
     assert reaped(broker, job_id) == [0]
-    assert claim(broker, job_id, 0, "t3").given_up == frozenset({1})
+    end_pause(broker, raw, job_id, 0)
+    assert given_up(broker, job_id, 0, "t3") == frozenset({1})
 
 
 @pytest.mark.parametrize("how", ["lives", "released it", "left as it was told"])
@@ -119,24 +129,27 @@ def test_a_careful_owner_that_did_not_die_is_never_blamed(broker: Broker, raw: R
     else:
         if how != "lives":
             broker.workers.leave(row("second"))  # and Redis did not take the chunk back
-        overdue(raw, job_id, 0)
+        lapse(raw, job_id, 0)
         assert reaped(broker, job_id) == [0]
-    assert claim(broker, job_id, 0, "t3").given_up == frozenset()
+    end_pause(broker, raw, job_id, 0)
+    assert given_up(broker, job_id, 0, "t3") == frozenset()
     assert broker.jobs.status(job_id).deaths == 1
 
 
-def test_careful_deaths_without_a_row_make_a_chunk_stuck_and_are_spaced_out(
-    broker: Broker, raw: Redis, settings: Settings
-) -> None:
-    job_id = new_job(broker)
-    assert [die(broker, job_id, 0, raw, instance=f"w{number}") for number in range(3)] == [[0]] * 3
-    assert not broker.jobs.suspects(job_id)[0].stuck
-    for number, wait_s in ((3, settings.limits.reissue_s), (4, 2 * settings.limits.reissue_s)):
+def test_careful_deaths_without_a_row_make_a_chunk_stuck_and_are_spaced_out(broker: Broker, raw: Redis) -> None:
+    job_id = new_job(broker, 1)
+    for number, wait_s in enumerate((2, 2, 2, 60, 120)):
+        broker.workers.beat(row(f"w{number}"))
+        assert claim(broker, job_id, 0, f"t{number}", instance=f"w{number}") is not None
+        broker.workers.report_death(f"w{number}", "killed")
+        lapse(raw, job_id, 0)
         began = broker.connection.now_ms()
-        assert die(broker, job_id, 0, raw, instance=f"w{number}") == []
-        assert broker.jobs.suspects(job_id)[0].stuck
-        assert_due(broker, raw, job_id, 0, after_s=wait_s, since_ms=began)
-    assert claim(broker, job_id, 0, "last").given_up == frozenset()
+        assert reaped(broker, job_id) == [0]
+        assert broker.jobs.suspects(job_id)[0].stuck is (wait_s > 2)
+        assert_from_now(broker, raw, keys.suspects(job_id), 0, after_s=wait_s, since_ms=began)
+        assert claim(broker, job_id, 0, "early") is None
+        end_pause(broker, raw, job_id, 0)
+    assert given_up(broker, job_id, 0, "last") == frozenset()
     assert complete(broker, job_id, 0, "last") == "ok"
     assert broker.jobs.suspects(job_id) == []
     assert_consistent(broker, raw, job_id)
@@ -171,18 +184,16 @@ def test_a_neighbour_witnesses_a_death(broker: Broker, raw: Redis) -> None:
     assert 0 < raw.ttl(keys.died("neighbour")) <= keys.GONE_TTL_S
 
 
-def test_a_witnessed_death_ends_its_leases_at_once(broker: Broker, raw: Redis, settings: Settings) -> None:
+def test_a_witnessed_death_ends_its_leases_at_once(broker: Broker, raw: Redis) -> None:
     process = subprocess.Popen([sys.executable, "-c", "pass"])
     there = row("neighbour", machine=machine_id(), process=process_id(process.pid))
     process.wait()
-    job_id = new_job(broker, 3)
-    broker.jobs.issue(job_id, QUEUE)
-    issued_until_ms = score(raw, keys.due(job_id), 2)
+    job_id = new_job(broker)
     claim(broker, job_id, 0, "dead", instance="neighbour")
     claim(broker, job_id, 1, "alive", instance="bystander")
     broker.workers.beat(there)
     broker.upkeep.agenda.take_turn = lambda held_s: "turn"  # type: ignore[method-assign]  # two leases of this test are a minute
     Reaper(broker).round()
-    assert claim(broker, job_id, 0, "next").given_up == frozenset()
-    assert claim(broker, job_id, 1, "next").answer is ClaimAnswer.BUSY
-    assert score(raw, keys.due(job_id), 2) == issued_until_ms
+    end_pause(broker, raw, job_id, 0)
+    assert given_up(broker, job_id, 0, "next") == frozenset()
+    assert claim(broker, job_id, 1, "next") is None

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import redis as redis_py
@@ -29,7 +28,6 @@ from embedctl import (
 )
 from embedctl.common import notices
 from embedctl.queueing.broker import Broker
-from embedctl.queueing.tickets import TicketSender
 from embedctl.store import connection
 from embedctl_config import keys
 from embedctl_config.errors import BrokerFull
@@ -88,16 +86,6 @@ def test_a_full_redis_lets_a_producer_keep_its_right_and_store_nothing(broker: B
         broker.jobs.hold(job_id, "p")
     fill(raw, 0)
     assert broker.jobs.status(job_id).chunks == 1
-
-
-def test_an_import_that_is_interrupted_leaves_no_job(
-    settings: Settings, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(TicketSender, "prepare", Mock(side_effect=KeyboardInterrupt))
-    for resumable in (None, "key"):
-        with pytest.raises(KeyboardInterrupt):
-            enqueue_embeddings(["a"], settings=settings, hardware="dummy", idempotency_key=resumable)
-    assert not members(raw, keys.JOBS)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -137,11 +138,16 @@ def _encode(name: str, folder: Path, load: dict[str, Any], options: dict[str, An
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_a_system_says_what_it_really_computes_in(encode: Encode, system: System, computes: str) -> None:
-    if computes == "bf16" and not HAS_BF16:
-        with pytest.raises(Unavailable, match=r"no instructions for bf16|no bfloat16 on this CPU, only float32, "):
-            encode(system)
+    try:
+        done, reference = encode(system), encode(SENTENCE_TRANSFORMERS)
+    except Unavailable as error:
+        # CTranslate2 has its own mind about CPUs: on some with AMX, it multiplies no bf16.
+        may_lack_it = computes == "bf16" and (not HAS_BF16 or system.name == "ctranslate2-bf16")
+        if not (
+            may_lack_it and re.search("no instructions for bf16|no bfloat16 on this CPU, only float32, ", str(error))
+        ):
+            raise
         return
-    done, reference = encode(system), encode(SENTENCE_TRANSFORMERS)
     assert done.computes.startswith(computes)
     assert reference.computes == "fp32"
     if "openvino" in system.name:

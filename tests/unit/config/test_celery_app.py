@@ -1,9 +1,11 @@
-"""The Celery application: one configuration for every process, and URLs that kombu understands."""
+"""The Celery application: one configuration for every process, URLs that kombu understands, and the bells of
+scripts, which it understands."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from kombu import Connection
 from kombu.transport.redis import Channel
 from redis import ConnectionPool, Redis
 
+from embedctl.store.scripts import BELL
+from embedctl_config import keys
 from embedctl_config.celery_app import make_celery
 from embedctl_config.errors import SettingsError
 from embedctl_config.redis_url import sentinels_of
@@ -72,7 +76,7 @@ def test_an_empty_url_says_what_to_set() -> None:
         make_celery(Settings())
 
 
-def test_tickets_are_json_that_is_acknowledged_late_and_fetched_one_for_each_slot() -> None:
+def test_bells_are_json_that_is_acknowledged_late_and_fetched_one_for_each_slot() -> None:
     app = make_celery(Settings(redis_url="redis://localhost"))
     conf = app.conf
     assert conf.broker_url == "redis://localhost"
@@ -83,6 +87,31 @@ def test_tickets_are_json_that_is_acknowledged_late_and_fetched_one_for_each_slo
     assert conf.task_ignore_result is True
     assert conf.result_backend is None
     assert type(app.backend).__name__ == "DisabledBackend"
+
+
+def test_a_bell_is_the_message_that_celery_sends_for_its_task() -> None:
+    app = make_celery(Settings(redis_url="redis://localhost"))
+    with Connection("memory://") as connection:
+        app.send_task(keys.TASK, task_id="id", queue="embed.dummy.dummy", producer=connection.Producer())
+        channel: Any = connection.default_channel  # whose stubs do not know what virtual transports have
+        sent = channel._get("embed.dummy.dummy")
+    bell = json.loads(Template(BELL).substitute(id="id", queue="embed.dummy.dummy"))
+    headers = sent["headers"]
+    left_out = {name: headers.pop(name) for name in set(headers) - set(bell["headers"])}
+    assert left_out.pop("timelimit") == [None, None]
+    assert set(left_out) == {
+        "shadow", "eta", "expires", "group_index", "retries", "replaced_task_nesting", "stamped_headers", "stamps",
+    }  # fmt: skip
+    assert not any(left_out.values())  # what workers take them for where they are missing
+    own: list[tuple[str, dict[str, object]]] = [
+        ("headers", {"origin": "embedctl", "ignore_result": True}),
+        ("properties", {"reply_to": "", "delivery_tag": "id"}),
+    ]
+    for part, facts in own:
+        assert facts.items() <= bell[part].items()
+        assert set(facts) <= set(sent[part])
+        sent[part].update(facts)
+    assert bell == sent
 
 
 def test_a_channel_keeps_its_client_until_its_connections_are_replaced() -> None:

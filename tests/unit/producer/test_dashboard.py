@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 from celery import Celery
-from celery.events.state import Task
 from tornado.ioloop import IOLoop
 
 from embedctl.operating.dashboard.access import allowed_users, is_loopback
 from embedctl_config.address import Address
-from embedctl_config.celery_app import TASK
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
 
@@ -58,17 +56,6 @@ def test_a_file_that_is_not_right_is_refused_without_showing_it(
     assert message in str(raised.value)
     for secret in ("onlyauser", "hidden", "gehe1m"):
         assert secret not in str(raised.value)
-
-
-def test_a_task_whose_beginning_flower_missed_is_named_by_its_id() -> None:
-    from embedctl.operating.dashboard.application import name_task
-
-    missed = name_task(Task(uuid="20261121-163034-24f989f85d.4.a1b2c3", state="SUCCESS"))
-    assert (missed.name, missed.args) == (TASK, "job 20261121-163034-24f989f85d, chunk 4")
-    seen = name_task(Task(uuid="20261121-163034-24f989f85d.4.a1b2c3", name=TASK, args="as it was sent"))
-    assert seen.args == "as it was sent"
-    foreign = name_task(Task(uuid="5d8fae5e-7c3b-4c3e-9f0a-d8a1f1b0c1de"))
-    assert foreign.name is None
 
 
 class _Enough(BaseException):

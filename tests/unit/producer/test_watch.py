@@ -122,7 +122,7 @@ def test_nothing_is_wider_or_higher_than_the_terminal(seen: Overview, width: int
 
 def test_everything_that_matters_is_readable_in_80_columns() -> None:
     lines = shown(everything_once())
-    assert lines[0] == "workers 3 (1 hung, 1 gone)  records/s 1,204  tokens/s 18.2k  tickets 32  jobs 1"
+    assert lines[0] == "workers 3 (1 hung, 1 gone)  records/s 1,204  tokens/s 18.2k  chunks 32  jobs 1"
     assert line_with(lines, "cpu mini") == "cpu mini · 3 live: 1 busy, 1 hung, 1 idle · packed"
     assert " ".join(line_with(lines, "cpu:0@").split()) == "cpu:0@node busy 1,204 18,204 12% 3 s ago d974cc1efb 12,13"
     assert " ".join(line_with(lines, "cpu:1@").split()) == "cpu:1@node idle – – – –"
@@ -211,15 +211,12 @@ def test_many_workers_gone_have_one_line_unless_all_are_asked_for(count: int, li
     [
         ({"state": "submitting", "sealed": 0}, "stalled", ""),
         ({"lost_first": 3, "lost_last": 9}, "running", "lost: Redis lost chunks 3 to 9; the same corpus"),
-        (
-            {"mismatch": "w2 b", "pinned_by": "w1", "model_fingerprint": "a"},
-            "running",
-            "mismatch: w2 b was refused: w1",
-        ),
+        ({"mismatch": "b", "model_fingerprint": "a"}, "running", "mismatch: No live worker has the files of job"),
     ],
 )
 def test_what_keeps_a_job_from_its_end_stands_below_it(facts: dict[str, Any], state: str, note: str) -> None:
-    lines = shown(overview(active=[pace(job(producer_alive=False, **facts), None)]))
+    seen = replace(job(producer_alive=False, **facts), mismatch=facts.get("mismatch"))
+    lines = shown(overview(active=[pace(seen, None)]))
     at = next(at for at, line in enumerate(lines) if line.startswith(JOB))
     assert lines[at].split()[1] == state
     below = lines[at + 1].strip() if at + 1 < len(lines) else ""

@@ -37,7 +37,7 @@ def as_it_was() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("log_format", "terminal", "level", "as_json", "tickets"),
+    ("log_format", "terminal", "level", "as_json", "bells"),
     [
         ("auto", True, "info", False, False),
         ("auto", True, "debug", False, True),
@@ -47,8 +47,8 @@ def as_it_was() -> Iterator[None]:
         ("json", True, "info", True, True),
     ],
 )
-def test_a_terminal_gets_text_without_the_lines_of_each_ticket_unless_told_otherwise(
-    monkeypatch: pytest.MonkeyPatch, log_format: str, terminal: bool, level: str, as_json: bool, tickets: bool
+def test_a_terminal_gets_text_without_the_lines_of_each_bell_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, log_format: str, terminal: bool, level: str, as_json: bool, bells: bool
 ) -> None:
     stream = Terminal() if terminal else io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
@@ -57,7 +57,7 @@ def test_a_terminal_gets_text_without_the_lines_of_each_ticket_unless_told_other
     for name in ("celery.worker.strategy", "celery.app.trace"):
         logging.getLogger(name).info("Task received")
         logging.getLogger(name).warning("Task lost")
-    assert ("Task received" in stream.getvalue()) is tickets
+    assert ("Task received" in stream.getvalue()) is bells
     assert stream.getvalue().count("Task lost") == 2
     assert stream.getvalue().startswith("{") is as_json
 

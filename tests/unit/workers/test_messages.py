@@ -1,4 +1,4 @@
-"""What comes from a queue and is no ticket is dropped; what instrumented programs add to a ticket is not. The events
+"""What comes from a queue and is no bell is dropped; what instrumented programs add to a bell is not. The events
 of tasks are sent together."""
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from embedctl_config.celery_app import TASK
+from embedctl_config.keys import TASK
 from embedctl_workers.serving.messages import MAX_BODY_BYTES, MAX_HEADERS_LENGTH, CheckingConsumer, flaw_of
 
 HEADERS = {"task": TASK, "id": "1", "lang": "py"}
 
 
 @pytest.mark.parametrize("more", [{"baggage": "k=v," * 2048}, {"baggage": ["k=v," * 1500, {"traceparent": "00-1"}]}])
-def test_a_ticket_may_have_as_much_baggage_as_opentelemetry_allows(more: dict[str, object]) -> None:
+def test_a_bell_may_have_as_much_baggage_as_opentelemetry_allows(more: dict[str, object]) -> None:
     assert flaw_of({**HEADERS, **more}, b"[]") == ""
 
 
@@ -32,14 +32,14 @@ def test_a_ticket_may_have_as_much_baggage_as_opentelemetry_allows(more: dict[st
     ],
 )
 def test_headers_are_bounded_one_by_one_and_together(more: dict[str, object]) -> None:
-    assert flaw_of({**HEADERS, **more}, b"[]") == "its headers are not those of a ticket"
+    assert flaw_of({**HEADERS, **more}, b"[]") == "its headers are not those of a bell"
 
 
 @pytest.mark.parametrize(
     ("headers", "body"),
     [(HEADERS, b"x" * (MAX_BODY_BYTES + 1)), (HEADERS, None), (None, b""), ({**HEADERS, "compression": "gzip"}, b"")],
 )
-def test_what_is_no_ticket_has_a_flaw(headers: object, body: object) -> None:
+def test_what_is_no_bell_has_a_flaw(headers: object, body: object) -> None:
     assert flaw_of(headers, body)
 
 

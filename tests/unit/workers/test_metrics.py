@@ -12,7 +12,7 @@ import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from embedctl.store import Claim, ClaimAnswer
+from embedctl.store import Claim
 from embedctl_config.errors import MissingExtra
 from embedctl_config.hardware import HardwareClass, Thresholds
 from embedctl_config.settings import Settings
@@ -57,8 +57,8 @@ def everything(metrics: Metrics) -> None:
     """Let all that can happen happen once."""
     metrics.watch(InHand())
     metrics.gated(MODEL, report())
-    metrics.observer("claim", 0.001, True)
-    metrics.observer("claim", 10.0, False)
+    metrics.observer("next", 0.001, True)
+    metrics.observer("next", 10.0, False)
 
 
 def test_what_happens_is_counted_under_its_own_name(metrics: Metrics) -> None:
@@ -90,17 +90,14 @@ def test_records_count_once_redis_has_their_result(metrics: Metrics) -> None:
     assert value(metrics, "records_total", outcome="done", model="other") == 0
 
 
-def test_attempts_beyond_the_first_stand_apart_and_a_refused_claim_is_none(metrics: Metrics) -> None:
-    metrics.claimed(MODEL, Claim(ClaimAnswer.OK, attempt=1), 0.3)
-    metrics.claimed(MODEL, Claim(ClaimAnswer.OK, attempt=3), None)
-    metrics.claimed(MODEL, Claim(ClaimAnswer.BUSY), 7.0)
+def test_attempts_beyond_the_first_stand_apart(metrics: Metrics) -> None:
+    metrics.claimed(MODEL, Claim("job", 0, "token", 1, b"", waited_s=0.25))
+    metrics.claimed(MODEL, Claim("job", 1, "token", 3, b"", waited_s=1.0))
     assert (
         value(metrics, "attempts_total", attempt="first") == value(metrics, "attempts_total", attempt="repeated") == 1
     )
-    assert value(metrics, "claims_total", answer="ok") == 2
-    assert value(metrics, "claims_total", answer="busy") == 1
-    assert value(metrics, "queue_wait_seconds_count") == 1
-    assert value(metrics, "queue_wait_seconds_sum") == 0.3
+    assert value(metrics, "queue_wait_seconds_count") == 2
+    assert value(metrics, "queue_wait_seconds_sum") == 1.25
 
 
 def test_the_gates_figures_are_those_of_its_first_check(metrics: Metrics) -> None:

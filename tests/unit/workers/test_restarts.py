@@ -61,6 +61,32 @@ def test_the_pause_doubles_up_to_a_minute_and_begins_anew_after_a_stable_worker(
     assert restarts.on_exit(-signal.SIGKILL, 230.0) == 1
 
 
+def test_a_death_with_chunks_in_hand_has_no_pause_unless_several_in_a_row_completed_nothing() -> None:
+    restarts = Restarts(Pace())
+
+    def die(*, held: int = 1, completed: int = 0) -> float:
+        restarts.on_start()
+        restarts.on_ready(100.0)
+        pause = restarts.on_exit(-signal.SIGSEGV, 101.0, held=held, completed=completed)
+        assert restarts.next_at == 101.0 + pause
+        return pause
+
+    assert [die(completed=1) for _ in range(20)] == [0] * 20
+    assert [die() for _ in range(7)] == [0, 0, 0, 0, 1, 2, 4]
+    assert die(completed=1) == 0
+    assert [die() for _ in range(4)] == [0] * 4
+    assert die(held=0) == 8  # of another kind, after which the count begins anew
+    assert [die() for _ in range(4)] == [0] * 4
+
+
+def test_a_worker_that_held_chunks_had_started_even_if_nobody_saw_it() -> None:
+    restarts = Restarts(Pace())
+    for _ in range(50):
+        restarts.on_start()
+        restarts.on_exit(-signal.SIGSEGV, 0.0, held=1)
+    assert (restarts.given_up, restarts.failed_starts) == (None, 0)
+
+
 @pytest.mark.parametrize(
     ("status", "words", "suspect"),
     [

@@ -10,7 +10,7 @@ import pytest
 from celery import Celery
 from celery.app.trace import build_tracer
 
-from embedctl_config.celery_app import TASK
+from embedctl_config.keys import TASK
 from embedctl_workers.backends.dummy import DummyBackend
 from embedctl_workers.serving.runner import ChunkRunner
 from embedctl_workers.serving.tasks import register
@@ -50,9 +50,9 @@ def test_each_thread_of_the_pool_is_warmed_up_once_before_the_first_chunk(
     pool.stop()
 
 
-def test_a_thread_opens_no_file_to_end_its_first_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_opens_no_file_to_end_its_first_bell(monkeypatch: pytest.MonkeyPatch) -> None:
     app = Celery(set_as_current=False)
-    register(app, cast("ChunkRunner", None), {})
+    register(app, cast("ChunkRunner", None), {}, print)
     app.finalize()
 
     def no_files(*_: Any) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The accuracy gate: compares a backend's vectors with the model's, before a worker takes its first ticket."""
+"""The accuracy gate: compares a backend's vectors with the model's, before a worker takes its first chunk."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from embedctl_workers.models.cache import cache_folder
 from embedctl_workers.models.files import resolve_model
 from embedctl_workers.models.tuning import advised_workers
 from embedctl_workers.serving import logs
-from embedctl_workers.supervising.places import GatewayPlace, WorkerPlace
+from embedctl_workers.supervising.places import GatewayPlace, QuarantinePlace, WorkerPlace
 from embedctl_workers.supervising.plan import Plan, make_plan, with_gateway
 from embedctl_workers.supervising.registry_link import RegistryLink
 from embedctl_workers.supervising.supervisor import Supervisor
@@ -121,8 +121,23 @@ def _up(settings: Settings, plan: Plan, options: Sequence[str]) -> None:
                 log.info("running")
 
         try:
-            workers = [WorkerPlace(each, registry, environment=own, options=options) for each in plan.workers]
-            Supervisor(workers, on_ready=say_ready, check=check, gateway=gateway).run()
+            # One quarantine for the workers that serve the same, whatever their number.
+            quarantines = {
+                (each.hardware, each.models): QuarantinePlace(each, registry, environment=own, options=options)
+                for each in reversed(plan.workers)
+            }
+            workers = [
+                WorkerPlace(
+                    each,
+                    registry,
+                    environment=own,
+                    options=options,
+                    quarantine=quarantines[each.hardware, each.models],
+                )
+                for each in plan.workers
+            ]
+            beside = list(quarantines.values())
+            Supervisor(workers, on_ready=say_ready, check=check, gateway=gateway, quarantines=beside).run()
         finally:
             registry.close()
             broker.close()

@@ -53,6 +53,8 @@ from embedctl_workers.machine.discovery import choose_accelerator, choose_sharin
 )
 @pull_option
 @log_level_option
+@click.option("--quarantine", is_flag=True, hidden=True, help="Take what may kill a worker, and nothing else.")
+@click.option("--tally", type=int, hidden=True, help="A descriptor of the file that tells the supervisor what is held.")
 @option(
     "--ready",
     is_flag=True,
@@ -74,9 +76,11 @@ def main(
     threads: int | None,
     models: tuple[str, ...],
     log_level: str,
+    tally: int | None,
     *,
     no_build: bool,
     pull: bool,
+    quarantine: bool,
     ready: bool,
     insecure: bool,
 ) -> None:
@@ -99,10 +103,12 @@ def main(
     sharing = choose_sharing(hardware, entry, gpu_workers)
     pinned = devices.pin(cpus, accelerator=accelerator, threads=threads, sharing=sharing)
     # Only now: these import numpy and, through the backend, torch, which size their thread pools as they load.
-    from embedctl_workers.serving.lifecycle import Start, run_worker
+    from embedctl_workers.serving.lifecycle import Start, Supervised, run_worker
 
     served = models or entry.models or (settings.model,)
-    _exit(run_worker(Start(settings, hardware, served, pinned, log_level, build=not no_build, pull=pull)))
+    supervised = Supervised(tally, quarantine)
+    start = Start(settings, hardware, served, pinned, log_level, build=not no_build, pull=pull, supervised=supervised)
+    _exit(run_worker(start))
 
 
 def _exit(status: int) -> NoReturn:

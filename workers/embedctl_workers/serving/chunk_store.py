@@ -57,7 +57,7 @@ class ChunkStore:
         return self._retried(held, lambda: self._broker.chunk_files.get(claim.input))
 
     def complete(self, claimed: ClaimedChunk, encoded: EncodedChunk) -> None:
-        """Store the result of a chunk. Its ticket is over then, and others can be sent."""
+        """Store the result of a chunk."""
         held, job = claimed.held, claimed.job
         payload = wire.encode_result(self._result(claimed, encoded))
         jobs = self._broker.jobs
@@ -88,15 +88,29 @@ class ChunkStore:
         if answer != "ok":
             log.info("the chunk's result was not needed: %s", answer, extra=held.fields)
 
-    def give_back(self, held: Held, *, delay_s: float, trouble: str = "", doubts: Doubts | None = None) -> None:
+    def give_back(
+        self,
+        held: Held,
+        *,
+        delay_s: float,
+        trouble: str = "",
+        doubts: Doubts | None = None,
+        others_first_s: float = 0.0,
+    ) -> None:
         """End the lease of a chunk that this worker does not complete. If Redis is away, the lease lapses instead.
 
-        Unless another ticket was sent, the reaper sends one after `delay_s`. The job's status is to say `trouble`.
-        `doubts` are what this worker and earlier owners could not do with the chunk.
+        It may be taken again after `delay_s`, and by this worker after `others_first_s`. The job's status is to say
+        `trouble`. `doubts` are what this worker and earlier owners could not do with the chunk.
         """
         try:
             self._broker.jobs.release(
-                held.job_id, held.chunk, held.token, delay_s=delay_s, trouble=trouble, doubts=doubts
+                held.job_id,
+                held.chunk,
+                held.token,
+                delay_s=delay_s,
+                trouble=trouble,
+                doubts=doubts,
+                others_first_s=others_first_s,
             )
         except BrokerUnavailable as error:
             log.warning("the chunk can't be given back, its lease will lapse: %s", error, extra=held.fields)
@@ -164,6 +178,17 @@ def _report(claimed: ClaimedChunk, encoded: EncodedChunk, failed_input: bytes) -
         failed=failed,
         truncated=len(encoded.truncations),
         tokens=encoded.tokens,
+        work=_work(claimed, encoded),
         dim=encoded.vectors.shape[1],
         failed_input=failed_input,
     )
+
+
+def _work(claimed: ClaimedChunk, encoded: EncodedChunk) -> int:
+    """The work of a chunk, in tokens of a short text. A layer of width h takes 24 h² operations for each token, and 4 h
+    for each token that this one attends to (Kaplan et al. 2020, Scaling Laws for Neural Language Models, table 1)."""
+    backend = claimed.encoder.backend
+    lengths = encoded.counts.astype("f8")
+    work = float((lengths * (1 + lengths.clip(max=backend.max_tokens) / (6 * backend.dim))).sum())
+    # Equal texts are encoded once.
+    return round(work * encoded.tokens / max(1.0, float(lengths.sum())))

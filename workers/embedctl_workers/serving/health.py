@@ -28,7 +28,7 @@ class Health:
         self._life: tuple[Heartbeat, InHand, threading.Event] | None = None
         #: What the worker does before it is ready, in words.
         self.phase = "starting"
-        #: Whether Celery takes tickets from the queues.
+        #: Whether Celery hears the bells of the queues.
         self.consuming = False
 
     def attend(self, heartbeat: Heartbeat, in_hand: InHand, draining: threading.Event) -> None:

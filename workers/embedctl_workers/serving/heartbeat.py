@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 #: Longest time between two beats (seconds): a third of the heartbeat's TTL.
 INTERVAL_S = 5.0
+#: Longest time between two rings (seconds).
+_RING_EVERY_S = 2.0
 #: How long a worker that stops waits for its reaper (seconds): other workers go on where it stopped.
 _LAST_ROUND_S = 10.0
 
@@ -26,7 +28,8 @@ _LAST_ROUND_S = 10.0
 class Heartbeat:
     """Beats every `min(5 s, lease / 3)` until stopped: `describe` gives the worker's current row in the registry.
 
-    `return_tickets` sends on the tickets that this worker can't handle.
+    `ring` rings for the worker's queues, so that a lost bell costs two seconds at most. One that does not reap leaves
+    that to other workers.
     """
 
     def __init__(
@@ -34,12 +37,14 @@ class Heartbeat:
         broker: Broker,
         in_hand: InHand,
         describe: Callable[[], WorkerRow],
-        return_tickets: Callable[[], None],
+        ring: Callable[[], None],
+        *,
+        reaps: bool = True,
     ) -> None:
         self._broker = broker
         self._in_hand = in_hand
         self._describe = describe
-        self._return_tickets = return_tickets
+        self._ring = ring
         self._interval_s = min(INTERVAL_S, broker.settings.lease_s / 3)
         self._reaper = Reaper(broker)
         self._limits = Limits(broker)
@@ -50,13 +55,14 @@ class Heartbeat:
         self._threads = [
             threading.Thread(target=self._run, name="heartbeat", daemon=True),
             # Separate threads: no beat waits for the reaper, and the watch does not wait for Redis.
-            threading.Thread(target=self._reap, name="reaper", daemon=True),
+            *[threading.Thread(target=self._reap, name="reaper", daemon=True)] * reaps,
             threading.Thread(target=self._watch, name="watch", daemon=True),
         ]
 
     def start(self) -> None:
         """Announce the worker, then go on in threads; BrokerUnavailable if Redis can't be reached."""
         self._beat()
+        self._ring()
         self.moved_at = self.reaped_at = time.monotonic()
         for thread in self._threads:
             thread.start()
@@ -70,21 +76,23 @@ class Heartbeat:
         self._stop.set()
         for thread in self._threads:
             thread.join(_LAST_ROUND_S if thread.name == "reaper" else None)
-        for farewell in (self._return_tickets, lambda: self._broker.workers.leave(self._describe())):
-            try:
-                farewell()
-            except EmbedctlError as error:
-                log.warning("could not say good-bye: %s", error)
+        try:
+            self._broker.workers.leave(self._describe())
+        except EmbedctlError as error:
+            log.warning("could not say good-bye: %s", error)
 
     def _run(self) -> None:
-        while not self._stop.wait(self._interval_s):
-            for step in (self._beat, self._renew, self._return_tickets):
+        beat_at = time.monotonic() + self._interval_s
+        while not self._stop.wait(min(_RING_EVERY_S, self._interval_s)):
+            is_due = time.monotonic() >= beat_at
+            beat_at += self._interval_s * is_due
+            for step in (self._beat, self._renew, self._ring) if is_due else (self._ring,):
                 self.moved_at = time.monotonic()
                 self._do("heartbeat", step)
 
     def _reap(self) -> None:
         while True:
-            for step in (self._state_limits, self._wake, self._reaper.round):
+            for step in (self._state_limits, self._reaper.round):
                 self.reaped_at = time.monotonic()
                 self._do("reaper", step)
             if self._stop.wait(self._interval_s):
@@ -92,10 +100,6 @@ class Heartbeat:
 
     def _state_limits(self) -> None:
         self._limits.round(self._describe().name)
-
-    def _wake(self) -> None:
-        """Have chunks that wait for a worker of these queues looked at again."""
-        self._broker.upkeep.agenda.wake(self._describe().queues)
 
     def _do(self, name: str, step: Callable[[], None]) -> None:
         """Do a step. Its thread goes on whatever it raises: without the thread, leases lapse, or nothing reaps."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from embedctl.store import Doubts
+from embedctl_workers.machine.tally import Tally
 
 
 @dataclass(slots=True)
@@ -37,23 +38,36 @@ class Held:
 class InHand:
     """A set of held chunks that threads may share; their encodes move by the monotonic clock `now`, in seconds.
 
-    `progressed_ms` is when a batch was last finished, in ms by about Redis' clock; 0 before the first.
+    `tally` is told how many there are. `progressed_ms` is when a batch was last finished, in ms by about Redis' clock;
+    0 before the first.
     """
 
-    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, now: Callable[[], float] = time.monotonic, tally: Tally | None = None) -> None:
         self.now = now
+        self.tally = tally
         self._lock = threading.Lock()
-        self._held: dict[str, Held] = {}
+        self._held: dict[tuple[str, int, str], Held] = {}
         self._device_moved = 0.0
         self.progressed_ms = 0
 
     def take(self, held: Held) -> None:
         with self._lock:
-            self._held[held.token] = held
+            self._held[held.job_id, held.chunk, held.token] = held
+            self._tell()
 
     def drop(self, held: Held) -> None:
         with self._lock:
-            self._held.pop(held.token, None)
+            self._held.pop((held.job_id, held.chunk, held.token), None)
+            self._tell()
+
+    def completed(self) -> None:
+        """A chunk's result is stored."""
+        if self.tally is not None:
+            self.tally.completed()
+
+    def _tell(self) -> None:
+        if self.tally is not None:
+            self.tally.hold(len(self._held))
 
     def all(self) -> list[Held]:
         with self._lock:

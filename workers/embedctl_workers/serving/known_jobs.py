@@ -33,10 +33,10 @@ class KnownJobs:
             if len(self._known) > _MOST:
                 self._known.popitem(last=False)
 
-    def get(self, job_id: str) -> JobStatus:
-        """A job; it is read if it is not known. Raises as :meth:`JobStore.status`."""
+    def known(self, job_id: str, read: JobStatus | None = None) -> JobStatus:
+        """A job, as it was `read`; if it was not, and is not known, it is read. Raises as :meth:`JobStore.status`."""
         job = self.find(job_id)
         if job is None:
-            job = self._jobs.status(job_id)
+            job = self._jobs.status(job_id) if read is None else read
             self.add(job)
         return job

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ from embedctl_workers.encoding.known_good import KnownGood
 from embedctl_workers.encoding.loading import load_encoder
 from embedctl_workers.machine.devices import Pinned
 from embedctl_workers.machine.host import Host
+from embedctl_workers.machine.tally import Tally
 from embedctl_workers.models.cache import cache_folder, locked, private_folder
 from embedctl_workers.models.longest import UNLIMITED
 from embedctl_workers.models.names import names_of
@@ -42,9 +44,9 @@ from embedctl_workers.serving import logs
 from embedctl_workers.serving.health import Health
 from embedctl_workers.serving.heartbeat import Heartbeat
 from embedctl_workers.serving.interrupts import answer_interrupts
-from embedctl_workers.serving.messages import CheckingConsumer, OneTryDispatcher, inflate_nothing
+from embedctl_workers.serving.messages import CheckingConsumer, OneTryDispatcher, inflate_nothing, send_event
 from embedctl_workers.serving.remote_control import remove_commands
-from embedctl_workers.serving.runner import ChunkRunner
+from embedctl_workers.serving.runner import NOTHING, ChunkRunner
 from embedctl_workers.serving.speed import Speed
 from embedctl_workers.serving.sweeping import start_sweeping
 from embedctl_workers.serving.tasks import register
@@ -52,6 +54,19 @@ from embedctl_workers.serving.telemetry import Telemetry
 from embedctl_workers.serving.threads import warmed_threads
 
 log = logging.getLogger(__name__)
+
+#: A worker in quarantine ends when it was given nothing for so long, longer than a job is distrusted after a death
+#: (seconds); so often it asks.
+_QUARANTINE_S, _SUSPECTS_EVERY_S = 90.0, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Supervised:
+    """What a supervisor asks of a worker: the descriptor of the file for its :class:`Tally`; whether it takes only what
+    may kill a worker."""
+
+    tally: int | None = None
+    quarantine: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +84,11 @@ class Start:
     log_level: str
     build: bool = True
     pull: bool = False
+    supervised: Supervised = Supervised()
+
+    @property
+    def quarantine(self) -> bool:
+        return self.supervised.quarantine
 
     @property
     def entry(self) -> HardwareClass:
@@ -82,7 +102,8 @@ class Start:
     @property
     def usual_name(self) -> str:
         """The worker's name, unless another live one has it."""
-        return f"{self.hardware}:{self.pinned.label}@{socket.gethostname()}"
+        alone = ":quarantine" if self.quarantine else ""
+        return f"{self.hardware}:{self.pinned.label}{alone}@{socket.gethostname()}"
 
 
 def run_worker(start: Start) -> int:
@@ -106,26 +127,42 @@ def run_worker(start: Start) -> int:
         stack.callback(broker.close)
         broker.connection.now_ms()  # a wrong URL or password should not wait for the models to load
         broker.connection.read_scripts()
-        broker.tickets.prepare()
+        if start.quarantine:
+            _step_back()
         served = _load_all(start, health, telemetry, stack)
         health.phase = "starting"
         Reaper(broker).end_leases_of_the_dead()  # of a worker that died here, and that no other worker witnessed
         naming = stack.enter_context(_turn_to_choose_a_name(start.host.cache))
         name = _free_name(broker, start.usual_name)
         logs.set_worker(name)
-        encoders = {model: each.encoder for model, each in served.items()}
-        runner = ChunkRunner(broker, entry, encoders, f"{name}/{secrets.token_hex(4)}", telemetry)
-        runner.leave = _leave
-        telemetry.watch(runner.in_hand)
+        runner = _runner(start, broker, served, f"{name}/{secrets.token_hex(4)}", telemetry)
         describe = partial(_row, start, served, runner, url)
-        heartbeat = Heartbeat(broker, runner.in_hand, describe, runner.return_tickets)
+        queues = {keys.queue(start.hardware, name): model for model, each in served.items() for name in each.names}
+        fingerprints = {queue: served[model].encoder.backend.fingerprint for queue, model in queues.items()}
+        ring = partial(broker.jobs.ring, entry.precision, fingerprints)
+        # One in quarantine may die at once, with the turn to reap, which nobody else has then for seconds.
+        heartbeat = Heartbeat(broker, runner.in_hand, describe, ring, reaps=not start.quarantine)
         heartbeat.start()
+        if start.quarantine:  # which no longer needs to be awaited by this name
+            broker.workers.expect_quarantine(_queues_of(start), f"{start.usual_name}/", 0)
         naming.close()
         stack.callback(heartbeat.stop)
         start_sweeping(broker, runner.draining)
         health.attend(heartbeat, runner.in_hand, runner.draining)
-        queues = {keys.queue(start.hardware, name): model for model, each in served.items() for name in each.names}
-        return _consume(start, runner, queues, health)
+        return _look_for_suspects(runner, queues) if start.quarantine else _consume(start, runner, queues, health)
+
+
+def _runner(
+    start: Start, broker: Broker, served: Mapping[str, _Served], instance: str, telemetry: Telemetry
+) -> ChunkRunner:
+    """What takes chunks for these models, and tells the supervisor how many, if there is one."""
+    encoders = {model: each.encoder for model, each in served.items()}
+    runner = ChunkRunner(broker, start.entry, encoders, instance, telemetry)
+    runner.leave, runner.quarantine = _leave, start.quarantine
+    if start.supervised.tally is not None:
+        runner.in_hand.tally = Tally(start.supervised.tally)
+    telemetry.watch(runner.in_hand)
+    return runner
 
 
 def _row(start: Start, served: Mapping[str, _Served], runner: ChunkRunner, metrics_url: str) -> WorkerRow:
@@ -155,6 +192,7 @@ def _row(start: Start, served: Mapping[str, _Served], runner: ChunkRunner, metri
         quiet_s=round(quietest[1], 1) if quietest else 0.0,
         device=pinned.device,
         metrics=metrics_url,
+        quarantine=start.quarantine,
     )
 
 
@@ -253,9 +291,8 @@ def _download(model: str, settings: Settings) -> None:
 
 
 def _consume(start: Start, runner: ChunkRunner, model_of_queue: dict[str, str], health: Health) -> int:
-    """Take tickets from these queues until told to stop; the exit status."""
+    """Hear the bells of these queues until told to stop; the exit status."""
     app = make_celery(start.settings)
-    register(app, runner, model_of_queue)
     _adapt(app, runner, health)
     # Threads, because one process holds one device: chunks share it under a lock instead of forking.
     runner.warm_up()
@@ -272,8 +309,38 @@ def _consume(start: Start, runner: ChunkRunner, model_of_queue: dict[str, str], 
         without_mingle=True,
         quiet=True,
     )
+    register(app, runner, model_of_queue, partial(send_event, worker))
     worker.start()
     return int(worker.exitcode or 0)
+
+
+def _step_back() -> None:
+    """Let this process be the last that gets a CPU, and the first that the kernel kills if memory runs out."""
+    os.nice(19)
+    # Only Linux has these. Where each session has its part of the CPUs, a process' own niceness counts only within it.
+    for name, value in (("autogroup", "19"), ("oom_score_adj", "1000")):
+        with suppress(OSError):
+            Path("/proc/self", name).write_text(value, "ascii")
+
+
+def _queues_of(start: Start) -> list[str]:
+    """The queues of the models that a worker is started for, as they are spelled there."""
+    return [keys.queue(start.hardware, model) for model in start.models]
+
+
+def _look_for_suspects(runner: ChunkRunner, model_of_queue: Mapping[str, str]) -> int:
+    """Take what may kill a worker from these queues, until there was nothing for a while; the exit status."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: runner.draining.set())
+    status, last = [0], time.monotonic()
+    runner.leave = lambda of_sick: status.append(of_sick)
+    while not runner.draining.is_set() and time.monotonic() - last < _QUARANTINE_S:
+        said = [runner.run(model, queue) for queue, model in model_of_queue.items()]
+        if any(words != NOTHING for words in said):
+            last = time.monotonic()
+        else:
+            runner.draining.wait(_SUSPECTS_EVERY_S)
+    return status[-1]
 
 
 def _adapt(app: Celery, runner: ChunkRunner, health: Health) -> None:
@@ -301,7 +368,7 @@ def _leave(status: int) -> None:
 
 
 def _told_by_celery(health: Health) -> type[StartStopStep]:
-    """A step of Celery's consumer: it starts when tickets are taken, and stops when the connection is lost."""
+    """A step of Celery's consumer: it starts when bells are heard, and stops when the connection is lost."""
 
     class Consuming(StartStopStep):
         requires = ("celery.worker.consumer.tasks:Tasks",)

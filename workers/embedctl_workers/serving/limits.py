@@ -14,6 +14,7 @@ from embedctl_config.tenants import LIMITS
 
 log = logging.getLogger(__name__)
 
+_STATED = ("weight", *LIMITS)
 #: Seconds between two statements.
 INTERVAL_S = 30.0
 
@@ -45,10 +46,10 @@ class Limits:
             other = self._broker.quotas.state(tenant, entry, by=worker, since_ms=self._since_ms)
             if other is not None and other != self._overruled.get(tenant):
                 log.warning(
-                    "tenant %s: the limits of this worker's settings do not hold, because worker %s, which was started "
-                    "later, has others: %s. Give all workers the same settings",
+                    "tenant %s: the weight and the limits of this worker's settings do not hold, because worker %s, "
+                    "which was started later, has others: %s. Give all workers the same settings",
                     tenant,
                     other.by,
-                    ", ".join(f"{name} {most}" for name, most in zip(LIMITS, other.limits, strict=True)),
+                    ", ".join(f"{name} {value:g}" for name, value in zip(_STATED, other.values, strict=True)),
                 )
                 self._overruled[tenant] = other

@@ -19,8 +19,8 @@ from embedctl_config.printable import PrintableFormatter, printable
 FIELDS = ("job", "chunk", "attempt", "worker")
 
 
-#: Celery's loggers that log two lines for each ticket.
-_OF_EACH_TICKET = ("celery.worker.strategy", "celery.app.trace")
+#: Celery's loggers that log two lines for each bell.
+_OF_EACH_BELL = ("celery.worker.strategy", "celery.app.trace")
 #: The beginning of Celery's six-line warning to root. Whoever reads a terminal as root knows that.
 _AS_ROOT = "You're running the worker with superuser privileges"
 
@@ -90,7 +90,7 @@ def configure(log_format: str, level: str, *, worker: str = "") -> None:
     Args:
         log_format: text, json, or auto: text on a terminal, json elsewhere.
         level: the lowest level that is logged, in lower or upper case. On a terminal, text leaves out Celery's lines
-            about each ticket, unless the level is debug.
+            about each bell, unless the level is debug.
         worker: the worker's name in each line; see :func:`set_worker`.
     """
     root = logging.getLogger()
@@ -101,7 +101,7 @@ def configure(log_format: str, level: str, *, worker: str = "") -> None:
     root.setLevel(level.upper())
     logging.captureWarnings(True)
     for_a_reader = not as_json and sys.stderr.isatty() and level.upper() != "DEBUG"
-    for name in _OF_EACH_TICKET:
+    for name in _OF_EACH_BELL:
         logging.getLogger(name).setLevel(logging.WARNING if for_a_reader else logging.NOTSET)
     if for_a_reader:
         warnings.filterwarnings("ignore", message=_AS_ROOT)

@@ -1,6 +1,6 @@
 """What a worker receives from its queues, checked before anything else reads or logs it, and the events that it sends.
 
-Celery inflates, decodes and logs whatever a message holds. A ticket is small, so any other message is dropped with one
+Celery inflates, decodes and logs whatever a message holds. A bell is small, so any other message is dropped with one
 line that quotes nothing of it: a program that may publish must not use up a worker's memory or fill its log.
 """
 
@@ -16,28 +16,25 @@ import kombu.compression
 from celery.events import EventDispatcher
 from celery.worker.consumer import Consumer
 
-from embedctl_config import keys
-from embedctl_config.celery_app import TASK
+from embedctl_config.keys import TASK
 
 log = logging.getLogger(__name__)
 
-#: A ticket's body has about 150 bytes.
+#: A bell's body has about 100 bytes.
 MAX_BODY_BYTES = 16 * 1024
 #: Most characters of all headers of a message together, names included.
 MAX_HEADERS_LENGTH = 16 * 1024
-#: Longest string among a message's headers. The longest header of a ticket tells its route, in words; instrumented
-#: programs add theirs, and OpenTelemetry's `baggage` may have 8,192 characters.
+#: Longest string among a message's headers. Instrumented programs add theirs, and OpenTelemetry's `baggage` may have
+#: 8,192 characters.
 _MAX_HEADER = 8 * 1024
 _MAX_HEADERS = 64
-#: A chunk's number is also the position of its bit in a bitmap, and a bitmap of Redis has this many bits.
-_MOST_CHUNKS = 2**32
 #: The events of tasks, which Flower shows, are sent together, this long after the first of them (seconds). One message
 #: for each event would take a fifth of the worker's time for a small chunk, while its caller waits.
 _EVENTS_WAIT_S = 0.1
 
 
 class CheckingConsumer(Consumer):
-    """Celery's consumer, but it drops messages that are no tickets before anything else reads them, and sends the
+    """Celery's consumer, but it drops messages that are no bells before anything else reads them, and sends the
     events of tasks together."""
 
     connection_errors: tuple[type[Exception], ...]
@@ -79,7 +76,7 @@ class CheckingConsumer(Consumer):
         self.hub.call_later(_EVENTS_WAIT_S, self._flush_events)
 
     def _drop(self, message: Any, flaw: str) -> None:
-        log.warning("a message that is no ticket was dropped: %s", flaw)
+        log.warning("a message that is no bell was dropped: %s", flaw)
         message.ack_log_error(log, self.connection_errors)
 
 
@@ -88,18 +85,27 @@ class OneTryDispatcher(EventDispatcher):
 
     Celery has its heartbeat sent until that succeeds. While Redis is away, the worker's main thread would stay there
     and hear neither of a lost connection nor of SIGTERM.
+
+    Celery's event of a task's start is left out: at that time it is not known which chunk it is. The task sends it.
     """
 
     def send(self, type: str, *args: Any, retry: bool = False, **fields: Any) -> Any:  # noqa: A002  (Celery's own name)
-        return super().send(type, *args, **fields)
+        return None if type == "task-started" and "args" not in fields else super().send(type, *args, **fields)
+
+
+def send_event(worker: Any, kind: str, **facts: Any) -> None:
+    """Send an event of a task together with those of Celery's worker."""
+    dispatcher = worker.consumer.event_dispatcher
+    if dispatcher is not None:  # it is, while a lost connection is replaced
+        dispatcher.send(kind, **facts)
 
 
 def flaw_of(headers: Any, body: Any) -> str:
-    """Why a message can't be a ticket, in words that quote nothing of it; empty if it may be one."""
+    """Why a message can't be a bell, in words that quote nothing of it; empty if it may be one."""
     if not isinstance(body, bytes | str) or len(body) > MAX_BODY_BYTES:
         return f"its body is no text of at most {MAX_BODY_BYTES} bytes"
     if not isinstance(headers, dict) or _length(headers) > MAX_HEADERS_LENGTH:
-        return "its headers are not those of a ticket"
+        return "its headers are not those of a bell"
     if headers.get("compression"):
         return "it is compressed"
     if headers.get("task") != TASK or not isinstance(headers.get("id"), str):
@@ -107,25 +113,17 @@ def flaw_of(headers: Any, body: Any) -> str:
     return ""
 
 
-def names_a_chunk(*args: Any) -> bool:
-    """Whether these arguments, which may be anything, are those of a ticket."""
-    if len(args) != 2:
-        return False
-    job_id, chunk = args
-    return isinstance(job_id, str) and keys.is_job_id(job_id) and type(chunk) is int and 0 <= chunk < _MOST_CHUNKS
-
-
 def inflate_nothing() -> None:
     """Refuse to inflate anything that this process receives: kombu would do that before a message can be checked.
 
-    Tickets are never compressed, and a message of 400 KB may inflate to 400 MB.
+    Bells are never compressed, and a message of 400 KB may inflate to 400 MB.
     """
     for content_type in kombu.compression.encoders():
         kombu.compression.register(_refuse, _refuse, content_type)
 
 
 def _refuse(body: object) -> bytes:
-    raise ValueError("tickets are not compressed")
+    raise ValueError("bells are not compressed")
 
 
 def _length(value: Any) -> float:

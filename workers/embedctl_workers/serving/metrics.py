@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 
 from embedctl.operating.monitoring.metrics import page_of
-from embedctl.store import Claim, ClaimAnswer
+from embedctl.store import Claim
 from embedctl.store.observed import Observer
 from embedctl_config import __version__
 from embedctl_config.hardware import HardwareClass
@@ -29,7 +29,7 @@ RESULT_ANSWERS = ("ok", "refused", "mismatch", "gone", "cancelled", "version")
 
 #: Upper bounds in seconds: of a batch or a chunk's stage, from a millisecond to the default `hang_s`.
 _WORK_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-#: Of a ticket's wait (seconds), up to a day.
+#: Of the wait for a turn (seconds), up to a day.
 _WAIT_S = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)
 #: Of a round trip (seconds), up to redis-py's timeout.
 _ROUND_TRIP_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1, 5, 10)
@@ -77,10 +77,7 @@ class Metrics(Telemetry):
             buckets=_WORK_S,
         )
         self._wait = family(
-            Histogram, "queue_wait_seconds", "Age of a ticket when its chunk was claimed", buckets=_WAIT_S
-        )
-        self._claims = family(
-            Counter, "claims", "Claims of chunks, by Redis' answer; ok: the chunk is to be encoded", "answer"
+            Histogram, "queue_wait_seconds", "Time since the last turn of a chunk's job", buckets=_WAIT_S
         )
         self._attempts = family(Counter, "attempts", "Chunks claimed: for the first time, or repeated", "attempt")
         self._results = family(
@@ -127,7 +124,6 @@ class Metrics(Telemetry):
             for family, values in (
                 (self._records, ("done", "failed")),
                 (self._errors, ErrorCode),
-                (self._claims, ClaimAnswer),
                 (self._results, RESULT_ANSWERS),
                 (self._attempts, ("first", "repeated")),
             ):
@@ -163,13 +159,9 @@ class Metrics(Telemetry):
         for name in ("max_abs_error", "min_cosine", "mean_cosine"):
             self._of(self._gate[name], model).set(getattr(found, name))
 
-    def claimed(self, model: str, claim: Claim, waited_s: float | None) -> None:
-        self._of(self._claims, model, claim.answer).inc()
-        if claim.answer is not ClaimAnswer.OK:
-            return
+    def claimed(self, model: str, claim: Claim) -> None:
         self._of(self._attempts, model, "first" if claim.attempt == 1 else "repeated").inc()
-        if waited_s is not None:
-            self._of(self._wait, model).observe(waited_s)
+        self._of(self._wait, model).observe(claim.waited_s)
 
     def staged(self, model: str, stage: Stage, seconds: float) -> None:
         self._of(self._stage, model, stage).observe(seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery.worker.control import Panel
 
-#: What `celery inspect` and Flower ask. No query ends, changes or redirects a worker or its tickets.
+#: What `celery inspect` and Flower ask. No query ends, changes or redirects a worker or its bells.
 QUERIES = frozenset(
     """
     active active_queues clock conf enable_events heartbeat hello ping query_task registered report reserved revoked

@@ -8,8 +8,6 @@ seconds, the first worker's second word counts.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
 
 from embedctl.store import Doubts
@@ -18,51 +16,13 @@ from embedctl_workers.encoding.encoder import EncodedChunk
 
 #: How often a chunk is given back for another worker, at most.
 MOST_ROUNDS = 3
-#: How often a worker passes on the ticket of a chunk that it has doubted, before it takes the chunk again.
-MOST_PASSES = 8
-#: How long the thread rests after passing a ticket on (seconds), if it has nothing else to do: another worker that
-#: waits for tickets gets this one meanwhile.
-PASS_REST_S = 0.5
 #: Rows of a chunk that may fail at one worker's word: this many, or this part of them.
 _FEW = 3
 _FEW_PART = 0.1
-_MOST_REMEMBERED = 4096
 #: A worker that gave back more than this many chunks in a row, each for more than half of its rows, rests after each:
 #: it finds out that it can't encode a chunk faster than others encode one, and would draw the whole job to itself.
 _UNSURE_AFTER = 2
 _RESTS = Policy(1.0, 5.0)
-
-
-class DoubtedChunks:
-    """The chunks that this worker has doubted and leaves to another for some time. Threads may share it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._passes_left: OrderedDict[tuple[str, int], int] = OrderedDict()
-        self._circling = False
-
-    def add(self, job_id: str, chunk: int) -> None:
-        with self._lock:
-            self._passes_left[job_id, chunk] = MOST_PASSES
-            if len(self._passes_left) > _MOST_REMEMBERED:
-                self._passes_left.popitem(last=False)
-
-    def pass_on(self, job_id: str, chunk: int, others: Callable[[], bool]) -> float | None:
-        """How long the thread rests after passing on the ticket of a chunk, in seconds; None if it is not passed on.
-
-        `others` tells whether there are other workers; called only if that decides.
-        """
-        if (job_id, chunk) not in self._passes_left:
-            self._circling = False
-            return None
-        there_are = others()
-        with self._lock:
-            left = self._passes_left.pop((job_id, chunk), 0)
-            if not left or not there_are:
-                return None
-            self._passes_left[job_id, chunk] = left - 1
-            before, self._circling = self._circling, True
-            return PASS_REST_S if before else 0.0
 
 
 def rest_s(unsure: Streak, encoded: EncodedChunk) -> float:

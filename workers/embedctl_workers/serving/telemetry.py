@@ -33,8 +33,8 @@ class Telemetry:
     def gated(self, model: str, report: Report) -> None:
         """A model passed its gate."""
 
-    def claimed(self, model: str, claim: Claim, waited_s: float | None) -> None:
-        """A worker asked for a chunk; `waited_s` is the age of its ticket (seconds), None if that is unknown."""
+    def claimed(self, model: str, claim: Claim) -> None:
+        """A worker took a chunk."""
 
     def staged(self, model: str, stage: Stage, seconds: float) -> None:
         """A chunk passed a stage."""

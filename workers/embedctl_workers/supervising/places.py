@@ -11,10 +11,14 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import IO, Any
 
 from embedctl.common import processes
+from embedctl_config import keys
 from embedctl_config.errors import WorkerError
+from embedctl_config.settings import ENV_PREFIX
+from embedctl_workers.machine import tally
 from embedctl_workers.supervising.plan import PlannedWorker
 from embedctl_workers.supervising.registry_link import RegistryLink
 from embedctl_workers.supervising.restarts import HOPELESS, Pace, Restarts, how_it_ended, makes_suspect
@@ -24,6 +28,9 @@ log = logging.getLogger("embedctl_workers.supervising.supervisor")
 
 #: How often a process is looked at that becomes ready or that was told to end (seconds).
 POLL_S = 0.25
+#: The longest time that a worker in quarantine may take to load its models (seconds). And so long after a death, one
+#: that runs has found what is suspect.
+_LOADS_S, _FOUND_S = 120.0, 30.0
 #: How the line begins that the gateway prints when it listens.
 _LISTENS = "the gateway is at "
 
@@ -84,21 +91,29 @@ class Place(ABC):
     def _look(self) -> None:
         """See whether the process is ready."""
 
+    def _tally(self) -> tuple[int, int]:
+        """How many chunks the process had in hand when it ended, and how many it had completed."""
+        return 0, 0
+
     def _on_exit(self, status: int) -> None:
-        self.release(status)
         how, restarts = how_it_ended(status), self.restarts
-        pause = restarts.on_exit(status, time.monotonic())
-        if restarts.given_up is None:
+        held, completed = self._tally()
+        self.release(status)
+        pause = restarts.on_exit(status, time.monotonic(), held=held, completed=completed)
+        if held and not pause:
+            self.say(logging.ERROR, "%s with %d chunks in hand; starting it again at once", how, held)
+        elif restarts.given_up is None:
             self.say(logging.ERROR, "%s; starting it again in %g s", how, pause)
-            return
-        why = "and would again" if status in HOPELESS else f"{restarts.failed_starts} times in a row"
-        self.say(logging.CRITICAL, "given up: %s before it was ready, %s; see its messages above", how, why)
+        else:
+            why = "and would again" if status in HOPELESS else f"{restarts.failed_starts} times in a row"
+            self.say(logging.CRITICAL, "given up: %s before it was ready, %s; see its messages above", how, why)
 
 
 class WorkerPlace(Place):
     """A worker of the plan, which adds to this environment and these options.
 
-    The registry tells that it is ready, and is told how it died.
+    The registry tells that it is ready, and is told how it died. If it dies with chunks in hand, its `quarantine` is
+    started, which finds out which text did it.
     """
 
     def __init__(
@@ -108,10 +123,12 @@ class WorkerPlace(Place):
         *,
         environment: Mapping[str, str],
         options: Sequence[str],
+        quarantine: QuarantinePlace | None = None,
     ) -> None:
-        pace = Pace()
-        super().__init__(Restarts(pace), pace.drain_s)
+        super().__init__(Restarts(Pace()), Pace().drain_s)
         self._worker = worker
+        self._quarantine = quarantine
+        self._file = tally.make_file()
         self._name = f"{worker.name}@{socket.gethostname()}"  # in logs, until it has told its own
         self._registry = registry
         self._environment = environment
@@ -130,19 +147,87 @@ class WorkerPlace(Place):
 
     def _spawn(self) -> subprocess.Popen[Any]:
         # A worker logs to standard error; what Celery prints to standard output as it stops is dropped.
+        self._file.close()
+        self._file = tally.make_file()
+        descriptor = self._file.fileno()
         process = processes.start(
-            [sys.executable, "-m", "embedctl_workers", *self._worker.arguments, *self._options],
+            [
+                *(sys.executable, "-m", "embedctl_workers"),
+                *(*self._worker.arguments, *self._options, "--tally", str(descriptor)),
+            ],
             env={**self._environment, **self._worker.environment},
+            pass_fds=[descriptor],
         )
         self._registry.expect(process.pid)
         self.say(logging.INFO, "starting: %s", self._worker.command)
         return process
+
+    def _tally(self) -> tuple[int, int]:
+        held, completed = tally.read(self._file)
+        if held and self._quarantine is not None:
+            self._quarantine.want()
+        return held, completed
 
     def _look(self) -> None:
         if self.process and (row := self._registry.row_of(self.process.pid)):
             self._name = row.name
             self.restarts.on_ready(time.monotonic())
             self.say(logging.INFO, "ready after %.1f s", time.monotonic() - self._started_at)
+
+
+class QuarantinePlace(WorkerPlace):
+    """A worker with one thread and the lowest priority that takes what may kill a worker. It runs while there is
+    any."""
+
+    def __init__(
+        self, worker: PlannedWorker, registry: RegistryLink, *, environment: Mapping[str, str], options: Sequence[str]
+    ) -> None:
+        super().__init__(
+            replace(worker, metrics_address=""),
+            registry,
+            # A worker beside it has the address of the settings.
+            environment={**environment, f"{ENV_PREFIX}METRICS_ADDRESS": ""},
+            options=[*options, "--threads", "1", "--quarantine"],
+        )
+        # Each of its deaths has found a text, so none is a reason for a pause.
+        self.restarts = Restarts(Pace(fruitless=sys.maxsize))
+        self._queues = [keys.queue(worker.hardware, model) for model in worker.models]
+        self._awaited_as = f"{worker.name}:quarantine@{socket.gethostname()}/"
+        self._wanted, self._wanted_at = False, 0.0
+
+    @property
+    def settled(self) -> bool:
+        """True: nobody waits for it."""
+        return True
+
+    def want(self) -> None:
+        """Start it, if it does not run."""
+        self._wanted, self._wanted_at = True, time.monotonic()
+        if self.restarts.given_up is None and (self.process is None or self.restarts.ready_at is None):
+            self._announce(_LOADS_S)
+
+    def release(self, status: int, *, by_us: bool = False) -> None:
+        """The same; and unless it found a text, so that the next process comes at once, nothing waits for it now."""
+        found, _ = tally.read(self._file)
+        self._announce(_LOADS_S if found and not by_us else 0.0)
+        super().release(status, by_us=by_us)
+
+    def pause(self) -> float | None:
+        return super().pause() if self._wanted or self.process is not None else None
+
+    def tend(self) -> None:
+        if self.process is not None and self.process.poll() == 0:
+            self.release(0)
+            # There was nothing left for it to do, but perhaps it was about to end when another worker died.
+            self._wanted = time.monotonic() - self._wanted_at < _FOUND_S
+            if self._wanted:
+                self._announce(_LOADS_S)
+        elif self._wanted or self.process is not None:
+            super().tend()
+
+    def _announce(self, within_s: float) -> None:
+        """Let what may kill a worker wait for the next process, so long at most."""
+        self._registry.expect_quarantine(self._queues, self._awaited_as, within_s)
 
 
 class GatewayPlace(Place):

@@ -14,7 +14,7 @@ def check_ready(settings: Settings, hardware: str | None) -> list[str]:
     """
     broker = Broker.connect(settings)
     try:
-        found = [row for row in broker.workers.here() if hardware in (None, row.hardware)]
+        found = [row for row in broker.workers.here() if hardware in (None, row.hardware) and not row.quarantine]
     finally:
         broker.close()
     if not found:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from collections.abc import Sequence
 
 from embedctl.common.machine import process_id
 from embedctl.queueing.broker import Broker
@@ -30,6 +31,7 @@ class RegistryLink:
         self._expected: set[int] = set()
         self._rows: dict[int, WorkerRow] = {}
         self._exits: deque[tuple[int, str]] = deque()
+        self._quarantines: deque[tuple[Sequence[str], str, float]] = deque()
         self._wake = threading.Event()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="registry-link", daemon=True)
@@ -43,6 +45,11 @@ class RegistryLink:
     def row_of(self, pid: int) -> WorkerRow | None:
         """The registry's first row for a process; None before it has one."""
         return self._rows.get(pid)
+
+    def expect_quarantine(self, queues: Sequence[str], name: str, within_s: float) -> None:
+        """Say that a worker in quarantine will beat within this time (seconds), before the exits from now on."""
+        self._quarantines.append((queues, name, within_s))
+        self._wake.set()
 
     def report_exit(self, pid: int, how: str) -> None:
         """Report that a process has ended, if it was in the registry.
@@ -66,9 +73,9 @@ class RegistryLink:
 
     def _run(self) -> None:
         failures = 0
-        while self._exits or not self._closing:
+        while self._quarantines or self._exits or not self._closing:
             pause = ASIDE.pause_s(failures) if failures else _POLL_S
-            self._wake.wait(pause if self._expected or self._exits else None)
+            self._wake.wait(pause if self._expected or self._exits or self._quarantines else None)
             self._wake.clear()
             try:
                 self._look_up()
@@ -88,7 +95,11 @@ class RegistryLink:
                 self._expected.discard(row.pid)
 
     def _report(self) -> None:
-        while self._exits:
+        while self._quarantines or self._exits:
+            if self._quarantines:  # else others would take what it is to take
+                self._broker.workers.expect_quarantine(*self._quarantines[0])
+                self._quarantines.popleft()
+                continue
             pid, how = self._exits[0]
             row = self._rows.get(pid) or next((row for row in self._broker.workers.here() if row.pid == pid), None)
             if row is not None:

@@ -23,6 +23,9 @@ class Pace:
     #: a worker that was ready for this long is stable (seconds): the next pause is the first again
     stable_s: float = 30.0
     starts: int = 5  #: how many deaths before the worker was ready, in a row, make the supervisor give it up
+    #: So many deaths in a row with chunks in hand, of which none was completed before, look like a broken installation:
+    #: from then on, each has its pause.
+    fruitless: int = 5
     drain_s: float = 600.0  #: how long workers may take to finish their chunk before they are killed (seconds)
 
 
@@ -32,7 +35,7 @@ class Restarts:
     def __init__(self, pace: Pace, *, gives_up: bool = True) -> None:
         self._pace = pace
         self._gives_up = gives_up
-        self._deaths = 0
+        self._deaths = self._fruitless = 0
         self.next_at = 0.0  #: when the next process may start
         self.ready_at: float | None = None  #: when the current process became ready; None before that
         #: deaths in a row before the worker was ready, without those that only Redis was to blame for
@@ -47,8 +50,17 @@ class Restarts:
         self.ready_at = now
         self.failed_starts = 0
 
-    def on_exit(self, status: int, now: float) -> float:
-        """The process ended untold; the pause before the restart, in seconds, meaningless if it is now given up."""
+    def on_exit(self, status: int, now: float, *, held: int = 0, completed: int = 0) -> float:
+        """The process ended untold; the pause before the restart, in seconds, meaningless if it is now given up.
+
+        If it `held` chunks, one of them may have killed it, which others must not wait for.
+        """
+        if held and self.ready_at is None:
+            self.on_ready(now)  # it was, and died before anybody saw that
+        self._fruitless = 0 if completed or not held else self._fruitless + 1
+        if held and self._fruitless < self._pace.fruitless:
+            self.next_at = now
+            return 0.0
         if self.ready_at is None:
             # A Redis that is away says nothing about the worker: it is restarted without limit.
             self.failed_starts += status != ExitStatus.UNAVAILABLE

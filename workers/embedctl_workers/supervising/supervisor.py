@@ -23,6 +23,7 @@ class Supervisor:
         on_ready: called once, when each worker is ready or given up, and at least one is ready.
         check: called in each round of the loop; what it raises ends the supervisor.
         gateway: runs beside the workers; it has been started.
+        quarantines: start when a worker wants them.
     """
 
     def __init__(
@@ -32,10 +33,12 @@ class Supervisor:
         on_ready: Callable[[], None] = lambda: None,
         check: Callable[[], None] = lambda: None,
         gateway: GatewayPlace | None = None,
+        quarantines: Sequence[Place] = (),
     ) -> None:
         self._workers = workers
+        self._quarantines = quarantines
         self._gateways = [] if gateway is None else [gateway]
-        self._all: Sequence[Place] = [*self._workers, *self._gateways]
+        self._all: Sequence[Place] = [*self._workers, *self._quarantines, *self._gateways]
         self._on_ready = on_ready
         self._check = check
         self._said_ready = False
@@ -79,7 +82,10 @@ class Supervisor:
         """End all places; on another Ctrl-C, at once. The gateway needs the workers for the requests in flight."""
         for places, how in (
             (self._gateways, "the gateway answers what is in flight; Ctrl-C again kills it"),
-            (self._workers, "each worker finishes the chunk that it encodes; Ctrl-C again kills them"),
+            (
+                [*self._workers, *self._quarantines],
+                "each worker finishes the chunk that it encodes; Ctrl-C again kills them",
+            ),
         ):
             drain(places, how, signals.wait, lambda: signals.kill)
 

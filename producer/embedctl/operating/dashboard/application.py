@@ -11,11 +11,10 @@ from celery.events import EventReceiver
 
 from embedctl.operating.dashboard.access import is_loopback
 from embedctl.queueing.broker import Broker
-from embedctl.queueing.tickets import task_in_words
 from embedctl.store.connection import without_password
 from embedctl.waiting.overview import Gatherer
 from embedctl_config import keys
-from embedctl_config.celery_app import TASK, make_celery
+from embedctl_config.celery_app import make_celery
 from embedctl_config.errors import EmbedctlError, MissingExtra
 from embedctl_config.retry import ASIDE, Streak
 
@@ -148,13 +147,6 @@ class _Refusal(web.RequestHandler):
         )
 
 
-def name_task(task: Any) -> Any:
-    """Flower's facts of a task. If Flower saw only its end, the name and the arguments come from its id."""
-    if task.name is None and (words := task_in_words(task.uuid)):
-        task.name, task.args = TASK, words
-    return task
-
-
 def _from_elsewhere(request: HTTPServerRequest) -> bool:
     """Whether another site's page sent the request, by DNS rebinding or across origins."""
     origin = request.headers.get("Origin")
@@ -165,8 +157,8 @@ def _queue_rows(broker: Broker) -> list[dict[str, Any]]:
     return [
         {
             "name": keys.queue(queue.hardware, queue.model),
-            "messages": queue.tickets,
-            "messages_ready": queue.tickets,
+            "messages": queue.chunks,
+            "messages_ready": queue.chunks,
             "consumers": queue.workers,
         }
         for queue in Gatherer(broker).look().queues

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from embedctl.operating.dashboard.access import allowed_users
-from embedctl.operating.dashboard.application import Dashboard, name_task
+from embedctl.operating.dashboard.application import Dashboard
 from embedctl.operating.local import state_folder
 from embedctl.operating.monitoring.endpoint import listen_at
 from embedctl.queueing.broker import Broker
@@ -52,7 +52,6 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     broker = Broker.connect(settings)
     try:
         broker.connection.now_ms()
-        broker.tickets.prepare()
         with _history(settings) as history:
             dashboard = Dashboard(broker, _configure(settings, users, history))
             url = _listen(dashboard, settings)
@@ -78,7 +77,6 @@ def _configure(settings: Settings, users: Sequence[str], history: Path) -> Mappi
     options.purge_offline_workers = _FORGET_WORKERS_S
     options.inspect_timeout = _INSPECT_MS
     options.tasks_columns = _COLUMNS
-    options.format_task = name_task
     # Only this tells Flower that its API needs no authentication either. It has no effect if there are users.
     os.environ["FLOWER_UNAUTHENTICATED_API"] = "0" if users else "1"
     extract_settings()

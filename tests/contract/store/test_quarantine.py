@@ -1,0 +1,253 @@
+"""What may kill a worker goes to workers in quarantine, while there are any, and costs the others nothing."""
+
+from __future__ import annotations
+
+import secrets
+from functools import partial
+
+import pytest
+from redis import Redis
+
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.reaper import end_leases
+from embedctl.store import Claim, Claimant
+from embedctl_config import keys
+from tests.support.store import MINE, QUEUE, complete, end_pause, lapse, new_job, reaped, row, score, take
+
+APART = row("q", quarantine=True)
+
+
+def take_apart(broker: Broker, token: str) -> Claim | None:
+    """What a worker in quarantine is given."""
+    given = broker.jobs.next(QUEUE, token, Claimant(APART.instance, MINE, "fp32", quarantine=True))
+    return given.claims[0] if given.claims else None
+
+
+def killer(broker: Broker, raw: Redis, chunks: int = 2) -> str:
+    """A job over whose first chunk a worker died."""
+    job_id = new_job(broker, chunks)
+    broker.workers.beat(row("victim"))
+    assert take(broker, "victim", instance="victim") is not None
+    broker.workers.report_death("victim", "killed")
+    lapse(raw, job_id, 0)
+    reaped(broker, job_id)
+    return job_id
+
+
+def facts(claim: Claim | None) -> tuple[str, int, object] | None:
+    return (claim.job_id, claim.chunk, claim.given_up) if claim else None
+
+
+def test_a_suspect_is_given_to_a_worker_in_quarantine_alone(broker: Broker, raw: Redis) -> None:
+    broker.workers.beat(APART)
+    job_id = killer(broker, raw)
+    assert take_apart(broker, "early") is None
+    end_pause(broker, raw, job_id, 0)
+    assert facts(take(broker, "1")) == (job_id, 1, None)
+    assert take(broker, "2") is None
+    assert facts(take_apart(broker, "3")) == (job_id, 0, frozenset())
+    assert take_apart(broker, "4") is None
+
+
+def test_a_suspect_waits_for_a_worker_in_quarantine_that_is_being_started(broker: Broker, raw: Redis) -> None:
+    broker.workers.expect_quarantine([QUEUE], "q/", 60)
+    job_id = killer(broker, raw, 1)
+    end_pause(broker, raw, job_id, 0)
+    assert take(broker) is None
+
+
+@pytest.mark.parametrize("how", ["never was", "left", "died", "is silent"])
+def test_a_suspect_is_given_to_any_worker_where_none_is_in_quarantine(broker: Broker, raw: Redis, how: str) -> None:
+    if how != "never was":
+        broker.workers.beat(APART)
+    job_id = killer(broker, raw, 1)
+    if how == "left":
+        broker.workers.leave(APART)
+    elif how == "died":
+        broker.workers.report_death(APART.instance, "killed")
+    elif how == "is silent":
+        raw.zadd(keys.queue_quarantine(QUEUE), {APART.instance: broker.connection.now_ms() - 1})
+    end_pause(broker, raw, job_id, 0)
+    assert facts(take(broker)) == (job_id, 0, frozenset())
+
+
+def test_a_death_in_which_no_row_was_named_leaves_the_rest_of_its_job_to_all(broker: Broker, raw: Redis) -> None:
+    """Somebody may have killed the worker."""
+    broker.workers.beat(APART)
+    job_id = new_job(broker, 3)
+    die(broker, raw, job_id)
+    assert all_given(broker, quarantine=False) == {(job_id, 1), (job_id, 2)}
+    assert all_given(broker, quarantine=True) == {(job_id, 0)}
+
+
+def test_a_worker_in_quarantine_takes_nothing_else_and_is_no_worker_to_wait_for(broker: Broker, raw: Redis) -> None:
+    broker.workers.beat(APART)
+    job_id = new_job(broker, 1)
+    assert take_apart(broker, "1") is None
+    assert (broker.workers.count(QUEUE), broker.workers.offers(), raw.llen(QUEUE)) == (0, {}, 0)
+    assert [worker.instance for worker in broker.workers.alive()] == ["q"]
+    assert facts(take(broker, "2")) == (job_id, 0, None)
+
+
+def all_given(broker: Broker, *, quarantine: bool) -> set[tuple[str, int]]:
+    """The chunks that a worker is given that asks until there is none."""
+    asked = partial(take_apart if quarantine else take, broker)
+    claims = iter(lambda: asked(secrets.token_hex(4)), None)
+    return {(each.job_id, each.chunk) for each in claims if each is not None}
+
+
+def die(broker: Broker, raw: Redis, *jobs: str) -> None:
+    """A worker takes a chunk of each of these jobs and dies, which is witnessed; and the suspects have waited."""
+    broker.workers.beat(row("victim"))
+    held = [take(broker, secrets.token_hex(4), instance="victim") for _ in jobs]
+    assert {each.job_id for each in held if each} == set(jobs)
+    broker.workers.report_death("victim", "killed")
+    end_leases(broker, {"victim"}, jobs)
+    for job_id in jobs:
+        end_pause(broker, raw, job_id, 0)
+
+
+def distrust(broker: Broker, raw: Redis, job_id: str) -> None:
+    """A worker dies at the first chunk, then the one in quarantine at a row of it, as another one did a moment ago."""
+    raw.hset(keys.job(job_id), "killed_ms", broker.connection.now_ms())
+    die(broker, raw, job_id)
+    claim = take_apart(broker, "first")
+    assert claim is not None
+    assert broker.jobs.renew(job_id, claim.chunk, claim.token, row=1) == "ok"
+    broker.workers.report_death("q", "killed by SIGSEGV")
+    end_leases(broker, {"q"}, [job_id])
+    broker.workers.beat(APART)  # the next one
+    end_pause(broker, raw, job_id, claim.chunk)
+
+
+@pytest.mark.parametrize("left", ["by a report", "silently"])
+def test_the_rest_of_a_distrusted_job_goes_to_quarantine_and_to_others_when_there_is_none(
+    broker: Broker, raw: Redis, left: str
+) -> None:
+    job_id = new_job(broker, 5)
+    broker.workers.beat(APART)
+    distrust(broker, raw, job_id)
+    assert take(broker, "x") is None
+    found = [take_apart(broker, token) for token in ("1", "2")]
+    assert [(each.chunk, each.given_up) for each in found if each] == [(0, frozenset({1})), (1, frozenset())]
+    if left == "by a report":
+        broker.workers.leave(APART)
+    else:
+        raw.zadd(keys.queue_quarantine(QUEUE), {"q": 1})
+    assert all_given(broker, quarantine=False) == {(job_id, 2), (job_id, 3), (job_id, 4)}
+
+
+def test_others_take_the_rest_also_if_they_were_given_the_last_suspect(broker: Broker, raw: Redis) -> None:
+    job_id = new_job(broker, 3)
+    broker.workers.beat(APART)
+    distrust(broker, raw, job_id)
+    broker.workers.leave(APART)
+    assert all_given(broker, quarantine=False) == {(job_id, 0), (job_id, 1), (job_id, 2)}
+
+
+def test_a_job_is_trusted_again_a_minute_after_the_last_death(broker: Broker, raw: Redis) -> None:
+    job_id = new_job(broker, 3)
+    broker.workers.beat(APART)
+    began = broker.connection.now_ms()
+    distrust(broker, raw, job_id)
+    until = float(raw.hget(keys.job(job_id), "distrusted_ms") or 0)
+    assert began + 60_000 <= until <= broker.connection.now_ms() + 60_000
+    raw.hset(keys.job(job_id), "progressed_ms", 1)  # the reaper looks in time, however long nothing happened
+    reaped(broker, job_id)
+    assert score(raw, keys.UPKEEP, job_id) <= until + 1
+    raw.hset(keys.job(job_id), "distrusted_ms", 1)
+    assert facts(take_apart(broker, "1")) == (job_id, 0, frozenset({1}))
+    assert all_given(broker, quarantine=True) == set()
+    assert all_given(broker, quarantine=False) == {(job_id, 1), (job_id, 2)}
+
+
+def test_of_two_jobs_with_chunks_in_hand_each_has_suspects_and_none_is_distrusted(broker: Broker, raw: Redis) -> None:
+    jobs = [new_job(broker, 3, tenant=tenant) for tenant in ("a", "b")]
+    broker.workers.beat(APART)
+    die(broker, raw, *jobs)
+    assert all_given(broker, quarantine=False) == {(job_id, chunk) for job_id in jobs for chunk in (1, 2)}
+    assert all_given(broker, quarantine=True) == {(job_id, 0) for job_id in jobs}
+    assert [broker.jobs.status(job_id).deaths for job_id in jobs] == [1, 1]
+
+
+def test_a_second_row_that_was_named_within_a_minute_distrusts_its_job_whoever_held_what(
+    broker: Broker, raw: Redis
+) -> None:
+    bad, good = new_job(broker, 3, tenant="a"), new_job(broker, 3, tenant="b")
+    broker.workers.beat(APART)
+    raw.hset(keys.job(bad), "killed_ms", broker.connection.now_ms() - 50_000)
+    die(broker, raw, bad, good)
+    claim = next(each for each in (take_apart(broker, "1"), take_apart(broker, "2")) if each and each.job_id == bad)
+    assert broker.jobs.renew(bad, claim.chunk, claim.token, row=1) == "ok"
+    lapse(raw, bad, claim.chunk)
+    broker.workers.report_death("q", "killed by SIGSEGV")
+    reaped(broker, bad)
+    broker.workers.beat(APART)  # the next one
+    assert {job_id for job_id, _ in all_given(broker, quarantine=False)} == {good}
+    assert {chunk for job_id, chunk in all_given(broker, quarantine=True) if job_id == bad} == {1, 2}
+    (suspect,) = broker.jobs.suspects(bad)
+    assert (suspect.chunk, suspect.given_up, len(suspect.deaths)) == (0, (1,), 2)
+    assert broker.jobs.status(bad).deaths == 2
+
+
+def test_small_chunks_that_are_gathered_leave_suspects_where_they_are_listed(broker: Broker, raw: Redis) -> None:
+    bad, good = new_job(broker, 1, tenant="a"), new_job(broker, 1, tenant="b")
+    die(broker, raw, bad, good)
+    other = new_job(broker, 2, tenant="c")
+    by = Claimant("bystander", MINE, "fp32")
+    gathered = broker.jobs.gather(broker.jobs.status(other), "g", by, 10**6).claims
+    assert {each.job_id for each in gathered} <= {other}
+    assert {job_id for job_id, _ in all_given(broker, quarantine=False)} >= {bad, good}
+
+
+def test_a_bell_rings_for_suspects_only_while_others_may_take_them(broker: Broker, raw: Redis) -> None:
+    job_id = new_job(broker, 1)
+    for each in (APART, row("w")):
+        broker.workers.beat(each)
+    die(broker, raw, job_id)
+    assert take(broker, "x") is None
+    for living, bells in ((True, 0), (False, 1)):
+        if not living:
+            broker.workers.leave(APART)
+        raw.unlink(QUEUE)
+        broker.jobs.ring("fp32", {QUEUE: MINE})
+        assert raw.llen(QUEUE) == bells
+        raw.unlink(QUEUE)
+        reaped(broker, job_id)
+        assert raw.llen(QUEUE) == bells
+
+
+def test_a_lost_answer_is_given_again_with_the_same_care(broker: Broker, raw: Redis) -> None:
+    job_id = new_job(broker, 2)
+    broker.workers.beat(APART)
+    distrust(broker, raw, job_id)
+    assert facts(take_apart(broker, "suspect")) == (job_id, 0, frozenset({1}))
+    for _ in range(2):
+        assert facts(take_apart(broker, "same")) == (job_id, 1, frozenset())
+
+
+def test_a_worker_that_died_before_it_encoded_any_of_a_job_pins_it_no_longer(broker: Broker, raw: Redis) -> None:
+    job_id = new_job(broker, 2)
+    broker.workers.beat(APART)
+    die(broker, raw, job_id)
+    assert broker.jobs.status(job_id).model_fingerprint is None
+    assert take_apart(broker, "t") is not None
+    assert broker.jobs.status(job_id).model_fingerprint == MINE
+
+
+def test_what_a_tenant_had_is_the_same_in_its_lists_apart_and_in_the_usual_ones(broker: Broker, raw: Redis) -> None:
+    broker.workers.beat(APART)
+    job_id = killer(broker, raw, 3)
+    end_pause(broker, raw, job_id, 0)
+
+    def had() -> set[float]:
+        lists = [key.decode() for key in raw.scan_iter(match=keys.turns("served:*"))]
+        lists += [key.decode() for key in raw.scan_iter(match=keys.turns("flows:*"))]
+        assert len(lists) > 2
+        return {score(raw, key, "default") for key in lists}
+
+    assert len(had()) == 1
+    assert take(broker, "usual") is not None
+    assert len(had()) == 1
+    assert complete(broker, job_id, 1, "usual") == "ok"
+    assert len(had()) == 1
