@@ -68,7 +68,7 @@ def damage_job(chaos: Chaos) -> Struck | None:
         except OUTAGE:
             return _LOOK_S
         if looks == _LOOKS:
-            chaos.monitor.unended.append(f"job {job.id}, of which {what}, is still {state.decode()}")
+            chaos.monitor.unended.append(f"job {job.id} is still {state.decode()}, although {what}")
         return None
 
     return Struck(what, _LOOK_S, see_off)

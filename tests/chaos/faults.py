@@ -91,6 +91,7 @@ def kill_worker_at_a_bell(chaos: Chaos) -> Struck | None:
     if worker is None:
         return None
     _ring(chaos, keys.queue(worker.hardware, worker.model), 8)
+    # Not an event: the kill is to fall anywhere between the bell and the claim.
     time.sleep(chaos.rng.uniform(0.0, 0.005))
     return Struck(f"worker {worker.number}") if worker.signal(signal.SIGKILL) else None
 

@@ -19,7 +19,7 @@ app.conf.update(task_acks_late=True, broker_transport_options={"visibility_timeo
 
 @app.task
 def rest() -> None:
-    time.sleep(_TASK_S)
+    time.sleep(_TASK_S)  # its work: its worker is killed in the middle of it
 
 
 def start_foreigner(chaos: Chaos) -> Struck | None:

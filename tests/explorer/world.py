@@ -106,7 +106,7 @@ class World:
         self._do("zadd", key, {chunk: 1}, xx=True)
 
     def let_again(self, job_id: str, field: bytes, instance: bytes) -> None:
-        """Let the time pass for which a worker leaves a chunk to others."""
+        """End the time in which a worker leaves a chunk to others."""
         self._do("hset", keys.attempts(job_id), field, instance + b" 1")
 
     def forget_given(self, token: str) -> None:
@@ -135,7 +135,7 @@ class World:
         self._do("delete", keys.producer(self.job_id))
 
     def trust(self, job_id: str) -> None:
-        """Let the time pass for which a job is distrusted after a death."""
+        """End the time in which a job is distrusted after a death."""
         self._do("hset", keys.job(job_id), "distrusted_ms", 1)
 
     def beat(self, instance: str, *, quarantine: bool) -> None:

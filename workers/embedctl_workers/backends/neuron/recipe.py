@@ -53,7 +53,7 @@ def artifact_for(files: ModelFiles, host: Host, options: TraceOptions, how: Buil
     """An artefact from the cache, or built now in a separate process; of `how`, the target, the revision and `force`
     count.
 
-    The target is one of :data:`~.runtime.TARGETS`, or empty, which means the device at hand. Raises WorkerError if
+    The target is one of :data:`~.runtime.TARGETS`; an empty one is the device at hand. Raises WorkerError if
     there is none, and ModelError if it can't be built, or if the cache lacks it and `host.build` is False.
     """
     if not how.target:
