@@ -52,7 +52,12 @@ def _options(arguments: list[str] | None) -> Options:
         help="wait until nothing is left in Redis (default: in runs of 5 minutes or more)",
     )
     parser.add_argument("--model", default=DUMMY, help="a real model, on the class cpu (default: the dummy)")
-    parser.add_argument("--records", type=int, default=20_000, help="of a real model's jobs (default: 20000)")
+    parser.add_argument(
+        "--records",
+        type=int,
+        help="of a real model's jobs (default: 20000); of all jobs of the dummy, some of which are huge then: with so "
+        "many, the run ends, perhaps before its time (default: any number)",
+    )
     parser.add_argument("--reference", type=Path, help="where the real model's vectors are kept between runs (.npz)")
     parser.add_argument(
         "--only", action="append", metavar="NAME", default=[], help="draw only faults that begin so; may be repeated"

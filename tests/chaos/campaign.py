@@ -25,7 +25,7 @@ from tests.chaos.producers import Order, Producers
 from tests.chaos.pulse import Pulse, unexplained
 from tests.chaos.real import RealWorkload
 from tests.chaos.report import Outcome
-from tests.chaos.stack import OUTAGE, Death, Stack, Worker
+from tests.chaos.stack import GUARDED, OUTAGE, Death, Stack, Worker
 from tests.chaos.storm import Storm
 
 #: Producers pause while the backlog is about this large (seconds of encoding by one worker).
@@ -34,6 +34,8 @@ _MOST_WAITING_S = 30.0
 _LONGEST_OTHER_S = keys.UNCOMMITTED_TTL_S + 30.0
 #: Connections of processes that have ended are closed within this time (seconds).
 _CLIENTS_S = 120.0
+#: Processes of `embedctl up` that encode: each may be killed with a record that it has begun.
+_GUARDED = 3
 #: A worker that takes no work for this long never will: it notices half-open connections sooner (seconds).
 _WORKING_S = 60.0
 
@@ -131,7 +133,7 @@ class _Campaign:
         outcome.records = sum(order.plan.records for order in orders if not order.cancelled)
         outcome.poison = Counter(word for order in orders for word in order.plan.poison.values())
         outcome.chunks, outcome.claims = monitor.chunks.total(), monitor.claims.total()
-        outcome.most_attempts, outcome.blamed = monitor.most_attempts, monitor.blamed
+        outcome.most_attempts, outcome.blamed = monitor.most_attempts, monitor.blamed.total()
         outcome.difference = monitor.difference
         outcome.producer_runs = sum(order.runs for order in orders)
         outcome.faults = storm.counts()
@@ -147,6 +149,9 @@ class _Campaign:
             f"worker {each.worker} was alive and silent for {keys.HEARTBEAT_TTL_S + each.seconds:.0f} s"
             for each in silences
         ]
+        outcome.guarded_kills = self._chaos.guarded_kills
+        if monitor.blamed[GUARDED] > _GUARDED * outcome.guarded_kills:
+            outcome.misjudged.append(f"{monitor.blamed[GUARDED]} records were blamed, not by chance alone")
         outcome.misjudged += [f"reported as dead while it lived: {words}" for words in sorted(self._pulse.accused)]
 
     def _leave(self, outcome: Outcome) -> None:
@@ -176,7 +181,7 @@ class _Campaign:
             idle = [
                 worker
                 for worker in stack.workers
-                if worker.pid not in rows or rows[worker.pid].progressed_ms < begun_ms
+                if max((row.progressed_ms for row in worker.among(rows)), default=0) < begun_ms
             ]
             if not idle or time.monotonic() > deadline:
                 for probe in probes:  # a job not encoded when workers stop would be kept for a week

@@ -16,6 +16,12 @@ from tests.chaos.failover import freeze_master, kill_master, kill_master_whose_r
 from tests.chaos.fault import Chaos, Fault, Struck, a_worker
 from tests.chaos.faults_of_jobs import cancel_full_job, cancel_job, kill_drainer, kill_retry, submit_special
 from tests.chaos.foreign import start_foreigner
+from tests.chaos.guarded import (
+    kill_quarantine_that_loads,
+    kill_quarantine_with_chunks,
+    kill_supervisor_with_suspects,
+    kill_worker_with_chunks,
+)
 from tests.chaos.rewinding import rewind_redis
 from tests.chaos.sickness import exhaust_files, exhaust_memory, start_sick_worker
 
@@ -208,6 +214,10 @@ FAULTS = (
     Fault("worker: SIGTERM", 3, partial(_signal_worker, number=signal.SIGTERM, busy=False)),
     Fault("worker: SIGINT twice", 3, partial(_twice, first=signal.SIGINT, after_s=0.3, then=signal.SIGINT)),
     Fault("worker: SIGKILL at a bell", 4, kill_worker_at_a_bell),
+    Fault("up: SIGKILL of a worker with chunks in hand", 3, kill_worker_with_chunks),
+    Fault("up: SIGKILL of quarantine while it loads", 3, kill_quarantine_that_loads),
+    Fault("up: SIGKILL of quarantine with a chunk in hand", 3, kill_quarantine_with_chunks),
+    Fault("up: SIGKILL of itself while suspects wait", 3, kill_supervisor_with_suspects),
     Fault("bells: deleted", 4, delete_bells),
     Fault("bells: doubled", 3, double_bell),
     Fault("bells: forged", 3, forge_bells),

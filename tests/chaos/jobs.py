@@ -13,7 +13,7 @@ import numpy.typing as npt
 from embedctl_config.wire import ErrorCode
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.chaos.options import DUMMY, Options
-from tests.chaos.stack import DIM, FAR, NEAR, PROXY
+from tests.chaos.stack import DIM, FAR, GUARDED, NEAR, PROXY
 
 #: A record of a corpus: its text, and its id if it has one.
 Item = dict[str, Any]
@@ -28,6 +28,7 @@ SOFT_POISON = {
 CRASHERS = {
     "crash-tokenizer": ErrorCode.CRASHED_WORKER,
     "crash-encoder": ErrorCode.CRASHED_WORKER,
+    "kill-encoder": ErrorCode.CRASHED_WORKER,
     "hang-encoder": ErrorCode.CRASHED_WORKER,
 }
 POISON = {**SOFT_POISON, **CRASHERS}
@@ -37,8 +38,17 @@ KEPT = ("title", "of", "nowhere")
 
 #: The relative frequency of each kind of job.
 _KINDS = {"empty": 2, "single": 4, "small": 16, "medium": 32, "large": 20, "poison": 18, "crasher": 8}
-_SIZES = {"single": (1, 1), "small": (2, 60), "medium": (60, 1000), "large": (1000, 6000), "poison": (5, 1000)}
-_CRASHER_SIZE = (3, 200)
+#: Beside them where a run is to have many records: one job in ten.
+_HUGE = {"huge": 10}
+_SIZES = {
+    "single": (1, 1),
+    "small": (2, 60),
+    "medium": (60, 1000),
+    "large": (1000, 6000),
+    "poison": (5, 1000),
+    "crasher": (3, 200),
+    "huge": (5_000, 25_000),
+}
 #: Ranges for the number of words in most texts.
 _LENGTHS = ((1, 4), (4, 30), (15, 90))
 #: About how many words a second one worker of the slow class encodes.
@@ -149,11 +159,18 @@ class DummyWorkload:
         # With a long lease each death costs minutes: only a few records may kill, or the run never settles.
         if options.lease > 10 and "crasher" in self._kinds:
             self._kinds["crasher"] = 4
+        if options.records is not None:
+            self._kinds |= _HUGE
+        self._planned = 0
 
-    def plan(self, index: int) -> Plan:
+    def plan(self, index: int) -> Plan | None:
+        if self._options.records is not None and self._planned >= self._options.records:
+            return None
         rng = random.Random(f"{self._options.seed} job {index}")
         [kind] = rng.choices(list(self._kinds), list(self._kinds.values()))
-        return self._plan(index, kind, rng)
+        plan = self._plan(index, kind, rng)
+        self._planned += plan.records
+        return plan
 
     def special(self, kind: str, index: int) -> Plan:
         rng = random.Random(f"{self._options.seed} {kind} job {index}")
@@ -175,9 +192,10 @@ class DummyWorkload:
         return _expected(plan, self.items(plan))
 
     def _plan(self, index: int, kind: str, rng: random.Random) -> Plan:
-        hardware = rng.choices(("slow", "quick"), (3, 2))[0]
-        words = rng.choice(_LENGTHS)
-        low, high = _CRASHER_SIZE if kind == "crasher" else _SIZES.get(kind, (0, 0))
+        classes = {"slow": 3, "quick": 2, GUARDED: 2 if self._options.supervised else 0}
+        [hardware] = ["quick"] if kind == "huge" else rng.choices(list(classes), list(classes.values()))
+        words = _LENGTHS[0] if kind == "huge" else rng.choice(_LENGTHS)
+        low, high = _SIZES.get(kind, (0, 0))
         if hardware == "slow":
             high = max(low, min(high, int(_LONGEST_S * _SLOW_WORDS_PER_S / (sum(words) / 2))))
         records = rng.randint(min(low, high), high)
@@ -301,6 +319,15 @@ def _retried(rng: random.Random) -> dict[str, Any]:
     return {"hardware": "quick", "records": size * chunks, "chunk_size": size, "poison": poison, "keep": KEPT}
 
 
+def _guarded(rng: random.Random) -> dict[str, Any]:
+    """Workers of `embedctl up` die of some of its records."""
+    records = rng.randint(40, 300)
+    words = list(CRASHERS) + list(SOFT_POISON)
+    poison = {rng.randrange(records): rng.choice(list(CRASHERS)) for _ in range(rng.randint(1, 3))}
+    poison |= {rng.randrange(records): rng.choice(words)}
+    return {"hardware": GUARDED, "records": records, "chunk_size": rng.choice((3, 7, 16)), "poison": poison}
+
+
 _SPECIAL: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "cancelled": _cancelled,
     "cancelled-full": _cancelled_full,
@@ -309,6 +336,7 @@ _SPECIAL: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "budget-full": _budget_full,
     "retried": _retried,
     "slowly": _slowly_submitted,
+    "guarded": _guarded,
 }
 
 

@@ -33,7 +33,7 @@ class Monitor:
 
     Attributes:
         verdicts: verdicts on jobs with a problem, by job.
-        blamed: number of records that were blamed by chance and retried.
+        blamed: number of records that were blamed by chance and retried, by hardware class.
         most_attempts: the most claims seen on any chunk.
         difference: the largest difference between any vector's element and its expected value.
         calm: set when faults are over.
@@ -45,7 +45,7 @@ class Monitor:
     producers: Producers
     workload: Workload
     verdicts: dict[int, Verdict] = field(default_factory=dict)
-    blamed: int = 0
+    blamed: Counter[str] = field(default_factory=Counter)
     most_attempts: int = 0
     difference: float = 0.0
     claims: Counter[str] = field(default_factory=Counter)
@@ -189,7 +189,7 @@ class Monitor:
         if check is check_stopped:
             self.stopped.add(job_id)
         elif verdict.fine and verdict.blamed and retry and self._may_retry(order):
-            self.blamed += len(verdict.blamed)
+            self.blamed[order.plan.hardware] += len(verdict.blamed)
             order.retrying = True
             self._retry(order, job)
             return

@@ -28,7 +28,7 @@ class Options:
     crashers: bool = True
     wait_for_expiry: bool | None = None
     model: str = DUMMY
-    records: int = 20_000
+    records: int | None = None
     reference: Path | None = None
     only: tuple[str, ...] = ()
     sentinels: bool = False
@@ -40,6 +40,11 @@ class Options:
     def lease(self) -> float:
         """The lease in force (seconds)."""
         return DEFAULT_LEASE_S if self.lease_s is None else self.lease_s
+
+    @property
+    def supervised(self) -> bool:
+        """Whether some workers are those of `embedctl up`, which other records kill than the harness does."""
+        return self.model == DUMMY and self.crashers and self.workers > 2
 
     @property
     def pause(self) -> float:

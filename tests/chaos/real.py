@@ -15,6 +15,7 @@ from tests.support.passages import passages
 #: Largest difference of a vector's element (docs/design.md promises 1e-4 between hardware classes).
 TOLERANCE = 1e-5
 _JOBS = 3
+_RECORDS = 20_000
 _CANCELLABLE_RECORDS = 2000
 _CHUNK_SIZES = (64, 128, 256)
 
@@ -24,9 +25,10 @@ class RealWorkload:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._texts = real_texts(options.records)
+        records = options.records or _RECORDS
+        self._texts = real_texts(records)
         self._vectors = _reference(options.model, self._texts, options.reference)
-        self._bounds = [round(options.records * part / _JOBS) for part in range(_JOBS + 1)]
+        self._bounds = [round(records * part / _JOBS) for part in range(_JOBS + 1)]
 
     def plan(self, index: int) -> Plan | None:
         if index >= _JOBS:

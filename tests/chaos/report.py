@@ -43,6 +43,7 @@ class Outcome:
     most_attempts: int = 0
     difference: float = 0.0
     blamed: int = 0
+    guarded_kills: int = 0
     producer_runs: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     deaths: Counter[str] = field(default_factory=Counter)
@@ -112,6 +113,7 @@ def _run(outcome: Outcome) -> list[tuple[str, object]]:
         ("executions a chunk: mean, most seen", f"{per_chunk:.2f}, {outcome.most_attempts}"),
         ("largest difference of a vector's element", f"{outcome.difference:.1e}" if outcome.difference else "0, exact"),
         ("records blamed by chance, then retried", outcome.blamed),
+        ("processes of `embedctl up` killed at their moment", outcome.guarded_kills),
         ("sick workers that left by themselves, by status", _counts(outcome.sick_ends)),
         ("producer processes", outcome.producer_runs),
         ("faults, ended worker processes", f"{outcome.faults.total()}, {outcome.deaths.total()}"),

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ from embedctl_config.settings import Settings
 from tests.chaos.options import DUMMY, Options
 from tests.support.chunk_place import ChunkPlace
 from tests.support.limits import settings_of
-from tests.support.processes import before_all_else, free_ports
+from tests.support.processes import before_all_else, children, free_ports
 from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisServer
 from tests.support.sentinels import Instance, Site
@@ -37,6 +37,8 @@ OUTAGE = (BrokerUnavailable, redis_py.exceptions.RedisError, OSError)
 RESTART_AFTER_S = 1.0
 STOP_S = 90.0
 DIM = 16
+#: The class whose workers are those of `embedctl up`.
+GUARDED = "guarded"
 
 #: `hang_s` is short because some poison records hang.
 _CLASSES = f"""
@@ -53,6 +55,12 @@ options = {{dim = {DIM}, poison = true}}
 backend = "dummy"
 token_budget = 64
 options = {{dim = {DIM}, seconds_per_batch = 0.02, poison = true}}
+
+[classes.{GUARDED}]
+backend = "dummy"
+token_budget = 512
+workers_per_device = 2
+options = {{dim = {DIM}, seconds_to_load = 1.0, poison = true}}
 """
 
 #: A replacement in the configuration that leaves a worker no memory for any batch, whatever the text.
@@ -81,8 +89,8 @@ class Worker:
     cpus: str | None
     link: str
     log_file: Path
-    #: The module that runs it.
-    module: str = "embedctl_workers"
+    #: The module that runs it, and its arguments before the others. That of GUARDED has workers as children.
+    command: Sequence[str] = ("embedctl_workers",)
     process: subprocess.Popen[bytes] | None = None
     restart_at: float = 0.0
     frozen: bool = False
@@ -98,6 +106,10 @@ class Worker:
     @property
     def alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
+
+    def among(self, rows: Mapping[int, WorkerRow]) -> list[WorkerRow]:
+        """The registry's rows of its process, or of the processes that it supervises."""
+        return [rows[pid] for pid in (self.pid, *children(self.pid)) if pid in rows]
 
     def signal(self, number: signal.Signals) -> bool:
         """Send a signal to this slot's process, if it runs. No other process can have its pid: only we reap it."""
@@ -168,8 +180,12 @@ class Stack:
             )
         if len(self.workers) > 1 and not real:
             log_file = self.folder / "worker-other.log"
-            other = Worker(len(self.workers), "quick", DUMMY, None, NEAR, log_file, "tests.chaos.other_worker")
+            other = Worker(len(self.workers), "quick", DUMMY, None, NEAR, log_file, ("tests.chaos.other_worker",))
             self.workers.append(other)
+        if self.options.supervised:
+            log_file = self.folder / "up.log"
+            up = Worker(len(self.workers), GUARDED, DUMMY, None, PROXY, log_file, ("embedctl", "up"))
+            self.workers.append(up)
         for worker in self.workers:
             self._start_worker(worker)
         self._keeper.start()
@@ -284,7 +300,7 @@ class Stack:
         def ready() -> bool:
             with suppress(*OUTAGE):
                 rows = self.rows()
-                return all(worker.alive and worker.pid in rows for worker in self.workers)
+                return all(worker.alive and worker.among(rows) for worker in self.workers)
             return False
 
         eventually(ready, what="the workers' start", show=lambda: f"their logs are in {self.folder}")
@@ -330,7 +346,7 @@ class Stack:
         return found
 
     def _start_worker(self, worker: Worker) -> None:
-        command = [worker.module, "--class", worker.hardware, "--model", worker.model]
+        command = [*worker.command, "--class", worker.hardware, "--model", worker.model]
         command += ["--cpus", worker.cpus] if worker.cpus is not None else []
         worker.frozen = worker.short = worker.doomed = False
         worker.process = self.spawn(command, log_file=worker.log_file, link=worker.link)

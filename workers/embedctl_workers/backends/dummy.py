@@ -28,6 +28,7 @@ class Poison(StrEnum):
     FAIL_TOKENIZER = "fail-tokenizer"
     FAIL_ENCODER = "fail-encoder"
     HANG_ENCODER = "hang-encoder"
+    KILL_ENCODER = "kill-encoder"
     LOSE_DEVICE = "lose-device"
     NOT_A_NUMBER = "not-a-number"
     OUT_OF_MEMORY = "out-of-memory"
@@ -141,6 +142,8 @@ def _misbehave(words: Collection[str], *kinds: Poison) -> None:
         match kind:
             case Poison.CRASH_TOKENIZER | Poison.CRASH_ENCODER:
                 signal.raise_signal(signal.SIGSEGV)  # in this thread and at once, like a real fault
+            case Poison.KILL_ENCODER:
+                signal.raise_signal(signal.SIGKILL)  # like a kernel without memory
             case Poison.FAIL_TOKENIZER | Poison.FAIL_ENCODER:
                 raise RuntimeError("a text holds a word that makes this backend fail")
             case Poison.HANG_ENCODER:
