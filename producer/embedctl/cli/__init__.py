@@ -61,6 +61,7 @@ for _command in (
     dashboard.flower,
     dashboard.metrics,
     operate.doctor,
+    operate.repair,
     operate.config,
 ):
     main.add_command(_command)

@@ -14,6 +14,7 @@ from embedctl.cli.json_forms import printed_array
 from embedctl.cli.options import json_option, option
 from embedctl.operating.acl import access_list, read_passwords
 from embedctl.operating.doctor import Finding, Level, examine
+from embedctl.queueing.broker import Broker
 from embedctl.store.connection import without_password
 from embedctl_config.errors import ExitStatus, SettingsError
 from embedctl_config.loading import load_settings, survey_settings
@@ -42,6 +43,34 @@ def _print_finding(finding: Finding) -> None:
     click.echo(printable(f"{finding.level:<4}  {finding.subject:<18} {finding.found}"))
     if finding.remedy:
         click.echo(printable(f"{'':<25}→ {finding.remedy}"))
+
+
+@click.command()
+@json_option
+@click.pass_context
+def repair(ctx: click.Context, /, as_json: bool) -> None:
+    """Make every list in Redis again from the jobs' own records.
+
+    Lists say which jobs there are, which of their chunks are ready, whose turn it is and what tenants have waiting. Run
+    this after Redis has lost or mixed up some of its keys. Workers and producers go on meanwhile, and a repair that was
+    killed is begun again. With an access list, it needs the user admin. Exits with 1 if a job can't be read.
+    """
+    jobs = others = again = lost = 0
+    unreadable: dict[str, str] = {}
+    for step in Broker.shared(load_settings()).repair.steps():
+        jobs, others, again, lost = jobs + step.jobs, others + step.others, again + step.again, lost + step.lost
+        unreadable |= step.unreadable
+    if as_json:
+        found = {"jobs": jobs, "others": others, "chunks_again": again, "chunks_lost": lost, "unreadable": unreadable}
+        click.echo(json.dumps(found))
+    else:
+        click.echo(
+            f"{jobs:,} jobs and {others:,} other records are listed; {again:,} chunks that nobody had are ready again, "
+            f"{lost:,} are lost"
+        )
+        for job_id, why in unreadable.items():
+            click.echo(printable(f"{job_id}: left as it is: {why}"), err=True)
+    ctx.exit(ExitStatus.FAILURE if unreadable else ExitStatus.SUCCESS)
 
 
 @click.group()

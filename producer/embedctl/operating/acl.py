@@ -96,8 +96,10 @@ USERS: Mapping[str, User] = {
         reads_only=True,
     ),
 }
-#: The user for everything that no other user may do, such as loading a changed list. No process of embedctl uses it.
+#: The user for everything that no other user may do, such as loading a changed list. Of embedctl, only the command
+#: `repair` needs it: it looks for the records among all keys.
 ADMIN = "admin"
+OF_ADMIN = _words("relist relist_made")
 
 
 def access_list(passwords: Mapping[str, tuple[str, ...]], *, database: int, redis_7: bool = False) -> str:

@@ -16,6 +16,7 @@ from embedctl.queueing.listening import Listener
 from embedctl.store import Connection, Drains, JobStore, Upkeep, WorkerRegistry
 from embedctl.store.outside import PlaceNotes
 from embedctl.store.quotas import Quotas
+from embedctl.store.repair import Repair
 from embedctl_config.settings import Settings
 
 if TYPE_CHECKING:
@@ -65,6 +66,10 @@ class Broker:
     @cached_property
     def quotas(self) -> Quotas:
         return Quotas(self.connection)
+
+    @cached_property
+    def repair(self) -> Repair:
+        return Repair(self.connection, self.upkeep, self.quotas)
 
     @cached_property
     def drains(self) -> Drains:

@@ -1,30 +1,22 @@
--- KEYS: job, active, birth, jobs, upkeep, queues, quota of its tenant, [idempotency].
+-- KEYS: job, quota of its tenant, [idempotency].
 -- ARGV: job id, now, time to live, time to keep the shared keys, job key without its id, time of the reaper's first look,
--- queue, time to keep the queues, then fields and values.
+-- queue, then fields and values.
 -- → created | exists <job id> | full <limit> <its value> <what the tenant has>
 -- If the answer was lost, the client asks again, and may have added to the job by then.
 if redis.call('EXISTS', KEYS[1]) == 1 then return {'created'} end
-if KEYS[8] then
-  local first = redis.call('GET', KEYS[8])
+if KEYS[3] then
+  local first = redis.call('GET', KEYS[3])
   if first and redis.call('EXISTS', ARGV[5] .. first) == 1 then return {'exists', first} end
 end
-local limits = quota_of(KEYS[7], ARGV[1])
+local limits = quota_of(KEYS[2], ARGV[1])
 local full = without_room(limits, function(_, most, used) return used < most end)
 if full then return full end
-if KEYS[8] then redis.call('SET', KEYS[8], ARGV[1], 'PX', ARGV[3]) end
-redis.call('HSET', KEYS[1], unpack(ARGV, 9))
+if KEYS[3] then redis.call('SET', KEYS[3], ARGV[1], 'PX', ARGV[3]) end
+redis.call('HSET', KEYS[1], unpack(ARGV, 8))
 if limits[7] then
   redis.call('HSET', KEYS[1], 'limited', 1)
-  note(KEYS[7], ARGV[1], limits, 0, 0)
+  note(KEYS[2], ARGV[1], limits, 0, 0)
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
-redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])
-redis.call('ZADD', KEYS[4], ARGV[2], ARGV[1])
-redis.call('ZADD', KEYS[5], ARGV[6], ARGV[1])
-redis.call('ZADD', KEYS[6], 'GT', ARGV[2], ARGV[7])
-redis.call('PEXPIRE', KEYS[6], ARGV[8])
-redis.call('SET', KEYS[3], ARGV[2], 'NX')
-for _, shared in ipairs({KEYS[2], KEYS[3], KEYS[4], KEYS[5]}) do
-  if redis.call('PTTL', shared) < tonumber(ARGV[4]) then redis.call('PEXPIRE', shared, ARGV[4]) end
-end
+enlist(ARGV[1], ARGV[2], ARGV[7], ARGV[6], ARGV[4])
 return {'created'}

@@ -129,8 +129,7 @@ class JobStore(JobReader):
             **dict.fromkeys(COUNTS, 0),
             "next": 0,
         }
-        shared = [keys.ACTIVE, keys.BIRTH, keys.JOBS, keys.UPKEEP, keys.QUEUES]
-        script_keys = [keys.job(job_id), *shared, keys.quota(spec.tenant)]
+        script_keys = [keys.job(job_id), keys.quota(spec.tenant)]
         if spec.idempotency_key is not None:
             script_keys.append(keys.idempotency(spec.idempotency_key, spec.tenant))
             fields["idempotency_key"] = script_keys[-1]
@@ -143,8 +142,8 @@ class JobStore(JobReader):
         life_ms = int(lifetime_s(spec.ttl_s) * 1000)
         kept_ms = int(life_ms * keys.CHUNK_TTL_FACTOR)
         times = [now, life_ms, kept_ms, keys.job(""), now + keys.LOOK_AFTER_S * 1000]
-        queue = [keys.queue(spec.hardware, spec.model), keys.QUEUES_TTL_S * 1000]
-        return job_id, ScriptCall("create", script_keys, [job_id, *times, *queue, *flat(fields)])
+        queue = keys.queue(spec.hardware, spec.model)
+        return job_id, ScriptCall("create", script_keys, [job_id, *times, queue, *flat(fields)])
 
     def hold(self, job_id: str, token: str, *, lease_s: float | None = None) -> bool:
         """Renew the producer's lease of a job, or take it over from a dead producer; 0 seconds give it up.

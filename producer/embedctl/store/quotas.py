@@ -9,7 +9,7 @@ from typing import Any
 from embedctl.store.connection import Connection
 from embedctl.store.scripts import ScriptCall
 from embedctl.store.sweeps import next_slice
-from embedctl_config import keys
+from embedctl_config import keys, tenants
 from embedctl_config.errors import QuotaExceeded
 from embedctl_config.tenants import LIMITS, TenantEntry
 
@@ -76,12 +76,31 @@ class Quotas:
         named: dict[str, list[str]] = {
             tenant: [] for tenant, _ in next_slice(self._connection, keys.QUOTAS, "quotas", _TENANTS)
         }
-        tenants = sorted({tenant for _, tenant in jobs})
-        stated = self._connection.ask_each(tenants, lambda pipe, tenant: pipe.zscore(keys.QUOTAS, tenant))
-        named |= {tenant: [] for tenant, since in zip(tenants, stated, strict=True) if since is not None}
+        of_jobs = sorted({tenant for _, tenant in jobs})
+        stated = self._connection.ask_each(of_jobs, lambda pipe, tenant: pipe.zscore(keys.QUOTAS, tenant))
+        named |= {tenant: [] for tenant, since in zip(of_jobs, stated, strict=True) if since is not None}
         for job_id, tenant in jobs:
             if tenant in named:
                 named[tenant].append(job_id)
+        self._tally(named)
+
+    def list_again(self, stated: Sequence[str]) -> None:
+        """List tenants whose limits workers have stated."""
+        times = self._connection.ask_each(stated, lambda pipe, tenant: pipe.hget(keys.quota(tenant), "stated"))
+        if since := {tenant: float(at) for tenant, at in zip(stated, times, strict=True) if at is not None}:
+            with self._connection.client() as client:
+                pipe = client.pipeline(transaction=False).zadd(keys.QUOTAS, since, nx=True)
+                pipe.pexpire(keys.QUOTAS, keys.QUOTA_TTL_S * 1000).execute()
+
+    def note_jobs(self, job_ids: Sequence[str]) -> None:
+        """Correct what is noted of these jobs."""
+        found = self._connection.ask_each(job_ids, lambda pipe, job_id: pipe.hget(keys.job(job_id), "tenant"))
+        named: dict[str, list[str]] = {}
+        for job_id, tenant in zip(job_ids, found, strict=True):
+            named.setdefault(tenants.DEFAULT if tenant is None else tenant.decode(errors="replace"), []).append(job_id)
+        self._tally(named)
+
+    def _tally(self, named: Mapping[str, Sequence[str]]) -> None:
         self._connection.scripts(
             [ScriptCall("tally", [keys.quota(tenant)], [tenant, _SLICE, *ids]) for tenant, ids in named.items()]
         )
@@ -89,11 +108,11 @@ class Quotas:
     def all(self, most: int) -> list[Quota]:
         """The tenants whose limits workers have stated, at most so many."""
         with self._connection.client() as client:
-            tenants = [tenant.decode() for tenant in client.zrange(keys.QUOTAS, 0, most - 1)]
+            stated = [tenant.decode() for tenant in client.zrange(keys.QUOTAS, 0, most - 1)]
         asked = ("by", *LIMITS, "jobs", "records", "bytes")
-        answers = self._connection.ask_each(tenants, lambda pipe, tenant: pipe.hmget(keys.quota(tenant), *asked))
+        answers = self._connection.ask_each(stated, lambda pipe, tenant: pipe.hmget(keys.quota(tenant), *asked))
         found = []
-        for tenant, (by, *facts) in zip(tenants, answers, strict=True):
+        for tenant, (by, *facts) in zip(stated, answers, strict=True):
             if by is not None:
                 values = [int(fact or 0) for fact in facts]
                 limits = {name: value for name, value in zip(LIMITS, values[:3], strict=True) if value}

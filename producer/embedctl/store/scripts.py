@@ -34,11 +34,12 @@ _GIVEN_S = 20
 #: While other jobs wait, the background lane has one chunk in this time (seconds).
 _BACKGROUND_S = 60
 #: Scripts that are not about a job, and include nothing.
-_PLAIN_SCRIPTS = ("quota", "make", "take_batch", "step_batch", "cancel_batch", "note_event", "free")
+_PLAIN_SCRIPTS = ("quota", "make", "take_batch", "step_batch", "cancel_batch", "note_event", "free", "relist_made")
 _USUAL = ("sums", "turns", "prelude")
 #: Script → the parts that it includes, if these are not the usual ones.
 _PARTS = {
-    "create": ("sums",),
+    "create": ("sums", "lists"),
+    "relist": ("lists",),
     "tally": ("sums",),
     "ring": ("turns",),
     "next": (*_USUAL, "claim"),
@@ -130,6 +131,7 @@ def script_source(name: str) -> str:
         f"'{keys.BIRTH}', '{keys.JOBS}', '{keys.WORKERS}', '{keys.died('')}', '{keys.LEFT}'\n"
         f"local KIND_AT, ELSEWHERE, SIZE_AT = {wire.KIND_AT}, {wire.ELSEWHERE}, {wire.PREFIX_BYTES}\n"
         f"local ACTIVE, UPKEEP, LOOK_AFTER_MS = '{keys.ACTIVE}', '{keys.UPKEEP}', {keys.LOOK_AFTER_S * 1000}\n"
+        f"local QUEUES, QUEUES_TTL_MS = '{keys.QUEUES}', {keys.QUEUES_TTL_S * 1000}\n"
     )
     parts = [_text(part) for part in _PARTS.get(name, _USUAL)]
     if name == "next":  # It is about many jobs, so what is about one is a function of it.

@@ -87,12 +87,14 @@ class Looked:
 
     Attributes:
         again: chunks whose leases lapsed, and that may be taken again.
+        found: how many chunks the audit found that nobody had, and that were not ready. They are ready now.
         lost: how many chunks the audit found missing.
         audit_at: the next chunk of the audit; 0 at its end.
         refused: why Redis refused a part of the look.
     """
 
     again: Sequence[int]
+    found: int = 0
     lost: int = 0
     audit_at: int = 0
     refused: BrokerRefused | None = None
@@ -130,6 +132,7 @@ class Upkeep:
         audited: Sequence[bool],
         interval_ms: int,
         audit_after_ms: int,
+        only_dead: bool = False,
     ) -> list[Looked | BrokerRefused]:
         """Look at jobs, in one round trip. Returns for each job what was found, or why Redis refused the look.
 
@@ -137,10 +140,11 @@ class Upkeep:
             audited: for each job, whether to audit a slice of it.
             interval_ms: the shortest time until the next look.
             audit_after_ms: a job without progress for this long is audited.
+            only_dead: whether only owners that are known to have died lose their lapsed leases.
         """
         calls: list[ScriptCall] = []
         for job, audit in zip(jobs, audited, strict=True):
-            calls.append(self._reap_call(job.id, interval_ms, audit_after_ms))
+            calls.append(self._reap_call(job.id, interval_ms, audit_after_ms, only_dead))
             if audit:
                 calls.append(_audit_call(job.id, job.audit_at))
         answered: dict[str, dict[str, tuple[str, list[Any]] | BrokerRefused]] = {job.id: {} for job in jobs}
@@ -374,9 +378,10 @@ def _looked(answers: Mapping[str, tuple[str, list[Any]] | BrokerRefused]) -> Loo
             refused = answer
         else:
             found[name] = answer[1] if answer[0] == "ok" else []
-    audit_at, _, lost = found.get("audit") or (0, 0, 0)
+    audit_at, ready, lost = found.get("audit") or (0, 0, 0)
     return Looked(
         again=[int(chunk) for chunk in found["reap"]],
+        found=int(ready),
         lost=int(lost),
         audit_at=int(audit_at),
         refused=refused,
