@@ -230,9 +230,7 @@ def test_warming_up_changes_nothing(backend: Backend, alone: Vectors) -> None:
     np.testing.assert_array_equal(encode_rows(backend, TEXTS[:1]), alone[:1])
 
 
-def test_the_fingerprint_is_a_sha256_and_the_same_for_every_load(
-    alias: str, backend: Backend, entry: ModelEntry
-) -> None:
+def test_the_fingerprint_is_a_sha256_the_same_for_every_load(alias: str, backend: Backend, entry: ModelEntry) -> None:
     assert backend.fingerprint == backend.fingerprint.lower()
     assert len(bytes.fromhex(backend.fingerprint)) == 32
     again = load("dummy").fingerprint if alias == "dummy" else resolve_model("small", entry).fingerprint

@@ -78,9 +78,7 @@ CHAINS: dict[str, Modules] = {
     # BERT runs packed, Qwen3 padded, and neither knows more of the modules than which tokens there are.
     [*(("bert", chain) for chain in CHAINS), ("qwen3", "all modes"), ("qwen3", "Dense of each token")],
 )
-def test_modules_after_the_transformer_do_what_they_do_in_sentence_transformers(
-    family: Family, chain: str, tmp_path: Path, load: Load
-) -> None:
+def test_modules_are_those_of_sentence_transformers(family: Family, chain: str, tmp_path: Path, load: Load) -> None:
     folder = make_model(tmp_path / "model", Tiny(family))
     write_modules(folder, CHAINS[chain])
     backend = load(folder)
@@ -96,9 +94,7 @@ def test_layers_that_are_weighted_and_summed(folder: Path, load: Load) -> None:
 
 
 @pytest.mark.parametrize(("family", "stored"), [("bert", "float16"), ("gemma", "bfloat16")])
-def test_weights_that_are_stored_in_16_bits_are_computed_with_in_32(
-    stored: str, family: Family, tmp_path: Path, load: Load
-) -> None:
+def test_weights_stored_in_16_bits_compute_in_32(stored: str, family: Family, tmp_path: Path, load: Load) -> None:
     folder = make_model(tmp_path / "model", Tiny(family, dense=12))
     edit(folder, dtype=stored)
     edit_weights(folder, lambda weights: {name: each.to(getattr(torch, stored)) for name, each in weights.items()})
@@ -121,9 +117,7 @@ def test_weights_in_several_files(folder: Path, tmp_path: Path, load: Load) -> N
     ("family", "states"),
     [*((family, "as many tokens as it has positions") for family in ("roberta", "mpnet")), ("xlm-roberta", "nothing")],
 )
-def test_a_model_takes_no_more_tokens_than_it_has_positions_for_texts(
-    family: Family, states: str, tmp_path: Path, load: Load
-) -> None:
+def test_a_model_takes_as_many_tokens_as_positions(family: Family, states: str, tmp_path: Path, load: Load) -> None:
     folder = make_model(tmp_path / "model", Tiny(family, positions=32, max_seq_length=None))
     edit(folder, "tokenizer_config.json", model_max_length=None)
     if states != "nothing":
@@ -257,9 +251,7 @@ def slow_tokenizer(folder: Path) -> None:
         ),
     ],
 )
-def test_what_can_not_be_followed_is_refused(
-    change: Callable[[Path], None], words: str, folder: Path, load: Load
-) -> None:
+def test_what_is_not_supported_is_refused(change: Callable[[Path], None], words: str, folder: Path, load: Load) -> None:
     change(folder)
     refused(folder, load, words)
 

@@ -320,9 +320,7 @@ def test_a_batch_that_failed_leaves_nothing_running(load: Load) -> None:
     assert slow.done()
 
 
-def test_the_key_changes_with_every_component(
-    files_of: FilesOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_component_is_in_the_key(files_of: FilesOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, options = files_of(Tiny()), TraceOptions()
     versions = {"torch-neuronx": "2.9.0.2.13", "neuronx-cc": "2.20.1"}
     monkeypatch.setattr(recipe, "version_of", lambda package: versions[package])
@@ -400,9 +398,7 @@ def test_what_is_built_where_a_device_is_says_how_good_it_is(build_here: None, f
     assert run_gate(ChunkEncoder(backend, backend.token_budget), SHIPPED_CLASSES["neuron"], host) is not None
 
 
-def test_a_build_without_a_device_is_one_command(
-    site: Path, files_of: FilesOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_command_builds(site: Path, files_of: FilesOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "embedctl.toml").write_text(
         f'[models.tiny]\nsource = "{files_of(Tiny()).folder}"\n[classes.neuron.options]\nbuckets = "16,32"\nbatch = 2\n'
     )

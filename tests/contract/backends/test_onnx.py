@@ -94,9 +94,7 @@ def test_what_it_does_not_know_is_left_as_it_is(files_of: FilesOf, tmp_path: Pat
     assert not graphs.fuse(tmp_path / GRAPH, exported, tmp_path / "fused.onnx")
 
 
-def test_a_prompt_that_pooling_leaves_out_and_weights_by_place_are_refused_together(
-    files_of: FilesOf, tmp_path: Path
-) -> None:
+def test_a_prompt_left_out_and_weights_by_place_are_refused_together(files_of: FilesOf, tmp_path: Path) -> None:
     tiny = Tiny(pooling="weightedmean", prompt="query: ", include_prompt=False)
     files = files_of(tiny)
     with pytest.raises(ModelError, match='use a class with backend = "torch"'):
@@ -108,9 +106,7 @@ def requested(files: ModelFiles, folder: Path, kind: str, host: Host) -> Mapping
     return request_for(files, host, kind, folder, exporter="own")
 
 
-def test_a_fused_graph_with_other_vectors_is_not_kept(
-    files: ModelFiles, tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_fusion_is_gone(files: ModelFiles, tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     def fuse(graph: Path, exported: Any, target: Path) -> bool:
         target.write_bytes(graph.read_bytes())
         spoil(target)
@@ -125,9 +121,7 @@ def test_a_fused_graph_with_other_vectors_is_not_kept(
     assert any(line.startswith("fused: max abs") for line in said)
 
 
-def test_a_graph_with_other_vectors_is_refused(
-    files: ModelFiles, tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_graph_is_refused(files: ModelFiles, tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     def export_badly(files: ModelFiles, folder: Path) -> export.Exported:
         exported = export.export_own(files, folder)
         spoil(folder / GRAPH)
@@ -149,9 +143,7 @@ answer_request(build, "use another class")
 """
 
 
-def test_what_goes_wrong_in_the_child_is_said_by_the_parent(
-    files: ModelFiles, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_childs_error_is_said(files: ModelFiles, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "failing.py").write_text(FAILING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     told = r"model 'tiny' can't be built as onnx: KeyError: 'no such layer'; use another class"
@@ -214,9 +206,7 @@ print(json.dumps([vectors.tolist(), backend.engine, backend.dim]))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", recipe.KINDS)
-def test_a_machine_without_torch_runs_what_was_built_elsewhere(
-    built: dict[str, Artifact], files: ModelFiles, host: Host, kind: str
-) -> None:
+def test_what_is_built_runs_without_torch(built: dict[str, Artifact], files: ModelFiles, host: Host, kind: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(files.folder), str(host.cache), kind],
         capture_output=True,
@@ -240,9 +230,7 @@ def test_the_session_has_the_threads_that_it_is_given(files: ModelFiles, host: H
         encode_rows(backend, ["a"])
 
 
-def test_a_build_that_is_killed_is_an_error_and_leaves_nothing(
-    files: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_build_leaves_nothing(files: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "false")
     with pytest.raises(ModelError, match="the process that builds it died"):
         recipe.artifact_for(files, "onnx", Host(1, tmp_path))
@@ -348,9 +336,7 @@ def test_the_provider_is_checked(provider: object, files: ModelFiles, host: Host
         ("Non-zero status code returned while running Gather node", False),
     ],
 )
-def test_a_lost_gpu_is_told_from_a_bad_batch(
-    error: str, lost: bool, runtime: Runtime, files: ModelFiles, host: Host
-) -> None:
+def test_a_lost_gpu_is_no_bad_batch(error: str, lost: bool, runtime: Runtime, files: ModelFiles, host: Host) -> None:
     backend = load(files, host, provider="cuda")
     runtime.fails = RuntimeError(error)
     tokens = backend.tokenize(["word"], None)
@@ -359,9 +345,7 @@ def test_a_lost_gpu_is_told_from_a_bad_batch(
     assert isinstance(raised.value, DeviceLost) is lost
 
 
-def test_a_gpu_runs_the_graph_of_onnxs_own_operators(
-    files: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_runs_the_plain_graph(files: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds: list[str] = []
 
     def noted(files: ModelFiles, kind: str, host: Host) -> Artifact:

@@ -138,9 +138,7 @@ def test_what_is_not_finite_stays_so_and_with_its_own_text(each_compiled: Compil
 
 @pytest.mark.parametrize("product", [BlasLinear, OneDnnLinear])
 @pytest.mark.parametrize("shape", [(1, 1), (24, 40), (384, 1536), (1000, 3)], ids=str)
-def test_every_product_is_a_linear_layer(
-    product: type[BlasLinear] | type[OneDnnLinear], shape: tuple[int, int]
-) -> None:
+def test_products_are_linear_layers(product: type[BlasLinear] | type[OneDnnLinear], shape: tuple[int, int]) -> None:
     weight, bias = torch.randn(*shape), torch.randn(shape[0])
     for rows in (1, 2, 33, 700):
         x = torch.randn(rows, shape[1])
@@ -189,9 +187,7 @@ def test_a_compiler_that_does_not_work_is_as_none(
     assert ("no C compiler" in caplog.text) is (not reply)
 
 
-def test_a_cache_that_others_may_write_to_is_not_executed(
-    compiled: CompiledKernels, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_open_cache_is_not_run(compiled: CompiledKernels, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "kernels"
     folder.mkdir()
     folder.chmod(stat.S_IRWXU | stat.S_IWOTH)

@@ -274,9 +274,7 @@ def test_gelu_is_that_of_torch_all_along_the_line(library: Int8Library) -> None:
 
 
 @pytest.mark.parametrize(("family", "pooling"), [("bert", "mean"), ("xlm-roberta", "mean"), ("distilbert", "cls")])
-def test_vectors_point_where_those_of_sentence_transformers_do(
-    runnable: None, family: Any, pooling: str, tiny_model: MakeModel, host: Host
-) -> None:
+def test_vectors_are_close(runnable: None, family: Any, pooling: str, tiny_model: MakeModel, host: Host) -> None:
     folder = tiny_model(Tiny(family, pooling=pooling, hidden=64, heads=2))
     backend = TorchInt8Backend(resolve_model("tiny", ModelEntry(source=str(folder))), host)
     assert backend.engine == "packed, int8, VNNI"

@@ -211,9 +211,7 @@ def changed_graph(graph: Artifact) -> Artifact:
     return Artifact(graph.folder, {**graph.manifest, "files": {**graph.manifest["files"], **files}})
 
 
-def test_the_key_of_a_plan_changes_with_every_component(
-    here: Runtime, files: ModelFiles, own: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_parts_are_in_the_key(here: Runtime, files: ModelFiles, own: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = onnx_recipe.artifact_for(files, onnx_recipe.ONNX_PLAIN, own)
     options = PlanOptions(**SMALL)
 
@@ -296,9 +294,7 @@ def test_bf16_is_taken_where_fp16_fails_the_gate(spoilt: set[str], here: Runtime
     assert here.trt._calls["built"] == 2
 
 
-def test_a_model_of_which_no_plan_is_right_is_refused(
-    spoilt: set[str], here: Runtime, files: ModelFiles, own: Host
-) -> None:
+def test_a_model_without_a_right_plan_is_refused(spoilt: set[str], here: Runtime, files: ModelFiles, own: Host) -> None:
     spoilt |= {"fp16", "bf16"}
     with pytest.raises(
         ModelError, match=r"no plan reproduces its vectors \(fp16: max abs .*; bf16: max abs .*torch-gpu"
@@ -336,9 +332,7 @@ def test_timings_are_kept_for_the_next_plan(here: Runtime, plain_graph: Path, tm
     assert timing.read() == b""
 
 
-def test_a_device_that_is_lost_ends_the_process_and_not_the_rows(
-    device: FakeDevice, here: Runtime, files: ModelFiles, host: Host
-) -> None:
+def test_a_lost_device_ends_the_process(device: FakeDevice, here: Runtime, files: ModelFiles, host: Host) -> None:
     backend = load(files, host, **SMALL)
     tokens = backend.tokenize(TEXTS, None)
     output = backend.forward(tokens, np.arange(2))
@@ -349,9 +343,7 @@ def test_a_device_that_is_lost_ends_the_process_and_not_the_rows(
         backend.forward(tokens, np.arange(2))
 
 
-def test_what_was_begun_of_a_batch_that_fails_is_waited_for(
-    device: FakeDevice, here: Runtime, files: ModelFiles, host: Host
-) -> None:
+def test_a_batch_that_fails_is_waited_for(device: FakeDevice, here: Runtime, files: ModelFiles, host: Host) -> None:
     backend = load(files, host, **SMALL)
     device.free = 300  # bytes: less than the tokens of the longer text
     texts = ["the text", "to " * 40]

@@ -88,9 +88,7 @@ def test_a_graph_computed_in_its_own_types_gives_the_vectors(
 @pytest.mark.parametrize(
     ("tiny", "operator", "dtype"), [(Tiny("roberta"), "CumSum", "bf16"), (MPNET, "Log", "fp16")], ids=str
 )
-def test_positions_are_counted_in_fp32(
-    tiny: Tiny, operator: str, dtype: str, tmp_path: Path, exported: Exported
-) -> None:
+def test_positions_stay_in_fp32(tiny: Tiny, operator: str, dtype: str, tmp_path: Path, exported: Exported) -> None:
     """bf16 holds whole numbers up to 256 alone."""
     graphs.convert(exported(tiny) / GRAPH, tmp_path / GRAPH, dtype)
     model = onnx.load(tmp_path / GRAPH)
@@ -145,9 +143,7 @@ def test_no_number_of_a_graph_is_beyond_16_bits(dtype: str, plain_graph: Path, t
     assert largest(tmp_path / GRAPH) == 1e4 if dtype != "bf16" else abs(largest(tmp_path / GRAPH) - 1e4) < 64
 
 
-def test_a_large_graph_keeps_its_weights_beside_it(
-    plain_graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_graph_has_weights_apart(plain_graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "is_large", lambda graph: True)
     for dtype in ("bf16", "fp32"):
         (tmp_path / dtype).mkdir()

@@ -281,9 +281,7 @@ class TestChoice:
         assert "AMX" not in self._chosen(choosing.fp32_layers, host).name
 
     @pytest.mark.needs("bf16")
-    def test_attention_on_tiles_serves_between_products_of_onednn(
-        self, host: Host, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_attention_on_tiles_serves_beside_onednn(self, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(choosing, "AMX", _emulating(AMX))
         mixed = onednn_layers._OneDnnBf16Layer
         monkeypatch.setattr(choosing._Probe, "seconds", lambda self, layer: not isinstance(layer, mixed))
@@ -375,9 +373,7 @@ def test_an_unknown_choice_of_products_is_refused(host: Host, tiny_model: MakeMo
     ],
     ids=str,
 )
-def test_the_backend_in_bf16_runs_every_model(
-    host: Host, tiny_model: MakeModel, monkeypatch: pytest.MonkeyPatch, tiny: Tiny
-) -> None:
+def test_bf16_runs_every_model(host: Host, tiny_model: MakeModel, monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> None:
     """Those that fit no tiles run on torch's products, and other architectures through their own modules."""
     monkeypatch.setattr(choosing, "AVX512", _emulating(AVX512))
     for module in (choosing, cpu):

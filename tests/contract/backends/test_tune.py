@@ -107,9 +107,7 @@ TUNE = ["model", "tune", "tuned", "--class", "shared", "--json"]
 
 @pytest.mark.slow
 @pytest.mark.needs("cores")  # one for each worker
-def test_a_second_worker_is_found_where_the_host_and_not_the_gpu_is_busy(
-    one_gpu: Callable[[str], None], tmp_path: Path
-) -> None:
+def test_a_second_worker_is_found_where_the_host_is_busy(one_gpu: Callable[[str], None], tmp_path: Path) -> None:
     one_gpu("dim = 8")
     cpus = [min(core) for core in cores_of(os.sched_getaffinity(0))[:2]]
     command = [*TUNE, "--cpus", ",".join(map(str, cpus))]

@@ -201,9 +201,7 @@ def test_a_folder_that_is_no_longer_mounted_loses_nothing(folder_files: ChunkFil
     assert folder_files.get(value) == payload
 
 
-def test_a_full_disk_is_waited_for_and_leaves_nothing_half_written(
-    folder_files: ChunkFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_no_half(folder_files: ChunkFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         with pytest.raises(ChunkFilesUnavailable, match=r"can't be used now: .*No space left"):
@@ -212,9 +210,7 @@ def test_a_full_disk_is_waited_for_and_leaves_nothing_half_written(
     assert folder_files.put(Where(JOB, "in", 0), chunk(100))
 
 
-def test_what_a_killed_process_leaves_is_whole_nowhere_and_is_swept(
-    folder_files: ChunkFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_kill_leaves_is_swept(folder_files: ChunkFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Path] = []
     monkeypatch.setattr(place_module, "publish", lambda fresh, path, *, replace: written.extend((fresh, path)))
     folder_files.put(Where(JOB, "in", 7), chunk(100))
@@ -256,9 +252,7 @@ def test_two_producers_that_come_first_agree(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "data").iterdir()] == [MARK]
 
 
-def test_a_lost_answer_to_the_first_mark_of_a_bucket_replaces_no_mark(
-    bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_answer_replaces_no_mark_of_a_bucket(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ask, theirs = Place._ask, b"of another producer"
     Place(bucket).write_first("mark", theirs)
     asked = 0
@@ -298,9 +292,7 @@ def test_a_child_of_the_process_uses_it_too(place: str, files: ChunkFiles) -> No
     assert (got, files.get(put)) == (payload, payload)
 
 
-def test_bytes_are_put_once_and_again_only_when_they_may_be_swept(
-    folder_files: ChunkFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_are_put_again_when_they_may_be_swept(folder_files: ChunkFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     upload = Upload(folder_files, Where(JOB, "in", 0), chunk(100))
     first = upload.value()
     assert upload.value() == first
@@ -308,9 +300,7 @@ def test_bytes_are_put_once_and_again_only_when_they_may_be_swept(
     assert upload.value() != first
 
 
-def test_bytes_that_were_swept_before_redis_noted_them_are_put_back(
-    beyond: ChunkFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_swept_before_redis_noted_them_are_put_back(beyond: ChunkFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     upload = Upload(beyond, Where(JOB, "in", 0), payload := chunk(100))
     value = upload.value()
     upload.noted()  # they are new: nothing is asked

@@ -107,9 +107,7 @@ def without_text(broker: Broker, job_id: str) -> None:
     ],
     ids="add seal claim release complete cancel budget lost".split(),  # noqa: SIM905
 )
-def test_every_step_of_a_job_has_it_looked_at_in_time(
-    broker: Broker, raw: Redis, step: Callable[[Broker, str], object], within_ms: int
-) -> None:
+def test_steps_bring_a_look(broker: Broker, raw: Redis, step: Callable[[Broker, str], object], within_ms: int) -> None:
     job_id = new_job(broker, 2, seal=False, max_errors=1)
     postpone(broker, raw, job_id)
     step(broker, job_id)
@@ -144,9 +142,7 @@ def test_a_round_stops_when_its_time_is_over_and_the_next_process_goes_on(
         assert looks.jobs == jobs[: at + 2]
 
 
-def test_the_turn_is_kept_until_the_round_ends_and_then_handed_on(
-    settings: Settings, broker: Broker, raw: Redis, looks: Looks
-) -> None:
+def test_the_turn_is_kept_until_the_round_ends(settings: Settings, broker: Broker, raw: Redis, looks: Looks) -> None:
     other, taken = Broker.connect(settings), []
 
     def slow() -> None:
@@ -247,9 +243,7 @@ def spoil_version(broker: Broker, raw: Redis) -> str:
 
 
 @pytest.mark.parametrize("spoil", [spoil_events, spoil_queue, spoil_job, spoil_version])
-def test_what_is_damaged_of_one_job_or_queue_costs_no_other_its_look(
-    broker: Broker, raw: Redis, spoil: Callable[[Broker, Redis], str]
-) -> None:
+def test_damage_costs_no_other_job_its_look(broker: Broker, raw: Redis, spoil: Callable[[Broker, Redis], str]) -> None:
     broker.workers.beat(row())
     bad, good = spoil(broker, raw), new_job(broker, 1)
     claim(broker, good, 0)
@@ -314,9 +308,7 @@ def test_the_sweep_puts_in_what_is_missing_and_late_and_leaves_the_rest(broker: 
     assert raw.zscore(keys.ACTIVE, gone) is None
 
 
-def test_the_sweep_comes_through_all_active_jobs_by_slices_whoever_has_the_turn(
-    settings: Settings, broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sweeps_go_by_slices(settings: Settings, broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agenda, "_SWEPT", 2)
     for _ in range(5):
         new_job(broker, 1)
@@ -335,9 +327,7 @@ def test_the_sweep_comes_through_all_active_jobs_by_slices_whoever_has_the_turn(
     assert raw.zcard(keys.UPKEEP) == 2  # from the beginning again
 
 
-def test_names_of_jobs_that_are_gone_leave_the_list_of_all_jobs(
-    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_of_jobs_that_are_gone_go(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agenda, "_NAMES", 5)
     jobs = [new_job(broker, 1) for _ in range(8)]
     for at, job_id in enumerate(jobs):
@@ -354,9 +344,7 @@ def test_names_of_jobs_that_are_gone_leave_the_list_of_all_jobs(
     assert members(raw, keys.JOBS) == jobs
 
 
-def test_a_worker_beats_and_renews_while_its_reaper_hangs(
-    broker: Broker, raw: Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reaper_may_hang(broker: Broker, raw: Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     hangs, release = threading.Event(), threading.Event()
 
     def hang(self: Reaper, deadline: float | None = None) -> None:
@@ -385,9 +373,7 @@ def test_a_worker_beats_and_renews_while_its_reaper_hangs(
         quick.close()
 
 
-def test_a_death_costs_nothing_for_jobs_that_are_not_running(
-    broker: Broker, observed: Broker, trips: list[str], raw: Redis
-) -> None:
+def test_a_death_is_cheap_for_jobs_that_wait(broker: Broker, observed: Broker, trips: list[str], raw: Redis) -> None:
     queued = [new_job(broker, 1) for _ in range(50)]
     postpone(broker, raw, *queued)
     said, since = new_job(broker, 1), new_job(broker, 1)
@@ -420,9 +406,7 @@ def test_one_lease_that_can_not_be_renewed_costs_no_other(broker: Broker, raw: R
     assert score(raw, keys.leases(before[1]), 0) > 1
 
 
-def test_ended_jobs_of_a_short_ttl_stand_behind_those_that_live(
-    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ended_jobs_stand_behind_living_ones(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many there are, and however little time."""
     monkeypatch.setattr(reaper, "BUDGET_S", 0.0)
     monkeypatch.setattr(reaper, "_TOGETHER", 3)
@@ -439,9 +423,7 @@ def test_ended_jobs_of_a_short_ttl_stand_behind_those_that_live(
     assert broker.jobs.status(good).lapsed == 1
 
 
-def test_a_full_redis_is_freed_of_what_ended_jobs_leave_and_the_reaper_rests(
-    own_redis: RedisServer, settings: Settings
-) -> None:
+def test_a_full_redis_is_freed_and_the_reaper_rests(own_redis: RedisServer, settings: Settings) -> None:
     broker = Broker.connect(settings.replace(redis_url=own_redis.url))
     raw = Redis.from_url(own_redis.url)
     job_id = new_job(broker, 17, ttl_s=100.0)

@@ -73,9 +73,7 @@ def test_a_key_finds_its_job_whoever_is_alive(settings: Settings, broker: Broker
 
 
 @pytest.mark.parametrize("by_key", [True, False])
-def test_a_submission_that_died_resumes_alike_with_other_workers(
-    settings: Settings, broker: Broker, raw: Redis, by_key: bool
-) -> None:
+def test_a_dead_submission_resumes_alike(settings: Settings, broker: Broker, raw: Redis, by_key: bool) -> None:
     def dying() -> Iterator[str]:
         yield from TEXTS[:41]
         raise RuntimeError("the power went")

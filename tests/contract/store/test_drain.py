@@ -155,9 +155,7 @@ def test_the_same_corpus_skips_drained_chunks_and_another_is_refused(broker: Bro
     assert (after.done, after.records, after.state) == (before.done, before.records, before.state)
 
 
-def test_no_chunk_of_a_drained_job_is_given_while_redis_holds_too_many_of_its_results(
-    broker: Broker, raw: Redis
-) -> None:
+def test_a_drained_job_is_held_back_while_redis_holds_many_results(broker: Broker, raw: Redis) -> None:
     broker.workers.beat(row())
     job_id = new_job(broker, 4)
     work(broker, job_id, 0, 1)

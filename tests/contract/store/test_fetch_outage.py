@@ -44,9 +44,7 @@ def at_results(broker: Broker, monkeypatch: pytest.MonkeyPatch, happens: Callabl
 
 
 @pytest.mark.parametrize("name", ["vectors.npy", "vectors.jsonl"])
-def test_the_next_fetch_writes_what_redis_left_in_the_middle(
-    name: str, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_fetch_is_whole(name: str, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = new_job(broker, 3)
     work(broker, job_id, 0, 1, 2)
     away = [True]
@@ -70,9 +68,7 @@ def test_the_next_fetch_writes_what_redis_left_in_the_middle(
 
 
 @pytest.mark.parametrize("name", ["vectors.npy", "vectors.jsonl"])
-def test_what_was_read_of_a_job_that_went_meanwhile_is_kept(
-    name: str, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_lost_jobs_stay(name: str, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = new_job(broker, 3)
     work(broker, job_id, 0, 1)
     job, path = Job(job_id, broker), tmp_path / name
@@ -143,9 +139,7 @@ def test_a_link_that_somebody_planted_leads_nowhere(name: str, planted: str, bro
     assert theirs.read_text() == "precious"
 
 
-def test_who_has_many_chunks_to_take_sees_the_job_go_on_meanwhile(
-    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fetch_sees_the_job_go_on(broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiter, "LOOK_EVERY_S", -1.0)
     job_id = new_job(broker, 3)
     work(broker, job_id, 0, 1)

@@ -123,9 +123,7 @@ def test_no_more_bytes_are_given_than_there_is_room_for(broker: Broker) -> None:
 @pytest.mark.parametrize(
     "options", [{"normalize": False}, {"prompt": "query: "}, {"truncation": "mean"}, {"dimensions": 4}]
 )
-def test_jobs_whose_options_decide_other_vectors_are_not_joined(
-    rig: Rig, settings: Settings, options: dict[str, Any]
-) -> None:
+def test_jobs_of_other_options_are_not_joined(rig: Rig, settings: Settings, options: dict[str, Any]) -> None:
     jobs = submit(settings, 1) + submit(settings, 1, **options)
     rig.run()
     assert sizes(rig) == [3]
@@ -135,9 +133,7 @@ def test_jobs_whose_options_decide_other_vectors_are_not_joined(
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_a_chunk_that_somebody_had_is_joined_to_none_and_keeps_its_turn(
-    broker: Broker, raw: Redis, *, dies: bool
-) -> None:
+def test_a_chunk_that_was_tried_is_joined_to_none(broker: Broker, raw: Redis, *, dies: bool) -> None:
     first = new_job(broker, 1)
     take(broker)
     tried = new_job(broker, 1)
@@ -195,9 +191,7 @@ def test_a_damaged_job_costs_the_others_nothing(rig: Rig, settings: Settings, ra
     assert rig.runner.in_hand.all() == []
 
 
-def test_all_joined_chunks_are_held_while_they_are_encoded(
-    rig: Rig, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_joined_chunks_are_held(rig: Rig, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """So a death over one of them is a death over each, and the watchdog sees all of them move."""
     jobs = submit(settings, 3)
     forward = rig.backend.forward
@@ -220,9 +214,7 @@ def test_more_than_a_hundred_threads_may_wait_at_once(broker: Broker) -> None:
             pool.release(each)
 
 
-def test_a_worker_that_falls_sick_over_a_common_batch_notes_it_at_every_chunk_of_it(
-    rig: Rig, settings: Settings, raw: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sickness_is_noted_by_chunk(rig: Rig, settings: Settings, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = submit(settings, 3)
 
     def useless(*_: Any) -> Vectors:

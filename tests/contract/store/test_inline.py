@@ -71,9 +71,7 @@ def test_a_redis_without_the_scripts_gets_them(settings: Settings, broker: Broke
 
 
 @pytest.mark.in_redis
-def test_the_end_of_a_new_job_is_heard_and_looked_at_once_and_its_vectors_ask_no_status_again(
-    settings: Settings, broker: Broker, raw: redis_py.Redis
-) -> None:
+def test_the_end_of_a_new_job_is_heard_with_one_look(settings: Settings, broker: Broker, raw: redis_py.Redis) -> None:
     job = enqueue_embeddings(TEXTS, settings=settings)
     assert claim(broker, job.id, 0) is not None
     assert complete(broker, job.id, 0) == "ok"
@@ -130,9 +128,7 @@ def test_a_lost_answer_makes_neither_a_second_job_nor_a_second_chunk(
 
 
 @pytest.mark.in_redis
-def test_a_job_that_nobody_would_know_is_cancelled(
-    settings: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_nobody_knows_is_cancelled(settings: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Connection._run_scripts
 
     def interrupted(self: Connection, calls: list[ScriptCall], *_: object) -> Any:

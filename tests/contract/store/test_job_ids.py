@@ -69,9 +69,7 @@ JOBS = (
         ("a6789", JOBS[2]),
     ],
 )
-def test_an_id_may_be_shortened_to_its_beginning_or_its_ending(
-    broker: Broker, raw: Redis, shortened: str, job_id: str
-) -> None:
+def test_ids_may_be_shortened_at_either_end(broker: Broker, raw: Redis, shortened: str, job_id: str) -> None:
     listed(raw, *JOBS)
     assert broker.jobs.resolve(shortened) == job_id
 

@@ -105,9 +105,7 @@ def test_only_what_is_missing_is_sent_again(behind: Broker, proxy: Proxy, monkey
 
 
 @pytest.mark.parametrize("left", [0, MIB, 2 * MIB + 5])
-def test_parts_that_redis_lost_are_sent_anew(
-    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch, left: int
-) -> None:
+def test_lost_parts_are_sent_anew(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch, left: int) -> None:
     job_id, data = claimed(broker), some_result(6 * MIB)
     temporary, script = keys.uncommitted_result(job_id, 0, "t0"), broker.connection.script
     lost = []
@@ -139,9 +137,7 @@ def test_a_part_whose_answer_was_lost_is_there_once(broker: Broker, monkeypatch:
     assert broker.jobs.result(job_id, 0) == data
 
 
-def test_the_parts_of_a_job_that_was_cancelled_meanwhile_are_not_sent(
-    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_a_cancelled_job_are_not_sent(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id, script, sent = claimed(broker), broker.connection.script, []
 
     def cancelling(name: str, *args: Any) -> tuple[str, list[Any]]:
@@ -156,17 +152,13 @@ def test_the_parts_of_a_job_that_was_cancelled_meanwhile_are_not_sent(
     assert not raw.exists(keys.uncommitted_result(job_id, 0, "t0"))
 
 
-def test_a_result_that_no_value_can_hold_is_refused_and_says_what_to_do(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_that_no_value_can_hold_is_refused(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "MAX_RESULT_BYTES", 100)
     with pytest.raises(BrokerRefused, match="smaller chunk_size"):
         complete(broker, claimed(broker), bytes(100))
 
 
-def test_chunks_whose_vectors_are_too_large_are_refused_where_they_are_known(
-    broker: Broker, settings: Settings
-) -> None:
+def test_chunks_whose_vectors_are_too_large_are_refused_if_known(broker: Broker, settings: Settings) -> None:
     with pytest.raises(SettingsError, match=r"chunk_size 16384: .* 8192 dimensions .* largest chunk_size is 14336"):
         enqueue_embeddings(["text"], chunk_size=16384, dimensions=8192, settings=settings)
     enqueue_embeddings(["text"], chunk_size=14336, dimensions=8192, settings=settings)
@@ -175,9 +167,7 @@ def test_chunks_whose_vectors_are_too_large_are_refused_where_they_are_known(
     enqueue_embeddings(["text"], chunk_size=16384, settings=settings)  # of three dimensions each
 
 
-def test_a_result_that_never_arrives_is_given_back(
-    broker: Broker, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_may_never_arrive(broker: Broker, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(broker, settings, DummyBackend(dim=16))
     job = rig.submit()
 
@@ -188,9 +178,7 @@ def test_a_result_that_never_arrives_is_given_back(
         assert "did not take it 8 times" in (job.status().trouble or "")
 
 
-def test_while_redis_takes_nothing_at_all_a_result_is_held(
-    broker: Broker, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_is_held_in_an_outage(broker: Broker, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(broker, settings, DummyBackend(dim=16))
     job = rig.submit()
     complete, away = broker.jobs.complete, Mock(side_effect=BrokerUnavailable("can't be reached"))

@@ -110,9 +110,7 @@ def test_a_job_that_wants_nothing_answers_so(broker: Broker, raw: Redis, end: st
     assert {key: raw.dump(key) for key in keys_of(raw, job_id)} == before
 
 
-def test_renewing_keeps_a_lease_and_brings_back_a_lapsed_one_that_nobody_took(
-    broker: Broker, raw: Redis, settings: Settings
-) -> None:
+def test_renewing_brings_back_a_lease_that_nobody_took(broker: Broker, raw: Redis, settings: Settings) -> None:
     job_id = new_job(broker)
     claim(broker, job_id, 0)
     began = broker.connection.now_ms()
@@ -196,9 +194,7 @@ def test_what_happens_to_a_job_wakes_those_who_wait_for_it(broker: Broker, raw: 
     assert events == [{"state": "queued"}, {"state": "running"}, {"chunk": "0"}, {"chunk": "1"}, {"state": "completed"}]
 
 
-def test_a_process_without_file_descriptors_can_still_give_a_chunk_back(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_without_file_descriptors_gives_back(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = new_job(broker, 1)
     claim(broker, job_id, 0)
     scripts.script_source.cache_clear()

@@ -72,9 +72,7 @@ def without_lifetime(raw: Redis) -> list[bytes]:
     ],
     ids=["add", "claim", "complete", "seal"],
 )
-def test_progress_renews_the_lifetime_of_a_job_and_of_its_idempotency_key(
-    broker: Broker, raw: Redis, step: Callable[[Broker, str], object]
-) -> None:
+def test_progress_renews_a_job_and_its_key(broker: Broker, raw: Redis, step: Callable[[Broker, str], object]) -> None:
     job_id = new_job(broker, 1, seal=False, idempotency_key="nightly")
     for key in (keys.job(job_id), keys.idempotency("nightly")):
         raw.pexpire(key, NEARLY_OVER_MS)
@@ -117,9 +115,7 @@ def test_inputs_and_results_outlive_the_job_itself(broker: Broker, raw: Redis) -
         assert TTL_MS < raw.pttl(key) <= CHUNK_TTL_MS, key
 
 
-def test_the_events_of_an_ended_job_are_kept_for_a_minute_and_begin_anew_where_it_is_open_again(
-    broker: Broker, raw: Redis
-) -> None:
+def test_events_of_an_ended_job_last_a_minute_and_begin_anew_in_a_retry(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 2)
     work(broker, job_id, 0, failed=1)
     seen = last_event(broker, job_id, "0", 1.0)
@@ -153,9 +149,7 @@ def test_extending_renews_every_chunk_once_a_quarter(broker: Broker, raw: Redis)
     assert lifetimes_after(now + own_ms // 4 + own_ms * 3 // 16) == [True] * 3
 
 
-def test_extending_goes_through_a_long_job_by_slices(
-    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_job_is_extended_by_slices(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "_SLICE", 2)
     job_id = new_job(broker, 5)
     for chunk in range(5):
@@ -205,9 +199,7 @@ def test_discarding_a_job_leaves_the_key_of_the_one_that_came_after_it(broker: B
     assert broker.jobs.create(spec(idempotency_key="nightly")) == (second, False)
 
 
-def test_discarding_a_job_whose_end_was_seen_is_one_round_trip(
-    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_discarding_an_ended_job_is_one_trip(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only its own idempotency key goes with it, and a retried or large job is removed step by step."""
     jobs = [new_job(broker, 1, idempotency_key="mine"), new_job(broker, 17), new_job(broker, 1)]
     retried = jobs[2]
@@ -228,9 +220,7 @@ def test_discarding_a_job_whose_end_was_seen_is_one_round_trip(
     assert raw.get(keys.idempotency("mine")) == b"another job"
 
 
-def test_discarding_several_jobs_leaves_nothing_of_any(
-    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_discarding_several_leaves_nothing(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those whose end was seen take common round trips, one that goes on is cancelled, and one is gone already."""
     monkeypatch.setattr(upkeep, "_TOGETHER", 2)
     ended = [new_job(broker, 1, idempotency_key=key) for key in ("mine", None, "another's")]
@@ -298,9 +288,7 @@ def test_a_job_is_kept_while_it_waits_however_short_its_ttl(broker: Broker, raw:
     assert all(raw.pttl(key) > TTL_MS - 60_000 for key in job_keys)
 
 
-def test_a_short_ttl_counts_from_the_end_for_all_of_a_job(
-    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_short_ttl_counts_from_the_end(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "_SLICE", 8)
     job_id = new_job(broker, 20, ttl_s=1000.0, idempotency_key="k")
     work(broker, job_id, *(chunk for chunk in range(20) if chunk != 1))
@@ -400,9 +388,7 @@ def test_files_and_batches_live_for_a_time(broker: Broker, raw: Redis) -> None:
             assert events.take("token", 30.0) is None
 
 
-def test_all_results_of_a_retried_job_live_again_at_the_next_look(
-    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_of_a_retried_job_live_again(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many slices there are: what they have left is short."""
     monkeypatch.setattr(upkeep, "_SLICE", 8)
     job_id = new_job(broker, 20, ttl_s=20.0)
@@ -418,9 +404,7 @@ def test_all_results_of_a_retried_job_live_again_at_the_next_look(
     assert raw.pttl(keys.job(job_id)) > TTL_MS - 60_000
 
 
-def test_extending_takes_more_slices_at_once_where_the_time_is_short(
-    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_short_time_takes_more_slices(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "_SLICE", 2)
     job_id = new_job(broker, 9)
     for chunk in range(9):

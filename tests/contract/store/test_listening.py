@@ -135,9 +135,7 @@ def test_a_cancelled_task_leaves_nothing_behind(broker: Broker, job: Job) -> Non
     eventually(lambda: not pool._in_use_connections)
 
 
-def test_a_loop_that_is_closed_around_its_waits_is_forgotten(
-    broker: Broker, job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loop_closed_around_waits_is_forgotten(broker: Broker, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening_module, "_BLOCK_MS", 100)
     loop = asyncio.new_event_loop()
     listener = broker.listener

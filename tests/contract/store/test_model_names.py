@@ -104,9 +104,7 @@ def test_names_that_a_live_worker_or_the_settings_keep_apart_are_two_models(sett
 
 
 @pytest.mark.parametrize(("theirs", "takes"), [(OTHER, False), (None, True)])
-def test_a_job_whose_name_means_other_files_at_a_live_worker_is_left_to_it(
-    settings: Settings, broker: Broker, theirs: str | None, takes: bool
-) -> None:
+def test_a_job_is_left_to_who_has_its_name(settings: Settings, broker: Broker, theirs: str | None, takes: bool) -> None:
     """A worker that serves the name as another spelling does not pin the job to its own files."""
     rig = Rig(broker, settings, DummyBackend(dim=16))
     broker.workers.beat(serving("dummy", LONG, instance="me"))

@@ -40,9 +40,7 @@ def observed(settings: Settings, told: Trips) -> Iterator[Broker]:
 
 
 @pytest.mark.in_redis
-def test_each_round_trip_is_told_once_and_answers_are_those_without_an_observer(
-    observed: Broker, broker: Broker, told: Trips
-) -> None:
+def test_each_round_trip_is_told_once_and_changes_nothing(observed: Broker, broker: Broker, told: Trips) -> None:
     observed.workers.beat(row())
     with observed.connection.client() as client, broker.connection.client() as plain:
         assert client.get("embed:nothing") is None

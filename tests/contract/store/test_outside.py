@@ -174,9 +174,7 @@ def test_resuming_a_job_puts_nothing_twice(outside: Outside) -> None:
         ("out", lambda data: data[:-1] + b"!", "is damaged"),
     ],
 )
-def test_bytes_that_are_gone_or_damaged_are_told_and_repaired_by_the_corpus(
-    outside: Outside, kind: str, damaged: Callable[[bytes], bytes] | None, told: str
-) -> None:
+def test_damage_is_repaired(outside: Outside, kind: str, damaged: Callable[[bytes], bytes] | None, told: str) -> None:
     job = outside.submit(SOME_FAIL, idempotency_key="one")
     if kind == "out":
         outside.run(job)
@@ -347,9 +345,7 @@ def test_one_name_that_can_not_be_looked_at_or_removed_keeps_no_other_one(outsid
     assert outside.swept() == CHUNKS - 1
 
 
-def test_a_folder_that_can_not_be_read_does_not_end_the_sweep(
-    outside: Outside, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_folder_does_not_end_the_sweep(outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = [outside.submit(), outside.submit()]
     outside.expire(*jobs)
     outside.age()
@@ -367,9 +363,7 @@ def test_a_folder_that_can_not_be_read_does_not_end_the_sweep(
 
 
 @pytest.mark.parametrize("behind_s", [-86400.0, 86400.0])
-def test_the_age_of_bytes_is_by_the_clock_of_the_place(
-    outside: Outside, monkeypatch: pytest.MonkeyPatch, behind_s: float
-) -> None:
+def test_age_is_by_the_places_own_clock(outside: Outside, monkeypatch: pytest.MonkeyPatch, behind_s: float) -> None:
     modified = place_module._modified
     monkeypatch.setattr(place_module, "_modified", lambda facts: modified(facts) - behind_s)
     outside.expire(outside.submit())

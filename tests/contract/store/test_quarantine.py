@@ -121,9 +121,7 @@ def distrust(broker: Broker, raw: Redis, job_id: str) -> None:
 
 
 @pytest.mark.parametrize("left", ["by a report", "silently"])
-def test_the_rest_of_a_distrusted_job_goes_to_quarantine_and_to_others_when_there_is_none(
-    broker: Broker, raw: Redis, left: str
-) -> None:
+def test_a_distrusted_job_goes_to_quarantine_while_there_is_one(broker: Broker, raw: Redis, left: str) -> None:
     job_id = new_job(broker, 5)
     broker.workers.beat(APART)
     distrust(broker, raw, job_id)
@@ -170,9 +168,7 @@ def test_of_two_jobs_with_chunks_in_hand_each_has_suspects_and_none_is_distruste
     assert [broker.jobs.status(job_id).deaths for job_id in jobs] == [1, 1]
 
 
-def test_a_second_row_that_was_named_within_a_minute_distrusts_its_job_whoever_held_what(
-    broker: Broker, raw: Redis
-) -> None:
+def test_a_second_row_named_within_a_minute_distrusts_its_job(broker: Broker, raw: Redis) -> None:
     bad, good = new_job(broker, 3, tenant="a"), new_job(broker, 3, tenant="b")
     broker.workers.beat(APART)
     raw.hset(keys.job(bad), "killed_ms", broker.connection.now_ms() - 50_000)

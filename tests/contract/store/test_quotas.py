@@ -152,9 +152,7 @@ def test_the_reaper_corrects(old_redis: None, broker: Broker) -> None:
     eventually(corrected)
 
 
-def test_the_worker_that_was_started_last_decides_while_it_lives(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_worker_started_last_decides_while_it_lives(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     limit(broker, by="old", since_ms=1, max_jobs=1)
     limit(broker, by="new", since_ms=2, max_jobs=2)
     other = broker.quotas.state(TENANT, TenantEntry(max_jobs=1), by="old", since_ms=1)
@@ -270,9 +268,7 @@ def test_a_job_that_has_begun_waits_for_room(broker: Broker, settings: Settings)
     assert noted(broker) == (0, 0, 0)
 
 
-def test_a_wait_for_room_ends_by_its_timeout_or_with_the_job(
-    broker: Broker, settings: Settings, clock: MovedClock
-) -> None:
+def test_a_wait_for_room_ends_by_timeout_or_job(broker: Broker, settings: Settings, clock: MovedClock) -> None:
     limit(broker, max_waiting_records=2)
     mine = settings.replace(tenant=TENANT)
 

@@ -76,9 +76,7 @@ def test_a_turn_is_one_processs_and_prolonged_and_shortened_by_its_token_alone(b
     assert not broker.upkeep.agenda.keep_turn(token, 60)
 
 
-def test_a_reaper_waits_for_its_own_interval_without_asking_redis(
-    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reaper_rests_without_asking_redis(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     reaper = Reaper(broker, interval_s=60)
     reaper.round()
     raw.delete(keys.REAPER)

@@ -26,9 +26,7 @@ def test_a_key_of_another_type_is_refused_and_nobody_asks_again(broker: Broker, 
     assert isinstance(raised.value, BrokerUnavailable)  # who catches what it was until now still does
 
 
-def test_who_waits_for_a_job_that_cannot_be_read_is_told_at_once(
-    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_for_damage_is_told_at_once(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embedctl_config.retry.RETRY_S", math.inf)  # an outage would be waited for for ever
     job_id = new_job(broker)
     raw.delete(keys.job(job_id))

@@ -149,9 +149,7 @@ def test_one_who_looks_while_another_retries_is_told_so(broker: Broker, monkeypa
         Job(job_id, broker).retry_failed()
 
 
-def test_a_long_search_for_failed_records_keeps_the_right_to_retry(
-    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_search_keeps_the_right_to_retry(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "_SLICE", 1)
     monkeypatch.setattr(keys, "PRODUCER_LEASE_S", 600)  # more than any machine takes for a step
     job_id = half_failed(broker)

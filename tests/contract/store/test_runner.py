@@ -103,9 +103,7 @@ def test_how_long_a_job_waited_is_counted_in_seconds_since_its_last_turn(rig: Ri
     assert 5 <= (rig.value("queue_wait_seconds_sum") or 0) < PATIENCE_S  # and not milliseconds
 
 
-def test_a_chunk_that_fails_is_told_of_without_its_text(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failure_hides_its_text(rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
 
     def quoting(*args: object) -> bytes:
@@ -127,9 +125,7 @@ def test_a_chunk_that_fails_is_told_of_without_its_text(
 
 
 @pytest.mark.parametrize("failing", ["tokenize", "forward", "positions"], indirect=True)
-def test_a_worker_that_fails_with_its_own_text_blames_no_record(
-    failing: Rig, raw: Redis, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_worker_that_is_sick_blames_no_record(failing: Rig, raw: Redis, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     job = failing.submit()
     failing.run()
@@ -153,9 +149,7 @@ def test_a_worker_that_fails_with_its_own_text_blames_no_record(
     ],
     indirect=["failing"],
 )
-def test_records_that_fail_are_told_of_without_their_texts(
-    failing: Rig, caplog: pytest.LogCaptureFixture, said: str
-) -> None:
+def test_failed_records_are_told_without_texts(failing: Rig, caplog: pytest.LogCaptureFixture, said: str) -> None:
     caplog.set_level(logging.DEBUG)
     assert isinstance(failing.backend, Quoting)
     failing.backend.spares = True
@@ -169,9 +163,7 @@ def test_records_that_fail_are_told_of_without_their_texts(
     assert {about(line) for line in lines} == {(job.id, 0, 1)}
 
 
-def test_a_result_that_redis_refuses_is_given_back_and_not_held_for_ever(
-    rig: Rig, raw: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_that_redis_refuses_is_given_back(rig: Rig, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     job, forward = rig.submit(), rig.backend.forward
 
     def spoil(tokens: Tokens, rows: Rows) -> Vectors:

@@ -131,9 +131,7 @@ def test_many_bad_records_or_ones_for_want_of_memory_fail_when_a_second_worker_s
     ("word", "code", "bad"),
     [("fail-encoder", "encode_error", [1, 5, 9, 20, 44, 63]), ("not-a-number", "non_finite", [13])],
 )
-def test_a_few_bad_records_fail_at_one_workers_word(
-    settings: Settings, worker: Enlist, word: str, code: str, bad: Sequence[int]
-) -> None:
+def test_one_word_fails_a_few(settings: Settings, worker: Enlist, word: str, code: str, bad: Sequence[int]) -> None:
     first, _ = worker("first"), worker("second")
     job = submit(settings, with_bad(*bad, word=word))
     first.run()
@@ -144,9 +142,7 @@ def test_a_few_bad_records_fail_at_one_workers_word(
 @pytest.mark.parametrize(
     ("texts", "claims"), [(["a", "fail-encoder"], 1), (["fail-encoder"], 2), (["", "fail-encoder"], 2)]
 )
-def test_half_of_a_small_chunk_is_not_few(
-    settings: Settings, worker: Enlist, texts: Sequence[str], claims: int
-) -> None:
+def test_half_of_a_chunk_is_not_few(settings: Settings, worker: Enlist, texts: Sequence[str], claims: int) -> None:
     first, second = worker("first"), worker("second")
     job = submit(settings, texts)
     first.run()
@@ -162,9 +158,7 @@ def test_what_is_deterministic_needs_no_second_word(settings: Settings, raw: Red
     assert job.status().claims == 1
 
 
-def test_rows_that_only_the_second_fails_with_are_tried_by_another_again(
-    settings: Settings, raw: Redis, worker: Enlist
-) -> None:
+def test_rows_that_only_the_second_fails_are_tried_again(settings: Settings, raw: Redis, worker: Enlist) -> None:
     first, second = worker("first"), worker("second")
     second.backend.too_long = 30
     job = submit(settings, [*with_bad(13, word="out-of-memory"), "word " * 40])
@@ -233,9 +227,7 @@ def test_a_worker_whose_vectors_have_changed_is_sick_where_a_record_fails(settin
     assert (job.status().done, job.status().failed) == (0, 0)
 
 
-def test_a_suspect_chunk_needs_two_words_as_well(
-    settings: Settings, broker: Broker, raw: Redis, worker: Enlist
-) -> None:
+def test_a_suspect_chunk_needs_two_words(settings: Settings, broker: Broker, raw: Redis, worker: Enlist) -> None:
     first, second = worker("first"), worker("second")
     job = submit(settings, with_bad(13, word="out-of-memory"))
     broker.workers.beat(row("doomed"))
@@ -264,9 +256,7 @@ def damaged(raw: Redis, job_id: str) -> bytes:
 
 
 @pytest.mark.parametrize("names", [["first", "second"], ["alone", "alone"]])
-def test_an_input_is_dropped_when_it_can_not_be_read_twice(
-    broker: Broker, raw: Redis, worker: Enlist, names: Collection[str]
-) -> None:
+def test_an_unreadable_input_is_dropped(broker: Broker, raw: Redis, worker: Enlist, names: Collection[str]) -> None:
     workers = {name: worker(name) for name in names}
     job_id = new_job(broker, 1)
     data = damaged(raw, job_id)
@@ -279,9 +269,7 @@ def test_an_input_is_dropped_when_it_can_not_be_read_twice(
     assert "its input was damaged in Redis" in (broker.jobs.status(job_id).trouble or "")
 
 
-def test_a_record_that_leaves_worker_after_worker_of_no_use_is_found(
-    settings: Settings, broker: Broker, raw: Redis, worker: Enlist
-) -> None:
+def test_a_record_that_spoils_workers_is_found(settings: Settings, broker: Broker, raw: Redis, worker: Enlist) -> None:
     job = submit(settings, with_bad(13, word="sticky"))
     for at in range(4):
         one = worker(f"worker {at}")

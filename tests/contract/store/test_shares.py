@@ -42,9 +42,7 @@ def test_who_has_which_share(
 
 
 @pytest.mark.parametrize(("stated", "own", "share"), [(3, None, 0.75), (3, 100.0, 0.75), (3, 1.0, 0.5), (1, 9.0, 0.5)])
-def test_workers_state_weights_and_a_job_can_only_lower_its_own(
-    broker: Broker, stated: float, own: float | None, share: float
-) -> None:
+def test_a_job_can_only_lower_its_weight(broker: Broker, stated: float, own: float | None, share: float) -> None:
     state_weight(broker, "x", stated)
     workers = Workers(broker)
     mine = job_of(broker, "x", chunks=70, weight=own)
@@ -153,9 +151,7 @@ def test_the_background_waits_until_nothing_else_does_but_not_for_ever(broker: B
 
 
 @pytest.mark.parametrize("wrong", [Claimant("o", OTHER, "fp32"), Claimant("o", MINE, "fp16")])
-def test_a_worker_that_can_not_encode_a_job_gets_nothing_of_it_and_costs_it_nothing(
-    broker: Broker, raw: Redis, wrong: Claimant
-) -> None:
+def test_a_worker_that_can_not_encode_a_job_costs_it_nothing(broker: Broker, raw: Redis, wrong: Claimant) -> None:
     job_id = new_job(broker, 3)
     assert take(broker, "first") is not None
     before = {key: raw.dump(key) for key in keys_of(raw, job_id)}

@@ -130,9 +130,7 @@ def test_a_password_that_was_changed_is_read_again(own_redis: RedisServer, tmp_p
     admin.close()
 
 
-def test_connections_that_nobody_used_for_long_are_not_trusted(
-    alone: tuple[Settings, Redis], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stale_connections_are_not_trusted(alone: tuple[Settings, Redis], monkeypatch: pytest.MonkeyPatch) -> None:
     settings, raw = alone
 
     def ids() -> set[str]:

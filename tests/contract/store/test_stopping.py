@@ -52,9 +52,7 @@ def submit_again(broker: Broker, job_id: str, chunks: int = 6, word: str = "text
 
 
 @pytest.mark.parametrize("seal", [True, False])
-def test_what_is_done_can_be_fetched_and_the_rest_is_freed(
-    broker: Broker, raw: Redis, tmp_path: Path, seal: bool
-) -> None:
+def test_what_is_done_stays_and_the_rest_is_freed(broker: Broker, raw: Redis, tmp_path: Path, seal: bool) -> None:
     job_id = stopped_job(broker, seal=seal)
     status = broker.jobs.status(job_id)
     assert (status.state, status.stopped_by) == (JobState.STOPPED, "stop")

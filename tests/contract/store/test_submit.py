@@ -35,9 +35,7 @@ def test_every_text_is_stored_in_chunks_and_sealed(settings: Settings, broker: B
 
 
 @pytest.mark.parametrize("done", [False, True])
-def test_another_corpus_under_the_same_key_names_the_first_record_that_differs(
-    settings: Settings, broker: Broker, done: bool
-) -> None:
+def test_another_corpus_is_told_by_its_first_record(settings: Settings, broker: Broker, done: bool) -> None:
     job = enqueue_embeddings(TEXTS, chunk_size=4, idempotency_key="k", settings=settings)
     if done:
         work(broker, job.id, 1)
@@ -77,9 +75,7 @@ def test_other_options_under_the_same_key_are_refused_by_name(settings: Settings
     "option",
     [{"hardware": "slow"}, {"precision": "int8"}, {"max_errors": 5}, {"max_errors_share": 0.5}, {"ttl": 5000.0}],
 )
-def test_a_half_submitted_job_is_resumed_with_its_own_options_and_corpus_alone(
-    settings: Settings, broker: Broker, raw: Redis, option: dict[str, Any]
-) -> None:
+def test_half_a_job_is_resumed_alike(settings: Settings, broker: Broker, raw: Redis, option: dict[str, Any]) -> None:
     def dies() -> Iterator[str]:
         yield from TEXTS[:5]
         raise KeyboardInterrupt
@@ -127,9 +123,7 @@ def test_a_half_submitted_job_is_resumed_with_its_own_options_and_corpus_alone(
         ({"max_errors": 2.5}, "max_errors 2.5 is neither"),
     ],
 )
-def test_wrong_options_are_refused_before_anything_is_stored(
-    settings: Settings, raw: Redis, option: dict[str, Any], message: str
-) -> None:
+def test_wrong_options_are_refused(settings: Settings, raw: Redis, option: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         enqueue_embeddings(TEXTS, settings=settings, **option)
     assert raw.dbsize() == 0
@@ -153,9 +147,7 @@ def test_a_redis_that_is_too_old_is_refused(settings: Settings, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("error", "key"), [(RuntimeError("x"), None), (KeyboardInterrupt(), None), (SystemExit(3), "k")]
 )
-def test_whatever_ends_the_texts_ends_a_job_that_nobody_has_a_name_for(
-    error: BaseException, key: str | None, settings: Settings, broker: Broker
-) -> None:
+def test_texts_may_end_in_an_error(error: BaseException, key: str | None, settings: Settings, broker: Broker) -> None:
     def texts() -> Iterator[str]:
         yield from TEXTS
         raise error
@@ -166,9 +158,7 @@ def test_whatever_ends_the_texts_ends_a_job_that_nobody_has_a_name_for(
     assert job.state is (JobState.SUBMITTING if key else JobState.CANCELLED)
 
 
-def test_a_producer_that_gives_up_because_redis_is_away_leaves_its_job_to_be_resumed(
-    settings: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_producer_may_give_up(settings: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embedctl_config.retry.RETRY_S", 0.2)
     submitting = Broker.connect(settings)
 

@@ -127,9 +127,7 @@ def test_a_chunk_that_nobody_was_given_is_given_once_when_it_is_put_back(broker:
         ("of another version", JobError, f"of version {wire.VERSION + 1}"),
     ],
 )
-def test_a_producer_is_told_what_became_of_its_job(
-    broker: Broker, raw: Redis, end: str, error: type[JobError], message: str
-) -> None:
+def test_producers_are_told_the_end(broker: Broker, raw: Redis, end: str, error: type[JobError], message: str) -> None:
     job_id = new_job(broker, 1, seal=False)
     if end == "cancelled":
         broker.jobs.cancel(job_id)

@@ -95,9 +95,7 @@ def second_owner(broker: Broker, raw: Redis, *rows: int) -> str:
 
 
 @pytest.mark.parametrize(("rows", "named"), [((0, 1), {1}), ((0, 1, -1), set())], ids=["at a row", "past it"])
-def test_a_careful_death_names_the_row_that_was_not_passed(
-    broker: Broker, raw: Redis, rows: tuple[int, ...], named: set[int]
-) -> None:
+def test_a_careful_death_names_a_row(broker: Broker, raw: Redis, rows: tuple[int, ...], named: set[int]) -> None:
     job_id = second_owner(broker, raw, *rows)
     broker.workers.report_death("second", "killed")
     lapse(raw, job_id, 0)

@@ -51,9 +51,7 @@ def test_a_queue_is_forgotten_when_it_has_had_no_job_for_long(broker: Broker, ra
     assert not raw.exists(*BINDINGS)
 
 
-def test_a_worker_that_consumes_a_queue_which_is_forgotten_hears_its_next_bell(
-    broker: Broker, raw: Redis, settings: Settings
-) -> None:
+def test_a_consumer_of_a_forgotten_queue_hears_bells(broker: Broker, raw: Redis, settings: Settings) -> None:
     with make_celery(settings).connection_for_read() as connection, connection.SimpleQueue(QUEUE) as heard:
         assert raw.exists(*BINDINGS)
         broker.upkeep.queues.mark([QUEUE], 1)

@@ -25,9 +25,7 @@ from tests.support.store import (
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_chunks_whose_leases_lapsed_may_be_taken_again_and_live_workers_hear_it(
-    broker: Broker, raw: Redis, workers: int
-) -> None:
+def test_lapsed_chunks_are_offered_to_live_workers(broker: Broker, raw: Redis, workers: int) -> None:
     job_id = new_job(broker, 3)
     broker.workers.leave(row("w"))  # the owner, which is not taken for dead
     for chunk in range(3):
@@ -55,9 +53,7 @@ def test_an_audit_marks_the_range_of_what_is_lost(broker: Broker, raw: Redis) ->
     assert broker.jobs.status(job_id).lost_chunks == (2, 5)
 
 
-def test_an_audit_goes_through_a_long_job_by_slices(
-    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_job_is_audited_by_slices(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "_SLICE", 3)
     job_id = new_job(broker, 8)
     raw.delete(keys.chunk_input(job_id, 1), keys.chunk_input(job_id, 7))

@@ -78,9 +78,7 @@ def lose_the_seal(raw: Redis, job_id: str) -> None:
         ("lost", JobLost),
     ],
 )
-def test_a_producer_that_waits_for_room_hears_that_there_will_be_none(
-    settings: Settings, broker: Broker, raw: Redis, end: str, error: type[JobError]
-) -> None:
+def test_no_room_will_come(settings: Settings, broker: Broker, raw: Redis, end: str, error: type[JobError]) -> None:
     waits: list[str] = []
     with ThreadPoolExecutor(1) as pool:
         submitted = submit_in(pool, settings, waits, max_errors=0)
@@ -119,9 +117,7 @@ def time_passes(clock: MovedClock) -> Callable[[int, str], None]:
 
 
 @pytest.mark.parametrize("key", [None, "k"])
-def test_a_submission_ends_when_its_time_is_over_and_one_with_a_key_resumes(
-    settings: Settings, broker: Broker, raw: Redis, clock: MovedClock, key: str | None
-) -> None:
+def test_time_ends_a_wait(settings: Settings, broker: Broker, raw: Redis, clock: MovedClock, key: str | None) -> None:
     with pytest.raises(WaitTimeout, match=r"the first 2 of its records after 999 s: its submission waits for workers"):
         enqueue_embeddings(TEXTS, timeout=999, progress=time_passes(clock), idempotency_key=key, settings=settings)
     if key is None:
@@ -131,9 +127,7 @@ def test_a_submission_ends_when_its_time_is_over_and_one_with_a_key_resumes(
         assert (job.id, job.status().sealed) == (only_job(raw), True)
 
 
-def test_the_time_of_a_submission_is_looked_at_between_chunks(
-    settings: Settings, broker: Broker, raw: Redis, clock: MovedClock
-) -> None:
+def test_the_time_counts_between_chunks(settings: Settings, broker: Broker, raw: Redis, clock: MovedClock) -> None:
     def slow() -> Iterator[str]:
         yield from TEXTS[:4]
         clock.move(1000)
@@ -143,9 +137,7 @@ def test_the_time_of_a_submission_is_looked_at_between_chunks(
         enqueue_embeddings(slow(), timeout=999, settings=limited(settings, high_water_bytes=10**6))
 
 
-def test_another_producer_of_the_same_job_is_not_waited_for_any_longer_than_told(
-    settings: Settings, broker: Broker, raw: Redis, clock: MovedClock
-) -> None:
+def test_another_producer_is_awaited_in_time(settings: Settings, broker: Broker, raw: Redis, clock: MovedClock) -> None:
     roomy = limited(settings, high_water_bytes=10**6)
     job = enqueue_embeddings(TEXTS, idempotency_key="k", settings=roomy)
     lose_the_seal(raw, job.id)
@@ -171,9 +163,7 @@ def test_a_producer_seals_again_where_redis_lost_that(
 
 
 @pytest.mark.parametrize("call", WAITS)
-def test_waiting_for_a_job_whose_producer_died_ends_when_all_that_is_there_is_done(
-    broker: Broker, raw: Redis, impatient: None, call: str
-) -> None:
+def test_waiting_for_a_dead_producer_ends(broker: Broker, raw: Redis, impatient: None, call: str) -> None:
     job_id = new_job(broker, 2, seal=False)
     work(broker, job_id, 0, 1)
     raw.delete(keys.producer(job_id))

@@ -89,9 +89,7 @@ def test_a_full_redis_lets_a_producer_keep_its_right_and_store_nothing(broker: B
 
 
 @pytest.mark.slow
-def test_nobody_is_called_dead_while_redis_is_full(
-    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_redis_calls_nobody_dead(broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """The producer may have lost its right before Redis was full, and can't take it again."""
     monkeypatch.setattr(keys, "PRODUCER_LEASE_S", 1)
     job_id = new_job(broker, 1, seal=False)
@@ -133,9 +131,7 @@ def endless_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("endless_patience")
 @pytest.mark.parametrize("call", CALLS)
-def test_a_redis_that_is_away_is_not_waited_for_any_longer_than_told(
-    own_redis: RedisServer, broker: Broker, call: str
-) -> None:
+def test_an_absent_redis_is_not_awaited_for_ever(own_redis: RedisServer, broker: Broker, call: str) -> None:
     job = Job(new_job(broker, 1), broker)
     own_redis.stop()
     with pytest.raises(WaitTimeout, match="can't be reached"):
@@ -143,9 +139,7 @@ def test_a_redis_that_is_away_is_not_waited_for_any_longer_than_told(
 
 
 @pytest.mark.in_redis
-def test_a_submission_to_a_full_redis_ends_with_its_time_and_is_cancelled(
-    settings: Settings, broker: Broker, raw: redis_py.Redis, clock: MovedClock
-) -> None:
+def test_a_full_redis_ends_in_time(settings: Settings, broker: Broker, raw: redis_py.Redis, clock: MovedClock) -> None:
     def texts() -> Iterator[str]:
         yield from ("a", "b", "c")
         fill(raw)

@@ -79,9 +79,7 @@ def test_the_next_beat_of_anybody_sweeps_the_dead_away(broker: Broker, raw: Redi
     assert raw.zrange(keys.WORKERS, 0, -1) == [b"live"]
 
 
-def test_a_worker_that_beats_during_a_look_counts_once_and_hides_no_other(
-    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_beats_meanwhile_counts_once(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_SLICE", 2)
     for number in range(7):
         broker.workers.beat(row(f"w{number}"))
@@ -94,9 +92,7 @@ def test_a_worker_that_beats_during_a_look_counts_once_and_hides_no_other(
     assert sorted(seen) == [f"w{number}" for number in range(7)]
 
 
-def test_workers_that_beat_in_the_same_millisecond_are_all_read(
-    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_of_one_millisecond_are_all_read(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_SLICE", 2)
     until = broker.connection.now_ms() + 600_000
     instances: list[str] = []
@@ -183,9 +179,7 @@ def test_what_workers_offer_is_read_again_in_time(broker: Broker, raw: Redis, mo
     assert broker.workers.offers() == {}
 
 
-def test_a_heartbeat_that_can_not_be_read_is_its_workers_alone_and_is_told_once(
-    broker: Broker, raw: Redis, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unreadable_heartbeat_hides_no_other(broker: Broker, raw: Redis, caplog: pytest.LogCaptureFixture) -> None:
     for beat in (b"no JSON", b"{}", b"[1]", b"\xff"):
         for instance in ("w1", "bad", "w2"):
             broker.workers.beat(row(instance))
@@ -210,9 +204,7 @@ def test_the_workers_of_this_machine_are_found_without_reading_the_others(broker
     assert [calls(raw, name) for name in ("get", "mget", "zrangebyscore")] == [2, 0, 0]
 
 
-def test_a_look_at_a_thousand_workers_takes_ten_round_trips(
-    broker: Broker, observed: Broker, trips: list[str], raw: Redis
-) -> None:
+def test_a_look_at_many_workers_is_ten_trips(broker: Broker, observed: Broker, trips: list[str], raw: Redis) -> None:
     job_id = new_job(broker, chunks=1)
     for number in range(1000):
         broker.workers.beat(row(f"w{number}"))
@@ -228,9 +220,7 @@ def test_a_look_at_a_thousand_workers_takes_ten_round_trips(
     assert len(trips) <= 4
 
 
-def test_a_round_of_the_reaper_takes_thirty_round_trips_with_many_workers_and_jobs(
-    old_redis: None, broker: Broker, observed: Broker, trips: list[str], raw: Redis
-) -> None:
+def test_rounds_are_few_trips(old_redis: None, broker: Broker, observed: Broker, trips: list[str], raw: Redis) -> None:
     for number in range(300):
         broker.workers.beat(row(f"w{number}"))
     for jobs in (1, 80):  # the first one has its scripts loaded
@@ -245,9 +235,7 @@ def test_a_round_of_the_reaper_takes_thirty_round_trips_with_many_workers_and_jo
     assert len(trips) <= 36, trips
 
 
-def test_workers_gone_are_counted_by_kind_and_named_if_asked_for(
-    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_gone_are_counted_or_named(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overview, "GONE_SHOWN", 5)
     for number in range(12):
         broker.workers.beat(row(f"w{number}", *(["other"] if number % 3 else [])))

@@ -49,9 +49,7 @@ def has(monkeypatch: pytest.MonkeyPatch, **versions: str | None) -> None:
     monkeypatch.setattr(extras, "_requirements", extras._requirements.__wrapped__)
 
 
-def test_what_is_always_needed_includes_the_extras_of_its_packages_and_no_other_system_s(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_always_needed_includes_extras_of_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     has(monkeypatch)
     assert installed() == Installed(("numpy 2.4.6", "kombu 5.7.0", "packaging 26.3"), ())
 
@@ -71,9 +69,7 @@ def test_an_extra_is_what_it_adds(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"numpy": "1.26.4"}, "numpy 1.26.4, not >=2.0"),
     ],
 )
-def test_what_is_missing_or_too_old_is_named(
-    monkeypatch: pytest.MonkeyPatch, versions: dict[str, str | None], lacking: str
-) -> None:
+def test_what_lacks_is_named(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str | None], lacking: str) -> None:
     has(monkeypatch, **versions)
     assert installed().lacking == (lacking,)
 

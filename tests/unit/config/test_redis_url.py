@@ -148,9 +148,7 @@ def test_sentinels_stand_in_the_place_of_the_host(
 
 
 @pytest.mark.parametrize(("content", "problem"), [(None, "can't be read: No such file"), ("\n", "is empty")])
-def test_a_password_of_sentinels_that_can_not_be_read_is_named(
-    tmp_path: Path, content: str | None, problem: str
-) -> None:
+def test_an_unreadable_password_of_sentinels_is_named(tmp_path: Path, content: str | None, problem: str) -> None:
     file = tmp_path / "password"
     if content is not None:
         file.write_text(content)

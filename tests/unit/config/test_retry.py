@@ -81,9 +81,7 @@ def call(request: pytest.FixtureRequest) -> Callable[..., str]:
     jitter=st.floats(0, 1),
     failures=st.integers(1, 10_000),
 )
-def test_a_pause_doubles_up_to_the_longest_less_what_is_left_to_chance(
-    first_s: float, longest_s: float, jitter: float, failures: int
-) -> None:
+def test_a_pause_doubles_up_to_the_longest(first_s: float, longest_s: float, jitter: float, failures: int) -> None:
     whole_s = Policy(first_s, longest_s).pause_s(failures)
     assert whole_s == min(longest_s, first_s * 2 ** min(failures - 1, 30))
     assert whole_s * (1 - jitter) * 0.999999 <= Policy(first_s, longest_s, jitter).pause_s(failures) <= whole_s
@@ -136,9 +134,7 @@ def test_the_last_of_some_tries_raises_its_error_and_is_not_told(clock: SleptClo
     assert clock.pauses == [1, 2, 4, 8][: tries - 1]
 
 
-def test_each_failure_is_told_before_its_pause_and_may_ask_for_another_one(
-    clock: SleptClock, call: Callable[..., str]
-) -> None:
+def test_each_failure_is_told_and_may_set_its_pause(clock: SleptClock, call: Callable[..., str]) -> None:
     told: list[int] = []
 
     def failed(_: Exception, pause_s: float) -> float | None:
@@ -283,9 +279,7 @@ def test_what_it_refuses_each_time_is_not_asked_again(clock: SleptClock, call: C
 
 
 @pytest.mark.parametrize("error", [BrokerFull, BrokerUnavailable])
-def test_a_deadline_ends_the_wait_as_a_timeout(
-    clock: SleptClock, call: Callable[..., str], error: type[BrokerUnavailable]
-) -> None:
+def test_a_deadline_is_a_timeout(clock: SleptClock, call: Callable[..., str], error: type[BrokerUnavailable]) -> None:
     told: list[BrokerUnavailable] = []
     with pytest.raises(WaitTimeout, match="at 1010") as raised:
         call(failing_until(clock, 2000, error), RetryLimit(1010, pausing=told.append))

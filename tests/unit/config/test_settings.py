@@ -376,9 +376,7 @@ def test_a_user_without_a_home_does_without_a_file_of_their_own(tmp_path: Path) 
 
 @pytest.mark.usefixtures("homeless")
 @pytest.mark.parametrize(("place", "setting"), [(cache_folder, "cache_dir"), (state_folder, "state_dir")])
-def test_a_user_without_a_home_is_told_what_to_set(
-    place: Callable[[Settings], Path], setting: str, tmp_path: Path
-) -> None:
+def test_without_a_home_it_says_what_to_set(place: Callable[[Settings], Path], setting: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=f"no home folder.*set HOME, or set {setting} to a path"):
         place(Settings())
     assert place(Settings().replace(**{setting: str(tmp_path)})) == tmp_path

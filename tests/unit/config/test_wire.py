@@ -126,9 +126,7 @@ def test_every_strict_prefix_is_an_error_of_ours(chunk: ChunkInput | ChunkResult
     st.sampled_from([0, 1, 3, 2**31, 2**32 - 1]),
     st.binary(max_size=300),
 )
-def test_random_bytes_behind_a_good_beginning_are_an_error_of_ours_or_read(
-    kind: int, version: int, flags: int, rows: int, rest: bytes
-) -> None:
+def test_random_bytes_are_an_error_of_ours(kind: int, version: int, flags: int, rows: int, rest: bytes) -> None:
     data = struct.pack("<4sBBH16sQI", b"EMBC", kind, version, flags, bytes(16), 0, rows) + rest
     for decode in (wire.decode_input, wire.decode_result):
         try:

@@ -20,9 +20,7 @@ COSTS = st.none() | st.integers(0, 100)
 
 
 @given(LENGTHS, BUDGETS, COSTS)
-def test_every_row_is_in_one_batch_the_longest_first_and_within_the_budget_unless_alone(
-    lengths: Rows, budget: int, cost: int | None
-) -> None:
+def test_every_row_is_in_one_batch_within_the_budget(lengths: Rows, budget: int, cost: int | None) -> None:
     batches = batches_of(lengths, budget, cost)
     rows = [row for batch in batches for row in batch.tolist()]
     assert sorted(rows) == list(range(len(lengths)))

@@ -102,9 +102,7 @@ def test_each_compute_thread_has_a_core_of_its_own_unless_there_are_more_cores()
 
 
 @pytest.mark.parametrize(("quota", "threads"), [(math.inf, 4), (2, 2), (1, 1), (9, 4)])
-def test_the_cgroups_quota_bounds_the_compute_threads(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: float, threads: int
-) -> None:
+def test_a_quota_bounds_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: float, threads: int) -> None:
     monkeypatch.setattr(devices, "_CPU_FOLDER", tmp_path)
     granted(monkeypatch, quota)
     assert devices.thread_count({0, 1, 2, 3}) == threads
@@ -184,9 +182,7 @@ def test_the_library_is_told_the_places_and_nobody_else_is(told: list[dict[str, 
 
 
 @pytest.mark.parametrize("variable", OF_USERS)
-def test_who_has_said_where_threads_run_is_heard(
-    told: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
+def test_a_users_variable_wins(told: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "0")
     teams.bind(PLACES)
     assert told == []

@@ -183,9 +183,7 @@ def test_each_part_of_a_divided_gpu_is_one(
 
 
 @pytest.mark.parametrize("step", ["init", "handle"])
-def test_a_driver_that_fails_is_quoted_and_the_cpus_are_found_all_the_same(
-    play_nvidia: Play, step: str, tmp_path: Path
-) -> None:
+def test_a_driver_that_fails_is_quoted_and_hides_no_cpu(play_nvidia: Play, step: str, tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "nvidia0").touch()
     play_nvidia(GPUS, **{step: "RM has detected an NVML/RM version mismatch."})
@@ -197,9 +195,7 @@ def test_a_driver_that_fails_is_quoted_and_the_cpus_are_found_all_the_same(
     assert machine.cpu_sets
 
 
-def test_nobody_needs_nvidias_driver_or_its_package_without_a_gpu_of_theirs(
-    tools: Path, play_nvidia: Play, tmp_path: Path
-) -> None:
+def test_without_their_gpu_nobody_needs_nvidias_driver(tools: Path, play_nvidia: Play, tmp_path: Path) -> None:
     assert discovery.find_gpus() == []
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "nvidia0").touch()
@@ -232,9 +228,7 @@ def test_the_stand_in_for_nvidias_package_has_its_names_and_arguments() -> None:
         (b"\x7fELF", "neuron-ls can't be run"),
     ],
 )
-def test_a_tool_that_says_nothing_useful_is_quoted(
-    tools: Path, tool: bytes, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_useless_tool_is_quoted(tools: Path, tool: bytes, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (tools / "neuron-ls").write_bytes(tool)
     (tools / "neuron-ls").chmod(0o755)
     monkeypatch.setattr(discovery, "_TOOL_S", 0.2)
@@ -252,9 +246,7 @@ OLDER = [{name: value for name, value in each.items() if name in ("neuron_device
 
 
 @pytest.mark.parametrize(("answer", "nodes"), [(NEURON, [None, None, 1, 1]), (OLDER, [None] * 4)])
-def test_neuron_cores_are_counted_over_all_devices(
-    tools: Path, answer: list[dict[str, object]], nodes: list[int | None]
-) -> None:
+def test_neuron_cores_are_counted(tools: Path, answer: list[dict[str, object]], nodes: list[int | None]) -> None:
     play(tools / "neuron-ls", json.dumps(answer))
     found = discovery.find_neuron_cores()
     assert [(core.kind, core.index, core.uid) for core in found] == [("neuron", at, str(at)) for at in range(4)]
@@ -295,9 +287,7 @@ def choose(device: str, gpu: str | None = None, neuron_core: int | None = None) 
         ("neuron", None, None, "class mine needs a Neuron core, and none is found here: neuron-ls shows none"),
     ],
 )
-def test_a_choice_that_can_t_be_had(
-    play_nvidia: Play, device: str, gpu: str | None, core: int | None, told: str
-) -> None:
+def test_a_choice_with_no_device(play_nvidia: Play, device: str, gpu: str | None, core: int | None, told: str) -> None:
     play_nvidia(GPUS)
     with pytest.raises(SettingsError) as raised:
         choose(device, gpu, core)
@@ -335,9 +325,7 @@ def found(cpus: set[int]) -> list[tuple[list[set[int]], int, int | None]]:
     return [([set(core) for core in each.cores], each.threads, each.node) for each in sets]
 
 
-def test_cpus_are_split_by_node_and_hyper_threads_stay_with_their_core(
-    nodes: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cpus_are_split_by_node_and_cores_stay_whole(nodes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grant(monkeypatch, math.inf)
     assert found(set(range(8))) == [([{0, 4}, {1, 5}], 2, 0), ([{2, 6}, {3, 7}], 2, 1)]
     assert found({0, 1, 3, 5}) == [([{0}, {1, 5}], 2, 0), ([{3}], 1, 1)]
@@ -354,9 +342,7 @@ def test_cpus_are_split_by_node_and_hyper_threads_stay_with_their_core(
         ),
     ],
 )
-def test_a_quota_is_shared_by_the_nodes_that_it_is_enough_for(
-    nodes: Path, monkeypatch: pytest.MonkeyPatch, quota: int, sets: object
-) -> None:
+def test_a_quota_is_shared_by_nodes(nodes: Path, monkeypatch: pytest.MonkeyPatch, quota: int, sets: object) -> None:
     grant(monkeypatch, quota)
     assert found(set(range(8))) == sets
 

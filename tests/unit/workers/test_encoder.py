@@ -224,9 +224,7 @@ class Batches:
         monkeypatch.setattr(backend, "forward", noting)
 
 
-def test_a_batch_too_large_for_the_memory_is_halved_and_none_so_large_is_made_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_batch_too_large_for_the_memory_is_halved_once_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = memory(40)
     batches, encoder = Batches(backend, monkeypatch), ChunkEncoder(backend, 128)
     texts = [f"w{row} w w w" for row in range(32)]
@@ -243,9 +241,7 @@ def test_a_batch_too_large_for_the_memory_is_halved_and_none_so_large_is_made_ag
 @pytest.mark.parametrize(
     ("word", "code"), [("out-of-memory", ErrorCode.OUT_OF_MEMORY), ("fail-encoder", ErrorCode.ENCODE_ERROR)]
 )
-def test_a_row_that_fails_by_itself_fails_alone_and_says_nothing_of_the_limit(
-    word: str, code: ErrorCode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_fails_says_nothing_of_memory(word: str, code: ErrorCode, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = memory(0, poison=True)
     batches, encoder = Batches(backend, monkeypatch), ChunkEncoder(backend, 32)
     texts = [f"w{row}" for row in range(32)]
@@ -258,9 +254,7 @@ def test_a_row_that_fails_by_itself_fails_alone_and_says_nothing_of_the_limit(
     assert batches.sizes == [32]
 
 
-def test_a_row_too_large_by_itself_does_not_hide_that_the_batch_is_too_large_as_well(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_row_too_large_does_not_hide_a_batch_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = memory(10)
     batches, encoder = Batches(backend, monkeypatch), ChunkEncoder(backend, 64)
     texts = [" ".join(["long"] * 12), *(f"w{row} w w" for row in range(20))]

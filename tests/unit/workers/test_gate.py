@@ -131,9 +131,7 @@ def test_references_are_computed_once_and_kept(host: Host, computed: list[list[s
     assert references_path(FILES, host).is_file()
 
 
-def test_references_are_those_of_one_fingerprint_and_of_these_texts(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_references_are_of_one_fingerprint_and_these_texts(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     path = references_path(FILES, host)
     assert path != references_path(replace(FILES, fingerprint="cd" * 32), host)
     assert path == references_path(replace(FILES, name="other", folder=Path("/elsewhere")), host)

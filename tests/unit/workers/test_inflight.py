@@ -77,9 +77,7 @@ def test_no_more_batches_are_under_way_than_the_backend_wants(ahead: int) -> Non
         (False, 100, 0, "fail-encoder", ErrorCode.ENCODE_ERROR),
     ],
 )
-def test_a_row_that_fails_costs_none_of_those_under_way(
-    *, fails_at_once: bool, ahead: int, at: int, word: str, code: ErrorCode
-) -> None:
+def test_a_failure_costs_one_row(*, fails_at_once: bool, ahead: int, at: int, word: str, code: ErrorCode) -> None:
     texts = [*TEXTS[:at], word, *TEXTS[at + 1 :]]
     use = RecordedUse()
     encoded = encode(Device(ahead, fails_at_once=fails_at_once), texts, use)

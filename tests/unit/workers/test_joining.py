@@ -163,9 +163,7 @@ def test_a_record_that_fails_costs_one_record(make: Make, word: str, code: Error
     assert not blocking.result(PATIENCE_S).errors
 
 
-def test_after_a_lack_of_memory_that_has_passed_as_much_is_joined_again(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_lack_of_memory_as_much_is_joined_again(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "_TO_TRUST_AGAIN", 4)
     chunks = make()
     blocking = chunks.occupy()

@@ -100,9 +100,7 @@ def divide(text: str) -> float:
 
 
 @pytest.mark.parametrize("log_format", ["json", "text"])
-def test_an_exception_comes_with_its_frames_and_without_what_they_held(
-    capsys: pytest.CaptureFixture[str], log_format: str
-) -> None:
+def test_an_exception_has_frames_and_no_values(capsys: pytest.CaptureFixture[str], log_format: str) -> None:
     logs.configure(log_format, "info")
     secret = "a record's " + "text"
     try:

@@ -88,9 +88,7 @@ def test_a_machine_without_the_device_is_refused(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("product", "target"), [("inf2.xlarge", "inf2"), ("trn1.32xlarge", "trn1"), ("trn2.48xlarge", "trn2")]
 )
-def test_the_target_is_the_instances_own(
-    product: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_instances_have_targets(product: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_machine(tmp_path, monkeypatch, product)
     assert runtime.machine_target() == target
 
@@ -196,9 +194,7 @@ print(json.dumps([before, after, runtime.load_runtime().SEEN]))
 """
 
 
-def test_the_core_is_chosen_before_anything_that_opens_it_is_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_core_is_chosen_before_its_runtime_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package(
         tmp_path, "2.9.0.2.13", "import os\nSEEN = os.environ['NEURON_RT_VISIBLE_CORES']\ndef trace(): ...", monkeypatch
     )

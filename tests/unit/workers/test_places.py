@@ -49,9 +49,7 @@ def make(caplog: pytest.LogCaptureFixture) -> Iterator[Make]:
         drain([each], "", time.sleep, lambda: True)
 
 
-def test_it_is_started_again_after_a_pause_and_what_it_says_is_logged(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_it_is_started_again_and_its_words_are_logged(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     before = set(children(os.getpid()))
     gateway = make(f"echo 'a warning' >&2; {LISTENS} exec sleep 100")
     gateway.start_first()
@@ -160,9 +158,7 @@ def test_quarantine_starts_when_it_is_wanted_and_is_awaited_before_a_death_is_to
     assert told(quarantine) == [AWAITED, *[AWAITED, "killed by SIGSEGV"] * 2]
 
 
-def test_quarantine_is_no_longer_wanted_once_it_ends_by_itself(
-    quarantine: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quarantine_that_ends_is_no_longer_wanted(quarantine: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     quarantine.script = "exit 0"
     quarantine.want()  # perhaps it was about to end
     quarantine.tend_until(lambda: quarantine.starts == 2)

@@ -60,9 +60,7 @@ def referring(tmp_path: Path, config: str) -> ChunkEncoder:
 
 
 @pytest.mark.usefixtures("quick")
-def test_shares_are_of_the_same_round_and_the_first_round_does_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shares_are_of_one_round_and_the_first_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(short_benchmark, "matrix_products", fake_products([1e-9, *(1e6 * at for at in range(1, 6))]))
     found = benchmark(referring(tmp_path, BERT), HardwareClass(), 1)
     assert found.notes == []
@@ -89,9 +87,7 @@ def test_shares_are_of_the_same_round_and_the_first_round_does_not_count(
         (HardwareClass(precision="fp16"), "this CPU has no instructions for bf16"),
     ],
 )
-def test_where_nothing_can_be_multiplied_for_comparison_it_says_why(
-    hardware: HardwareClass, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_products_it_says_why(hardware: HardwareClass, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embedctl_workers.measuring.cpu_products.cpu_flags", lambda: frozenset({"avx512f"}))
     products = matrix_products(hardware, 1)
     assert isinstance(products, str)
@@ -115,9 +111,7 @@ def test_the_rate_of_products_is_operations_by_time() -> None:
 
 
 @pytest.mark.parametrize(("precision", "kind"), [("fp32", "fp32"), ("fp16", "bf16"), ("int8", "int8")])
-def test_a_product_on_the_cpu_takes_as_long_as_it_should(
-    precision: Precision, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_products_on_the_cpu_are_timed(precision: Precision, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embedctl_workers.measuring.matrix_products._ON_CPU", (256, 512))
     monkeypatch.setattr("embedctl_workers.measuring.cpu_products.cpu_flags", lambda: frozenset({"amx_bf16"}))
     products = matrix_products(HardwareClass(precision=precision), 1)

@@ -35,9 +35,7 @@ class Warmed(DummyBackend):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_each_thread_of_the_pool_is_warmed_up_once_before_the_first_chunk(
-    *, fails: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_each_thread_is_warmed_up_once_before_a_chunk(*, fails: bool, caplog: pytest.LogCaptureFixture) -> None:
     backend = Warmed()
     backend.fails = fails
     pool: Any = warmed_threads([backend, DummyBackend()])(4)

@@ -99,9 +99,7 @@ def test_nothing_is_read_from_below_a_folder_in_which_everybody_may_put_another(
 
 @pytest.mark.parametrize("before", [None, b"before"])
 @pytest.mark.parametrize("step", ["os.fdopen", "os.fsync", "os.chmod", "os.replace", "os.unlink"])
-def test_a_kill_between_two_steps_leaves_the_previous_file_or_none(
-    step: str, before: bytes | None, cache: Path
-) -> None:
+def test_a_kill_leaves_the_previous_file_or_none(step: str, before: bytes | None, cache: Path) -> None:
     path = cache / "kept"
     if before is not None:
         keep(path, before)

@@ -52,9 +52,7 @@ IMPOSSIBLE = '{"budgets": {}, "workers": %s, "threads": 1, "cpus": 4, "tokens_pe
 
 
 @pytest.mark.parametrize("damaged", ["", "[]", '{"budgets": {"x": 1}}', IMPOSSIBLE % '"4"', IMPOSSIBLE % "0"])
-def test_a_damaged_file_is_named_and_defaults_hold(
-    tmp_path: Path, damaged: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_file_is_named(tmp_path: Path, damaged: str, caplog: pytest.LogCaptureFixture) -> None:
     path = save_tuned(FOUND, CPU, "f1", tmp_path)
     path.write_text(damaged)
     assert token_budget(CPU, "f1", threads=1, cache=tmp_path, default=DEFAULT_TOKEN_BUDGET) == DEFAULT_TOKEN_BUDGET

@@ -269,9 +269,7 @@ SAME: Mapping[str, tuple[str, object]] = {
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_a_tokenizer_of_another_kind_is_left_to_the_library(
-    what: str, cache: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_tokenizer_is_the_librarys(what: str, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         assert fast_tokenizer_for(changed(*OTHERS[what]), Host(1, cache)) is None
     assert not caplog.records
@@ -293,9 +291,7 @@ def test_other_settings_are_followed(what: str, pair: Pair, cache: Path) -> None
     )
 
 
-def test_without_a_compiler_one_line_tells(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_compiler_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with caplog.at_level(logging.INFO):
         assert fast_tokenizer_for(tokenizer_of("uncased"), Host(1, tmp_path / "cache")) is None

@@ -99,9 +99,7 @@ def test_the_filling_of_a_size_is_texts_like_others(lengths: list[int], most: in
         assert blocks(ends, bucket.longest) < 2.2 * blocks(offsets, max(lengths))
 
 
-def test_every_size_is_compiled_before_the_first_chunk(
-    load: Load, with_varlen: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sizes_are_compiled_before_chunks_come(load: Load, with_varlen: None, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (buckets, torch_gpu):
         monkeypatch.setattr(module, "BUCKETS", (64, 128, 256))
     monkeypatch.setattr(torch_gpu, "SAMPLE_TOKENS", 128)

@@ -89,9 +89,7 @@ def test_vectors_are_the_same_with_and_without_graphs(tiny: Any, load: Load, sta
         assert_same(graphed.finish(output, normalize=False), run(plain, rows, tokens))
 
 
-def test_the_second_batch_of_a_size_is_captured_and_the_third_is_one_call(
-    started: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_second_batch_is_captured_and_the_third_is_one_call(started: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     on = StandIn()
     backend = started(on)
     products, linear = [0], torch.nn.functional.linear
@@ -149,9 +147,7 @@ def test_work_that_can_not_be_captured_runs_without_graphs(both: Both, caplog: p
     assert graphed.positions(np.array([30, 9])) == 39  # nor are batches filled up any more
 
 
-def test_a_size_that_memory_does_not_suffice_for_runs_without_a_graph(
-    both: Both, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_size_too_large_for_the_memory_runs_without_a_graph(both: Both, caplog: pytest.LogCaptureFixture) -> None:
     on, plain, graphed = both
     on.refuses = [NO_MEMORY]
     for rows, _ in (LARGE, LARGE, LARGE, MIDDLE, MIDDLE, MIDDLE, LARGE, SMALL, SMALL, SMALL):
@@ -183,9 +179,7 @@ def test_graphs_give_their_memory_back_to_a_batch_that_lacks_it(both: Both, capl
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, 1.0])
-def test_a_graph_that_gives_other_vectors_is_not_used(
-    wrong: float, both: Both, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_graph_with_other_vectors_is_not_used(wrong: float, both: Both, caplog: pytest.LogCaptureFixture) -> None:
     on, plain, graphed = both
 
     capture = on.capture

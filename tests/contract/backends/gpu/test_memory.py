@@ -209,9 +209,7 @@ def test_a_gpu_that_is_too_small_for_so_many_contexts(monkeypatch: pytest.Monkey
         SharedGpu([]).open(monkeypatch, 8)
 
 
-def test_a_model_that_does_not_fit_into_a_workers_part_says_what_to_lower(
-    tiny_model: MakeModel, tmp_path: Path
-) -> None:
+def test_a_model_too_large_for_a_workers_part_says_what_to_lower(tiny_model: MakeModel, tmp_path: Path) -> None:
     files, on = ModelFiles("tiny", tiny_model(BERT), "f" * 64), StandIn(2)
     on.free = -5
     backend = TorchGpuBackend(files, Host(1, tmp_path, sharing=2), on, dtype="fp32")

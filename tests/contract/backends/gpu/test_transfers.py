@@ -48,9 +48,7 @@ def test_an_error_of_python_does_not_ask_the_device(load: Load, monkeypatch: pyt
         backend.forward(tokens_of([[1, 2]]), np.array([0]))
 
 
-def test_a_batch_is_waited_for_once_and_its_tensors_are_kept_for_the_streams_that_use_them(
-    load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_is_waited_for_once_and_its_tensors_are_kept(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     on = StandIn()
     backend = load(on=on, dtype="fp32")
     tokens = backend.tokenize(texts_of([4, 9]), None)

@@ -36,9 +36,7 @@ from tests.support.torch_gpu import BERT, QWEN, Load, cosines, encode, texts_of,
         ("bert", "padded", "fp16"),
     ],
 )
-def test_vectors_in_16_bits_point_where_those_of_fp32_do(
-    family: Any, engine: str, dtype: str, load: Load, tiny_model: MakeModel
-) -> None:
+def test_in_16_bits_vectors_stay_close(family: Any, engine: str, dtype: str, load: Load, tiny_model: MakeModel) -> None:
     tiny = Tiny(family, pooling="lasttoken" if family.startswith("qwen") else "mean", normalize=True)
     texts = texts_of(range(1, 40, 2))
     found = encode(load(tiny, dtype=dtype, engine=engine), texts)
