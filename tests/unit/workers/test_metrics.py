@@ -1,8 +1,10 @@
-"""What a worker counts, and the page that says so."""
+"""What a worker counts, the page and the heartbeat that say so, and what is seen from outside after it was killed."""
 
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,10 +22,12 @@ from embedctl_config.wire import ErrorCode
 from embedctl_workers.accuracy.report import Check, Report
 from embedctl_workers.arrays.distance import Measured
 from embedctl_workers.machine.devices import Pinned
+from embedctl_workers.machine.tally import Tally, make_file, read
 from embedctl_workers.serving import lifecycle
 from embedctl_workers.serving.health import Health
 from embedctl_workers.serving.in_hand import Held, InHand
 from embedctl_workers.serving.metrics import Metrics
+from embedctl_workers.serving.speed import Speed, SpeedMeter, Work
 from embedctl_workers.serving.telemetry import Telemetry
 
 ROOT = Path(__file__).parents[3]
@@ -196,3 +200,85 @@ def test_an_address_without_the_extra_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.delitem(sys.modules, "embedctl_workers.serving.metrics")
     with pytest.raises(MissingExtra, match=r"metrics_address needs .* pip install 'embedctl\[metrics\]'"):
         served(Settings(metrics_address=str(free_port)))
+
+
+def test_the_first_chunk_counts_whole() -> None:
+    first = Speed().after(Work(10, 300, 400), 2.0)
+    assert first == Speed(tokens_per_s=150.0, rows_per_s=5.0, padding=0.25)
+
+
+def test_later_chunks_count_a_fifth() -> None:
+    speed = Speed(tokens_per_s=100.0, rows_per_s=10.0, padding=0.5)
+    speed = speed.after(Work(30, 200, 200), 1.0)
+    assert speed.tokens_per_s == pytest.approx(120)
+    assert speed.rows_per_s == pytest.approx(14)
+    assert speed.padding == pytest.approx(0.4)
+
+
+def test_chunks_of_one_batch_count_together() -> None:
+    meter = SpeedMeter(["m"])
+    work = Work(rows=10, tokens=100, positions=100)
+    for batch in range(1, 40):  # four a second, begun early
+        for chunk in range(4):
+            meter.encoded("m", work, began=batch - 1.5, ended=batch + chunk * 1e-5)
+    assert meter.speed["m"].tokens_per_s == pytest.approx(400, rel=0.05)
+    assert meter.speed["m"].rows_per_s == pytest.approx(40, rel=0.05)
+
+
+def test_the_first_chunk_is_not_taken_for_the_moment_after_another_models_chunk() -> None:
+    meter = SpeedMeter(["m", "other"])
+    meter.encoded("other", Work(10, 100, 100), began=1.0, ended=2.0)
+    meter.encoded("m", Work(rows=1000), began=0.0, ended=2.0)  # all its records had failed
+    assert meter.speed["m"] == Speed()
+    meter.encoded("m", Work(10, 100, 100), began=1.5, ended=2.00001)
+    assert meter.speed["m"].tokens_per_s == pytest.approx(200, rel=0.01)
+
+
+def test_a_chunk_that_never_used_the_device_takes_no_time() -> None:
+    meter = SpeedMeter(["m"])
+    meter.encoded("m", Work(10, 100, 100), began=1.0, ended=2.0)
+    meter.encoded("m", Work(rows=10), began=0.0, ended=50.0)
+    meter.encoded("m", Work(10, 100, 100), began=60.0, ended=61.0)
+    assert meter.speed["m"].tokens_per_s == pytest.approx(100)
+
+
+def test_only_large_chunks_tell_what_a_worker_sustains() -> None:
+    small = Speed().after(Work(1, 8, 8), 0.01)
+    assert small.sustained_tokens_per_s == 0
+    large = small.after(Work(100, 8000, 8000), 1.0)
+    assert large.sustained_tokens_per_s == 8000
+    assert large.after(Work(1, 8, 8), 0.01).sustained_tokens_per_s == 8000
+    assert large.after(Work(100, 5000, 5000), 1.0).sustained_tokens_per_s == pytest.approx(7400)
+
+
+WORKER = """
+import os, signal, sys
+from embedctl_workers.machine.tally import Tally
+from embedctl_workers.serving.in_hand import Held, InHand
+
+in_hand = InHand(tally=Tally(int(sys.argv[1])))
+held = [Held("job", chunk, "token", "dummy") for chunk in range(3)]
+for each in held:
+    in_hand.take(each)
+in_hand.completed()
+in_hand.drop(held[0])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_numbers_survive_the_death_of_the_process_that_wrote_them() -> None:
+    with make_file() as file:
+        assert read(file) == (0, 0)
+        command = [sys.executable, "-c", WORKER, str(file.fileno())]
+        assert subprocess.run(command, pass_fds=[file.fileno()], check=False).returncode == -signal.SIGKILL
+        assert read(file) == (2, 1)
+
+
+def test_they_follow_what_is_taken_and_dropped() -> None:
+    with make_file() as file:
+        in_hand = InHand(tally=Tally(file.fileno()))
+        held = Held("job", 0, "token", "dummy")
+        in_hand.take(held)
+        assert read(file) == (1, 0)
+        in_hand.drop(held)  # given back
+        assert read(file) == (0, 0)

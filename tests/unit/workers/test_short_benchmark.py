@@ -1,12 +1,14 @@
-"""A short benchmark: of the dummy backend, whose speed is known, and with rates that are made up."""
+"""A short benchmark, of the dummy backend and with rates that are made up, and the operations that models need."""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from embedctl_config.errors import DeviceLost
@@ -16,6 +18,7 @@ from embedctl_workers.backends.base import Reference
 from embedctl_workers.backends.dummy import DummyBackend
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.measuring import short_benchmark
+from embedctl_workers.measuring.flops import EncoderShape, shape_of
 from embedctl_workers.measuring.matrix_products import MatrixProducts, matrix_products
 from embedctl_workers.measuring.rates import mixed_load, working_rate
 from embedctl_workers.measuring.short_benchmark import benchmark
@@ -168,3 +171,57 @@ def test_a_thread_that_can_not_be_warmed_up_keeps_no_other_waiting(monkeypatch: 
     monkeypatch.setattr(backend, "warm_up_thread", fail)
     with pytest.raises(DeviceLost, match="gone"):
         working_rate(encoder, load, 0.1, threads=2)
+
+
+CONFIG = {"model_type": "bert", "hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6}
+DISTIL = {"model_type": "distilbert", "dim": 384, "hidden_dim": 1536, "n_layers": 6}
+SHAPE = EncoderShape(hidden=384, inner=1536, layers=6)
+
+
+def folder_with(tmp_path: Path, config: Any, name: str = "config.json") -> Path:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(config))
+    return tmp_path
+
+
+@pytest.mark.parametrize("config", [CONFIG, {**CONFIG, "model_type": "xlm-roberta"}, DISTIL])
+def test_shapes_are_read_as_each_architecture_names_them(tmp_path: Path, config: dict[str, Any]) -> None:
+    assert shape_of(folder_with(tmp_path, config)) == SHAPE
+
+
+def test_the_transformer_may_have_a_folder_of_its_own(tmp_path: Path) -> None:
+    assert shape_of(folder_with(tmp_path, CONFIG, "0_Transformer/config.json")) == SHAPE
+
+
+@pytest.mark.parametrize(
+    "config", [{**CONFIG, "model_type": "modernbert"}, {}, {"model_type": "bert"}, [], {**CONFIG, "hidden_size": "384"}]
+)
+def test_of_others_nothing_is_claimed(tmp_path: Path, config: Any) -> None:
+    assert shape_of(folder_with(tmp_path, config)) is None
+    assert shape_of(tmp_path / "nowhere") is None
+
+
+def test_a_token_costs_two_operations_a_weight_and_more_in_longer_texts() -> None:
+    shape = EncoderShape(hidden=2, inner=3, layers=5)
+    weights = 5 * (4 * 2 * 2 + 2 * 2 * 3)
+    attention = 2 * 2 * 5 * 2  # scores and sums, a multiplication and an addition each, over 2 components in 5 layers
+    assert shape.flop(np.array([1])) == 2 * weights + attention
+    assert shape.flop(np.array([7])) == 7 * 2 * weights + 49 * attention
+    assert shape.flop(np.array([7, 1, 1])) == 9 * 2 * weights + 51 * attention
+
+
+def test_torch_counts_the_same(tmp_path: Path) -> None:
+    import torch
+    import transformers
+    from torch.utils.flop_counter import FlopCounterMode
+
+    sizes = {"hidden_size": 16, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 2}
+    config = transformers.BertConfig(**sizes, vocab_size=50)
+    config._attn_implementation = "eager"
+    model = transformers.AutoModel.from_config(config).eval()
+    shape = shape_of(folder_with(tmp_path, config.to_dict()))
+    assert shape is not None
+    with FlopCounterMode(display=False) as counter, torch.inference_mode():
+        model.encoder(model.embeddings(torch.zeros(1, 9, dtype=torch.long)))
+    assert counter.get_total_flops() == shape.flop(np.array([9]))

@@ -1,4 +1,4 @@
-"""Batches: every row once, the longest first, within the budget; rows of different lengths in one array."""
+"""Arrays: batches of every row within the budget, rows of different lengths in one array, vectors in float16."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise, product
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from embedctl_workers.arrays.batching import batches_of
-from embedctl_workers.arrays.tokens import Ragged, Rows
+from embedctl_workers.arrays.halves import LARGEST_CHANGE, halved, rounded
+from embedctl_workers.arrays.tokens import Ragged, Rows, Vectors
 
 #: A text may have no token at all.
 LENGTHS = st.lists(st.integers(0, 300), max_size=60).map(lambda lengths: np.array(lengths, np.int64))
@@ -97,3 +99,54 @@ def test_rows_are_selected_in_any_order(data: st.DataObject, given_rows: list[li
 @given(st.lists(rows, min_size=1, max_size=4))
 def test_parts_are_joined(parts: list[list[list[int]]]) -> None:
     assert listed(Ragged.joined(Ragged.of(part) for part in parts)) == [row for part in parts for row in part]
+
+
+def some(rows: int, dim: int, scale: float = 1.0) -> Vectors:
+    """Vectors of length `scale`."""
+    vectors = np.random.default_rng(dim).standard_normal((rows, dim))
+    scaled: Vectors = (scale * vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    return scaled
+
+
+def change(vectors: Vectors) -> float:
+    """The largest change that rounding makes, as a part of a vector's length."""
+    exact = vectors.astype(np.float64)
+    return float((np.linalg.norm(rounded(vectors) - exact, axis=1) / np.linalg.norm(exact, axis=1)).max())
+
+
+@pytest.mark.parametrize("dim", [1, 2, 384, 1024, 65_536])
+def test_vectors_of_unit_length_always_fit(dim: int) -> None:
+    vectors = some(3, dim)
+    halves = halved(vectors)
+    assert halves is not None
+    assert halves.dtype.str == "<f2"
+    assert change(vectors) <= LARGEST_CHANGE
+    assert np.abs(rounded(vectors) - vectors).max() <= 2**-12
+
+
+@given(st.integers(1, 700), st.floats(-20, 20))
+def test_no_vector_changes_by_more_than_is_promised(dim: int, exponent: float) -> None:
+    vectors = some(2, dim, 2.0**exponent)
+    if halved(vectors) is not None:
+        assert change(vectors) <= LARGEST_CHANGE
+
+
+@pytest.mark.parametrize(
+    "row",
+    [[0.0, 0.0], [1e-5, 1e-5], [6e-8, 0.0], [1e-40, 0.0], [65520.0, 0.0], [1e6, 0.0], [3e38, 3e38], [np.inf, 0.0]],
+)
+@pytest.mark.filterwarnings("error")
+def test_a_row_that_float16_would_change_keeps_the_chunk_in_float32(row: list[float]) -> None:
+    vectors = np.array([[0.6, 0.8], row, [np.nan, np.nan]], np.float32)
+    assert halved(vectors) is None
+    assert rounded(vectors) is vectors
+
+
+@pytest.mark.filterwarnings("error")
+def test_rows_of_nan_stay_so_and_decide_nothing() -> None:
+    vectors = np.array([[np.nan, np.nan], [0.6, 0.8]], np.float32)
+    halves = halved(vectors)
+    assert halves is not None
+    assert np.isnan(halves).tolist() == [[True, True], [False, False]]
+    assert halved(np.full((2, 3), np.nan, np.float32)) is not None
+    assert halved(np.empty((0, 4), np.float32)) is not None
