@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 from embedctl.corpus import unique
 from embedctl.corpus.batch import BATCH_FORMAT, KEPT_OF_REQUEST, BatchCorpus, is_batch
+from embedctl.corpus.dialect import parse_dialect
 from embedctl.corpus.inputs import SUFFIXES
 from embedctl.corpus.reading import Corpus, open_corpus
 from embedctl.corpus.records import Record
@@ -31,8 +32,8 @@ _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 #: Scheme → the command that writes what is there to standard output.
 _READERS = {"http": "curl -sSL {}", "https": "curl -sSL {}", "s3": "aws s3 cp {} -", "gs": "gcloud storage cat {}"}
 #: The options that name a corpus, in the order in which they are taken.
-OPTIONS = ("corpus_paths", "input_files", "format", "text_field", "id_field", "skip_bad_lines", "limit")
-_UNPACKERS = {".gz": " | gunzip", ".zst": " | zstd -dc"}
+OPTIONS = ("corpus_paths", "input_files", "format", "dialect", "text_field", "id_field", "skip_bad_lines", "limit")
+_UNPACKERS = {".gz": " | gunzip", ".bz2": " | bunzip2", ".xz": " | unxz", ".zst": " | zstd -dc"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,9 @@ class CorpusChoice:
             SettingsError, InputError: it can't be read so, has the form of an address, or options exclude each
                 other.
         """
-        arguments, input_files, chosen, text_field, id_field, skip_bad_lines, limit = map(given.__getitem__, OPTIONS)
+        arguments, input_files, chosen, dialect, text_field, id_field, skip_bad_lines, limit = map(
+            given.__getitem__, OPTIONS
+        )
         paths = (*arguments, *input_files)
         if not paths:
             raise click.UsageError("Missing argument 'CORPUS...'.")
@@ -68,6 +71,7 @@ class CorpusChoice:
         corpus = open_corpus(
             *paths,
             file_format="jsonl" if chosen == BATCH_FORMAT else chosen,
+            dialect=parse_dialect(dialect),
             rows=Rows(settings.max_text_bytes, text_field, id_field, options.keep),
             limit=limit,
             written=[path.resolve() for path in (*files_of(output), errors_beside(output))]

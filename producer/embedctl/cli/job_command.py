@@ -68,6 +68,13 @@ _corpus_options = section(
         "first line has a custom_id and a body is an OpenAI batch file.",
     ),
     option(
+        "--dialect",
+        metavar="NAME=VALUE,…",
+        help="How text files are written, where their beginnings don't tell it: encoding (such as cp1252), separator "
+        "(comma, semicolon, tab or pipe) and quote (double or none). Default: UTF-8 or what a file's first bytes say; "
+        "quotes in .csv, none in .tsv.",
+    ),
+    option(
         "--text-field",
         default="text",
         show_default=True,

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
+from embedctl.corpus.json_rows import PARSER
 from embedctl.corpus.records import kind_of
 from embedctl.corpus.rows import Line, Rows
 from embedctl.corpus.streams import MAX_LINE_BYTES
@@ -96,7 +97,7 @@ class _Window:
         self.next()
         while True:
             try:
-                value, end = _PARSER.raw_decode(self._text, self._at)
+                value, end = PARSER.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
                 if not self._may_be_cut(error) or not self._more(where):
                     raise InputError(f"{where}: not JSON: {error.msg}, found {self.shown(error.pos)}") from None
@@ -132,14 +133,3 @@ class _Window:
                 self._at = 0
                 return True
         return False
-
-
-def _whole_number(digits: str) -> int | float:
-    """An integer; infinity if it is so long that Python refuses to convert it. No id is that long."""
-    try:
-        return int(digits)
-    except ValueError:
-        return float(digits)
-
-
-_PARSER = json.JSONDecoder(parse_int=_whole_number)

@@ -15,6 +15,7 @@ from itertools import islice
 from typing import IO, Any, NamedTuple, NoReturn
 
 from embedctl.corpus.file import CorpusFile
+from embedctl.corpus.json_rows import refuse_twice
 from embedctl.corpus.lines import json_object
 from embedctl.corpus.records import Record, check_id, kind_of, make_record
 from embedctl.corpus.streams import bounded_lines, opened
@@ -75,14 +76,9 @@ def is_batch(file: CorpusFile) -> bool:
     """Whether the first line of a file is a request, and no record of jsonl."""
     if file.file_format != "jsonl":
         return False
-    with suppress(ValueError, RecursionError):
-        first = json.loads(file.first_line().decode("utf-8", "surrogateescape"))
-        return (
-            isinstance(first, dict)
-            and "custom_id" in first
-            and isinstance(first.get("body"), dict)
-            and "text" not in first
-        )
+    with suppress(InputError):
+        first = json_object(file.first_line(), "")
+        return "custom_id" in first and isinstance(first.get("body"), dict) and "text" not in first
     return False
 
 
@@ -271,9 +267,13 @@ def _copy_of_standard_input() -> IO[bytes]:
 
 def _json(line: bytes) -> Mapping[str, Any]:
     try:
-        return json_object(line, "")
+        row = json_object(line, "")
+        refuse_twice(row, "")
+        if isinstance(body := row.get("body"), dict):
+            refuse_twice({f"body.{name}": value for name, value in body.items()}, "")
     except InputError as error:
         _refuse("invalid_json_line", None, str(error).removeprefix(": "))
+    return row
 
 
 def _custom_id(row: Mapping[str, Any]) -> str:

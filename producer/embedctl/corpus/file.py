@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from embedctl.corpus.arrays import array
+from embedctl.corpus.dialect import PLAIN, Dialect, name_of
 from embedctl.corpus.inputs import FORMATS
 from embedctl.corpus.lines import jsonl, txt
 from embedctl.corpus.rows import Line, Rows
-from embedctl.corpus.streams import COMPRESSIONS, MARK, beginning, bounded_lines, opened
-from embedctl.corpus.tables import delimited, parquet
+from embedctl.corpus.streams import COMPRESSIONS, MARK, Writing, as_utf_8, beginning, bounded_lines, opened
+from embedctl.corpus.tables import delimited, parquet, separator_of
 from embedctl_config.errors import InputError
 
 _STANDARD_INPUT = (
@@ -28,12 +29,14 @@ _NO_ARRAY = "the format json is one array, or an object on each line"
 class CorpusFile:
     """A file of records, or standard input if `path` is `-`; the format may be only a guess (`guessed`).
 
-    A file with the suffix `.gz` or `.zst` is decompressed. Methods that read raise InputError if that fails.
+    A file with the suffix of a compression is decompressed, and a text is read as UTF-8. Methods that read raise
+    InputError if that fails.
     """
 
     path: str
     file_format: str
     guessed: bool
+    dialect: Dialect = PLAIN
 
     @property
     def name(self) -> str:
@@ -47,13 +50,24 @@ class CorpusFile:
 
     def lines(self, rows: Rows) -> Iterator[Line]:
         """Its records and the errors of its bad lines, read lazily."""
-        with self._explained(), opened(self.path) as stream:
+        with self._opened() as stream:
             yield from self._reader(stream, rows)
 
     def plain_lines(self) -> Iterator[bytes]:
         """Its lines as they are, decompressed, read lazily; raises InputError also if one is too long."""
-        with self._explained(), opened(self.path) as stream:
+        with self._opened() as stream:
             yield from bounded_lines(stream, self.name)
+
+    def found(self, rows: Rows) -> str:
+        """What is special about how this text is written, as far as its beginning tells and nobody said, in words."""
+        if self.file_format == "parquet":
+            return ""
+        head, writing = self._head()
+        said = [] if self.dialect.encoding or writing == Writing() else [str(writing)]
+        if self.file_format == "csv" and self.dialect.separator is None:
+            separator = separator_of(head.partition(b"\n")[0].decode("utf-8", "replace"), rows)
+            said += [] if separator == "," else [f"{name_of(separator)} as the separator"]
+        return ", ".join(said)
 
     def first_line(self) -> bytes:
         """Its first line that is not empty; of standard input, only if it is in the buffer, where it stays.
@@ -64,17 +78,15 @@ class CorpusFile:
             return b""
         if self.path != "-":
             return next((line for line in self.plain_lines() if line.strip()), b"")
-        with self._explained(), opened(self.path) as stream:
-            return beginning(stream).removeprefix(MARK).lstrip().partition(b"\n")[0]
+        return self._head()[0].lstrip().partition(b"\n")[0]
 
     def check_pipe(self, rows: Rows) -> None:
         """Raise InputError if standard input, whose format is a guess, begins with no JSON object. The line stays."""
         if not self.guessed or self.path != "-":
             return
-        with self._explained(), opened(self.path) as stream:
-            first, end, _ = beginning(stream).partition(b"\n")
+        first, end, _ = self._head()[0].partition(b"\n")
         if end:
-            for line in jsonl([first.removeprefix(MARK)], self.name, rows, hint=_STANDARD_INPUT):
+            for line in jsonl([first], self.name, rows, hint=_STANDARD_INPUT):
                 if isinstance(line, InputError):
                     raise line
 
@@ -90,13 +102,26 @@ class CorpusFile:
             return jsonl(lines, self.name, rows, hint=hint)
         if self.file_format == "txt":
             return txt(lines, self.name, rows)
-        return delimited(lines, self.name, rows, self.file_format)
+        return delimited(lines, self.name, rows, self.file_format, self.dialect)
 
     def _json(self, stream: BinaryIO, rows: Rows) -> Iterator[Line]:
         """An array; or an object per line, as many files of this name hold."""
         if beginning(stream).removeprefix(MARK).lstrip().startswith(b"{"):
             return jsonl(bounded_lines(stream, self.name), self.name, rows, hint=_NO_ARRAY)
         return array(stream, self.name, rows)
+
+    def _head(self) -> tuple[bytes, Writing]:
+        """What a stream has in its buffer, where it stays, as UTF-8, and how it is written."""
+        with self._explained(), opened(self.path) as stream:
+            head = beginning(stream)
+        writing = Writing.of(head, self.dialect.encoding)
+        return writing.utf_8(head), writing
+
+    @contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
+        with self._explained(), opened(self.path) as stream:
+            text = self.file_format != "parquet"
+            yield as_utf_8(stream, self.dialect.encoding, self.name) if text else stream
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ from datetime import date, time, timedelta
 from typing import Any
 
 from embedctl.corpus.fields import field_of
+from embedctl.corpus.json_rows import refuse_twice
 from embedctl_config.errors import InputError, SettingsError
 
 #: Most bytes of one record's kept fields, as JSON with their names. They hold a text of 8,192 tokens, which is what
@@ -95,6 +96,7 @@ def kept_fields(item: Mapping[str, Any], names: Sequence[str], where: str) -> by
     if not names:
         return None
     values = {name: field_of(item, name) for name in names}
+    refuse_twice(values, where)
     try:
         data = _as_json(values)
     except (TypeError, ValueError, RecursionError):
@@ -171,8 +173,9 @@ def _unfit(values: Mapping[str, Any], where: str) -> InputError:
             _as_json({name: value})
         except (TypeError, ValueError, RecursionError):
             return InputError(
-                f"{where}: the field {name!r} can't be kept: JSON has no form for a {type(value).__name__}, or it is "
-                f"nested more than {MAX_DEPTH} deep. Leave it out of --keep (keep= in Python), or convert it to text"
+                f"{where}: the field {name!r} can't be kept: JSON has no form for a {type(value).__name__}, it is "
+                f"nested more than {MAX_DEPTH} deep, or a name in it stands twice. Leave it out of --keep (keep= in "
+                "Python), or convert it to text"
             )
     return InputError(f"{where}: the fields {', '.join(values)} can't be kept: JSON has no form for them")
 

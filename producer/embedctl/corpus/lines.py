@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from embedctl.corpus.json_rows import PARSER
 from embedctl.corpus.records import kind_of
 from embedctl.corpus.rows import Line, Rows
 from embedctl_config.errors import InputError
@@ -15,6 +15,8 @@ _OTHER_KINDS = {
     b"[": "if it is a JSON array, give --format json",
     b"PAR1": "it looks like parquet: give --format parquet",
     b"\x1f\x8b": "it is compressed: pipe it through gunzip",
+    b"BZh": "it is compressed: pipe it through bunzip2",
+    b"\xfd7zXZ": "it is compressed: pipe it through unxz",
     b"\x28\xb5\x2f\xfd": "it is compressed: pipe it through zstd -dc",
 }
 
@@ -50,7 +52,7 @@ def json_object(line: bytes, where: str) -> Mapping[str, Any]:
     """A line's object; raises InputError if it is not JSON, or not an object."""
     try:
         # Bytes that are not UTF-8 become lone surrogates, so that only the text is bad, not the whole line.
-        value = json.loads(line.decode("utf-8", "surrogateescape"))
+        value = PARSER.decode(line.decode("utf-8", "surrogateescape"))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not JSON: {error}") from None
     if not isinstance(value, dict):

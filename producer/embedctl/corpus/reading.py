@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
+from embedctl.corpus.dialect import PLAIN, Dialect
 from embedctl.corpus.file import CorpusFile
 from embedctl.corpus.inputs import FORMATS, expanded, guess_format
 from embedctl.corpus.kept import names_with_values
@@ -86,6 +87,7 @@ class Corpus:
             log.warning("%s: no record has a value in %s: kept as null", self.name, ", ".join(sorted(absent)))
         for file in self.files:
             file.check_pipe(self.rows)
+        self._tell_dialects()
 
     def check_unique(self) -> None:
         """Read the files once, up to the limit, and raise InputError for ids that occur twice.
@@ -113,6 +115,13 @@ class Corpus:
         """Read the first row of each file: raises InputError for a table without the right columns, too."""
         for file in self._checkable():
             next(file.lines(self.rows), None)
+        self._tell_dialects()
+
+    def _tell_dialects(self) -> None:
+        found = {file.name: file.found(self.rows) for file in self.files}
+        for how in dict.fromkeys(filter(None, found.values())):
+            first, *others = (name for name, each in found.items() if each == how)
+            log.warning("%s%s: read with %s", first, f" and {len(others):,} other files" if others else "", how)
 
     def empty(self) -> InputError:
         """The error for a corpus without a record."""
@@ -140,6 +149,7 @@ def open_corpus(
     *paths: str,
     rows: Rows,
     file_format: str | None = None,
+    dialect: Dialect = PLAIN,
     limit: int | None = None,
     written: Collection[Path] = (),
 ) -> Corpus:
@@ -147,6 +157,7 @@ def open_corpus(
 
     Args:
         file_format: the format of all files; if None, each file's name tells it.
+        dialect: what is known of how text files are written.
         limit: the most records.
         written: as for :func:`expanded`, which raises InputError for files that are not there.
 
@@ -157,7 +168,7 @@ def open_corpus(
     files = expanded(paths, written=written)
     guessed = file_format is None
     return Corpus(
-        tuple(CorpusFile(path, file_format or guess_format(path), guessed) for path in files),
+        tuple(CorpusFile(path, file_format or guess_format(path), guessed, dialect) for path in files),
         rows,
         limit,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embedctl.corpus.fields import MISSING, field_of, no_field
+from embedctl.corpus.json_rows import refuse_twice
 from embedctl.corpus.kept import kept_fields
 from embedctl.corpus.mistakes import check_many, is_missing, is_stray, python_value, wrong_item
 from embedctl.corpus.records import Record, RecordLike, check_id, kind_of, make_record
@@ -33,12 +34,13 @@ class Rows:
 
     def line(self, row: Mapping[str, Any], where: str, *, absent: Any = MISSING) -> Line:
         """A row's record, or its error. Without `absent` to stand for it, a missing text field is one."""
-        text = field_of(row, self.text_field, absent)
+        text, label = field_of(row, self.text_field, absent), field_of(row, self.id_field)
         if text is MISSING:
             return no_field(self.text_field, row, where)
         try:
+            refuse_twice({self.text_field: text, self.id_field: label}, where)
             kept = kept_fields(row, self.keep, where)
-            return make_record(text, check_id(field_of(row, self.id_field), where), self.max_bytes, kept)
+            return make_record(text, check_id(label, where), self.max_bytes, kept)
         except InputError as error:
             return error
 
@@ -59,6 +61,12 @@ class Rows:
         if self.id_field != ID_FIELD and not _has(columns, self.id_field):
             raise no_field(self.id_field, columns, where, "--id-field")
         self.check_kept(columns, where)
+
+    def check_once(self, names: Sequence[str], where: str) -> None:
+        """Raise InputError if a column that is used stands twice: it is not known which one is meant."""
+        for name in (self.text_field, self.id_field, *self.keep):
+            if names.count(name) > 1:
+                raise InputError(f"{where}: the column {name!r} stands twice: rename one of the two")
 
     def check_kept(self, columns: Mapping[str, Any] | Iterable[str], where: str) -> None:
         """Check that a table has the columns to keep; see :meth:`check_columns`."""

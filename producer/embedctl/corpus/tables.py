@@ -3,44 +3,118 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import zip_longest
 from typing import Any, BinaryIO
 
+from embedctl.corpus.dialect import Dialect
 from embedctl.corpus.rows import Line, Rows
 from embedctl.corpus.streams import MAX_LINE_BYTES, needs_pyarrow, seekable
 from embedctl_config.errors import InputError
 
+_SEPARATORS = (",", ";", "\t", "|")
+_NAMED_SEPARATOR = re.compile(r'"?sep=(.)"?', re.IGNORECASE)
+#: How an error of the module csv begins → what is said.
+_ERRORS = {
+    "unexpected end of data": "a quote is opened and never closed",
+    "new-line character seen": "a carriage return stands within the line, outside of quotes",
+}
 #: Rows of parquet in memory at once.
 _PARQUET_ROWS = 1024
 
 
-def delimited(lines: Iterable[bytes], name: str, rows: Rows, file_format: str) -> Iterator[Line]:
-    """`csv` or `tsv`, which begins with a line of column names; raises InputError if one is missing."""
+class _Lines:
+    """The lines of a table, which can be read again from the second of a row: of a row that is none, only the first
+    line is bad, because a quote that is never closed runs on to the next one, or to the end of the file.
+
+    Attributes:
+        number: of the line that was read last, from 1.
+    """
+
+    def __init__(self, lines: Iterable[bytes]) -> None:
+        self._lines = iter(lines)
+        self._row: list[str] = []
+        self._again: list[str] = []
+        self.number = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._again.pop() if self._again else next(self._lines).decode("utf-8", "surrogateescape")
+        self.number += 1
+        self._row.append(line)
+        return line
+
+    def begin_row(self) -> None:
+        self._row.clear()
+
+    def give_back(self, keep: int) -> None:
+        """Read the row's lines again, but for so many of the first."""
+        given_back = self._row[keep:]
+        self._again += reversed(given_back)
+        self.number -= len(given_back)
+
+
+def separator_of(line: str, rows: Rows) -> str:
+    """The separator of a table with this first line: the one that gives the columns that rows need, comma before the
+    others, or that a line such as `sep=;` names, as Excel writes it."""
+    if named := _NAMED_SEPARATOR.fullmatch(line.strip("\r\n")):
+        return named[1]
+    columns = {each: next(csv.reader([line], delimiter=each), []) for each in _SEPARATORS}
+    for separator, names in columns.items():
+        with suppress(InputError):
+            rows.check_once(names, "")
+            rows.check_columns(names, "")
+            return separator
+    return max(columns, key=lambda each: len(columns[each]))
+
+
+def delimited(lines: Iterable[bytes], name: str, rows: Rows, file_format: str, dialect: Dialect) -> Iterator[Line]:
+    """`csv` or `tsv`, which begins with a line of column names; raises InputError if one is missing or stands twice."""
     csv.field_size_limit(MAX_LINE_BYTES)
-    decoded = (line.decode("utf-8", "surrogateescape") for line in lines)
-    table = csv.DictReader(decoded, dialect="excel-tab" if file_format == "tsv" else "excel", strict=True)
-    try:
-        columns = table.fieldnames or []
-    except csv.Error as error:
-        raise InputError(f"{name}, line 1: not {file_format}: {error}") from None
-    if columns:
-        rows.check_columns(columns, f"{name}, line 1")
+    source = _Lines(lines)
+    first = next(source, "")
+    separator = dialect.separator or ("\t" if file_format == "tsv" else separator_of(first, rows))
+    quoted = file_format == "csv" if dialect.quoted is None else dialect.quoted
+    table = csv.reader(
+        source, delimiter=separator, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE, strict=True
+    )
+    source.give_back(keep=1 if _NAMED_SEPARATOR.fullmatch(first.strip("\r\n")) else 0)
+    columns: list[str] = []
     while True:
-        where = f"{name}, line {table.line_num + 1}"
+        source.begin_row()
+        where = f"{name}, line {source.number + 1}"
         try:
-            row = next(table)
+            fields = next(table)
         except StopIteration:
             return
         except csv.Error as error:
-            yield InputError(f"{where}: not {file_format}: {error}")
+            wrong = InputError(f"{where}: not {file_format}: {_in_words(error)}")
+            if not columns:
+                raise wrong from None
+            source.give_back(keep=1)
+            yield wrong
             continue
-        if any(row.get(None, ())):  # what is left over; empty fields are harmless
+        if not fields:
+            continue
+        if not columns:
+            columns = fields
+            rows.check_once(columns, where)
+            rows.check_columns(columns, where)
+        elif any(fields[len(columns) :]):  # empty fields are harmless
             yield InputError(
                 f"{where}: more fields than the {len(columns)} columns of line 1; a text that holds the separator "
                 "must be quoted"
             )
-            continue
-        yield rows.line(row, where)
+        else:
+            yield rows.line(dict(zip_longest(columns, fields[: len(columns)])), where)
+
+
+def _in_words(error: csv.Error) -> str:
+    return next((said for begins, said in _ERRORS.items() if str(error).startswith(begins)), str(error))
 
 
 def parquet(stream: BinaryIO, name: str, rows: Rows, *, plain: bool) -> Iterator[Line]:
@@ -49,11 +123,12 @@ def parquet(stream: BinaryIO, name: str, rows: Rows, *, plain: bool) -> Iterator
     try:
         with seekable(stream, plain=plain) as whole:
             file = pyarrow.parquet.ParquetFile(whole)
+            rows.check_once(file.schema_arrow.names, name)
             rows.check_columns(_nested(file.schema_arrow), name)
             columns = list(dict.fromkeys((rows.text_field, rows.id_field, *rows.keep)))
             # Columns that are not there are left out, and a path selects one field of a struct.
             batches = file.iter_batches(batch_size=_PARQUET_ROWS, columns=columns)
-            for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), start=1):
+            for number, row in enumerate((row for batch in batches for row in _python_rows(batch)), start=1):
                 # A struct that is null has no fields.
                 yield rows.line(row, f"{name}, row {number}", absent=None)
     except pyarrow.ArrowException as error:
@@ -64,3 +139,27 @@ def _nested(fields: Iterable[Any]) -> dict[str, Any]:
     """Names of columns → None, or the same of the fields inside."""
     is_struct = needs_pyarrow("reading parquet").types.is_struct
     return {field.name: _nested(field.type) if is_struct(field.type) else None for field in fields}
+
+
+def _python_rows(batch: Any) -> Iterable[dict[str, Any]]:
+    try:
+        rows: list[dict[str, Any]] = batch.to_pylist()
+    except UnicodeDecodeError:  # of one value, and the others are right
+        names = batch.schema.names
+        return (
+            {name: _python(value) for name, value in zip(names, row, strict=True)}
+            for row in zip(*batch.columns, strict=True)
+        )
+    return rows
+
+
+def _python(value: Any) -> Any:
+    """A value. In a string, bytes that are not UTF-8 become lone surrogates, so that only this text is bad."""
+    try:
+        return value.as_py()
+    except UnicodeDecodeError:
+        pyarrow = needs_pyarrow("reading parquet")
+        if pyarrow.types.is_struct(value.type):
+            return {field.name: _python(value[field.name]) for field in value.type}
+        plain = value.value if pyarrow.types.is_dictionary(value.type) else value
+        return plain.cast(pyarrow.large_binary()).as_py().decode("utf-8", "surrogateescape")

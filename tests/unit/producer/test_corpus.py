@@ -231,9 +231,3 @@ def test_ids_that_are_fewer_or_more_than_texts_are_refused(texts: str, ids: list
 def test_a_mapping_without_a_text_names_the_record() -> None:
     with pytest.raises(InputError, match="record 1: no field 'text'; fields seen: body"):
         of([{"text": "a"}, {"body": "b"}])
-
-
-@pytest.mark.parametrize("content", [b'id,text\n1,"hello\n2,world\n', b"id,text\r1,a\r2,b\r"])
-def test_csv_whose_rows_would_run_together_is_refused(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(InputError, match="not csv"):
-        read(tmp_path, content, ".csv")

@@ -1,0 +1,190 @@
+"""How text files are written: encodings, line ends, separators, quotes, and names that stand twice."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from embedctl.corpus.dialect import parse_dialect
+from embedctl.corpus.reading import Corpus, open_corpus
+from embedctl.corpus.records import Record
+from embedctl.corpus.rows import Rows
+from embedctl_config.errors import InputError, SettingsError
+from embedctl_config.wire import RecordKind
+
+TWO_LINES = "ä one\ntwo\n"
+TWO_OBJECTS = '{"text": "ä one"}\n{"text": "two"}\n'
+TWO_ROWS = "id,text\n1,ä one\n2,two\n"
+
+Make = Callable[..., Corpus]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Make:
+    def make(name: str, content: bytes, dialect: str = "", keep: tuple[str, ...] = ()) -> Corpus:
+        path = tmp_path / name
+        path.write_bytes(content)
+        return open_corpus(str(path), rows=Rows(1000, keep=keep), dialect=parse_dialect(dialect))
+
+    return make
+
+
+def texts(corpus: Corpus) -> list[str]:
+    return [record.text.decode() for record in corpus.records()]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-8-sig"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("c.txt", TWO_LINES),
+        ("c.jsonl", TWO_OBJECTS),
+        ("c.csv", TWO_ROWS),
+        ("c.tsv", TWO_ROWS.replace(",", "\t")),
+        ("c.json", '[{"text": "ä one"},\n"two"]'),
+    ],
+)
+def test_the_first_bytes_tell_the_encoding(corpus: Make, name: str, text: str, encoding: str) -> None:
+    assert texts(corpus(name, text.encode(encoding))) == ["ä one", "two"]
+
+
+def test_an_encoding_that_no_byte_tells_can_be_named(corpus: Make) -> None:
+    content = TWO_ROWS.encode("cp1252")
+    assert [record.kind for record in corpus("c.csv", content).records()] == [RecordKind.INVALID_UTF8, RecordKind.TEXT]
+    assert texts(corpus("c.csv", content, "encoding=windows-1252")) == ["ä one", "two"]
+
+
+def test_what_is_no_character_costs_its_record_alone(corpus: Make) -> None:
+    lone = "a\n\ud800\nb\n".encode("utf-16-le", "surrogatepass")
+    assert [record.kind for record in corpus("c.txt", lone).records()] == [0, RecordKind.INVALID_UTF8, 0]
+    undefined = b"text\na\n\x81\nb\n"
+    found = [record.kind for record in corpus("c.csv", undefined, "encoding=cp1252").records()]
+    assert found == [0, RecordKind.INVALID_UTF8, 0]
+
+
+def test_a_file_that_ends_within_a_character_is_refused(corpus: Make) -> None:
+    with pytest.raises(InputError, match=r"c\.txt is not UTF-16"):
+        texts(corpus("c.txt", "one\ntwo".encode("utf-16")[:-1]))
+
+
+def test_nul_bytes_within_utf_8_stay(corpus: Make) -> None:
+    assert texts(corpus("c.txt", b"a\0b\nplain text of some words\nc\0\0d\n"))[0] == "a\0b"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("c.txt", b"a\rb\rc", ["a", "b", "c"]),
+        ("c.txt", b"a\rb\rc\n", ["a", "b", "c"]),
+        ("c.csv", b"id,text\r1,a\r2,b\r", ["a", "b"]),
+        ("c.jsonl", b'{"text": "a"}\r{"text": "b"}\r', ["a", "b"]),
+        ("c.txt", b"a\r\nb\rc\r\n", ["a", "b\rc"]),
+        ("c.csv", b"id,text\n1,a\n\x1a", ["a"]),
+        ("c.jsonl", b'{"text": "a"}\n\x1a', ["a"]),
+        ("c.txt", b"a\n\x1a", ["a"]),
+        ("c.csv", b'id;text\n1;a, b\n2;"c; d"\n', ["a, b", "c; d"]),
+        ("c.csv", b"id|text\n1|a\n", ["a"]),
+        ("c.csv", b"text,note\na,b;c\n", ["a"]),
+        ("c.csv", b"sep=,\nid,text\n1,a\n", ["a"]),
+        ("c.csv", b'"sep=;"\r\nid;text\r\n1;a\r\n', ["a"]),
+        ("c.csv", b"\nid,text\n\n1,a\n", ["a"]),
+        (
+            "c.tsv",
+            b'id\ttext\n1\t"Alien" is a film\n2\t"open\n3\tand closed"\n',
+            ['"Alien" is a film', '"open', 'and closed"'],
+        ),
+    ],
+)
+def test_what_programs_write_is_read(corpus: Make, name: str, content: bytes, expected: list[str]) -> None:
+    assert texts(corpus(name, content)) == expected
+
+
+def test_separator_and_quotes_can_be_named(corpus: Make) -> None:
+    assert texts(corpus("c.tsv", b'text\tid\n"a\tb\nc"\t1\n', "quote=double")) == ["a\tb\nc"]
+    assert texts(corpus("c.csv", b'text|id\n"a|1\n', "separator=pipe, quote=none")) == ['"a']
+
+
+def test_a_quote_that_is_never_closed_costs_its_own_line_alone(corpus: Make) -> None:
+    bad: list[str] = []
+    found = corpus("c.csv", b'id,text\n1,a\n2,"b\n3,c\n4,d "e"\n5,"f\ng"\n').records(
+        lambda error, _: bad.append(str(error))
+    )
+    assert [record.text for record in found] == [b"a", b"c", b'd "e"', b"f\ng"]
+    (said,) = bad
+    assert "line 3: not csv" in said
+    with pytest.raises(InputError, match="line 2: not csv: a quote is opened and never closed"):
+        texts(corpus("c.csv", b'id,text\n1,"hello\n2,world\n'))
+
+
+def test_the_separator_is_told_with_the_fields_that_it_gives(corpus: Make) -> None:
+    with pytest.raises(InputError, match="line 1: no field 'text'; fields seen: body, id"):
+        corpus("c.csv", b"id;body\n1;a\n").check()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("c.csv", b"text,text\na,b\n", "line 1: the column 'text' stands twice"),
+        ("c.csv", b"id,text,id\n1,a,2\n", "line 1: the column 'id' stands twice"),
+        ("c.jsonl", b'{"text": "a", "text": "b"}\n', "line 1: the field 'text' stands twice"),
+        ("c.jsonl", b'{"text": "a", "id": 1, "id": 2}\n', "line 1: the field 'id' stands twice"),
+        ("c.json", b'[{"text": "a", "text": "b"}]', "element 1: the field 'text' stands twice"),
+        ("c.jsonl", b'{"text": "a", "kept": 1, "kept": 1}\n', "line 1: the field 'kept' stands twice"),
+        ("c.jsonl", b'{"text": "a", "kept": {"b": 1, "b": 1}}\n', "'kept' can't be kept: .* stands twice"),
+    ],
+)
+def test_a_name_in_use_stands_once(corpus: Make, name: str, content: bytes, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        corpus(name, content, keep=("kept",) if b"kept" in content else ()).check()
+    unused = corpus("c.jsonl", b'{"text": "a", "x": 1, "x": {"y": 1, "y": 2}}\n')
+    assert texts(unused) == ["a"]
+
+
+def test_parquet_strings_that_are_not_utf_8(corpus: Make, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    raw = pyarrow.array([b"good", b"caf\xe9", None], pyarrow.binary())
+    bad = pyarrow.StringArray.from_buffers(3, raw.buffers()[1], raw.buffers()[2], raw.buffers()[0])
+    parquet.write_table(pyarrow.table({"text": bad, "twice": bad}), tmp_path / "c.parquet")
+    found = list(open_corpus(str(tmp_path / "c.parquet"), rows=Rows(1000)).records())
+    assert found == [
+        Record(RecordKind.TEXT, b"good"),
+        Record(RecordKind.INVALID_UTF8, b"caf\xe9"),
+        Record(RecordKind.NOT_TEXT, b"NoneType"),
+    ]
+    with pytest.raises(InputError, match=r"row 2: the id 'caf\\udce9' is not valid UTF-8"):
+        open_corpus(str(tmp_path / "c.parquet"), rows=Rows(1000, id_field="twice")).check()
+    twice = pyarrow.Table.from_arrays([bad, bad], names=["text", "text"])
+    parquet.write_table(twice, tmp_path / "c.parquet")
+    with pytest.raises(InputError, match="the column 'text' stands twice"):
+        open_corpus(str(tmp_path / "c.parquet"), rows=Rows(1000)).check()
+
+
+def test_a_check_tells_how_files_are_read(corpus: Make, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    corpus("c.csv", TWO_ROWS.replace(",", ";").encode("utf-16")).check()
+    corpus("d.txt", b"a\rb").check()
+    corpus("e.csv", TWO_ROWS.encode()).check()
+    corpus("f.csv", TWO_ROWS.encode("utf-16"), "encoding=utf-16").check()
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.endswith("c.csv: read with UTF-16, semicolon as the separator")
+    assert second.endswith("d.txt: read with carriage returns at the line ends")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("cp1252", "'cp1252' is not NAME=VALUE"),
+        ("encoding=nope", "'nope' is no encoding"),
+        ("encoding=base64", "'base64' is no encoding"),
+        ("separator=;", "separator ';' is none of comma, semicolon, tab, pipe"),
+        ("quote=double,quote=none", "each name once"),
+        ("escape=x", "'escape' is none of encoding, separator, quote"),
+    ],
+)
+def test_a_dialect_that_is_none_is_refused(words: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        parse_dialect(words)
