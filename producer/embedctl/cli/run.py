@@ -55,7 +55,7 @@ _worker_options = section(
 def run(ctx: click.Context, /, *, hardware: str | None, cpus: str | None, pull: bool, **given: Any) -> None:
     """Embed CORPUS on this machine alone and write the vectors to --output.
 
-    CORPUS is one or more of: a .jsonl, .json, .csv, .tsv, .txt or .parquet file, compressed or not (.gz, .bz2, .xz, .zst);
+    CORPUS is one or more of: a .jsonl, .json, .csv, .tsv, .txt or .parquet file, compressed or not;
     a folder of such files; a pattern in quotes; - for standard input, which is read as jsonl unless --format says
     otherwise. An OpenAI batch file is told by its first line, and answered like `vllm run-batch` does.
 

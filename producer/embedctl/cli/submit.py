@@ -55,7 +55,7 @@ _job_options = section(
 def submit(ctx: click.Context, /, *, ttl_s: float | None, resume: str | None, wait: bool, **given: Any) -> None:
     """Queue CORPUS and print the job's id.
 
-    CORPUS is one or more of: a .jsonl, .json, .csv, .tsv, .txt or .parquet file, compressed or not (.gz, .bz2, .xz, .zst);
+    CORPUS is one or more of: a .jsonl, .json, .csv, .tsv, .txt or .parquet file, compressed or not;
     a folder of such files; a pattern in quotes; - for standard input, which is read as jsonl unless --format says
     otherwise. An OpenAI batch file is told by its first line. With --output, the vectors are written while
     workers encode. If that is interrupted, `embedctl fetch` resumes it.
