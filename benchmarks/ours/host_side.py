@@ -1,6 +1,6 @@
 """The probe of the host side of one worker, with a device that is never the limit: docs/benchmarks.md has what is real.
 
-A backend stands in for a GPU (`tests/support/host_stand_in.py`). Redis, the worker and the producer share the CPUs.
+A backend stands in for a GPU (`benchmarks/ours/host_stand_in.py`). Redis, the worker and the producer share the CPUs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.ours.host_stand_in_vectors import Tables
 from benchmarks.ours.service import ROOT, Figures, Service, service
-from tests.support.host_stand_in_vectors import Tables
 
 from embedctl.common.processes import running
 from embedctl.corpus.rows import Rows, records_of
@@ -91,7 +91,7 @@ def model_of(dim: int, place: Path) -> Model:
 @contextmanager
 def _worker(of: Service) -> Iterator[int]:
     """A worker that takes chunks; its process id."""
-    command = [sys.executable, "-m", "tests.support.host_stand_in_worker", "--class", STAND_IN, "--model", STAND_IN]
+    command = [sys.executable, "-m", "benchmarks.ours.host_stand_in_worker", "--class", STAND_IN, "--model", STAND_IN]
     variables = {**os.environ, "EMBEDCTL_REDIS_URL": of.settings.redis_url, "EMBEDCTL_LOG_FORMAT": "text"}
     log, broker = of.folder / "worker.log", Broker.connect(of.settings)
     with log.open("wb") as out, running(command, stdout=out, stderr=out, env=variables) as process:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -143,28 +142,6 @@ def test_a_power_cut_before_the_folder_is_synced_loses_nothing(
     monkeypatch.setattr(Drains, "unlink", unlink)
     job.deliver(folder)
     assert unlinked_before_sync == []
-
-
-def test_a_full_disk_unlinks_nothing_and_the_same_command_resumes(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, calls = os.fsync, 0
-
-    def full(descriptor: int) -> None:
-        nonlocal calls
-        calls += 1
-        if calls > 3:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(descriptor)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", full)
-        with pytest.raises(OutputError, match=r"No space left on device.*still in Redis; the same command resumes"):
-            job.deliver(tmp_path / "out")
-    assert results_in_redis(job) == set(range(3, CHUNKS))
-    assert not list((tmp_path / "out").glob(".*.part")), "the space of the unfinished part is free"
-    job.deliver(tmp_path / "out")
-    assert_complete(tmp_path / "out")
 
 
 def test_a_file_that_can_grow_no_more_is_removed(job: Job, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import threading
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 
 from embedctl import Job, OutputError, SettingsError, enqueue_embeddings
 from embedctl.destinations.files import fetch
-from embedctl.destinations.loop import RefusedRecord
 from embedctl.destinations.numbers import Numbers, OutputType
 from embedctl.destinations.place import PartsFolder
 from embedctl.store import Drains
@@ -165,46 +163,6 @@ def test_a_fetch_that_meets_new_parts_of_another_type_ends(job: Job, tmp_path: P
         fetch(job, tmp_path / "v.npy", written=drained)
     fetch(job, tmp_path / "v.npy")
     assert np.load(tmp_path / "v.npy").dtype == np.int8
-
-
-@pytest.mark.parametrize("to", ["parts", "v.npy", "v.parquet"])
-def test_a_vector_that_overflows_float16_is_that_records_error(
-    job: Job, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = Numbers.fitting
-
-    def large(self: Numbers, chunk: ChunkVectors) -> Any:
-        vectors = np.where(chunk.positions[:, None] % 50 == 11, chunk.vectors * np.float32(1e6), chunk.vectors)
-        return real(self, dataclasses.replace(chunk, vectors=vectors))
-
-    monkeypatch.setattr(Numbers, "fitting", large)
-    refused: list[RefusedRecord] = []
-    done = job.deliver(tmp_path / to, output_type="float16", refused=refused.append)
-    assert (done.written, done.refused, done.failed) == (len(TEXTS) - 3, 2, 1)
-    assert [(each.position, each.reason) for each in refused] == [
-        (at, "the vector overflows float16") for at in (11, 61)
-    ]
-    if to == "parts":
-        assert job.deliver(tmp_path / to) == done, "the parts themselves tell"
-        assert np.flatnonzero(np.isnan(job.vectors()).any(axis=1)).tolist() == [7, 11, 61]
-    elif to == "v.npy":
-        assert np.flatnonzero(np.isnan(np.load(tmp_path / to)).any(axis=1)).tolist() == [7, 11, 61]
-    else:
-        frame = polars.read_parquet(tmp_path / to)
-        assert frame.filter(frame["embedding"].is_null())["position"].to_list() == [7, 11, 61]
-
-
-def test_what_is_no_type_or_no_ranges_is_refused(job: Job, tmp_path: Path) -> None:
-    for options, words in (
-        ({"output_type": "int4"}, "output_type is 'int4': float32, float16, int8, ubinary"),
-        ({"ranges": np.zeros((2, 16), np.float32)}, "ranges are for the output_type int8"),
-        ({"output_type": "int8", "ranges": np.zeros((3, 16), np.float32)}, "ranges holds no ranges"),
-    ):
-        with pytest.raises(SettingsError, match=words):
-            job.deliver(tmp_path / "out", **options)
-    assert not (tmp_path / "out").exists()
-    with pytest.raises(OutputError, match="the ranges are of vectors with 8 dimensions, and these have 16"):
-        job.deliver(tmp_path / "out", output_type="int8", ranges=np.ones((2, 8), np.float32))
 
 
 # ------------------------------------------------------------------------------------- ranges of a job that is running

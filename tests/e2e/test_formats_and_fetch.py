@@ -14,12 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedctl import enqueue_embeddings
 from embedctl.cli.run import _run_key
 from embedctl.corpus.reading import open_corpus
 from embedctl.corpus.rows import Rows
-from embedctl.destinations.files import fetch
-from embedctl_config import keys
 from tests.support.here import Here
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl
@@ -63,62 +60,6 @@ def test_every_format_in_gives_the_same_vectors(here: Here) -> None:
         assert ids == [None if suffix == "txt" else f"{suffix}-{i}" for suffix in suffixes for i in range(50)]
     here.embedctl("submit", "d/3.txt", "d/0.*", "--limit", "51", "-o", "cut.npy", status=0)
     np.testing.assert_array_equal(np.load(here.folder / "cut.npy"), reference([*TEXTS, TEXTS[0]]))
-
-
-def test_every_format_out_holds_the_same_vectors(here: Here) -> None:
-    here.start_worker()
-    texts = [*TEXTS[:20], "", *TEXTS[20:], "word " * 300]
-    job = enqueue_embeddings(texts, ids=[f"id-{i}" for i in range(52)], chunk_size=7, settings=here.settings)
-    job.wait(timeout=60)
-    vectors = job.vectors()
-
-    fetch(job, here.folder / "out.jsonl")
-    rows = [json.loads(line) for line in (here.folder / "out.jsonl").read_text().splitlines()]
-    assert [row["position"] for row in rows] == list(range(52))
-    assert rows[20] == {"position": 20, "id": "id-20", "error": {"code": "empty", "message": "the text is empty"}}
-    assert rows[51]["truncated"] == {"used": 256, "lost": 44}
-    good = [row for row in rows if "embedding" in row]
-    np.testing.assert_array_equal(np.array([row["embedding"] for row in good], np.float32), np.delete(vectors, 20, 0))
-
-    fetch(job, here.folder / "out.parquet")
-    table = pq.read_table(here.folder / "out.parquet")
-    assert table["id"].to_pylist() == [f"id-{i}" for i in range(52)]
-    assert table["embedding"].null_count == 1
-    assert table["error_code"].to_pylist()[20] == "empty"
-    assert (table["tokens_used"].to_pylist()[51], table["tokens_lost"].to_pylist()[51]) == (256, 44)
-    column = [row for row in table["embedding"].to_pylist() if row is not None]
-    np.testing.assert_array_equal(np.array(column, np.float32), np.delete(vectors, 20, 0))
-
-    assert len(fetch(job, here.folder / "out.npy").files) == 4
-    np.testing.assert_array_equal(np.load(here.folder / "out.npy"), vectors)
-    assert not list(here.folder.glob(".out*"))
-
-
-def test_vectors_in_fp16_take_half_the_room_and_come_out_as_float32(here: Here) -> None:
-    here.start_worker("half")
-    here.start_worker()
-    texts = [*TEXTS[:40], "", "last"]
-    half, whole = (
-        enqueue_embeddings(texts, hardware=name, chunk_size=9, settings=here.settings) for name in ("half", "dummy")
-    )
-    assert (half.wait(timeout=60).done, whole.wait(timeout=60).done) == (41, 41)
-    sizes = [here.raw.strlen(keys.chunk_result(job.id, 0)) for job in (half, whole)]
-    assert sizes[1] - sizes[0] == 9 * 16 * 2
-    expected = reference([text or "none" for text in texts]).astype(np.float16).astype(np.float32)
-    expected[-2] = np.nan  # it failed
-    vectors = half.vectors()
-    assert vectors.dtype == np.float32
-    np.testing.assert_array_equal(vectors, expected)
-    chunks = list(half.iter_results())
-    assert {chunk.vectors.dtype for chunk in chunks} == {np.dtype(np.float32)}
-    assert {chunk.precision for chunk in chunks} == {"fp16"}
-    np.testing.assert_array_equal(np.concatenate([chunk.vectors for chunk in chunks]), expected)
-    np.testing.assert_allclose(vectors[:40], reference(texts[:40]), rtol=0, atol=2**-12)
-
-    fetch(half, here.folder / "out.parquet")
-    column = pq.read_table(here.folder / "out.parquet")["embedding"]
-    assert column.type == pa.list_(pa.float32(), 16)
-    np.testing.assert_array_equal(np.array(column.to_pylist()[:40], np.float32), expected[:40])
 
 
 def test_a_dry_run_on_one_machine_needs_no_redis_and_writes_nothing(embedctl: RunEmbedctl, short_folder: Path) -> None:

@@ -14,7 +14,6 @@ import pytest
 
 from embedctl import CorpusChanged, Job, JobState, enqueue_embeddings
 from embedctl_config import keys
-from embedctl_config.settings import Settings
 from tests.support.here import Here
 from tests.support.jobs import reference
 
@@ -145,9 +144,3 @@ def test_a_chunk_that_redis_lost_is_repaired_with_them_by_the_same_corpus(here: 
         here.start_worker()
     assert job.wait(timeout=60).state is JobState.COMPLETED
     assert (found_in(job), counted(job)) == (kept_of(ITEMS), [2] * 40)
-
-
-def test_kept_bytes_count_against_a_chunk(settings: Settings) -> None:
-    items = [{"text": "t", "body": "x" * 1000} for _ in range(10)]
-    job = enqueue_embeddings(items, keep=("body",), settings=settings.replace(chunk_bytes=3100))
-    assert job.status().chunks == 4

@@ -6,13 +6,10 @@ import json
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
-import click
 import pytest
 import redis as redis_py
-from click.testing import CliRunner
 
 from embedctl import JobState
-from embedctl.cli.json_forms import printed_array
 from embedctl.queueing.broker import Broker
 from embedctl_config import keys
 from tests.support.here import Here
@@ -174,19 +171,6 @@ def test_commands_print_one_json_value(here: Here, ended: EndedJob) -> None:
     unknown = here.embedctl("errors", GONE, "--json")
     assert (unknown.returncode, unknown.stdout) == (4, "")
     assert "was lost" in unknown.stderr
-
-
-def test_errors_are_printed_as_they_are_read() -> None:
-    """However many they are, none is held; an array that an error ends is not closed."""
-
-    @click.command()
-    def command() -> None:
-        with printed_array() as add:
-            add({"a": 1})
-            add({"a": 2})
-            raise ValueError
-
-    assert CliRunner().invoke(command).stdout == '[{"a": 1},\n {"a": 2}'
 
 
 @pytest.mark.parametrize("file", ["v.npy", "v.ids.jsonl", "v.errors.jsonl", "v.jsonl"])

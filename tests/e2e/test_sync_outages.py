@@ -31,17 +31,16 @@ def redis_server(own_redis: RedisServer) -> RedisServer:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("since", "until"),
+    ("since", "until", "syncs"),
     [
-        (SUBMITTING, DELIVERING),  # the job was never made
-        (SUBMITTING, writing(2)),
-        (DELIVERING, writing(1)),  # the job has fewer results, or none
-        (writing(1), writing(3)),
-        (writing(2), WAITING),
+        (SUBMITTING, DELIVERING, True),  # the job was never made
+        (SUBMITTING, writing(2), True),
+        (DELIVERING, writing(1), True),  # the job has fewer results, or none
+        (writing(1), writing(3), False),
+        (writing(2), WAITING, True),
     ],
-    ids=lambda step: f"{step[1]}-{step[2]}",
+    ids=["unmade", "unmade and written", "without results", "delivery", "written"],
 )
-@pytest.mark.parametrize("syncs", [False, True], ids=["delivery", "sync"])
 def test_redis_forgets_meanwhile(
     here: Here, nights: Nights, redis_server: RedisServer, since: Step, until: Step, syncs: bool
 ) -> None:

@@ -14,7 +14,6 @@ import pytest
 from embedctl import enqueue_embeddings
 from tests.support.forked import Forked
 from tests.support.here import Here
-from tests.support.prepared import write_slowly
 from tests.support.redis_server import as_user
 from tests.support.terminal import COLUMNS, ROWS, Terminal, terminal
 from tests.support.waiting import PATIENCE_S, eventually
@@ -197,29 +196,6 @@ def test_a_narrower_terminal_and_ctrl_c_leave_one_line(here: Here) -> None:
         assert "^C" not in screen.screen[0]
         assert screen.screen[1].startswith(f"embedctl: interrupted; job {job.id}"[:50])
     job.cancel()
-
-
-@pytest.mark.slow
-def test_fetch_shows_what_it_writes_of_an_ended_job(here: Here) -> None:
-    here.start_worker()
-    job = enqueue_embeddings(["", *map(str, range(199))], chunk_size=10, settings=here.settings)
-    job.wait(timeout=60)
-    fetch = ["fetch", job.id, "-o", "out.jsonl"]
-    with terminal(fetch, here.environment, here.folder, prepare=write_slowly) as screen:
-        drawn: list[str] = []
-        while screen.process.poll() is None:
-            screen.read(0.1)
-            drawn += moving(screen)
-        assert screen.ended() == 3
-        written = [int(found[1]) for line in drawn if (found := re.search(r"(\d+)/200", line))]
-        assert written == sorted(written)
-        assert len(set(written)) > 5
-        assert all(line.startswith("writing") for line in drawn)
-        assert any(re.search(r"\d+ records/s  \d+ s left$", line) for line in drawn)
-        whole = " ".join(screen.screen)
-        summary = r"199 vectors of 16 dimensions; 1 failed, 0 truncated; written in [\d.]+ s, \d+ records/s"
-        assert re.search(summary, whole)
-        assert f"embedctl errors {job.id}" in whole
 
 
 def test_wait_tells_time_and_rate_of_a_job_that_it_found_at_work(here: Here) -> None:

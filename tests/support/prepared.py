@@ -45,18 +45,6 @@ class DieAt:
         _beside(self.step, **{self.when: lambda: os.kill(os.getpid(), signal.SIGKILL)})
 
 
-def write_slowly() -> None:
-    """Makes the writing of each chunk of a .jsonl file take a while."""
-    writer = found("embedctl.destinations.jsonl:JsonlWriter")
-    write = writer.write
-
-    def slowly(self: Any, chunk: Any) -> None:
-        time.sleep(0.1)
-        write(self, chunk)
-
-    writer.write = slowly
-
-
 def go_elsewhere() -> None:
     """Makes the process believe that it runs on another machine."""
     read_text = Path.read_text

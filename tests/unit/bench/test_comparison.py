@@ -15,7 +15,7 @@ from embedctl_bench.asking import conclude, not_installed
 from embedctl_bench.measuring.comparison import Load, Scene, SystemRuns
 from embedctl_bench.measuring.sampling import cost_per_million, is_noisy, percentiles, spread, turn_of
 from embedctl_bench.peers.models import Model
-from embedctl_bench.peers.registry import GPU_FLOOR, PEERS
+from embedctl_bench.peers.registry import GPU_FLOOR
 from embedctl_bench.report import Report
 from tests.support.bench import asked, runs
 
@@ -85,13 +85,6 @@ def test_a_system_that_is_ahead_is_bold_and_so_is_the_claim() -> None:
     assert any("there are no ratios" in note for note in made.notes())
 
 
-@pytest.mark.parametrize(("seconds", "doubted"), [(2.1, False), (1.5, True)])
-def test_the_product_is_compared_with_its_own_engine(seconds: float, doubted: bool) -> None:
-    notes = list(engines.notes_of(scene(runs("embedctl-engine-cpu", 2.0, 2.0), runs("embedctl-cpu", seconds, seconds))))
-    assert f"embedctl-cpu has {2 / seconds:.2f} (" in notes[0]
-    assert any(note.startswith("**Not to be trusted") for note in notes) == doubted
-
-
 def test_each_precision_is_ranked_alone_and_has_a_floor_of_its_own() -> None:
     made = scene(
         FLOOR,
@@ -127,13 +120,6 @@ def test_on_a_gpu_the_aims_are_claims() -> None:
     )
     _, *aims = engines.claims_of(made)
     assert [(claim.ours, claim.met) for claim in aims] == [("1.25", False), ("0.62", True), ("2.0%", True)]
-
-
-def test_a_system_at_its_default_promises_what_it_was_read_back_to_compute_in() -> None:
-    for computes, promise in (("bf16 (12 of 13 products)", "fp16"), ("fp32", "fp32"), ("", "fp32")):
-        found = SystemRuns.of(PEERS["st-openvino-default"])
-        found.read_back(computes)
-        assert found.precision == promise
 
 
 def test_a_request_is_compared_with_what_was_published() -> None:
@@ -178,18 +164,6 @@ def test_a_lead_is_beside_the_published_one() -> None:
     assert [row["times"] for row in grid.published_beside(made)] == pytest.approx([248 / 49, 1, 3, 1])
     assert list(grid.claims_of(replace(made, name="m, 4 cores"))) == []
     assert grid.published_beside(scene(loads=loads)) == []
-
-
-def test_cells_that_cannot_be_measured_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid, "cores_of", lambda cpus: [frozenset({0}), frozenset({1})])
-    seats, left_out = grid.seats_for(
-        asked(tmp_path, cpus=frozenset({0, 1})), grid.Axes((1, 2, 4), (1, 2), (8, 16), (1, 2))
-    )
-    assert seats == [(1, 1), (2, 1), (2, 2)]
-    assert {"what": "4 cores, 1 copies", "why": "--cpus 0-1 has 2", "cells": 4} in left_out
-    why = "each copy needs a core, and a device, of its own"
-    assert {"what": "1 cores, 2 copies", "why": why, "cells": 4} in left_out
-    assert [list(grid.few(axis, (1, 8))) for axis in ((1, 2, 8), (16, 32))] == [[1, 8], [16]]
 
 
 def test_figures_of_samples() -> None:

@@ -17,9 +17,8 @@ import pytest
 
 from embedctl_bench.peers.adapters.embedctl_adapters.embedctl_pipeline import toml
 from embedctl_bench.peers.adapters.embedctl_adapters.serving import Answer, Effort, Pool, Server, Setting
-from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.environments import ADAPTERS, HERE, PACKAGE, environment_for, is_installed
-from embedctl_bench.peers.models import Model, uncut
+from embedctl_bench.peers.models import uncut
 from embedctl_bench.peers.registry import INFINITY_SERVER, PEERS
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.loading import load_settings
@@ -117,17 +116,6 @@ def test_texts_that_are_encoded_several_times_count_as_often(tmp_path: Path) -> 
     assert len(sampled["latencies"]) == 3
 
 
-@pytest.mark.parametrize("pool", [("OneByOne", 2)], indirect=True)
-def test_each_process_is_sampled_for_a_time_or_a_number_of_requests(pool: Pool) -> None:
-    for effort, least, most in (((0.0, 4, 9), 4, 4), ((60.0, 1, 3), 3, 3), ((0.05, 1, 100), 1, 3)):
-        done = pool.sample(REQUESTS, Effort(*effort))
-        assert len(done) == 2
-        for seconds, latencies in done:
-            assert least <= len(latencies) <= most
-            assert min(latencies) >= 0.02
-            assert seconds >= sum(latencies)
-
-
 def test_a_setting_shows_its_choices_and_not_what_is_fixed() -> None:
     setting = Setting(2, {"compute": "int8"}, {"batch": 8}, {"cache": "/somewhere"})
     assert setting.label(4) == "2×2, compute int8, batch 8"
@@ -201,22 +189,3 @@ def test_a_model_that_is_set_to_cut_early_is_copied_without(tmp_path: Path) -> N
     assert json.loads((model.folder / "sentence_bert_config.json").read_text())["max_seq_length"] == 512
     assert json.loads((source / "sentence_bert_config.json").read_text())["max_seq_length"] == 128
     assert not (model.folder / "onnx").exists(), "which has the old limit"
-
-
-@pytest.mark.parametrize(("limit", "positions"), [(512, 512), (1024, 8192), (None, 512), (128, 130)])
-def test_any_other_model_is_taken_as_it_is(tmp_path: Path, limit: int | None, positions: int) -> None:
-    source = model_folder(tmp_path / "source", limit=limit, positions=positions)
-    assert uncut("m-1", source, tmp_path / "place").folder == source
-    assert not (tmp_path / "place").exists()
-
-
-def test_the_work_of_a_token_is_that_of_the_products(tmp_path: Path) -> None:
-    model = Model.in_folder("m", model_folder(tmp_path / "bert", limit=None))
-    assert model.flops_per_token == 2 * 6 * 12 * 384**2
-    distilled = tmp_path / "distilbert"
-    distilled.mkdir()
-    (distilled / "config.json").write_text(json.dumps({"n_layers": 6, "dim": 768, "hidden_dim": 3072}))
-    assert Model.in_folder("d", distilled).flops_per_token == 2 * 6 * 12 * 768**2
-    (distilled / "config.json").write_text("{}")
-    with pytest.raises(Unavailable, match="does not say how large"):
-        Model.in_folder("d", distilled)

@@ -104,27 +104,6 @@ def test_a_folder_that_can_t_be_written_to_is_said_at_once(tmp_path: Path) -> No
         open_in(tmp_path / "file")
 
 
-@pytest.mark.parametrize(("plan", "left"), [(1, "done"), (11, "about 10 s left"), (1201, "about 20 min left")])
-def test_progress_and_time_left_by_what_the_new_steps_took(
-    tmp_path: Path, plan: int, left: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    times = iter([0.0, 1.0, 2.0, 3.0])
-    monkeypatch.setattr(module, "Usage", Still)
-    monkeypatch.setattr(time, "monotonic", lambda: next(times))
-    session = Session(tmp_path, "x", fresh=False, plan=plan)
-    session.step("one", lambda: 1)
-    assert capfd.readouterr() == ("", f"x 1/{plan}: one: 1.0 s; {left}\n")
-    again = Session(tmp_path, "x", fresh=False, plan=2)
-    again.step("one", never)
-    assert again.left() == "time left unknown"
-
-
-class Still(machine.Usage):
-    @classmethod
-    def read(cls) -> machine.Usage:
-        return machine.Usage(0.0, 0.0, 0.0, 0.0)
-
-
 def test_cpu_time_of_our_children_is_ours_and_that_of_strangers_is_told() -> None:
     burn = "import time; end = time.process_time() + 0.6\nwhile time.process_time() < end: pass"
     before = machine.Usage.read()
@@ -137,11 +116,3 @@ def test_cpu_time_of_our_children_is_ours_and_that_of_strangers_is_told() -> Non
     usage = machine.Usage.read().since(before)
     assert usage.others * usage.wall >= 0.5
     assert usage.ours < 0.5
-
-
-def test_the_facts_of_a_machine_name_its_cpu_cores_and_versions() -> None:
-    facts = machine.facts({0})
-    assert facts["CPU"]
-    assert str(facts["CPUs used"]).endswith("1 cores")
-    assert str(facts["memory"]).endswith(" GiB")
-    assert {"python", "embedctl", "numpy", "redis"} <= set(machine.versions())

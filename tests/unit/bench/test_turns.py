@@ -16,13 +16,13 @@ from click import Command
 from click.testing import CliRunner
 
 from embedctl_bench import engines, grid
-from embedctl_bench.engines import COUNTS, count_of, gpu_idle, peers_for, run_on, systems_for
+from embedctl_bench.engines import gpu_idle, peers_for, run_on, systems_for
 from embedctl_bench.measuring import contenders
 from embedctl_bench.measuring.comparison import Load, Scene
 from embedctl_bench.measuring.contenders import Contender, Ground, compete
 from embedctl_bench.peers.models import Model
 from embedctl_bench.peers.registry import BASELINE, FLOOR, PEERS, SENTENCE_TRANSFORMERS, System
-from embedctl_bench.peers.tuned import Run, Task, sample_of
+from embedctl_bench.peers.tuned import Run, Task
 from embedctl_bench.peers.workload import Workload
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import HardwareClass
@@ -31,7 +31,6 @@ from tests.support.bench import Process, asked
 from tests.support.waiting import eventually
 
 SMALL = Model("m", Path(), layers=6, hidden=384, inner=1536)
-BASE = Model("base", Path(), layers=12, hidden=768, inner=3072)
 
 
 @pytest.fixture(autouse=True)
@@ -83,14 +82,6 @@ def test_on_a_gpu_sentence_transformers_runs_there_too_and_peers_are_refused(tmp
     assert peers_for(wanted) == ([], [])
     with pytest.raises(SettingsError, match="they run on CPUs, and gpu does not"):
         peers_for(replace(wanted, peers=("fastembed",)))
-
-
-def test_a_larger_model_gets_fewer_texts_and_a_smaller_one_no_more() -> None:
-    assert count_of("W1", SMALL) == COUNTS["W1"][0] == 2048
-    assert count_of("W2", SMALL, quick=True) == COUNTS["W2"][1] == 24
-    assert (count_of("W1", BASE), count_of("W2", BASE)) == (256, 24)
-    assert count_of("W1", Model("tiny", Path(), layers=1, hidden=8, inner=8)) == 2048
-    assert count_of("W1", BASE, device="gpu") == 8192
 
 
 def test_systems_take_turns_after_a_run_to_warm_up_and_a_second_command_runs_nothing(tmp_path: Path) -> None:
@@ -167,13 +158,6 @@ def test_a_half_round_is_measured_anew(tmp_path: Path) -> None:
     assert [len(each.loads["W1"]) for each in scene.runs] == [2, 2]
 
 
-def test_the_first_setting_is_taken_by_a_quick_run(tmp_path: Path) -> None:
-    for quick in (True, False):
-        with asked(tmp_path, quick=quick).session("engines", 2) as session:
-            Contender(SENTENCE_TRANSFORMERS, ground(tmp_path, session, quick=quick)).choose()
-    assert Process.offered == [1, len(SENTENCE_TRANSFORMERS.settings)]
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -189,26 +173,6 @@ def test_bad_options_are_refused_before_anything_is_measured(
     assert done.exit_code
     assert said in done.output + str(done.exception)
     assert not (tmp_path / "report").exists()
-
-
-@pytest.mark.parametrize(
-    ("layers", "cpus", "request_texts", "chunked", "expected"),
-    [
-        (6, 2, 25, True, (50, 2)),
-        (12, 2, 25, True, (50, 2)),  # half as many would, and both processes are to have one
-        (1, 2, 25, True, (250, 10)),  # of a small model, all of them
-        (12, 8, 25, True, (200, 8)),
-        (6, 2, 0, False, (589, 0)),
-        (6, 2, 0, True, (672, 0)),  # whole chunks for two processes
-    ],
-)
-def test_settings_are_tried_with_requests_as_large_as_those_that_count(
-    layers: int, cpus: int, request_texts: int, chunked: bool, expected: tuple[int, int]
-) -> None:
-    lengths, chunk = ((450,) * 255, 255) if request_texts else ((40,) * 2048, 48)
-    workload = Workload("w", Path("w"), lengths, chunk=chunk)
-    task = Task(replace(SMALL, layers=layers), workload, range(cpus), Path())
-    assert sample_of(task, request=request_texts, chunked=chunked) == expected
 
 
 @pytest.mark.parametrize(("says", "idle"), [(("50", "70", "7"), 0.4), (("[N/A]",), float("nan"))])

@@ -129,23 +129,6 @@ def test_a_job_id_is_of_the_form_that_its_pattern_has() -> None:
     assert not any(map(keys.is_job_id, ["", "*", "x", f"{JOB}:in:0", f"../{JOB}", f"{JOB}\n", JOB.upper() + "0"]))
 
 
-def test_who_looks_at_jobs_sees_neither_texts_nor_vectors() -> None:
-    hidden = [keys.chunk_input(JOB, 3), keys.chunk_result(JOB, 3), keys.uncommitted_result(JOB, 3, "t")]
-    for user in ("monitor", "flower"):
-        patterns = [rule.removeprefix("~") for rule in allowed(user) if rule.startswith("~")]
-        assert not [key for key in hidden for pattern in patterns if fnmatchcase(key, pattern)]
-
-
-def test_nobody_may_administer_and_only_the_administrator_may_do_everything() -> None:
-    forbidden = ("acl", "config", "debug", "eval", "flushall", "keys", "monitor", "replicaof", "scan", "shutdown")
-    for user in USERS:
-        rules = allowed(user)
-        assert rules.isdisjoint({f"+{command}" for command in forbidden} | {"~*", "&*", "+@all"})
-        assert not [rule for rule in rules if rule.startswith("+@")]
-    assert {"~*", "&*", "+@all"} <= allowed(ADMIN)
-    assert not [rule for user in ("producer", "monitor") for rule in allowed(user) if rule.startswith("&")]
-
-
 def test_the_list_is_for_one_database_and_one_version() -> None:
     passwords = dict.fromkeys([*USERS, ADMIN], ("x" * 16,))
     made, of_third = (access_list(passwords, database=database) for database in (0, 3))

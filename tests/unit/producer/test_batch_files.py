@@ -6,7 +6,6 @@ import base64
 import io
 import json
 import sys
-import tempfile
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedctl.corpus import batch as batch_module
 from embedctl.corpus.batch import BatchCorpus, is_batch
 from embedctl.corpus.reading import open_corpus
 from embedctl.corpus.rows import Rows
@@ -178,12 +176,6 @@ def test_all_mistakes_are_counted_and_the_first_ones_named(tmp_path: Path) -> No
     assert "r.jsonl, line 2: unsupported_parameter (body.priority): priority can't be given" in lines[1]
 
 
-def test_a_file_without_a_right_line_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_module, "_HOPELESS", 20)
-    with pytest.raises(BatchFileError, match="20 requests are refused"):
-        corpus_of(tmp_path, *["{"] * 30).check()
-
-
 def test_a_file_without_a_request_is_an_empty_batch(tmp_path: Path) -> None:
     (error,) = refusals(tmp_path, "", "  ")
     assert (error["code"], error["line"]) == ("empty_batch", None)
@@ -227,15 +219,6 @@ def test_standard_input_is_checked_in_full_and_read_again(monkeypatch: pytest.Mo
 )
 def test_other_files_are_no_batch_files(line: str, tmp_path: Path) -> None:
     assert not is_batch(corpus_of(tmp_path, "", line).files[0])
-
-
-def test_a_pipe_that_is_larger_than_the_disk_says_where_to_make_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
-    files = open_corpus("-", rows=Rows(100)).files
-    with pytest.raises(InputError, match=r"can't be copied to .*absent: No such file or directory. Make room there"):
-        BatchCorpus(files, 100, None, unique=True).check()
 
 
 # ------------------------------------------------------------------------------------------------------------- answers
@@ -434,12 +417,6 @@ def test_a_job_that_is_gone_has_expired() -> None:
     ]
     assert lines[0]["error"]["message"] == ("This request could not be executed before the completion window expired.")
     assert not answers_of().give_up(JobNotFound("and nobody knows what it was to run"))
-
-
-def test_characters_that_terminals_obey_are_escaped() -> None:
-    answers = answers_of()
-    ((line, _),) = answers.of(chunk(0, ("a\u2028\x9b", 0, 1)))
-    assert b"a\\u2028\\u009b" in line
 
 
 #: Not run: n, at 10 … 12, p, at 14 and 15, and z.

@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedctl.corpus.inputs import guess_format
 from embedctl.corpus.reading import open_corpus
-from embedctl.corpus.records import Record, kind_in_words, kind_of, make_record
+from embedctl.corpus.records import Record, kind_of, make_record
 from embedctl.corpus.rows import Rows, records_of
 from embedctl_config.errors import InputError
 from embedctl_config.wire import RecordKind
-from embedctl_workers.encoding.encoder import _problem
 
 MAX = 1000
 TEXT, NOT_TEXT, INVALID, OVERSIZE = RecordKind
@@ -160,14 +158,6 @@ def test_an_id_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
     str(raised.value).encode()
 
 
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [("a.jsonl", "jsonl"), ("a.NDJSON", "jsonl"), ("b/c.TXT", "txt"), ("-", "jsonl"), ("a.b.txt", "txt")],
-)
-def test_the_format_is_told_from_the_name(path: str, expected: str) -> None:
-    assert guess_format(path) == expected
-
-
 def test_an_unknown_format_lists_the_known_and_a_format_wins_over_the_suffix(tmp_path: Path) -> None:
     for suffix in (".xlsx", "", ".xml.gz"):
         with pytest.raises(InputError, match="--format"):
@@ -175,24 +165,6 @@ def test_an_unknown_format_lists_the_known_and_a_format_wins_over_the_suffix(tmp
     with pytest.raises(InputError, match="'xml' is none of jsonl, json, csv, tsv, txt, parquet"):
         read(tmp_path, b"", file_format="xml")
     assert read(tmp_path, b"{not json\n", ".jsonl", file_format="txt") == texts("{not json")
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("NoneType", "null"),
-        ("bool", "true or false"),
-        ("float64", "a number"),
-        ("Decimal", "a number"),
-        ("ndarray", "a list"),
-        ("dict", "an object"),
-        ("datetime", "a date or a time"),
-        ("\x1b]0;x", "something that is no text"),
-    ],
-)
-def test_what_chunks_call_a_value_is_said_in_words(name: str, words: str) -> None:
-    assert kind_in_words(name) == words
-    assert _problem(NOT_TEXT, name.encode()) == ("not_text", f"the text field holds {words}, not text")
 
 
 @pytest.mark.parametrize("value", [None, True, 7, 1.5, [1], {}, b"x", "x", np.int64(3), np.float32(2), np.zeros(2)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import sqlite3
 import tempfile
@@ -58,15 +57,6 @@ class Frame:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.columns)
-
-
-class Result:
-    """As SQLAlchemy's: it has a method of that name, and gives rows."""
-
-    def columns(self) -> None: ...
-
-    def __iter__(self) -> Iterator[dict[str, str]]:
-        return iter([{"text": "one"}])
 
 
 class Planned:
@@ -125,11 +115,6 @@ def test_a_coroutine_and_a_temporary_file_are_refused_at_once() -> None:
     forgotten.close()
     with tempfile.NamedTemporaryFile() as file:
         assert "texts is an open file" in refusal(file)
-
-
-def test_a_result_with_a_method_named_columns_and_rows_of_a_csv_reader_are_rows() -> None:
-    assert of(Result()) == [Record(RecordKind.TEXT, b"one")]
-    assert of(csv.DictReader(io.StringIO("id,text\n7,one\n"))) == ROWS[:1]
 
 
 def _table(package: str, make: Callable[[Any], Any]) -> Any:

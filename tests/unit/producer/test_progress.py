@@ -21,7 +21,6 @@ from embedctl.cli import results
 from embedctl.store import JobStatus
 from embedctl.terminal.bottom_line import BottomLine
 from embedctl.terminal.progress import Activity, JobProgress, progress_line
-from embedctl.waiting.overview import Paces
 from embedctl.waiting.results import ChunkVectors
 from tests.support.jobs import status_of
 
@@ -108,18 +107,6 @@ def test_a_log_gets_all_of_it_now_and_then(
     assert words(capsys) == ""
 
 
-def test_what_the_line_says_is_what_status_says(seconds: Callable[[float], None]) -> None:
-    shown, paces = JobProgress(), Paces()
-    shown.now_ms = lambda: NOW_MS
-    for done in (0, 130, 200, 420):
-        (pace,) = paces.of([job(done)], NOW_MS)
-        shown.running(job(done))
-        assert shown._now.records_per_s == pace.records_per_s
-        assert shown._now.tokens_per_s == pace.tokens_per_s
-        assert shown._now.seconds_left == pace.seconds_left
-        seconds(3.0)
-
-
 def test_the_writing_of_an_ended_job_goes_on_from_an_earlier_fetch(
     capsys: pytest.CaptureFixture[str], seconds: Callable[[float], None]
 ) -> None:
@@ -141,19 +128,6 @@ def test_the_writing_of_an_ended_job_goes_on_from_an_earlier_fetch(
         "999 vectors of 2 dimensions; 1 failed, 0 truncated; written in 7.0 s, 71 records/s\n"
         f"The failed records: embedctl errors {JOB}\n"
     )
-
-
-def test_while_a_job_runs_and_is_written_the_slower_of_both_decides(seconds: Callable[[float], None]) -> None:
-    shown = JobProgress()
-    shown.begin_writing()
-    shown.running(job(500))
-    for first in (0, 100):
-        shown.written(chunk(first, 10))
-        seconds(5.0)
-    shown.running(job(900))
-    now = shown._now
-    assert (now.what, now.done, now.written, now.records_per_s) == ("running", 900, 110, 40.0)
-    assert now.seconds_left == (1_000 - 110) / (100 / 5)
 
 
 class Screen(io.StringIO):

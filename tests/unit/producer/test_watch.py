@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from rich.cells import cell_len
 
-from embedctl.cli.json_forms import overview_json
 from embedctl.common import rates
 from embedctl.common.rates import Rate
 from embedctl.store import GoneWorker, JobStatus, ServedModel, WorkerRow
-from embedctl.terminal.columns import Column, arrange, plain, share
-from embedctl.terminal.drawing import bar, duration, job_lines, number, overview_lines
+from embedctl.terminal.drawing import job_lines, overview_lines
 from embedctl.terminal.watch import Feed
-from embedctl.waiting.overview import GONE_SHOWN, JobPace, Overview, QueueState, WorkerState
+from embedctl.waiting.overview import JobPace, Overview, QueueState, WorkerState
 from embedctl_config.errors import BrokerUnavailable, JobNotFound
 from tests.support.jobs import status_of
 from tests.support.waiting import eventually
@@ -166,36 +163,6 @@ def test_where_all_has_room_nothing_is_left_out() -> None:
     assert sum("cpu:" in line for line in shown(many, 140, None)) == 30
 
 
-def test_workers_stand_in_the_order_of_their_hosts_and_devices() -> None:
-    rows = [worker(at, host=host) for host in ("b", "a") for at in (10, 9, 0)]
-    names = [line.split()[0] for line in shown(overview([busy(row) for row in rows])) if "@" in line]
-    assert names == [f"cpu:{at}@{host}" for host in ("a", "b") for at in (0, 9, 10)]
-
-
-def test_more_workers_gone_than_are_listed() -> None:
-    first = [gone(at) for at in range(GONE_SHOWN)]
-    kind, other = first[0].worker.kind, ("gpu", "large", "torch")
-    seen = replace(overview(gone=first), more_gone={kind: 1_234, other: 2})
-    lines = shown(seen)
-    assert "(1,236 gone)" in lines[0]
-    folded = "  {} gone in the last 5 minutes; `embedctl status --all` names them"
-    assert lines[lines.index("cpu mini · 0 live · packed") + 1] == folded.format(1234)
-    assert lines[lines.index("gpu large · 0 live · torch") + 1] == folded.format(2)
-
-
-def test_as_json_everything_is_there_at_every_depth() -> None:
-    seen = everything_once()
-    facts = json.loads(overview_json(seen))
-    plain_facts = json.loads(json.dumps(asdict(seen), default=str))
-    for each, state in zip(plain_facts["workers"], seen.workers, strict=True):
-        each["row"]["activity"] = state.row.activity
-    assert facts["workers"] == [each["row"] for each in plain_facts["workers"]]
-    assert facts["workers"][0]["models"]["mini"]["dim"] == 384
-    assert facts["gone"] == plain_facts["gone"]
-    assert facts["queues"] == plain_facts["queues"]
-    assert {each["id"] for each in facts["jobs"]} == {pace.job.id for pace in (*seen.active, *seen.ended)}
-
-
 @pytest.mark.parametrize(("count", "lines"), [(3, 3), (4, 1), (24, 1)])
 def test_many_workers_gone_have_one_line_unless_all_are_asked_for(count: int, lines: int) -> None:
     seen = overview([busy(worker(99))], gone=[gone(at) for at in range(count)])
@@ -244,80 +211,6 @@ def test_the_lines_of_one_job_hold_its_facts_and_its_bar() -> None:
     assert len(lines) == 20
     assert lines[-1] == "… and 14 more lines"
     assert max(map(len, lines)) <= 80
-
-
-def test_the_widest_job_keeps_its_bar_in_80_columns() -> None:
-    widest = job(state="submitting", sealed=0, records=99_900, done=0, failed=99_900)
-    lines = shown(overview(active=[JobPace(widest, 99_900.0, 1.0, 5_900.0)]))
-    assert line_with(lines, JOB) == f"{JOB} submitting ━━━━━━ 99.9k/99.9k+ 99.9k     99.9k 98 min"
-
-
-@pytest.mark.parametrize(
-    ("done", "drawn"), [(0.0, "────"), (0.124, "────"), (0.125, "╸───"), (0.5, "━━──"), (0.99, "━━━╸"), (1.1, "━━━━")]
-)
-def test_a_bar_can_be_read_without_colours(done: float, drawn: str) -> None:
-    assert bar(done, 4).plain == drawn
-
-
-@pytest.mark.parametrize(
-    ("value", "short"),
-    [
-        (None, "–"),
-        (9_999.4, "9,999"),
-        (9_999.6, "10.0k"),
-        (99_960, "100k"),
-        (999_600, "1.0M"),
-        (5e9, "5G"),
-    ],
-)
-def test_numbers_are_short_where_the_terminal_is_narrow(value: float | None, short: str) -> None:
-    assert number(value, 80) == short
-    assert len(short) <= 5
-    assert number(value) == ("–" if value is None else f"{value:,.0f}")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (None, "–"),
-        (99.4, "99 s"),
-        (100, "2 min"),
-        (5_900, "98 min"),
-        (350_000, "97 h"),
-        (360_000, "4 d"),
-    ],
-)
-def test_times_are_short(seconds: float | None, text: str) -> None:
-    assert duration(seconds) == text
-
-
-def test_columns_shrink_and_the_least_needed_go() -> None:
-    columns = (Column("A", 4), Column("B", 4, rank=1), Column("C", 4, rank=2))
-    row = [plain("a" * 8), plain("b" * 8), plain("c" * 8)]
-
-    def drawn(width: int | None) -> str:
-        return arrange(columns, [row], width)[1].plain
-
-    assert drawn(None) == drawn(28) == "aaaaaaaa  bbbbbbbb  cccccccc"
-    assert drawn(24) == "aaaaaaaa bbbbbbbb ccccc…"
-    assert drawn(20) == "aaaaaaaa bbbbb… ccc…"
-    assert drawn(9) == "aaa… bbb…"
-    assert drawn(5) == "aaaa…"
-
-
-@pytest.mark.parametrize(
-    ("room", "wants", "given"),
-    [
-        (10, [3, 3, 3], [3, 3, 3]),
-        (10, [100, 2, 100], [4, 2, 4]),
-        (9, [100, 100, 100], [3, 3, 3]),
-        (2, [5, 5, 5], [0, 1, 1]),
-        (0, [5], [0]),
-        (5, [], []),
-    ],
-)
-def test_room_is_shared(room: int, wants: list[int], given: list[int]) -> None:
-    assert share(room, wants) == given
 
 
 def test_a_rate_is_taken_over_the_last_seconds() -> None:

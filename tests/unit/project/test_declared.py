@@ -166,28 +166,3 @@ def test_every_import_is_declared_for_its_role() -> None:
             module = ".".join(path.relative_to(ROOT / folder).with_suffix("").parts).removesuffix(".__init__")
             wrong += undeclared(module, path.read_text(encoding="utf-8"), declared)
     assert wrong == []
-
-
-def test_an_import_without_a_declaration_is_found_wherever_it_stands() -> None:
-    declared = Declared(
-        {
-            "dependencies": ["numpy"],
-            "optional-dependencies": {"gateway": ["starlette", "embedctl[metrics]"], "metrics": ["prometheus-client"]},
-        }
-    )
-    guarded = "try:\n import {}\nexcept ImportError as error:\n raise MissingExtra('gateway', 'it') from error"
-    for module, source, found in [
-        ("embedctl.x", "import numpy.linalg", []),
-        ("embedctl.x", "import starlette", ["the bare role"]),
-        ("embedctl.x", "def f():\n from starlette.routing import Route", ["the bare role"]),
-        ("embedctl.x", "if TYPE_CHECKING:\n import starlette", []),
-        ("embedctl.x", "import_module('starlette.routing')", ["the bare role"]),
-        ("embedctl.x", guarded.format("starlette"), []),
-        ("embedctl.x", guarded.format("h11"), ["gateway"]),
-        ("embedctl.x", f"{guarded.format('json')}\nimport starlette", ["the bare role"]),
-        ("embedctl_gateway.x", "import starlette, prometheus_client, embedctl.jobs.job", []),
-        ("embedctl_gateway.x", "import h11", ["gateway"]),
-    ]:
-        assert [each.partition(", which ")[2] for each in undeclared(module, source, declared)] == [
-            f"{role} does not declare" for role in found
-        ], (module, source)

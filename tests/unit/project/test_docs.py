@@ -196,16 +196,13 @@ def found(pattern: re.Pattern[str], site: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_the_site_loads_nothing_from_elsewhere_and_shows_every_picture(site: Path) -> None:
+def test_the_site_holds_the_pages_and_loads_and_links_to_nothing_that_it_leaves_out(site: Path) -> None:
     loaded = set(found(LOADED, site))
     assert [each for each in loaded if not (site / each).is_file()] == []
     pictures = {str(each.relative_to(ROOT)) for each in (ROOT / "docs").rglob("*.svg")}
     assert pictures | {"docs/iframe-worker.js"} <= loaded
     assert not [each for each in site.rglob("*.css") if re.search(r"url\(.?(https?:)?//", each.read_text("utf-8"))]
 
-
-@pytest.mark.slow
-def test_the_site_holds_the_pages_and_links_to_no_file_that_it_leaves_out(site: Path) -> None:
     pages = {str(page.relative_to(ROOT).with_suffix(".html")) for page in PAGES} - {"README.html"} | {"index.html"}
     held = {str(page.relative_to(site)) for page in site.rglob("*.html")} - {"404.html"}
     assert held == pages

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
 import torch
+from benchmarks.ours.host_stand_in_vectors import Tables, TorchTables
 
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.arrays.tokens import Side, Tokens
@@ -24,7 +25,6 @@ from embedctl_workers.backends.gpu.packed import PackedGpuEngine
 from embedctl_workers.backends.torch.packed.inputs import packable
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles, resolve_model
-from tests.support.host_stand_in_vectors import Tables, TorchTables
 
 #: A launch is an operation on this many elements, which takes about as many nanoseconds on one CPU: what beginning a
 #: small operation on a GPU costs the host, and what a call of attention over packed texts does. One launch of sixteen

@@ -6,5 +6,5 @@ from embedctl_workers.backends import BACKENDS
 from embedctl_workers.commands.worker import main
 
 if __name__ == "__main__":
-    BACKENDS["stand-in"] = ("tests.support.host_stand_in:StandInBackend", "")
+    BACKENDS["stand-in"] = ("benchmarks.ours.host_stand_in:StandInBackend", "")
     main(prog_name="embedctl worker")
