@@ -146,9 +146,7 @@ def texts() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("source", "key"), [(texts, "k"), (async_texts, None)])
-def test_a_cancelled_submission_is_freed_or_can_be_resumed(
-    source: Callable[[], Any], key: str | None, settings: Settings, broker: Broker
-) -> None:
+def test_a_cancelled_submission(source: Callable[[], Any], key: str | None, settings: Settings, broker: Broker) -> None:
     async def main() -> None:
         endless = aenqueue_embeddings(source(), chunk_size=10, idempotency_key=key, settings=settings)
         submitting = asyncio.create_task(endless)

@@ -92,9 +92,7 @@ def test_every_command_is_tried() -> None:
     assert [name for name in leaves(main) if not any(f"{each} ".startswith(f"{name} ") for each in tried)] == []
 
 
-def test_a_command_works_or_one_line_names_its_extra(
-    bare: Commands, environment: dict[str, str], start_worker: StartWorker
-) -> None:
+def test_each_works_or_names_its_extra(bare: Commands, environment: dict[str, str], start_worker: StartWorker) -> None:
     start_worker()
     job = bare.run(["submit", "c.jsonl"], environment).out.strip()
     wrong = {}

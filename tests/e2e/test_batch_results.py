@@ -133,9 +133,7 @@ def test_what_has_no_vectors_is_retried(gateway: Running, client: openai.OpenAI,
     assert retried(gateway, made.id, **{"x-stainless-retry-count": "1"}).json()["id"] == again["id"]
 
 
-def test_a_retry_after_a_cancel_does_the_rest(
-    gateway: Running, client: openai.OpenAI, start_worker: StartWorker
-) -> None:
+def test_a_retry_after_cancel_does_the_rest(gateway: Running, client: openai.OpenAI, start_worker: StartWorker) -> None:
     made = create(client, upload(client, lines_of([f"text {number}" for number in range(30)])))
     eventually(lambda: client.batches.retrieve(made.id).status == "in_progress", what="the reading of the requests")
     client.batches.cancel(made.id)
@@ -148,9 +146,7 @@ def test_a_retry_after_a_cancel_does_the_rest(
     assert (nothing.status_code, "has its vectors" in nothing.text) == (400, True)
 
 
-def test_what_ended_before_it_was_read_is_retried(
-    gateway: Running, client: openai.OpenAI, start_worker: StartWorker
-) -> None:
+def test_what_ended_unread_is_retried(gateway: Running, client: openai.OpenAI, start_worker: StartWorker) -> None:
     start_worker()
 
     def unread_batch(make: Callable[[], str]) -> str:

@@ -196,9 +196,7 @@ def test_wrong_requests_are_refused(http: httpx2.Client, client: openai.OpenAI) 
         assert http.get(f"/v1/{path}").status_code == 404
 
 
-def test_files_are_kept_as_long_as_asked_and_deleted(
-    client: openai.OpenAI, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_kept_and_deleted(client: openai.OpenAI, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embedctl_gateway.batches.runner.Runner._one", lambda _: False)  # it would miss the file
     data = lines_of(["one", "two"])
     made = client.files.create(
@@ -241,7 +239,7 @@ def test_downloads_in_ranges(client: openai.OpenAI, http: httpx2.Client) -> None
     assert (over.status_code, over.headers["content-range"]) == (416, f"bytes */{len(data)}")
 
 
-def test_an_upload_that_breaks_off_leaves_nothing(
+def test_a_broken_upload_is_gone(
     gateway: Running, http: httpx2.Client, client: openai.OpenAI, raw: redis.Redis
 ) -> None:
     head = "POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-type: multipart/form-data; boundary=b\r\n"
@@ -272,9 +270,7 @@ def test_a_second_try_finds_what_the_first_one_made(client: openai.OpenAI, monke
     assert create(client, first.id, extra_headers=named).id == create(client, first.id, extra_headers=named).id
 
 
-def test_a_dropped_answer_and_the_clients_own_retry_make_one_batch(
-    gateway: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dropped_answer_and_a_retry_make_one_batch(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embedctl_gateway.batches.runner.Runner._one", lambda _: False)
     dropped: list[str] = []
 
@@ -417,7 +413,7 @@ def test_a_batch_waits_while_its_tenant_has_no_room(here: Here, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("lost", ["the making", "the reading"])
-def test_a_create_whose_answer_redis_lost_is_known_in_the_end(
+def test_a_create_with_a_lost_answer_is_known(
     client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     monkeypatch.setattr("embedctl_gateway.batches.runner.Runner._one", lambda _: False)

@@ -57,9 +57,7 @@ def test_jobs_are_offered_by_their_beginnings_and_endings(complete: Complete, br
     assert complete("embedctl status nothing") == []
 
 
-def test_classes_and_models_are_those_of_the_settings_and_of_live_workers(
-    complete: Complete, worker_broker: Broker
-) -> None:
+def test_classes_and_models_are_those_of_settings_and_live_workers(complete: Complete, worker_broker: Broker) -> None:
     worker_broker.workers.beat(row("w", "elsewhere/model", hardware="far"))
     for line in ("submit c.txt --class ", "worker --class "):
         assert {"plain,dummy", "plain,cpu-int8", "plain,far"} <= set(complete(f"embedctl {line}"))

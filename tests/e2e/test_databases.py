@@ -81,9 +81,7 @@ def test_records_are_delivered_once_and_a_second_run_changes_nothing(encode: Enc
 
 
 @pytest.mark.usefixtures("small_batches")
-def test_a_job_is_delivered_while_it_runs_if_its_ids_are_positions(
-    rig: Rig, settings: Settings, table: Database
-) -> None:
+def test_a_job_is_delivered_while_it_runs_if_ids_are_positions(rig: Rig, settings: Settings, table: Database) -> None:
     job = enqueue_embeddings(TEXTS, settings=settings, chunk_size=8)
     thread = threading.Thread(target=lambda: Job.get(job.id, settings).deliver(table.url, duplicates="position"))
     thread.start()
@@ -177,9 +175,7 @@ def test_retried_records_are_delivered_by_the_next_call(rig: Rig, settings: Sett
 
 
 @pytest.mark.usefixtures("small_batches")
-def test_a_stopped_job_is_delivered_as_far_as_it_is_and_later_from_its_gap(
-    here: Here, rig: Rig, corpus: Path, table: Database
-) -> None:
+def test_a_stopped_job_is_delivered_and_later_from_its_gap(here: Here, rig: Rig, corpus: Path, table: Database) -> None:
     job = Job.get(here.embedctl("submit", str(corpus), "--chunk-size", "8").stdout.strip(), here.settings)
     rig.run_all(job, (0, 1, 3))
     (facts,) = json.loads(here.embedctl("stop", job.id, "--json", status=0).stdout)
@@ -225,9 +221,7 @@ def test_the_parts_of_a_drained_job_are_delivered(encode: Encode, table: Databas
     assert whole.deliver(table.url, output_type="float32").written == 100
 
 
-def test_records_that_postgres_refuses_are_named_and_all_others_are_there(
-    encode: Encode, table: Database, embedctl: RunEmbedctl
-) -> None:
+def test_records_that_postgres_refuses_are_named(encode: Encode, table: Database, embedctl: RunEmbedctl) -> None:
     items: list[dict[str, Any]] = [{**each, "title": "t"} for each in named()]
     items[42]["id"] = "nul\0here"
     items[77]["title"] = "nul\0there"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 import redis as redis_py
 
-from embedctl import ChunkVectors, Job, JobDrained, JobFailed, JobHeld, OutputError, enqueue_embeddings
+from embedctl import ChunkVectors, Job, JobDrained, JobHeld, OutputError, enqueue_embeddings
 from embedctl.cli.run import _freed_unless_resumable
 from embedctl.destinations.place import PartsBucket
 from embedctl.store import Drains
@@ -26,10 +24,9 @@ from tests.support.failpoints import full_disk, killed_at
 from tests.support.here import Here
 from tests.support.jobs import reference
 from tests.support.limits import limited
-from tests.support.processes import RunEmbedctl
 from tests.support.rig import TEXTS_OF_13_CHUNKS as TEXTS
 from tests.support.rig import Encode, Rig
-from tests.support.waiting import PATIENCE_S, eventually
+from tests.support.waiting import eventually
 
 CHUNKS = 13
 
@@ -109,24 +106,7 @@ def test_retried_records_come_in_a_part_of_their_own(
     assert own.vectors().shape == (100, 16)
 
 
-def test_records_that_were_retried_before_the_drain_are_in_their_places(
-    encode: Encode, rig: Rig, tmp_path: Path
-) -> None:
-    job = encode(["" if i == 7 else text for i, text in enumerate(TEXTS)])
-    job.retry_failed()
-    rig.run(job, 13)
-    job.deliver(tmp_path)
-    assert not list(tmp_path.glob("part-retry-*"))
-    assert results_in_redis(job) == set()
-    assert [each.position for each in job.errors()] == [7]
-    assert job.retry_failed() == 1, "the retry failed too, and is retried after the drain"
-    rig.run(job, 14)
-    assert [each.position for each in job.errors()] == [7]
-
-
-def test_a_power_cut_before_the_folder_is_synced_loses_nothing(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_power_cut_before_the_sync_loses_nothing(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the folder is synced, a power cut may take the new name away. Then the results must still be in Redis."""
     folder = tmp_path / "out"
     folder.mkdir()
@@ -227,16 +207,7 @@ def test_without_its_parts_a_drained_job_says_where_they_went(job: Job, tmp_path
         job.vectors()
 
 
-def test_a_job_that_is_cancelled_keeps_its_parts(job: Job, tmp_path: Path) -> None:
-    drained_half(job, tmp_path)
-    job.cancel()
-    job.discard()
-    assert set(rows_of(tmp_path)) == set(range(48))
-
-
-def test_leftovers_of_a_redis_that_went_back_are_replaced_or_removed(
-    job: Job, raw: redis_py.Redis, tmp_path: Path
-) -> None:
+def test_leftovers_of_a_redis_that_went_back_are_replaced(job: Job, raw: redis_py.Redis, tmp_path: Path) -> None:
     """Redis came back without its last writes: parts lie there that it does not know of."""
     snapshot = {key: raw.dump(key) or b"" for key in raw.scan_iter(f"*{job.id}*")}
     job.deliver(tmp_path)
@@ -246,27 +217,6 @@ def test_leftovers_of_a_redis_that_went_back_are_replaced_or_removed(
     for key, data in snapshot.items():
         raw.restore(key, 10**7, data)
     job.deliver(tmp_path)
-    assert_complete(tmp_path)
-
-
-def test_two_drainers(job: Job, embedctl: RunEmbedctl, tmp_path: Path) -> None:
-    go_on, begun = threading.Event(), threading.Event()
-
-    def written(_: object) -> None:
-        begun.set()
-        go_on.wait(PATIENCE_S)
-
-    first = threading.Thread(target=lambda: job.deliver(tmp_path, written=written))
-    first.start()
-    assert begun.wait(PATIENCE_S)
-    try:
-        refused = embedctl("fetch", job.id, "-o", f"{tmp_path}/", status=1)
-        assert f"job {job.id} is being drained by process {os.getpid()} on " in refused.stderr
-        with pytest.raises(JobHeld):
-            job.deliver(tmp_path / "other")
-    finally:
-        go_on.set()
-        first.join(PATIENCE_S)
     assert_complete(tmp_path)
 
 
@@ -281,9 +231,7 @@ def test_a_run_frees_no_job_that_a_fetch_drains(job: Job, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("at", [0, 16])
-def test_a_drainer_that_stood_still_does_not_replace_the_parts_of_the_next_one(
-    job: Job, raw: redis_py.Redis, tmp_path: Path, at: int
-) -> None:
+def test_a_drainer_that_stood_still_replaces_no_parts(job: Job, raw: redis_py.Redis, tmp_path: Path, at: int) -> None:
     """It was stopped for so long that another one took over, on another machine: no lock of the folder keeps it out."""
     copy = Job(job.id, job._broker)
 
@@ -349,18 +297,6 @@ def test_a_stopped_job_is_drained_and_goes_on(settings: Settings, rig: Rig, tmp_
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
 
 
-def test_what_an_error_budget_left_is_drained_before_the_command_fails(
-    settings: Settings, rig: Rig, tmp_path: Path
-) -> None:
-    texts: list[Any] = [None if 40 <= at < 44 else text for at, text in enumerate(TEXTS)]
-    job = enqueue_embeddings(texts, settings=settings, chunk_size=8, max_errors=2)
-    rig.run_all(job, (0, 3, 5))
-    with pytest.raises(JobFailed, match=r"error budget after 4 failed records.*What is done is in"):
-        job.deliver(tmp_path)
-    assert results_in_redis(job) == set()
-    assert sorted(rows_of(tmp_path)) == [row for chunk in (0, 3, 5) for row in range(8 * chunk, 8 * chunk + 8)]
-
-
 PLACE = "s3://vectors/jobs/one/"
 
 
@@ -420,9 +356,7 @@ def test_a_part_that_was_replaced_or_removed_is_named(job: Job, bucket: Any) -> 
 
 
 @pytest.mark.slow
-def test_a_bucket_that_refuses_says_so_and_nothing_is_unlinked(
-    job: Job, bucket: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bucket_that_refuses_has_nothing_unlinked(job: Job, bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OutputError, match=r"s3://missing/p/ can't be written: .*the same command resumes"):
         job.deliver("s3://missing/p/")
     with monkeypatch.context() as patched:

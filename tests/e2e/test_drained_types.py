@@ -65,9 +65,7 @@ def numbers_in(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("kind", OutputType)
-def test_parts_and_what_is_fetched_from_them_hold_the_same_numbers(
-    kind: OutputType, encode: Encode, tmp_path: Path
-) -> None:
+def test_parts_and_what_is_fetched_hold_the_same_numbers(kind: OutputType, encode: Encode, tmp_path: Path) -> None:
     job = encode(TEXTS, count_tokens=True)
     numbers = Numbers(kind, ranges_of_all(expected()) if kind is OutputType.INT8 else None)
     for name in ("a.npy", "a.parquet"):
@@ -142,9 +140,7 @@ def test_a_drain_that_goes_on_keeps_the_type_and_the_ranges(job: Job, rig: Rig, 
     ("owner", "name", "after"),
     [(Drains, "note", False), (PartsFolder, "publish", False), (PartsFolder, "publish", True)],
 )
-def test_a_type_counts_from_the_first_part_that_is_noted(
-    job: Job, tmp_path: Path, owner: Any, name: str, after: bool
-) -> None:
+def test_a_type_counts_from_the_first_noted_part(job: Job, tmp_path: Path, owner: Any, name: str, after: bool) -> None:
     with killed_at(owner, name, 1, after=after):
         job.deliver(tmp_path, output_type="int8")
     job.deliver(tmp_path, output_type="float16")

@@ -90,9 +90,7 @@ def app(environment: dict[str, str], short_folder: Path) -> Iterator[httpx2.Clie
     assert "Traceback" not in log_file.read_text()
 
 
-def test_the_web_application_answers_at_once_and_streams_vectors(
-    app: httpx2.Client, raw: redis_py.Redis, start_worker: StartWorker
-) -> None:
+def test_the_web_app_streams_vectors(app: httpx2.Client, raw: redis_py.Redis, start_worker: StartWorker) -> None:
     texts = ["one", "", "three words here"]
     key = {"Idempotency-Key": "k"}
     made = app.post("/jobs", content="\n".join(texts), headers=key)

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 import signal
-from base64 import b64encode
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import pytest
-import redis as redis_py
 
 from embedctl import enqueue_embeddings
-from embedctl.queueing.broker import Broker
 from embedctl_config.keys import TASK
 from embedctl_config.settings import Settings
 from tests.support.browser import chromium, errors_logged
-from tests.support.dashboard import PAGES, dashboard
+from tests.support.dashboard import dashboard
 from tests.support.here import Here
-from tests.support.limits import settings_of
-from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
@@ -51,44 +46,6 @@ def test_flower_and_status_agree_about_a_running_job(here: Here) -> None:
         # The history outlives it.
         assert {task["uuid"] for task in flower.tasks(job.id)} == {task["uuid"] for task in tasks}
     assert {path.stat().st_mode & 0o777 for path in (here.folder / "state").glob("flower-*")} == {0o700}
-
-
-@pytest.mark.slow
-def test_with_users_nothing_is_shown_to_others_and_no_password_to_anybody(here: Here, own_redis: RedisServer) -> None:
-    with redis_py.Redis.from_url(own_redis.url) as admin:
-        admin.config_set("requirepass", "r3d1s")
-    # kombu's form of a unix socket's URL shows the password.
-    here.environment["EMBEDCTL_REDIS_URL"] = own_redis.url.replace("unix://", "unix://:r3d1s@")
-    users = here.folder / "users"
-    users.write_text("kim:fl0w3r\nlee:with:colon\n")
-    broker = Broker.connect(settings_of(here.environment))
-    here.start_worker(wait=False)
-    eventually(lambda: list(broker.workers.alive()))
-    (worker,) = broker.workers.alive()
-    broker.close()
-    with dashboard(here.environment, here.folder, "--address", "0.0.0.0:0", "--auth-file", str(users)) as flower:
-        flower.url = flower.url.replace("0.0.0.0", "127.0.0.1")
-
-        def look(path: str, user: str) -> tuple[int, str]:
-            return flower.get(path, Authorization=f"Basic {b64encode(user.encode()).decode()}", Host="flower.example")
-
-        worker_page = f"/worker/{quote(worker.name, safe='')}"
-        for path in (*PAGES, worker_page):
-            assert flower.get(path)[0] == 401, path
-            assert look(path, "kim:wrong")[0] == 401, path
-        assert flower.get("/healthcheck") == (200, "OK")
-        assert look("/workers", "lee:with:colon")[0] == 200
-
-        eventually(lambda: worker.name in look("/workers?json=1", "kim:fl0w3r")[1])
-        eventually(lambda: look(worker_page, "kim:fl0w3r")[0] == 200)
-        shown = {path: look(path, "kim:fl0w3r") for path in (*PAGES, worker_page)}
-        assert {status for status, _ in shown.values()} == {200}
-        assert "redis+socket" in shown["/api/workers"][1]  # where the password was
-        told = "".join(body for _, body in shown.values()) + flower.log_file.read_text()
-        told += Path(f"/proc/{flower.process.pid}/cmdline").read_text()
-        for password in ("r3d1s", "fl0w3r", "with:colon"):
-            assert password not in told
-        assert flower.stop() == 0
 
 
 @pytest.mark.slow

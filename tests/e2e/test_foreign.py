@@ -22,12 +22,11 @@ from embedctl import enqueue_embeddings
 from embedctl.store.scripts import BELL
 from embedctl_config import keys
 from embedctl_config.celery_app import make_celery
-from embedctl_config.settings import Settings
 from tests.support.here import Here
 from tests.support.prepared import Put
 from tests.support.redis_server import RedisServer, as_user
 from tests.support.waiting import eventually
-from tests.support.workers import StartWorker, WorkerProcess
+from tests.support.workers import WorkerProcess
 
 QUEUE = "embed.dummy.dummy"
 #: What a message of 60 KB may be inflated to (bytes).
@@ -55,50 +54,35 @@ def peak_bytes(worker: WorkerProcess) -> int:
     return int(found[1]) * 1024
 
 
-def assert_dropped(worker: WorkerProcess, raw: redis_py.Redis, settings: Settings, messages: list[Envelope]) -> None:
-    """The worker drops the entry, its memory hardly grows, and it hears the bells behind it."""
-    enqueue_embeddings(["first"], settings=settings).wait(timeout=60)
-    peak, logged = peak_bytes(worker), worker.log_file.stat().st_size
-    for at, message in enumerate(messages):
-        message["properties"]["delivery_tag"] = f"tag-{at}"
-        raw.lpush(QUEUE, json.dumps(message))
-    job = enqueue_embeddings(["one", "two"], settings=settings)
-    assert job.wait(timeout=60).done == 2
-    eventually(lambda: raw.llen(QUEUE) == 0 and raw.hlen(keys.UNACKED) == 0)
-    assert worker.process.poll() is None
-    assert peak_bytes(worker) < peak + (20 << 20)
-    assert worker.log_file.stat().st_size < logged + 1000 * (len(messages) + 4)
-
-
-def test_a_large_or_compressed_message_is_dropped_before_it_is_read(
-    settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
-) -> None:
+def test_a_message_that_is_no_bell_is_dropped_unread_and_nothing_that_it_says_is_used_or_logged(here: Here) -> None:
+    """The worker's memory hardly grows, and it hears the bells behind it."""
     squeezed = zlib.compress(b'[["' + b"a" * INFLATED + b'", 0], {}, {}]', 9)
     assert len(squeezed) < 70_000
-    long = "x" * (1 << 20)
-    messages = [
+    long, forged = "x" * (1 << 20), "\x1b]0;owned\x07\nforged"
+    elsewhere = [{"exchange": "", "routing_key": key} for key in (forged, "embed.slow.dummy", None, [QUEUE])]
+    no_bells = [
         bell(headers={"compression": "application/x-gzip"}, body=base64.b64encode(squeezed).decode()),
         bell(body=body(long)),
         {**bell(), "content-type": "application/x-python-serialize"},
         bell(headers={"id": long}),
         bell(headers={"task": "celery.accumulate"}),
         bell(headers={"compression": {"no": "name"}}),
+        *(bell(delivery=each) for each in elsewhere),
     ]
-    worker = start_worker()
-    assert_dropped(worker, raw, settings, messages)
-    assert worker.log().count("a message that is no bell was dropped") >= len(messages) - 1
-
-
-def test_nothing_that_a_message_says_is_used_or_logged(
-    settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
-) -> None:
-    forged = "\x1b]0;owned\x07\nforged"
-    elsewhere = [{"exchange": "", "routing_key": key} for key in (forged, "embed.slow.dummy", None, [QUEUE])]
-    messages = [bell(body=body(forged, 0)), *(bell(delivery=each) for each in elsewhere)]
-    worker = start_worker()
-    assert_dropped(worker, raw, settings, messages)
-    assert worker.log().count("a message that is no bell was dropped") == len(elsewhere)
-    assert "Traceback" not in worker.log()
+    worker = here.start_worker()
+    enqueue_embeddings(["first"], settings=here.settings).wait(timeout=60)
+    peak, logged = peak_bytes(worker), worker.log_file.stat().st_size
+    for at, message in enumerate([*no_bells, bell(body=body(forged, 0))]):
+        message["properties"]["delivery_tag"] = f"tag-{at}"
+        here.raw.lpush(QUEUE, json.dumps(message))
+    job = enqueue_embeddings(["one", "two"], settings=here.settings)
+    assert job.wait(timeout=60).done == 2
+    eventually(lambda: here.raw.llen(QUEUE) == 0 and here.raw.hlen(keys.UNACKED) == 0)
+    assert worker.process.poll() is None
+    assert peak_bytes(worker) < peak + (20 << 20)
+    assert worker.log_file.stat().st_size < logged + 1000 * (len(no_bells) + 5)
+    assert worker.log().count("a message that is no bell was dropped") >= len(no_bells) - 1
+    assert worker.log().count("Traceback") <= 1  # Celery's own, of what it refuses to deserialise
     assert "forged" not in worker.log()
 
 
@@ -162,9 +146,7 @@ OTHERS = {
 URLS = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL")
 
 
-def test_bells_come_from_the_configured_redis_alone_and_a_program_keeps_its_environment(
-    here: Here, own_redis: RedisServer
-) -> None:
+def test_bells_come_from_our_redis_alone_and_a_program_keeps_its_variables(here: Here, own_redis: RedisServer) -> None:
     elsewhere = f"redis+socket://{own_redis.folder}/redis.sock?virtual_host=0"
     here.environment.update({**OTHERS, **dict.fromkeys(URLS, elsewhere)})
     here.raw.config_resetstat()

@@ -64,9 +64,7 @@ def write_class(environment: dict[str, str], model: Path) -> WriteClass:
 
 
 @pytest.mark.slow
-def test_a_worker_that_fails_the_gate_takes_nothing_and_a_good_one_does_its_work(
-    here: Here, write_class: WriteClass, model: Path
-) -> None:
+def test_who_fails_the_gate_takes_nothing_and_others_work(here: Here, write_class: WriteClass, model: Path) -> None:
     settings = write_class(1e-12)  # float32 itself is coarser
     job = enqueue_embeddings(TEXTS, model="tiny", hardware="tiny", settings=settings)
 
@@ -94,9 +92,7 @@ def test_a_worker_that_fails_the_gate_takes_nothing_and_a_good_one_does_its_work
 
 
 @pytest.mark.slow
-def test_verify_says_what_a_worker_would_and_how_fast_it_is(
-    here: Here, write_class: WriteClass, tmp_path: Path
-) -> None:
+def test_verify_says_what_workers_would_and_how_fast_it_is(here: Here, write_class: WriteClass, tmp_path: Path) -> None:
     write_class(0)
     cpu = min(os.sched_getaffinity(0))
     verify = partial(here.embedctl, "model", "verify", "tiny", "--class", "tiny", prepare=QUICK_SPEED, model=True)

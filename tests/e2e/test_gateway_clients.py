@@ -186,78 +186,62 @@ def test_the_example_in_javascript(run: Run, node: str) -> None:
     assert run(node, "example.mjs", shape) == [1, 16]
 
 
-FRAMEWORKS = """
+TEI = """
+from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
+client = TextEmbeddingsInference(base_url=sys.argv[1], model_name="dummy")
+"""
+FRAMEWORK = """
 import json, sys
 from importlib.metadata import version
-EXAMPLE
-texts = TEXTS
-print(json.dumps({
-    "version": version("PACKAGE"),
-    "vectors": MADE,
-    "one": ONE,
-}))
+{client}
+texts = {texts}
+print(json.dumps({{"version": version("{package}"), "vectors": {vectors}(texts), "one": {one}(texts[0])}}))
 """
 
 
-def framework(package: str, made: str, one: str) -> str:
-    """The example of the page, and what is printed of it."""
-    source = example("python", "langchain_openai").replace('"http://127.0.0.1:8080/v1"', 'f"{sys.argv[1]}/v1"')
-    words = {"EXAMPLE": source, "TEXTS": repr(TEXTS), "PACKAGE": package, "MADE": made, "ONE": one}
-    return re.sub("|".join(words), lambda found: words[found[0]], FRAMEWORKS)
-
-
-def assert_right(got: dict[str, Any]) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("package", "vectors", "one"),
+    [
+        pytest.param(
+            "langchain-openai",
+            "langchain.embed_documents",
+            "langchain.embed_query",
+            marks=pytest.mark.client(
+                "langchain-openai",
+                "the example of this page: `OpenAIEmbeddings` with `check_embedding_ctx_length=False`",
+            ),
+        ),
+        pytest.param(
+            "llama-index-embeddings-openai-like",
+            "llama_index.get_text_embedding_batch",
+            "llama_index.get_query_embedding",
+            marks=pytest.mark.client(
+                "llama-index-embeddings-openai-like", "the example of this page: `OpenAILikeEmbedding`"
+            ),
+        ),
+        pytest.param(
+            "llama-index-embeddings-text-embeddings-inference",
+            "client.get_text_embedding_batch",
+            "client.get_text_embedding",
+            marks=pytest.mark.client(
+                "llama-index-embeddings-text-embeddings-inference",
+                "`TextEmbeddingsInference`, which calls TEI's `/embed`",
+            ),
+        ),
+    ],
+)
+def test_frameworks(run: Run, package: str, vectors: str, one: str) -> None:
+    client = example("python", "langchain_openai").replace('"http://127.0.0.1:8080/v1"', 'f"{sys.argv[1]}/v1"')
+    client = TEI if package.endswith("inference") else client
+    source = FRAMEWORK.format(client=client, texts=TEXTS, package=package, vectors=vectors, one=one)
+    got = run(installed("frameworks", "bin/python"), "example.py", source)
     np.testing.assert_allclose(got["vectors"], reference(TEXTS), atol=1e-6)
     np.testing.assert_allclose(got["one"], reference(TEXTS[:1])[0], atol=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.client(
-    "langchain-openai", "the example of this page: `OpenAIEmbeddings` with `check_embedding_ctx_length=False`"
-)
-def test_langchain(run: Run) -> None:
-    source = framework("langchain-openai", "langchain.embed_documents(texts)", "langchain.embed_query(texts[0])")
-    assert_right(run(installed("frameworks", "bin/python"), "example.py", source))
-
-
-@pytest.mark.slow
-@pytest.mark.client("llama-index-embeddings-openai-like", "the example of this page: `OpenAILikeEmbedding`")
-def test_llama_index(run: Run) -> None:
-    package = "llama-index-embeddings-openai-like"
-    source = framework(
-        package, "llama_index.get_text_embedding_batch(texts)", "llama_index.get_query_embedding(texts[0])"
-    )
-    assert_right(run(installed("frameworks", "bin/python"), "example.py", source))
-
-
-LLAMA_TEI = """
-import json, sys
-from importlib.metadata import version
-from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
-
-client = TextEmbeddingsInference(base_url=sys.argv[1], model_name="dummy")
-texts = TEXTS
-print(json.dumps({
-    "version": version("llama-index-embeddings-text-embeddings-inference"),
-    "vectors": client.get_text_embedding_batch(texts),
-    "one": client.get_text_embedding(texts[0]),
-}))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.client(
-    "llama-index-embeddings-text-embeddings-inference", "`TextEmbeddingsInference`, which calls TEI's `/embed`"
-)
-def test_llama_index_and_tei(run: Run) -> None:
-    source = LLAMA_TEI.replace("TEXTS", repr(TEXTS))
-    assert_right(run(installed("frameworks", "bin/python"), "tei.py", source))
-
-
 @pytest.mark.client("curl", "a body of 2 MB, which curl sends after `100 Continue`")
-def test_curl_and_a_large_body(
-    gateway: Running, short_folder: Path, record_property: Callable[[str, object], None]
-) -> None:
+def test_curl_sends_2_mb(gateway: Running, short_folder: Path, record_property: Callable[[str, object], None]) -> None:
     curl = shutil.which("curl")
     if curl is None:
         pytest.skip("there is no curl")

@@ -186,9 +186,7 @@ def test_what_a_gateway_killed_after_its_answer_leaves_behind_has_an_end(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_what_a_gateway_has_answered_stays_true_under_kills(
-    environment: dict[str, str], own_redis: RedisServer, short_folder: Path
-) -> None:
+def test_answers_stay_true_under_kills(environment: dict[str, str], own_redis: RedisServer, short_folder: Path) -> None:
     draw, told, over = random.Random(SEED), Told(), threading.Event()
     environment = {**environment, "EMBEDCTL_REDIS_URL": own_redis.url}
     with stack(environment, short_folder) as (urls, children):

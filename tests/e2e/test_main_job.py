@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedctl import AsyncJob, InputError, JobFailed, JobState, enqueue_embeddings
+from embedctl import AsyncJob, JobFailed, JobState, enqueue_embeddings
 from embedctl_config.settings import Settings
 from tests.support.here import Here
 from tests.support.jobs import reference
@@ -163,14 +163,3 @@ def test_vectors_of_a_job_without_any_raise(settings: Settings, start_worker: St
         asyncio.run(AsyncJob(job).vectors())
     assert [len(chunk.errors) for chunk in job.iter_results()] == [1, 1, 1]
     assert len(job.errors()) == 3
-
-
-def test_the_fields_of_mappings_are_named(settings: Settings, start_worker: StartWorker) -> None:
-    start_worker()
-    rows = [{"body": "one", "key": 7}]
-    with pytest.raises(InputError, match=r"text_field= in Python"):
-        enqueue_embeddings(rows, settings=settings)
-    job = enqueue_embeddings(rows, text_field="body", id_field="key", settings=settings)
-    job.wait(timeout=60)
-    assert [chunk.ids for chunk in job.iter_results()] == [["7"]]
-    np.testing.assert_array_equal(job.vectors(), reference(["one"]))

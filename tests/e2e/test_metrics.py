@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from embedctl import JobState, enqueue_embeddings
 from embedctl_config.settings import Settings
-from tests.support.monitor import get, running_monitor, samples
+from tests.support.monitor import get, samples
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
@@ -129,19 +127,3 @@ def test_a_redis_that_goes_makes_it_unready_and_not_unwell_until_it_comes_back(
     assert enqueue_embeddings(["text"], settings=settings).wait(timeout=60).done == 1
     assert worker.stop() == 0
     assert page.ready == (0, "")
-
-
-def test_while_redis_is_away_it_is_well_and_not_ready_and_tells_no_old_figures(
-    own_redis: RedisServer, environment: dict[str, str], short_folder: Path
-) -> None:
-    environment["EMBEDCTL_REDIS_URL"] = own_redis.url
-    own_redis.stop()
-    with running_monitor(environment, short_folder) as monitor:
-        eventually(lambda: monitor.get("/readyz")[0] == 503)
-        assert monitor.get("/healthz")[0] == 200
-        found = {name[0]: value for name, value in monitor.metrics().items()}
-        assert found == {"build_info": 1, "redis_up": 0}
-        own_redis.start()
-        eventually(lambda: monitor.ready)
-        assert monitor.metrics()["redis_up",] == 1
-        assert monitor.stop(signal.SIGINT) == 130

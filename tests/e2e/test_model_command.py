@@ -77,9 +77,7 @@ def test_a_model_is_built_once_listed_shown_and_served(here: Here) -> None:
         (("tiny", "--class", "graph", "--exporter", "optimum"), 1, "pip install 'embedctl[optimum]'"),
     ],
 )
-def test_what_can_not_be_built_is_said_in_one_line(
-    embedctl: Run, arguments: tuple[str, ...], status: int, message: str
-) -> None:
+def test_what_can_not_be_built_is_said(embedctl: Run, arguments: tuple[str, ...], status: int, message: str) -> None:
     done = embedctl("model", "build", *arguments)
     assert done.returncode == status
     assert message in done.stderr

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import random
 import shutil
 import signal
 import threading
@@ -11,17 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 import pytest
 import redis as redis_py
 
 from embedctl import Job, JobLost, JobState, enqueue_embeddings
 from embedctl.corpus.rows import Rows, records_of
-from embedctl.destinations.files import fetch
 from embedctl.jobs.enqueue import submit
 from embedctl.jobs.options import SubmitOptions
 from embedctl.queueing.broker import Broker
@@ -30,7 +25,7 @@ from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.forked import Process
 from tests.support.here import Here
-from tests.support.jobs import assert_encoded, reference
+from tests.support.jobs import assert_encoded
 from tests.support.prepared import WaitFor
 from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisServer
@@ -212,9 +207,7 @@ def test_a_redis_that_comes_back_empty(here: Here, redis_server: RedisServer) ->
 
 
 @pytest.mark.slow
-def test_a_submission_that_redis_lost_in_a_crash_is_repaired_by_the_same_command(
-    here: Here, redis_server: RedisServer
-) -> None:
+def test_a_submission_lost_in_a_crash_is_repaired_by_the_same_command(here: Here, redis_server: RedisServer) -> None:
     name = corpus(here.folder)
     command = ["submit", name, "--class", "slow", "--chunk-size", "5", "--resume", "k"]
     settings = here.broker.settings
@@ -354,47 +347,7 @@ def test_a_bell_taken_from_a_full_redis_does_not_end_the_worker(here: Here) -> N
     assert worker.process.poll() is None
 
 
-def test_retrying_failed_records_while_they_are_fetched(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = [f"text {i}{' fail-encoder' * (i % 7 == 3)}" for i in range(60)]
-    vectors = reference(texts)
-    failing = here.start_worker("poison")
-    jobs = [enqueue_embeddings(texts, hardware="poison", chunk_size=2, settings=here.settings) for _ in range(5)]
-    for job in jobs:
-        assert job.wait(timeout=60).failed == 9
-    assert failing.stop() == 0
-    config = Path(here.environment["EMBEDCTL_CONFIG"])
-    config.write_text(config.read_text().replace(", poison = true", ""))
-    here.start_worker("poison")
-    reader = Broker.connect(here.settings)
-    result = reader.jobs.result
-
-    def slow_result(job_id: str, chunk: int) -> bytes | None:
-        time.sleep(0.002)  # so that a fetch takes long enough to be overtaken, on any machine
-        return result(job_id, chunk)
-
-    monkeypatch.setattr(reader.jobs, "result", slow_result)
-    dice, mixed = random.Random(3), 0
-    for at, job in enumerate(jobs):
-        path = here.folder / f"{at}.jsonl"
-        fetched = in_background(partial(fetch, Job(job.id, reader), path))
-        time.sleep(dice.uniform(0, 0.09))  # a random moment of the fetch
-        assert job.retry_failed() == 9
-        assert fetched.result(60).files == [path]
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        assert [line["position"] for line in lines] == list(range(len(texts)))
-        assert all(("embedding" in line) != ("error" in line) for line in lines)
-        good = [line["position"] for line in lines if "embedding" in line]
-        np.testing.assert_array_equal(np.array([lines[i]["embedding"] for i in good], np.float32), vectors[good])
-        mixed += len(texts) - 9 < len(good) < len(texts)
-        job.wait(timeout=60)
-        assert_whole(job, texts)
-    assert mixed > 0  # some fetches were overtaken half-way
-    reader.close()
-
-
-def test_a_worker_that_loses_redis_while_it_says_hello_still_hears_sigterm(
-    here: Here, redis_server: RedisServer
-) -> None:
+def test_a_worker_that_loses_redis_at_its_hello_still_hears_sigterm(here: Here, redis_server: RedisServer) -> None:
     """Celery sends its first heartbeat between connecting and consuming."""
     go = here.folder / "go"
     worker = here.start_worker(prepare=WaitFor("celery.worker.heartbeat:Heart", "start", go))

@@ -96,9 +96,7 @@ def write_corpus(folder: Path, lines: list[str]) -> None:
 
 
 @pytest.mark.parametrize("way", ["key", "resume"])
-def test_a_producer_that_was_killed_is_resumed_at_the_right_record(
-    here: Here, way: str, start_producer: StartProducer
-) -> None:
+def test_a_killed_producer_is_resumed_at_the_right_record(here: Here, way: str, start_producer: StartProducer) -> None:
     key = ["--resume", "k"] if way == "key" else []
     job_id = die_half_way(start_producer, here.broker, *key)
     here.start_worker()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +18,6 @@ from tests.support.here import Here  # noqa: E402
 from tests.support.hub import StandInHub, stand_in_hub  # noqa: E402
 from tests.support.limits import settings_of  # noqa: E402
 from tests.support.references_here import expected_vectors, keep_references  # noqa: E402
-from tests.support.terminal import terminal  # noqa: E402
 from tests.support.tiny_models import MakeModel, Tiny  # noqa: E402
 from tests.support.waiting import eventually  # noqa: E402
 
@@ -66,19 +64,6 @@ def test_two_that_pull_at_once_download_once(environment: dict[str, str], hub: S
 
 
 @pytest.mark.slow
-def test_on_a_terminal_a_line_tells_how_far_it_is(environment: dict[str, str], hub: StandInHub) -> None:
-    hub.paused = len(hub.contents[NAME, str(hub.commit(NAME, "main"))]["model.safetensors"]) // 2
-    with terminal(["model", "pull", NAME], environment, columns=100) as shown:
-        shown.until(lambda: hub.paused is None)
-        shown.until(lambda: re.search(r"\d+ %: 0\.\d MB of 0\.\d MB", shown.text))
-        hub.resumed.set()
-        assert shown.ended() == 0
-        assert shown.screen[0].startswith("someone/tiny at main is commit")
-        assert not any(" %: " in line for line in shown.screen), "the line is gone in the end"
-        assert any(line.startswith("fingerprint ") for line in shown.screen)
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_run_offers_to_pull_and_does_it(here: Here, hub: StandInHub, tiny_model: MakeModel) -> None:
     keep_references(tiny_model(Tiny()), here.environment["EMBEDCTL_CACHE_DIR"])
@@ -95,9 +80,7 @@ def test_run_offers_to_pull_and_does_it(here: Here, hub: StandInHub, tiny_model:
     np.testing.assert_allclose(np.load(here.folder / "vectors.npy"), expected, rtol=0, atol=1e-5)
 
 
-def test_a_pull_prints_the_folder_and_how_to_use_a_revision(
-    embedctl: Run, environment: dict[str, str], hub: StandInHub
-) -> None:
+def test_a_pull_prints_its_folder_and_the_revision(embedctl: Run, environment: dict[str, str], hub: StandInHub) -> None:
     commit = hub.commit(NAME, "main")
     done = embedctl("model", "pull", f"{NAME}@{commit}", status=0)
     assert done.stdout.strip().endswith(f"/snapshots/{commit}")

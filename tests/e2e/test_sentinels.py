@@ -53,9 +53,7 @@ def job(settings: Settings, start_worker: StartWorker) -> Job:
 
 
 @WITH_A_PASSWORD
-def test_doctor_names_the_master_and_sentinels_that_refuse_the_password(
-    site: Site, embedctl: RunEmbedctl, tmp_path: Path
-) -> None:
+def test_doctor_names_master_and_sentinels_that_refuse_us(site: Site, embedctl: RunEmbedctl, tmp_path: Path) -> None:
     said = embedctl("doctor").stdout
     assert f"3 of 3 sentinels answer; 127.0.0.1:{site.master.port} is the master, with 1 replica" in said, said
     wrong = tmp_path / "wrong"

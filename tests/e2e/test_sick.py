@@ -8,12 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import redis as redis_py
 
 from embedctl import Job, JobState, enqueue_embeddings
 from embedctl_config.settings import Settings
 from tests.support.here import Here
-from tests.support.jobs import assert_encoded, owners, reference
+from tests.support.jobs import assert_encoded, reference
 from tests.support.limits import settings_of
 from tests.support.sick_backends import register
 from tests.support.waiting import eventually
@@ -101,9 +100,7 @@ def test_chunks_are_joined_and_every_record_has_its_vector(joining: Settings, st
 
 
 @pytest.mark.slow
-def test_a_record_that_kills_a_worker_costs_one_record_of_the_joined_chunks(
-    joining: Settings, start_worker: StartWorker
-) -> None:
+def test_a_record_that_kills_a_worker_costs_the_joined_chunks_one(joining: Settings, start_worker: StartWorker) -> None:
     texts = texts_of(80)
     texts[33] += " crash-encoder"
     with kept_alive(partial(start_worker, prepare=register), 1, hardware="joining") as workers:
@@ -116,18 +113,3 @@ def test_a_record_that_kills_a_worker_costs_one_record_of_the_joined_chunks(
     assert status.deaths > 1  # of every chunk that was in the batch
     good = [at for at in range(80) if at != 33]
     np.testing.assert_array_equal(job.vectors()[good], reference([texts[at] for at in good]))
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_told_to_stop_gives_back_what_waits(
-    joining: Settings, raw: redis_py.Redis, start_worker: StartWorker
-) -> None:
-    worker = start_worker("joining", prepare=register)
-    job = submit(joining, texts_of(600))
-    eventually(lambda: len(owners(raw, job)) >= 3 and worker.row().progressed_ms > 0)
-    assert worker.stop() == 0
-    assert not owners(raw, job)
-    assert job.status().done % 10 == 0
-    start_worker("joining", prepare=register)
-    status = job.wait(timeout=60)
-    assert (status.done, status.deaths, status.lapsed) == (600, 0, 0)

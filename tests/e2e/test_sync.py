@@ -122,9 +122,7 @@ def test_what_fails_keeps_its_row_and_is_tried_each_night(here: Here, nights: Ni
 
 
 @pytest.mark.parametrize("changes", [False, True])
-def test_a_job_that_an_earlier_run_has_left_is_found_again(
-    here: Here, nights: Nights, table: Database, changes: bool
-) -> None:
+def test_a_job_that_an_earlier_run_left_is_found(here: Here, nights: Nights, table: Database, changes: bool) -> None:
     """It is delivered first, also if the destination lacks less by now; and if it had not all of its records yet, it is
     begun again."""
     here.start_worker()

@@ -6,13 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from embedctl import JobState, enqueue_embeddings
 from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
-from embedctl_config.settings import Settings
 from tests.support.here import Here
 from tests.support.waiting import eventually
-from tests.support.workers import StartWorker
 
 
 def test_jobs_of_all_tenants_and_lanes_end_and_say_what_they_are(here: Here) -> None:
@@ -69,17 +66,3 @@ def test_a_tenant_at_its_limit_is_refused_until_a_job_ends_and_others_go_on(here
     again = submit("team/a")
     assert again.returncode == 0
     assert Job(json.loads(again.stdout)["id"], broker).wait(timeout=60).done == 1
-
-
-def test_a_small_job_is_not_stuck_behind_a_large_one_of_another_model(
-    settings: Settings, start_worker: StartWorker
-) -> None:
-    start_worker("slow", "--model", "b", model="a")
-    for large, small in ("ab", "ba"):
-        texts = [f"text {at} " + "word " * 30 for at in range(400)]
-        long_one = enqueue_embeddings(texts, model=large, hardware="slow", chunk_size=2, settings=settings)
-        eventually(lambda: long_one.status().done)  # noqa: B023  (it is called in this turn)
-        short_one = enqueue_embeddings(["a text"], model=small, hardware="slow", settings=settings)
-        assert short_one.wait(timeout=120).state is JobState.COMPLETED
-        assert not long_one.status().state.ended
-        long_one.cancel()

@@ -14,7 +14,6 @@ import pytest
 from embedctl import enqueue_embeddings
 from tests.support.forked import Forked
 from tests.support.here import Here
-from tests.support.redis_server import as_user
 from tests.support.terminal import COLUMNS, ROWS, Terminal, terminal
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -77,9 +76,7 @@ def test_watch_shows_a_job_at_work_until_it_is_left(here: Here) -> None:
 
 
 @pytest.mark.parametrize(("leave", "status"), [("q", 0), (signal.SIGTERM, 128 + signal.SIGTERM)])
-def test_the_terminal_is_restored_however_one_leaves(
-    leave: str | signal.Signals, status: int, environment: dict[str, str]
-) -> None:
+def test_the_terminal_is_always_restored(leave: str | signal.Signals, status: int, environment: dict[str, str]) -> None:
     with terminal(["status", "--watch"], environment) as screen:
         screen.until(lambda: "q leaves" in screen.text)
         assert not is_as_before(screen)
@@ -134,12 +131,6 @@ SUMMARY = r"vectors of 16 dimensions; \d failed, 0 truncated; [\d.]+ s, \d+ reco
 #: Of the class `slow`, ten a second.
 SLOW = [f"text {i} " + "word " * 60 for i in range(20)]
 SLOW_OPTIONS = ["--class", "slow", "--chunk-size", "2"]
-#: A class whose models take their time, so that a fast machine too shows that they load.
-LATE = """
-[classes.late]
-backend = "dummy"
-options = {dim = 16, seconds_to_load = 2.0}
-"""
 
 
 @pytest.fixture
@@ -205,21 +196,3 @@ def test_wait_tells_time_and_rate_of_a_job_that_it_found_at_work(here: Here) -> 
     waited = here.embedctl("wait", job.id, status=3)
     assert re.fullmatch(rf"15 {SUMMARY}\nThe failed records: embedctl errors {job.id}\n", waited.stderr)
     assert here.embedctl("wait", job.id, "-q").stderr == ""
-
-
-@pytest.mark.slow
-def test_run_moves_while_its_worker_loads_and_names_the_file_of_the_failed_records(here: Here) -> None:
-    config = Path(here.environment["EMBEDCTL_CONFIG"])
-    config.write_text(config.read_text() + LATE)
-    (here.folder / "c.txt").write_text("one\n\nthree\n")
-    command = ["run", "c.txt", "--class", "late", "--model", "dummy", "-o", "out.npy"]
-    with terminal(command, as_user(here.environment, "worker"), here.folder) as screen:
-        seen: set[str] = set()
-        while screen.process.poll() is None:
-            screen.read(0.1)
-            seen |= {line for line in moving(screen) if line.startswith("loading")}
-        assert screen.ended() == 3
-        assert len(seen) > 3
-        assert all(re.fullmatch(r"loading    \S \d+ s", line) for line in seen)
-        assert moving(screen) == []
-        assert "The failed records are in out.errors.jsonl" in screen.screen

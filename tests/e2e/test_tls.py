@@ -212,9 +212,7 @@ def plain_redis(short_folder: Path, free_port: int) -> Iterator[RedisServer]:
 
 
 @pytest.mark.usefixtures("plain_redis")
-def test_with_tls_at_a_port_without_it_the_other_scheme_is_named_after_one_timeout(
-    free_port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tls_at_a_port_without_it_names_the_other_scheme_once(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embedctl.store.connection._SOCKET_TIMEOUT_S", 2)
     tries: list[object] = []
     connect: Callable[[Any], object] = redis_py.SSLConnection._connect
@@ -229,9 +227,7 @@ def test_with_tls_at_a_port_without_it_the_other_scheme_is_named_after_one_timeo
     assert len(tries) == 1
 
 
-def test_a_redis_that_goes_away_is_not_taken_for_one_of_the_other_scheme(
-    plain_redis: RedisServer, free_port: int
-) -> None:
+def test_a_redis_that_goes_away_is_not_of_another_scheme(plain_redis: RedisServer, free_port: int) -> None:
     connection = Connection(Settings(redis_url=f"redis://localhost:{free_port}/0"))
     connection.now_ms()
     plain_redis.stop()

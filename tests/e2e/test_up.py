@@ -33,7 +33,6 @@ from tests.support.gateway import NO_TLS
 from tests.support.here import Here
 from tests.support.jobs import assert_encoded, owners, reference
 from tests.support.limits import settings_of
-from tests.support.machines import GPUS, UUIDS, play_gpus
 from tests.support.processes import children, free_ports, is_running
 from tests.support.redis_server import as_user
 from tests.support.waiting import PATIENCE_S, eventually
@@ -52,12 +51,6 @@ BROKEN = """
 [classes.broken]
 backend = "dummy"
 options = {colour = "red"}
-"""
-GPU = """
-[classes.gpu]
-device = "gpu"
-backend = "dummy"
-options = {dim = 16}
 """
 
 
@@ -284,9 +277,7 @@ def test_the_end_of_the_supervisor_is_the_end_of_its_children(environment: dict[
     eventually(lambda: not any(map(is_running, started)))
 
 
-def test_a_private_redis_that_dies_ends_the_supervisor_and_its_data_stays(
-    environment: dict[str, str], start_up: StartUp
-) -> None:
+def test_a_private_redis_that_dies_ends_all_and_its_data_stays(environment: dict[str, str], start_up: StartUp) -> None:
     environment["EMBEDCTL_REDIS_URL"] = ""
     up = start_up("--class", "dummy")
     assert up.process.stdout
@@ -327,37 +318,6 @@ def test_what_can_not_be_had_is_said_before_any_worker_starts(
         assert up.ended() == status
     assert f"embedctl up: {said}" in up.said()
     assert "starting" not in up.said()
-
-
-@pytest.mark.slow
-def test_a_gpu_has_two_workers_with_names_of_their_own_and_a_new_one_for_each_that_dies(
-    here: Here, start_up: StartUp
-) -> None:
-    configure(here.folder, GPU + "workers_per_device = 2\n")
-    play_gpus(here.folder / "driver", GPUS[:1])
-    here.environment["PYTHONPATH"] = str(here.folder / "driver")
-    up = start_up("--class", "gpu")
-
-    def mine() -> list[WorkerRow]:
-        return [row for row in up.broker.workers.here() if row.pid in children(up.process.pid)]
-
-    def both() -> list[WorkerRow]:
-        eventually(lambda: len(mine()) == 2, show=up.said)
-        rows = mine()
-        assert {row.name.partition("@")[0] for row in rows} == {"gpu:0", "gpu:0#2"}
-        assert {(row.device, row.cpus) for row in rows} == {(f"gpu {UUIDS[0]}", str(cpu)) for cpu in CPUS}
-        return rows
-
-    before = both()
-    assert up.said().count("--gpu-workers 2") == 2
-
-    for row in before:  # both at once, as the kernel does where memory runs out
-        os.kill(row.pid, signal.SIGKILL)
-    eventually(lambda: not {row.pid for row in before} & {row.pid for row in mine()})
-    both()
-    job = enqueue_embeddings(TEXTS, hardware="gpu", chunk_size=5, settings=here.settings)
-    assert job.wait(timeout=60).done == len(TEXTS)
-    assert up.stop() == 0
 
 
 @pytest.mark.slow

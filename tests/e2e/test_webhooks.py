@@ -129,9 +129,7 @@ def test_a_receiver_that_fails_is_told_again_with_the_same_id_until_it_is_given_
     assert SECRET not in caplog.text
 
 
-def test_webhooks_go_through_the_proxy_of_the_environment(
-    here: Here, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_webhooks_go_through_the_environments_proxy(here: Here, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     here.start_worker()
     monkeypatch.setenv("http_proxy", here.settings.gateway_webhook_url)  # the receiver plays the proxy
     monkeypatch.setenv("no_proxy", "127.0.0.1")  # for the client of this test
@@ -143,9 +141,7 @@ def test_webhooks_go_through_the_proxy_of_the_environment(
 
 
 @pytest.mark.slow
-def test_another_gateway_tells_what_the_first_one_could_not(
-    here: Here, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_gateway_tells_what_one_could_not(here: Here, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one dies between its try and its note."""
     monkeypatch.setattr(webhooks, "_LEASE_S", 0.5)
     here.start_worker()
@@ -159,10 +155,3 @@ def test_another_gateway_tells_what_the_first_one_could_not(
         eventually(lambda: is_quiet(here.raw), what="the second gateway's try")
     assert set(events(told)) == {("batch.completed", batch.id)}
     assert len({headers["webhook-id"] for headers, _ in told.requests}) == 1
-
-
-def test_nothing_is_noted_without_a_url(here: Here) -> None:
-    here.start_worker()
-    with running_gateway(here.settings.replace(gateway_webhook_url="")) as gateway, client_of(gateway) as client:
-        assert run(client, lines_of(["one"])).status == "completed"
-        assert is_quiet(here.raw)

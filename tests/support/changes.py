@@ -116,10 +116,14 @@ def worker_later(start_worker: StartWorker) -> Iterator[None]:
 
 
 def killer(environment: dict[str, str], folder: Path, *prepare: Callable[[], None]) -> Kill:
-    """What runs a command until it is killed `before` or `after` a step. It fails if that did not happen."""
+    """What runs a command until it is killed `before` or `after` a step. It fails if that did not happen.
+
+    The next command does not wait for half a minute until the lease of a killed producer lapses.
+    """
+    leased = Put({("embedctl_config.keys", "PRODUCER_LEASE_S"): 1})
 
     def kill(step: Step, when: str, *arguments: str) -> None:
-        done = run_forked(arguments, environment, folder, prepare=InTurn((*prepare, DieAt(step, when))))
+        done = run_forked(arguments, environment, folder, prepare=InTurn((leased, *prepare, DieAt(step, when))))
         assert done.returncode == -signal.SIGKILL, f"it did not come to {step}: {done.stdout}{done.stderr}"
 
     return kill

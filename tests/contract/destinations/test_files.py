@@ -51,9 +51,7 @@ def test_a_fetch_that_is_interrupted_leaves_nothing(kind: str, job: Job, tmp_pat
     assert found(tmp_path) == {}
 
 
-def test_a_full_disk_leaves_what_stood_there_before(
-    kind: str, job: Job, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_changes_no_file(kind: str, job: Job, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / f"v.{kind}").write_text("before")
     with full_disk(4000), pytest.raises(OutputError, match=r"can't be written: .*File too large"):
         fetch(job, tmp_path / f"v.{kind}")
@@ -62,9 +60,7 @@ def test_a_full_disk_leaves_what_stood_there_before(
     fetch(job, tmp_path / f"v.{kind}")
 
 
-def test_what_another_job_has_left_is_in_no_file(
-    kind: str, job: Job, broker: Broker, settings: Settings, tmp_path: Path
-) -> None:
+def test_leftovers_are_in_no_file(kind: str, job: Job, broker: Broker, settings: Settings, tmp_path: Path) -> None:
     other = encoded_job(broker, settings, [f"other {i}" for i in range(30)])
     (tmp_path / "whole").mkdir()
     fetch(job, tmp_path / "whole" / f"v.{kind}")
@@ -77,9 +73,7 @@ def test_what_another_job_has_left_is_in_no_file(
     assert found(tmp_path / "mixed") == found(tmp_path / "whole")
 
 
-def test_records_that_do_not_add_up_are_no_file(
-    kind: str, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_must_add_up_to_a_file(kind: str, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Job.iter_results
 
     def lossy(self: Job, **options: Any) -> Any:
@@ -105,9 +99,7 @@ def test_a_column_that_becomes_wider_is_written_again_from_the_first_record(job:
     np.testing.assert_array_equal(frame["embedding"].drop_nulls().to_numpy(), np.delete(expected, 7, 0))
 
 
-def test_holes_of_a_stopped_job_are_filled_by_the_next_fetch(
-    kind: str, broker: Broker, settings: Settings, tmp_path: Path
-) -> None:
+def test_the_next_fetch_fills_the_holes(kind: str, broker: Broker, settings: Settings, tmp_path: Path) -> None:
     """The first fetch died, then the stopped job was resumed, and then the second fetch came."""
     texts = [f"text {i}" for i in range(100)]
     job = enqueue_embeddings(texts, settings=settings, chunk_size=8, idempotency_key="k")

@@ -89,9 +89,7 @@ def add_as_another_program(in_lance: Lance, label: str) -> None:
 
 
 @pytest.mark.parametrize("when", ["before a batch", "within a batch"])
-def test_what_another_program_has_added_to_a_lance_table_is_not_doubled(
-    in_lance: Lance, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
+def test_another_programs_rows_are_not_doubled(in_lance: Lance, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     rows, added, real = batch(["a", "b"]), [*"a"], LanceTable._rows
 
     def made(self: LanceTable, given: Batch) -> object:

@@ -23,9 +23,7 @@ def test_a_sync_that_redis_forgot_is_told_again(broker: Broker, raw: Redis, monk
     eventually(lambda: not raw.exists(keys.sync("a table")))
 
 
-def test_the_second_one_is_told_of_when_the_first_has_ended(
-    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_second_is_told_once_the_first_ended(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "SYNC_LEASE_S", 3.0)
     with ExitStack() as first, ExitStack() as second:
         assert not first.enter_context(announced(broker, "a table", DEFAULT))

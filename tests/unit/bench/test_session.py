@@ -51,9 +51,7 @@ def test_what_was_measured_is_not_measured_again_and_the_load_of_then_is_told(tm
 
 @pytest.mark.usefixtures("_one")
 @pytest.mark.parametrize("change", ["benchmark", "conditions", "versions", "CPU"])
-def test_a_measurement_of_something_else_does_not_count(
-    tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_measurements_do_not_count(tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if change == "versions":
         monkeypatch.setattr(module, "versions", lambda: {"torch": "99"})
     if change == "CPU":

@@ -89,9 +89,7 @@ def test_answered_requests_are_freed_together_and_later_ones_too(monkeypatch: py
     assert freed.calls == [jobs[:3], jobs[3:]]
 
 
-def test_a_redis_that_is_away_keeps_no_later_request_from_being_freed(
-    monkeypatch: pytest.MonkeyPatch, freed: Freed
-) -> None:
+def test_a_redis_that_is_away_keeps_no_later_request_unfreed(monkeypatch: pytest.MonkeyPatch, freed: Freed) -> None:
     jobs = [Job(), Job()]
     embedder = embedder_of(monkeypatch, *jobs)
 

@@ -93,9 +93,7 @@ def test_a_file_is_refused_that_others_may_write_or_that_holds_something_else(pa
         Keys(path.with_name("none"))
 
 
-def test_a_gateway_notices_changes_and_trusts_no_key_of_a_broken_file(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gateway_notices_changes_and_trusts_no_broken_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embedctl_gateway.access.callers._LOOK_S", 0.0)
     first = add_key(path, "alice", "search")
     keys = Keys(path)

@@ -119,7 +119,7 @@ def test_text_that_is_not_utf8_fails_alone(tmp_path: Path) -> None:
         (a_request(priority=1), "unsupported_parameter", "body.priority", "priority can't be given"),
     ],
 )
-def test_a_request_that_a_job_can_not_answer_is_refused_by_name(
+def test_wrong_requests_are_refused_by_name(
     row: object, code: str, param: str | None, words: str, tmp_path: Path
 ) -> None:
     (error,) = refusals(tmp_path, a_request("before"), "", row)

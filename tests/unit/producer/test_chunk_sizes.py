@@ -86,14 +86,6 @@ def test_a_chunk_is_two_seconds_of_a_measured_rate() -> None:
     assert sizes(LONG, Workers(1, rate_of(10) * 1.001), at_hand=False) == [10] * 9 + [6]
 
 
-def test_no_worker_of_many_gets_less_than_a_tenth_of_a_second() -> None:
-    counts = sizes(texts(10_000, 250), Workers(1000, 50_000.0))
-    assert sum(counts) == 10_000
-    assert min(counts[:-1]) * 250 / BYTES_PER_TOKEN / 50_000 >= 0.09
-    assert len(sizes(texts(10_000, 250), Workers(1000, 5_000.0))) == 1000
-    assert len(sizes(texts(10_000, 250), Workers(1000))) == pytest.approx(10_000 * 250 / (8 * 1024), rel=0.02)
-
-
 def test_kept_fields_and_truncated_text_are_no_work() -> None:
     """A chunk holds as much work as without them."""
     workers = Workers(1, 2000.0, max_tokens=256)
@@ -143,21 +135,13 @@ def test_no_more_is_read_ahead_than_matters(monkeypatch: pytest.MonkeyPatch) -> 
     assert read == 8 * 512 + 16_384
 
 
-def test_records_that_are_slow_to_read_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_sizes, "_MOST_S", 0.0)
-    ahead = ReadAhead(LONG, at_hand=True)
-    assert (len(ahead.read(10, 1000)), ahead.whole) == (0, False)
-
-
 @given(
     st.lists(st.builds(Record, st.just(RecordKind.TEXT), st.binary(max_size=60)), max_size=60),
     st.integers(1, 20),
     st.integers(1, 400),
     st.builds(Workers, st.integers(0, 9), st.just(0.0) | st.floats(0.1, 100.0), st.integers(0, 20)),
 )
-def test_the_records_read_ahead_keep_their_places(
-    records: list[Record], rows: int, most: int, workers: Workers
-) -> None:
+def test_records_read_ahead_keep_their_places(records: list[Record], rows: int, most: int, workers: Workers) -> None:
     options = {**OPTIONS, "chunk_size": rows, "chunk_bytes": most}
     ahead = ReadAhead(iter(records), at_hand=True)
     limit = chunk_bytes(ahead, workers, options)

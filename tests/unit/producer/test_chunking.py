@@ -39,9 +39,7 @@ def bytes_in(chunk: ChunkInput) -> int:
 
 
 @given(RECORDS, ROWS, BYTES)
-def test_chunks_joined_are_the_records_and_end_no_sooner_than_a_bound_asks(
-    records: list[Record], rows: int, size: int
-) -> None:
+def test_joined_chunks_are_the_records_and_end_where_a_bound_asks(records: list[Record], rows: int, size: int) -> None:
     chunks = list(chunks_of(iter(records), max_rows=rows, max_bytes=size))
     assert list(chain.from_iterable(map(records_in, chunks))) == records
     assert [chunk.first for chunk in chunks] == [sum(map(len, chunks[:at])) for at in range(len(chunks))]

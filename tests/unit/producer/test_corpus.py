@@ -106,9 +106,7 @@ def test_what_is_no_text_stays_a_record(tmp_path: Path, value: str, kind: bytes)
         ("\udc00" * 50, Record(INVALID, (b"\xed\xb0\x80" * 50)[:10])),
     ],
 )
-def test_a_text_over_the_bound_says_its_size_and_invalid_bytes_are_kept_up_to_it(
-    value: str | bytes, record: Record
-) -> None:
+def test_a_text_over_the_bound_says_its_size_and_invalid_bytes_are_cut(value: str | bytes, record: Record) -> None:
     assert make_record(value, None, 10) == record
 
 

@@ -7,7 +7,6 @@ import gzip
 import io
 import json
 import os
-import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,12 +59,6 @@ def test_files_folders_and_patterns_come_in_the_order_given() -> None:
     assert texts("d/*.[tc]*", "*.json") == ["b1", "b2", "c", "z"]
     assert texts("**/*.txt") == ["b1", "b2", "deep"]
     assert texts("z.json", "d/e", file_format="txt") == ['["z"]', "deep"]
-
-
-def test_absolute_patterns_match_too_and_a_file_may_look_like_one(folder: Path) -> None:
-    assert texts(f"{folder}/d/*.csv") == ["c"]
-    Path("[b].txt").write_text("brackets\n")
-    assert texts("[b].txt") == ["brackets"]
 
 
 @pytest.mark.usefixtures("folder")
@@ -140,13 +133,6 @@ def test_a_check_names_the_first_bad_lines_of_all_files_and_counts_all(tmp_path:
     assert lines[-1] == "…"
 
 
-def test_a_check_of_nothing_but_bad_lines_ends_early_and_does_not_advise_to_skip_all(tmp_path: Path) -> None:
-    with pytest.raises(InputError) as raised:
-        bad(tmp_path, '{"body": "a"}\n' * 5000).check()
-    assert str(raised.value).startswith("the first 1,000 lines are bad, and nothing is queued.\n")
-    assert "skip-bad-lines" not in str(raised.value)
-
-
 def test_skipped_lines_come_with_the_position_of_the_next_record(tmp_path: Path) -> None:
     skipped: list[tuple[str, int]] = []
     corpus = bad(tmp_path, 'nope\n{"text": "a"}\n\n{"text": "b"}\n[]\nnope\n')
@@ -191,20 +177,6 @@ def test_a_limit_leaves_the_rest_of_a_pipe_unread(monkeypatch: pytest.MonkeyPatc
     os.close(writing)
 
 
-def test_a_folder_of_many_files_has_one_open_at_a_time(tmp_path: Path) -> None:
-    for number in range(300):
-        (tmp_path / f"{number:03}.txt").write_text(f"{number}\n")
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 8, hard))
-    try:
-        corpus = opened(tmp_path)
-        corpus.check()
-        corpus.check_beginnings()
-        assert [record.text for record in corpus.records()] == [f"{number}".encode() for number in range(300)]
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -230,14 +202,6 @@ def test_a_check_of_standard_input_finds_another_format_and_takes_nothing(monkey
     for content in (b"", b'\xef\xbb\xbf\n{"text": "a"}\n', b'{"text": "a"}', b'{"text": "' + b"x" * 100_000):
         pipe(monkeypatch, content)
         opened("-").check()
-
-
-def test_later_lines_of_standard_input_get_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe(monkeypatch, b'{"text": "a"}\nnope\n')
-    with pytest.raises(
-        InputError, match=r"standard input, line 2: not JSON: [^;]*\. To leave such lines out, give --skip-bad-lines"
-    ):
-        texts("-")
 
 
 @pytest.mark.parametrize(

@@ -45,9 +45,7 @@ def test_a_file_names_users(tmp_path: Path) -> None:
         ("kim:gehe1m-ü\n", "use ASCII characters only"),
     ],
 )
-def test_a_file_that_is_not_right_is_refused_without_showing_it(
-    tmp_path: Path, content: str | None, message: str
-) -> None:
+def test_a_wrong_file_is_refused_without_showing_it(tmp_path: Path, content: str | None, message: str) -> None:
     file = tmp_path / "users"
     if content is not None:
         file.write_text(content, encoding="utf-8")

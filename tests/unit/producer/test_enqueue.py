@@ -20,9 +20,7 @@ from embedctl.jobs.options import parse_budget
         ("100%", (None, 1.0)),
     ],
 )
-def test_an_error_budget_is_a_number_or_a_share(
-    given: int | str | None, budget: tuple[int | None, float | None]
-) -> None:
+def test_a_budget_is_a_number_or_a_share(given: int | str | None, budget: tuple[int | None, float | None]) -> None:
     assert parse_budget(given) == budget
 
 

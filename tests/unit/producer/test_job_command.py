@@ -70,9 +70,7 @@ def test_a_prompt_is_a_text_or_a_name(words: str | None, prompt: str | None, nam
         ("first", "lancedb:x", None),
     ],
 )
-def test_ids_of_a_corpus_are_checked_for_files_alone(
-    duplicates: str | None, output: str | None, unique: bool | None
-) -> None:
+def test_ids_are_checked_for_files_alone(duplicates: str | None, output: str | None, unique: bool | None) -> None:
     url = None if output is None else DatabaseUrl(output)
     assert _unique_ids_taken_from({"duplicates": duplicates, "output": url}) is unique
 

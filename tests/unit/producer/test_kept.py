@@ -94,12 +94,6 @@ def test_a_value_without_a_type_in_json_has_a_form(value: object, comes_back: ob
     assert kept(value=value) == {"value": comes_back}
 
 
-def test_what_pandas_takes_for_missing_is_null() -> None:
-    pandas = pytest.importorskip("pandas")
-    found = kept(a=pandas.NA, b=pandas.NaT, c=pandas.Timestamp("2026-01-02"))
-    assert found == {"a": None, "b": None, "c": "2026-01-02T00:00:00"}
-
-
 @pytest.mark.parametrize(
     "value",
     [{1, 2}, object(), {(1, 2): 3}, nested(64), CIRCLE, 10**5000, np.timedelta64(1, "s")],
@@ -168,17 +162,6 @@ def test_a_field_that_the_corpus_can_not_have_is_refused(name: str, content: byt
         content = (tmp_path / name).read_bytes()
     with pytest.raises(InputError, match=rf"{name}.*: no field 'title'; fields seen: text.*--keep"):
         read(tmp_path, name, content, ("title",))
-
-
-def test_a_record_whose_fields_are_too_large_is_a_bad_line(tmp_path: Path) -> None:
-    lines = [json.dumps({"text": "x", "title": "y" * size}) for size in (1, MAX_KEPT_BYTES, 2)]
-    (tmp_path / "c.jsonl").write_text("\n".join(lines))
-    corpus = open_corpus(str(tmp_path / "c.jsonl"), rows=Rows(99, keep=("title",)))
-    with pytest.raises(InputError, match=r"c\.jsonl, line 2: the kept fields have .* the largest is 'title'"):
-        corpus.check()
-    skipped: list[InputError] = []
-    assert len(list(corpus.records(lambda error, _: skipped.append(error)))) == 2
-    assert len(skipped) == 1
 
 
 def test_a_field_that_no_record_has_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

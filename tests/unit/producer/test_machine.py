@@ -71,9 +71,7 @@ def test_a_command_name_may_hold_anything(start: StartProcess, name: str) -> Non
     assert runs(f"{pid}.{started}")
 
 
-def test_a_process_that_ends_while_it_is_looked_at_runs_no_more(
-    start: StartProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_ends_meanwhile_runs_no_more(start: StartProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     process = start()
     known = process_id(process.pid)
 

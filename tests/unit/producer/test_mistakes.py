@@ -212,9 +212,7 @@ def database_rows() -> list[Any]:
     ],
 )
 @pytest.mark.parametrize("before", [[], ["a text"]])
-def test_an_item_of_a_wrong_kind_is_refused_and_the_line_gives_its_text(
-    items: list[Any], kind: str, before: list[Any]
-) -> None:
+def test_a_wrong_item_is_refused_and_the_line_gives_its_text(items: list[Any], kind: str, before: list[Any]) -> None:
     with pytest.raises(InputError) as raised:
         of([*before, *items])
     message = str(raised.value)

@@ -55,9 +55,7 @@ def test_other_readers_read_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("rows", "limit"), [(20, 10**9), (10**9, 20 * 48 * 4)])
-def test_a_row_group_holds_many_chunks_up_to_a_limit(
-    rows: int, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_group_has_a_limit(rows: int, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "ROWS", rows)
     monkeypatch.setattr(parquet, "BYTES", limit)
     vectors = written(tmp_path / "v.parquet", chunks=11, rows=5)

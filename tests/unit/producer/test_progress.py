@@ -94,9 +94,7 @@ def test_no_line_is_wider_than_its_terminal(now: Activity) -> None:
         assert cell_len(progress_line(now, width).plain) <= width
 
 
-def test_a_log_gets_all_of_it_now_and_then(
-    capsys: pytest.CaptureFixture[str], seconds: Callable[[float], None]
-) -> None:
+def test_a_log_gets_all_now_and_then(capsys: pytest.CaptureFixture[str], seconds: Callable[[float], None]) -> None:
     shown = JobProgress()
     shown.running(job(100))
     assert words(capsys) == ""
@@ -107,9 +105,7 @@ def test_a_log_gets_all_of_it_now_and_then(
     assert words(capsys) == ""
 
 
-def test_the_writing_of_an_ended_job_goes_on_from_an_earlier_fetch(
-    capsys: pytest.CaptureFixture[str], seconds: Callable[[float], None]
-) -> None:
+def test_writing_goes_on_where_it_was(capsys: pytest.CaptureFixture[str], seconds: Callable[[float], None]) -> None:
     ended = job(999, failed=1, state="completed_with_errors", ended_ms=NOW_MS, dim=2)
     shown = JobProgress()
     shown.begin_writing()
@@ -158,23 +154,6 @@ def line_on(monkeypatch: pytest.MonkeyPatch) -> Callable[[Screen], BottomLine]:
     return begun
 
 
-def test_who_still_holds_standard_error_after_the_line_writes_plainly(
-    line_on: Callable[[Screen], BottomLine],
-) -> None:
-    terminal = Screen()
-    line = line_on(terminal)
-    held = sys.stderr
-    line.refresh()
-    print("half", end="", file=held)
-    line.end(keep=True)
-    assert sys.stderr is terminal
-    before = terminal.getvalue()
-    assert "half\n" in before
-    assert before.endswith("moving\n\x1b[?25h")
-    print("late", file=held)
-    assert terminal.getvalue() == before + "late\n"
-
-
 def test_what_is_written_above_the_line_stays_whole_to_be_copied(line_on: Callable[[Screen], BottomLine]) -> None:
     terminal = Screen()
     line = line_on(terminal)
@@ -194,15 +173,3 @@ def test_a_terminal_that_is_gone_does_not_end_the_work(line_on: Callable[[Screen
     line.refresh()
     print("said", file=sys.stderr)
     line.end(keep=True)
-
-
-def test_the_cursor_is_there_while_the_line_moves(line_on: Callable[[Screen], BottomLine]) -> None:
-    terminal = Screen()
-    line = line_on(terminal)
-    assert terminal.getvalue().endswith("\x1b[?25h")
-    line.refresh()
-    drawn = terminal.getvalue()
-    assert drawn.endswith("moving\x1b[?7h\r")
-    line.refresh()
-    assert terminal.getvalue() == drawn, "a line that has not changed is not drawn again"
-    line.end(keep=False)

@@ -7,9 +7,7 @@ import pytest
 from embedctl.cli import main, stack
 
 
-def test_an_image_of_workers_says_how_to_get_the_benchmarks(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_image_names_the_bench_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(stack, "find_spec", lambda _: None)
     with pytest.raises(SystemExit) as ended:
         main(["bench", "request"])

@@ -74,9 +74,7 @@ def test_the_doctor_says_it_of_each_class_and_what_to_run_where_the_device_is_he
         ("avx2", {"cpu-bf16": "has nothing for bf16"}),
     ],
 )
-def test_the_doctor_says_what_this_cpu_has_for_a_class(
-    flags: str, said: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_doctor_says_what_a_cpu_has(flags: str, said: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset(flags.split()))
     findings = {each.subject: each.found for each in class_findings(SHIPPED_CLASSES, set())}
     for name in ("cpu", "cpu-bf16", "cpu-int8"):

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from embedctl.common import rates
 from embedctl.common.rates import Rate
 from embedctl.store import GoneWorker, JobStatus, ServedModel, WorkerRow
-from embedctl.terminal.drawing import job_lines, overview_lines
+from embedctl.terminal.drawing import overview_lines
 from embedctl.terminal.watch import Feed
 from embedctl.waiting.overview import JobPace, Overview, QueueState, WorkerState
 from embedctl_config.errors import BrokerUnavailable, JobNotFound
@@ -154,15 +154,6 @@ def test_hundreds_of_workers_leave_room_for_the_rest_and_hide_none_that_hangs() 
     assert line_with(lines, "more active jobs") == f"… and {1_234 - len(jobs):,} more active jobs"
 
 
-def test_where_all_has_room_nothing_is_left_out() -> None:
-    assert not any("more" in line for line in shown(everything_once(), 80, 22))
-    many = overview([busy(worker(at)) for at in range(30)])
-    lines = shown(many, 140, 39)
-    assert sum("cpu:" in line for line in lines) == 29  # 39 lines less the sums, heads, gaps and what the others say
-    assert line_with(lines, "cpu mini") == "cpu mini · 30 live: 30 busy (1 not shown) · packed"
-    assert sum("cpu:" in line for line in shown(many, 140, None)) == 30
-
-
 @pytest.mark.parametrize(("count", "lines"), [(3, 3), (4, 1), (24, 1)])
 def test_many_workers_gone_have_one_line_unless_all_are_asked_for(count: int, lines: int) -> None:
     seen = overview([busy(worker(99))], gone=[gone(at) for at in range(count)])
@@ -201,16 +192,6 @@ def test_what_others_wrote_can_not_steer_the_terminal() -> None:
     )
     text = "".join(line.plain for line in overview_lines(seen, 200))
     assert all(character.isprintable() for character in text)
-
-
-def test_the_lines_of_one_job_hold_its_facts_and_its_bar() -> None:
-    facts = [("job", JOB), ("state", "running"), *((f"fact {at}", "x" * 100) for at in range(30))]
-    lines = [line.plain for line in job_lines(pace(job()), facts, 80, 20)]
-    assert lines[:2] == [f"job        {JOB}", "state      running"]
-    assert lines[2] == "progress   ━━━━━━━━────────  50%  1,000 records/s  15.0k tokens/s  3 s left"
-    assert len(lines) == 20
-    assert lines[-1] == "… and 14 more lines"
-    assert max(map(len, lines)) <= 80
 
 
 def test_a_rate_is_taken_over_the_last_seconds() -> None:

@@ -123,14 +123,6 @@ def test_the_settings_in_the_containers_are_settings() -> None:
     assert tomllib.loads(file.read_text())["metrics_address"]
 
 
-def test_what_is_commented_out_in_the_containers_settings_is_right_too(tmp_path: Path) -> None:
-    text = (ROOT / "config" / "containers.toml").read_text()
-    named = tmp_path / "embedctl.toml"
-    named.write_text(re.sub(r"^# (?=\[|\w+ = )", "", text, flags=re.MULTILINE))
-    settings = load_settings({"HOME": str(tmp_path), "EMBEDCTL_CONFIG": str(named)}, directory=tmp_path)
-    assert "bge-small" in settings.classes["cpu"].models
-
-
 @pytest.mark.parametrize("name", IMAGES)
 def test_an_image_is_built_in_stages_pinned_and_run_as_nobody_in_particular(name: str) -> None:
     dockerfile = IMAGES[name]
@@ -163,23 +155,6 @@ def test_an_image_is_built_in_stages_pinned_and_run_as_nobody_in_particular(name
                 assert all((ROOT / source).exists() and in_context(source.rstrip("/")) for source in sources)
 
 
-@pytest.mark.parametrize("name", IMAGES)
-def test_packages_are_those_of_constraints_txt_and_no_model_is_among_them(name: str) -> None:
-    pip = [
-        step for stage in IMAGES[name].stages for run in stage.all("RUN") for step in run.split("&&") if "/pip " in step
-    ]
-    assert len(pip) >= 3
-    for step in pip:
-        assert "--no-cache-dir" in step
-        assert "-c constraints.txt" in step or "-c /src/constraints" in step or "--no-deps --no-build-isolation" in step
-    text = IMAGES[name].path.read_text()
-    extras = re.search(r"/wheels/\*\.whl\)\[([\w,]+)\]", text)
-    assert extras
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(extras[1].split(",")) <= set(declared)
-    assert not {"minilm", "local", "dev", "all-cpu"} & set(extras[1].split(","))
-
-
 def test_every_variable_and_every_profile_stands_in_the_page() -> None:
     text = COMPOSE.read_text(encoding="utf-8")
     assert "$" not in re.sub(r"\$\{\w+:-[^}]*\}|\$\$", "", text), "a variable without a default"
@@ -187,19 +162,6 @@ def test_every_variable_and_every_profile_stands_in_the_page() -> None:
         assert f"| `{name}` |" in PAGE
     for profile in PROFILES:
         assert f"`{profile}`" in PAGE
-
-
-def test_the_page_names_secrets_that_setup_makes_or_that_it_says_how_to_add() -> None:
-    made = {Path(secret["file"]).name for secret in FILE["secrets"].values()}
-    mounted = [volume for service in SERVICES.values() for volume in service.get("volumes", [])]
-    made |= {Path(volume.partition(":")[0]).name for volume in mounted if volume.startswith("./secrets/")}
-    added = {
-        Path(secret["file"]).name
-        for block in YAML_BLOCKS
-        for secret in (yaml.safe_load(block).get("secrets") or {}).values()
-    }
-    named = set(re.findall(r"(?<!run/)secrets/([\w-]+(?:\.\w+)?)", PAGE))
-    assert {"producer", "worker"} <= named <= made | added
 
 
 def test_compose_itself_accepts_the_file_alone_and_with_those_of_the_page(tmp_path: Path) -> None:
