@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncoder
 
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import ModelEntry
@@ -189,6 +190,15 @@ def test_a_folder_with_a_transformer_alone_is_pooled_by_the_mean(folder: Path, l
     for file in ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"):
         (folder / file).unlink()
     assert_same(load(folder), vectors_of(folder))
+
+
+def test_models_without_dense_vectors_are_told_by_what_sentence_transformers_saves(
+    folder: Path, tmp_path: Path, load: Load
+) -> None:
+    for kind in (CrossEncoder, SparseEncoder, MultiVectorEncoder):
+        kind(str(folder)).save_pretrained(str(tmp_path / "other"))
+        refused(tmp_path / "other", load, "dense vectors of texts alone")
+        shutil.rmtree(tmp_path / "other")
 
 
 def refused(folder: Path, load: Load, words: str) -> None:

@@ -223,3 +223,30 @@ def test_an_adapter_is_not_a_model(model: Path, place: str) -> None:
         write(model / "modules.json", json.dumps([{**MODULES[0], "path": "0_Transformer"}]))
     with pytest.raises(ModelError, match=f"{place}adapter_config.json makes the model an adapter.*merge"):
         fingerprint_of(model)
+
+
+@pytest.mark.parametrize(
+    ("file", "contents", "words"),
+    [
+        ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "sparse vectors"),
+        ("config_sentence_transformers.json", {"model_type": "CrossEncoder"}, "a reranker"),
+        ("config_sentence_transformers.json", {"model_type": "Later"}, "is no SentenceTransformer"),
+        (
+            "modules.json",
+            [{"path": "", "type": "sentence_transformers.sparse_encoder.models.MLMTransformer"}],
+            "sparse vectors",
+        ),
+        ("config.json", {"architectures": ["XLMRobertaForSequenceClassification"]}, "a reranker"),
+        ("config.json", {"architectures": ["Qwen3ForCausalLM"]}, "writes text"),
+        ("config.json", {"architectures": ["GPT2LMHeadModel"]}, "writes text"),
+        ("config.json", {"architectures": ["BertForMaskedLM"]}, "states no pooling"),
+    ],
+)
+def test_a_model_without_dense_vectors_is_refused(model: Path, file: str, contents: object, words: str) -> None:
+    """With modules, these decide, whatever head the transformer was saved with."""
+    write(model / file, json.dumps(contents))
+    if file == "config.json":
+        fingerprint_of(model)
+        (model / "modules.json").unlink()
+    with pytest.raises(ModelError, match=f"dense vectors of texts alone: such a model .*{words}"):
+        fingerprint_of(model)

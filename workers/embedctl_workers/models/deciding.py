@@ -9,6 +9,7 @@ from typing import Any
 
 from embedctl_config.errors import ModelError
 from embedctl_workers.models.authors_code import refuse_authors_code
+from embedctl_workers.models.kinds import refuse_other_kinds
 
 #: The modules of a model must have names that begin so.
 _KINDS = "sentence_transformers."
@@ -50,10 +51,11 @@ def module_folders(read: Callable[[str], Any], place: str) -> list[str]:
 
     `read` gives the parsed JSON of a file by its relative name, None if there is none, and may raise ValueError. A
     ModelError if a file can't be read, names a folder outside of the model's own, or a module that is not part of
-    sentence-transformers or chooses between others.
+    sentence-transformers or chooses between others; or if the model gives no dense vectors.
     """
     try:
         modules = read(MODULES)
+        refuse_other_kinds(read, modules, place)
         if modules is None:
             return []
         inside = [module["path"] for module in modules if module["path"]]

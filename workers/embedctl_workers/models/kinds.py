@@ -1,0 +1,70 @@
+"""Refuses models that give no dense vector of a text, which sentence-transformers would load as if they did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from embedctl_config.errors import ModelError
+
+_PLAIN = "SentenceTransformer"
+_SPARSE = "gives sparse vectors, a weight for each word: sentence_transformers.SparseEncoder computes them"
+_PAIRS = "scores pairs of texts (a reranker): sentence_transformers.CrossEncoder computes that"
+_TOKENS = "gives a vector of each token (late interaction): PyLate computes them"
+#: The kinds that `config_sentence_transformers.json` states.
+_STATED = {"SparseEncoder": _SPARSE, "CrossEncoder": _PAIRS, "MultiVectorEncoder": _TOKENS, "ColBERT": _TOKENS}
+#: Parts of sentence-transformers whose modules do not end in one vector of a text.
+_PARTS = {"sparse_encoder": _SPARSE, "cross_encoder": _PAIRS, "multi_vector_encoder": _TOKENS}
+#: What an architecture of transformers is for, by a part of its name.
+_HEADS = {
+    "ForSequenceClassification": _PAIRS,
+    "ColBERT": _TOKENS,
+    "ForTokenClassification": "labels the words of a text",
+    "ForQuestionAnswering": "marks answers in a text",
+    "ForMultipleChoice": "chooses between answers",
+    "ForCausalLM": "writes text",
+    "LMHead": "writes text",
+    "ForConditionalGeneration": "writes text",
+    "ForMaskedLM": "fills gaps in a text, and states no pooling",
+}
+
+
+def refuse_other_kinds(read: Callable[[str], Any], modules: object, place: str) -> None:
+    """Refuse (ModelError) a sparse encoder, a cross-encoder, a model of late interaction, and a bare model of
+    transformers that was made for another end than a vector.
+
+    Args:
+        read: gives the parsed JSON of a file by its name in the model's folder, None if there is none; may raise
+            ValueError.
+        modules: the contents of `modules.json`. If there is one, its modules decide, and not the transformer's head.
+        place: names the model in messages.
+    """
+    stated = _object(read("config_sentence_transformers.json")).get("model_type", _PLAIN)
+    if stated != _PLAIN:
+        raise _refusal(f"{place} is a {stated}", _STATED.get(str(stated), "is no SentenceTransformer"))
+    if modules is None:
+        _refuse_bare(_object(read("config.json")), place)
+        return
+    for module in modules if isinstance(modules, list) else []:
+        part = str(_object(module).get("type", "")).split(".")[1:2]
+        if part and part[0] in _PARTS:
+            raise _refusal(f"{place} has the module {module['type']}", _PARTS[part[0]])
+
+
+def _refuse_bare(config: dict[str, Any], place: str) -> None:
+    for architecture in map(str, config.get("architectures") or ()):
+        what = next((what for part, what in _HEADS.items() if part in architecture), None)
+        if what is not None:
+            raise _refusal(
+                f"{place} is a {architecture}",
+                f"{what}. If its vectors are good for search nonetheless, save it with the pooling that its authors "
+                "name, as docs/models.md shows",
+            )
+
+
+def _refusal(what: str, why: str) -> ModelError:
+    return ModelError(f"{what}, and embedctl encodes dense vectors of texts alone: such a model {why}")
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
