@@ -300,6 +300,16 @@ MADE_TTL_S = 600
 #: A process that runs a batch and is silent for this long counts as dead, and another one may resume it (seconds).
 BATCH_LEASE_S = 30
 
+#: A batch that has not ended by then expires (seconds).
+BATCH_WINDOW_S = 24 * 3600
+
+#: The answers of a batch that ends are to be written in this time; then it ends without them (seconds). Outages of an
+#: afternoon fit into it, and results of the batch's job are there for longer.
+BATCH_END_S = 6 * 3600
+
+#: A step of Redis' clock counts for the deadlines of batches as this at most (seconds): gateways look more often.
+CLOCK_STEP_S = 10
+
 
 #: Hash: the facts of a file.
 file = _of_each("embed:file:", _PRODUCER)
@@ -316,6 +326,12 @@ batches = _of_each("embed:batches:", _PRODUCER)
 #: Sorted set of the batches that have not ended, by the time in ms when somebody is to look at them.
 UNFINISHED = _shared("embed:batches_unfinished", _PRODUCER)
 
+#: Sorted set of the same batches by the deadline of their state, in ms by the time of the ledger.
+DEADLINES = _shared("embed:batches_deadlines", _PRODUCER)
+
+#: Hash: Redis' time when it was last looked at for deadlines, and the time of the ledger, both in ms.
+CLOCK = _shared("embed:batches_clock", _PRODUCER)
+
 
 #: Lifetime of an event that is to be told: longer than all tries (seconds).
 EVENT_TTL_S = 7 * 24 * 3600
@@ -328,7 +344,7 @@ webhook_event = _of_each("embed:webhook:", _PRODUCER)
 UNTOLD = _shared("embed:webhooks_untold", _PRODUCER)
 
 
-#: String: the file or the batch that a request has made, and whether that request was a further try.
+#: String: the file or the batch that a request has made, and whether that request was a further try, and its digest.
 made = _of_each("embed:made:", _PRODUCER)
 
 #: Stored in place of a death: the worker stopped on request. Chunks that it could not give back do not become suspect.

@@ -13,6 +13,7 @@ import numpy as np
 import openai
 import pytest
 import redis
+from openai.types import Batch
 
 from embedctl import enqueue_embeddings
 from embedctl.queueing.broker import Broker
@@ -117,7 +118,7 @@ def test_a_batch_that_nobody_serves_waits_and_expires(client: openai.OpenAI, bro
     made = create(client, upload(client, lines_of(["one", "two"])))
     eventually(lambda: client.batches.retrieve(made.id).status == "in_progress", what="the batch's job")
     with broker.connection.client() as redis_client:
-        redis_client.hset(keys.batch(made.id), "expires_at", 1)
+        redis_client.zadd(keys.DEADLINES, {made.id: 0})
     batch = ended(client, made.id)
     assert (batch.status, counts(batch), batch.output_file_id) == ("expired", (2, 0, 2), None)
     assert batch.expired_at is not None
@@ -268,6 +269,49 @@ def test_a_second_try_finds_what_the_first_one_made(client: openai.OpenAI, monke
     assert create(client, first.id).id == late.id
     named = {"idempotency-key": "mine"}
     assert create(client, first.id, extra_headers=named).id == create(client, first.id, extra_headers=named).id
+
+
+def test_a_key_that_names_another_request_is_refused(client: openai.OpenAI, raw: redis.Redis) -> None:
+    named = {"idempotency-key": "mine"}
+    first = client.files.create(file=("a.jsonl", lines_of(["one"])), purpose="batch", extra_headers=named)
+    parts = set(raw.keys("embed:job:*:out:*"))
+    with pytest.raises(openai.UnprocessableEntityError) as refused:
+        client.files.create(file=("a.jsonl", lines_of(["two"])), purpose="batch", extra_headers=named)
+    assert refused.value.code == "idempotency_key_reused"
+    assert [each.id for each in client.files.list()] == [first.id]
+    eventually(lambda: set(raw.keys("embed:job:*:out:*")) == parts, what="the end of the second file's parts")
+    batch = create(client, first.id, extra_headers=named)  # the call is part of the key
+    with pytest.raises(openai.UnprocessableEntityError):
+        create(client, first.id, metadata={"a": "1"}, extra_headers=named)
+    client.batches.cancel(batch.id)
+    ended(client, batch.id)
+    retried = client.post(f"/batches/{batch.id}/retry", cast_to=Batch, options={"headers": named})
+    assert retried.id != batch.id
+
+
+def test_a_cancelled_retry_ends_although_the_file_that_it_retries_is_gone(client: openai.OpenAI) -> None:
+    first = create(client, upload(client, lines_of(["one", "two"])))
+    eventually(lambda: counts(client.batches.retrieve(first.id))[0] == 2, what="the check of the requests")
+    client.batches.cancel(first.id)
+    first = ended(client, first.id)
+    retry = client.post(f"/batches/{first.id}/retry", cast_to=Batch)
+    eventually(lambda: counts(client.batches.retrieve(retry.id))[0] == 2, what="the check of the retry")
+    client.files.delete(first.error_file_id or "")
+    client.batches.cancel(retry.id)
+    retry = ended(client, retry.id)
+    assert (retry.status, counts(retry), retry.error_file_id) == ("cancelled", (2, 0, 2), None)
+    assert retry.errors is not None
+    assert [each.code for each in retry.errors.data or []] == ["invalid_input_file"]
+
+
+def test_a_clock_of_a_gateway_ends_no_batch(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 25 * 3600)
+    made = create(client, upload(client, lines_of(["one"])))
+    eventually(lambda: client.batches.retrieve(made.id).status == "in_progress", what="the check of the request")
+    assert abs(made.created_at - now()) < 3600
+    time.sleep(3)  # several looks
+    assert client.batches.retrieve(made.id).status == "in_progress"
 
 
 def test_a_dropped_answer_and_a_retry_make_one_batch(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:

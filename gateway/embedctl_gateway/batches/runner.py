@@ -26,7 +26,7 @@ from embedctl.queueing.broker import Broker
 from embedctl.store import JobStatus
 from embedctl.store.batches import BatchStore, Step, StoredBatch
 from embedctl.store.lease import Lease
-from embedctl.store.stored_files import FileGone, FileStore, StoredFile
+from embedctl.store.stored_files import FileGone, FileStore
 from embedctl_config import keys
 from embedctl_config.errors import (
     BatchFileError,
@@ -51,6 +51,8 @@ from embedctl_gateway.http.refusals import log_failure
 
 log = logging.getLogger(__name__)
 
+#: Reads the requests of a batch: the custom_id of each, and how many inputs it has.
+Read = Callable[[], Iterator[tuple[str, int]]]
 #: Batches that a gateway works on at once. One whose job goes on by itself takes no place.
 _THREADS = 3
 #: Seconds between two looks for a batch, between two looks at what a long step should know, and until a batch that
@@ -102,6 +104,8 @@ class Runner:
             threading.Thread(target=ASIDE.serve, args=serving, name=f"batches-{number}", daemon=True)
             for number in range(_THREADS)
         ]
+        looking = (self._end_late, self._failed, self.stopping)
+        self._threads.append(threading.Thread(target=ASIDE.serve, args=looking, name="deadlines", daemon=True))
         for thread in self._threads:
             thread.start()
 
@@ -120,6 +124,11 @@ class Runner:
         if not self._one():
             self._work.wait(_LOOK_S)
             self._work.clear()
+
+    def _end_late(self) -> float:
+        for job_id in self.batches.end_late(told=self.tells):
+            discard(self.broker, job_id)
+        return _CHECK_S
 
     def _failed(self, error: Exception, _: float) -> None:
         if isinstance(error, NotPermitted):  # the operator, who can mend Redis' access list, is to know
@@ -185,9 +194,8 @@ class _Held:
 
     def release(self, after_s: float, facts: Mapping[str, object] | None = None) -> None:
         """Leave the batch; a runner may look at it again after some time (seconds). Raises as :meth:`note`."""
-        woken = self.batch.status != "cancelling"
         self.lease.end()
-        self._step(Step(facts or {}, after="release", next_s=after_s, woken=woken))
+        self._step(Step(facts or {}, after="release", next_s=after_s))
 
     def end(self, facts: Mapping[str, object], written: Written | None = None) -> None:
         """End the batch, and make its files. Raises as :meth:`note`."""
@@ -225,8 +233,8 @@ class _Work:
         status = self._batch.status
         if status == "cancelling":
             self._wind_up("cancelled", STOPPED)
-        elif status in ("validating", "in_progress") and self._is_late():
-            self._wind_up("expired", EXPIRED)
+        elif status == "finalizing" and "ends_as" in self._batch.facts:
+            self._wind_up(self._batch.facts["ends_as"], EXPIRED)
         elif status == "finalizing":
             self._finish("completed", self._batch.facts["job"], STOPPED)
         elif status == "in_progress" and self._batch.number("submitted"):
@@ -236,20 +244,12 @@ class _Work:
         else:
             self._prepare()
 
-    def _discard(self, job_id: str) -> None:
-        if job_id:
-            with suppress(EmbedctlError):  # otherwise its time to live frees it
-                Job(job_id, self._broker).discard()
-
     def _waits_for_workers(self) -> bool:
         """Whether there is no job yet, and nobody serves its model, so that it is not known in which class it is to be;
         that of a job stays."""
         if self._batch.facts.get("job") or self._broker.settings.hardware != "auto":
             return False
         return not self._precisions(self._batch.facts["model"])
-
-    def _is_late(self) -> bool:
-        return time.time() >= self._batch.number("expires_at")
 
     def _prepare(self) -> None:
         try:
@@ -259,8 +259,8 @@ class _Work:
                 if not self._waits_for_workers():
                     self._submit(corpus)
         except _Refused as refused:
-            self._discard(self._batch.facts.get("job", ""))
-            self._held.end({"status": "failed", "failed_at": int(time.time()), "errors": json.dumps(refused.args[0])})
+            discard(self._broker, self._batch.facts.get("job", ""))
+            self._held.end({"status": "failed", "errors": json.dumps(refused.args[0])})
             return
         self._begin()
         self._held.release(0.0)
@@ -330,14 +330,13 @@ class _Work:
         now = time.monotonic()
         if now - self._looked > _PAUSE_S:
             self._looked = now
-            if self._is_late() or (now - self._began > _TURN_S and self._others_wait()):
+            if now - self._began > _TURN_S and self._others_wait():
                 raise _Turn
             if job_id := self._batch.facts.get("job"):  # there is none while Redis is full
                 self._held.note(self._counts(self._broker.jobs.status(job_id)))
 
     def _begin(self) -> None:
-        begun = {"status": "in_progress", "in_progress_at": int(time.time())}
-        self._held.note(begun if self._batch.status == "validating" else {})
+        self._held.note({"status": "in_progress"} if self._batch.status == "validating" else {})
 
     def _look(self) -> None:
         try:
@@ -348,10 +347,10 @@ class _Work:
         if job.lost_chunks is not None:
             self._held.release(_PAUSE_S, {"submitted": 0})
         elif job.state.ended:
-            self._held.note({"status": "finalizing", "finalizing_at": int(time.time())})
+            self._held.note({"status": "finalizing"})
             self._finish("completed", job.id, STOPPED)
         else:
-            age_s = time.time() - self._batch.number("in_progress_at")
+            age_s = self._broker.connection.recent_now_ms() / 1000 - self._batch.number("in_progress_at")
             self._held.release(_JOB.pause_s(age_s), self._counts(job))
 
     def _counts(self, job: JobStatus) -> dict[str, object]:
@@ -375,18 +374,22 @@ class _Work:
         """Write the files of a batch whose job has ended, and end it. If there is no job, nothing was run. `reason`
         says why requests were not run, if the job does not tell."""
         job = Job(job_id, self._broker) if job_id else None
+        errors: dict[str, object] = {}
         with tempfile.TemporaryDirectory(prefix="embedctl-batch-") as folder:
-            answers = answers_by_chunk(self._batch, job, self._reader(Path(folder)), reason)
             try:
-                written = write(self._files, self._batch, answers, self._held.check)
+                try:
+                    written = self._written(job, self._reader(Path(folder)), reason)
+                except FileGone:  # requests that were not run have no lines, because nobody knows them any more
+                    errors = {"errors": json.dumps([_GONE])}
+                    written = self._written(job, None, reason)
             except JobNotFound as error:
                 self._lost_results(status, reason, lost=isinstance(error, JobLost))
                 return
         facts = {
+            **errors,
             "status": status,
-            f"{status}_at": int(time.time()),
             "completed": written.completed,
-            "failed": written.failed,
+            "failed": self._batch.number("total") - written.completed if errors else written.failed,
             "tokens": written.tokens,
             "output_file_id": written.output.id if written.output else "",
             "error_file_id": written.error.id if written.error else "",
@@ -396,7 +399,10 @@ class _Work:
         except (_Lost, _Turn):
             if self._withdraw(written):
                 raise
-        self._discard(job_id)
+        discard(self._broker, job_id)
+
+    def _written(self, job: Job | None, read: Read | None, reason: Reason) -> Written:
+        return write(self._files, self._batch, answers_by_chunk(self._batch, job, read, reason), self._held.check)
 
     def _withdraw(self, written: Written) -> bool:
         """Remove files that nobody will see. False if the step was done, and only the answer lost."""
@@ -416,43 +422,39 @@ class _Work:
         else:
             self._finish(status, "", reason)
 
-    def _reader(self, folder: Path) -> Callable[[], Iterator[tuple[str, int]]] | None:
-        """Reads the requests, if they are needed; None if they were not valid, or their file is gone."""
-        file = self._input() if "total" in self._batch.facts else None
-        return None if file is None else lambda: self._corpus(self._copy(file, folder)).requests()
+    def _reader(self, folder: Path) -> Read | None:
+        """Reads the requests, if they are needed, and raises FileGone as :meth:`_copy` does; None if they were not
+        valid."""
+        return (lambda: self._corpus(self._copy(folder)).requests()) if "total" in self._batch.facts else None
 
     @contextmanager
     def _copied(self) -> Iterator[BatchCorpus]:
         """The requests, in a file of this machine; raises _Refused if their file is gone."""
-        gone = _told("invalid_input_file", "the input file, or that of the requests to retry, is deleted or expired")
-        file = self._input()
-        if file is None:
-            raise _Refused([gone])
         with tempfile.TemporaryDirectory(prefix="embedctl-batch-") as folder:
             try:
-                path = self._copy(file, Path(folder))
+                path = self._copy(Path(folder))
             except FileGone:
-                raise _Refused([gone]) from None
+                raise _Refused([_GONE]) from None
             yield self._corpus(path)
 
-    def _input(self) -> StoredFile | None:
-        return self._files.get(self._batch.facts["input_file_id"], self._batch.tenant)
-
-    def _copy(self, file: StoredFile, folder: Path) -> Path:
+    def _copy(self, folder: Path) -> Path:
         """The requests, in a file of a folder; raises FileGone if their file is gone, or that of the answers that they
         are to replace."""
         path = folder / "input.jsonl"
-        parts: Iterator[bytes] = self._files.read(file)
+        parts = self._parts(self._batch.facts["input_file_id"])
         if retried_id := self._batch.facts.get("retried_file_id"):
-            retried = self._files.get(retried_id, self._batch.tenant)
-            if retried is None:
-                raise FileGone(f"{retried_id} is gone")
-            parts = only(lines_of(parts), lines_of(self._files.read(retried)))
+            parts = only(lines_of(parts), lines_of(self._parts(retried_id)))
         with path.open("wb") as stream:
             for part in parts:
                 self._held.check()
                 stream.write(part)
         return path
+
+    def _parts(self, file_id: str) -> Iterator[bytes]:
+        file = self._files.get(file_id, self._batch.tenant)
+        if file is None:
+            raise FileGone(f"{file_id} is gone")
+        return self._files.read(file)
 
     def _corpus(self, path: Path) -> BatchCorpus:
         most = self._broker.settings.max_text_bytes
@@ -462,6 +464,16 @@ class _Work:
 
 def _told(code: str, message: str) -> dict[str, object]:
     return {"code": code, "message": message, "param": None, "line": None}
+
+
+_GONE = _told("invalid_input_file", "the input file, or that of the requests to retry, is deleted or expired")
+
+
+def discard(broker: Broker, job_id: str) -> None:
+    """Free a batch's job, if there is one."""
+    if job_id:
+        with suppress(EmbedctlError):  # otherwise its time to live frees it
+            Job(job_id, broker).discard()
 
 
 def _log(error: Exception) -> None:

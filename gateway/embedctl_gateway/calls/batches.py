@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from starlette.responses import JSONResponse, Response
 
 from embedctl.queueing.listening import in_shared_thread
-from embedctl.store.stored_files import digest_of, new_id
+from embedctl.store.stored_files import Once
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.retry import REDIS, RetryLimit
 from embedctl_gateway.calls.common import Call
@@ -40,15 +39,12 @@ _WITHDRAW_S = 600.0
 
 async def create(call: Call) -> Response:
     fields = await call.fields()
-    facts = {"tenant": call.tenant, **facts_of_batch(fields, int(time.time()))}
+    facts = {"tenant": call.tenant, **facts_of_batch(fields)}
     file_id = str(facts["input_file_id"])
     file = await call.file(file_id, "input_file_id")
     if file.purpose != "batch":
         refuse("the purpose of this file is not batch", "invalid_value", "input_file_id")
-    request = digest_of(
-        file_id, facts["endpoint"], facts["completion_window"], facts["metadata"], facts["output_ttl_s"]
-    )
-    return await _made(call, facts, request)
+    return await _made(call, facts, call.named("batch", facts))
 
 
 async def listed(call: Call) -> Response:
@@ -81,19 +77,19 @@ async def retry(call: Call) -> Response:
         refuse(f"the batch is {batch.status}: retry it when it has ended", "invalid_value", "batch_id")
     if "total" in batch.facts and batch.number("completed") == batch.number("total"):
         refuse("every request of the batch has its vectors", "invalid_value", "batch_id")
-    facts = facts_of_retry(batch, int(time.time()))
+    facts = facts_of_retry(batch)
     for name, file_id in (("input_file_id", facts["input_file_id"]), ("error_file_id", facts["retried_file_id"])):
         if file_id:
             await call.file(str(file_id), name)
-    return await _made(call, facts, digest_of("retry", batch.id))
+    return await _made(call, facts, call.named("retry", batch.id))
 
 
-async def _made(call: Call, facts: dict[str, object], request: str) -> Response:
-    """Make a batch, unless this request has made it before. `request` names it, if the caller does not."""
-    name = call.idempotency_key or request
-    batches, batch_id = call.gateway.batches, new_id(BATCH)
+async def _made(call: Call, facts: dict[str, object], request: Once) -> Response:
+    """Make a batch, unless this request has made it before."""
+    batches = call.gateway.batches
+    batch_id = await in_shared_thread(lambda: batches.new_id(BATCH))
     try:
-        made = await _surely(lambda: batches.make(batch_id, facts, name, again=call.is_further_try))
+        made = await _surely(lambda: batches.make(batch_id, facts, request))
         call.gateway.runner.wake()
         batch = await _surely(lambda: batches.get(made, call.tenant))
     except BrokerUnavailable:

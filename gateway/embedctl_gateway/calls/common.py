@@ -20,7 +20,7 @@ from embedctl.queueing.broker import Broker
 from embedctl.queueing.chunk_sizes import BYTES_PER_TOKEN
 from embedctl.queueing.listening import in_shared_thread
 from embedctl.store.batches import BatchStore, StoredBatch
-from embedctl.store.stored_files import FileStore, StoredFile
+from embedctl.store.stored_files import FileStore, Once, StoredFile, digest_of
 from embedctl.store.webhook_events import EventStore
 from embedctl_config.errors import EmbedctlError
 from embedctl_config.retry import ASIDE, RetryLimit
@@ -111,16 +111,13 @@ class Call:
         #: Counts bytes of the request or of its answer.
         self.hold = held.hold
 
-    @property
-    def is_further_try(self) -> bool:
-        """Whether an earlier try of this request may have been carried out. OpenAI's clients say that it is not the
-        first; a caller who names the request by a key says it each time."""
-        return bool(self.idempotency_key) or self.request.headers.get("x-stainless-retry-count", "0") != "0"
-
-    @property
-    def idempotency_key(self) -> str:
-        """What names the request for all its tries; empty if the caller gives nothing."""
-        return self.request.headers.get("idempotency-key", "")
+    def named(self, kind: str, *facts: Any) -> Once:
+        """The request as one that is to be carried out once, however often it is tried. A caller may name it by a key;
+        OpenAI's clients say that a try is not the first."""
+        digest = digest_of(kind, *facts)
+        key = self.request.headers.get("idempotency-key", "")
+        again = bool(key) or self.request.headers.get("x-stainless-retry-count", "0") != "0"
+        return Once(digest_of(kind, self.tenant, key or digest), digest, again)
 
     async def file(self, file_id: str, param: str | None = None) -> StoredFile:
         """A file of the caller's; raises Refusal, about this parameter, if the caller has no such file."""

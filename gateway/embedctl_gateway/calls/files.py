@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from embedctl.store.stored_files import PART_BYTES, PartWriter, StoredFile, digest_of
+from embedctl.store.stored_files import PART_BYTES, OtherRequest, PartWriter, StoredFile
 from embedctl_gateway.calls.common import Call, CallerGone
 from embedctl_gateway.calls.objects import FILE as FILE_IDS
 from embedctl_gateway.calls.objects import after_of, file_object, limit_of, page_of, ttl_of_form
@@ -43,10 +43,13 @@ async def create(call: Call) -> Response:
         file = await call.gateway.in_thread(
             lambda: writer.finish(tenant=tenant, name=name, purpose=purpose, ttl_s=ttl_s)
         )
-        request = call.idempotency_key or digest_of(file.sha256, name, ttl_s)
+        request = call.named("file", file.sha256, name, ttl_s)
         kept = True  # if Redis does not answer, it may have made the file all the same
-        made = await call.gateway.in_thread(lambda: call.gateway.files.make(file, request, again=call.is_further_try))
+        made = await call.gateway.in_thread(lambda: call.gateway.files.make(file, request))
         kept = made == file.id
+    except OtherRequest:
+        kept = False
+        raise
     finally:
         if not kept:
             call.gateway.tidy(writer.discard)

@@ -21,7 +21,7 @@ BATCH, FILE = "batch_", "file-"
 #: The statuses of a batch that has ended, with and without answers, and of both.
 ANSWERED, REFUSED = ("completed", "expired", "cancelled"), "failed"
 ENDED = (*ANSWERED, REFUSED)
-_ENDPOINT, _WINDOW, _WINDOW_S = "/v1/embeddings", "24h", 24 * 3600
+_ENDPOINT, _WINDOW = "/v1/embeddings", "24h"
 #: Of metadata: most pairs, and the longest name and value (characters).
 _PAIRS, _NAME, _VALUE = 16, 64, 512
 
@@ -136,7 +136,7 @@ def batch_object(batch: StoredBatch) -> dict[str, Any]:
     return shown
 
 
-def facts_of_batch(fields: Mapping[str, Any], now_s: int) -> dict[str, object]:
+def facts_of_batch(fields: Mapping[str, Any]) -> dict[str, object]:
     """The facts of a new batch from the fields of a request, without its tenant; raises Refusal if a field is wrong."""
     check_known(fields, "BatchRequest")
     for name in ("input_file_id", "endpoint", "completion_window"):
@@ -150,27 +150,21 @@ def facts_of_batch(fields: Mapping[str, Any], now_s: int) -> dict[str, object]:
         refuse(f"completion_window is not {_WINDOW}, the only one that there is", "invalid_value", "completion_window")
     expiry = fields.get("output_expires_after")
     return {
-        "status": "validating",
         "input_file_id": fields["input_file_id"],
         "endpoint": _ENDPOINT,
         "completion_window": _WINDOW,
         "metadata": json.dumps(_metadata(fields.get("metadata"))),
         "output_ttl_s": keys.FILE_TTL_S if expiry is None else expiry_of(expiry, "output_expires_after"),
-        "created_at": now_s,
-        "expires_at": now_s + _WINDOW_S,
     }
 
 
-def facts_of_retry(batch: StoredBatch, now_s: int) -> dict[str, object]:
+def facts_of_retry(batch: StoredBatch) -> dict[str, object]:
     """The facts of a new batch of the requests that an ended one has no vectors of."""
     same = ("tenant", "input_file_id", "endpoint", "completion_window", "metadata", "output_ttl_s")
-    # A batch that ended before its requests were read has no answers: all that it was to run is left.
-    left = batch.facts["error_file_id"] if "total" in batch.facts else batch.facts.get("retried_file_id", "")
+    # A batch that ended without a file of errors has no answers: all that it was to run is left.
+    left = batch.facts.get("error_file_id") or batch.facts.get("retried_file_id", "")
     return {
         **{name: batch.facts[name] for name in same},
-        "status": "validating",
-        "created_at": now_s,
-        "expires_at": now_s + _WINDOW_S,
         "retry_of": batch.id,
         "retried_file_id": left,
     }

@@ -10,6 +10,7 @@ from typing import NoReturn
 from starlette.responses import JSONResponse, Response
 
 from embedctl.destinations.answers import CODES_OF_REQUESTS
+from embedctl.store.stored_files import FileGone, OtherRequest
 from embedctl.waiting.results import FailedRecord
 from embedctl_config.errors import (
     BrokerRefused,
@@ -94,6 +95,10 @@ def refusal_of(error: EmbedctlError) -> Refusal:
         return unavailable("the vectors were not ready in time", "timeout")
     if isinstance(error, QuotaExceeded):
         return busy(str(error))
+    if isinstance(error, FileGone):
+        return invalid("the file has been deleted, or has expired", "not_found", None, 404)
+    if isinstance(error, OtherRequest):
+        return invalid(f"{error}: give each request a key of its own", "idempotency_key_reused", None, 422)
     if isinstance(error, JobCancelled):
         return unavailable("the request's job was ended by somebody else", "stopped")
     if isinstance(error, SettingsError | InputError):

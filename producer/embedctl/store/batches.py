@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,8 +10,7 @@ from typing import Any, Literal
 from embedctl.store.connection import Connection
 from embedctl.store.lease import due, take_due
 from embedctl.store.scripts import flat
-from embedctl.store.stored_files import StoredFile, digest_of, facts_of, ids_in, make
-from embedctl.store.webhook_events import new_event
+from embedctl.store.stored_files import Once, StoredFile, facts_of, ids_in, make, new_id
 from embedctl_config import keys
 
 
@@ -52,7 +50,6 @@ class Step:
         before: the status that it must still have; any if empty.
         after: whether the runner keeps the batch, releases it, or has ended it.
         next_s: when somebody is to look at it (seconds from now); of `keep`, the length of the lease.
-        woken: whether a look comes at once if the batch is being cancelled meanwhile.
         files: which are made with the step.
         told: whether the batch's end is an event that a webhook is to tell.
     """
@@ -61,7 +58,6 @@ class Step:
     before: str = ""
     after: Literal["keep", "release", "end"] = "keep"
     next_s: float = keys.BATCH_LEASE_S
-    woken: bool = True
     files: Sequence[StoredFile] = ()
     told: bool = False
 
@@ -72,13 +68,14 @@ class BatchStore:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def make(self, batch_id: str, facts: Mapping[str, object], request: str, *, again: bool) -> str:
-        """Make a batch that somebody is to run, as :meth:`FileStore.make`. Its facts have `tenant` and `status`."""
-        tenant = str(facts["tenant"])
-        made = keys.made(digest_of("batch", tenant, request))
-        script_keys = [keys.batch(batch_id), keys.batches(tenant), made, keys.UNFINISHED]
-        ttl_ms = keys.FILE_TTL_S * 1000
-        return make(self._connection, script_keys, batch_id, ttl_ms, flat(facts), again=again)
+    def make(self, batch_id: str, facts: Mapping[str, object], request: Once) -> str:
+        """Make a batch that somebody is to run, as :meth:`FileStore.make`. Its facts have `tenant`."""
+        script_keys = [keys.batch(batch_id), keys.batches(str(facts["tenant"]))]
+        return make(self._connection, script_keys, batch_id, keys.FILE_TTL_S * 1000, flat(facts), request)
+
+    def new_id(self, prefix: str) -> str:
+        """An id for a new batch."""
+        return new_id(prefix, self._connection.recent_now_ms())
 
     def get(self, batch_id: str, tenant: str) -> StoredBatch | None:
         """A tenant's batch; None if it has no such batch."""
@@ -97,8 +94,7 @@ class BatchStore:
 
     def cancel(self, batch_id: str, tenant: str) -> str | None:
         """Ask for the end of a batch. Returns its status; None if the tenant has no such batch."""
-        args = [batch_id, tenant, int(time.time())]
-        answer, _ = self._connection.script("cancel_batch", [keys.batch(batch_id), keys.UNFINISHED], args)
+        answer, _ = self._connection.script("cancel_batch", [keys.batch(batch_id)], [batch_id, tenant])
         return None if answer == "gone" else answer
 
     def take(self, token: str, lease_s: float) -> StoredBatch | None:
@@ -110,27 +106,30 @@ class BatchStore:
         """Whether batches wait for a runner."""
         return bool(due(self._connection, keys.UNFINISHED))
 
+    def end_late(self, *, told: bool) -> list[str]:
+        """Let batches go on to their ends whose deadlines are over, and tell the ends if `told`. Returns the jobs of
+        those that could not be ended in any other way: nobody waits for them."""
+        _, rest = self._connection.script("late", [], [int(told)])
+        return [each.decode() for each in rest]
+
     def note(self, batch: StoredBatch, token: str, step: Step) -> str | None:
         """Note a step; returns the batch's status now, or None if the runner has lost the batch, and nothing was noted.
 
         The status differs from what the step was to make of it if the step came too late to be noted.
         """
         told: dict[str, Any] = {
+            "known": batch.status,
             "after": step.after,
             "next_ms": int(step.next_s * 1000),
-            "woken": step.woken,
             "fields": flat(step.facts),
-            "ttl_ms": keys.FILE_TTL_S * 1000,
             "files": [{"id": each.id, "ttl_ms": each.ttl_ms, "fields": each.fields()} for each in step.files],
+            "told": step.told,
         }
         if step.before:
             told["before"] = step.before
-        event_id = batch.id.replace("batch_", "evt_", 1)
-        if step.told:
-            told |= {"event": new_event(event_id, batch.id, str(step.facts["status"]))}
-        script_keys = [keys.batch(batch.id), keys.UNFINISHED, keys.files(batch.tenant)]
-        script_keys += [keys.UNTOLD, keys.webhook_event(event_id)]
-        script_keys += [keys.file(each.id) for each in step.files]
+        if "status" in step.facts:
+            told["status"] = step.facts["status"]
+        script_keys = [keys.batch(batch.id), keys.files(batch.tenant), *(keys.file(each.id) for each in step.files)]
         answer, rest = self._connection.script("step_batch", script_keys, [batch.id, token, json.dumps(told)])
         return None if answer == "lost" else str(rest[0].decode())
 

@@ -1,9 +1,9 @@
 -- Ask for the end of a batch.
--- KEYS: batch, unfinished. ARGV: id, tenant, now in seconds.
+-- KEYS: batch. ARGV: id, tenant.
 -- → gone | <status>
 local facts = redis.call('HMGET', KEYS[1], 'tenant', 'status', 'runner')
 if facts[1] ~= ARGV[2] then return {'gone'} end
 if facts[2] ~= 'validating' and facts[2] ~= 'in_progress' then return {facts[2]} end
-redis.call('HSET', KEYS[1], 'status', 'cancelling', 'cancelling_at', ARGV[3])
-if not facts[3] then redis.call('ZADD', KEYS[2], 'XX', 0, ARGV[1]) end
+enter(ARGV[1], 'cancelling')
+if not facts[3] then redis.call('ZADD', UNFINISHED, 'XX', 0, ARGV[1]) end
 return {'cancelling'}

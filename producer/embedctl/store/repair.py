@@ -68,11 +68,11 @@ class Repair:
             ScriptCall("relist_made", [keys.webhook_event(name), keys.UNTOLD], [name])
             for name in _after(keys.webhook_event(""), names)
         ]
-        for key, set_of, waiting in ((keys.file, keys.files, ()), (keys.batch, keys.batches, (keys.UNFINISHED,))):
+        for key, set_of in ((keys.file, keys.files), (keys.batch, keys.batches)):
             made = {key(name): name for name in _after(key(""), names)}
             tenants_of = self._connection.ask_each(made, lambda pipe, record: pipe.hget(record, "tenant"))
             calls += [
-                ScriptCall("relist_made", [record, set_of(tenant.decode()), *waiting], [made[record]])
+                ScriptCall("relist_made", [record, set_of(tenant.decode())], [made[record]])
                 for record, tenant in zip(made, tenants_of, strict=True)
                 if tenant is not None  # it is gone by now
             ]

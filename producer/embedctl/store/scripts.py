@@ -33,8 +33,11 @@ _NUMBERS = (*_NEEDED, *PERHAPS_NUMBERS, "work", "started_ms", "lost_first", "los
 _GIVEN_S = 20
 #: While other jobs wait, the background lane has one chunk in this time (seconds).
 _BACKGROUND_S = 60
-#: Scripts that are not about a job, and include nothing.
-_PLAIN_SCRIPTS = ("quota", "make", "take_batch", "step_batch", "cancel_batch", "note_event", "free", "relist_made")
+#: Scripts that are not about a job → the parts that they include.
+_PLAIN_SCRIPTS: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("quota", "take_batch", "note_event", "free"), ()),
+    **dict.fromkeys(("make", "step_batch", "cancel_batch", "late", "relist_made"), ("ledger",)),
+}
 _USUAL = ("sums", "turns", "prelude")
 #: Script → the parts that it includes, if these are not the usual ones.
 _PARTS = {
@@ -93,6 +96,16 @@ _TURNS = (
     f"local BELL = [=[{BELL}]=]\n"
     f"local UNACKED = {{'{keys.UNACKED}', '{keys.UNACKED_INDEX}'}}\n"
 )
+#: What a batch says of its end if nobody could write its answers.
+_TOO_LATE = [{"code": "ended_late", "message": "its answers could not be written in time", "param": None, "line": None}]
+_LEDGER = (
+    f"local BATCH, UNFINISHED, DEADLINES, CLOCK = "
+    f"'{keys.batch('')}', '{keys.UNFINISHED}', '{keys.DEADLINES}', '{keys.CLOCK}'\n"
+    f"local EVENT, UNTOLD, EVENT_MS = '{keys.webhook_event('')}', '{keys.UNTOLD}', {keys.EVENT_TTL_S * 1000}\n"
+    f"local KEPT_MS, WINDOW_MS, END_MS, STEP_MS = {keys.FILE_TTL_S * 1000}, {keys.BATCH_WINDOW_S * 1000}, "
+    f"{keys.BATCH_END_S * 1000}, {keys.CLOCK_STEP_S * 1000}\n"
+    f"local TOO_LATE = [=[{json.dumps(_TOO_LATE)}]=]\n"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +124,7 @@ def flat(facts: Mapping[str, Any]) -> list[str]:
 
 def script_names() -> Iterator[str]:
     """The names of all scripts, without the parts that several of them include."""
-    shared = {part for parts in (_USUAL, *_PARTS.values()) for part in parts}
+    shared = {part for parts in (_USUAL, *_PARTS.values(), *_PLAIN_SCRIPTS.values()) for part in parts}
     names = {Path(file.name) for file in _FOLDER.iterdir()}
     return (name.stem for name in names if name.suffix == ".lua" and name.stem not in shared)
 
@@ -120,7 +133,8 @@ def script_names() -> Iterator[str]:
 def script_source(name: str) -> str:
     """The text of a script: constants, shared parts, then the script."""
     if name in _PLAIN_SCRIPTS:
-        return _text(name)
+        parts = _PLAIN_SCRIPTS[name]
+        return (_LEDGER if parts else "") + "".join(map(_text, (*parts, name)))
     constants = (
         f"local JOB, QUOTA = '{keys.job('')}', '{keys.QUOTA}'\n"
         f"local WIRE_VERSION, CHUNK_TTL_FACTOR, UNENDED_TTL_MS, SETTLED_AT_ONCE = "

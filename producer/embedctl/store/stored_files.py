@@ -15,7 +15,7 @@ from embedctl.store.connection import Connection
 from embedctl.store.outside import unlink_with_bytes
 from embedctl.store.scripts import flat
 from embedctl_config import keys, wire
-from embedctl_config.errors import BrokerUnavailable, WireError
+from embedctl_config.errors import BrokerUnavailable, EmbedctlError, WireError
 
 #: Bytes of a part, the last one apart.
 PART_BYTES = 4 * 1024 * 1024
@@ -29,8 +29,27 @@ _SLICE = 200
 _LONGER_S = 60
 
 
-class FileGone(BrokerUnavailable):
-    """Raised when a file that was there a moment ago has been deleted, or has expired."""
+class FileGone(EmbedctlError):
+    """Raised when a file that was there a moment ago has been deleted, or has expired. It will not come back."""
+
+
+class OtherRequest(EmbedctlError):
+    """Raised when another request has the idempotency key of this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """A request that makes a file or a batch once, however often it is tried.
+
+    Attributes:
+        name: the same for all tries: the call, the tenant, and the caller's idempotency key or else the digest.
+        digest: of all that the request asks for.
+        again: whether an earlier try may have been carried out.
+    """
+
+    name: str
+    digest: str
+    again: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +97,14 @@ class FileStore:
         self._files.make_place()
         return PartWriter(self._connection, self._files)
 
-    def make(self, file: StoredFile, request: str, *, again: bool) -> str:
+    def make(self, file: StoredFile, request: Once) -> str:
         """Make a file whose parts are there; returns its id.
 
-        A further try (`again`) of a request makes no second file: the id is that of the one that was made before.
+        A further try of a request makes no second file: the id is that of the one that was made before. Raises
+        OtherRequest if this name was another request's.
         """
-        return make(
-            self._connection,
-            [keys.file(file.id), keys.files(file.tenant), keys.made(digest_of("file", file.tenant, request))],
-            file.id,
-            file.ttl_ms,
-            file.fields(),
-            again=again,
-        )
+        script_keys = [keys.file(file.id), keys.files(file.tenant)]
+        return make(self._connection, script_keys, file.id, file.ttl_ms, file.fields(), request)
 
     def get(self, file_id: str, tenant: str) -> StoredFile | None:
         """A tenant's file; None if it has no such file."""
@@ -146,7 +160,8 @@ class PartWriter:
     def __init__(self, connection: Connection, files: ChunkFiles) -> None:
         self._connection = connection
         self._files = files
-        self._name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(5)}"
+        now = time.gmtime(connection.recent_now_ms() // 1000)
+        self._name = f"{time.strftime('%Y%m%d-%H%M%S', now)}-{secrets.token_hex(5)}"
         self._held = bytearray()
         self._hash = hashlib.sha256()
         self._parts = 0
@@ -170,10 +185,11 @@ class PartWriter:
         for numbers in _slices(self._parts):
             parts = [keys.chunk_result(self._name, number) for number in numbers]
             if not all(self._connection.ask_each(parts, lambda pipe, key: pipe.pexpire(key, left_ms))):
-                raise FileGone("the upload took longer than its parts live")
-        now_s = int(time.time())
+                raise BrokerUnavailable("the upload took longer than its parts live")
+        now_ms = self._connection.recent_now_ms()
+        now_s = now_ms // 1000
         return StoredFile(
-            id=new_id("file-"),
+            id=new_id("file-", now_ms),
             tenant=tenant,
             name=name,
             purpose=purpose,
@@ -199,9 +215,9 @@ class PartWriter:
         self._parts += 1
 
 
-def new_id(prefix: str) -> str:
-    """A new id, which sorts behind those that were made in an earlier millisecond."""
-    return f"{prefix}{time.time_ns() // 1_000_000:011x}{secrets.token_hex(7)[:13]}"
+def new_id(prefix: str, now_ms: int) -> str:
+    """A new id, which sorts behind those that were made in an earlier millisecond, by Redis' clock."""
+    return f"{prefix}{now_ms:011x}{secrets.token_hex(7)[:13]}"
 
 
 def digest_of(*facts: Any) -> str:
@@ -215,14 +231,14 @@ def make(
     made_id: str,
     ttl_ms: int,
     fields: Sequence[Any],
-    *,
-    again: bool,
+    request: Once,
 ) -> str:
-    """Make a file or a batch, whose key comes first; returns its id, or that of the one that the same request has made
-    before."""
-    prefix = script_keys[0].removesuffix(made_id)
-    args = [made_id, ttl_ms, prefix, int(again), keys.MADE_TTL_S * 1000, *fields]
-    _, rest = connection.script("make", script_keys, args)
+    """Make what the first two keys name, its hash and its tenant's set; returns its id, or that of what this request
+    has made before. Raises OtherRequest if this name was another request's."""
+    args = [made_id, ttl_ms, int(request.again), keys.MADE_TTL_S * 1000, request.digest, *fields]
+    answer, rest = connection.script("make", [*script_keys, keys.made(request.name)], args)
+    if answer == "other":
+        raise OtherRequest("another request was made with this idempotency key")
     found: str = rest[0].decode()
     return found
 

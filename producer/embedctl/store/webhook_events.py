@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
-from typing import Any
 
 from embedctl.store.connection import Connection
 from embedctl.store.lease import take_due
-from embedctl.store.scripts import flat
 from embedctl_config import keys
 
 
@@ -54,13 +51,3 @@ class EventStore:
         """
         next_ms = -1 if next_s is None else int(next_s * 1000)
         self._connection.script("note_event", [keys.webhook_event(event.id), keys.UNTOLD], [event.id, token, next_ms])
-
-
-def new_event(event_id: str, batch_id: str, status: str) -> dict[str, Any]:
-    """An event for the script that ends a batch with this status, such as `completed`."""
-    facts = {"type": f"batch.{status}", "batch": batch_id, "created": int(time.time())}
-    return {
-        "id": event_id,
-        "ttl_ms": keys.EVENT_TTL_S * 1000,
-        "fields": flat(facts),
-    }

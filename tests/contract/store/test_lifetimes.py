@@ -17,7 +17,7 @@ from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
 from embedctl.store import upkeep
 from embedctl.store.batches import BatchStore, Step
-from embedctl.store.stored_files import FileStore, new_id
+from embedctl.store.stored_files import FileStore, Once
 from embedctl.store.upkeep import ActiveJob
 from embedctl.store.webhook_events import EventStore
 from embedctl_config import keys
@@ -352,12 +352,12 @@ def test_files_and_batches_live_for_a_time(broker: Broker, raw: Redis) -> None:
     files, batches = FileStore(broker.connection, broker.chunk_files), BatchStore(broker.connection)
     writer = files.writer()
     writer.add(b"{}")
-    files.make(writer.finish(tenant="a", name="f", purpose="batch", ttl_s=100), "request", again=False)
+    files.make(writer.finish(tenant="a", name="f", purpose="batch", ttl_s=100), Once("file", "digest", again=False))
     output = files.writer()
     output.add(b"{}")
     answers = output.finish(tenant="a", name="answers", purpose="batch_output", ttl_s=100)
-    batch_id = new_id("batch_")
-    batches.make(batch_id, {"tenant": "a", "status": "validating"}, "request", again=False)
+    batch_id = batches.new_id("batch_")
+    batches.make(batch_id, {"tenant": "a"}, Once("batch", "digest", again=False))
     taken = batches.take("token", 30.0)
     assert taken is not None
     steps: list[Callable[[], str | None]] = [

@@ -20,7 +20,7 @@ from embedctl.cli import main
 from embedctl.queueing.broker import Broker
 from embedctl.store.backlog import START, read_slice
 from embedctl.store.batches import BatchStore, Step
-from embedctl.store.stored_files import FileStore
+from embedctl.store.stored_files import FileStore, Once
 from embedctl.store.webhook_events import EventStore
 from embedctl.waiting.overview import Gatherer
 from embedctl_config import keys
@@ -73,6 +73,7 @@ LEASES = {
     keys.REAPER,
     keys.NOTES,
     keys.SWEEP,
+    keys.CLOCK,
     keys.UNACKED,
     keys.UNACKED_INDEX,
     keys.UNACKED_MUTEX,
@@ -122,9 +123,9 @@ class World:
         files, batches = FileStore(self.broker.connection, self.broker.chunk_files), BatchStore(self.broker.connection)
         writer = files.writer()
         writer.add(b"{}")
-        files.make(writer.finish(tenant=TENANT, name="f", purpose="batch", ttl_s=100), "request", again=False)
+        files.make(writer.finish(tenant=TENANT, name="f", purpose="batch", ttl_s=100), Once("f", "digest", again=False))
         for name in ("over", "open"):
-            batches.make(f"batch_{name}", {"tenant": TENANT, "status": "in_progress"}, name, again=False)
+            batches.make(f"batch_{name}", {"tenant": TENANT}, Once(name, "digest", again=False))
             if name == "over":
                 taken = batches.take("token", 60.0)
                 assert taken is not None

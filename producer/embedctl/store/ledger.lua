@@ -1,0 +1,48 @@
+-- Shared by the scripts of files and batches. All dates are Redis' own, and no gateway's.
+local time = redis.call('TIME')
+local now_s, now = tonumber(time[1]), time[1] * 1000 + math.floor(time[2] / 1000)
+
+-- The time that deadlines count by: that of Redis, of which a step counts as a few seconds at most. So no clock that is set
+-- ends a batch, and neither does a time in which no gateway looked.
+local function ledger_now()
+  local seen = redis.call('HMGET', CLOCK, 'redis', 'ledger')
+  local ledger = tonumber(seen[2] or now) + math.max(0, math.min(now - (seen[1] or now), STEP_MS))
+  redis.call('HSET', CLOCK, 'redis', now, 'ledger', ledger)
+  redis.call('PEXPIRE', CLOCK, KEPT_MS)
+  return ledger
+end
+
+-- List a batch that has not ended by the deadline that its record has.
+local function note_deadline(id)
+  redis.call('ZADD', DEADLINES, redis.call('HGET', BATCH .. id, 'deadline_ms') or 0, id)
+  redis.call('PEXPIRE', DEADLINES, KEPT_MS)
+end
+
+-- Let a batch have this status from now on, and the deadline that this has.
+local function enter(id, status)
+  local batch = BATCH .. id
+  redis.call('HSET', batch, 'status', status, status .. '_at', now_s)
+  if status == 'validating' or status == 'in_progress' then
+    redis.call('HSET', batch, 'deadline_ms', redis.call('HGET', batch, 'window_ms') or ledger_now())
+  elseif status == 'finalizing' or status == 'cancelling' then
+    redis.call('HSET', batch, 'deadline_ms', ledger_now() + END_MS)
+  else
+    redis.call('ZREM', DEADLINES, id)
+    return
+  end
+  note_deadline(id)
+end
+
+-- End a batch. With `told`, a webhook is to tell it.
+local function finish(id, status, told)
+  enter(id, status)
+  redis.call('HDEL', BATCH .. id, 'runner')
+  redis.call('PEXPIRE', BATCH .. id, KEPT_MS)
+  redis.call('ZREM', UNFINISHED, id)
+  if not told then return end
+  local event_id = id:gsub('^batch_', 'evt_')
+  redis.call('HSET', EVENT .. event_id, 'type', 'batch.' .. status, 'batch', id, 'created', now_s)
+  redis.call('PEXPIRE', EVENT .. event_id, EVENT_MS)
+  redis.call('ZADD', UNTOLD, 0, event_id)
+  redis.call('PEXPIRE', UNTOLD, EVENT_MS)
+end
