@@ -26,6 +26,7 @@ def overview_json(overview: Overview) -> str:
         "tokens_per_s": overview.tokens_per_s,
         "chunks": overview.chunks,
         "active_jobs": overview.active_count,
+        "redis_full_bytes": overview.full_bytes,
         "workers": [_worker(each.row) for each in overview.workers],
         "gone": overview.gone,
         "queues": overview.queues,

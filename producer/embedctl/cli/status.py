@@ -136,7 +136,8 @@ def _one_job(broker: Broker, job_id: str) -> _Subject[JobView]:
     def look() -> JobView:
         (pace,) = paces.of([job.status()], broker.connection.about_now_ms())
         room = broker.high_water()
-        return JobView(pace, job.workers(), job.gone_workers(), job.suspects(), room)
+        full = None if pace.job.state.ended else broker.connection.full_bytes()
+        return JobView(pace, job.workers(), job.gone_workers(), job.suspects(), room, full)
 
     return _Subject(
         title="embedctl status",

@@ -307,9 +307,14 @@ class Connection:
 
     def is_full(self) -> bool:
         """Whether Redis has reached its maxmemory, and so refuses writes."""
+        return self.full_bytes() is not None
+
+    def full_bytes(self) -> tuple[int, int] | None:
+        """What a full Redis uses, and its maxmemory, both in bytes; None if there is room."""
         with self.client() as client:
             memory = client.info("memory")
-        return bool(memory.get("maxmemory")) and memory["used_memory"] >= memory["maxmemory"]
+        used, most = int(memory["used_memory"]), int(memory.get("maxmemory", 0))
+        return (used, most) if 0 < most <= used else None
 
     def maxmemory(self) -> int:
         """Redis' limit on its memory in bytes, a few seconds ago at most; 0 if it has none."""

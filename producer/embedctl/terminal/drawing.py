@@ -15,7 +15,7 @@ from rich.text import Text
 from embedctl.queueing.routing import how_to_serve
 from embedctl.store import GoneWorker, JobState, Kind
 from embedctl.terminal.columns import Column, Row, arrange, cut, plain, share
-from embedctl.terminal.job_facts import troubles
+from embedctl.terminal.job_facts import redis_full, troubles
 from embedctl.waiting.overview import JobPace, Overview, QueueState, WorkerState
 from embedctl_config import keys
 
@@ -68,7 +68,9 @@ Block = Sequence[Row]
 
 
 def overview_lines(overview: Overview, width: int | None = None, height: int | None = None) -> list[Text]:
-    """The sums, the workers, the queues and the jobs, in at most so many cells and lines; None for no limit."""
+    """A full Redis, the sums, the workers, the queues and the jobs, in at most so many cells and lines; None for no
+    limit."""
+    first = [plain(redis_full(overview.full_bytes), _BAD)] if overview.full_bytes else []
     groups = _groups(overview)
     unserved_first = sorted(overview.queues, key=lambda each: (each.workers > 0, each.hardware, each.model))
     queues = [_queue_block(queue) for queue in unserved_first]
@@ -83,7 +85,7 @@ def overview_lines(overview: Overview, width: int | None = None, height: int | N
             + sum(map(len, ended)),
         ]
         # Seven lines are the sums, and for each part an empty line and its heads.
-        rooms = [*share(max(0, height - 7), [max(1, want) for want in wants])]
+        rooms = [*share(max(0, height - len(first) - 7), [max(1, want) for want in wants])]
     workers = _worker_rows(groups, overview.at, rooms[0])
     parts = [
         (_WORKERS, workers or [plain("none is alive; `embedctl worker` starts one", _WARN)]),
@@ -95,7 +97,7 @@ def overview_lines(overview: Overview, width: int | None = None, height: int | N
         ),
     ]
     tables = ([Text(), *arrange(columns, rows, width)] for columns, rows in parts)
-    return [cut(_sums(overview, width), width), *chain.from_iterable(tables)][:height]
+    return [*(cut(line, width) for line in (*first, _sums(overview, width))), *chain.from_iterable(tables)][:height]
 
 
 def job_lines(pace: JobPace, facts: Sequence[tuple[str, str]], width: int, height: int) -> list[Text]:

@@ -18,13 +18,15 @@ Fact = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job and its workers at one moment. `high_water_bytes` of its text may wait before its producer does."""
+    """A job and its workers at one moment. `high_water_bytes` of its text may wait before its producer does.
+    `full_bytes` are what a full Redis uses and may use; None if there is room."""
 
     pace: JobPace
     workers: list[WorkerRow]
     gone: list[GoneWorker]
     suspects: list[Suspect]
     high_water_bytes: int
+    full_bytes: tuple[int, int] | None = None
 
     @property
     def job(self) -> JobStatus:
@@ -41,6 +43,14 @@ def all_facts(view: JobView) -> list[Fact]:
         facts += [fact for suspect in view.suspects if not suspect.stuck for fact in _history(suspect)]
     named = {name for name, _ in first if name}
     return [*facts[:2], *first, *(fact for fact in facts[2:] if fact[0] not in named)]
+
+
+def redis_full(full_bytes: tuple[int, int]) -> str:
+    used, most = full_bytes
+    return (
+        f"Redis is full, {used:,} of {most:,} bytes, and takes nothing more, not even heartbeats: live workers may be "
+        "shown as gone. Discard old jobs (`embedctl list`, `embedctl discard`), or raise its maxmemory"
+    )
 
 
 def state(job: JobStatus) -> str:
@@ -75,6 +85,8 @@ def _blocking(view: JobView) -> Iterator[Fact]:
     wrong = dict(troubles(job))
     if "lost" in wrong:
         yield "lost", wrong["lost"]
+    if view.full_bytes:
+        yield "redis", redis_full(view.full_bytes)
     if job.stalled:
         yield "stalled", stalled(job)
     if not workers:

@@ -80,7 +80,8 @@ class Overview:
     `all_gone` says that each was asked for; if there are more, `more_gone` counts those of each kind. `queues` are
     those that a live worker consumes or an active job sends to. `active` jobs have not ended: at most
     :data:`JOBS_LOOKED_AT` of `active_count`, first those that a worker has begun, and among these and the others the
-    newest first. `ended` are recently ended jobs, the last one first.
+    newest first. `ended` are recently ended jobs, the last one first. `full_bytes` are what a full Redis uses and may
+    use; None if there is room.
     """
 
     at: datetime
@@ -92,6 +93,7 @@ class Overview:
     ended: tuple[JobPace, ...]
     all_gone: bool = False
     more_gone: Mapping[Kind, int] = field(default_factory=dict)
+    full_bytes: tuple[int, int] | None = None
 
     @property
     def rows_per_s(self) -> float:
@@ -174,6 +176,7 @@ class Gatherer:
             ended=tuple(pace for _, pace in ended[:ENDED_SHOWN]),
             all_gone=self._all_gone,
             more_gone=self._broker.workers.gone_kinds() if cut else {},
+            full_bytes=self._broker.connection.full_bytes(),
         )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from typing import Any
 
 import pytest
 import redis as redis_py
+from click.testing import CliRunner
 
 from embedctl import (
     AsyncJob,
@@ -26,6 +29,7 @@ from embedctl import (
     aenqueue_embeddings,
     enqueue_embeddings,
 )
+from embedctl.cli import main
 from embedctl.common import notices
 from embedctl.queueing.broker import Broker
 from embedctl.store import connection
@@ -86,6 +90,20 @@ def test_a_full_redis_lets_a_producer_keep_its_right_and_store_nothing(broker: B
         broker.jobs.hold(job_id, "p")
     fill(raw, 0)
     assert broker.jobs.status(job_id).chunks == 1
+
+
+def test_a_full_redis_is_named_first(broker: Broker, raw: redis_py.Redis, settings: Settings) -> None:
+    job_id = new_job(broker, 1)
+    set_settings = {"EMBEDCTL_REDIS_URL": settings.redis_url}
+    assert "Redis is full" not in CliRunner().invoke(main, ["status"], env=set_settings).output
+    fill(raw)
+    everything = CliRunner().invoke(main, ["status"], env=set_settings)
+    of_job = CliRunner().invoke(main, ["status", job_id], env=set_settings)
+    as_json = json.loads(CliRunner().invoke(main, ["status", "--json"], env=set_settings).output)
+    fill(raw, 0)
+    assert re.match(r"Redis is full, [\d,]+ of 1 bytes, and takes nothing more", everything.output)
+    assert of_job.output.splitlines()[2].startswith("redis      Redis is full")
+    assert as_json["redis_full_bytes"][1] == 1
 
 
 @pytest.mark.slow
