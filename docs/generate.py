@@ -69,7 +69,7 @@ the file is yours, name it: `export EMBEDCTL_CONFIG=/path/to/embedctl.toml`.
 
 A password is never sent to a Redis that a stronger source names. For example, `redis_password_file` in your own file
 belongs to the `redis_url` in that file, and is ignored if a variable names another Redis. The same is true of
-`sentinel_password_file`. The reverse is allowed:
+`sentinel_password_file`, and of `api_key_file` with `url`. The reverse is allowed:
 `redis_url` may be in a file that everyone can read, and `EMBEDCTL_REDIS_PASSWORD_FILE` in the environment.
 
 `HOST:PORT` has an IPv6 address in brackets, as in `[::1]:8080`. A port alone is one of 127.0.0.1. Port 0 is any free

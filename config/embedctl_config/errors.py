@@ -15,6 +15,7 @@
     ├── BrokerUnavailable         Redis
     │   ├── BrokerFull            it has no memory left
     │   ├── ChunkFilesUnavailable not Redis, but the place of chunks outside of it
+    │   ├── GatewayUnavailable    not Redis, but the gateway in its place
     │   └── BrokerRefused         it answers, and would refuse this each time
     ├── NotPermitted              Redis' access list
     ├── JobError
@@ -184,6 +185,20 @@ class ChunkFilesUnavailable(BrokerUnavailable):
 
     Whoever waits for Redis waits for it too.
     """
+
+
+class GatewayUnavailable(BrokerUnavailable):
+    """Raised when the gateway that takes Redis' place (`url`) can't be reached, has no Redis, or is too busy.
+
+    Whoever waits for Redis waits for it too.
+
+    Args:
+        retry_after_s: how long the gateway asks its caller to wait (seconds).
+    """
+
+    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class BrokerRefused(BrokerUnavailable):

@@ -126,9 +126,12 @@ class _Source:
 _ENVIRONMENT, _ARGUMENTS = _Source(), _Source()
 #: Qdrant's own variable, which its users have set already.
 _QDRANT = _Source(variable="QDRANT_API_KEY")
-_URL = "redis_url"
-#: The settings that name passwords for the hosts of `redis_url`.
-_PASSWORDS = ("redis_password_file", "sentinel_password_file")
+#: The settings that name passwords → the setting whose hosts they are for, and what these are.
+_PASSWORDS: Mapping[str, tuple[str, str]] = {
+    "redis_password_file": ("redis_url", "Redis"),
+    "sentinel_password_file": ("redis_url", "Redis"),
+    "api_key_file": ("url", "gateway"),
+}
 
 
 class _Layers:
@@ -148,13 +151,11 @@ class _Layers:
         if source.found:
             self._refused = {name: source for name in layer if _GUARDED[name]}
             layer = {name: value for name, value in layer.items() if name not in self._refused}
-        elif _URL in layer and _URL in self._refused:
-            for name in _PASSWORDS:  # they belonged to the refused URL
-                self._refused.pop(name, None)
-        if _URL in layer and _URL in self._sources:
-            for name in _PASSWORDS:
-                if name in self._sources and self._goes_with_url(name):
-                    self._leave_out(name)
+        for name, (url, _) in _PASSWORDS.items():
+            if url in layer and url in self._refused and not source.found:
+                self._refused.pop(name, None)  # it belonged to the refused URL
+            if url in layer and name in self._sources and url in self._sources and self._goes_with_url(name):
+                self._leave_out(name)
         self._refused = {name: refused for name, refused in self._refused.items() if name not in layer or source.found}
         self.values.update(layer)
         self._sources.update(dict.fromkeys(layer, source))
@@ -171,8 +172,8 @@ class _Layers:
         ]
         return problems or [
             self._went_elsewhere(name)
-            for name in _PASSWORDS
-            if self.values.get(name) and self.values.get(_URL) and not self._goes_with_url(name)
+            for name, (url, _) in _PASSWORDS.items()
+            if self.values.get(name) and self.values.get(url) and not self._goes_with_url(name)
         ]
 
     def in_words(self) -> dict[str, str]:
@@ -185,26 +186,25 @@ class _Layers:
 
     def _goes_with_url(self, name: str) -> bool:
         """Whether the password's source is the URL's or a stronger one, and so was chosen with the URL in view."""
-        return self._ranks[name] >= self._ranks[_URL]
+        return self._ranks[name] >= self._ranks[_PASSWORDS[name][0]]
 
     def _leave_out(self, name: str) -> None:
-        """Drop a password: it belongs to the Redis that it was given for, and a stronger source names another."""
-        url, password = (self._sources[each].words(each) for each in (_URL, name))
+        """Drop a password: it belongs to the host that it was given for, and a stronger source names another."""
+        of, _ = _PASSWORDS[name]
+        url, password = (self._sources[each].words(each) for each in (of, name))
         where = "there" if url == password else f"of {url}"
-        self._left_out[name] = f"default; that of {password} belongs to the redis_url {where}"
+        self._left_out[name] = f"default; that of {password} belongs to the {of} {where}"
         del self.values[name], self._sources[name], self._ranks[name]
 
     def _went_elsewhere(self, name: str) -> str:
         """The message about a password that came from a weaker source than the URL."""
-        url, password = self._sources[_URL], self._sources[name]
-        never = "A password is never sent to a Redis that a stronger source names"
+        of, what = _PASSWORDS[name]
+        url, password = self._sources[of], self._sources[name]
+        never = f"A password is never sent to a {what} that a stronger source names"
         if url is _ARGUMENTS:
-            return (
-                f"{name} comes from {password.words(name)}, and redis_url is an argument. {never}: give both as "
-                "arguments"
-            )
+            return f"{name} comes from {password.words(name)}, and {of} is an argument. {never}: give both as arguments"
         return (
-            f"{name} comes from {password.words(name)}, and redis_url from {url.words(_URL)}, which is stronger. "
+            f"{name} comes from {password.words(name)}, and {of} from {url.words(of)}, which is stronger. "
             f"{never}: set the password file in the same place as the URL, or as {ENV_PREFIX}{name.upper()}"
         )
 

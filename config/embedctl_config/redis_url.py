@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
 
 from embedctl_config.address import Address
 from embedctl_config.errors import SettingsError
-from embedctl_config.settings import NO_REDIS, Settings, expanded
+from embedctl_config.settings import NO_REDIS, NOT_BY_GATEWAY, Settings, expanded
 
 #: Options that a URL may hold → the values allowed for them: none of these turns a check off.
 _CHECKS: Mapping[str, frozenset[str]] = {
@@ -129,7 +129,7 @@ def tls_options(settings: Settings) -> dict[str, Any]:
             )
     options: dict[str, Any] = {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
     if settings.tls_ca_file:
-        options[_CERTIFICATES] = _certificates(settings.tls_ca_file)
+        options[_CERTIFICATES] = certificates(settings.tls_ca_file)
     return options
 
 
@@ -144,7 +144,7 @@ def database_of(url: str) -> int:
 
 def _parts(settings: Settings) -> SplitResult:
     if not settings.redis_url:
-        raise SettingsError(NO_REDIS)
+        raise SettingsError(NOT_BY_GATEWAY if settings.url else NO_REDIS)
     return _as_one_instance(_split(settings.redis_url))
 
 
@@ -191,7 +191,8 @@ def read_password(file: Path, setting: str) -> str:
     return password
 
 
-def _certificates(path: str) -> str:
+def certificates(path: str) -> str:
+    """The path of a file with CA certificates; raises SettingsError if it holds none."""
     file = expanded(path, "tls_ca_file")
     try:
         ssl.create_default_context(cafile=str(file))

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from embedctl_config.errors import BrokerFull, BrokerRefused, EmbedctlError, WaitTimeout
+from embedctl_config.errors import BrokerFull, BrokerRefused, EmbedctlError, GatewayUnavailable, WaitTimeout
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState
@@ -222,6 +222,8 @@ class RetryLimit:
             raise WaitTimeout(f"the wait timed out while Redis was away or full: {error}") from error
         if self.pausing is not None:
             self.pausing(error)
+        if isinstance(error, GatewayUnavailable):
+            pause_s = max(pause_s, error.retry_after_s)
         return pause_s if self.deadline is None else min(pause_s, max(0.0, self.deadline - self.now()))
 
 

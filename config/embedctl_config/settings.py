@@ -29,6 +29,8 @@ MAX_CHUNK_RECORDS = 16_384
 MAX_CHUNK_BYTES = 64 * 1024 * 1024
 #: The message if a Redis is needed and `redis_url` is empty.
 NO_REDIS = "no Redis is configured: set EMBEDCTL_REDIS_URL, or use `embedctl run`, which starts one"
+#: The same if `url` names a gateway.
+NOT_BY_GATEWAY = "this needs Redis, and EMBEDCTL_URL names a gateway: set EMBEDCTL_REDIS_URL in its place"
 _SCHEMES = ("redis", "rediss", "unix")
 _OF_SENTINELS = ("redis+sentinel:", "rediss+sentinel:")
 _LOG_FORMATS = ("auto", "text", "json")
@@ -66,7 +68,8 @@ class Settings:
     )
     tls_ca_file: str = _setting(
         "",
-        "for rediss://: a PEM file with the CA certificates that sign Redis' certificate. Empty: the system's CAs",
+        "for rediss://, and for https:// in `url`: a PEM file with the CA certificates that sign the other side's "
+        "certificate. Empty: the system's CAs",
         guarded=True,
     )
     insecure: bool = _setting(
@@ -75,6 +78,12 @@ class Settings:
         "everything",
         guarded=True,
     )
+    url: str = _setting(
+        "",
+        "the URL of a gateway, https:// or http://: jobs are submitted and read there, in place of Redis. Empty: Redis",
+        guarded=True,
+    )
+    api_key_file: str = _setting("", "a file with the key for the gateway of `url`. Empty: none", guarded=True)
     model: str = _setting("all-MiniLM-L6-v2", "the default model of jobs and workers")
     hardware: str = _setting("auto", "the default hardware class of jobs; auto: the fastest class with live workers")
     tenant: str = _setting(
@@ -225,6 +234,12 @@ class Settings:
         if self.redis_url and not _is_redis_url(self.redis_url):
             # The value is not shown: it may hold a password.
             problems.append("redis_url: can't be read; use redis://, rediss://, unix:// or redis+sentinel://")
+        if self.url and (_may_hold_a_secret(self.url) or not is_web_url(self.url)):
+            problems.append("url: write https:// or http:// and a host, without a user, a password or a query")
+        if self.url and self.redis_url:
+            problems.append(
+                "url: jobs are in the gateway of `url` or in the Redis of `redis_url`, and both are set: leave one out"
+            )
         if _may_hold_a_secret(self.chunk_files):
             problems.append(
                 "chunk_files: a user, a password or a query would be shown in messages. Give SCHEME://BUCKET/PREFIX "
@@ -298,6 +313,16 @@ def _may_hold_a_secret(url: str) -> bool:
     """Whether a URL has a place for a user's name, a password or a token."""
     _, mark, rest = url.partition("://")
     return bool(mark) and ("@" in rest.partition("/")[0] or "?" in rest)
+
+
+def is_web_url(url: str) -> bool:
+    """Whether a URL is one of HTTP, with a host, and holds no user."""
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018  (it raises if it is none)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc and url.isprintable()
 
 
 def _is_redis_url(url: str) -> bool:

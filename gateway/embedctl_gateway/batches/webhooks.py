@@ -16,14 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from typing import Any
-from urllib.parse import urlsplit
 
 from embedctl.common.notices import Reminder
 from embedctl.store.webhook_events import Event, EventStore
 from embedctl_config.errors import BrokerUnavailable, NotPermitted, SettingsError
 from embedctl_config.redis_url import read_password
 from embedctl_config.retry import ASIDE
-from embedctl_config.settings import Settings, expanded
+from embedctl_config.settings import Settings, expanded, is_web_url
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +56,7 @@ def receiver_of(settings: Settings) -> Receiver | None:
     url, file = settings.gateway_webhook_url, settings.gateway_webhook_secret_file
     if not url:
         return None
-    if not _is_url(url):
+    if not is_web_url(url):
         raise SettingsError("gateway_webhook_url: write http:// or https://, a host and a path, without a password")
     if not file:
         raise SettingsError("gateway_webhook_secret_file: name a file with the secret of gateway_webhook_url")
@@ -168,12 +167,3 @@ def _body(event: Event) -> bytes:
         "data": {"id": event.batch_id},
     }
     return json.dumps(told, separators=(",", ":")).encode()
-
-
-def _is_url(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        parts.port  # noqa: B018  (it raises if it is none)
-    except ValueError:
-        return False
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc and text.isprintable()

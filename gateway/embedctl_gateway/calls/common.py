@@ -19,10 +19,12 @@ from embedctl.common.daemons import DaemonThreads
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.chunk_sizes import BYTES_PER_TOKEN
 from embedctl.queueing.listening import in_shared_thread
+from embedctl.store import JobStatus
 from embedctl.store.batches import BatchStore, StoredBatch
 from embedctl.store.stored_files import FileStore, Once, StoredFile, digest_of
 from embedctl.store.webhook_events import EventStore
 from embedctl_config.errors import EmbedctlError
+from embedctl_config.redis_url import secret_url
 from embedctl_config.retry import ASIDE, RetryLimit
 from embedctl_config.settings import Settings
 from embedctl_gateway.access.admission import Admission, Bytes
@@ -57,7 +59,8 @@ class Gateway:
 
     def __init__(self, settings: Settings, *, body_s: float = BODY_S) -> None:
         receiver = receiver_of(settings)
-        broker = Broker.shared(settings)
+        secret_url(settings)  # a gateway needs Redis, and none can be in front of another one
+        self.broker = broker = Broker.shared(settings)
         self.settings = settings
         self.body_s = body_s
         self.access = Access(settings)
@@ -137,10 +140,21 @@ class Call:
             raise missing("batch")
         return batch
 
-    async def fields(self) -> dict[str, Any]:
-        """The body, which is a JSON object; raises Refusal if it is none, is too large, or takes too long."""
-        self.gateway.admission.check(self.tenant)  # before the caller has sent what nobody will answer
-        body = await self._body()
+    async def job(self) -> JobStatus:
+        """The job in the path, without the workers that could take it. Raises JobNotFound alike if there is none, and
+        if it is another tenant's."""
+        job_id, jobs = self.request.path_params["id"], self.gateway.broker.jobs
+        job = await in_shared_thread(lambda: jobs.status(job_id))
+        if job.tenant != self.tenant:
+            raise await in_shared_thread(lambda: jobs.absent(job_id))
+        return job
+
+    async def fields(self, *, admitted: bool = False) -> dict[str, Any]:
+        """The body, which is a JSON object; raises Refusal if it is none, is too large, or takes too long. One that is
+        `admitted` needs no place among the requests for vectors."""
+        if not admitted:
+            self.gateway.admission.check(self.tenant)  # before the caller has sent what nobody will answer
+        body = await self.body()
         try:
             fields = orjson.loads(body)
         except orjson.JSONDecodeError as error:
@@ -168,7 +182,8 @@ class Call:
         self.gateway.telemetry.embedded(served.name, len(asked.texts), embedded.tokens)
         return embedded
 
-    async def _body(self) -> bytes:
+    async def body(self) -> bytes:
+        """The body as it is; raises Refusal if it is too large, or takes too long."""
         length = self.request.headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
             raise _too_large()

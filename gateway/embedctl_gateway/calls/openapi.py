@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from html import escape
@@ -175,6 +176,62 @@ _SCHEMAS: Mapping[str, dict[str, Any]] = {
     ),
     "Batches": _list_of("Batch"),
     "Answers": {"type": "string", "description": "a JSON object on each line"},
+    "JobRequest": {
+        **_object(
+            "",
+            model=_or_null(type="string", description="one of /v1/models"),
+            hardware=_or_null(type="string", description="a hardware class, or auto"),
+            precision=_or_null(type="string"),
+            prompt=_or_null(type="string"),
+            prompt_name=_or_null(type="string"),
+            truncation=_or_null(type="string", description="truncate, error or mean"),
+            truncation_side=_or_null(type="string", description="left or right"),
+            normalize=_or_null(type="boolean", description="true by default"),
+            dimensions=_or_null(type="integer", minimum=1),
+            chunk_size=_or_null(type="integer", minimum=1, description="most records in a chunk"),
+            chunk_bytes=_or_null(type="integer", minimum=1, description="most text in a chunk"),
+            ttl=_or_null(type="number", minimum=1, description="seconds to keep the job after its end"),
+            idempotency_key=_or_null(type="string", description="a second call with it finds the job"),
+            max_errors=_or_null(type="integer", minimum=0, description="more failed records end the job"),
+            max_errors_share=_or_null(type="number", minimum=0, maximum=1, description="the same, as a share"),
+            keep=_or_null(type="array", items={"type": "string"}, description="the names of the kept fields"),
+            count_tokens=_or_null(type="boolean"),
+            batch_file=_or_null(type="boolean", description="it is made of a batch file"),
+            digests=_or_null(type="boolean"),
+            tenant=_or_null(type="string", description="no other than the key's"),
+            lane=_or_null(type="string", description="interactive, normal or background"),
+            dry_run=_or_null(type="boolean", description="make no job; tell what it would be"),
+        ),
+        **_NOTHING_ELSE,
+    },
+    "NewJob": _object("id created", id=_or_null(type="string"), created={"type": "boolean"}),
+    "Job": _object(
+        "id state model records done failed",
+        id=_ID,
+        state={"type": "string"},
+        model={"type": "string"},
+        records=_WHOLE,
+        done=_WHOLE,
+        failed=_WHOLE,
+    ),
+    "DeletedJob": _object("id deleted", id=_ID, deleted={"const": True}),
+    "Events": _object("events", events={"type": "array"}),
+    "Chunk": {"type": "string", "format": "binary", "description": "records, in the library's own format"},
+    "Added": _object("answer waiting room", answer={"type": "string"}, waiting=_WHOLE, room=_WHOLE),
+    "StepRequest": {
+        **_object(
+            "",
+            token=_or_null(type="string", description="names the producer"),
+            lease_s=_or_null(type="number", description="0 gives the producer's right up"),
+            chunks=_or_null(**_WHOLE),
+            chunk=_or_null(**_WHOLE),
+            new_chunk=_or_null(**_WHOLE),
+            start=_or_null(**_WHOLE),
+            count=_or_null(**_WHOLE),
+        ),
+        **_NOTHING_ELSE,
+    },
+    "StepAnswer": _object("answer", answer={}),
     "EmbedRequest": {
         **_object(
             "inputs",
@@ -208,6 +265,20 @@ _SCHEMAS: Mapping[str, dict[str, Any]] = {
     ),
 }
 
+#: The steps that callers take with a job, and what each needs to be told.
+STEPS: Mapping[str, tuple[str, ...]] = {
+    "hold": ("token", "lease_s"),
+    "seal": ("chunks",),
+    "resume": ("token",),
+    "stop": (),
+    "cancel": (),
+    "retry": ("chunk", "new_chunk", "token"),
+    "failed_chunks": ("start", "count"),
+    "chunks_with_errors": ("start", "count"),
+    "retried_as": ("chunk",),
+    "has_result": ("chunk",),
+}
+
 #: Method, path, what it does, the schemas of its body, its answer (None: bytes) and its errors.
 _CALLS: tuple[tuple[str, str, str, str | None, str | None, str], ...] = (
     ("POST", "/v1/embeddings", "Vectors, as OpenAI gives them", "EmbeddingsRequest", "Embeddings", "Error"),
@@ -224,6 +295,27 @@ _CALLS: tuple[tuple[str, str, str, str | None, str | None, str], ...] = (
     ("POST", "/v1/batches/{id}/cancel", "Ends a batch, and keeps what is done", None, "Batch", "Error"),
     ("GET", "/v1/batches/{id}/results", "The answers so far, in the order of the requests", None, "Answers", "Error"),
     ("POST", "/v1/batches/{id}/retry", "Makes a batch of the requests without vectors", None, "Batch", "Error"),
+    ("POST", "/v1/jobs", "Makes a job, or finds the one of its idempotency key", "JobRequest", "NewJob", "Error"),
+    ("GET", "/v1/jobs/{id}", "How far a job is", None, "Job", "Error"),
+    ("DELETE", "/v1/jobs/{id}", "Frees a job and all that is stored for it", None, "DeletedJob", "Error"),
+    ("GET", "/v1/jobs/{id}/events", "Waits for the next events of a job", None, "Events", "Error"),
+    ("PUT", "/v1/jobs/{id}/chunks/{chunk}", "Adds the next chunk of records to a job", "Chunk", "Added", "Error"),
+    (
+        "GET",
+        "/v1/jobs/{id}/chunks/{chunk}/{what}",
+        "The input or the result of a chunk, if it is there",
+        None,
+        None,
+        "Error",
+    ),
+    (
+        "POST",
+        "/v1/jobs/{id}/{step}",
+        f"Takes a step with a job: {', '.join(STEPS)}",
+        "StepRequest",
+        "StepAnswer",
+        "Error",
+    ),
     ("POST", "/embed", "Vectors, as TEI gives them", "EmbedRequest", "Vectors", "TeiError"),
     ("GET", "/info", "The model of the calls that name none, as TEI describes it", None, "Info", "TeiError"),
     ("POST", "/predict", "Vectors, as HF Infinity gives them", "PredictRequest", "Vectors", "TeiError"),
@@ -231,8 +323,19 @@ _CALLS: tuple[tuple[str, str, str, str | None, str | None, str], ...] = (
     ("GET", "/ready", "Whether Redis answers and a worker serves a model", None, "Status", "Error"),
 )
 _OPEN = ("/health", "/ready")
+_TYPES: Mapping[str, Any] = {
+    "string": str,
+    "boolean": bool,
+    "integer": int,
+    "number": int | float,
+    "array": list,
+}
 #: The content types of what is not JSON, by schema.
-_KINDS = {"FileRequest": "multipart/form-data", "Answers": "application/x-ndjson"}
+_KINDS = {
+    "FileRequest": "multipart/form-data",
+    "Answers": "application/x-ndjson",
+    "Chunk": "application/octet-stream",
+}
 #: The parameters of calls that have some.
 _QUERIES: Mapping[tuple[str, str], Mapping[str, dict[str, Any]]] = {
     ("GET", "/v1/files"): {
@@ -246,6 +349,12 @@ _QUERIES: Mapping[tuple[str, str], Mapping[str, dict[str, Any]]] = {
         "limit": {"type": "integer", "minimum": 1, "maximum": 100},
     },
     ("GET", "/v1/batches/{id}/results"): {"after": {"type": "string", "pattern": _AFTER}},
+    ("GET", "/v1/jobs/{id}/events"): {
+        "after": {"type": "string", "pattern": r"^([0-9]{1,15}(-[0-9]{1,19})?|\$)$"},
+        "wait_s": {"type": "number", "minimum": 0, "maximum": 10},
+    },
+    ("PUT", "/v1/jobs/{id}/chunks/{chunk}"): {"token": {"type": "string", "pattern": "^[0-9a-f]{1,64}$"}},
+    ("GET", "/v1/jobs/{id}/chunks/{chunk}/{what}"): {"size": {"type": "integer", "minimum": 1}},
 }
 #: The statuses that calls with a body have, and those of the others.
 _STATUSES = ("400", "401", "403", "404", "408", "413", "422", "424", "429", "500", "503")
@@ -259,24 +368,31 @@ def check_known(fields: Mapping[str, Any], schema: str) -> None:
             refuse(f"{name[:100]} is not a field of this call: leave it out", "unsupported_parameter", name[:100])
 
 
+def check_types(fields: Mapping[str, Any], schema: str) -> None:
+    """Refuse a value that is not of the type, or not in the bounds, that the schema of a request gives its field."""
+    for name, value in fields.items():
+        facts = _SCHEMAS[schema]["properties"].get(name)
+        if value is None or facts is None:
+            continue
+        kind = facts["type"][0]
+        is_right = isinstance(value, _TYPES[kind]) and isinstance(value, bool) == (kind == "boolean")
+        if not is_right or (kind == "array" and not all(isinstance(each, str) for each in value)):
+            refuse(f"{name} is no {kind}", "invalid_type", name)
+        least, most = facts.get("minimum", -math.inf), facts.get("maximum", math.inf)
+        if isinstance(value, int | float) and not least <= value <= most:
+            refuse(f"{name} is out of its bounds", "invalid_value", name)
+
+
 def document() -> dict[str, Any]:
     """The description of all calls, in OpenAPI 3.1."""
     paths: dict[str, dict[str, Any]] = {}
     for method, path, summary, body, answer, error in _CALLS:
-        statuses: tuple[str, ...] = _STATUSES_OF_GET if body is None and (method, path) not in _QUERIES else _STATUSES
-        if "{id}/" in path:
-            statuses = (*_STATUSES_OF_GET, "400", *(["416"] if path.endswith("/content") else []))
         call: dict[str, Any] = {
             "summary": summary,
             "operationId": re.sub(r"\W+", "_", f"{method.lower()}{path}").strip("_"),
-            "responses": {
-                "200": _content(answer, "the answer"),
-                **{status: _content(error, "a refusal") for status in statuses},
-            },
+            "responses": _responses(method, path, body, answer, error),
             "security": [{}] if path in _OPEN else [{}, {"key": []}],
         }
-        if path.endswith("/content"):
-            call["responses"]["206"] = _content(None, "the range that is asked for")
         if body is not None:
             call["requestBody"] = {"required": True, **_content(body)}
         parameters = [
@@ -299,6 +415,21 @@ def document() -> dict[str, Any]:
     }
 
 
+def _responses(method: str, path: str, body: str | None, answer: str | None, error: str) -> dict[str, Any]:
+    statuses: tuple[str, ...] = _STATUSES_OF_GET if body is None and (method, path) not in _QUERIES else _STATUSES
+    if "{id}/" in path:
+        statuses = (*_STATUSES_OF_GET, "400", *(["416"] if path.endswith("/content") else []))
+    if path.startswith("/v1/jobs"):
+        statuses = (*_STATUSES, "409")
+    responses = {"200": _content(answer, "the answer")}
+    responses |= {status: _content(error, "a refusal") for status in statuses}
+    if path.endswith("/content"):
+        responses["206"] = _content(None, "the range that is asked for")
+    if path.endswith("/{what}"):
+        responses["204"] = {"description": "it is not there, or not yet"}
+    return responses
+
+
 def page() -> str:
     """The same for people: one HTML page that loads nothing."""
     return _PAGE.format(version=escape(__version__), calls="".join(_sections()))
@@ -315,7 +446,7 @@ def _content(schema: str | None, description: str = "") -> dict[str, Any]:
 def _sections() -> Iterator[str]:
     for method, path, summary, body, answer, _ in _CALLS:
         yield f"<section><h2><b>{method}</b> <code>{escape(path)}</code></h2><p>{escape(summary)}.</p>"
-        if body is not None:
+        if body is not None and "properties" in _SCHEMAS[body]:
             yield _fields(_SCHEMAS[body])
         if answer is not None:
             yield f"<details><summary>The answer's schema</summary><pre>{_shown(answer)}</pre></details>"

@@ -12,7 +12,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Match, Route
 
 from embedctl.queueing.listening import in_shared_thread
-from embedctl_gateway.calls import batches, files, openai, openapi, results, tei
+from embedctl_gateway.calls import batches, files, jobs, openai, openapi, results, tei
 from embedctl_gateway.calls.common import Call, Endpoint, Gateway, Handler
 from embedctl_gateway.http.refusals import Refusal, Style, as_openai, as_tei, unavailable
 
@@ -61,6 +61,13 @@ CALLS: tuple[tuple[str, str, Handler, Style], ...] = (
     ("POST", "/batches/{id}/cancel", batches.cancel, as_openai),
     ("GET", "/batches/{id}/results", results.results, as_openai),
     ("POST", "/batches/{id}/retry", batches.retry, as_openai),
+    ("POST", "/jobs", jobs.create, as_openai),
+    ("GET", "/jobs/{id}", jobs.retrieve, as_openai),
+    ("DELETE", "/jobs/{id}", jobs.discard, as_openai),
+    ("GET", "/jobs/{id}/events", jobs.events, as_openai),
+    ("PUT", "/jobs/{id}/chunks/{chunk}", jobs.add, as_openai),
+    ("GET", "/jobs/{id}/chunks/{chunk}/{what}", jobs.chunk, as_openai),
+    ("POST", "/jobs/{id}/{step}", jobs.step, as_openai),
     ("POST", "/embed", tei.embed, as_tei),
     ("POST", "/", tei.embed, as_tei),
     ("GET", "/info", tei.info, as_tei),
@@ -73,7 +80,7 @@ CALLS: tuple[tuple[str, str, Handler, Style], ...] = (
 )
 #: What needs no key: what a probe asks, and what is the same at every gateway.
 _OPEN = (_health, _ready, _description, _page)
-_BELOW_V1 = ("/embeddings", "/models", "/files", "/batches", "/health")
+_BELOW_V1 = ("/embeddings", "/models", "/files", "/batches", "/jobs", "/health")
 
 
 def application(gateway: Gateway) -> Starlette:

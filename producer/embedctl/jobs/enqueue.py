@@ -7,7 +7,7 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sized
 from functools import partial
-from typing import Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from embedctl.common.notices import Reminder
 from embedctl.corpus.digests import with_digests
@@ -30,10 +30,14 @@ from embedctl_config.errors import (
     EmbedctlError,
     JobError,
     QuotaExceeded,
+    SettingsError,
 )
 from embedctl_config.fingerprint import DECIDING_OPTIONS, LATER_OPTIONS
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
+
+if TYPE_CHECKING:
+    from embedctl.remote.jobs import RemoteJobs
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +49,8 @@ _INLINE_RECORDS, _INLINE_BYTES = 256, 32 * 1024
 _NOT_COMPARED = ("idempotency_key", "resume", "drain", "duplicates", "tenant", "lane")
 #: Options that decide what is stored for each record, and so are compared even where they are not given.
 _OF_RECORDS = ("keep", "count_tokens", "batch_file", "digests")
+#: Options that a gateway is not told: they are the submission's own.
+_NOT_ASKED = ("resume", "drain", "duplicates")
 #: Options that every job holds.
 _ALWAYS_HELD = (*DECIDING_OPTIONS, "dimensions", "chunk_size")
 #: Those that a job holds only if they are set.
@@ -270,6 +276,8 @@ def job_spec(broker: Broker, options: SubmitOptions) -> JobSpec:
     # What comes from the settings is checked like what was given.
     options = dataclasses.replace(options, model=model, tenant=tenant, lane=lane, chunk_size=chunk_size, ttl=ttl)
     values = _values(options)
+    if broker.remote is not None:
+        return _remote_spec(broker.remote, settings, options)
     hardware, precision = resolve(
         settings,
         broker.workers,
@@ -297,6 +305,19 @@ def job_spec(broker: Broker, options: SubmitOptions) -> JobSpec:
         lane,
         settings.tenants[tenant].weight if tenant in settings.tenants else None,
     )
+
+
+def _remote_spec(jobs: RemoteJobs, settings: Settings, options: SubmitOptions) -> JobSpec:
+    """The specification of a job that a gateway is to hold, whose workers, classes and key decide; the options are
+    those of :func:`job_spec`, completed."""
+    if options.drain:
+        raise SettingsError(
+            "a job is drained where Redis is: with a gateway (EMBEDCTL_URL), name a file or a database in place of a "
+            "folder"
+        )
+    asked = {name: value for name, value in _values(options).items() if name not in _NOT_ASKED}
+    asked |= {"hardware": options.hardware or settings.hardware, "chunk_bytes": settings.chunk_bytes}
+    return jobs.spec({**asked, "tenant": None if options.tenant == tenants.DEFAULT else options.tenant})
 
 
 def _check_same(broker: Broker, job: JobStatus, now: Mapping[str, Any]) -> None:

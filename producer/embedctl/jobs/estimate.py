@@ -24,6 +24,7 @@ from embedctl.queueing.chunk_sizes import BYTES_PER_TOKEN, ReadAhead
 from embedctl.queueing.chunking import groups_of
 from embedctl.queueing.routing import with_chunk_size
 from embedctl_config import keys
+from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_config.wire import RecordKind
 
@@ -118,7 +119,7 @@ def estimate(broker: Broker, records: Iterable[Record], options: SubmitOptions, 
     tokens = counted["tokens"] if counted else round(text_bytes / BYTES_PER_TOKEN)
     whole = served[0].dim if served else counted["dim"] if counted else None
     dim = options.dimensions or whole
-    component = 2 if broker.settings.hardware_class(hardware).stores_float16 else 4
+    component = 2 if broker.settings.classes.get(hardware, HardwareClass()).stores_float16 else 4
     rate = sum(each.tokens_per_s for each in served)
     return Estimate(
         hardware=hardware,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections import OrderedDict
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from embedctl.chunk_files import ChunkFiles
-from embedctl.queueing.listening import Listener
+from embedctl.queueing.listening import AskingListener, Listener
 from embedctl.store import Connection, Drains, JobStore, Upkeep, WorkerRegistry
 from embedctl.store.outside import PlaceNotes
 from embedctl.store.quotas import Quotas
@@ -20,6 +21,7 @@ from embedctl.store.repair import Repair
 from embedctl_config.settings import Settings
 
 if TYPE_CHECKING:
+    from embedctl.remote.jobs import RemoteJobs
     from embedctl.store.observed import Observer
 
 #: This many brokers stay connected, the most recently used ones, each for different settings. Others stay connected
@@ -41,6 +43,8 @@ class Broker:
     chunk_files: ChunkFiles = field(default_factory=ChunkFiles)
     #: When the reapers of this process are to begin their next round.
     rounds: dict[str, float] = field(default_factory=dict, compare=False)
+    #: The same as `jobs` if a gateway takes Redis' place; None if none does.
+    remote: RemoteJobs | None = None
 
     @classmethod
     def connect(cls, settings: Settings, observer: Observer | None = None) -> Broker:
@@ -58,14 +62,32 @@ class Broker:
         )
 
     @classmethod
+    def through_gateway(cls, settings: Settings) -> Broker:
+        """A broker for the jobs in the gateway of `url`. What needs Redis itself raises SettingsError."""
+        from embedctl.remote import jobs as remote  # here, because few processes need it
+        from embedctl.remote.calls import Calls
+
+        connection = remote.RemoteConnection(settings, Calls(settings))
+        jobs = remote.RemoteJobs(connection, settings)
+        return cls(
+            settings,
+            connection,
+            jobs,
+            remote.RemoteWorkers(connection, jobs),
+            remote.RemoteUpkeep(connection, settings, jobs),
+            rounds={"next": math.inf},  # the reaper runs beside Redis
+            remote=jobs,
+        )
+
+    @classmethod
     def shared(cls, settings: Settings) -> Broker:
-        """The broker of this process for these settings. All jobs of the process share its few connections. Raises
-        SettingsError if no Redis is configured."""
+        """The broker of this process for these settings, by Redis or through a gateway. All jobs of the process share
+        its few connections. Raises SettingsError if neither is configured."""
         return _shared.get(settings)
 
     @cached_property
     def quotas(self) -> Quotas:
-        return Quotas(self.connection)
+        return Quotas(self.connection) if self.remote is None else self.remote.quotas
 
     @cached_property
     def repair(self) -> Repair:
@@ -77,6 +99,8 @@ class Broker:
 
     def high_water(self) -> int:
         """Most bytes of a job's text that wait for workers; above it, its producer pauses."""
+        if self.remote is not None:
+            return self.remote.room
         return self.settings.limits.high_water_bytes or self.connection.maxmemory() // 16 or _HIGH_WATER_BYTES
 
     def results_high_water(self) -> int:
@@ -88,7 +112,8 @@ class Broker:
     def listener(self) -> Listener:
         listener: Listener | None = self.__dict__.get("_listener")
         if listener is None or listener.process != os.getpid():
-            listener = self.__dict__["_listener"] = Listener(self.connection)
+            listener = Listener(self.connection) if self.remote is None else AskingListener(self.remote)
+            self.__dict__["_listener"] = listener
         return listener
 
     def close(self) -> None:
@@ -110,7 +135,8 @@ class _Shared:
             broker = self._live.get(key)
             if broker is None:
                 # From a copy, because the caller may change tables of its settings later, and others share the broker.
-                broker = self._live[key] = Broker.connect(_copied(settings))
+                made = Broker.through_gateway if settings.url else Broker.connect
+                broker = self._live[key] = made(_copied(settings))
             self._last[key] = broker
             self._last.move_to_end(key)
             if len(self._last) > _KEPT:

@@ -17,15 +17,17 @@ from typing import TypeVar
 
 from embedctl.common.daemons import DaemonThreads
 from embedctl.store.connection import Connection, answers_by
-from embedctl.store.reading import Event, events_in
+from embedctl.store.reading import Event, JobReader, events_in
 from embedctl_config import keys
-from embedctl_config.errors import BrokerUnavailable
+from embedctl_config.errors import BrokerUnavailable, EmbedctlError
 from embedctl_config.retry import ASIDE, POLL, Streak
 
 T = TypeVar("T")
 
 #: The number of threads that ask.
 THREADS = 16
+#: The number of threads that ask a gateway for events.
+_ASKING = 64
 _may_wait: ContextVar[bool] = ContextVar("may_wait", default=True)
 #: A read of events ends after this time (ms), and the next one begins.
 _BLOCK_MS = 1000
@@ -179,6 +181,35 @@ class Listener:
                 if each.hears(found.get(keys.events(each.job_id).encode(), ())):
                     del self._waiting[each]
                     each.wake()
+
+
+class AskingListener(Listener):
+    """Hears the events of jobs that a gateway holds: for each task that waits, a thread asks."""
+
+    def __init__(self, jobs: JobReader) -> None:
+        self.process = os.getpid()
+        self._jobs = jobs
+        self._threads = DaemonThreads(_ASKING, "embedctl-events")
+
+    async def next_event(self, job_id: str, seen: str, timeout_s: float, *, only_end: bool = False) -> str:
+        def ask() -> str:
+            last = seen
+            while (left_s := until - time.monotonic()) > 0:
+                events = self._jobs.events(job_id, last, left_s)
+                last = events[-1].id if events else last
+                if not events or any(event.may_end or not only_end for event in events):
+                    break
+            return last
+
+        until = time.monotonic() + timeout_s
+        try:
+            # Not longer, even if all threads ask for others, or the gateway is away: the task looks by itself.
+            return await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(self._threads, ask), timeout_s)
+        except TimeoutError:
+            return seen
+        except EmbedctlError:
+            await asyncio.sleep(max(0.0, until - time.monotonic()))
+            return seen
 
 
 def _tell(loop: asyncio.AbstractEventLoop, heard: asyncio.Future[None]) -> None:

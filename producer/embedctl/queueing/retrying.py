@@ -10,7 +10,14 @@ from numbers import Real
 from typing import Self, TypeVar
 
 from embedctl.store.connection import answers_by
-from embedctl_config.errors import BrokerFull, BrokerUnavailable, ChunkFilesUnavailable, SettingsError, WaitTimeout
+from embedctl_config.errors import (
+    BrokerFull,
+    BrokerUnavailable,
+    ChunkFilesUnavailable,
+    GatewayUnavailable,
+    SettingsError,
+    WaitTimeout,
+)
 from embedctl_config.retry import REDIS, RetryLimit
 
 T = TypeVar("T")
@@ -37,6 +44,8 @@ def retry_redis(
 
 def what_is_away(error: BrokerUnavailable) -> str:
     """What a caller that got this answer waits for, in words."""
+    if isinstance(error, GatewayUnavailable):
+        return str(error)
     return (
         f"the place of its chunks: {error}"
         if isinstance(error, ChunkFilesUnavailable)

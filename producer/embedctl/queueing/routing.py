@@ -14,7 +14,7 @@ from embedctl.store import JobSpec, JobStatus, WorkerRegistry
 from embedctl.store.workers import Offer, Offered
 from embedctl_config import keys
 from embedctl_config.errors import SettingsError
-from embedctl_config.hardware import PRECISIONS
+from embedctl_config.hardware import PRECISIONS, HardwareClass
 from embedctl_config.model_names import did_you_mean, near_names, other_spelling
 from embedctl_config.settings import Settings
 
@@ -67,7 +67,8 @@ def workers_of(settings: Settings, workers: WorkerRegistry, job: JobSpec) -> Wor
         count=offer.workers,
         tokens_per_s=sum(rates) / len(rates) if rates else 0.0,
         max_tokens=offer.max_tokens,
-        prefetch=settings.hardware_class(job.hardware).prefetch,
+        # A gateway may have a class that this process does not know.
+        prefetch=settings.classes.get(job.hardware, HardwareClass()).prefetch,
     )
 
 

@@ -172,7 +172,7 @@ class JobReader:
         """A chunk's stored result without its vectors, which are not read; None if there is no result."""
         size = _HEAD_BYTES
         while True:
-            data = self._bytes_at(keys.chunk_result(job_id, chunk), job_id, chunk, size)
+            data = self.result_start(job_id, chunk, size)
             if not data:
                 return None
             try:
@@ -181,6 +181,10 @@ class JobReader:
                 if len(data) < size:  # that was the whole value
                     raise
                 size *= 4
+
+    def result_start(self, job_id: str, chunk: int, size: int) -> bytes | None:
+        """The first `size` bytes of a chunk's stored result, or None."""
+        return self._bytes_at(keys.chunk_result(job_id, chunk), job_id, chunk, size)
 
     def _bytes_at(self, key: str, job_id: str, chunk: int, size: int | None = None) -> bytes | None:
         """The bytes of a chunk, or the first `size` of them; None if Redis holds neither them nor a reference."""

@@ -15,7 +15,7 @@ from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
 from embedctl.queueing.retrying import TimeLimit, is_redis_away
 from embedctl.queueing.routing import no_worker_for
-from embedctl.store import Added, JobState, JobStatus
+from embedctl.store import Added, JobState, JobStatus, JobStore
 from embedctl.store.lease import Lease
 from embedctl.waiting.waiter import LOOK_EVERY_S, Waiter, lost_chunks, refuse_cancelled
 from embedctl_config import keys, wire
@@ -121,21 +121,8 @@ class Submission:
         self._retried(lambda: self.broker.jobs.seal(self._job_id, self.chunks))
 
     def _add(self, upload: Upload, digest: bytes, rows: int) -> tuple[Added, int]:
-        def add(value: bytes) -> tuple[Added, int]:
-            return self.broker.jobs.add(self._job_id, self.chunks, value, digest=digest, rows=rows, token=self._token)
-
-        def put() -> tuple[Added, int]:
-            answer = add(upload.value())
-            upload.noted()
-            return answer
-
-        if self._job.data is None or self.chunks >= self._job.chunks:
-            return put()
-        # The job was begun before. Its place takes longer to be asked than Redis, so nothing is put there in vain.
-        answer = add(b"")
-        if answer[0] is Added.SKIPPED and self.broker.jobs.drop_gone(self._job_id, self.chunks):
-            answer = add(b"")
-        return put() if answer[0] is Added.WANTED else answer
+        add = partial(self.broker.jobs.add, self._job_id, self.chunks, digest=digest, rows=rows, token=self._token)
+        return add_chunk(self.broker.jobs, self._job, self.chunks, upload, add)
 
     def _alone(self, ask: Callable[[], T], is_alone: Callable[[T], bool]) -> T:
         """Ask until the job's other producer has ended, or its lease has run out. Raises WaitTimeout."""
@@ -255,6 +242,26 @@ class Submission:
     def _report(self, waiting_for: str = "") -> None:
         if self._progress is not None:
             self._progress(self._records, waiting_for)
+
+
+def add_chunk(
+    jobs: JobStore, job: JobStatus, chunk: int, upload: Upload, add: Callable[[bytes], tuple[Added, int]]
+) -> tuple[Added, int]:
+    """Add a chunk to a job, and put its bytes where the job keeps them. The job is as it was when its producer began,
+    and `add` is :meth:`JobStore.add` of a value for this chunk."""
+
+    def put() -> tuple[Added, int]:
+        answer = add(upload.value())
+        upload.noted()
+        return answer
+
+    if job.data is None or chunk >= job.chunks:
+        return put()
+    # The job was begun before. Its place takes longer to be asked than Redis, so nothing is put there in vain.
+    answer = add(b"")
+    if answer[0] is Added.SKIPPED and jobs.drop_gone(job.id, chunk):
+        answer = add(b"")
+    return put() if answer[0] is Added.WANTED else answer
 
 
 def _store_of(error: BaseException | None) -> str:

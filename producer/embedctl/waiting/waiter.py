@@ -85,7 +85,10 @@ class Waiter:
 
     def status(self, *, recent: bool = False) -> JobStatus:
         """The job's status at this moment. Asks once. With `recent`, the number of live workers may be a second old."""
-        return with_workers(self.broker.workers, self._facts(), recent=recent)
+        facts = self._facts()
+        if self.broker.remote is not None:
+            return facts  # the gateway knows its workers
+        return with_workers(self.broker.workers, facts, recent=recent)
 
     def ended_lately(self) -> JobStatus | None:
         """The status that a wait for the job's end has just returned. What is read of a job that is freed meanwhile

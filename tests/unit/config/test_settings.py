@@ -211,6 +211,8 @@ GUARDED = {
     "sentinel_password_file": '"/etc/passwd"',
     "tls_ca_file": '"theirs.crt"',
     "insecure": "true",
+    "url": '"https://attacker.example"',
+    "api_key_file": '"/etc/passwd"',
     "chunk_files": '"s3://attackers"',
     "state_dir": '"state"',
     "cache_dir": '"cache"',
@@ -239,10 +241,13 @@ def test_a_file_that_was_merely_found_decides_nothing_dangerous(sources: Sources
     problems = sources.problems()
     assert sorted(problem.split(": ")[1] for problem in problems) == sorted(GUARDED)
     assert all(f"EMBEDCTL_CONFIG={path}" in problem and "attacker" not in problem for problem in problems)
-    assert sources.load({"EMBEDCTL_CONFIG": str(path)}).redis_url == "redis://attacker.example"
+    environ = {"EMBEDCTL_URL": ""}  # a gateway and Redis exclude each other
+    assert sources.load({**environ, "EMBEDCTL_CONFIG": str(path)}).redis_url == "redis://attacker.example"
     path.unlink()
     sources.user(text)
-    assert sources.load().redis_url == "redis://attacker.example"
+    assert sources.load(environ).redis_url == "redis://attacker.example"
+    with pytest.raises(SettingsError, match="both are set: leave one out"):
+        sources.load()
 
 
 def test_what_a_stronger_source_decides_is_not_the_files_any_more(sources: Sources) -> None:
@@ -272,26 +277,32 @@ PASSWORDS: list[tuple[dict[str, tuple[str, str]], tuple[str, str]]] = [
 ]
 
 
-@pytest.mark.parametrize("name", ["redis_password_file", "sentinel_password_file"])
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [("redis_url", "redis_password_file"), ("redis_url", "sentinel_password_file"), ("url", "api_key_file")],
+)
 @pytest.mark.parametrize(("said", "taken"), PASSWORDS)
 def test_a_password_goes_to_no_url_but_its_own(
-    sources: Sources, tmp_path: Path, name: str, said: dict[str, tuple[str, str]], taken: tuple[str, str]
+    sources: Sources, tmp_path: Path, url: str, name: str, said: dict[str, tuple[str, str]], taken: tuple[str, str]
 ) -> None:
+    if url == "url":
+        said = {source: (of.replace("redis:", "https:"), password) for source, (of, password) in said.items()}
+        taken = taken[0].replace("redis:", "https:"), taken[1]
     environ = {"HOME": str(sources.home)}
     files = {"user": sources.user(""), "named": tmp_path / "named.toml", "found": sources.here("")}
     for source, values in said.items():
-        of = {setting: value for setting, value in zip(("redis_url", name), values, strict=True) if value}
+        of = {setting: value for setting, value in zip((url, name), values, strict=True) if value}
         if source in files:
             files[source].write_text("".join(f'{setting} = "{value}"\n' for setting, value in of.items()))
         elif source == "environ":
             environ |= {f"EMBEDCTL_{setting.upper()}": value for setting, value in of.items()}
     if "named" in said:
         environ["EMBEDCTL_CONFIG"] = str(files["named"])
-    argument = {"redis_url": said["argument"][0]} if "argument" in said else {}
+    argument = {url: said["argument"][0]} if "argument" in said else {}
     settings, words, problems = survey_settings(environ, directory=sources.project, **argument)
-    assert (settings.redis_url, getattr(settings, name)) == taken
+    assert (getattr(settings, url), getattr(settings, name)) == taken
     assert len(problems) == ("found" in said)
-    assert ("belongs to the redis_url" in words[name]) is (taken[1] == "")
+    assert (f"belongs to the {url}" in words[name]) is (taken[1] == "")
 
 
 def test_a_password_is_not_joined_with_the_url_of_another_source(sources: Sources) -> None:

@@ -41,6 +41,7 @@ LEFT: dict[str, str] = {
     ),
     "producer/embedctl/jobs/enqueue.py:submit": "the same call for records and options that are made already",
     "producer/embedctl/jobs/job.py:deliver": "public: a destination, how it is stored, and three callbacks",
+    "producer/embedctl/remote/jobs.py:add": "the arguments of a script",
     "producer/embedctl/store/drains.py:take": "the arguments of a script",
     "producer/embedctl/store/drains.py:note": "the arguments of a script",
     "producer/embedctl/store/jobs.py:add": "the arguments of a script",

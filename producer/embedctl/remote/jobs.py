@@ -1,0 +1,227 @@
+"""The store of jobs that a gateway holds: the steps that their owners take, each in one call."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any, NoReturn
+
+from embedctl.chunk_files import ChunkFiles
+from embedctl.remote.calls import Calls
+from embedctl.store import Connection, InlineJob, JobSpec, JobState, JobStatus, JobStore, Upkeep, WorkerRegistry
+from embedctl.store.answers import Added
+from embedctl.store.quotas import Quotas
+from embedctl.store.reading import Event
+from embedctl.store.workers import GoneWorker, Offer, Offered
+from embedctl_config import keys
+from embedctl_config.errors import GatewayUnavailable, SettingsError
+from embedctl_config.retry import REDIS, RetryLimit
+from embedctl_config.settings import NOT_BY_GATEWAY, Settings
+
+#: Of a job's waiting text, until the gateway has said what its Redis takes (bytes).
+_ROOM_BYTES = 64 * 1024 * 1024
+#: A wait for an event lasts at most so long, as the gateway allows (seconds).
+_WAIT_S = 10.0
+_MOMENTS = ("created_at", "progressed_at", "started_at", "ended_at")
+_TUPLES = ("lost_chunks", "near_models")
+_STATUS_FIELDS = frozenset(each.name for each in dataclasses.fields(JobStatus))
+
+
+class RemoteConnection(Connection):
+    """No connection to Redis: what needs one says so."""
+
+    def __init__(self, settings: Settings, calls: Calls) -> None:
+        self._settings = settings
+        self.calls = calls
+
+    @contextmanager
+    def client(self) -> Iterator[NoReturn]:
+        raise SettingsError(NOT_BY_GATEWAY)
+        yield
+
+    def check_server(self) -> None:
+        """The gateway has checked its Redis."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    about_now_ms = recent_now_ms = now_ms
+
+    def is_full(self) -> bool:
+        """The gateway says of no job that it is stalled while its Redis is full."""
+        return False
+
+    def close(self) -> None:
+        self.calls.close()
+
+
+class RemoteJobs(JobStore):
+    """As :class:`JobStore`, for the jobs of a key's tenant. Jobs are named by their full ids."""
+
+    def __init__(self, connection: RemoteConnection, settings: Settings) -> None:
+        super().__init__(connection, settings)
+        self._ask = connection.calls.ask
+        #: Most bytes of a job's text that are to wait for workers.
+        self.room = _ROOM_BYTES
+        self.quotas = RemoteQuotas(connection)
+        #: The offer of the live workers that would take the job that was specified last.
+        self.offers: dict[Offered, Offer] = {}
+
+    def spec(self, options: Mapping[str, Any]) -> JobSpec:
+        """The specification that the gateway would give a job with these options; raises SettingsError if one is
+        wrong."""
+        told = self._ask("POST", "jobs", {**options, "dry_run": True}).fields
+        spec, offer = JobSpec(**told["spec"]), told["offer"]
+        self.offers = {}
+        if offer is not None:
+            known = {**offer, "prompts": None, "fingerprints": frozenset(offer["fingerprints"])}
+            self.offers[spec.hardware, spec.model, spec.precision] = Offer(**known)
+        return spec
+
+    def create(self, spec: JobSpec) -> tuple[str, bool]:
+        """A job without an idempotency key gets one of its own: if the answer is lost, the next call finds the job."""
+        options = dict(spec.options)
+        for name in ("model", "hardware", "precision", "max_errors", "max_errors_share", "lane"):
+            options[name] = getattr(spec, name)
+        options |= {"ttl": spec.ttl_s, "idempotency_key": spec.idempotency_key or f"once {secrets.token_hex(16)}"}
+        told = REDIS.call(lambda: self._ask("POST", "jobs", options), GatewayUnavailable, failed=RetryLimit()).fields
+        return str(told["id"]), bool(told["created"])
+
+    def create_inline(self, spec: JobSpec, value: bytes, *, digest: bytes, rows: int, token: str) -> InlineJob:
+        """The job alone: its records are added step by step."""
+        return InlineJob(self.create(spec)[0], rows, None)
+
+    def add(self, job_id: str, chunk: int, value: bytes, *, digest: bytes, rows: int, token: str) -> tuple[Added, int]:
+        told = self._ask("PUT", f"jobs/{job_id}/chunks/{chunk}", body=value, query={"token": token}).fields
+        self.room = int(told["room"])
+        return Added(told["answer"]), int(told["waiting"])
+
+    def hold(self, job_id: str, token: str, *, lease_s: float | None = None) -> bool:
+        return bool(self._step("hold", job_id, token=token, lease_s=lease_s))
+
+    def seal(self, job_id: str, chunks: int) -> None:
+        self._step("seal", job_id, chunks=chunks)
+
+    def resume(self, job_id: str, token: str) -> bool:
+        return bool(self._step("resume", job_id, token=token))
+
+    def stop(self, job_id: str) -> None:
+        self._step("stop", job_id)
+
+    def cancel(self, job_id: str) -> JobState:
+        """It also frees what was stored."""
+        return JobState(self._step("cancel", job_id))
+
+    def retry(self, job_id: str, chunk: int, new_chunk: int, token: str) -> int:
+        return int(self._step("retry", job_id, chunk=chunk, new_chunk=new_chunk, token=token))
+
+    def failed_chunks(self, job_id: str, start: int, count: int) -> list[int]:
+        return list(self._step("failed_chunks", job_id, start=start, count=count))
+
+    def chunks_with_errors(self, job_id: str, start: int, count: int) -> set[int]:
+        return set(self._step("chunks_with_errors", job_id, start=start, count=count))
+
+    def retried_as(self, job_id: str, chunk: int) -> int | None:
+        found: int | None = self._step("retried_as", job_id, chunk=chunk)
+        return found
+
+    def has_result(self, job_id: str, chunk: int) -> bool:
+        return bool(self._step("has_result", job_id, chunk=chunk))
+
+    def suspects(self, job_id: str) -> list[Any]:
+        """Which machines died with a chunk is for those who run them."""
+        return []
+
+    def status(self, job_id: str) -> JobStatus:
+        return _status_of(self._ask("GET", f"jobs/{self.resolve(job_id)}").fields)
+
+    def status_and_result(self, job_id: str) -> tuple[JobStatus, bytes | None]:
+        return self.status(job_id), None
+
+    def resolve(self, job_id: str) -> str:
+        if not keys.is_job_id(job_id):
+            raise SettingsError(f"job {job_id!r}: a gateway (EMBEDCTL_URL) knows jobs by their ids in full")
+        return job_id
+
+    def events(self, job_id: str, after: str, timeout_s: float) -> list[Event]:
+        query = {"after": after, "wait_s": f"{min(timeout_s, _WAIT_S):.3f}"}
+        told = self._ask("GET", f"jobs/{job_id}/events", query=query)
+        return [Event(*each) for each in told.fields["events"]]
+
+    def discard(self, job_id: str) -> None:
+        self._ask("DELETE", f"jobs/{job_id}")
+
+    def input(self, job_id: str, chunk: int) -> bytes | None:
+        return self._chunk(job_id, chunk, "input")
+
+    def result(self, job_id: str, chunk: int) -> bytes | None:
+        return self._chunk(job_id, chunk, "result")
+
+    def result_start(self, job_id: str, chunk: int, size: int) -> bytes | None:
+        return self._chunk(job_id, chunk, "result", {"size": size})
+
+    def _chunk(self, job_id: str, chunk: int, what: str, query: Mapping[str, int] | None = None) -> bytes | None:
+        found = self._ask("GET", f"jobs/{job_id}/chunks/{chunk}/{what}", query=query)
+        return None if found.status == 204 else found.body
+
+    def _step(self, name: str, job_id: str, **fields: object) -> Any:
+        return self._ask("POST", f"jobs/{job_id}/{name}", fields).fields["answer"]
+
+
+class RemoteWorkers(WorkerRegistry):
+    """The workers behind a gateway: it tells what they offer, and not who they are."""
+
+    def __init__(self, connection: RemoteConnection, jobs: RemoteJobs) -> None:
+        super().__init__(connection)
+        self._jobs = jobs
+
+    def offers(self) -> Mapping[Offered, Offer]:
+        return self._jobs.offers
+
+    def alive(self, queue: str | None = None) -> Iterator[Any]:
+        return iter(())
+
+    def gone(self) -> Iterator[GoneWorker]:
+        return iter(())
+
+    def count(self, queue: str, now_ms: int | None = None) -> int:
+        return sum(each.workers for (name, model, _), each in self.offers().items() if keys.queue(name, model) == queue)
+
+
+class RemoteUpkeep(Upkeep):
+    """The gateway looks after jobs, and frees what they leave."""
+
+    def __init__(self, connection: RemoteConnection, settings: Settings, jobs: RemoteJobs) -> None:
+        super().__init__(connection, settings, ChunkFiles())
+        self._jobs = jobs
+
+    def remove_complete(self, jobs: Sequence[JobStatus]) -> set[str]:
+        return set()
+
+    def free(self, job_id: str, chunks: int) -> None:
+        """Done by what ended the job."""
+
+    def remove(self, job_id: str) -> None:
+        self._jobs.discard(job_id)
+
+    remove_damaged = remove
+
+
+class RemoteQuotas(Quotas):
+    """The gateway counts what its tenants have."""
+
+    def correct(self, tenant: str) -> None:
+        """Done by the gateway."""
+
+
+def _status_of(facts: Mapping[str, Any]) -> JobStatus:
+    """A job's facts as the gateway tells them. A newer one may tell more."""
+    known = {name: value for name, value in facts.items() if name in _STATUS_FIELDS}
+    known |= {name: datetime.fromisoformat(known[name]) for name in _MOMENTS if known.get(name)}
+    known |= {name: tuple(known[name]) for name in _TUPLES if known.get(name)}
+    known |= {"state": JobState(known["state"]), "expires_in": timedelta(seconds=known["expires_in"])}
+    return JobStatus(**known)
