@@ -50,7 +50,7 @@ class Session:
         self.stopped = False
         self.name, self._path = name, folder / FILE
         facts = [cpu_identity(), versions(), conditions or {}]
-        self._identity = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        self._identity = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
         self._plan = plan
         self._new: list[dict[str, Any]] = []
         self._reused: list[dict[str, Any]] = []

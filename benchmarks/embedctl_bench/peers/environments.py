@@ -24,7 +24,7 @@ def requirements_of(environment: str) -> Path:
 
 def requirements_digest() -> str:
     """A digest of all peers' pinned versions."""
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(HERE.glob("*.txt")))).hexdigest()[:12]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(HERE.glob("*.txt")))).hexdigest()[:32]
 
 
 def is_installed(environment: str, place: Path) -> bool:

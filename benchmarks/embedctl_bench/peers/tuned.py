@@ -161,7 +161,7 @@ def _digest_of_weights(model: Model) -> str:
     whole = hashlib.sha256()
     for path in files:
         whole.update(path.read_bytes())
-    return whole.hexdigest()[:12]
+    return whole.hexdigest()[:32]
 
 
 def sample_of(task: Task, *, request: int, chunked: bool) -> tuple[int, int]:

@@ -35,13 +35,13 @@ class Workload:
     @cached_property
     def digest(self) -> str:
         """A digest of the texts."""
-        return hashlib.sha256(self.path.read_bytes()).hexdigest()[:12]
+        return hashlib.sha256(self.path.read_bytes()).hexdigest()[:32]
 
 
 def kept(texts: Sequence[Any], place: Path, name: str) -> Path:
     """A file with these texts, as JSON."""
     data = json.dumps(texts).encode()
-    path = place / "workloads" / f"{name}-{hashlib.sha256(data).hexdigest()[:12]}.json"
+    path = place / "workloads" / f"{name}-{hashlib.sha256(data).hexdigest()[:32]}.json"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, data)

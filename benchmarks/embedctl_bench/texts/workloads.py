@@ -38,7 +38,7 @@ def describe_workload(workload: Workload, limit: int) -> str:
     return (
         f"{workload.name}: {len(workload.lengths)} texts, {workload.tokens:,} tokens; a text has "
         f"{min(workload.lengths)}–{max(workload.lengths)}, median {cuts[49]:.0f}, mean {fmean(workload.lengths):.0f}, "
-        f"p95 {cuts[94]:.0f}, p99 {cuts[98]:.0f}; sha256 {workload.digest}…"
+        f"p95 {cuts[94]:.0f}, p99 {cuts[98]:.0f}; sha256 {workload.digest[:12]}…"
         + (f"; {cut} of them are cut at {limit} tokens" if cut else "")
     )
 
@@ -46,7 +46,7 @@ def describe_workload(workload: Workload, limit: int) -> str:
 def make_workload(name: str, count: int, model: Model, place: Path) -> Workload:
     """`count` texts of W1, mixed lengths up to 256 tokens, or of W2, 443–449 tokens each; kept in `place`."""
     tokenizer = model.tokenizer()
-    path = place / "workloads" / f"{name}-{count}-{sha256(tokenizer.to_str().encode()).hexdigest()[:8]}.json"
+    path = place / "workloads" / f"{name}-{count}-{sha256(tokenizer.to_str().encode()).hexdigest()[:32]}.json"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         wanted = mixed_lengths(count) if name == "W1" else [_LONG] * count

@@ -1,12 +1,12 @@
 -- Store the next chunk's input, or check that an earlier chunk is the same as the stored one.
 -- KEYS[9..11]: producer, input, result. ARGV: job, chunk, digest, rows, input or '' to ask only whether it is wanted,
--- token, lease.
+-- token, lease, [the token that the job was made with, if the caller may have met another job of its id].
 -- → ok <bytes waiting> | wanted | skipped <bytes waiting> | differs | held | stopped | sealed <chunks> | gap <chunks>
 --   | full <limit> <its value> <what the tenant has> <tenant>
 local chunk, rows, input = tonumber(ARGV[2]), tonumber(ARGV[4]), ARGV[5]
 local facts = redis.call('HMGET', job, 'stopped_by', 'resumed_to', 'resumed_below')
 if facts[1] then return {'stopped'} end
-if not sealed and not take(KEYS[9], ARGV[6], ARGV[7]) then return {'held'} end
+if not is_made_with(ARGV[8]) or (not sealed and not take(KEYS[9], ARGV[6], ARGV[7])) then return {'held'} end
 local added = tonumber(redis.call('HGET', job, 'added'))
 
 -- The answer if the tenant's limits leave no room for this text. A job that has begun leaves a tenth to new jobs. What is

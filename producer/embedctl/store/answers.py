@@ -119,7 +119,7 @@ class InlineJob:
     """What came of making an inline job: one of one chunk, in one round trip.
 
     Attributes:
-        job_id: None if the job was not made, because its tenant's limits leave no room.
+        job_id: None if the job was not made, because its tenant's limits leave no room, or another job has its id.
         sealed_at: the id of the event of its sealing; None if a step did not do what it should. Then each is to be
             taken by itself.
     """

@@ -68,14 +68,21 @@ class JobStore(JobReader):
 
         Raises QuotaExceeded if its tenant has as many jobs, or as much waiting, as it may have.
         """
-        job_id, call = self._creation(spec)
-        answer, rest = self._connection.script(call.name, call.keys, call.args)
+        job_id, answer, rest = self._created(spec)
         if answer == "full":
             self._quotas.correct(spec.tenant)
-            answer, rest = self._connection.script(call.name, call.keys, call.args)
+            job_id, answer, rest = self._created(spec)
         if answer == "full":
             raise exceeded(spec.tenant, rest)
         return (rest[0].decode(), False) if answer == "exists" else (job_id, True)
+
+    def _created(self, spec: JobSpec) -> tuple[str, str, list[Any]]:
+        """Ask for a job by ids that are drawn until nobody has one; returns the last one, and the answer."""
+        while True:
+            job_id, _, call = self._creation(spec)
+            answer, rest = self._connection.script(call.name, call.keys, call.args)
+            if answer != "taken":
+                return job_id, answer, rest
 
     def create_inline(self, spec: JobSpec, value: bytes, *, digest: bytes, rows: int, token: str) -> InlineJob:
         """Make an inline job, of one chunk: create, add and seal in one round trip.
@@ -83,7 +90,7 @@ class JobStore(JobReader):
         It has no idempotency key. The value is the chunk in wire format, the token the one that :meth:`hold` takes.
         Raises BrokerUnavailable if Redis can't be reached, and may have made the job; or if it is full, and has not.
         """
-        job_id, creation = self._creation(spec)
+        job_id, made_with, creation = self._creation(spec)
         of_job, producer = keys.of_job(job_id), keys.producer(job_id)
         chunk = [keys.chunk_input(job_id, 0), keys.chunk_result(job_id, 0)]
         calls = [
@@ -91,9 +98,9 @@ class JobStore(JobReader):
             ScriptCall(
                 "add",
                 [*of_job, producer, *chunk],
-                [job_id, 0, digest, rows, value, token, keys.PRODUCER_LEASE_S * 1000],
+                [job_id, 0, digest, rows, value, token, keys.PRODUCER_LEASE_S * 1000, made_with],
             ),
-            ScriptCall("seal", [*of_job, producer], [job_id, 1]),
+            ScriptCall("seal", [*of_job, producer], [job_id, 1, made_with]),
         ]
         try:
             created, *steps = self._connection.raw_scripts(calls)
@@ -110,8 +117,8 @@ class JobStore(JobReader):
         is_made = isinstance(created, tuple) and created[0] == "created"
         return InlineJob(job_id if is_made else None, rows, sealed_at)
 
-    def _creation(self, spec: JobSpec) -> tuple[str, ScriptCall]:
-        """The id of a new job, and the call that makes it."""
+    def _creation(self, spec: JobSpec) -> tuple[str, str, ScriptCall]:
+        """The id of a new job, the token by which the job is known to be this one, and the call that makes it."""
         now = self._connection.recent_now_ms()
         ttl_ms = int(spec.ttl_s * 1000)
         job_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now / 1000))}-{secrets.token_hex(5)}"
@@ -143,7 +150,8 @@ class JobStore(JobReader):
         kept_ms = int(life_ms * keys.CHUNK_TTL_FACTOR)
         times = [now, life_ms, kept_ms, keys.job(""), now + keys.LOOK_AFTER_S * 1000]
         queue = keys.queue(spec.hardware, spec.model)
-        return job_id, ScriptCall("create", script_keys, [job_id, *times, queue, *flat(fields)])
+        token = secrets.token_hex(16)
+        return job_id, token, ScriptCall("create", script_keys, [job_id, *times, queue, token, *flat(fields)])
 
     def hold(self, job_id: str, token: str, *, lease_s: float | None = None) -> bool:
         """Renew the producer's lease of a job, or take it over from a dead producer; 0 seconds give it up.

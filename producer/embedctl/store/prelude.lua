@@ -243,6 +243,11 @@ local function account(known)
     'resumed_records'))))
 end
 
+-- Whether the job was made with this token, if there is one.
+local function is_made_with(token)
+  return not token or redis.call('HGET', job, 'token') == token
+end
+
 -- Remove a chunk from the bookkeeping of chunks that were given out.
 local function forget(chunk)
   redis.call('ZREM', leases, chunk)

@@ -1,11 +1,12 @@
 -- Seal a job: no more chunks will come. KEYS[9]: producer. ARGV: job, number of chunks, or '' from the reaper after a
--- retry died.
+-- retry died, [token that the job was made with].
 -- → ok <state> [<its event>] | held | stopped | sealed <chunks> | gap <chunks>
 local added, chunks = tonumber(redis.call('HGET', job, 'added')), tonumber(ARGV[2])
+if not is_made_with(ARGV[3]) then return {'held'} end
 if not chunks and (not original or redis.call('EXISTS', KEYS[9]) == 1) then return {'held'} end
 if ended and not sealed then return {'stopped'} end
 -- A job whose failed records are being retried has more chunks than its corpus made. Its corpus is complete even if the
--- retry died.
+-- retry died, [token that the job was made with].
 if not chunks or (original and not sealed and chunks == original) then chunks = added end
 if sealed and chunks ~= added then return {'sealed', original} end
 if sealed and state ~= 'submitting' then return {'ok', state} end  -- sealed before; the answer was lost

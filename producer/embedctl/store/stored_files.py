@@ -160,8 +160,7 @@ class PartWriter:
     def __init__(self, connection: Connection, files: ChunkFiles) -> None:
         self._connection = connection
         self._files = files
-        now = time.gmtime(connection.recent_now_ms() // 1000)
-        self._name = f"{time.strftime('%Y%m%d-%H%M%S', now)}-{secrets.token_hex(5)}"
+        self._name = _new_name(connection)
         self._held = bytearray()
         self._hash = hashlib.sha256()
         self._parts = 0
@@ -206,13 +205,28 @@ class PartWriter:
         remove_parts(self._connection, self._files, self._name, self._parts)
 
     def _put(self, data: bytes | bytearray) -> None:
-        upload = Upload(self._files, Where(self._name, "out", self._parts), _HEAD + bytes(data))
-        value = upload.value()
-        with self._connection.client() as client:
-            key = keys.chunk_result(self._name, self._parts)
-            client.set(key, value, px=keys.UNFINISHED_FILE_TTL_S * 1000)
+        while True:
+            upload = Upload(self._files, Where(self._name, "out", self._parts), _HEAD + bytes(data))
+            if self._is_stored(upload.value()):
+                break
+            self._name = _new_name(self._connection)
         upload.noted()
         self._parts += 1
+
+    def _is_stored(self, value: bytes) -> bool:
+        """Store a part; false if its name is taken. Names are short, so a job or another file may have this one."""
+        key = keys.chunk_result(self._name, self._parts)
+        with self._connection.client() as client:
+            is_first = self._parts == 0
+            if is_first and client.exists(keys.job(self._name)):
+                return False
+            stored = client.set(key, value, px=keys.UNFINISHED_FILE_TTL_S * 1000, nx=is_first)
+            return bool(stored) or client.get(key) == value  # the answer was lost
+
+
+def _new_name(connection: Connection) -> str:
+    now = time.gmtime(connection.recent_now_ms() // 1000)
+    return f"{time.strftime('%Y%m%d-%H%M%S', now)}-{secrets.token_hex(5)}"
 
 
 def new_id(prefix: str, now_ms: int) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import secrets
+from dataclasses import dataclass, field, replace
 
 import pytest
 from redis import Redis
 
 from embedctl.queueing.broker import Broker
 from embedctl.store import Added, JobState
+from embedctl.store.connection import Connection
+from embedctl.store.stored_files import FileStore
 from embedctl_config import keys, wire
 from embedctl_config.errors import CorpusChanged, JobCancelled, JobError, JobLost, JobNotFound
 from tests.support.store import (
@@ -38,6 +41,70 @@ def test_create_makes_a_job_that_is_submitting(broker: Broker) -> None:
     assert (status.started_at, status.ended_at, status.dim, status.model_fingerprint) == (None,) * 4
     assert status.created_at == status.progressed_at
     assert job_id.startswith(status.created_at.strftime("%Y%m%d-%H%M%S-"))
+
+
+@dataclass
+class Ids:
+    """What new jobs and files draw: the same ids until there are others. What is longer stays random."""
+
+    drawn: list[str] = field(default_factory=lambda: ["0" * 10] * 2)
+
+    def token_hex(self, size: int = 8) -> str:
+        return secrets.token_hex(size) if size != 5 or not self.drawn else self.drawn.pop()
+
+
+def test_an_id_that_another_job_has_is_drawn_again(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedctl.store.jobs.secrets", Ids())
+    monkeypatch.setattr(broker.connection, "recent_now_ms", lambda: 1_000)
+    first, second = new_job(broker, 2), new_job(broker, 1)
+    assert first == "19700101-000001-0000000000" != second
+    assert (broker.jobs.status(first).chunks, broker.jobs.status(second).chunks) == (2, 1)
+
+
+def test_a_create_whose_answer_was_lost_is_not_taken_for_another_job(
+    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Connection.script
+    monkeypatch.setattr(Connection, "script", lambda *args: (script(*args), script(*args))[1])
+    broker.jobs.create(spec())
+    assert raw.zcard(keys.JOBS) == 1
+
+
+def test_an_inline_job_whose_id_another_one_has_changes_nothing_of_that(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embedctl.store.jobs.secrets", Ids())
+    monkeypatch.setattr(broker.connection, "recent_now_ms", lambda: 1_000)
+    job_id, _ = broker.jobs.create(spec())
+    data = payload(0)
+    made = broker.jobs.create_inline(spec(), data, digest=wire.digest_of(data), rows=2, token="p")
+    assert (made.job_id, made.sealed_at) == (None, None)
+    status = broker.jobs.status(job_id)
+    assert (status.chunks, status.sealed) == (0, False)
+    assert add(broker, job_id, 0, token="another")[0] is Added.OK
+
+
+def test_no_file_and_no_job_share_a_name(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedctl.store.stored_files.secrets", Ids(["0" * 10] * 3))
+    monkeypatch.setattr("embedctl.store.jobs.secrets", Ids(["0" * 10] * 2))
+    monkeypatch.setattr(broker.connection, "recent_now_ms", lambda: 1_000)
+    files = FileStore(broker.connection, broker.chunk_files)
+    names = []
+    for text in (b"one", b"two"):
+        writer = files.writer()
+        writer.add(text)
+        file = writer.finish(tenant="a", name="f", purpose="batch", ttl_s=100)
+        assert b"".join(files.read(file)) == text
+        names.append(file.data)
+    job_id = new_job(broker, 1)
+    assert names[0] == "19700101-000001-0000000000"
+    assert len({*names, job_id}) == 3
+    raw.flushdb()
+    monkeypatch.setattr("embedctl.store.jobs.secrets", Ids())
+    assert new_job(broker, 1) == names[0]
+    writer = files.writer()
+    writer.add(b"three")
+    assert writer.finish(tenant="a", name="f", purpose="batch", ttl_s=100).data != names[0]
 
 
 def test_a_key_gives_the_job_that_it_made_while_there_is_that_and_is_not_stored(broker: Broker, raw: Redis) -> None:

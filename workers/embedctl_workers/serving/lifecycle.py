@@ -135,7 +135,7 @@ def run_worker(start: Start) -> int:
         naming = stack.enter_context(_turn_to_choose_a_name(start.host.cache))
         name = _free_name(broker, start.usual_name)
         logs.set_worker(name)
-        runner = _runner(start, broker, served, f"{name}/{secrets.token_hex(4)}", telemetry)
+        runner = _runner(start, broker, served, f"{name}/{secrets.token_hex(16)}", telemetry)
         describe = partial(_row, start, served, runner, url)
         queues = {keys.queue(start.hardware, name): model for model, each in served.items() for name in each.names}
         fingerprints = {queue: served[model].encoder.backend.fingerprint for queue, model in queues.items()}
