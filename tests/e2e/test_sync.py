@@ -29,7 +29,7 @@ STEPS = [
     ("embedctl.cli.sync", "delete_missing", 1),
     ("embedctl.destinations.postgresql:PostgresTable", "delete", 1),
 ]
-WRITING = ("embedctl.destinations.keyed:_Delivery", "_write", 1)
+WRITING = ("embedctl.destinations.rows:Rows", "_write", 1)
 
 
 @pytest.mark.parametrize("table", KINDS, indirect=True)

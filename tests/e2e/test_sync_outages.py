@@ -20,7 +20,7 @@ WAITING = ("embedctl.jobs.job:Job", "wait", 1)
 
 
 def writing(batch: int) -> Step:
-    return "embedctl.destinations.keyed:_Delivery", "_write", batch
+    return "embedctl.destinations.rows:Rows", "_write", batch
 
 
 @pytest.fixture

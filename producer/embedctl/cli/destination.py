@@ -16,17 +16,19 @@ from embedctl.cli.delivery import DatabaseChoice
 from embedctl.cli.options import option, together
 from embedctl.corpus.batch import BatchCorpus
 from embedctl.corpus.reading import Corpus
+from embedctl.destinations.alongside import Drain
 from embedctl.destinations.answers import is_of_batch
 from embedctl.destinations.files import fetch
 from embedctl.destinations.formats import FORMATS, check_output, format_of, with_room_for
 from embedctl.destinations.jsonl import is_stdout
-from embedctl.destinations.loop import Delivered
+from embedctl.destinations.loop import Delivered, Refused
 from embedctl.destinations.numbers import Numbers, OutputType, load_ranges
 from embedctl.destinations.place import MANIFEST, Place, place_of
 from embedctl.destinations.registry import is_database
 from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.terminal.progress import JobProgress
+from embedctl.waiting.waiter import Waiter
 from embedctl_config.errors import OutputError
 from embedctl_config.settings import Settings
 
@@ -139,6 +141,22 @@ class Destination:
     def checked(self, corpus: Corpus | BatchCorpus) -> Destination:
         """The same destination, after a look at the ids of a corpus; see :meth:`DatabaseChoice.checked`."""
         return self if self.database is None else replace(self, database=self.database.checked(corpus))
+
+    def draining(self, refused: Refused) -> Drain | None:
+        """What moves a job's results here while it is submitted; None if they stay in Redis. Those records that a
+        database refuses are told at the end."""
+        if self.database is not None:
+            return self.database.drain
+        if not isinstance(self.path, Place):
+            return None
+        place, numbers = self.path, self.numbers
+
+        def drain(waiter: Waiter, stopped: Callable[[], bool]) -> None:
+            from embedctl.destinations.parts import drain
+
+            drain(waiter, place, refused=refused, stopped=stopped, numbers=numbers)
+
+        return drain
 
     def save(
         self,

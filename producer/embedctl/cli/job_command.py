@@ -246,16 +246,31 @@ class JobCommand:
         """Check that the vectors of such a corpus can go to the destination, before the corpus is read; an error says
         why not."""
         choice, destination = self.choice, self.destination
-        if choice.options.drain and destination.is_given and not isinstance(destination.path, Place):
-            # Only a folder takes vectors out of Redis, so the job would pause for ever.
-            raise click.UsageError("--drain is for vectors that go into a folder: omit it, or name one with -o DIR/")
+        if choice.options.drain and isinstance(destination.path, Path):
+            # A file leaves vectors in Redis, so the job would pause for ever.
+            raise click.UsageError(
+                "--drain is for vectors that go into a folder or a database: omit it, or name one with -o"
+            )
         self.sync.check(choice, destination)
         destination.check(choice.keep, as_json=self.as_json, is_batch=choice.is_batch)
 
-    def checked(self) -> JobCommand:
-        """The same command, after a search for what is wrong with the files, before anything is queued."""
+    def checked(self, *, frees_job: bool = False) -> JobCommand:
+        """The same command, after a search for what is wrong with the files, before anything is queued. SettingsError:
+        the job is to be drained into a database, and its ids are not known before its end.
+
+        If the command frees its job, whose vectors so have no other way than into the database, it is drained."""
         choice = self.choice.checked(as_json=self.as_json)
-        return replace(self, choice=choice, destination=self.destination.checked(choice.corpus))
+        destination = self.destination.checked(choice.corpus)
+        if (database := destination.database) is not None:
+            drain = choice.options.drain
+            if drain and not database.options.knows_ids:
+                raise SettingsError(
+                    "--drain into a database needs to know all ids beforehand: name files, not standard input, without "
+                    "--duplicates first|last; or add --duplicates position"
+                )
+            drain = drain or ((frees_job or self.sync.is_asked) and database.options.knows_ids)
+            choice = replace(choice, options=replace(choice.options, drain=drain))
+        return replace(self, choice=choice, destination=destination)
 
     def progress(self) -> JobProgress:
         return JobProgress(quiet=self.quiet, moving=self.destination.may_move)
@@ -268,8 +283,8 @@ class JobCommand:
         records: Iterator[Record] | None = None,
         on_job: Callable[[JobStatus], object] = lambda _: None,
     ) -> Job:
-        """Queue the corpus. If its vectors go into parts, the job is drained meanwhile. A KeyboardInterrupt says how to
-        resume.
+        """Queue the corpus. If its vectors are to leave Redis, the job is drained meanwhile. A KeyboardInterrupt says
+        how to resume.
 
         A job that is ended meanwhile is returned if there is an output: what is done is to be written there.
 
@@ -302,8 +317,8 @@ class JobCommand:
         on_job: Callable[[JobStatus], object],
     ) -> Job:
         begun: list[str] = []
-        place = self.destination.path if isinstance(self.destination.path, Place) else None
-        with Alongside(broker, place, self.destination.numbers, progress.refused) as drained:
+        drain = self.destination.draining(progress.refused) if options.drain else None
+        with Alongside(broker, drain) as drained:
 
             def job_begun(job: JobStatus) -> None:
                 begun.append(job.id)

@@ -74,7 +74,7 @@ def run(ctx: click.Context, /, *, hardware: str | None, cpus: str | None, pull: 
         return
     name = _named(settings, command, cpus)
     key = _run_key(command.choice.corpus, name)
-    command = command.checked()
+    command = command.checked(frees_job=True)
     progress = command.progress()
     with progress, _stack(settings, command, name, key, cpus, progress.loading, pull=pull) as (ours, watch, token):
         progress.watch = watch

@@ -39,7 +39,7 @@ _job_options = section(
         "--drain",
         is_flag=True,
         help="Make a job that is drained from its start: it pauses while Redis holds too many of its vectors, until "
-        "`embedctl fetch JOB -o DIR/` takes them.",
+        "`embedctl fetch JOB -o DIR/` takes them. With -o URL, they leave Redis as the database has them.",
     ),
     option("--wait", is_flag=True, help="Wait until the job has ended."),
 )

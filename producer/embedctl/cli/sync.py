@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -31,7 +32,9 @@ from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import (
     CorpusChanged,
     ExitStatus,
+    JobDrained,
     JobError,
+    JobHeld,
     JobNotFound,
     JobStalled,
     JobUnfinished,
@@ -41,6 +44,8 @@ from embedctl_config.errors import (
 
 #: How often the destination is compared again, because another run has changed it, or has left a job.
 _ROUNDS = 5
+#: How often it is looked whether another process still delivers a job (seconds).
+_LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +151,25 @@ class Sync(Work):
         jobs: list[str] = []
         try:
             job, is_whole = self._submitted(difference, jobs)
-            if job is None:
-                return False
             self.made(job)
             done = self.database.save(job, self.broker, self.progress)
             list_failed(job, self.progress)
-            self._status = job.status()
+            status = job.status()
+            if is_whole or status.stopped_by is None:
+                self._status = status
+            else:
+                done.not_encoded = 0  # the next round finds it
             job.discard()
         except (JobNotFound, JobStalled):  # another run of the same corpus was faster, and has discarded it
+            return False
+        except JobHeld:  # another run of the same corpus delivers it
+            with suppress(JobNotFound):
+                self._await_turn(Job(jobs[-1], self.broker))
+            return False
+        except JobDrained:  # the table has lost what had left Redis for it: that is encoded again
+            for each in jobs:
+                with suppress(JobNotFound):
+                    Job(each, self.broker).discard()
             return False
         except (JobError, OtherContract):  # also if another model's worker took it: the next run would find it again
             for each in jobs:
@@ -164,11 +180,17 @@ class Sync(Work):
         self._done = replace(done, written=done.written + self._done.written)
         return is_whole
 
-    def _submitted(self, difference: Difference, jobs: list[str]) -> tuple[Job | None, bool]:
+    def _await_turn(self, job: Job) -> None:
+        """Wait while another process delivers a job; JobNotFound once it has freed it."""
+        while self.broker.drains.is_held(job.id):
+            job.status()
+            time.sleep(_LOOK_S)
+
+    def _submitted(self, difference: Difference, jobs: list[str]) -> tuple[Job, bool]:
         """A job of what is lacking, and whether it is all of that.
 
-        Its key is one of the whole corpus and the options, so it is found again after a crash. It is written from its
-        end on, so it lacks nothing that the destination has only since.
+        Its key is one of the whole corpus and the options, so it is found again after a crash. If the destination has
+        some of it by then, it is not what is lacking now; what it has is written all the same, and compared again.
         """
         # With other options, such as those of another version's settings, it would be refused until it expires.
         spec = {**job_spec(self.broker, self.command.choice.options).options, "chunk_bytes": None}
@@ -183,9 +205,8 @@ class Sync(Work):
         if job.status().original_chunks is not None:
             self.progress.say(f"Resuming job {job.id}, which an earlier run has made of this corpus")
             return job, False
-        job.cancel()  # what it has is no more the beginning of what is lacking
-        job.discard()
-        return None, False
+        job.stop()  # what it lacks is no more the end of what is lacking; what it has is written first
+        return job, False
 
     def _delete(self, difference: Difference) -> None:
         limit = self.command.sync.deletes

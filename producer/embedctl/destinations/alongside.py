@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
 from typing import Self
 
-from embedctl.destinations.loop import Refused
-from embedctl.destinations.numbers import Numbers
-from embedctl.destinations.place import Place
+from embedctl.destinations.unreleased import Interrupted
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.listening import in_own_thread
 from embedctl.waiting.waiter import Waiter
@@ -18,15 +17,16 @@ from embedctl.waiting.waiter import Waiter
 #: How long a submission that failed waits for the thread (seconds). What it has not made durable stays in Redis.
 _END_S = 10.0
 
+#: Moves a job's results to where they go, until the job has ended, or the second argument tells that no more is wanted.
+Drain = Callable[[Waiter, Callable[[], bool]], object]
+
 
 class Alongside:
-    """Drains a job in a thread for as long as the block lasts, from :meth:`begin` on. Without a place, nothing is
+    """Drains a job in a thread for as long as the block lasts, from :meth:`begin` on. Without `drain`, nothing is
     drained."""
 
-    def __init__(
-        self, broker: Broker, place: Place | None, numbers: Numbers | None = None, refused: Refused | None = None
-    ) -> None:
-        self._broker, self._place, self._numbers, self._refused = broker, place, numbers, refused
+    def __init__(self, broker: Broker, drain: Drain | None) -> None:
+        self._broker, self._drain = broker, drain
         self._over = threading.Event()
         self._drained: Future[None] | None = None
 
@@ -40,22 +40,14 @@ class Alongside:
             wait([self._drained], None if error is None else _END_S)
 
     def begin(self, job_id: str) -> None:
-        if self._place is not None and self._drained is None:
-            self._drained = in_own_thread(partial(self._drain, job_id, self._place))
+        if self._drain is not None and self._drained is None:
+            self._drained = in_own_thread(partial(self._run, job_id, self._drain))
 
     def check(self) -> None:
         """Raise the error that ended the drain, if there is one."""
         if self._drained is not None and self._drained.done():
             self._drained.result()
 
-    def _drain(self, job_id: str, place: Place) -> None:
-        from embedctl.destinations.parts import Interrupted, drain
-
+    def _run(self, job_id: str, drain: Drain) -> None:
         with suppress(Interrupted):
-            drain(
-                Waiter(job_id, self._broker),
-                place,
-                refused=self._refused,
-                stopped=self._over.is_set,
-                numbers=self._numbers,
-            )
+            drain(Waiter(job_id, self._broker), self._over.is_set)

@@ -4,46 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from embedctl.destinations.arrow import pq
+from embedctl.destinations.held import Held, Taken
 from embedctl.destinations.parquet import FACTS, KeptColumns, ParquetWriter
 from embedctl.destinations.writer import Content
-from embedctl.waiting.results import ChunkVectors, FailedRecord
+from embedctl.waiting.results import FailedRecord
 
 #: The entry of a part's footer that says what the part holds.
 FOOTER = "embedctl"
 #: Most bytes of results in a part, which keeps the file below 512 MB.
 MOST_BYTES = 448 * 1024 * 1024
-#: Most chunks in a part: Redis notes all of them in one step.
-MOST_CHUNKS = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """The result of a chunk, read from Redis.
-
-    Attributes:
-        of_corpus: whether the chunks of the corpus came in order up to this one.
-        more: the chunks of retried records that are laid over it.
-        size: what all these results take in Redis (bytes).
-        digest: of the chunk's input.
-        made_by: the backend.
-    """
-
-    chunk: int
-    of_corpus: bool
-    vectors: ChunkVectors
-    more: tuple[int, ...]
-    size: int
-    digest: bytes
-    made_by: str
-
-    @property
-    def weight(self) -> int:
-        """About how many bytes it adds to a file."""
-        return max(self.size, self.vectors.vectors.nbytes)
 
 
 class OpenPart:
@@ -51,25 +23,19 @@ class OpenPart:
     the kept fields, of all parts of this drain, because types only become wider."""
 
     def __init__(self, content: Content, kept: KeptColumns, *, of_corpus: bool) -> None:
-        self.of_corpus = of_corpus
+        self.held = Held(of_corpus=of_corpus)
         self._file = ParquetWriter(content, kept)
-        self.chunks: list[int] = []
         self._rows: list[tuple[int, int]] = []
-        self.more: list[int] = []
         self.refused: list[FailedRecord] = []
-        self.bytes = self.records = self._weight = 0
-        self.digests = bytearray()  # of its chunks' inputs, one after the other
+        self.records = self._weight = 0
         self._ends: list[int] = []
         self._made: Mapping[str, str] = {}
 
     def has_room_for(self, taken: Taken, *, most_bytes: int) -> bool:
         """Whether a chunk belongs into it, and its results take no more than so many bytes in Redis. The first chunk
         always does."""
-        if not self.chunks:
-            return taken.of_corpus is self.of_corpus
-        fits = self.bytes + taken.size <= most_bytes and self._weight + taken.weight <= MOST_BYTES
-        follows = taken.chunk == self.chunks[-1] + 1 or not self.of_corpus
-        return taken.of_corpus is self.of_corpus and follows and fits and len(self.chunks) < MOST_CHUNKS
+        fits = not self.held.chunks or self._weight + taken.weight <= MOST_BYTES
+        return fits and self.held.has_room_for(taken, most_bytes=most_bytes)
 
     def add(self, taken: Taken, refused: Sequence[FailedRecord] = ()) -> None:
         """Add a chunk; the vectors of the refused records do not fit. Raises BeginAgain as :meth:`ParquetWriter.write`
@@ -81,12 +47,9 @@ class OpenPart:
         self._ends += (int(chunk.positions[0]), int(chunk.positions[-1]))
         self._made = {"precision": chunk.precision, "bounds": chunk.bounds, "backend": taken.made_by}
         self.records += rows
-        self.chunks.append(taken.chunk)
-        self.more += taken.more
         self.refused += refused
-        self.bytes += taken.size
         self._weight += taken.weight
-        self.digests += taken.digest
+        self.held.add(taken)
 
     def finish(self, job_id: str, fingerprint: str) -> None:
         """Write the footer; the file is not synced. The part must hold a chunk."""

@@ -6,18 +6,19 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
+from embedctl.destinations.held import Taken
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.loop import BeginAgain, Delivered, Refused, RefusedRecord, Taker, Written, run
 from embedctl.destinations.numbers import CALIBRATED_ON, FLOAT32, Numbers, OutputType, ranges_of
 from embedctl.destinations.parquet import KeptColumns
-from embedctl.destinations.part import OpenPart, Taken
+from embedctl.destinations.part import OpenPart
 from embedctl.destinations.part_list import PartList
 from embedctl.destinations.place import Place
+from embedctl.destinations.released import refuse_database
 from embedctl.destinations.right import DrainRight, overtaken
 from embedctl.destinations.unfinished import digest_of
-from embedctl.destinations.unreleased import Unreleased
+from embedctl.destinations.unreleased import Interrupted, Unreleased
 from embedctl.destinations.writer import Content
 from embedctl.store import JobState, PartFacts
 from embedctl.waiting.results import Vectors
@@ -55,10 +56,6 @@ def drain(
         ) from error
 
 
-class Interrupted(Exception):
-    """Raised when the caller of a drain wants no more."""
-
-
 class _Parts(Taker[Taken]):
     def __init__(
         self,
@@ -82,14 +79,14 @@ class _Parts(Taker[Taken]):
 
     def drained(self, wanted: Numbers | None) -> Delivered:
         refuse_cancelled(self._source.status)
+        refuse_database(self._drains, self._job_id, self._drains.state(self._job_id))
         state = self._right.take()
         with self._right.kept(), self._place.locked():
             self._list = PartList(self._place, self._drains, self._job_id, state)
             self._list.check()
             self._list.state = self._right.take(self._place.name)
             status = self._source.look()
-            if left := list(self._drains.chunks(self._job_id, status.chunks, drained=True)):
-                self._drains.unlink(self._job_id, left)  # an earlier drainer may have died before it did
+            self._drains.unlink_drained(self._job_id, status.chunks)
             self._numbers = self._agreed(wanted)
             self._kept = KeptColumns(status.options.get("keep", ()))
             try:
@@ -181,56 +178,32 @@ class _Parts(Taker[Taken]):
     def _finish_part(self) -> None:
         """Make the open part durable, note it, and free its results, in this order."""
         part, self._part = self._part, None
-        if part is None or not part.chunks:
+        if part is None or not part.held.chunks:
             return
-        name = self._list.next_name(of_corpus=part.of_corpus)
+        held = part.held
+        name = self._list.next_name(of_corpus=held.of_corpus)
         try:
             part.finish(self._job_id, self._about().fingerprint)
             sha256, size = digest_of(self._place.scratch(name))
-            self._publish(name, part)
+            self._publish(name, of_corpus=held.of_corpus)
         except FileNotFoundError:  # another drainer has started the part again
             raise overtaken(self._job_id) from None
         except BaseException:
             part.abandon()
             raise
-        first, last = (part.chunks[0], part.chunks[-1]) if part.of_corpus else (0, -1)
-        self._note(name, PartFacts(sha256, size, first, last, part.records), part)
-        self._waiter.ask(partial(self._drains.unlink, self._job_id, [*part.chunks, *part.more]))
-        state = self._list.state
-        self._list.state = (
-            replace(state, next_chunk=last + 1, parts=state.parts + 1)
-            if part.of_corpus
-            else replace(state, retry_parts=state.retry_parts + 1)
-        )
+        self._right.release(name, PartFacts(sha256, size, *held.range, part.records), held)
+        self._list.state = self._list.state.after(held.range)
         if self._refused is not None:
             for each in part.refused:
                 self._refused(RefusedRecord(each.position, each.id, each.message))
         self._check_wanted()
 
-    def _publish(self, name: str, part: OpenPart) -> None:
+    def _publish(self, name: str, *, of_corpus: bool) -> None:
         try:
             self._place.publish(name)
         except FileExistsError:
             self._list.state = self._right.take()
-            self._list.publish_over(name, of_corpus=part.of_corpus)
-
-    def _note(self, name: str, facts: PartFacts, part: OpenPart) -> None:
-        note = partial(
-            self._drains.note,
-            self._job_id,
-            self._right.token,
-            name,
-            facts,
-            result_bytes=part.bytes,
-            digests=bytes(part.digests),
-            more=part.more if part.of_corpus else [*part.chunks, *part.more],
-        )
-        answer = self._waiter.ask(note)
-        if answer == "not_owner":  # this process stood still, or Redis lost the lease
-            self._right.take()
-            answer = self._waiter.ask(note)
-        if answer != "ok":
-            raise overtaken(self._job_id)
+            self._list.publish_over(name, of_corpus=of_corpus)
 
     def _about(self) -> Contract:
         status = self._source.status

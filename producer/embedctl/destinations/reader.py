@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
+from embedctl.destinations.registry import is_database
+from embedctl.destinations.released import ReleasedChunks, refuse_database
 from embedctl.queueing.retrying import TimeLimit
 from embedctl.queueing.routing import missing_worker
 from embedctl.store import JobState, JobStatus
@@ -40,6 +42,7 @@ class ResultReader:
         self._job_id = waiter.job_id
         self._broker = waiter.broker
         self._drained: DrainedChunks | None = None
+        self._released: ReleasedChunks | None = None
 
     def ended_status(self) -> JobStatus:
         """The status of a job that has ended; raises JobUnfinished if it has not, and JobCancelled if it was
@@ -198,8 +201,8 @@ class ResultReader:
             chunk = chunk_vectors(result)
         elif status.drained_to is None or not self._is_drained(index):
             return None
-        elif (found := self._drained_chunks(status.drained_to).chunk(index)) is not None:
-            chunk = found if read == self._whole else dataclasses.replace(found, vectors=found.vectors[:, :0])
+        elif (found := self._drained_chunk(index, status.drained_to, whole=read == self._whole)) is not None:
+            chunk = found
         else:  # it retried records, and is laid over their chunk
             retried = self._broker.jobs.retried_as(self._job_id, index)
             return None if retried is None else self._chunk(retried, status, wait, read)
@@ -220,13 +223,21 @@ class ResultReader:
     def _is_drained(self, index: int) -> bool:
         return self._waiter.ask(partial(self._broker.drains.is_drained, self._job_id, index))
 
-    def _drained_chunks(self, place: str) -> DrainedChunks:
-        """The reader of the job's parts. pyarrow is imported when this is first used."""
+    def _drained_chunk(self, index: int, place: str, *, whole: bool) -> ChunkVectors | None:
+        """A chunk that left Redis, `whole` or without its vectors; None if its records are laid over those of another
+        chunk. JobDrained: it can't be read here, because it is in a database, or the job's parts are elsewhere."""
+        if is_database(place):
+            if whole:
+                refuse_database(self._broker.drains, self._job_id, self._broker.drains.state(self._job_id))
+            self._released = self._released or ReleasedChunks(self._broker.drains, self._job_id)
+            return self._released.chunk(index)
         if self._drained is None:
+            # pyarrow is imported when this is first used.
             from embedctl.destinations.part_reader import DrainedChunks
 
             self._drained = DrainedChunks(self._broker.drains, self._job_id, place)
-        return self._drained
+        found = self._drained.chunk(index)
+        return found if whole or found is None else dataclasses.replace(found, vectors=found.vectors[:, :0])
 
 
 class _NotThere(Exception):

@@ -13,8 +13,9 @@ from functools import partial
 from typing import Any
 
 from embedctl.common.machine import machine_id, process_id, runs
+from embedctl.destinations.held import Held
 from embedctl.queueing.broker import Broker
-from embedctl.store import DrainState, Holder
+from embedctl.store import BatchFacts, DrainState, Holder, PartFacts
 from embedctl.store.connection import Connection
 from embedctl.store.lease import Lease, keep_turn, take_turn
 from embedctl.waiting.waiter import Waiter
@@ -47,6 +48,27 @@ class DrainRight:
                 f"the job {keys.DRAINER_LEASE_S} s later"
             )
         return found
+
+    def release(self, name: str, facts: PartFacts | BatchFacts, held: Held) -> None:
+        """Note under a name that these results are durable elsewhere, and only then free them in Redis."""
+        drains, (first, last) = self._waiter.broker.drains, held.range
+        note = partial(
+            drains.note,
+            self._waiter.job_id,
+            self.token,
+            name,
+            facts,
+            result_bytes=held.bytes,
+            digests=bytes(held.digests),
+            more=held.more if last >= first else [*held],
+        )
+        answer = self._waiter.ask(note)
+        if answer == "not_owner":  # this process stood still, or Redis lost the lease
+            self.take()
+            answer = self._waiter.ask(note)
+        if answer != "ok":
+            raise overtaken(self._waiter.job_id)
+        self._waiter.ask(partial(drains.unlink, self._waiter.job_id, [*held]))
 
     @contextmanager
     def kept(self) -> Iterator[None]:

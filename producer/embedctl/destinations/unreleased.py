@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NoReturn
 
-from embedctl.destinations.part import Taken
+from embedctl.destinations.held import Taken
 from embedctl.destinations.reader import check_fingerprint
 from embedctl.destinations.right import overtaken
 from embedctl.queueing.retrying import TimeLimit
@@ -19,6 +19,10 @@ from embedctl_config import wire
 _MOST_MISSING = 10_000
 #: In place of a result whose records another chunk holds.
 _VOID = b"void"
+
+
+class Interrupted(Exception):
+    """Raised when the caller of a drain wants no more."""
 
 
 class Unreleased:

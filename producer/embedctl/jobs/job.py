@@ -205,9 +205,10 @@ class Job:
           the job pauses. The methods that read results then read the parts, if this machine has them.
         - **The table of a database**, such as `postgresql://host/database?table=docs`: each record goes under its id,
           and replaces the one there. `embedctl destinations` lists the forms of URLs, which must not hold a password.
-          Failed records are left out; :meth:`errors` has them. The results stay in Redis. A second call changes
-          nothing, and writes what the table has lost since. Unless ids are made of positions, nothing is written before
-          the job has ended and all ids are known.
+          Failed records are left out; :meth:`errors` has them. A second call changes nothing, and writes what the table
+          has lost since. Unless ids are made of positions, nothing is written before the job has ended and all ids are
+          known. The results stay in Redis, but those of a job that was submitted with `--drain`, or by `run`: these
+          leave it as the table has them durably.
 
         Args:
             progress: as for :meth:`wait`.
@@ -231,6 +232,7 @@ class Job:
                 job was made of a batch file, whose answers only a `.jsonl` holds.
             InputError: ids are missing, or not unique. Nothing is written.
             JobHeld: another process drains the job.
+            JobDrained: results have left Redis for another place, or the table has lost some that have left for it.
             OtherContract: the table is bound to another model's vectors. Nothing is written.
             DestinationUnavailable: the database was away at each of several tries.
             OutputError: the destination can't be written, or holds something else; parts store vectors of another type,
@@ -240,7 +242,7 @@ class Job:
             JobFailed: the job's error budget ended it before it was done; what is done is written.
             JobCancelled, JobLost, JobStalled: as for :meth:`iter_results`; the parts so far stay.
         """
-        from embedctl.destinations import keyed
+        from embedctl.destinations import keyed, rows
         from embedctl.destinations.files import fetch
         from embedctl.destinations.formats import is_file
         from embedctl.destinations.numbers import numbers_of
@@ -251,7 +253,7 @@ class Job:
         if is_database(where):
             if ranges is not None:
                 raise SettingsError("ranges are for files and parts, and not for a database")
-            options = keyed.Options.of(duplicates, output_type)
+            options = rows.Options.of(duplicates, output_type)
             table = destination_of(where, self._broker.settings)
             return keyed.deliver(self._waiter, table, options, progress=progress, written=written, refused=refused)
         if duplicates != "error":

@@ -3,7 +3,7 @@
 from embedctl.store.answers import Added, Claim, Claimant, Completed, Given, InlineJob, JobSpec
 from embedctl.store.connection import Connection
 from embedctl.store.doubts import Doubts
-from embedctl.store.drains import Drains, DrainState, Holder, PartFacts
+from embedctl.store.drains import BatchFacts, Drains, DrainState, Holder, PartFacts
 from embedctl.store.heartbeats import Kind, ServedModel, WorkerRow
 from embedctl.store.jobs import JobStore
 from embedctl.store.status import Death, JobState, JobStatus, Suspect
@@ -12,6 +12,7 @@ from embedctl.store.workers import GoneWorker, WorkerRegistry
 
 __all__ = [
     "Added",
+    "BatchFacts",
     "Claim",
     "Claimant",
     "Completed",

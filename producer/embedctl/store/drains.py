@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
 
 from embedctl.store.connection import Connection
 from embedctl.store.jobs import JobStore
@@ -38,6 +38,36 @@ class PartFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchFacts:
+    """What Redis knows of a batch that is durable in a database: which chunks it holds, and what no table tells.
+
+    Attributes:
+        first, last: its range of chunks; last is first - 1 in a batch of retried records.
+        rows: of each chunk, how many of its records have a vector.
+        unchanged: how many of these were there already.
+        failed: the records without a vector: chunk, position, id, code and message.
+        refused: those that the table does not take: position, id and reason.
+        retried: of each chunk without a range, the positions of its records.
+        sample: the id of one of its rows; None if it has none.
+        by_position: whether ids are made of positions.
+    """
+
+    first: int
+    last: int
+    rows: Sequence[tuple[int, int]] = ()
+    unchanged: int = 0
+    failed: Sequence[tuple[int, int, str | None, str, str]] = ()
+    refused: Sequence[tuple[int, str | None, str]] = ()
+    retried: Sequence[tuple[int, Sequence[int]]] = ()
+    sample: str | None = None
+    by_position: bool = False
+
+    def as_json(self) -> str:
+        """The form in Redis."""
+        return json.dumps({name: value for name, value in asdict(self).items() if value or name in ("first", "last")})
+
+
+@dataclass(frozen=True, slots=True)
 class DrainState:
     """How far a job is drained.
 
@@ -51,6 +81,12 @@ class DrainState:
     parts: int
     retry_parts: int
     place: str
+
+    def after(self, chunks: tuple[int, int]) -> Self:
+        """The state when one more part of such a range is durable."""
+        if chunks[1] >= chunks[0]:
+            return replace(self, next_chunk=chunks[1] + 1, parts=self.parts + 1)
+        return replace(self, retry_parts=self.retry_parts + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +144,7 @@ class Drains:
         job_id: str,
         token: str,
         name: str,
-        facts: PartFacts,
+        facts: PartFacts | BatchFacts,
         *,
         result_bytes: int,
         digests: bytes,
@@ -141,6 +177,16 @@ class Drains:
             results = (keys.chunk_result(job_id, chunk) for chunk in these)
             self._connection.script("free", [keys.drained(job_id), *results], these)
 
+    def unlink_drained(self, job_id: str, count: int) -> None:
+        """Free what a drainer has left that died before it did, of the first `count` chunks."""
+        if left := list(self.chunks(job_id, count, drained=True)):
+            self.unlink(job_id, left)
+
+    def is_held(self, job_id: str) -> bool:
+        """Whether a process has the right to drain a job."""
+        with self._connection.client() as client:
+            return bool(client.exists(keys.drainer(job_id)))
+
     def is_drained(self, job_id: str, chunk: int) -> bool:
         """Whether a durable part holds a chunk's result."""
         with self._connection.client() as client:
@@ -159,6 +205,15 @@ class Drains:
 
     def parts(self, job_id: str, names: Sequence[str]) -> Iterator[tuple[str, PartFacts]]:
         """The facts of these parts, read in slices; raises JobDrained if Redis lost them."""
+        for name, facts in self._facts(job_id, names):
+            yield name, PartFacts(**facts)
+
+    def batches(self, job_id: str, state: DrainState) -> Iterator[BatchFacts]:
+        """The facts of a job's batches in a database, the later ones last; raises as :meth:`parts`."""
+        for _, facts in self._facts(job_id, batch_names(state)):
+            yield BatchFacts(**facts)
+
+    def _facts(self, job_id: str, names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         for at in range(0, len(names), _SLICE):
             these = names[at : at + _SLICE]
             with self._connection.client() as client:
@@ -166,13 +221,24 @@ class Drains:
             for name, facts in zip(these, found, strict=True):
                 if facts is None:
                     raise JobDrained(f"Redis lost what it knew of {name} of job {job_id}: read the parts themselves")
-                yield name, PartFacts(**json.loads(facts))
+                yield name, json.loads(facts)
 
 
 def part_names(state: DrainState) -> list[str]:
     """The names of a job's durable parts, in the order in which later records replace earlier ones."""
     retried = range(1, state.retry_parts + 1)
     return [*map(part_name, range(state.parts)), *map(retry_part_name, retried)]
+
+
+def batch_names(state: DrainState) -> list[str]:
+    """The names under which Redis knows the batches of a job that goes into a database, in the order of time of each
+    kind; those of retried records are the last."""
+    retried = range(1, state.retry_parts + 1)
+    return [*map(batch_name, range(state.parts)), *(batch_name(number, retried=True) for number in retried)]
+
+
+def batch_name(number: int, *, retried: bool = False) -> str:
+    return f"batch-{'retry-' if retried else ''}{number:06d}"
 
 
 def first_part(state: DrainState) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from embedctl.destinations.registry import is_database
 from embedctl.queueing.routing import how_to_serve, no_worker_for
 from embedctl.store import GoneWorker, JobState, JobStatus, Suspect, WorkerRow
 from embedctl.waiting.overview import JobPace
@@ -108,11 +109,12 @@ def _blocking(view: JobView) -> Iterator[Fact]:
             f"its producer waits for workers to make room: {job.waiting_bytes:,} bytes of text are not encoded",
         )
     if job.waits_for_reader:
-        folder = f"{job.drained_to}/" if job.drained_to else "DIR/"
+        place = job.drained_to or "DIR"
+        where = f"'{place}'" if is_database(place) else f"{place}/"
         yield (
             "waits",
             f"waiting for a reader: Redis holds {job.result_bytes:,} bytes of its results; "
-            f"embedctl fetch {job.id} -o {folder}",
+            f"embedctl fetch {job.id} -o {where}",
         )
     if "trouble" in wrong:
         yield "trouble", wrong["trouble"]

@@ -21,10 +21,10 @@ from embedctl.corpus.digests import as_rows
 from embedctl.destinations import keyed
 from embedctl.destinations.ids import Duplicates, LeftOut, decided
 from embedctl.destinations.interface import Batch, Contract
-from embedctl.destinations.keyed import Options
 from embedctl.destinations.loop import Delivered, RefusedRecord, run
 from embedctl.destinations.numbers import OutputType
 from embedctl.destinations.registry import BUILT_IN, destination_of, kinds
+from embedctl.destinations.rows import Options, Rows
 from embedctl.destinations.urls import parse_url
 from embedctl.destinations.writing import write
 from embedctl.waiting.results import ChunkVectors
@@ -357,7 +357,8 @@ class Results:
 
 def delivered(table: Memory, results: Results, options: Options = Options()) -> tuple[Delivered, list[RefusedRecord]]:  # noqa: B008  (it is frozen)
     refused: list[RefusedRecord] = []
-    delivery = keyed._Delivery(cast("Any", results), table, options, None, None, refused.append)
+    rows = Rows(cast("Any", results), table, options, None, refused.append)
+    delivery = keyed._Delivery(rows, None, None)
     run(results.chunks, delivery, cast("Any", results.status))
     return delivery.done, refused
 
