@@ -13,6 +13,7 @@ import redis as redis_py
 
 from embedctl import ChunkVectors, Job, JobDrained, JobHeld, OutputError, enqueue_embeddings
 from embedctl.cli.run import _freed_unless_resumable
+from embedctl.destinations.files import fetch
 from embedctl.destinations.place import PartsBucket
 from embedctl.store import Drains
 from embedctl_config import durable, keys
@@ -228,6 +229,16 @@ def test_a_run_frees_no_job_that_a_fetch_drains(job: Job, tmp_path: Path) -> Non
 
     job.deliver(tmp_path, written=run)
     assert_complete(tmp_path)
+
+
+def test_a_run_frees_no_job_that_was_drained_to_where_it_can_not_read(job: Job, tmp_path: Path) -> None:
+    job.deliver(tmp_path / "parts")
+    (tmp_path / "parts").rename(tmp_path / "elsewhere")
+    told = rf"were drained to {tmp_path}/parts, and part-000000.parquet can't be read there from here"
+    with pytest.raises(JobDrained, match=told), _freed_unless_resumable(job, resumable=True):
+        fetch(job, tmp_path / "v.npy")
+    (tmp_path / "elsewhere").rename(tmp_path / "parts")
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
 
 
 @pytest.mark.parametrize("at", [0, 16])

@@ -14,6 +14,7 @@ import pytest
 
 from embedctl import Job, OutputError, SettingsError, enqueue_embeddings
 from embedctl.destinations.files import fetch
+from embedctl.destinations.loop import Callbacks
 from embedctl.destinations.numbers import Numbers, OutputType
 from embedctl.destinations.place import PartsFolder
 from embedctl.store import Drains
@@ -156,7 +157,7 @@ def test_a_fetch_that_meets_new_parts_of_another_type_ends(job: Job, tmp_path: P
             copy.deliver(tmp_path / "out", output_type="int8")
 
     with pytest.raises(OutputError, match="was drained as int8 since this fetch began: fetch it once more"):
-        fetch(job, tmp_path / "v.npy", written=drained)
+        fetch(job, tmp_path / "v.npy", Callbacks(written=drained))
     fetch(job, tmp_path / "v.npy")
     assert np.load(tmp_path / "v.npy").dtype == np.int8
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import click
@@ -15,16 +14,11 @@ from embedctl.corpus.reading import Corpus
 from embedctl.corpus.unique import UniqueIds
 from embedctl.destinations.ids import Duplicates, no_id, repeated
 from embedctl.destinations.interface import Destination
-from embedctl.destinations.keyed import deliver
-from embedctl.destinations.loop import Delivered
 from embedctl.destinations.registry import DatabaseKind, destination_of, kinds
-from embedctl.destinations.release import release
 from embedctl.destinations.rows import Options
 from embedctl.jobs.job import Job
-from embedctl.queueing.broker import Broker
 from embedctl.terminal.columns import Column, arrange, plain
 from embedctl.terminal.progress import JobProgress
-from embedctl.waiting.waiter import Waiter
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
 
@@ -67,35 +61,6 @@ class DatabaseChoice:
         if ids.count:
             raise repeated(ids)
         return replace(self, options=replace(self.options, ids_are_unique=True))
-
-    def drain(self, waiter: Waiter, stopped: Callable[[], bool]) -> None:
-        """Deliver a job's records as they come, and let them leave Redis, until that is not wanted any more."""
-        table = destination_of(self.url, waiter.broker.settings)  # the other one is used by another thread, later
-        release(waiter, table, self.options, stopped=stopped)
-
-    def save(self, job: Job, broker: Broker, progress: JobProgress) -> Delivered:
-        """Deliver a job's records as they come, and show the progress of both. Refused records are listed. A
-        KeyboardInterrupt says how to resume."""
-        progress.begin_writing()
-        try:
-            done = deliver(
-                Waiter(job.id, broker),
-                self.table,
-                self.options,
-                progress=progress.running,
-                written=progress.written,
-                refused=progress.refused,
-            )
-            job.wait(progress=progress.running)
-        except KeyboardInterrupt:
-            how = " --duplicates position" if self.options.positions else ""
-            raise KeyboardInterrupt(f"job {job.id} goes on: embedctl fetch {job.id} -o '{self.url}'{how}") from None
-        if done.left_out:
-            progress.say(f"{done.left_out:,} records were left out, because another record has their id")
-        there = f"; {done.unchanged:,} were there already" if done.unchanged else ""
-        refused = f"; {done.refused:,} were refused" if done.refused else ""
-        progress.say(f"Wrote {done.written:,} records to {self.url}{there}{refused}")
-        return done
 
 
 def list_failed(job: Job, progress: JobProgress) -> None:

@@ -21,12 +21,15 @@ from embedctl.destinations.answers import is_of_batch
 from embedctl.destinations.files import fetch
 from embedctl.destinations.formats import FORMATS, check_output, format_of, with_room_for
 from embedctl.destinations.jsonl import is_stdout
-from embedctl.destinations.loop import Delivered, Refused
+from embedctl.destinations.keyed import deliver
+from embedctl.destinations.loop import Callbacks, Delivered, Refused
 from embedctl.destinations.numbers import Numbers, OutputType, load_ranges
 from embedctl.destinations.place import MANIFEST, Place, place_of
-from embedctl.destinations.registry import is_database
+from embedctl.destinations.registry import destination_of, is_database
+from embedctl.destinations.release import release
 from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
+from embedctl.store import JobStatus
 from embedctl.terminal.progress import JobProgress
 from embedctl.waiting.waiter import Waiter
 from embedctl_config.errors import OutputError
@@ -145,16 +148,15 @@ class Destination:
     def draining(self, refused: Refused) -> Drain | None:
         """What moves a job's results here while it is submitted; None if they stay in Redis. Those records that a
         database refuses are told at the end."""
-        if self.database is not None:
-            return self.database.drain
-        if not isinstance(self.path, Place):
+        if self.database is None and not isinstance(self.path, Place):
             return None
-        place, numbers = self.path, self.numbers
 
         def drain(waiter: Waiter, stopped: Callable[[], bool]) -> None:
-            from embedctl.destinations.parts import drain
-
-            drain(waiter, place, refused=refused, stopped=stopped, numbers=numbers)
+            if self.database is None:
+                self._delivered(waiter, Callbacks(refused=refused, stopped=stopped))
+            else:
+                table = destination_of(self.database.url, waiter.broker.settings)  # the other one is used later
+                release(waiter, table, self.database.options, Callbacks(stopped=stopped))
 
         return drain
 
@@ -170,59 +172,57 @@ class Destination:
         """Write a job's vectors as they come, and show the progress of both. Refused records are listed. Vectors in the
         parts of a folder leave Redis. `requests` is the batch file that the job was made of, if the file answers it. A
         KeyboardInterrupt says how to return to the job."""
-        if self.database is not None:
-            return self.database.save(job, broker, progress)
-        if self.path is None:
+        if not self.is_given:
             return Delivered()
         progress.begin_writing()
         try:
-            done = self._written(job, self.path, progress, file_format, requests)
+            if isinstance(self.path, Path):
+                done = fetch(
+                    job,
+                    self.path,
+                    progress.callbacks,
+                    file_format=file_format,
+                    clobber=self.clobber,
+                    numbers=self.numbers,
+                    requests=None if requests is None else requests.requests,
+                )
+            else:
+                done = self._delivered(Waiter(job.id, broker), progress.callbacks)
             status = job.wait(progress=progress.running)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"job {job.id} goes on: embedctl fetch {job.id} -o {self._again}") from None
-        if isinstance(self.path, Place):
-            progress.say(f"Wrote {len(done.files) - 1:,} parts and {MANIFEST} into {self.path.name}")
-            return done
-        if done.files:
-            progress.say("Wrote " + ", ".join(map(str, done.files)))
-        kept = status.options.get("keep")
-        if kept and not format_of(self.path).kept_fields and not is_of_batch(status):
-            others = with_room_for("kept_fields")
-            progress.say(f"Not in {self.path}: the kept fields ({', '.join(kept)}). Fetch into a {others} to get them")
+        self._report(done, status, progress)
         return done
 
-    def _written(
-        self,
-        job: Job,
-        path: Path | Place,
-        progress: JobProgress,
-        file_format: str | None,
-        requests: BatchCorpus | None,
-    ) -> Delivered:
-        if isinstance(path, Place):
-            return job.deliver(
-                path.path_of(""),
-                progress.running,
-                progress.written,
-                refused=progress.refused,
-                output_type=None if self.numbers is None else self.numbers.kind,
-                ranges=None if self.numbers is None else self.numbers.ranges,
-            )
-        return fetch(
-            job,
-            path,
-            file_format=file_format,
-            progress=progress.running,
-            written=progress.written,
-            refused=progress.refused,
-            clobber=self.clobber,
-            numbers=self.numbers,
-            requests=None if requests is None else requests.requests,
-        )
+    def _delivered(self, waiter: Waiter, callbacks: Callbacks) -> Delivered:
+        if self.database is not None:
+            return deliver(waiter, self.database.table, self.database.options, callbacks)
+        from embedctl.destinations.parts import drain  # here, because it needs pyarrow
+
+        assert isinstance(self.path, Place)
+        return drain(waiter, self.path, callbacks, numbers=self.numbers)
+
+    def _report(self, done: Delivered, status: JobStatus, progress: JobProgress) -> None:
+        if self.database is not None:
+            if done.left_out:
+                progress.say(f"{done.left_out:,} records were left out, because another record has their id")
+            there = f"; {done.unchanged:,} were there already" if done.unchanged else ""
+            refused = f"; {done.refused:,} were refused" if done.refused else ""
+            progress.say(f"Wrote {done.written:,} records to {self.database.url}{there}{refused}")
+        elif isinstance(self.path, Place):
+            progress.say(f"Wrote {len(done.files) - 1:,} parts and {MANIFEST} into {self.path.name}")
+        elif done.files:
+            progress.say("Wrote " + ", ".join(map(str, done.files)))
+        kept = status.options.get("keep")
+        if isinstance(self.path, Path) and kept and not format_of(self.path).kept_fields and not is_of_batch(status):
+            others = with_room_for("kept_fields")
+            progress.say(f"Not in {self.path}: the kept fields ({', '.join(kept)}). Fetch into a {others} to get them")
 
     @property
     def _again(self) -> str:
         """What `-o` of the command is that resumes."""
+        if self.database is not None:
+            return f"'{self.database.url}'" + (" --duplicates position" if self.database.options.positions else "")
         if not isinstance(self.path, Place):
             return str(self.path)
         return self.path.path_of("") + ("" if self.numbers is None else f" --output-type {self.numbers.kind}")

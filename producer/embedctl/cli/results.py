@@ -12,7 +12,7 @@ from embedctl.store import JobState, JobStatus
 from embedctl.terminal.progress import JobProgress
 from embedctl.waiting.overview import average
 from embedctl.waiting.results import FailedRecord
-from embedctl_config.errors import ExitStatus, JobHeld, JobNotFound, JobStalled
+from embedctl_config.errors import ExitStatus, JobDrained, JobHeld, JobNotFound, JobStalled
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class Summary:
 
 
 #: After these, a command does not free its job: nothing is left of it, the same command resumes, or another process
-#: drains it.
-NOT_TO_FREE = (JobNotFound, JobStalled, JobHeld)
+#: drains it, or has drained it to where this one can't read.
+NOT_TO_FREE = (JobNotFound, JobStalled, JobHeld, JobDrained)
 
 
 def wait_for(job: Job, progress: JobProgress, timeout: float | None = None) -> JobStatus:

@@ -152,7 +152,7 @@ class Sync(Work):
         try:
             job, is_whole = self._submitted(difference, jobs)
             self.made(job)
-            done = self.database.save(job, self.broker, self.progress)
+            done = self.command.destination.save(job, self.broker, self.progress)
             list_failed(job, self.progress)
             status = job.status()
             if is_whole or status.stopped_by is None:

@@ -13,6 +13,7 @@ from embedctl.cli.options import option, together
 from embedctl.corpus.batch import BatchCorpus
 from embedctl.destinations.formats import format_of, with_room_for
 from embedctl.destinations.ids import Duplicates
+from embedctl.destinations.place import Place
 from embedctl.jobs.options import parse_budget
 from embedctl.sync.comparison import Limit
 from embedctl_config.errors import InputError, SettingsError
@@ -92,6 +93,11 @@ class SyncChoice:
         if isinstance(choice.corpus, BatchCorpus):
             raise SettingsError("a batch file is answered request by request: omit --sync and --cache")
         path, database, limit = destination.path, destination.database, choice.corpus.limit
+        if isinstance(path, Place):
+            raise SettingsError(
+                "parts stay as one job has written them: with --sync or --cache, name a .parquet, a .npy or a table "
+                "with -o"
+            )
         if self.copies and not isinstance(path, Path):
             raise SettingsError("--sync and --cache copy vectors into a file: name it with -o, such as -o new.parquet")
         if self.of_file and isinstance(path, Path) and not format_of(path).digests:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,9 +121,7 @@ class Update(Work):
         done = fetch(
             merged,
             self.path,
-            progress=self.progress.running,
-            written=tell,
-            refused=self.progress.refused,
+            replace(self.progress.callbacks, written=tell),
             clobber=destination.clobber,
             numbers=destination.numbers,
         )

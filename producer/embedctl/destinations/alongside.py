@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Self
 
-from embedctl.destinations.unreleased import Interrupted
+from embedctl.destinations.draining import Interrupted
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.listening import in_own_thread
 from embedctl.waiting.waiter import Waiter

@@ -14,7 +14,7 @@ from embedctl.destinations.answers import Answers, ReadRequests, is_of_batch
 from embedctl.destinations.formats import guess_format, refuse_numbers, refuse_to_clobber, writer_of
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.jsonl import JsonlWriter, is_stdout
-from embedctl.destinations.loop import BeginAgain, Delivered, Refused, RefusedRecord, Taker, Written, run
+from embedctl.destinations.loop import NOBODY, BeginAgain, Callbacks, Delivered, RefusedRecord, Taker, run
 from embedctl.destinations.numbers import FLOAT32, Numbers, OutputType, ranges_of
 from embedctl.destinations.unfinished import locked
 from embedctl.destinations.writer import Content, Writer
@@ -49,11 +49,9 @@ class Readable(Protocol):
 def fetch(
     job: Readable,
     path: Path,
+    callbacks: Callbacks = NOBODY,
     *,
     file_format: str | None = None,
-    progress: Callable[[JobStatus], None] | None = None,
-    written: Written | None = None,
-    refused: Refused | None = None,
     clobber: bool = True,
     numbers: Numbers | None = None,
     requests: ReadRequests | None = None,
@@ -96,15 +94,15 @@ def fetch(
             # Again, because another process may have written the file since the command began.
             refuse_to_clobber(path, chosen)
         if numbers.kind is OutputType.INT8 and numbers.ranges is None:
-            ranges, _ = ranges_of(_up_to_its_end(job, progress), f"job {job.id}")
+            ranges, _ = ranges_of(_up_to_its_end(job, callbacks.progress), f"job {job.id}")
             numbers = Numbers(numbers.kind, ranges)
         if chosen == "npy":  # its array has a row for each record
-            job.wait_until_sealed(progress)
+            job.wait_until_sealed(callbacks.progress)
         content = Content.of(job.status(), path, numbers, lambda: Contract.of(job.status()))
         writer = writer_of(chosen)(content) if answers is None else JsonlWriter(content, answers)
-        file = _File(job, path, writer, numbers, from_parts, written, refused)
+        file = _File(job, path, writer, numbers, from_parts, callbacks)
         try:
-            run(partial(job.iter_results, progress=progress), file, job.status)
+            run(partial(job.iter_results, progress=callbacks.progress), file, job.status)
         except BaseException:
             writer.discard()
             raise
@@ -175,8 +173,7 @@ class _File(Taker[ChunkVectors]):
     writer: Writer
     _numbers: Numbers
     _from_parts: Collection[str]
-    _written: Written | None
-    _refused: Refused | None
+    _callbacks: Callbacks
     _chunks: int = 0
     _named: int = -1  # the position of the last record that was refused
     done: Delivered = field(default_factory=Delivered)
@@ -198,11 +195,10 @@ class _File(Taker[ChunkVectors]):
         self.done.failed += len(chunk.errors) - len(refused)
         self.done.refused += len(refused)
         for each in refused:
-            if self._refused is not None and each.position > self._named:  # after BeginAgain, it has been named
-                self._refused(RefusedRecord(each.position, each.id, each.message))
+            if each.position > self._named:  # after BeginAgain, it has been named
+                self._callbacks.refused(RefusedRecord(each.position, each.id, each.message))
                 self._named = each.position
-        if self._written is not None:
-            self._written(chunk)
+        self._callbacks.written(chunk)
 
     def end(self) -> None:
         """Nothing is held back."""

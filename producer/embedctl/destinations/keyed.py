@@ -7,7 +7,7 @@ from contextlib import suppress
 from embedctl.destinations.answers import is_of_batch
 from embedctl.destinations.ids import LeftOut, decided
 from embedctl.destinations.interface import Destination
-from embedctl.destinations.loop import Delivered, Progress, Refused, Taker, Written, run
+from embedctl.destinations.loop import Callbacks, Delivered, Taker, Written, run
 from embedctl.destinations.reader import ResultReader
 from embedctl.destinations.release import is_released, release
 from embedctl.destinations.released import refuse_database
@@ -18,33 +18,25 @@ from embedctl.waiting.waiter import Waiter
 from embedctl_config.errors import JobError, OutputError, SettingsError
 
 
-def deliver(
-    waiter: Waiter,
-    destination: Destination,
-    options: Options,
-    *,
-    progress: Progress | None = None,
-    written: Written | None = None,
-    refused: Refused | None = None,
-) -> Delivered:
+def deliver(waiter: Waiter, destination: Destination, options: Options, callbacks: Callbacks) -> Delivered:
     """Bring a job's records to a destination, and wait for those that are not there yet; arguments and errors are those
     of :meth:`Job.deliver`. Failed records are left out. If this dies, the same call resumes. Memory holds a batch."""
     status = waiter.status()
     if is_of_batch(status):
         raise SettingsError(f"job {status.id} was made of a batch file: it is answered in a .jsonl, which -o names")
     if is_released(waiter, status, destination, options):
-        return release(waiter, destination, options, progress=progress, written=written, refused=refused)
+        return release(waiter, destination, options, callbacks)
     refuse_database(waiter.broker.drains, status.id, waiter.broker.drains.state(status.id))
     reader = ResultReader(waiter)
     left_out = None
     if not options.knows_ids:
         # Only at the job's end, all ids are known.
-        records = waiter.until_ended(TimeLimit.from_now(None), progress).records
-        left_out = decided(reader.heads(progress), records, options.duplicates)
-    rows = Rows(waiter, destination, options, left_out, refused)
-    delivery = _Delivery(rows, left_out, written)
+        records = waiter.until_ended(TimeLimit.from_now(None), callbacks.progress).records
+        left_out = decided(reader.heads(callbacks.progress), records, options.duplicates)
+    rows = Rows(waiter, destination, options, left_out, callbacks.refused)
+    delivery = _Delivery(rows, left_out, callbacks.written)
     try:
-        run(lambda: reader.chunks(progress=progress), delivery, waiter.status)
+        run(lambda: reader.chunks(progress=callbacks.progress), delivery, waiter.status)
     finally:
         with suppress(OutputError):  # the delivery has closed it, if it came to its end
             destination.close()
@@ -52,7 +44,7 @@ def deliver(
 
 
 class _Delivery(Taker[ChunkVectors]):
-    def __init__(self, rows: Rows, left_out: LeftOut | None, written: Written | None) -> None:
+    def __init__(self, rows: Rows, left_out: LeftOut | None, written: Written) -> None:
         self._rows, self._written = rows, written
         self.done = rows.done
         self.done.left_out = 0 if left_out is None else left_out.count
@@ -65,8 +57,7 @@ class _Delivery(Taker[ChunkVectors]):
 
     def _flush(self) -> None:
         for chunk in self._rows.flush():
-            if self._written is not None:
-                self._written(chunk)
+            self._written(chunk)
 
     def end(self) -> None:
         self._flush()

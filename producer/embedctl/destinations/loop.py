@@ -33,6 +33,25 @@ class RefusedRecord:
 Refused = Callable[[RefusedRecord], None]
 
 
+def ignore(_: object) -> None:
+    """Do nothing with what is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """What the caller of a delivery is told, and is asked: see :meth:`Job.deliver`. `stopped` tells whether it wants no
+    more."""
+
+    progress: Progress | None = None
+    written: Written = ignore
+    refused: Refused = ignore
+    stopped: Callable[[], bool] = lambda: False
+
+
+#: Nobody is told anything.
+NOBODY = Callbacks()
+
+
 class BeginAgain(Exception):
     """Raised by what has to be given all chunks once more, the first one included."""
 

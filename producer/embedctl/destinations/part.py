@@ -18,13 +18,13 @@ FOOTER = "embedctl"
 MOST_BYTES = 448 * 1024 * 1024
 
 
-class OpenPart:
+class OpenPart(Held):
     """A part that is being written: of consecutive chunks of the corpus, or of any others. `kept` are the columns of
     the kept fields, of all parts of this drain, because types only become wider."""
 
     def __init__(self, content: Content, kept: KeptColumns, *, of_corpus: bool) -> None:
-        self.held = Held(of_corpus=of_corpus)
-        self._file = ParquetWriter(content, kept)
+        super().__init__(of_corpus=of_corpus)
+        self._file, self._numbers = ParquetWriter(content, kept), content.numbers
         self._rows: list[tuple[int, int]] = []
         self.refused: list[FailedRecord] = []
         self.records = self._weight = 0
@@ -32,15 +32,12 @@ class OpenPart:
         self._made: Mapping[str, str] = {}
 
     def has_room_for(self, taken: Taken, *, most_bytes: int) -> bool:
-        """Whether a chunk belongs into it, and its results take no more than so many bytes in Redis. The first chunk
-        always does."""
-        fits = not self.held.chunks or self._weight + taken.weight <= MOST_BYTES
-        return fits and self.held.has_room_for(taken, most_bytes=most_bytes)
+        fits = not self.chunks or self._weight + taken.weight <= MOST_BYTES
+        return fits and super().has_room_for(taken, most_bytes=most_bytes)
 
-    def add(self, taken: Taken, refused: Sequence[FailedRecord] = ()) -> None:
-        """Add a chunk; the vectors of the refused records do not fit. Raises BeginAgain as :meth:`ParquetWriter.write`
-        does."""
-        chunk = taken.vectors
+    def add(self, taken: Taken) -> None:
+        """Add a chunk. BeginAgain: as :meth:`ParquetWriter.write`."""
+        chunk, refused = self._numbers.fitting(taken.vectors)
         rows = len(chunk.positions)
         self._file.write(chunk)
         self._rows.append((taken.chunk, rows))
@@ -49,7 +46,7 @@ class OpenPart:
         self.records += rows
         self.refused += refused
         self._weight += taken.weight
-        self.held.add(taken)
+        super().add(taken)
 
     def finish(self, job_id: str, fingerprint: str) -> None:
         """Write the footer; the file is not synced. The part must hold a chunk."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from embedctl.destinations.numbers import Numbers, OutputType
@@ -16,11 +16,10 @@ from embedctl_config.errors import OutputError
 
 
 class PartList:
-    """The durable parts of a job. `state` is how far Redis knows the job to be drained."""
+    """The durable parts of a job. `state` tells how far Redis knows the job to be drained."""
 
-    def __init__(self, place: Place, drains: Drains, job_id: str, state: DrainState) -> None:
-        self._place, self._drains, self._job_id = place, drains, job_id
-        self.state = state
+    def __init__(self, place: Place, drains: Drains, job_id: str, state: Callable[[], DrainState]) -> None:
+        self._place, self._drains, self._job_id, self._state = place, drains, job_id, state
 
     def check(self) -> None:
         """Raise OutputError unless the place holds the parts as they were written, and nothing of another job."""
@@ -47,13 +46,13 @@ class PartList:
 
     def numbers(self) -> Numbers | None:
         """How the parts store vectors; None if there is none."""
-        if (first := first_part(self.state)) is None:
+        if (first := first_part(self._state())) is None:
             return None
         self.check_own(first)  # a store may keep the digest of an object that it damaged
         return Numbers.of_facts(footer_of(self._place.source(first))["vectors"])
 
     def next_name(self, *, of_corpus: bool) -> str:
-        return part_name(self.state.parts) if of_corpus else retry_part_name(self.state.retry_parts + 1)
+        return part_name(self._state().parts) if of_corpus else retry_part_name(self._state().retry_parts + 1)
 
     def publish_over(self, name: str, *, of_corpus: bool) -> None:
         """Publish a part in the place of one that Redis does not know: a drainer has died before it could note it."""
@@ -82,7 +81,7 @@ class PartList:
         """How many records have a vector that these numbers could not hold, in all parts."""
         if numbers.kind is not OutputType.FLOAT16:
             return 0
-        footers = (footer_of(self._place.source(name)) for name in part_names(self.state))
+        footers = (footer_of(self._place.source(name)) for name in part_names(self._state()))
         return sum(footer.get("refused", 0) for footer in footers)
 
     def _rows(self, name: str) -> list[tuple[int, int]]:
@@ -116,18 +115,18 @@ class PartList:
         scratch.unlink(missing_ok=True)
         scratch.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         self._place.publish(MANIFEST, replace=True)
-        return [self._place.path_of(name) for name in (*part_names(self.state), MANIFEST)]
+        return [self._place.path_of(name) for name in (*part_names(self._state()), MANIFEST)]
 
     def _facts(self) -> Iterator[tuple[str, PartFacts]]:
-        return self._drains.parts(self._job_id, part_names(self.state))
+        return self._drains.parts(self._job_id, part_names(self._state()))
 
     def _unknown(self, there: Iterable[str]) -> list[str]:
-        listed = set(part_names(self.state))
+        listed = set(part_names(self._state()))
         return [name for name in there if name not in listed]
 
     def _check_part(self, name: str, facts: PartFacts, there: Container[str]) -> None:
         if name not in there:
-            was = "" if self.state.place == self._place.name else f", which was drained to {self.state.place},"
+            was = "" if self._state().place == self._place.name else f", which was drained to {self._state().place},"
             raise OutputError(
                 f"{self._place.name} does not hold {name} of job {self._job_id}{was}: bring it back, and the same "
                 "command resumes. Nothing more was removed from Redis"

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
+from embedctl.destinations.draining import Drain
 from embedctl.destinations.held import Taken
 from embedctl.destinations.interface import Contract
-from embedctl.destinations.loop import BeginAgain, Delivered, Refused, RefusedRecord, Taker, Written, run
+from embedctl.destinations.loop import BeginAgain, Callbacks, Delivered, RefusedRecord
 from embedctl.destinations.numbers import CALIBRATED_ON, FLOAT32, Numbers, OutputType, ranges_of
 from embedctl.destinations.parquet import KeptColumns
 from embedctl.destinations.part import OpenPart
 from embedctl.destinations.part_list import PartList
 from embedctl.destinations.place import Place
-from embedctl.destinations.released import refuse_database
-from embedctl.destinations.right import DrainRight, overtaken
+from embedctl.destinations.right import overtaken
 from embedctl.destinations.unfinished import digest_of
-from embedctl.destinations.unreleased import Interrupted, Unreleased
 from embedctl.destinations.writer import Content
-from embedctl.store import JobState, PartFacts
+from embedctl.store import PartFacts
 from embedctl.waiting.results import Vectors
-from embedctl.waiting.waiter import Progress, Waiter, ended_by_budget, refuse_cancelled
-from embedctl_config.errors import BrokerUnavailable, JobCancelled, JobError, JobFailed, OutputError
+from embedctl.waiting.waiter import Waiter
+from embedctl_config.errors import BrokerUnavailable, JobCancelled, JobError, OutputError
 
 log = logging.getLogger(__name__)
 
@@ -31,94 +29,83 @@ log = logging.getLogger(__name__)
 _FEWEST = 100
 
 
-def drain(
-    waiter: Waiter,
-    place: Place,
-    *,
-    progress: Progress | None = None,
-    written: Written | None = None,
-    refused: Refused | None = None,
-    stopped: Callable[[], bool] = lambda: False,
-    numbers: Numbers | None = None,
-) -> Delivered:
+def drain(waiter: Waiter, place: Place, callbacks: Callbacks, *, numbers: Numbers | None = None) -> Delivered:
     """Move a job's results to parts as they arrive, until the job has ended and Redis holds none; arguments and errors
-    are those of :meth:`Job.deliver`, but a record is `refused` once it is in a durable part as one that failed.
-    `stopped` tells whether the caller does not want any more; it is asked while the drain waits, and after each
-    part."""
-    try:
-        return _Parts(waiter, place, progress, written, refused, stopped).drained(numbers)
-    except BrokerUnavailable:  # also an OSError, but one of Redis
-        raise
-    except OSError as error:
-        raise OutputError(
-            f"{place.name} can't be written: {error.strerror or error}. What is not in a part is still in Redis; the "
-            "same command resumes"
-        ) from error
+    are those of :meth:`Job.deliver`, but a record is `refused` once it is in a durable part as one that failed."""
+    return _Parts(waiter, place, callbacks, numbers).drained()
 
 
-class _Parts(Taker[Taken]):
-    def __init__(
-        self,
-        waiter: Waiter,
-        place: Place,
-        progress: Progress | None,
-        written: Written | None,
-        refused: Refused | None,
-        stopped: Callable[[], bool],
-    ) -> None:
-        self._waiter, self._place, self._stopped = waiter, place, stopped
-        self._written, self._refused = written, refused
-        self._job_id, self._broker = waiter.job_id, waiter.broker
-        self._drains = waiter.broker.drains
-        self._high_water = waiter.ask(waiter.broker.results_high_water)
-        self._right = DrainRight(waiter, self._high_water)
-        self._source = Unreleased(waiter, progress, self._check_wanted, self._finish_part)
-        self._part: OpenPart | None = None
+class _Parts(Drain[OpenPart]):
+    def __init__(self, waiter: Waiter, place: Place, callbacks: Callbacks, wanted: Numbers | None) -> None:
+        super().__init__(waiter, place.name, callbacks)
+        self._place, self._wanted = place, wanted
+        self._list = PartList(place, self._drains, self._job_id, lambda: self._state)
         self._told = 0  # chunks of the corpus that the caller knows to be in a part
-        self.done = Delivered()
 
-    def drained(self, wanted: Numbers | None) -> Delivered:
-        refuse_cancelled(self._source.status)
-        refuse_database(self._drains, self._job_id, self._drains.state(self._job_id))
-        state = self._right.take()
-        with self._right.kept(), self._place.locked():
-            self._list = PartList(self._place, self._drains, self._job_id, state)
-            self._list.check()
-            self._list.state = self._right.take(self._place.name)
-            status = self._source.look()
-            self._drains.unlink_drained(self._job_id, status.chunks)
-            self._numbers = self._agreed(wanted)
-            self._kept = KeptColumns(status.options.get("keep", ()))
-            try:
-                run(lambda: self._source.all(self._list.state.next_chunk), self, lambda: self._source.status)
-            finally:
-                if self._part is not None:
-                    self._part.abandon()
-        ended = self._source.status
-        if ended.stopped_by is not None and ended.state is JobState.FAILED:
-            raise JobFailed(f"{ended_by_budget(ended)}. What is done is in {self._place.name}")
-        return self.done
-
-    def take(self, chunk: Taken) -> None:
-        self._check_wanted()
-        most = max(1, self._high_water // 2)  # the other half is for workers, while this one is made durable
-        if self._part is not None and not self._part.has_room_for(chunk, most_bytes=most):
-            self._finish_part()
-        self._part = self._part or self._begun(of_corpus=chunk.of_corpus)
-        vectors, refused = self._numbers.fitting(chunk.vectors)
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
         try:
-            self._part.add(replace(chunk, vectors=vectors), refused)
-        except BeginAgain:  # its chunks are still in Redis
-            self._part = None
+            with self._place.locked():
+                self._list.check()
+                yield
+        except BrokerUnavailable:  # also an OSError, but one of Redis
             raise
-        if self._written is not None and not (chunk.of_corpus and chunk.chunk < self._told):
-            self._written(chunk.vectors)
+        except OSError as error:
+            raise OutputError(
+                f"{self._name} can't be written: {error.strerror or error}. What is not in a part is still in Redis; "
+                "the same command resumes"
+            ) from error
+        finally:
+            if self._held is not None:
+                self._held.abandon()
+
+    def _begin(self) -> None:
+        self._numbers = self._agreed(self._wanted)
+        self._kept = KeptColumns(self._source.status.options.get("keep", ()))
+
+    def _begun(self, *, of_corpus: bool) -> OpenPart:
+        path = self._place.local(self._list.next_name(of_corpus=of_corpus))
+        content = Content.of(self._source.status, path, self._numbers, self._about)
+        return OpenPart(content, self._kept, of_corpus=of_corpus)
+
+    def _add(self, held: OpenPart, chunk: Taken) -> None:
+        try:
+            held.add(chunk)
+        except BeginAgain:  # its chunks are still in Redis
+            self._held = None
+            raise
+        if not (chunk.of_corpus and chunk.chunk < self._told):
+            self._callbacks.written(chunk.vectors)
         self._told = max(self._told, chunk.chunk + 1)
-        if self._part.records >= self._broker.settings.limits.part_records:
-            self._finish_part()
+        if held.records >= self._broker.settings.limits.part_records:
+            self._release()
+
+    def _durable(self, held: OpenPart) -> tuple[str, PartFacts]:
+        name = self._list.next_name(of_corpus=held.of_corpus)
+        try:
+            held.finish(self._job_id, self._about().fingerprint)
+            sha256, size = digest_of(self._place.scratch(name))
+            self._publish(name, of_corpus=held.of_corpus)
+        except FileNotFoundError:  # another drainer has started the part again
+            raise overtaken(self._job_id) from None
+        except BaseException:
+            held.abandon()
+            raise
+        return name, PartFacts(sha256, size, *held.range, held.records)
+
+    def _publish(self, name: str, *, of_corpus: bool) -> None:
+        try:
+            self._place.publish(name)
+        except FileExistsError:
+            self._state = self._right.take()
+            self._list.publish_over(name, of_corpus=of_corpus)
+
+    def _tell(self, held: OpenPart) -> None:
+        for each in held.refused:
+            self._callbacks.refused(RefusedRecord(each.position, each.id, each.message))
 
     def end(self) -> None:
-        self._finish_part()
+        self._release()
         status = self._source.status
         self.done.failed, self.done.refused = status.failed, self._list.refused(self._numbers)
         self.done.written = self._list.records(status) - status.failed - self.done.refused
@@ -131,11 +118,7 @@ class _Parts(Taker[Taken]):
         if isinstance(error, JobCancelled):
             with suppress(JobError):
                 self._source.status = self._broker.jobs.status(self._job_id)
-                self._finish_part()
-
-    def _check_wanted(self) -> None:
-        if self._stopped():
-            raise Interrupted
+                self._release()
 
     def _agreed(self, wanted: Numbers | None) -> Numbers:
         """How all parts store vectors: as the first one does, or, before there is one, as the caller wants it.
@@ -145,7 +128,7 @@ class _Parts(Taker[Taken]):
             wanted = wanted or FLOAT32
             needs_ranges = wanted.kind is OutputType.INT8 and wanted.ranges is None
             return Numbers(wanted.kind, self._ranges()) if needs_ranges else wanted
-        there = f"{self._place.name} holds parts of job {self._job_id}"
+        there = f"{self._name} holds parts of job {self._job_id}"
         if wanted is not None and wanted.kind is not stored.kind:
             raise OutputError(
                 f"{there} in {stored.kind}, and all its parts have one type: omit the output type {wanted.kind}"
@@ -169,41 +152,6 @@ class _Parts(Taker[Taken]):
                 "job %s: the ranges of int8 are those of %d records, because Redis holds no more", self._job_id, seen
             )
         return ranges
-
-    def _begun(self, *, of_corpus: bool) -> OpenPart:
-        path = self._place.local(self._list.next_name(of_corpus=of_corpus))
-        content = Content.of(self._source.status, path, self._numbers, self._about)
-        return OpenPart(content, self._kept, of_corpus=of_corpus)
-
-    def _finish_part(self) -> None:
-        """Make the open part durable, note it, and free its results, in this order."""
-        part, self._part = self._part, None
-        if part is None or not part.held.chunks:
-            return
-        held = part.held
-        name = self._list.next_name(of_corpus=held.of_corpus)
-        try:
-            part.finish(self._job_id, self._about().fingerprint)
-            sha256, size = digest_of(self._place.scratch(name))
-            self._publish(name, of_corpus=held.of_corpus)
-        except FileNotFoundError:  # another drainer has started the part again
-            raise overtaken(self._job_id) from None
-        except BaseException:
-            part.abandon()
-            raise
-        self._right.release(name, PartFacts(sha256, size, *held.range, part.records), held)
-        self._list.state = self._list.state.after(held.range)
-        if self._refused is not None:
-            for each in part.refused:
-                self._refused(RefusedRecord(each.position, each.id, each.message))
-        self._check_wanted()
-
-    def _publish(self, name: str, *, of_corpus: bool) -> None:
-        try:
-            self._place.publish(name)
-        except FileExistsError:
-            self._list.state = self._right.take()
-            self._list.publish_over(name, of_corpus=of_corpus)
 
     def _about(self) -> Contract:
         status = self._source.status

@@ -71,9 +71,10 @@ class ReleasedChunks:
         )
 
 
-def refuse_database(drains: Drains, job_id: str, state: DrainState) -> None:
-    """Raise JobDrained if results of a job have left Redis for a database, where they can't be read from."""
-    if is_database(state.place) and (state.parts or state.retry_parts):
+def refuse_database(drains: Drains, job_id: str, state: DrainState, *, but: str = "") -> None:
+    """Raise JobDrained if results of a job have left Redis for a database, where they can't be read from, `but` not if
+    it is the one of this name."""
+    if is_database(state.place) and state.place != but and (state.parts or state.retry_parts):
         done = Delivered()
         Tally(drains.batches(job_id, state)).count(done)
         raise JobDrained(

@@ -64,7 +64,7 @@ class Options:
 
 class Rows:
     """The rows of one job in a database, in batches. `done` counts those that were written, were there, or were
-    refused; `refused`, if it is given, is called with the last ones. Memory holds a batch."""
+    refused; `refused` is called with the last ones. Memory holds a batch."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Rows:
         destination: Destination,
         options: Options,
         left_out: LeftOut | None,
-        refused: Refused | None,
+        refused: Refused,
     ) -> None:
         self._waiter, self._destination, self._options = waiter, destination, options
         self._left_out, self._refused = left_out, refused
@@ -146,8 +146,7 @@ class Rows:
 
     def _refuse(self, record: RefusedRecord) -> None:
         self.done.refused += 1
-        if self._refused is not None:
-            self._refused(record)
+        self._refused(record)
 
     def refuse_missing(self) -> None:
         """Look for some of the records that were written; OutputError if the destination does not hold what it has

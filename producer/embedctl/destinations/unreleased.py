@@ -21,10 +21,6 @@ _MOST_MISSING = 10_000
 _VOID = b"void"
 
 
-class Interrupted(Exception):
-    """Raised when the caller of a drain wants no more."""
-
-
 class Unreleased:
     """Reads the results of one job that no part holds. `status` is the job's, of the last look. It calls `check` while
     it waits, whose error ends the wait; and `release`, which makes what was read leave Redis, when workers wait for

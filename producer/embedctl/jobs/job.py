@@ -245,27 +245,26 @@ class Job:
         from embedctl.destinations import keyed, rows
         from embedctl.destinations.files import fetch
         from embedctl.destinations.formats import is_file
+        from embedctl.destinations.loop import Callbacks, ignore
         from embedctl.destinations.numbers import numbers_of
         from embedctl.destinations.place import place_of
         from embedctl.destinations.registry import destination_of, is_database
 
-        where = os.fspath(to)
+        where, callbacks = os.fspath(to), Callbacks(progress, written or ignore, refused or ignore)
         if is_database(where):
             if ranges is not None:
                 raise SettingsError("ranges are for files and parts, and not for a database")
             options = rows.Options.of(duplicates, output_type)
             table = destination_of(where, self._broker.settings)
-            return keyed.deliver(self._waiter, table, options, progress=progress, written=written, refused=refused)
+            return keyed.deliver(self._waiter, table, options, callbacks)
         if duplicates != "error":
             raise SettingsError(f"duplicates={duplicates!r} is for the URL of a database")
         numbers = numbers_of(output_type, ranges)
         if is_file(where):
-            return fetch(self, Path(where), progress=progress, written=written, refused=refused, numbers=numbers)
+            return fetch(self, Path(where), callbacks, numbers=numbers)
         from embedctl.destinations.parts import drain
 
-        return drain(
-            self._waiter, place_of(where), progress=progress, written=written, refused=refused, numbers=numbers
-        )
+        return drain(self._waiter, place_of(where), callbacks, numbers=numbers)
 
     def stored_numbers(self) -> Numbers:
         """How the parts of a drained job store its vectors: a type and, of int8, the ranges. Float32 if there is none.

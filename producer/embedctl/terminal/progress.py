@@ -15,6 +15,7 @@ from rich.text import Text
 
 from embedctl.common.notices import Reminder
 from embedctl.common.rates import Rate, seconds_left
+from embedctl.destinations.loop import Callbacks, RefusedRecord
 from embedctl.queueing.routing import missing_worker
 from embedctl.store import JobStatus
 from embedctl.terminal.columns import cut, plain
@@ -26,7 +27,6 @@ from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.printable import printable
 
 if TYPE_CHECKING:
-    from embedctl.destinations.loop import RefusedRecord
     from embedctl.terminal.bottom_line import BottomLine
 
 #: Without a terminal, a line is printed this often (seconds).
@@ -145,6 +145,11 @@ class JobProgress:
 
     def submitted(self) -> None:
         self._now = Activity("submitted", self._now.done)
+
+    @property
+    def callbacks(self) -> Callbacks:
+        """What tells of a delivery here."""
+        return Callbacks(self.running, self.written, self.refused)
 
     def running(self, job: JobStatus) -> None:
         if not job.state.ended:

@@ -13,6 +13,7 @@ import pytest
 from embedctl import Job, OutputError, enqueue_embeddings
 from embedctl.destinations import parquet
 from embedctl.destinations.files import fetch
+from embedctl.destinations.loop import Callbacks
 from embedctl.destinations.writer import Writer
 from embedctl.queueing.broker import Broker
 from embedctl_config.settings import Settings
@@ -47,7 +48,7 @@ def found(folder: Path) -> dict[str, bytes]:
 
 def test_a_fetch_that_is_interrupted_leaves_nothing(kind: str, job: Job, tmp_path: Path) -> None:
     with pytest.raises(Killed):
-        fetch(job, tmp_path / f"v.{kind}", written=dies_at(72))
+        fetch(job, tmp_path / f"v.{kind}", Callbacks(written=dies_at(72)))
     assert found(tmp_path) == {}
 
 
@@ -68,7 +69,7 @@ def test_leftovers_are_in_no_file(kind: str, job: Job, broker: Broker, settings:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Writer, "discard", lambda self: None)  # nobody tidies after a kill
         with pytest.raises(Killed):
-            fetch(other, tmp_path / "mixed" / f"v.{kind}", written=dies_at(16))
+            fetch(other, tmp_path / "mixed" / f"v.{kind}", Callbacks(written=dies_at(16)))
     fetch(job, tmp_path / "mixed" / f"v.{kind}")
     assert found(tmp_path / "mixed") == found(tmp_path / "whole")
 
@@ -109,7 +110,7 @@ def test_the_next_fetch_fills_the_holes(kind: str, broker: Broker, settings: Set
     job.stop()
 
     with pytest.raises(Killed):
-        fetch(job, tmp_path / f"v.{kind}", written=dies_at(80))
+        fetch(job, tmp_path / f"v.{kind}", Callbacks(written=dies_at(80)))
     enqueue_embeddings(texts, settings=settings, chunk_size=8, idempotency_key="k")
     for chunk in (4, 5, 11, 12):
         rig.run(job, chunk)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 from collections.abc import Iterator
@@ -37,6 +38,26 @@ def test_a_full_disk_is_not_the_fault_of_records(tmp_path: Path) -> None:
     assert status_of_fork(write_to_a_full_disk, f"lancedb://{tmp_path}?table=t", said) == 0
     assert "File too large" in said.read_text()
     assert ".rs:" not in said.read_text()
+
+
+def test_a_disk_that_fills_between_the_rows_and_their_sync_doubles_none(
+    in_lance: Lance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows are in the table by then, and are written again as if they were not."""
+
+    def fsync(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    rows = [batch(["a", "b"]), batch(["c", "d"], seed=1)]
+    with in_lance.delivery() as destination:
+        destination.write(rows[0])
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", fsync)
+            with pytest.raises(DestinationUnavailable, match="No space left"):
+                destination.write(rows[1])
+        assert destination.sources(["c"]), "it fails after the rows were added"
+        destination.write(rows[1])
+    assert_holds(in_lance, *rows)
 
 
 def test_lance_syncs_all_that_a_version_consists_of(in_lance: Lance, monkeypatch: pytest.MonkeyPatch) -> None:

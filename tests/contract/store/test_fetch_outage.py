@@ -17,6 +17,7 @@ from embedctl.cli import main
 from embedctl.cli import run as run_module
 from embedctl.cli.destination import Destination
 from embedctl.destinations.files import fetch
+from embedctl.destinations.loop import Callbacks
 from embedctl.destinations.unfinished import json_line
 from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
@@ -152,9 +153,8 @@ def test_a_fetch_sees_the_job_go_on(broker: Broker, tmp_path: Path, monkeypatch:
             work(broker, job_id, 2)
 
     job = Job(job_id, broker)
-    fetch(
-        job, tmp_path / "vectors.jsonl", progress=lambda status: seen.append((status.done, status.state)), written=notes
-    )
+    told = Callbacks(lambda status: seen.append((status.done, status.state)), notes)
+    fetch(job, tmp_path / "vectors.jsonl", told)
     assert seen == [(4, "running"), (6, "completed")]
     assert written == [2, 4, 6]
 

@@ -21,7 +21,7 @@ from embedctl.corpus.digests import as_rows
 from embedctl.destinations import keyed
 from embedctl.destinations.ids import Duplicates, LeftOut, decided
 from embedctl.destinations.interface import Batch, Contract
-from embedctl.destinations.loop import Delivered, RefusedRecord, run
+from embedctl.destinations.loop import Delivered, RefusedRecord, ignore, run
 from embedctl.destinations.numbers import OutputType
 from embedctl.destinations.registry import BUILT_IN, destination_of, kinds
 from embedctl.destinations.rows import Options, Rows
@@ -358,7 +358,7 @@ class Results:
 def delivered(table: Memory, results: Results, options: Options = Options()) -> tuple[Delivered, list[RefusedRecord]]:  # noqa: B008  (it is frozen)
     refused: list[RefusedRecord] = []
     rows = Rows(cast("Any", results), table, options, None, refused.append)
-    delivery = keyed._Delivery(rows, None, None)
+    delivery = keyed._Delivery(rows, None, ignore)
     run(results.chunks, delivery, cast("Any", results.status))
     return delivery.done, refused
 

@@ -31,10 +31,7 @@ LEFT: dict[str, str] = {
     "config/embedctl_config/settings.py:_setting": "the columns of a table: each setting is a row of it",
     "producer/embedctl/cli/job_command.py:of": "the values of click's options by name, and the settings",
     "producer/embedctl/cli/run.py:_stack": "used once: what one block of state, Redis and worker needs",
-    "producer/embedctl/destinations/files.py:fetch": "its last three are the callbacks of the public `Job.deliver`",
-    "producer/embedctl/destinations/keyed.py:deliver": "its last three are the callbacks of the public `Job.deliver`",
-    "producer/embedctl/destinations/parts.py:drain": "its last three are the callbacks of the public `Job.deliver`",
-    "producer/embedctl/destinations/parts.py:__init__": "its last three are the callbacks of the public `Job.deliver`",
+    "producer/embedctl/destinations/files.py:fetch": "a job, a path, who is told, and four choices with a default",
     "producer/embedctl/jobs/aio.py:aenqueue_embeddings": "public: the same call for asyncio",
     "producer/embedctl/jobs/enqueue.py:enqueue_embeddings": (
         "public: the texts, where their fields are, how long, and the options of a job"
