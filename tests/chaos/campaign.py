@@ -24,7 +24,7 @@ from tests.chaos.options import DUMMY, Options
 from tests.chaos.producers import Order, Producers
 from tests.chaos.pulse import Pulse, unexplained
 from tests.chaos.real import RealWorkload
-from tests.chaos.report import Outcome
+from tests.chaos.report import Outcome, counts
 from tests.chaos.stack import GUARDED, OUTAGE, Death, Stack, Worker
 from tests.chaos.storm import Storm
 
@@ -79,7 +79,7 @@ class _Campaign:
 
     def run(self) -> Outcome:
         self._stack.start()
-        outcome = Outcome(self._options, str(self._stack.raw.info("server")["redis_version"]))
+        outcome = Outcome(self._options, facts=[("Redis", self._stack.raw.info("server")["redis_version"])])
         self._monitor.start()
         self._producers.start()
         self._pulse.start()
@@ -90,9 +90,10 @@ class _Campaign:
             started = time.monotonic()
             until = started + 60 * self._options.minutes
             storm.blow(until, enough=self._all_done, tell=lambda: self._tell(storm, until))
-            outcome.storm_s = time.monotonic() - started
-            _say(f"{len(storm.events)} faults in {outcome.storm_s:.0f} s; now everything has to come to its end")
-            self._settle(outcome)
+            storm_s = time.monotonic() - started
+            _say(f"{len(storm.events)} faults in {storm_s:.0f} s; now everything has to come to its end")
+            settle_s = self._settle(outcome)
+            outcome.facts.append(("seconds of faults, then until all jobs ended", f"{storm_s:.0f}, {settle_s:.0f}"))
         finally:
             self._monitor.stop()
             self._pulse.stop()
@@ -111,11 +112,12 @@ class _Campaign:
         left_s = max(0.0, until - time.monotonic())
         _say(f"{len(storm.events)} faults, {settled} of {len(orders)} jobs ended and checked, {left_s:.0f} s to go")
 
-    def _settle(self, outcome: Outcome) -> None:
+    def _settle(self, outcome: Outcome) -> float:
+        """Wait until all jobs have ended; returns how long that took (seconds)."""
         started = time.monotonic()
         self._producers.stop_taking()
         hanging = self._monitor.settle(started + self._options.settle)
-        outcome.settle_s = time.monotonic() - started
+        settle_s = time.monotonic() - started
         outcome.hung = [self._in_words(order) for order in hanging]
         self._monitor.stop()
         self._monitor.check_again()
@@ -126,31 +128,41 @@ class _Campaign:
         known |= self._chaos.damaged
         unknown = unknown_jobs(self._stack.raw, known)
         outcome.left += [f"{len(unknown)} jobs that nobody ordered: {unknown[:5]}"] if unknown else []
+        return settle_s
 
     def _count(self, outcome: Outcome, storm: Storm) -> None:
-        monitor, orders = self._monitor, self._producers.orders
-        outcome.jobs = Counter(order.plan.kind for order in orders)
+        monitor, chaos, orders = self._monitor, self._chaos, self._producers.orders
         outcome.records = sum(order.plan.records for order in orders if not order.cancelled)
-        outcome.poison = Counter(word for order in orders for word in order.plan.poison.values())
-        outcome.chunks, outcome.claims = monitor.chunks.total(), monitor.claims.total()
-        outcome.most_attempts, outcome.blamed = monitor.most_attempts, monitor.blamed.total()
-        outcome.difference = monitor.difference
-        outcome.producer_runs = sum(order.runs for order in orders)
-        outcome.faults = storm.counts()
+        outcome.faults = Counter(event.name for event in storm.events)
+        outcome.deaths = Counter(map(_in_words, self._stack.deaths()))
         outcome.hung += monitor.unended
-        outcome.stopped = len(monitor.stopped)
-        outcome.sick_ends = Counter(self._chaos.sick_ends)
         outcome.verdicts = dict(monitor.verdicts)
         outcome.left += [f"the harness failed at {words}; harness.log says more" for words in monitor.failures]
-        outcome.notes = list(self._chaos.notes)
-        outcome.deaths = Counter(map(_in_words, self._stack.deaths()))
+        outcome.notes = list(chaos.notes)
+        chunks, claims = monitor.chunks.total(), monitor.claims.total()
+        outcome.facts += [
+            ("jobs", counts(Counter(order.plan.kind for order in orders))),
+            ("jobs that their error budget ended", len(monitor.stopped)),
+            ("records", f"{outcome.records:,}"),
+            ("poison among them", counts(Counter(word for order in orders for word in order.plan.poison.values()))),
+            ("chunks", f"{chunks:,}"),
+            ("executions a chunk: mean, most seen", f"{claims / max(1, chunks):.2f}, {monitor.most_attempts}"),
+            (
+                "largest difference of a vector's element",
+                f"{monitor.difference:.1e}" if monitor.difference else "0, exact",
+            ),
+            ("records blamed by chance, then retried", counts(monitor.blamed)),
+            ("processes of `embedctl up` killed at their moment", chaos.guarded_kills),
+            ("sick workers that left by themselves, by status", counts(Counter(chaos.sick_ends))),
+            ("producer processes", sum(order.runs for order in orders)),
+            ("faults, ended worker processes", f"{outcome.faults.total()}, {outcome.deaths.total()}"),
+        ]
         silences = unexplained(self._pulse.silences, storm.events, self._stack.redis_restarts)
         outcome.misjudged = [
             f"worker {each.worker} was alive and silent for {keys.HEARTBEAT_TTL_S + each.seconds:.0f} s"
             for each in silences
         ]
-        outcome.guarded_kills = self._chaos.guarded_kills
-        if monitor.blamed[GUARDED] > _GUARDED * outcome.guarded_kills:
+        if monitor.blamed[GUARDED] > _GUARDED * chaos.guarded_kills:
             outcome.misjudged.append(f"{monitor.blamed[GUARDED]} records were blamed, not by chance alone")
         outcome.misjudged += [f"reported as dead while it lived: {words}" for words in sorted(self._pulse.accused)]
 

@@ -11,13 +11,11 @@ from dataclasses import dataclass, field
 
 from embedctl import Job, JobError, JobNotFound, JobState, JobUnfinished
 from embedctl_config import keys
-from tests.chaos.budget import check_stopped
-from tests.chaos.check import Verdict, check_job, freed
+from tests.chaos.check import Verdict, check_job, check_stopped, freed
 from tests.chaos.jobs import Workload
 from tests.chaos.producers import Order, Producers
-from tests.chaos.stack import OUTAGE, Stack
+from tests.chaos.stack import OUTAGE, Stack, Watch
 
-_POLL_S = 0.25
 #: Once no more workers are killed, no record is blamed by chance. A record blamed more often than this is a real fault.
 _MOST_RETRIES_IN_CALM = 2
 #: A producer whose job is over must end within this time, not counting Redis outages (seconds).
@@ -28,7 +26,7 @@ _CHECK_S = 20.0
 
 
 @dataclass
-class Monitor:
+class Monitor(Watch):
     """Checks jobs in a thread while faults go on, and again at the end.
 
     Attributes:
@@ -55,17 +53,6 @@ class Monitor:
     unended: list[str] = field(default_factory=list)
     stopped: set[str] = field(default_factory=set)
     _retries_in_calm: Counter[int] = field(default_factory=Counter)
-    _stop: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
 
     def unsettled(self) -> list[Order]:
         """Orders that are not settled yet."""
@@ -88,18 +75,17 @@ class Monitor:
                 if self.stack.raw.pttl(keys.job(job_id)) > 1000 * _CHECK_S:
                     self._check(order, job_id, retry=False)
 
-    def _run(self) -> None:
-        while not self._stop.wait(_POLL_S):
-            for order in self.unsettled():
-                try:
-                    self._look(order)
-                except OUTAGE:
-                    break
-                except Exception as error:  # noqa: BLE001  (a harness that dies unseen would call the run good)
-                    self.failures.append(f"job {order.plan.index}: {type(error).__name__}")
-                    with (self.stack.folder / "harness.log").open("a", encoding="utf-8") as log:
-                        log.write(f"job {order.plan.index}:\n{traceback.format_exc()}")
-                    order.settle()
+    def look(self) -> None:
+        for order in self.unsettled():
+            try:
+                self._look(order)
+            except OUTAGE:
+                raise
+            except Exception as error:  # noqa: BLE001  (a harness that dies unseen would call the run good)
+                self.failures.append(f"job {order.plan.index}: {type(error).__name__}")
+                with (self.stack.folder / "harness.log").open("a", encoding="utf-8") as log:
+                    log.write(f"job {order.plan.index}:\n{traceback.format_exc()}")
+                order.settle()
 
     def _look(self, order: Order) -> None:
         raw = self.stack.raw
@@ -151,7 +137,7 @@ class Monitor:
         """A producer must neither go on nor wait for room long after its job was cancelled or stopped."""
         if not (stopped and order.running and self.stack.redis_up and not self.stack.redis_full):
             return
-        order.lingered_s += _POLL_S
+        order.lingered_s += self.poll_s
         if order.lingered_s < PRODUCER_ENDS_S:
             return
         self.unended.append(

@@ -1,9 +1,11 @@
-"""The options of a run."""
+"""The options of a run, and those of its command."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import argparse
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from embedctl_config.settings import Settings
 
@@ -12,29 +14,48 @@ DEFAULT_LEASE_S = Settings().lease_s
 DUMMY = "dummy"
 
 
+def _option(default: Any, words: str, **argument: Any) -> Any:
+    """A field that the command has as an option, with arguments of `argparse`."""
+    return field(default=default, metadata={"help": words, **argument})
+
+
 @dataclass(frozen=True)
 class Options:
-    """A run's options, which `python -m tests.chaos --help` explains. None means a default that suits the lease or the
-    model."""
+    """A run's options. None means a default that suits the lease or the model."""
 
-    minutes: float
-    seed: int
-    workers: int = 3
-    producers: int = 2
-    lease_s: float | None = None
-    pause_s: float | None = None
-    settle_s: float | None = None
-    ttl_s: float | None = None
-    crashers: bool = True
-    wait_for_expiry: bool | None = None
-    model: str = DUMMY
-    records: int | None = None
-    reference: Path | None = None
-    only: tuple[str, ...] = ()
-    sentinels: bool = False
-    chunk_files: str = "redis"
-    report: Path | None = None
-    keep: Path | None = None
+    minutes: float = _option(10.0, "how long faults go on (default: 10)", type=float)
+    seed: int = _option(None, "of jobs and faults (default: a random one)", type=int)
+    workers: int = _option(3, "worker processes (default: 3)", type=int)
+    producers: int = _option(2, "producer processes at once (default: 2)", type=int)
+    lease_s: float | None = _option(None, "lease_s (default: the product's)", type=float)
+    pause_s: float | None = _option(None, "seconds between two faults, on average", type=float)
+    settle_s: float | None = _option(None, "longest wait for all jobs after the faults", type=float)
+    ttl_s: float | None = _option(None, "ttl of jobs in seconds", type=float)
+    crashers: bool = _option(
+        True, "whether records kill or hang workers (default: yes)", action=argparse.BooleanOptionalAction
+    )
+    wait_for_expiry: bool | None = _option(
+        None,
+        "whether to wait until nothing is left in Redis (default: in runs of 5 minutes or more)",
+        action=argparse.BooleanOptionalAction,
+    )
+    model: str = _option(DUMMY, "a real model, on the class cpu (default: the dummy)")
+    records: int | None = _option(
+        None,
+        "of a real model's jobs (default: 20000); of all jobs of the dummy, some of which are huge then: with so many, "
+        "the run ends, perhaps before its time (default: any number)",
+        type=int,
+    )
+    reference: Path | None = _option(None, "where a real model's vectors are kept between runs (.npz)", type=Path)  # noqa: RUF009  (a field)
+    only: tuple[str, ...] = _option(
+        (), "draw only faults that begin so; may be repeated", action="append", metavar="NAME"
+    )
+    sentinels: bool = _option(
+        False, "two instances of Redis with sentinels, and failovers among the faults", action="store_true"
+    )
+    chunk_files: str = _option("redis", "where chunks are (default: redis)", choices=("redis", "folder", "s3"))
+    report: Path | None = _option(None, "write the tables here as well", type=Path)  # noqa: RUF009  (a field)
+    keep: Path | None = _option(None, "a folder for logs and data that stays", type=Path)  # noqa: RUF009  (a field)
 
     @property
     def lease(self) -> float:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from embedctl_config import keys
-from tests.chaos.stack import OUTAGE, Stack, Worker
+from tests.chaos.stack import Stack, Watch, Worker
 from tests.chaos.storm import Event
 
-_POLL_S = 0.25
 #: Prefixes of faults that disturb every heartbeat. Other faults disturb only the worker that they name.
 _DISTURBING = ("connections", "Redis", "link")
 #: After a disturbance, a worker may need this long to be heard again (seconds).
@@ -31,7 +29,7 @@ class Silence:
 
 
 @dataclass
-class Pulse:
+class Pulse(Watch):
     """Watches the heartbeats of the harness' own workers, in a thread.
 
     Attributes:
@@ -44,17 +42,6 @@ class Pulse:
     accused: set[str] = field(default_factory=set)
     _known: dict[str, tuple[Worker, int]] = field(default_factory=dict)
     _open: dict[str, Silence] = field(default_factory=dict)
-    _stop: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
 
     def look(self) -> None:
         """Check all heartbeats once."""
@@ -86,13 +73,6 @@ class Pulse:
             self._open[instance] = Silence(number, instance, now - silent_s, now)
             self.silences.append(self._open[instance])
         self._open[instance].ended_at, self._open[instance].seconds = now, silent_s
-
-    def _run(self) -> None:
-        while not self._stop.wait(_POLL_S):
-            try:
-                self.look()
-            except OUTAGE:
-                continue
 
 
 def unexplained(silences: Iterable[Silence], events: Iterable[Event], restarts: Iterable[float]) -> list[Silence]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -122,6 +123,31 @@ class Worker:
             self.doomed = True
         process.send_signal(number)
         return True
+
+
+class Watch(ABC):
+    """Looks at a stack again and again, in a thread."""
+
+    poll_s = 0.25
+    stack: Stack
+
+    def start(self) -> None:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    @abstractmethod
+    def look(self) -> None:
+        """Look once. An OUTAGE ends this look only."""
+
+    def _run(self) -> None:
+        while not self._stop.wait(self.poll_s):
+            with suppress(*OUTAGE):
+                self.look()
 
 
 class Stack:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -40,9 +39,6 @@ class Storm:
         self._rng = random.Random(f"{seed} faults")
         self._pause_s = pause_s
         self._undos: list[tuple[float, Undo, Event]] = []
-
-    def counts(self) -> Counter[str]:
-        return Counter(event.name for event in self.events)
 
     def blow(self, until: float, *, enough: Callable[[], bool], tell: Callable[[], None]) -> None:
         """Break things until a given time or until `enough` is true; then mend everything. Call `tell` every minute."""

@@ -15,8 +15,7 @@ import pytest
 from embedctl import Job, JobFailed, JobNotFound, JobState, WaitTimeout, enqueue_embeddings
 from embedctl_config import keys, wire
 from embedctl_config.wire import ChunkResult
-from tests.chaos.budget import check_stopped
-from tests.chaos.check import Verdict, check_job, freed, keys_without_ttl, unknown_jobs
+from tests.chaos.check import Verdict, check_job, check_stopped, freed, keys_without_ttl, unknown_jobs
 from tests.chaos.jobs import KEPT, DummyWorkload, Item, Plan
 from tests.chaos.monitor import PRODUCER_ENDS_S, Monitor
 from tests.chaos.options import Options

@@ -172,6 +172,21 @@ FAULTS: dict[str, Fault] = {
         "a job that has all its records ends",
         (InScript("prelude", "  if as_usual then list(place, ARGV[1], place.left, since or now) end\n", ""),),
     ),
+    "what killed a worker is given to the next one": Fault(
+        "quarantine",
+        "suspects are for quarantine",
+        (InScript("next", "elseif not alike and not has_quarantine(queue, now_ms) then", "elseif not alike then"),),
+    ),
+    "what killed a worker is given to nobody": Fault(
+        "quarantine",
+        "a job that has all its records ends",
+        (InScript("prelude", "if place.has_suspects or (place.is_ready and", "if (place.is_ready and"),),
+    ),
+    "nobody rings for what waits": Fault(
+        "bells",
+        "a job that has all its records ends",
+        (InScript("turns", "local heard = BELLS_PER_WORKER *", "local heard = 0 *"),),
+    ),
     "vectors of another model are taken": Fault(
         "other models and rollback",
         "the vectors of a job are those of one model",

@@ -30,6 +30,7 @@ def after_step(world: World, before: State, after: State, *, reopens: bool, goes
     yield from _lifetimes(world)
     if not goes_back:
         yield from _turns(world, before.snapshot, after.snapshot)
+        yield from _suspects(world, before.snapshot, after.snapshot)
     view, *others = world.views(after.snapshot)
     for each in others:
         yield from _states(each, False)
@@ -77,6 +78,18 @@ def _turns(world: World, before: Snapshot, after: Snapshot) -> Iterator[Violatio
         now = has.get((lane, tenant), float(levels.get(lane, 0)))
         if now < work - estimated:
             yield Violation("a tenant's virtual time never goes back", f"of {tenant.decode()}: {work}, then {now}")
+
+
+def _suspects(world: World, before: Snapshot, after: Snapshot) -> Iterator[Violation]:
+    """What may kill a worker is given to nobody else while there is one in quarantine."""
+    if not before.is_guarded:
+        return
+    quarantine = fields(before.get(keys.queue_quarantine(QUEUE).encode()))
+    for was, now in zip(world.views(before), world.views(after), strict=True):
+        suspects, owners = was.fields(keys.suspects(was.job_id)), now.fields(keys.owners(now.job_id))
+        for chunk in suspects.keys() & owners.keys():
+            if (owner := owners[chunk].split(b" ")[1]) not in quarantine:
+                yield Violation("suspects are for quarantine", f"{owner.decode()} has chunk {chunk.decode()}")
 
 
 def _had(snapshot: Snapshot) -> dict[tuple[bytes, bytes], float]:
