@@ -9,6 +9,7 @@ import logging
 import re
 import signal
 import ssl
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +28,7 @@ from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
 from embedctl_gateway.access.key_file import add_key
 from embedctl_gateway.calls.common import Gateway
+from embedctl_gateway.http.bodies import SMALL_BYTES, fields_of
 from tests.support.batches import async_client_at, client_of
 from tests.support.forked import Forked
 from tests.support.gateway import NO_TLS, Running, request_bytes, running_gateway
@@ -318,6 +320,31 @@ def test_a_body_of_unknown_length_is_bounded(gateway: Running, http: httpx2.Clie
     parts = (b'{"input": "' if at == 0 else b"x" * 1024 * 1024 for at in range(18))
     assert http.post("/v1/embeddings", content=parts).status_code == 413
     eventually(lambda: gateway.gateway.admission.held == 0)
+
+
+def test_a_large_body_keeps_nobody_from_an_answer(
+    gateway: Running, http: httpx2.Client, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_worker()
+    began, over = threading.Event(), threading.Event()
+
+    def read(body: bytes, longest: int) -> dict[str, Any]:
+        if len(body) > SMALL_BYTES:
+            began.set()
+            assert over.wait(60)
+        return fields_of(body, longest)
+
+    monkeypatch.setattr("embedctl_gateway.calls.common.fields_of", read)
+    large = {"input": ["word " * 100] * 200, "model": "dummy"}
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(httpx2.post, f"{gateway.url}/v1/embeddings", json=large, timeout=60, verify=NO_TLS)
+        try:
+            assert began.wait(60)
+            assert http.get("/health").status_code == 200
+            assert http.post("/v1/embeddings", json={"input": "one", "model": "dummy"}).status_code == 200
+        finally:
+            over.set()
+        assert len(answer.result().json()["data"]) == 200
 
 
 def test_pages_of_other_sites_are_refused_without_keys(http: httpx2.Client) -> None:

@@ -6,11 +6,11 @@ import asyncio
 import math
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -34,6 +34,7 @@ from embedctl_gateway.batches.webhooks import Webhooks, receiver_of
 from embedctl_gateway.calls.objects import BATCH, FILE, is_id, missing
 from embedctl_gateway.embedding.catalogue import Catalogue, Served
 from embedctl_gateway.embedding.embedder import Asked, Embedded, Embedder
+from embedctl_gateway.http.bodies import SMALL_BYTES, fields_of
 from embedctl_gateway.http.refusals import Refusal, Style, broken, invalid, log_failure, refusal_of, refuse, timed_out
 from embedctl_gateway.http.telemetry import Telemetry
 
@@ -74,6 +75,10 @@ class Gateway:
         events = EventStore(broker.connection)
         self.webhooks = None if receiver is None else Webhooks(receiver, events, self.telemetry.webhook)
         self._movers = DaemonThreads(_MOVERS, "files")
+        #: Reads large bodies: so they take no more than a part of a CPU from what answers.
+        self.reader = DaemonThreads(1, "bodies")
+        #: Tenant → what each of its large bodies waits for, so that those of others do not wait for all of them.
+        self.in_turn: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tidying: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -113,6 +118,7 @@ class Call:
         self.tenant = tenant
         #: Counts bytes of the request or of its answer.
         self.hold = held.hold
+        self._is_large = False
 
     def named(self, kind: str, *facts: Any) -> Once:
         """The request as one that is to be carried out once, however often it is tried. A caller may name it by a key;
@@ -155,13 +161,15 @@ class Call:
         if not admitted:
             self.gateway.admission.check(self.tenant)  # before the caller has sent what nobody will answer
         body = await self.body()
-        try:
-            fields = orjson.loads(body)
-        except orjson.JSONDecodeError as error:
-            refuse(f"the body is not valid JSON in UTF-8: {error}", "invalid_json")
-        if not isinstance(fields, dict):
-            refuse("the body is no JSON object", "invalid_json")
-        return fields
+        self._is_large = len(body) > SMALL_BYTES
+        return await self._aside(lambda: fields_of(body, self.gateway.settings.max_text_bytes))
+
+    async def _aside(self, work: Callable[[], T]) -> T:
+        """Do what takes as long as the body is large: a thread does it for large ones, one of each tenant at a time."""
+        if not self._is_large:
+            return work()
+        async with self.gateway.in_turn[self.tenant]:
+            return await asyncio.get_running_loop().run_in_executor(self.gateway.reader, work)
 
     async def embed(self, asked: Asked) -> Embedded:
         """The vectors that a caller asks for, as long as the caller waits; else CallerGone is raised. Raises Refusal if
@@ -176,7 +184,7 @@ class Call:
 
     async def _embed(self, asked: Asked) -> Embedded:
         served = await self.gateway.catalogue.find(asked.model)
-        check_sizes(asked, served)
+        await self._aside(lambda: check_sizes(asked, served))
         self.hold(len(asked.texts) * (asked.dimensions or served.dim) * _BYTES_PER_NUMBER)
         embedded = await self.gateway.embedder.embed(asked, served, self.tenant)
         self.gateway.telemetry.embedded(served.name, len(asked.texts), embedded.tokens)

@@ -1,0 +1,111 @@
+"""Bodies of JSON. A large one is looked at before objects are made of it, and parsed in small steps. So it neither
+takes many times its size, nor keeps the process from others for long."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from embedctl_gateway.http.refusals import refuse
+
+#: A body of no more bytes is parsed at once.
+SMALL_BYTES = 64 * 1024
+#: Most brackets, braces and commas of a body outside of its strings: each value has one. Sixteen times the texts that a
+#: request may have.
+MAX_MARKS = 32 * 2048
+#: Bytes of a step, and the pause after it, in which others have their turn (seconds).
+_STEP_BYTES, _PAUSE_S = 128 * 1024, 0.0002
+#: The parser takes no deeper arrays or objects.
+_DEEPEST = 1024
+_OPENING, _CLOSING, _COMMA = (np.frombuffer(each, np.uint8) for each in (b"[{", b"]}", b","))
+#: Byte → whether it is one of the marks.
+_MARKS = np.isin(np.arange(256), np.concatenate([_OPENING, _CLOSING, _COMMA]))
+
+
+def fields_of(body: bytes, longest: int) -> dict[str, Any]:
+    """The fields of a body, which is a JSON object; raises Refusal if it is none, has too many values, or a text that
+    is surely longer than the `longest` (bytes)."""
+    try:
+        fields = orjson.loads(body) if len(body) <= SMALL_BYTES else _large(body, longest)
+    except orjson.JSONDecodeError as error:
+        refuse(f"the body is not valid JSON in UTF-8: {error}", "invalid_json")
+    if not isinstance(fields, dict):
+        refuse("the body is no JSON object", "invalid_json")
+    return fields
+
+
+def _large(body: bytes, longest: int) -> object:
+    """The value of a large body. The elements of arrays in its fields are parsed apart, a few at a time."""
+    marks = np.concatenate([*_marks(body)])
+    # Of six bytes, an escape makes one byte at least.
+    if np.diff(marks, prepend=0, append=len(body)).max() > 6 * longest + SMALL_BYTES:
+        refuse(f"a text has more than {longest:,} bytes (max_text_bytes)", "invalid_value")
+    kinds = np.frombuffer(body, np.uint8)[marks]
+    depth = np.cumsum(np.isin(kinds, _OPENING).astype(np.int64) - np.isin(kinds, _CLOSING))
+    ends = np.flatnonzero(depth < 2)
+    arrays: dict[str, list[Any]] = {}
+    rest, at = bytearray(), 0
+    for first in np.flatnonzero((kinds == ord("[")) & (depth == 2)):
+        after = int(np.searchsorted(ends, first))
+        if after == len(ends):  # it has no end, and the parser says so
+            break
+        last = ends[after]
+        begin, end = int(marks[first]), int(marks[last])
+        if body[end] != ord("]") or end - begin < _STEP_BYTES:
+            continue
+        within = slice(first, last)
+        commas = marks[within][(kinds[within] == _COMMA) & (depth[within] == 2)]
+        name = secrets.token_hex(16)
+        arrays[name] = [each for some in _parsed(body, begin + 1, [*commas.tolist(), end]) for each in some]
+        rest += body[at:begin] + f'"{name}"'.encode()
+        at = end + 1
+    found = orjson.loads(rest + body[at:])
+    if isinstance(found, dict):
+        found = {name: arrays.get(value, value) if isinstance(value, str) else value for name, value in found.items()}
+    return found
+
+
+def _marks(body: bytes) -> Iterator[npt.NDArray[np.int64]]:
+    """Where brackets, braces and commas are, outside of strings, step by step; raises Refusal if there are too many."""
+    at = count = depth = 0
+    in_string = False
+    while at < len(body):
+        step = body[at : at + _STEP_BYTES]
+        if (len(step) - len(step.rstrip(b"\\"))) % 2:  # what it escapes is in the next step
+            step = step[:-1] or step
+        plain = np.frombuffer(step.replace(b"\\\\", b"__").replace(b'\\"', b"__"), np.uint8)
+        strings = np.bitwise_xor.accumulate(plain == ord('"')) ^ in_string
+        found = np.flatnonzero(_MARKS[plain] & ~strings)
+        count += len(found)
+        depth += int(np.isin(plain[found], _OPENING).sum()) - int(np.isin(plain[found], _CLOSING).sum())
+        if depth > _DEEPEST:
+            raise orjson.JSONDecodeError("arrays or objects are too deep", "", 0)
+        if count > MAX_MARKS:
+            refuse(
+                f"the body has more than {MAX_MARKS:,} brackets, braces and commas outside of its strings; a request "
+                "has up to 2,048 texts. Ids of tokens are refused: with LangChain's OpenAIEmbeddings, set "
+                "check_embedding_ctx_length=False",
+                "too_many_inputs",
+                status=413,
+            )
+        yield found + at
+        at, in_string = at + len(step), bool(strings[-1])
+        time.sleep(_PAUSE_S)
+
+
+def _parsed(body: bytes, begin: int, ends: list[int]) -> Iterator[list[Any]]:
+    """The elements between a position and the last end, some at a time."""
+    for end in ends:
+        if end - begin >= _STEP_BYTES or end == ends[-1]:
+            values = orjson.loads(b"[%b]" % body[begin:end])
+            if not values:  # nothing stands between two commas, or behind the last one
+                raise orjson.JSONDecodeError("an element is missing", "", 0)
+            yield values
+            begin = end + 1
+            time.sleep(_PAUSE_S)
