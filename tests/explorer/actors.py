@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 from embedctl.queueing.broker import Broker
 from embedctl.store import Claimant, Completed, Given, JobStatus
@@ -82,43 +82,31 @@ class Run:
         return self.phase in ("over", "dead", "ready")
 
 
+@dataclass
 class Program:
-    """Client code that runs step by step.
+    """Client code that runs step by step."""
 
-    Args:
-        bodies: variant → the code. Each start chooses a variant, the first run the first.
-        runs: how often it may begin; 0 means any number of times.
-        mortal: whether it may die, while deaths are left.
-        obliged: whether it also begins when nothing goes wrong any more, and must come to an end.
-        holds: whether it keeps the right to add while it runs.
-        begins: the variants with which it may begin in a given state. Once nothing goes wrong any more, it takes the
-            first.
-        before: what happens in the world just before it begins.
-        only_fair: whether it rests until nothing goes wrong any more.
-        sees: the part of a job's status that still matters once the next question is known.
-        rare: whether it begins rarely.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        bodies: dict[str, Body],
-        *,
-        runs: int = 1,
-        mortal: bool = False,
-        obliged: bool = False,
-        holds: bool = False,
-        begins: Callable[[World, State], tuple[str, ...]] | None = None,
-        before: Callable[[World], None] = lambda world: None,
-        only_fair: bool = False,
-        sees: Callable[[JobStatus], Any] = frozen,
-        rare: bool = False,
-    ) -> None:
-        self._rare, self._before = rare, before
-        self._sees = sees
-        self._only_fair = only_fair
-        self.name, self._bodies, self._runs = name, bodies, runs
-        self._mortal, self.obliged, self._holds, self._begins = mortal, obliged, holds, begins
+    name: str
+    #: Variant → the code. Each start chooses a variant, the first run the first.
+    bodies: dict[str, Body]
+    #: How often it may begin; 0 means any number of times.
+    runs: int = 1
+    #: Whether it may die, while deaths are left.
+    mortal: bool = False
+    #: Whether it also begins when nothing goes wrong any more, and must come to an end.
+    obliged: bool = False
+    #: Whether it keeps the right to add while it runs.
+    adds: bool = False
+    #: The variants with which it may begin in a state. Once nothing goes wrong any more, it takes the first.
+    begins: Callable[[World, State], tuple[str, ...]] | None = None
+    #: What happens in the world just before it begins.
+    before: Callable[[World], None] = lambda world: None
+    #: Whether it rests until nothing goes wrong any more.
+    only_fair: bool = False
+    #: The part of a job's status that still matters once the next question is known.
+    sees: Callable[[JobStatus], Any] = frozen
+    #: Whether it begins rarely.
+    rare: bool = False
 
     def at_first(self) -> Run:
         return Run()
@@ -133,24 +121,24 @@ class Program:
 
     def moves(self, world: World, state: State, at: int) -> Iterator[Move]:
         run: Run = state.actors[at]
-        if self._only_fair:
+        if self.only_fair:
             return
         if run.phase == "running":
             yield Move(self.name, "step", lambda world: self._step(world, state, at))
             if state.may("lost answer"):
                 yield Move(self.name, "step", lambda world: self._step(world, state, at, lose=True), "lost answer")
-            if self._mortal and state.may("death"):
+            if self.mortal and state.may("death"):
                 yield Move(self.name, "dies", lambda world: self._die(state, at), "death")
-            if self._holds and self._lost_its_right(world, state, run):
+            if self.adds and self._lost_its_right(world, state, run):
                 yield Move(self.name, "renews its right", lambda world: self._hold(world, state, at))
-        elif not self._runs or run.runs < self._runs:
+        elif not self.runs or run.runs < self.runs:
             for variant in self._variants(world, state, run):
                 yield self._beginning(state, at, variant)
 
     def fair_moves(self, world: World, state: State, at: int) -> Iterator[Move]:
         """Its moves when nothing goes wrong any more; none while it waits."""
         run: Run = state.actors[at]
-        if run.phase == "running" and self._holds and self._lost_its_right(world, state, run):
+        if run.phase == "running" and self.adds and self._lost_its_right(world, state, run):
             yield Move(self.name, "renews its right", lambda world: self._hold(world, state, at))
         elif run.phase == "running" and not run.polled:
             yield Move(self.name, "step", lambda world: self._step(world, state, at, follow=True))
@@ -159,31 +147,31 @@ class Program:
                 yield self._beginning(state, at, variant)
 
     def _begins_by_itself(self, run: Run) -> bool:
-        return run.phase == "ready" or (run.phase == "over" and not self._runs)
+        return run.phase == "ready" or (run.phase == "over" and not self.runs)
 
     def _variants(self, world: World, state: State, run: Run) -> list[str]:
-        if self._begins is not None:
-            return list(self._begins(world, state))
-        return list(self._bodies)[: None if run.runs else 1]
+        if self.begins is not None:
+            return list(self.begins(world, state))
+        return list(self.bodies)[: None if run.runs else 1]
 
     def _beginning(self, state: State, at: int, variant: str) -> Move:
         run: Run = state.actors[at]
 
         def begin(world: World) -> Done:
-            others = run.others or (self._begins is None and variant != next(iter(self._bodies)))
-            self._before(world)
-            begun = Run(run.runs + 1 if self._runs else 1, "running", variant, others=others)
+            others = run.others or (self.begins is None and variant != next(iter(self.bodies)))
+            self.before(world)
+            begun = Run(run.runs + 1 if self.runs else 1, "running", variant, others=others)
             after, what = self._step(world, state.with_actor(at, begun), at)
             return after, f"begins {variant}: {what}"
 
-        return Move(self.name, f"begins {variant}".rstrip(), begin, rare=self._rare)
+        return Move(self.name, f"begins {variant}".rstrip(), begin, rare=self.rare)
 
     def _step(self, world: World, state: State, at: int, *, lose: bool = False, follow: bool = False) -> Done:
         run: Run = state.actors[at]
         recorder = world.recorder
-        recorder.begin(run.log, self.token(run), sees=self._sees, lose=lose, follow=follow, clock=world.clock)
+        recorder.begin(run.log, self.token(run), sees=self.sees, lose=lose, follow=follow, clock=world.clock)
         try:
-            value = self._bodies[run.variant](world.stepped, world.job_id)
+            value = self.bodies[run.variant](world.stepped, world.job_id)
             after = replace(run, phase="over", log=(), next=(), told="returned", value=value, polled=False)
         except Paused:
             after = replace(run, log=tuple(recorder.log), polled=recorder.polled, next=recorder.next)
@@ -196,7 +184,7 @@ class Program:
 
     def _die(self, state: State, at: int) -> Done:
         run: Run = state.actors[at]
-        if not self._runs:  # it may begin any number of times: another one of its kind takes over
+        if not self.runs:  # it may begin any number of times: another one of its kind takes over
             return state.with_actor(at, replace(run, phase="ready", log=(), next=(), polled=False)), "dies"
         return state.with_actor(at, replace(run, phase="dead", log=(), next=(), polled=False)), "dies"
 
@@ -264,33 +252,24 @@ class Hand:
 _RELEASES = (("gives back", 0.0, 0.0), ("puts off", LONG_S, 0.0), ("leaves to others", 0.0, LONG_S))
 
 
+@dataclass
 class Worker:
-    """A worker. It may ask for a chunk at any time, as if at a forged bell.
+    """A worker. It may ask for a chunk at any time, as if at a forged bell."""
 
-    Args:
-        fails: the numbers of records that may fail when a chunk completes.
-        releases: whether it may give a chunk back.
-        gathers: whether it may take others beside one that it holds.
-        mortal: whether it may die, while deaths are left.
-        fingerprint: of its model.
-        quarantine: whether it takes only what may kill a worker. It then asks without a bell.
-    """
-
-    obliged = False
-
-    def __init__(
-        self,
-        name: str,
-        *,
-        fails: tuple[int, ...] = (0,),
-        releases: bool = False,
-        gathers: bool = False,
-        mortal: bool = True,
-        fingerprint: str = MINE,
-        quarantine: bool = False,
-    ) -> None:
-        self.name, self._fails, self._releases, self._gathers = name, fails, releases, gathers
-        self._mortal, self._fingerprint, self.quarantine = mortal, fingerprint, quarantine
+    name: str
+    #: The numbers of records that may fail when a chunk completes.
+    fails: tuple[int, ...] = (0,)
+    #: Whether it may give a chunk back.
+    releases: bool = False
+    #: Whether it may take others beside one that it holds.
+    gathers: bool = False
+    #: Whether it may die, while deaths are left.
+    mortal: bool = True
+    #: Of its model.
+    fingerprint: str = MINE
+    #: Whether it takes only what may kill a worker. It then asks without a bell.
+    quarantine: bool = False
+    obliged: ClassVar = False
 
     def at_first(self) -> Hand:
         return Hand()
@@ -312,17 +291,17 @@ class Worker:
             yield Move(self.name, "asks again", lambda world: self._claim(world, state, at, hand.token))
             yield Move(self.name, "gives up", lambda world: (state.with_actor(at, Hand()), "gives up"))
         elif hand.doing == "holds":
-            for failed in self._fails:
+            for failed in self.fails:
                 yield self._completing(state, at, failed)
             if loses:
                 yield self._completing(state, at, 0, lose=True)
             yield Move(self.name, "renews", lambda world: self._renew(world, state, at))
-            if self._gathers and len(hand.held) == 1:
+            if self.gathers and len(hand.held) == 1:
                 yield Move(self.name, "gathers", lambda world: self._gather(world, state, at))
-            for words, delay_s, others_first_s in _RELEASES if self._releases else ():
+            for words, delay_s, others_first_s in _RELEASES if self.releases else ():
                 give = partial(self._release, state=state, at=at, delay_s=delay_s, others_first_s=others_first_s)
                 yield Move(self.name, words, give)
-        if self._mortal and hand.doing != "dead" and state.may("death"):
+        if self.mortal and hand.doing != "dead" and state.may("death"):
             for how in (False, True):
                 name = "dies, and is seen to" if how else "dies"
                 yield Move(self.name, name, partial(self._die, state=state, at=at, witnessed=how), "death")
@@ -341,10 +320,10 @@ class Worker:
             yield Move(self.name, "rings", lambda world: self._ring(world, state))
 
     def _is_offered(self, state: State) -> bool:
-        return state.snapshot.is_listed(self._fingerprint, quarantine=self.quarantine)
+        return state.snapshot.is_listed(self.fingerprint, quarantine=self.quarantine)
 
     def _ring(self, world: World, state: State) -> Done:
-        world.broker.jobs.ring("fp32", {QUEUE: self._fingerprint})
+        world.broker.jobs.ring("fp32", {QUEUE: self.fingerprint})
         return state, "rings"
 
     def _hearing(self, state: State, at: int, *, lose: bool = False, follow: bool = False) -> Move:
@@ -366,7 +345,7 @@ class Worker:
         return next(name for each in range(99) if (name := f"{self.name}.{each}") not in used)
 
     def _by(self) -> Claimant:
-        return Claimant(self.name, self._fingerprint, "fp32", quarantine=self.quarantine)
+        return Claimant(self.name, self.fingerprint, "fp32", quarantine=self.quarantine)
 
     def _claim(
         self, world: World, state: State, at: int, token: str, *, lose: bool = False, follow: bool = False
@@ -395,9 +374,9 @@ class Worker:
         each = hand.held[0]
 
         def complete(world: World) -> Done:
-            value, report = result_of(each.input, failed, self._fingerprint)
+            value, report = result_of(each.input, failed, self.fingerprint)
             answer = world.broker.jobs.complete(
-                each.job_id, each.chunk, each.token, value, report, fingerprint=self._fingerprint
+                each.job_id, each.chunk, each.token, value, report, fingerprint=self.fingerprint
             )
             what = f"complete({each.chunk}, {report.failed} failed) → {answer}"
             return (state, what + ", and the answer is lost") if lose else (self._without(state, at), what)

@@ -18,7 +18,6 @@ from unittest.mock import patch
 from embedctl.queueing.reaper import Reaper
 from embedctl.store.agenda import Agenda
 from embedctl.store.scripts import _DISTRUST_S, _SUSPECT_S, script_source
-from embedctl.waiting.submission import Submission
 from embedctl.waiting.waiter import Waiter
 from tests.explorer.snapshots import LONG_S
 
@@ -70,8 +69,6 @@ class Fault:
     scenario: str
     invariant: str
     parts: tuple[InScript | InMethod, ...]
-    #: Found by random walks: it is deep, and many orders of steps meet it.
-    walks: bool = False
 
 
 #: How long suspects and jobs rest after a death: in the explored world, until a step ends that.
@@ -111,24 +108,6 @@ FAULTS: dict[str, Fault] = {
         "budget",
         "a stopped job has failed",
         (InScript("seal", "if ended and not sealed then return {'stopped'} end\n", ""),),
-    ),
-    "a producer waits for room in a cancelled job": Fault(
-        "room",
-        _IN_VAIN,
-        (
-            InScript("cancel", "'ended_ms', now, 'waiting_bytes', 0)", "'ended_ms', now)"),
-            InMethod(Submission, "_check_goes_on", "refuse_cancelled(status)", "pass"),
-        ),
-        walks=True,
-    ),
-    "a producer waits for room in a job that its budget ended": Fault(
-        "room and budget",
-        _IN_VAIN,
-        (
-            InScript("prelude", "'stopped_by', by, 'waiting_bytes', 0)", "'stopped_by', by)"),
-            InMethod(Submission, "_check_goes_on", "if status.stopped_by is not None:", "if False:"),
-        ),
-        walks=True,
     ),
     "nobody closes a retry that died": Fault(
         "retry",

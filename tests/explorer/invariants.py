@@ -21,12 +21,7 @@ class Violation:
 
 
 def after_step(world: World, before: State, after: State, *, reopens: bool, goes_back: bool) -> Iterator[Violation]:
-    """The violations after a step.
-
-    Args:
-        reopens: whether the step may reopen an ended job.
-        goes_back: whether Redis went back, or lost something.
-    """
+    """The violations after a step, which may have reopened an ended job, or have lost something of Redis."""
     yield from _lifetimes(world)
     if not goes_back:
         yield from _turns(world, before.snapshot, after.snapshot)
@@ -222,6 +217,10 @@ def _digests(view: View, state: State) -> Iterator[Violation]:
 def at_rest(world: World, state: State, actors: tuple[Actor, ...]) -> Iterator[Violation]:
     """The violations once all live actors have done what they can."""
     view, *others = world.views(state.snapshot)
+    if all(each.ended for each in (view, *others)):
+        lists = tuple(TURNS + kind for kind in (b"flows:", b"left:", b"wait:"))
+        for key in (key for key in state.snapshot if key.startswith(lists)):
+            yield Violation("who has ended takes no turns", f"{key!r} is left")
     for each in others:
         if not each.ended:
             yield Violation("a job beside others ends", f"{each.state}")

@@ -19,7 +19,7 @@ from functools import partial
 from embedctl_config import keys, wire
 from tests.explorer.actors import Actor, Move, Run, Worker
 from tests.explorer.invariants import Violation, after_step, at_rest
-from tests.explorer.snapshots import ScriptFault, Snapshot, lies_in_the_past
+from tests.explorer.snapshots import TURNS, ScriptFault, Snapshot, lies_in_the_past
 from tests.explorer.world import Past, State, World
 
 #: The probability that a step of a random walk is a fault or a rare move.
@@ -64,11 +64,7 @@ class Coverage:
 
 
 class Machine:
-    """One scenario in one world.
-
-    Args:
-        history: the most steps that Redis may go back.
-    """
+    """One scenario in one world. Redis may go back `history` steps at most."""
 
     def __init__(self, world: World, actors: tuple[Actor, ...], left: dict[str, int], *, history: int = 4) -> None:
         self.world, self.actors, self._history = world, actors, history
@@ -87,7 +83,6 @@ class Machine:
         )
 
     def moves(self, state: State) -> list[Move]:
-        """All moves that may happen next."""
         found: list[Move] = []
         for at, actor in enumerate(self.actors):
             found += actor.moves(self.world, state, at)
@@ -115,6 +110,10 @@ class Machine:
                 yield Move("redis", f"goes back {back}", self._going_back(state, past, back), "rollback")
         if state.may("lost bells") and state.snapshot.bells:
             yield _passing(state, "the bells are lost", World.lose_bells, "lost bells")
+        if state.may("lost turns"):
+            for kind in sorted({key.split(b":")[2] for key in state.snapshot if key.startswith(TURNS)}):
+                lose = partial(World.lose_turns, kind=kind.decode())
+                yield _passing(state, f"loses {kind.decode()}", lose, "lost turns", who="redis")
 
     def _lapses(self, state: State) -> Iterator[tuple[str, Callable[[World], None]]]:
         """Each time that may come to be past: what that is, and how it happens."""
@@ -270,13 +269,7 @@ class Machine:
         return replace(state, snapshot=world.connection.look())
 
     def explore(self, *, most: int = 10**9, seconds: float = 300.0, stop_at: str | None = None) -> Coverage:
-        """Go through all states, nearest first.
-
-        Args:
-            most: the number of steps after which the exploration ends.
-            seconds: time limit.
-            stop_at: the invariant whose violation ends the exploration.
-        """
+        """Go through all states, nearest first, for so many steps and seconds, or until `stop_at` is violated."""
         until = time.monotonic() + seconds
         coverage = Coverage()
         parents: dict[int, tuple[int, str]] = {}
@@ -293,7 +286,6 @@ class Machine:
             return any(violation.invariant == stop_at for violation in wrong)
 
         def visit(state: State) -> bool:
-            """Whether to stop here."""
             if report(state.key, *self.settle(state, coverage)):
                 return True
             for move in self.moves(state):
@@ -336,13 +328,12 @@ class Machine:
         extra, wrong = self.settle(state, coverage)
         return Found(wrong[0], trace + extra) if wrong else None
 
-    def walks(self, seeds: Iterable[int], *, seconds: float = 60.0, stop_at: str | None = None) -> Coverage:
-        """Take many walks. Report the first violation of each invariant."""
+    def walks(self, seeds: Iterable[int], *, seconds: float = 60.0) -> Coverage:
         until = time.monotonic() + seconds
         coverage = Coverage()
-        told: set[str | None] = set()
+        told: set[str] = set()
         for seed in seeds:
-            if time.monotonic() > until or stop_at in told:
+            if time.monotonic() > until:
                 break
             met = self._walk(seed, coverage)
             if met is not None and met.violation.invariant not in told:
@@ -353,14 +344,14 @@ class Machine:
         return coverage
 
 
-def _passing(state: State, what: str, happen: Callable[[World], None], fault: str) -> Move:
-    """Time passes in one way."""
+def _passing(state: State, what: str, happen: Callable[[World], None], fault: str, who: str = "time") -> Move:
+    """Time passes in one way, or Redis loses something."""
 
     def do(world: World) -> tuple[State, str]:
         happen(world)
         return state, what
 
-    return Move("time", what, do, fault)
+    return Move(who, what, do, fault)
 
 
 def _trace(parents: dict[int, tuple[int, str]], key: int) -> list[str]:

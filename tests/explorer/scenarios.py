@@ -44,10 +44,7 @@ class Scenario:
     @contextmanager
     def machine(self, folder: Path, fault: Fault | None = None) -> Iterator[Machine]:
         """The machine of this scenario, in the Redis of this folder, with a fault in scripts and client code."""
-        with (
-            in_client_code(fault),
-            a_world(folder, scripts=scripts_with(fault), job=self.job, **self.limits) as world,
-        ):
+        with in_client_code(fault), a_world(folder, scripts=scripts_with(fault), job=self.job, **self.limits) as world:
             self.prepare(world)
             yield Machine(world, self.actors(), dict(self.left), history=self.history)
 
@@ -65,11 +62,7 @@ def _age(status: JobStatus) -> Any:
 
 
 def _reaper(name: str = "reaper", *, only_fair: bool = False, always_sweeps: bool = False) -> Program:
-    """A reaper that looks at the job once the job is due, and sweeps.
-
-    Args:
-        always_sweeps: sweep also while the job is not due yet, so that anything may happen between a sweep's steps.
-    """
+    """A reaper that looks at the job once it is due, and sweeps: perhaps always, so that much happens between steps."""
 
     def needed(world: World, state: State) -> tuple[str, ...]:
         views = world.views(state.snapshot)
@@ -79,8 +72,8 @@ def _reaper(name: str = "reaper", *, only_fair: bool = False, always_sweeps: boo
         return ("looks", "sweeps") if always_sweeps and active else ("looks",)
 
     return Program(
-        name,
-        {"looks": bodies.looks_after, "sweeps": bodies.sweeps},
+        name=name,
+        bodies={"looks": bodies.looks_after, "sweeps": bodies.sweeps},
         runs=0,
         mortal=True,
         obliged=True,
@@ -95,7 +88,7 @@ def _producer(*words: str, runs: int = 1, others: Mapping[str, tuple[str, ...]] 
     """A producer that may resume when it is over, with the same corpus or another."""
     variants = {"": bodies.submits(corpus(*words))}
     variants |= {name: bodies.submits(corpus(*other)) for name, other in (others or {}).items()}
-    return Program("producer", variants, runs=runs, mortal=True, obliged=True, holds=True, sees=_nothing)
+    return Program("producer", variants, runs=runs, mortal=True, obliged=True, adds=True, sees=_nothing)
 
 
 def _waiter() -> Program:
@@ -112,7 +105,7 @@ def _stopper(runs: int = 1) -> Program:
 
 def _retrier(name: str = "retrier", runs: int = 1) -> Program:
     bodies_of: dict[str, Body] = {"": bodies.retries}
-    return Program(name, bodies_of, rare=True, runs=runs, mortal=True, holds=True, sees=_size)
+    return Program(name, bodies_of, rare=True, runs=runs, mortal=True, adds=True, sees=_size)
 
 
 def _drainer(name: str = "drainer") -> Program:
@@ -180,19 +173,17 @@ def _repairer() -> Program:
         return ("",) if state.lost else ()
 
     again = bodies.submits(corpus("text", "text"))
-    return Program("producer", {"": again}, mortal=True, obliged=True, holds=True, begins=needed, sees=_nothing)
+    return Program(
+        name="producer", bodies={"": again}, mortal=True, obliged=True, adds=True, begins=needed, sees=_nothing
+    )
 
 
 SCENARIOS: dict[str, Scenario] = {
     # A worker fails records while the producer still submits. No error is allowed.
-    "budget": Scenario(
-        lambda: (_producer("a", "b"), Worker("w1", fails=(0, 1)), _reaper()),
-        job={"max_errors": 0},
-    ),
+    "budget": Scenario(lambda: (_producer("a", "b"), Worker("w1", fails=(0, 1)), _reaper()), job={"max_errors": 0}),
     # The budget is a share, which counts only once the job is sealed.
     "share": Scenario(
-        lambda: (_producer("a", "b"), Worker("w1", fails=(0, 1)), _reaper(), _waiter()),
-        job={"max_errors_share": 0.3},
+        lambda: (_producer("a", "b"), Worker("w1", fails=(0, 1)), _reaper(), _waiter()), job={"max_errors_share": 0.3}
     ),
     # A producer has to wait for room, and a client cancels.
     "room": Scenario(
@@ -214,19 +205,16 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     # A client retries, and may die half-way. Another client retries too, or submits the corpus again.
     "retry": Scenario(
-        lambda: (
-            _retrier(runs=2),
-            Worker("w1", fails=(0, 1)),
-            _reaper(),
-            _waiter(),
-        ),
+        lambda: (_retrier(runs=2), Worker("w1", fails=(0, 1)), _reaper(), _waiter()),
         left={"death": 1},
         prepare=_ended_with_failures,
     ),
     "retry and resume": Scenario(
         lambda: (
             _retrier(),
-            Program("producer", {"": bodies.submits(corpus("text", "text"))}, runs=1, mortal=True, holds=True),
+            Program(
+                name="producer", bodies={"": bodies.submits(corpus("text", "text"))}, runs=1, mortal=True, adds=True
+            ),
             Worker("w1"),
             _reaper(),
         ),
@@ -242,12 +230,7 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     # A reaper whose turn is over goes on alongside the next one.
     "two reapers": Scenario(
-        lambda: (
-            _retrier(),
-            Worker("w1", fails=(0, 1)),
-            _reaper(),
-            _reaper("slow", always_sweeps=True),
-        ),
+        lambda: (_retrier(), Worker("w1", fails=(0, 1)), _reaper(), _reaper("slow", always_sweeps=True)),
         left={"lapse": 1},
         prepare=_ended_with_failures,
     ),
@@ -258,8 +241,7 @@ SCENARIOS: dict[str, Scenario] = {
         prepare=_retried,
     ),
     "lost result of a lease": Scenario(
-        lambda: (_producer("a", runs=2), Worker("w1"), Worker("w2"), _reaper()),
-        left={"lost result": 1, "lapse": 1},
+        lambda: (_producer("a", runs=2), Worker("w1"), Worker("w2"), _reaper()), left={"lost result": 1, "lapse": 1}
     ),
     # Redis forgets its last writes. A producer resumes with a different ending of its corpus where Redis lost the old.
     "changed corpus": Scenario(
@@ -282,14 +264,10 @@ SCENARIOS: dict[str, Scenario] = {
         history=6,
     ),
     # Redis forgets its last writes while nobody dies.
-    "lost seal": Scenario(
-        lambda: (_producer("a"), Worker("w1"), _reaper(), _waiter()),
-        left={"rollback": 1},
-    ),
+    "lost seal": Scenario(lambda: (_producer("a"), Worker("w1"), _reaper(), _waiter()), left={"rollback": 1}),
     # A producer dies and perhaps comes back.
     "death of a producer": Scenario(
-        lambda: (_producer("a", "b", runs=2), Worker("w1"), _reaper(), _waiter()),
-        left={"death": 1, "lapse": 1},
+        lambda: (_producer("a", "b", runs=2), Worker("w1"), _reaper(), _waiter()), left={"death": 1, "lapse": 1}
     ),
     # Leases lapse, workers die, answers are lost.
     "leases": Scenario(
@@ -316,6 +294,11 @@ SCENARIOS: dict[str, Scenario] = {
     "turns": Scenario(
         lambda: (_producer("a"), Worker("w1", fails=(0, 1), gathers=True), Worker("w2", releases=True), _reaper()),
         left={"death": 1, "lapse": 1, "lost answer": 1, "lost bells": 1},
+        prepare=_beside_others,
+    ),
+    "turns and losses": Scenario(
+        lambda: (_producer("a"), Worker("w1", releases=True, gathers=True), Worker("w2"), _reaper(), _canceller()),
+        left={"death": 1, "lapse": 2, "lost answer": 1, "lost turns": 2, "rollback": 1},
         prepare=_beside_others,
     ),
     # A job is stopped while its producer submits it, or resumes it, and workers still hold its chunks.

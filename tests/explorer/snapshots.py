@@ -27,7 +27,6 @@ class Snapshot(dict[bytes, bytes]):
 
     @property
     def bells(self) -> int:
-        """How many bells wait."""
         return int(self.get(QUEUE.encode(), b"l0")[1:])
 
     @property
@@ -135,11 +134,7 @@ class ScriptFault(AssertionError):
 
 
 class ExplorerConnection(Connection):
-    """The connection of the explored store, which takes snapshots of Redis and restores them.
-
-    Args:
-        scripts: the text of each script by its name.
-    """
+    """The connection of the explored store, which takes snapshots of Redis and restores them."""
 
     def __init__(self, settings: Settings, scripts: Callable[[str], str]) -> None:
         super().__init__(settings)
@@ -338,13 +333,11 @@ class View:
         return sum(len(data) for chunk, data in stored.items() if data is not None and not _bit(drained, chunk))
 
     def is_missing(self, chunk: int) -> bool:
-        """Whether a chunk's records are counted but its result is missing."""
         counted = _bit(self.string(keys.counted(self.job_id)), chunk)
         there = self.string(keys.chunk_result(self.job_id, chunk)) is not None
         return counted and not there and not _bit(self.string(keys.drained(self.job_id)), chunk)
 
     def is_void(self, chunk: int) -> bool:
-        """Whether a chunk of retried records no longer counts."""
         return self.string(keys.chunk_result(self.job_id, chunk)) == VOID
 
     def pointer(self, chunk: int) -> int | None:

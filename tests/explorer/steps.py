@@ -124,7 +124,6 @@ class Recorder:
         return value
 
     def poll(self, name: str, value: Any) -> Any:
-        """A wait."""
         if self._at < len(self.log) or self.asked:
             return self.call(name, lambda: value)
         self.asked = self.polled = True

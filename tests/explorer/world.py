@@ -120,6 +120,11 @@ class World:
     def lose_bells(self) -> None:
         self._do("delete", QUEUE)
 
+    def lose_turns(self, kind: str) -> None:
+        """Lose one kind of the lists that say whose turn it is."""
+        with self.connection.client() as client:
+            client.delete(*client.scan_iter(keys.turns(f"{kind}*")))
+
     def come_up(self) -> None:
         """Make the reaper's next look at each job due now."""
         self._do("zadd", keys.UPKEEP, dict.fromkeys((self.job_id, *self.others), NOW), xx=True)
@@ -162,19 +167,8 @@ class World:
 
 
 @contextmanager
-def a_world(
-    folder: Path,
-    *,
-    scripts: Callable[[str], str],
-    job: Mapping[str, Any],
-    **limits: Any,
-) -> Iterator[World]:
-    """A world around a new job, in the Redis of this folder.
-
-    Args:
-        scripts: the text of each script by its name.
-        job: arguments of the job's creation, in addition to the defaults.
-    """
+def a_world(folder: Path, *, scripts: Callable[[str], str], job: Mapping[str, Any], **limits: Any) -> Iterator[World]:
+    """A world around a new job, in the Redis of this folder; its scripts come by their names."""
     known = Settings(
         redis_url=f"unix://{folder}/redis.sock",
         classes={"dummy": HardwareClass(backend="dummy")},
