@@ -143,7 +143,7 @@ bench-gpu: $(VENV)/.dev ## the engines on a GPU beside sentence-transformers: AR
 
 .PHONY: roles
 roles: $(VENV)/.dev ## install each role alone, from constraints.txt and the newest versions, and run its verbs
-	@$(PY) -m tests.roles
+	$(PY) -m pytest -v --no-header --durations=0 --durations-min=5 tests/roles
 
 .PHONY: lint
 lint: $(VENV)/.dev ## style, types and the rules about imports
