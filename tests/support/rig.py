@@ -35,19 +35,21 @@ class Rig:
 
     Attributes:
         gathers: whether it encodes small chunks that wait in the queue with the one whose turn it is.
+        name: of the worker that the runner is of.
     """
 
     broker: Broker
     settings: Settings
     backend: DummyBackend
     gathers: bool = False
+    name: str = "me"
 
     def __post_init__(self) -> None:
         self.metrics = Metrics("dummy", ENTRY, ["dummy"])
         encoder = ChunkEncoder(self.backend, 1024)
         encoder.known_good = KnownGood(self.backend, ENTRY.thresholds())
         entry = replace(ENTRY, prefetch=1)  # else a chunk that is alone here is taken for the only one that waits
-        self.runner = ChunkRunner(self.broker, entry, {"dummy": encoder}, "me", self.metrics)
+        self.runner = ChunkRunner(self.broker, entry, {"dummy": encoder}, self.name, self.metrics)
         if not self.gathers:
             self.runner._gathered = lambda claimed: []  # type: ignore[method-assign]
         self.left: list[int] = []

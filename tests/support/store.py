@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import redis as redis_py
 
@@ -32,6 +32,15 @@ MINE, OTHER = "aa" * 32, "bb" * 32
 OPTIONS = {"prompt": None, "truncation": "truncate", "normalize": True, "chunk_size": 2, "chunk_bytes": 1024}
 DIM = 3
 TTL_S = 1000.0
+
+
+T = TypeVar("T")
+
+
+def some(found: T | None) -> T:
+    """What was found, which must be there."""
+    assert found is not None
+    return found
 
 
 def spec(**changes: Any) -> JobSpec:
@@ -246,9 +255,7 @@ def at_use(number: int, connection: Connection, what: Callable[[], object], patc
 
 def score(raw: redis_py.Redis, key: str, member: str | int) -> float:
     """The score of a member, which must be in the sorted set."""
-    found = raw.zscore(key, member)
-    assert found is not None
-    return found
+    return some(raw.zscore(key, member))
 
 
 def members(raw: redis_py.Redis, key: str) -> list[str]:

@@ -28,8 +28,6 @@ Reference = Callable[..., Vectors]
 
 
 class Engine(NamedTuple):
-    """A way to run a model, and how far from sentence-transformers it may be."""
-
     backend: str
     options: Mapping[str, str]
     tolerance: float

@@ -111,7 +111,6 @@ def backend(alias: str, entry: ModelEntry) -> Backend:
 
 @pytest.fixture(scope="module")
 def alone(backend: Backend) -> Vectors:
-    """Each text encoded in a batch of its own."""
     return np.concatenate([encode_rows(backend, [text]) for text in TEXTS])
 
 
@@ -290,7 +289,6 @@ def test_torch_does_not_keep_every_prompt(torch_backend: Backend) -> None:
 
 
 def test_torch_computes_where_its_team_is(torch_backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """tests/contract/backends/test_teams.py tells what that does."""
     place, held = MagicMock(), []
     engine = torch_backend._engine  # type: ignore[attr-defined]
 

@@ -46,7 +46,6 @@ Made = Callable[[ModelFamily], Path]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Makes a family's small model, once."""
     return functools.cache(lambda family: family.make(tmp_path_factory.mktemp("family")))
 
 
@@ -137,7 +136,6 @@ def test_a_family_is_encoded_as_sentence_transformers_does_or_refused_in_one_lin
 
 
 def in_figures(hardware: str, error: float, cosine: float) -> str:
-    """A cell's figure, rounded to the worse."""
     if hardware != "cpu":
         return f"{math.floor(cosine * 1e4) / 1e4:.4f}"
     exponent = math.floor(math.log10(error))

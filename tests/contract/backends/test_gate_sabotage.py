@@ -37,7 +37,6 @@ BackendOf = Callable[[str], Backend]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The good models."""
     made = {name: make_model(tmp_path_factory.mktemp(name), tiny) for name, tiny in TINY.items()}
     return {"MiniLM": resolve_model(MINILM).folder, **made}
 
@@ -174,8 +173,6 @@ def test_weights_of_another_model_fail(backend_of: BackendOf, host: Host, tmp_pa
 
 
 class Proxy:
-    """A backend that does as another one, but for what a test makes wrong."""
-
     def __init__(self, good: Backend) -> None:
         self._good: Any = good
 
@@ -240,8 +237,6 @@ class SeesNeighbours(Proxy):
 
 
 class KnowsItsPlace(Proxy):
-    """Every row but a batch's first is a little off."""
-
     def finish(self, output: Any, *, normalize: bool) -> Vectors:
         vectors = super().finish(output, normalize=normalize).copy()
         vectors[1:, 0] += 0.001

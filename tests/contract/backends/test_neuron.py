@@ -38,7 +38,6 @@ from tests.support.neuron_site import fake_machine, fake_site
 from tests.support.references_here import by_torch
 from tests.support.texts import TEXTS, text_of
 from tests.support.tiny_models import FilesOf, Tiny
-from tests.support.waiting import PATIENCE_S
 
 #: Tracing warns of each test in a model's Python; whether the trace is right is what is tested here.
 pytestmark = [
@@ -69,7 +68,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def calls(site: Path) -> list[dict[str, Any]]:
-    """What was traced."""
     import torch_neuronx  # type: ignore[import-not-found]  # the fake, which is here for this test alone
 
     found: list[dict[str, Any]] = torch_neuronx.CALLS
@@ -178,11 +176,7 @@ def test_any_number_of_rows_makes_runs_of_one_size(load: Load) -> None:
 
 
 def test_a_model_is_traced_once_for_each_bucket(
-    calls: list[dict[str, Any]],
-    load: Load,
-    files_of: FilesOf,
-    host: Host,
-    monkeypatch: pytest.MonkeyPatch,
+    calls: list[dict[str, Any]], load: Load, files_of: FilesOf, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = len(calls)
     backend = load(Tiny(prompt="passage: ", include_prompt=False), host)
@@ -212,25 +206,6 @@ def test_a_model_is_traced_once_for_each_bucket(
     assert calls[-1]["options"]["--target"] == "trn2"
 
 
-def test_the_fake_takes_what_the_real_one_takes(site: Path) -> None:
-    import torch_neuronx
-
-    example = (torch.ones(2, 3),)
-    traced = torch_neuronx.trace(torch.nn.Identity(), example, compiler_args="--target trn2", cpu_backend=True)
-    assert traced(torch.zeros(2, 3)).sum() == 0
-    for wrong in (torch.ones(1, 3), torch.ones(2, 4), torch.ones(2, 3, dtype=torch.float64)):
-        with pytest.raises(Exception, match="is not of the shape and type that was traced"):
-            traced(wrong)
-    with pytest.raises(TypeError, match="timeout"):
-        torch_neuronx.trace(torch.nn.Identity(), example, timeout=900)
-    with pytest.raises(ValueError, match="--fp32-cast matmult is no option"):
-        torch_neuronx.trace(torch.nn.Identity(), example, compiler_args=["--fp32-cast", "matmult"])
-    with pytest.raises(ValueError, match="needs --target"):
-        torch_neuronx.trace(torch.nn.Identity(), example, cpu_backend=True)
-    with pytest.raises(AttributeError):
-        torch_neuronx.dynamic_batch  # noqa: B018  (a name that was not recorded)
-
-
 class Unmasked(WholeModel):
     """The mask trap: a trace whose model never looked at the mask."""
 
@@ -255,35 +230,6 @@ def test_a_trace_that_lets_padding_or_neighbours_in_is_refused_at_start(
     monkeypatch.setattr(tracing, "WholeModel", wrong)
     with pytest.raises(ModelError, match="'tiny': padding shows in its vectors on Neuron"):
         load(Tiny(), host).warm_up()
-
-
-class Gate:
-    """Stands in for a trace: tells when it is entered, and goes on when it may."""
-
-    def __init__(self, backend: NeuronBackend, bucket: int) -> None:
-        self._module = backend._modules[bucket]
-        self.entered = threading.Semaphore(0)
-        self.go = threading.Event()
-        backend._modules[bucket] = self
-
-    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
-        self.entered.release()
-        assert self.go.wait(PATIENCE_S)
-        return self._module(*inputs)
-
-
-def test_two_runs_are_in_the_devices_queue_and_no_third(load: Load) -> None:
-    backend = load(Tiny())
-    assert backend.ahead == 1
-    tokens = backend.tokenize(["a"] * 3 * BATCH, "")
-    expected = finished(backend, tokens, [0])
-    gate = Gate(backend, BUCKETS[0])
-    pending = backend.forward(tokens, np.arange(3 * BATCH))
-    assert gate.entered.acquire(timeout=PATIENCE_S)
-    assert gate.entered.acquire(timeout=PATIENCE_S)
-    assert not gate.entered.acquire(timeout=0.2)  # a busy machine can only hide a third
-    gate.go.set()
-    close_to(backend.finish(pending, normalize=False), np.repeat(expected, 3 * BATCH, axis=0), 2e-6)
 
 
 def fail(backend: NeuronBackend, message: str) -> None:
@@ -426,7 +372,6 @@ def test_one_command_builds(site: Path, files_of: FilesOf, tmp_path: Path, monke
 
 @pytest.mark.needs("neuron")
 def test_the_real_thing(tmp_path: Path, files_of: FilesOf) -> None:
-    """On a Neuron core: build, load, check padding, and pass the gate."""
     host = Host(2, tmp_path)
     entry = ModelEntry(str(files_of(Tiny()).folder))
     backend = load_backend("neuron", "tiny", entry=entry, host=host, options={"batch": BATCH})

@@ -44,7 +44,6 @@ def files(files_of: FilesOf) -> ModelFiles:
 
 @pytest.fixture(scope="module")
 def built(tiny_model: MakeModel, host: Host) -> dict[str, Artifact]:
-    """Artefacts of the small model."""
     files = resolve_model("tiny", ModelEntry(str(tiny_model(TINY))))
     with pytest.MonkeyPatch.context() as patch:
         build_here(patch)

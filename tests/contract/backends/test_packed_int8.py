@@ -60,7 +60,6 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def runnable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets the backend run on any CPU, by the plain C."""
     if not chooser._VNNI & cpu_flags():
         monkeypatch.setattr(chooser, "_VNNI", cpu_flags())
         monkeypatch.setattr(backend_module, "FLAGS", (EMULATED,))
@@ -288,7 +287,6 @@ def test_vectors_are_close(runnable: None, family: Any, pooling: str, tiny_model
 
 @pytest.fixture
 def onnx_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the models that onnxruntime was to load."""
     from embedctl_workers.backends.onnx.backend import OnnxInt8Backend
 
     asked: list[str] = []

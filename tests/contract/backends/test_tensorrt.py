@@ -273,7 +273,6 @@ def test_without_building_the_message_says_what_there_is(here: Runtime, files: M
 
 @pytest.fixture
 def spoilt(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The types whose graphs come out wrong."""
     types: set[str] = set()
     convert = graphs.convert
 
@@ -354,27 +353,6 @@ def test_a_batch_that_fails_is_waited_for(device: FakeDevice, here: Runtime, fil
     encoded = encoder.encode(encoder.prepare(chunk_of(*texts), {}))
     assert [(error.row, error.code) for error in encoded.errors] == [(1, ErrorCode.OUT_OF_MEMORY)]
     assert_close(encoded.vectors[:1], by_torch(files, texts[:1]))
-
-
-@BOTH
-def test_the_stand_in_has_what_the_real_one_has_and_no_more(here: Runtime, version: str) -> None:
-    trt = here.trt
-    builder = trt.Builder(here.log)
-    with pytest.raises(TypeError, match="incompatible function arguments"):
-        builder.create_network(1, explicit_batch=True)
-    with pytest.raises(TypeError, match="incompatible function arguments"):
-        builder.create_network("strongly typed")
-    with pytest.raises(AttributeError, match="max_batch_size"):
-        _ = builder.max_batch_size
-    with pytest.raises(AttributeError, match="that can be set"):
-        builder.max_batch_size = 1
-    with pytest.raises(AttributeError):
-        _ = trt.UffParser
-    with pytest.raises(NotImplementedError):
-        builder.reset()
-    assert hasattr(trt.BuilderFlag, "TF32")
-    assert hasattr(trt.BuilderFlag, "FP16") is version.startswith("10.")
-    assert hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
 
 
 @pytest.mark.needs("tensorrt")

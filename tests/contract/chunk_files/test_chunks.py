@@ -31,7 +31,6 @@ MARK = "embedctl-chunks.json"
 
 
 def chunk(size: int, first: int = 0) -> bytes:
-    """An input in wire format of about this size."""
     return wire.encode_input(ChunkInput(first, bytes(1), [os.urandom(size)]))
 
 
@@ -57,7 +56,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def bucket(server: str) -> str:
-    """A prefix of the bucket that no other test uses."""
     return f"{server}/{secrets.token_hex(4)}"
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from redis import Redis
 
 from embedctl.queueing.broker import Broker
 from embedctl_config.settings import Settings
 from tests.support.clocks import MovedClock
+from tests.support.redis_server import RedisServer
 
 
 @pytest.fixture
@@ -27,6 +29,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> MovedClock:
 def old_redis(monkeypatch: pytest.MonkeyPatch) -> None:
     """Redis counts as old enough to be reaped."""
     monkeypatch.setattr("embedctl.store.connection.Connection.uptime_s", lambda self: 3600)
+
+
+@pytest.fixture
+def own_broker(own_redis: RedisServer, settings: Settings) -> Iterator[Broker]:
+    broker = Broker.connect(settings.replace(redis_url=own_redis.url))
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def own_raw(own_redis: RedisServer) -> Iterator[Redis]:
+    client = Redis.from_url(own_redis.url)
+    yield client
+    client.close()
 
 
 @pytest.fixture

@@ -24,8 +24,7 @@ from embedctl_config.settings import Settings
 from embedctl_workers.serving.heartbeat import Heartbeat
 from embedctl_workers.serving.in_hand import Held, InHand
 from tests.support.clocks import MovedClock
-from tests.support.redis_server import RedisServer
-from tests.support.store import TTL_S, add, claim, complete, lapse, members, new_job, pass_ms, row, score, take, work
+from tests.support.store import add, claim, complete, lapse, members, new_job, pass_ms, row, score, take, work
 from tests.support.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.usefixtures("old_redis")
@@ -59,8 +58,6 @@ def reap(broker: Broker, raw: Redis, **options: float) -> Reaper:
 
 @dataclass
 class Looks:
-    """The jobs that were looked at, in order, and what happens before each look."""
-
     jobs: list[str] = field(default_factory=list)
     before: Callable[[], object] = lambda: None
 
@@ -113,18 +110,6 @@ def test_steps_bring_a_look(broker: Broker, raw: Redis, step: Callable[[Broker, 
     step(broker, job_id)
     assert due_in_ms(broker, raw, job_id) <= within_ms
     assert raw.pttl(keys.UPKEEP) > 0
-
-
-def test_a_job_that_ends_leaves_the_agenda_and_one_that_is_open_again_comes_back(broker: Broker, raw: Redis) -> None:
-    job_id = new_job(broker, 1, ttl_s=keys.UNENDED_TTL_S)
-    assert raw.zscore(keys.UPKEEP, job_id) is not None
-    work(broker, job_id, 0, failed=1)
-    assert raw.zscore(keys.UPKEEP, job_id) is None
-    assert not raw.exists(keys.UPKEEP)
-    broker.jobs.retry(job_id, 0, 1, "p")
-    assert due_in_ms(broker, raw, job_id) <= SOON
-    for key in (keys.UPKEEP, keys.ACTIVE):
-        assert raw.pttl(key) > TTL_S * 1000
 
 
 def test_a_round_stops_when_its_time_is_over_and_the_next_process_goes_on(
@@ -373,23 +358,6 @@ def test_a_reaper_may_hang(broker: Broker, raw: Redis, settings: Settings, monke
         quick.close()
 
 
-def test_a_death_is_cheap_for_jobs_that_wait(broker: Broker, observed: Broker, trips: list[str], raw: Redis) -> None:
-    queued = [new_job(broker, 1) for _ in range(50)]
-    postpone(broker, raw, *queued)
-    said, since = new_job(broker, 1), new_job(broker, 1)
-    broker.workers.beat(row("dead", holding=((said, 0),)))
-    for job_id in (said, since):  # one of them after its last word
-        claim(broker, job_id, 0, instance="dead")
-    live = new_job(broker, 1)
-    claim(broker, live, 0, instance="live")
-    trips.clear()
-    reaper.end_leases(observed, {"dead"}, observed.workers.holding({"dead"}))
-    assert len(trips) <= 6
-    now_ms = broker.connection.now_ms()
-    assert [score(raw, keys.leases(job_id), 0) <= now_ms for job_id in (said, since, live)] == [True, True, False]
-    assert all(due_in_ms(broker, raw, job_id) <= 0 for job_id in (said, since))
-
-
 def test_one_lease_that_can_not_be_renewed_costs_no_other(broker: Broker, raw: Redis) -> None:
     in_hand, before = InHand(), []
     for at in range(2):
@@ -423,9 +391,8 @@ def test_ended_jobs_stand_behind_living_ones(broker: Broker, raw: Redis, monkeyp
     assert broker.jobs.status(good).lapsed == 1
 
 
-def test_a_full_redis_is_freed_and_the_reaper_rests(own_redis: RedisServer, settings: Settings) -> None:
-    broker = Broker.connect(settings.replace(redis_url=own_redis.url))
-    raw = Redis.from_url(own_redis.url)
+def test_a_full_redis_is_freed_and_the_reaper_rests(own_broker: Broker, own_raw: Redis) -> None:
+    broker, raw = own_broker, own_raw
     job_id = new_job(broker, 17, ttl_s=100.0)
     work(broker, job_id, *range(17))
     assert raw.pttl(keys.chunk_result(job_id, 0)) > 1_000_000
@@ -436,5 +403,3 @@ def test_a_full_redis_is_freed_and_the_reaper_rests(own_redis: RedisServer, sett
     assert raw.pttl(keys.chunk_result(job_id, 0)) <= 125_000
     assert one._rests_until > 0
     assert one._troubles == {}
-    raw.close()
-    broker.close()

@@ -17,9 +17,8 @@ from embedctl.store import backlog
 from embedctl.store.backlog import START, Place, read_slice
 from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerUnavailable
-from embedctl_config.settings import Settings
 from tests.support.redis_server import RedisServer
-from tests.support.store import add, new_job, payload, work
+from tests.support.store import add, new_job, payload, some, work
 
 
 def fake_jobs(raw: Any, count: int, score: int = 0, **facts: Any) -> None:
@@ -53,9 +52,7 @@ def watch(broker: Broker) -> Iterator[Watch]:
 
 def swept(watch: Watch) -> Sweep:
     watch.look()
-    sweep = watch.sweep()
-    assert sweep is not None
-    return sweep
+    return some(watch.sweep())
 
 
 def test_what_waits_is_what_the_jobs_say(broker: Broker, watch: Watch) -> None:
@@ -150,10 +147,9 @@ def test_each_job_is_read_once(broker: Broker, raw: Any, monkeypatch: pytest.Mon
     assert read == 16
 
 
-def test_while_redis_is_silent_nothing_is_told(own_redis: RedisServer, settings: Settings) -> None:
+def test_while_redis_is_silent_nothing_is_told(own_redis: RedisServer, own_broker: Broker) -> None:
     clock = [100.0]
-    broker = Broker.connect(settings.replace(redis_url=own_redis.url))
-    watch = Watch(broker, now=lambda: clock[0])
+    watch = Watch(own_broker, now=lambda: clock[0])
     assert (watch.sweep(), watch.reaches_redis) == (None, False)
     watch.look()
     assert watch.reaches_redis
@@ -163,7 +159,6 @@ def test_while_redis_is_silent_nothing_is_told(own_redis: RedisServer, settings:
     assert watch.sweep() is not None  # it may come back soon
     clock[0] += keys.HEARTBEAT_TTL_S + 1
     assert watch.sweep() is None
-    broker.close()
 
 
 def test_figures_that_no_sweep_renews_are_withdrawn(broker: Broker, raw: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,7 +116,6 @@ DAY_MS, KEPT_MS = 24 * 3600 * 1000, keys.QUEUE_KEPT_S * 1000
 
 
 def sweep(broker: Broker, *, later_ms: int = 0) -> None:
-    """The reaper's part of one round."""
     now_ms = broker.connection.now_ms() + later_ms
     broker.upkeep.queues.sweep(now_ms, in_use=broker.upkeep.agenda.drop_names())
 

@@ -11,9 +11,7 @@ from embedctl.queueing.broker import Broker
 from embedctl.store import Added, DrainState, Holder, PartFacts
 from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerFull, JobCancelled
-from embedctl_config.settings import Settings
 from tests.support.limits import limited
-from tests.support.redis_server import CLASSES, RedisServer
 from tests.support.store import QUEUE, add, encoded, keys_of, new_job, payload, row, take_all, work
 
 HIGH_WATER = 10**6
@@ -42,7 +40,6 @@ def note(
 
 
 def drained(broker: Broker, chunks: int = 3, *, done: int | None = None, parts: int = 2, seal: bool = True) -> str:
-    """A job of which the first `done` chunks are encoded, and the first `parts` are drained and freed."""
     job_id = new_job(broker, chunks, seal=seal)
     work(broker, job_id, *range(chunks if done is None else done))
     take(broker, job_id)
@@ -199,10 +196,9 @@ def test_the_count_of_bytes_recovers_from_results_that_are_not_counted(broker: B
     assert broker.jobs.status(job_id).result_bytes == 0
 
 
-def test_a_full_redis_is_drained(own_redis: RedisServer) -> None:
+def test_a_full_redis_is_drained(own_broker: Broker, own_raw: Redis) -> None:
     """Nothing but a drain makes room in it, so a drain must need none."""
-    raw = Redis.from_url(own_redis.url)
-    broker = Broker.connect(Settings(redis_url=own_redis.url, classes=CLASSES, hardware="dummy", model="dummy"))
+    broker, raw = own_broker, own_raw
     job_id = new_job(broker, 2)
     work(broker, job_id, 0, 1)
     raw.config_set("maxmemory", raw.info("memory")["used_memory"] - 1)
@@ -212,5 +208,3 @@ def test_a_full_redis_is_drained(own_redis: RedisServer) -> None:
     assert note(broker, job_id, 0, 1) == "ok"
     broker.drains.unlink(job_id, [0, 1])
     assert not raw.exists(keys.chunk_result(job_id, 0), keys.chunk_result(job_id, 1))
-    broker.close()
-    raw.close()

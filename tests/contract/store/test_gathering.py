@@ -18,15 +18,13 @@ from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.jobs import reference
 from tests.support.rig import Rig
-from tests.support.store import MINE, end_pause, lapse, new_job, payload, reaped, score, take
+from tests.support.store import MINE, end_pause, lapse, new_job, payload, reaped, score, some, take
 
 #: Only chunks whose bytes are in Redis are gathered.
 pytestmark = pytest.mark.in_redis
 
 
 class Watched(DummyBackend):
-    """A dummy that tells the sizes of its batches."""
-
     def __init__(self) -> None:
         super().__init__(dim=16, poison=True)
         self.sizes: list[int] = []
@@ -60,7 +58,6 @@ def assert_vectors(job: Job, texts: Sequence[str], failed: Sequence[int] = ()) -
 
 
 def gathered(broker: Broker, job_id: str, token: str = "g", *, most_bytes: int = 10**6) -> Given:
-    """What a worker is given with a chunk of a job."""
     return broker.jobs.gather(broker.jobs.status(job_id), token, Claimant("w", MINE, "fp32"), most_bytes)
 
 
@@ -145,8 +142,7 @@ def test_a_chunk_that_was_tried_is_joined_to_none(broker: Broker, raw: Redis, *,
     else:
         assert broker.jobs.release(tried, 0, "tried", delay_s=0)
     assert jobs_in(gathered(broker, first)) == []
-    again = take(broker, "u")
-    assert again is not None
+    again = some(take(broker, "u"))
     assert (again.job_id, again.attempt, again.given_up) == (tried, 2, frozenset() if dies else None)
 
 

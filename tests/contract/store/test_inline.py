@@ -31,7 +31,6 @@ def _scripts_are_known(raw: redis_py.Redis) -> None:
 
 
 def scripts_run(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The names of the scripts of each round trip, as they are run."""
     trips: list[list[str]] = []
     script, run = Connection.script, Connection._run_scripts
 
@@ -95,7 +94,6 @@ def test_a_step_that_fails_is_taken_by_itself(
     run = Connection._run_scripts
 
     def forgetful(self: Connection, calls: list[ScriptCall], *_: object) -> Any:
-        """Fails a step as a full Redis does."""
         wrong = redis_py.exceptions.OutOfMemoryError("command not allowed when used memory > 'maxmemory'.")
         at = [call.name for call in calls].index(failing)
         return [*run(self, calls[:at]), wrong, *run(self, calls[at + 1 :])]

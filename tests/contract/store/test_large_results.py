@@ -23,7 +23,7 @@ from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisServer
 from tests.support.rig import Rig
-from tests.support.store import MINE, OPTIONS, claim, new_job, payload, row, spec
+from tests.support.store import MINE, OPTIONS, claim, new_job, payload, row, some, spec
 from tests.support.waiting import PATIENCE_S, eventually
 
 MIB = 1024 * 1024
@@ -205,8 +205,7 @@ def test_a_slow_network_takes_a_large_result_and_a_large_text(redis_server: Redi
         added = broker.jobs.add(job_id, 0, text, digest=wire.digest_of(text), rows=1, token="p")
         assert added == (Added.OK, len(text))
         broker.jobs.seal(job_id, 1)
-        given = claim(broker, job_id, 0, "t0")
-        assert given is not None
+        given = some(claim(broker, job_id, 0, "t0"))
         assert given.input == text
         data, began = some_result(12 * MIB, of=text), time.monotonic()
         assert complete(broker, job_id, data) == "ok"

@@ -31,6 +31,7 @@ from tests.support.store import (
     reaped,
     row,
     score,
+    some,
     take,
     take_all,
     work,
@@ -47,8 +48,7 @@ def test_chunks_are_given_in_the_order_in_that_they_were_added(broker: Broker) -
 def test_a_claim_brings_the_text_and_counts(broker: Broker, raw: Redis, settings: Settings) -> None:
     job_id = new_job(broker, 2)
     began = broker.connection.now_ms()
-    found = claim(broker, job_id, 0)
-    assert found is not None
+    found = some(claim(broker, job_id, 0))
     assert (found.attempt, found.input) == (1, payload(0))
     status = broker.jobs.status(job_id)
     assert (status.state, status.claims) == (JobState.RUNNING, 1)
@@ -83,12 +83,10 @@ def test_a_lost_answer_is_given_again(broker: Broker, raw: Redis) -> None:
 
 def test_the_facts_of_a_small_job_come_with_its_chunk(broker: Broker) -> None:
     small, large = new_job(broker, 16), new_job(broker, 17)
-    found = claim(broker, small, 0)
-    assert found is not None
+    found = some(claim(broker, small, 0))
     assert found.job is not None
     assert (found.job.id, found.job.state, found.job.options) == (small, JobState.RUNNING, OPTIONS)
-    found = claim(broker, large, 0)
-    assert found is not None
+    found = some(claim(broker, large, 0))
     assert found.job is None
 
 
@@ -151,8 +149,7 @@ def test_a_chunk_that_is_given_back_is_the_next_ones_after_the_delay(broker: Bro
     raw.zadd(keys.ready(job_id), {"0": 0})  # its time has come
     assert score(raw, keys.UPKEEP, job_id) <= broker.connection.now_ms() + 5000
     assert reaped(broker, job_id) == []
-    found = take(broker, "second")
-    assert found is not None
+    found = some(take(broker, "second"))
     assert found.attempt == 2
     assert broker.jobs.status(job_id).lapsed == 0
     assert_consistent(broker, raw, job_id)

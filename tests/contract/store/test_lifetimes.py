@@ -34,6 +34,7 @@ from tests.support.store import (
     keys_of,
     new_job,
     payload,
+    some,
     spec,
     take,
     work,
@@ -199,27 +200,6 @@ def test_discarding_a_job_leaves_the_key_of_the_one_that_came_after_it(broker: B
     assert broker.jobs.create(spec(idempotency_key="nightly")) == (second, False)
 
 
-def test_discarding_an_ended_job_is_one_trip(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only its own idempotency key goes with it, and a retried or large job is removed step by step."""
-    jobs = [new_job(broker, 1, idempotency_key="mine"), new_job(broker, 17), new_job(broker, 1)]
-    retried = jobs[2]
-    for job_id, chunks in zip(jobs, (1, 17, 1), strict=True):
-        work(broker, job_id, *range(chunks - 1))
-        work(broker, job_id, chunks - 1, failed=1)
-    assert Job(retried, broker).retry_failed() == 1
-    work(broker, retried, 1)
-    raw.set(keys.idempotency("mine"), "another job")
-    steps: list[str] = []
-    monkeypatch.setattr(type(broker.upkeep), "remove", lambda _, job_id: steps.append(job_id))
-    for job_id in jobs:
-        job = Job(job_id, broker)
-        job.wait()
-        job.discard()
-    assert steps == jobs[1:]
-    assert not keys_of(raw, jobs[0])
-    assert raw.get(keys.idempotency("mine")) == b"another job"
-
-
 def test_discarding_several_leaves_nothing(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those whose end was seen take common round trips, one that goes on is cancelled, and one is gone already."""
     monkeypatch.setattr(upkeep, "_TOGETHER", 2)
@@ -358,8 +338,7 @@ def test_files_and_batches_live_for_a_time(broker: Broker, raw: Redis) -> None:
     answers = output.finish(tenant="a", name="answers", purpose="batch_output", ttl_s=100)
     batch_id = batches.new_id("batch_")
     batches.make(batch_id, {"tenant": "a"}, Once("batch", "digest", again=False))
-    taken = batches.take("token", 30.0)
-    assert taken is not None
+    taken = some(batches.take("token", 30.0))
     steps: list[Callable[[], str | None]] = [
         lambda: batches.note(taken, "token", Step({"status": "in_progress"}, after="keep")),
         lambda: batches.cancel(batch_id, "a"),
@@ -369,8 +348,7 @@ def test_files_and_batches_live_for_a_time(broker: Broker, raw: Redis) -> None:
         assert step() is not None
         assert not {name for name in set(raw.scan_iter()) - before if raw.pttl(name) < 0}
     events = EventStore(broker.connection)
-    event = events.take("token", 30.0)
-    assert event is not None
+    event = some(events.take("token", 30.0))
     assert (event.type, event.batch_id, event.tries) == ("batch.cancelled", batch_id, 0)
     events.note(event, "another token", None)
 

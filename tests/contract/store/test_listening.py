@@ -53,7 +53,6 @@ def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def job(broker: Broker) -> Job:
-    """A job of one chunk that a live worker serves."""
     broker.workers.beat(row())
     return Job(new_job(broker, 1), broker)
 
@@ -151,8 +150,8 @@ def test_a_loop_closed_around_waits_is_forgotten(broker: Broker, job: Job, monke
     eventually(lambda: not listeners())
 
 
-def test_a_redis_that_restarts_is_heard_again(own_redis: RedisServer, settings: Settings) -> None:
-    broker = Broker.connect(settings.replace(redis_url=own_redis.url))
+def test_a_redis_that_restarts_is_heard_again(own_redis: RedisServer, own_broker: Broker) -> None:
+    broker = own_broker
     broker.workers.beat(row())
     job_id = new_job(broker, 1)
 
@@ -166,7 +165,6 @@ def test_a_redis_that_restarts_is_heard_again(own_redis: RedisServer, settings: 
         assert (await asyncio.wait_for(waiting, PATIENCE_S)).state is JobState.COMPLETED
 
     asyncio.run(main())
-    broker.close()
 
 
 def test_a_child_has_a_listener_of_its_own(broker: Broker, job: Job) -> None:

@@ -32,7 +32,7 @@ from tests.support.jobs import reference
 from tests.support.limits import limited
 from tests.support.redis_server import RedisServer
 from tests.support.rig import Rig
-from tests.support.store import audited
+from tests.support.store import audited, some
 
 TEXTS = [f"text {number}" for number in range(40)]
 #: Its fifth chunk has a record that fails.
@@ -52,8 +52,6 @@ def settings(settings: Settings, folder: Path) -> Settings:
 
 @dataclass
 class Outside:
-    """A producer, a worker and the folder that they share."""
-
     settings: Settings
     broker: Broker
     raw: Redis
@@ -80,12 +78,10 @@ class Outside:
         self.folder.with_name("away").rename(self.folder)
 
     def expire(self, *jobs: Job) -> None:
-        """Remove jobs as their expiry does: nobody tidies up behind them."""
         for job in jobs:
             self.raw.delete(*self.raw.keys(f"embed:job:{job.id}*"))
 
     def age(self) -> None:
-        """Make everything old enough to be swept."""
         for path in self.files():
             os.utime(path, (time.time() - 2 * GRACE_S,) * 2)
 
@@ -210,8 +206,7 @@ def test_a_retry_whose_text_is_gone_is_repaired_by_the_corpus(outside: Outside, 
     outside.run(job)
     job.deliver(str(tmp_path / "parts"))
     assert job.retry_failed() == 1
-    moved = parse_reference(cast(bytes, outside.raw.get(keys.chunk_input(job.id, CHUNKS))))
-    assert moved is not None
+    moved = some(parse_reference(cast(bytes, outside.raw.get(keys.chunk_input(job.id, CHUNKS)))))
     (outside.folder / moved.name).unlink()
     for _ in range(3):  # two verdicts, and a claim that finds nothing
         outside.rig.run(job, CHUNKS)
@@ -306,8 +301,7 @@ def test_the_sweeper_removes_what_nobody_needs_and_nothing_else(outside: Outside
     strange.write_text("not ours")
     assert outside.swept() == 0  # all of it is young
     outside.age()
-    kept_text = parse_reference(cast(bytes, outside.raw.get(keys.chunk_input(runs.id, CHUNKS))))
-    assert kept_text is not None
+    kept_text = some(parse_reference(cast(bytes, outside.raw.get(keys.chunk_input(runs.id, CHUNKS)))))
     gone = {each for each in outside.files("in") if runs.id in str(each)} - {outside.folder / kept_text.name}
     before = set(outside.files())
     assert outside.swept() == len(gone) + 1

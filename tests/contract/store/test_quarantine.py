@@ -12,19 +12,17 @@ from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import end_leases
 from embedctl.store import Claim, Claimant
 from embedctl_config import keys
-from tests.support.store import MINE, QUEUE, complete, end_pause, lapse, new_job, reaped, row, score, take
+from tests.support.store import MINE, QUEUE, complete, end_pause, lapse, new_job, reaped, row, score, some, take
 
 APART = row("q", quarantine=True)
 
 
 def take_apart(broker: Broker, token: str) -> Claim | None:
-    """What a worker in quarantine is given."""
     given = broker.jobs.next(QUEUE, token, Claimant(APART.instance, MINE, "fp32", quarantine=True))
     return given.claims[0] if given.claims else None
 
 
 def killer(broker: Broker, raw: Redis, chunks: int = 2) -> str:
-    """A job over whose first chunk a worker died."""
     job_id = new_job(broker, chunks)
     broker.workers.beat(row("victim"))
     assert take(broker, "victim", instance="victim") is not None
@@ -111,8 +109,7 @@ def distrust(broker: Broker, raw: Redis, job_id: str) -> None:
     """A worker dies at the first chunk, then the one in quarantine at a row of it, as another one did a moment ago."""
     raw.hset(keys.job(job_id), "killed_ms", broker.connection.now_ms())
     die(broker, raw, job_id)
-    claim = take_apart(broker, "first")
-    assert claim is not None
+    claim = some(take_apart(broker, "first"))
     assert broker.jobs.renew(job_id, claim.chunk, claim.token, row=1) == "ok"
     broker.workers.report_death("q", "killed by SIGSEGV")
     end_leases(broker, {"q"}, [job_id])

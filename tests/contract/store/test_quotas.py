@@ -20,7 +20,7 @@ from embedctl_config.tenants import TenantEntry
 from embedctl_workers.serving import limits as limits_module
 from embedctl_workers.serving.limits import Limits
 from tests.support.clocks import MovedClock
-from tests.support.store import active_jobs, add, new_job, pass_ms, payload, spec, work
+from tests.support.store import active_jobs, add, new_job, pass_ms, payload, some, spec, work
 from tests.support.waiting import PATIENCE_S, eventually
 
 TENANT = "search"
@@ -31,7 +31,6 @@ def limit(broker: Broker, *, since_ms: int = 1, by: str = "w", **limits: int) ->
 
 
 def noted(broker: Broker) -> tuple[int, ...]:
-    """Jobs, records and bytes of the tenant, as they are noted."""
     (quota,) = [each for each in broker.quotas.all(100) if each.tenant == TENANT]
     return tuple(quota.used.values())
 
@@ -155,8 +154,7 @@ def test_the_reaper_corrects(old_redis: None, broker: Broker) -> None:
 def test_the_worker_started_last_decides_while_it_lives(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     limit(broker, by="old", since_ms=1, max_jobs=1)
     limit(broker, by="new", since_ms=2, max_jobs=2)
-    other = broker.quotas.state(TENANT, TenantEntry(max_jobs=1), by="old", since_ms=1)
-    assert other is not None
+    other = some(broker.quotas.state(TENANT, TenantEntry(max_jobs=1), by="old", since_ms=1))
     assert (other.by, other.values) == ("new", (1, 2, 0, 0))
     limit(broker, by="old", since_ms=1, max_jobs=2)  # the same is only renewed
     assert [quota.by for quota in broker.quotas.all(10)] == ["new"]

@@ -109,8 +109,8 @@ def test_a_round_audits_a_job_that_rests(broker: Broker, raw: Redis) -> None:
     assert broker.jobs.status(submitting).lost_chunks == (1, 1)
 
 
-def test_a_round_without_redis_says_so_and_the_next_goes_on(own_redis: RedisServer, settings: Settings) -> None:
-    broker = Broker.connect(settings.replace(redis_url=own_redis.url))
+def test_a_round_without_redis_says_so_and_the_next_goes_on(own_redis: RedisServer, own_broker: Broker) -> None:
+    broker = own_broker
     job_id = new_job(broker, 1)
     claim(broker, job_id, 0)
     own_redis.stop()
@@ -125,4 +125,3 @@ def test_a_round_without_redis_says_so_and_the_next_goes_on(own_redis: RedisServ
         return broker.jobs.status(job_id).lapsed == 1
 
     eventually(reaps)
-    broker.close()

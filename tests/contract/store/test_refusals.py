@@ -79,7 +79,6 @@ def test_the_arguments_of_a_command_do_not_decide_what_its_error_is(broker: Brok
 
 
 def _error(reason: str) -> Exception:
-    """As redis-py makes it of what Redis says."""
     error: Exception = BaseParser.parse_error(reason)  # type: ignore[no-untyped-call]  # redis-py gives it no types
     return error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -23,10 +22,9 @@ from embedctl_config.errors import (
     JobLost,
     JobNotFound,
     JobUnfinished,
-    WireTruncated,
 )
-from embedctl_config.wire import ChunkInput, ChunkResult, ErrorCode, RecordError
-from tests.support.store import MINE, add, claim, complete, keys_of, new_job, row, spec, take, work
+from embedctl_config.wire import ChunkInput, ErrorCode
+from tests.support.store import add, claim, complete, keys_of, new_job, row, spec, take, work
 
 
 def half_failed(broker: Broker, **changes: Any) -> str:
@@ -224,32 +222,3 @@ def test_a_lost_result_is_no_chunk_without_errors(broker: Broker, raw: Redis) ->
     raw.unlink(keys.chunk_result(job_id, 1))
     with pytest.raises(JobLost, match="chunks 1 to 1"):
         Job(job_id, broker).errors()
-
-
-def test_a_head_says_what_the_whole_says_but_for_the_vectors() -> None:
-    whole = ChunkResult(
-        first=3,
-        rows=2,
-        dim=5,
-        digest=bytes(16),
-        fingerprint=MINE,
-        precision="int8",
-        backend="onnx",
-        vectors=bytes(40),
-        checksums=[1, 2],
-        ids=["a", None],
-        positions=[3, 9],
-        errors=[RecordError(1, ErrorCode.EMPTY, "x")],
-        truncations=[wire.Truncation(0, 2, 3)],
-        bounds="min_cosine 0.9",
-    )
-    data = wire.encode_result(whole)
-    assert wire.decode_result_head(data) == dataclasses.replace(whole, dim=0, vectors=b"")
-    ends = []
-    for size in range(len(data) + 1):
-        try:
-            ends.append(wire.decode_result_head(data[:size]))
-        except WireTruncated:
-            assert not ends, "what was enough is enough with more"
-    assert ends
-    assert all(each == ends[0] for each in ends)

@@ -14,7 +14,7 @@ from embedctl_config.settings import Settings
 from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.rig import SECRET, TEXTS, Rig
-from tests.support.store import take
+from tests.support.store import some, take
 from tests.support.waiting import PATIENCE_S
 
 
@@ -62,7 +62,6 @@ def failing(request: pytest.FixtureRequest, broker: Broker, settings: Settings) 
 
 
 def about(line: logging.LogRecord) -> tuple[object, ...]:
-    """The job, chunk and attempt that a log line is about."""
     return tuple(vars(line)[name] for name in ("job", "chunk", "attempt"))
 
 
@@ -87,8 +86,7 @@ def test_a_chunk_is_counted_as_what_became_of_it(rig: Rig) -> None:
 
 def test_a_later_attempt_counts_as_a_repeated_one(rig: Rig, broker: Broker) -> None:
     job = rig.submit()
-    claim = take(broker, fingerprint=rig.backend.fingerprint)
-    assert claim is not None
+    claim = some(take(broker, fingerprint=rig.backend.fingerprint))
     assert claim.attempt == 1
     broker.jobs.release(job.id, 0, "t", delay_s=0)
     rig.run()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,17 +13,13 @@ from embedctl import Job, enqueue_embeddings
 from embedctl.queueing.broker import Broker
 from embedctl.store import Doubts
 from embedctl_config import keys
-from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend, _token
-from embedctl_workers.encoding.encoder import ChunkEncoder
-from embedctl_workers.encoding.known_good import KnownGood
-from embedctl_workers.serving.runner import _LATER_S, ChunkRunner
-from embedctl_workers.serving.telemetry import Telemetry
-from tests.support.store import QUEUE, assert_consistent, end_pause, lapse, new_job, reaped, row, take
+from embedctl_workers.serving.runner import _LATER_S
+from tests.support.rig import Rig
+from tests.support.store import QUEUE, assert_consistent, end_pause, lapse, new_job, reaped, row, some, take
 
-ENTRY = HardwareClass(backend="dummy")
 TEXTS = [f"text {at} of {at}" for at in range(64)]
 
 
@@ -43,6 +39,9 @@ class Failing(DummyBackend):
         self.falls_after = 10**9
         self.fallen = False
 
+    def fail(self, calls: int, error: Exception) -> None:
+        self.calls, self.error = calls, error
+
     def forward(self, tokens: Tokens, rows: Rows) -> Vectors:
         if self.calls and self.error is not None:
             self.calls -= 1
@@ -60,26 +59,14 @@ class Failing(DummyBackend):
 
 
 @dataclass
-class Worker:
+class Worker(Rig):
     """A worker of this process, alive as far as others see."""
 
-    broker: Broker
-    name: str
-    backend: Failing = field(default_factory=Failing)
-    left: list[int] = field(default_factory=list)
+    backend: Failing
 
     def __post_init__(self) -> None:
-        encoder = ChunkEncoder(self.backend, 1024)
-        encoder.known_good = KnownGood(self.backend, ENTRY.thresholds())
-        self.runner = ChunkRunner(self.broker, ENTRY, {"dummy": encoder}, self.name, Telemetry())
-        self.runner.leave = self.left.append
+        super().__post_init__()
         self.broker.workers.beat(row(self.name))
-
-    def fails(self, calls: int, error: Exception) -> None:
-        self.backend.calls, self.backend.error = calls, error
-
-    def run(self) -> None:
-        self.runner.run("dummy", QUEUE)
 
 
 #: Starts a worker of this name.
@@ -87,8 +74,8 @@ Enlist = Callable[[str], Worker]
 
 
 @pytest.fixture
-def worker(broker: Broker) -> Enlist:
-    return lambda name: Worker(broker, name)
+def worker(broker: Broker, settings: Settings) -> Enlist:
+    return lambda name: Worker(broker, settings, Failing(), name=name)
 
 
 def submit(settings: Settings, texts: Sequence[str], **options: Any) -> Job:
@@ -203,7 +190,7 @@ def test_a_transient_failure_costs_no_record(settings: Settings, worker: Enlist)
     """As when a process beside it has taken all file descriptors for a while."""
     alone = worker("alone")
     job = submit(settings, TEXTS)
-    alone.fails(40, OSError(24, "Too many open files"))
+    alone.backend.fail(40, OSError(24, "Too many open files"))
     alone.run()
     status = job.status()
     assert (status.done, status.failed, status.deaths) == (0, 0, 0)
@@ -212,7 +199,7 @@ def test_a_transient_failure_costs_no_record(settings: Settings, worker: Enlist)
         "text of its own: the backend failed: OSError: [Errno 24] Too many open files"
     )
     after = worker("after")
-    after.fails(7, OSError(24, "Too many open files"))  # the batch, and its halves down to one row: over at once
+    after.backend.fail(7, OSError(24, "Too many open files"))  # the batch, and its halves down to one row: over at once
     after.run()
     assert (job.status().done, job.status().failed, after.left) == (64, 0, [])
 
@@ -277,8 +264,7 @@ def test_a_record_that_spoils_workers_is_found(settings: Settings, broker: Broke
         one.run()
         assert (one.left, job.status().done, job.status().failed) == ([71], 0, 0)
         broker.workers.leave(row(one.name))
-    found = doubts(raw, job)
-    assert found is not None
+    found = some(doubts(raw, job))
     assert found.sick == {"worker 0": -1, "worker 1": -1, "worker 2": 13, "worker 3": 13}
     last = worker("last")
     last.backend.falls_at = "sticky"

@@ -14,7 +14,7 @@ from embedctl_config import keys
 from embedctl_config.settings import Settings
 from embedctl_config.tenants import TenantEntry
 from tests.support.shares import LARGE, Workers, add_chunk, job_of
-from tests.support.store import MINE, OTHER, QUEUE, keys_of, new_job, score, spec, take
+from tests.support.store import MINE, OTHER, QUEUE, keys_of, new_job, score, some, spec, take
 
 RIGHT = Claimant("w", MINE, "fp32")
 
@@ -157,8 +157,7 @@ def test_a_worker_that_can_not_encode_a_job_costs_it_nothing(broker: Broker, raw
     before = {key: raw.dump(key) for key in keys_of(raw, job_id)}
     assert broker.jobs.next(QUEUE, "wrong", wrong) == Given([], later=True, unusable=[])
     assert {key: raw.dump(key) for key in keys_of(raw, job_id)} == before
-    found = take(broker, "second")
-    assert found is not None
+    found = some(take(broker, "second"))
     assert (found.job_id, found.chunk) == (job_id, 1)
 
 
@@ -255,8 +254,7 @@ def test_what_is_damaged_of_a_tenant_ends_none_of_its_jobs(broker: Broker, raw: 
         raw.set(keys.quota("x"), "another program's")
     else:
         raw.hset(keys.quota("x"), "weight", weight)
-    found = take(broker)
-    assert found is not None
+    found = some(take(broker))
     assert found.job_id == job_id
 
 

@@ -7,7 +7,6 @@ import os
 import pickle
 import signal
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -92,11 +91,8 @@ def test_parent_and_child_go_on_after_a_fork_whoever_holds_the_lock_of_brokers(s
 
 
 @pytest.fixture
-def alone(own_redis: RedisServer, settings: Settings) -> Iterator[tuple[Settings, Redis]]:
-    """Settings of a Redis that nobody else is connected to, and a look at it."""
-    client = Redis.from_url(own_redis.url)
-    yield settings.replace(redis_url=own_redis.url), client
-    client.close()
+def alone(own_redis: RedisServer, own_raw: Redis, settings: Settings) -> tuple[Settings, Redis]:
+    return settings.replace(redis_url=own_redis.url), own_raw
 
 
 def test_a_closed_job_and_all_others_can_still_be_asked(alone: tuple[Settings, Redis]) -> None:
@@ -111,8 +107,10 @@ def test_a_closed_job_and_all_others_can_still_be_asked(alone: tuple[Settings, R
     eventually(lambda: clients(raw) == 0)
 
 
-def test_a_password_that_was_changed_is_read_again(own_redis: RedisServer, tmp_path: Path, settings: Settings) -> None:
-    admin = Redis.from_url(own_redis.url)
+def test_a_password_that_was_changed_is_read_again(
+    own_redis: RedisServer, own_raw: Redis, tmp_path: Path, settings: Settings
+) -> None:
+    admin = own_raw
     file = tmp_path / "password"
 
     def change(password: str) -> None:
@@ -127,7 +125,6 @@ def test_a_password_that_was_changed_is_read_again(own_redis: RedisServer, tmp_p
     job = submit(mine)
     change("second:%")
     assert submit(mine).status().records == job.status().records == 1
-    admin.close()
 
 
 def test_stale_connections_are_not_trusted(alone: tuple[Settings, Redis], monkeypatch: pytest.MonkeyPatch) -> None:

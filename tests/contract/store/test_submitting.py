@@ -23,6 +23,7 @@ from tests.support.store import (
     keys_of,
     new_job,
     payload,
+    some,
     spec,
     take,
     take_all,
@@ -174,8 +175,7 @@ def test_add_puts_back_an_input_that_redis_lost(broker: Broker, raw: Redis) -> N
     assert add(broker, job_id, 1)[0] is Added.OK
     status = broker.jobs.status(job_id)
     assert (status.lost_chunks, status.records, status.chunks) == (None, 6, 3)
-    again = take(broker, "again")
-    assert again is not None
+    again = some(take(broker, "again"))
     assert (again.chunk, again.input) == (1, payload(1))
 
 

@@ -51,7 +51,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def submit_in(pool: ThreadPoolExecutor, settings: Settings, waits: list[str], **options: Any) -> Future[Job]:
-    """Submit in a thread that notes what it waits for."""
     return pool.submit(
         enqueue_embeddings, TEXTS, progress=lambda _, what: waits.append(what), settings=settings, **options
     )

@@ -50,10 +50,8 @@ def settings(own_redis: RedisServer, settings: Settings) -> Settings:
 
 
 @pytest.fixture
-def raw(own_redis: RedisServer) -> Iterator[redis_py.Redis]:
-    client = redis_py.Redis.from_url(own_redis.url)
-    yield client
-    client.close()
+def raw(own_raw: redis_py.Redis) -> redis_py.Redis:
+    return own_raw
 
 
 @contextmanager

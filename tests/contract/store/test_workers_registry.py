@@ -25,12 +25,11 @@ from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_workers.supervising.registry_link import RegistryLink
 from tests.support.redis_server import RedisServer
-from tests.support.store import DIM, MINE, QUEUE, calls, claim, new_job, row
+from tests.support.store import DIM, MINE, QUEUE, calls, claim, new_job, row, some
 from tests.support.waiting import eventually
 
 
 def expire(broker: Broker, raw: Redis, instance: str, *queues: str) -> None:
-    """Make the worker's last heartbeat so old that it no longer counts."""
     for members in (keys.WORKERS, *map(keys.queue_workers, queues)):
         raw.zadd(members, {instance: broker.connection.now_ms() - 1})
 
@@ -269,7 +268,6 @@ def test_the_end_of_an_id_is_compared_by_redis(broker: Broker, raw: Redis) -> No
 
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that a worker might be."""
     process = subprocess.Popen(["sleep", "600"])
     yield process
     process.kill()
@@ -309,8 +307,7 @@ def test_a_process_is_a_worker_once_it_says_so_and_another_one_of_its_number_is_
     assert link.row_of(process.pid) is None
     broker.workers.beat(worker(process))
     eventually(lambda: link.row_of(process.pid))
-    found = link.row_of(process.pid)
-    assert found is not None
+    found = some(link.row_of(process.pid))
     assert found.instance == "w"
 
 
@@ -346,9 +343,9 @@ def test_a_worker_that_nobody_blames_has_left(
 
 
 def test_a_death_is_reported_when_redis_is_back(
-    own_redis: RedisServer, settings: Settings, process: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture
+    own_redis: RedisServer, own_broker: Broker, process: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
-    broker = Broker.connect(settings.replace(redis_url=own_redis.url))
+    broker = own_broker
     link = RegistryLink(broker)
     try:
         broker.workers.beat(worker(process))
@@ -362,4 +359,3 @@ def test_a_death_is_reported_when_redis_is_back(
         assert fates(broker) == {"w": "killed by SIGKILL"}
     finally:
         link.close()
-        broker.close()

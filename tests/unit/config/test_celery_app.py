@@ -76,19 +76,6 @@ def test_an_empty_url_says_what_to_set() -> None:
         make_celery(Settings())
 
 
-def test_bells_are_json_that_is_acknowledged_late_and_fetched_one_for_each_slot() -> None:
-    app = make_celery(Settings(redis_url="redis://localhost"))
-    conf = app.conf
-    assert conf.broker_url == "redis://localhost"
-    assert (conf.task_serializer, list(conf.accept_content)) == ("json", ["json"])
-    assert (conf.task_acks_late, conf.task_reject_on_worker_lost) == (True, False)
-    assert conf.worker_prefetch_multiplier == 1
-    # Celery itself stores nothing.
-    assert conf.task_ignore_result is True
-    assert conf.result_backend is None
-    assert type(app.backend).__name__ == "DisabledBackend"
-
-
 def test_a_bell_is_the_message_that_celery_sends_for_its_task() -> None:
     app = make_celery(Settings(redis_url="redis://localhost"))
     with Connection("memory://") as connection:
@@ -125,15 +112,6 @@ def test_a_channel_keeps_its_client_until_its_connections_are_replaced() -> None
     channel._pool = pools[1]  # as kombu does after a lost connection
     with channel.conn_or_acquire() as third:
         assert third.connection_pool is pools[1]
-
-
-def test_a_broker_that_hangs_is_noticed() -> None:
-    options = make_celery(Settings(redis_url="redis://localhost")).conf.broker_transport_options
-    assert options["socket_timeout"] <= 30
-    assert options["socket_connect_timeout"] <= 10
-    assert options["health_check_interval"] <= 30
-    assert options["visibility_timeout"] == 3600
-    assert "retry_on_timeout" not in options
 
 
 def test_kombu_asks_every_sentinel_and_shows_no_password() -> None:

@@ -75,8 +75,7 @@ def test_certificates_are_checked_unless_insecure_is_said(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "check",
-    ["ssl_cert_reqs=none", "ssl_cert_reqs=CERT_NONE", "ssl_cert_reqs=optional", "ssl_check_hostname=0"],
+    "check", ["ssl_cert_reqs=none", "ssl_cert_reqs=CERT_NONE", "ssl_cert_reqs=optional", "ssl_check_hostname=0"]
 )
 def test_a_url_may_not_turn_a_check_off(check: str) -> None:
     settings = Settings(redis_url=f"rediss://host/0?{check}&password=hunter2")

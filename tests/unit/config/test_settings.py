@@ -25,8 +25,6 @@ from embedctl_workers.models.cache import cache_folder
 
 @dataclasses.dataclass
 class Sources:
-    """A home and a project folder of a test's own."""
-
     home: Path
     project: Path
 

@@ -340,6 +340,19 @@ def test_kept_fields_that_are_no_json_object_are_foreign(cell: bytes) -> None:
             decode(data)
 
 
+@hypothesis_settings(max_examples=25)  # each of hundreds of prefixes
+@given(results(max_rows=2))
+def test_a_head_says_what_the_whole_says_but_for_fields_and_vectors(result: ChunkResult) -> None:
+    data, heads = wire.encode_result(result), []
+    for size in range(len(data) + 1):
+        try:
+            heads.append(wire.decode_result_head(data[:size]))
+        except WireTruncated:
+            assert not heads, "what was enough is enough with more"
+    assert heads
+    assert all(head == dataclasses.replace(result, dim=0, vectors=b"", kept=None) for head in heads)
+
+
 def test_the_head_of_a_result_is_read_without_its_kept_fields() -> None:
     result = a_result(kept=[b'{"a":"' + bytes(100_000).replace(b"\0", b"x") + b'"}'] * 3)
     head = wire.decode_result_head(wire.encode_result(result)[:1000])

@@ -102,7 +102,6 @@ def test_parts_are_joined(parts: list[list[list[int]]]) -> None:
 
 
 def some(rows: int, dim: int, scale: float = 1.0) -> Vectors:
-    """Vectors of length `scale`."""
     vectors = np.random.default_rng(dim).standard_normal((rows, dim))
     scaled: Vectors = (scale * vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
     return scaled

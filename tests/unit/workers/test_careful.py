@@ -35,8 +35,6 @@ class Noting(DummyBackend):
 
 
 class NotingUse(CarefulUse):
-    """Notes the rows that it is told of."""
-
     def __init__(self, notes: list[object], given_up: Collection[int] = ()) -> None:
         self._notes, self.given_up = notes, given_up
 

@@ -45,7 +45,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def in_hub(machine: Path, repository: str) -> Path:
-    """The folder of a repository's main revision in the hub's cache."""
     place = machine / "hub" / f"models--{repository.replace('/', '--')}"
     (place / "refs").mkdir(parents=True)
     (place / "refs" / "main").write_text("1" * 40)

@@ -74,7 +74,6 @@ def test_pinning_is_refused_once_thread_pools_were_sized() -> None:
 
 
 def granted(monkeypatch: pytest.MonkeyPatch, quota: float) -> None:
-    """Make the control groups grant the time of this many CPUs."""
     monkeypatch.setattr(devices, "cpu_quota", lambda: quota)
 
 

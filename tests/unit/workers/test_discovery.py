@@ -146,15 +146,6 @@ def test_amd_gpus_that_are_hidden_are_not_found(
     assert [gpu.index for gpu in discovery.find_gpus()] == indices
 
 
-@pytest.mark.parametrize(
-    "says", ["hello", "[1]", '[{"gpu": 0, "bdf": "x", "hip_id": 0}]', '[{"gpu": 0, "hip_id": 0, "hip_uuid": "N/A"}]']
-)
-def test_what_amds_tool_says_and_nobody_can_read_is_an_error(tools: Path, says: str) -> None:
-    play(tools / "amd-smi", says)
-    with pytest.raises(WorkerError, match="amd-smi list -e --json printed output that can't be parsed"):
-        discovery.find_gpus()
-
-
 PARTS = [("aaaa", "3g.40gb"), ("bbbb", "1g.10gb")]
 #: The first GPU is divided, the others are whole.
 DIVIDED = [
@@ -266,12 +257,20 @@ def test_hidden_neuron_cores_are_not_found(tools: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    "answer", ["", "no JSON", "{}x", "[1]", '{"neuron_devices": []}', '[{"nc_count": 2}]', '[{"neuron_device": 0}]']
+    ("tool", "answer"),
+    [
+        *(("neuron-ls --json-output", said) for said in ("", "no JSON", "{}x", "[1]", '{"neuron_devices": []}')),
+        *(("neuron-ls --json-output", said) for said in ('[{"nc_count": 2}]', '[{"neuron_device": 0}]')),
+        *(("amd-smi list -e --json", said) for said in ("hello", "[1]", '[{"gpu": 0, "bdf": "x", "hip_id": 0}]')),
+        ("amd-smi list -e --json", '[{"gpu": 0, "hip_id": 0, "hip_uuid": "N/A"}]'),
+    ],
 )
-def test_an_answer_about_neuron_cores_that_makes_no_sense(tools: Path, answer: str) -> None:
-    play(tools / "neuron-ls", answer + "\n")
-    with pytest.raises(WorkerError, match="neuron-ls --json-output printed output that can't be parsed"):
-        discovery.find_neuron_cores()
+def test_an_answer_that_makes_no_sense_is_an_error(tools: Path, tool: str, answer: str) -> None:
+    name = tool.split()[0]
+    play(tools / name, answer + "\n")
+    find = discovery.find_neuron_cores if name == "neuron-ls" else discovery.find_gpus
+    with pytest.raises(WorkerError, match=f"{tool} printed output that can't be parsed"):
+        find()
 
 
 def choose(device: str, gpu: str | None = None, neuron_core: int | None = None) -> Accelerator | None:

@@ -206,7 +206,6 @@ def test_the_prompt_and_the_length_of_vectors_are_the_jobs() -> None:
 
 
 def memory(tokens: int, **changes: Any) -> DummyBackend:
-    """A device with room for a batch of a given number of tokens."""
     return DummyBackend(dim=4, max_tokens=64, memory_tokens=tokens, **changes)
 
 
@@ -379,15 +378,24 @@ def test_a_prompt_may_be_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompts", "known"), [(PROMPTS, "has the prompts nothing, query"), ({}, "has no prompts with names: use prompt")]
+    ("prompts", "options", "told"),
+    [
+        (PROMPTS, {"prompt_name": "document"}, "no prompt 'document': model mine has the prompts nothing, query"),
+        ({}, {"prompt_name": "document"}, "no prompt 'document': model mine has no prompts with names: use prompt"),
+        ({}, {"dimensions": 5}, "5 dimensions asked for, and the model's vectors have 4"),
+        ({}, {"dimensions": 10**12}, f"{10**12} dimensions asked for, and the model's vectors have 4"),
+    ],
 )
-def test_a_name_that_no_prompt_has_fails_every_record(prompts: dict[str, str], known: str) -> None:
+def test_an_option_that_the_model_can_not_follow_fails_every_record(
+    prompts: dict[str, str], options: dict[str, Any], told: str
+) -> None:
     backend = Fake()
     encoder = ChunkEncoder(backend, BUDGET, model="mine", prompts=prompts)
-    encoded = encoder.encode(encoder.prepare(chunk_of("one", "", "two"), {"prompt_name": "document"}))
+    encoded = encoder.encode(encoder.prepare(chunk_of("one", "", "two"), options))
     assert codes(encoded) == {0: ErrorCode.ENCODE_ERROR, 1: ErrorCode.EMPTY, 2: ErrorCode.ENCODE_ERROR}
-    assert encoded.errors[0].message == f"no prompt 'document': model mine {known}"
-    assert backend.rows_seen == 0
+    assert encoded.errors[0].message == told
+    assert np.isnan(encoded.vectors).all()
+    assert backend.batches == []
 
 
 def test_the_side_that_a_long_text_loses_may_be_chosen() -> None:
@@ -409,13 +417,3 @@ def test_fewer_dimensions_are_the_first_ones_made_to_unit_length(dimensions: int
         np.testing.assert_allclose(encoded.vectors[row], cut / np.linalg.norm(cut), rtol=0, atol=1e-7)
     raw = run(Fake(), chunk_of("one", "two words"), dimensions=dimensions, normalize=False).vectors
     np.testing.assert_array_equal(raw[0], alone("one", normalize=False)[:dimensions])
-
-
-@pytest.mark.parametrize("dimensions", [5, 10**12])
-def test_more_dimensions_than_vectors_have_fail_every_record(dimensions: int) -> None:
-    backend = Fake()
-    encoded = run(backend, chunk_of("one", "", "two"), dimensions=dimensions)
-    assert codes(encoded) == {0: ErrorCode.ENCODE_ERROR, 1: ErrorCode.EMPTY, 2: ErrorCode.ENCODE_ERROR}
-    assert encoded.errors[0].message == f"{dimensions} dimensions asked for, and the model's vectors have 4"
-    assert np.isnan(encoded.vectors).all()
-    assert backend.batches == []

@@ -125,37 +125,6 @@ def test_a_thread_that_leaves_by_an_error_has_left(enter: Enter, alone: bool) ->
     eventually(lambda: after.isolated == [True])
 
 
-def test_isolation_is_never_shared_however_many_come_and_go() -> None:
-    isolation, lock = Isolation(), threading.Lock()
-    inside, alone, seen = 0, 0, list[tuple[int, int]]()
-
-    def visit(number: int) -> None:
-        nonlocal inside, alone
-        for turn in range(50):
-            with isolation:
-                with lock:
-                    inside += 1
-                    seen.append((inside, alone))
-                isolated = (number + turn) % 3 == 0 and isolation.isolate()
-                if isolated:
-                    with lock:
-                        alone += 1
-                        seen.append((inside, alone))
-                    time.sleep(0.0001)  # lets the others run
-                with lock:
-                    alone -= isolated
-                    inside -= 1
-
-    threads = [threading.Thread(target=visit, args=(number,), daemon=True) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert not any(thread.is_alive() for thread in threads)
-    assert any(alone for _, alone in seen)
-    assert all(inside == 1 for inside, alone in seen if alone)
-
-
 BATCH_S = 0.02
 
 
@@ -183,25 +152,6 @@ class Device(DummyBackend):
 def encoding_with(in_hand: InHand, hurrying: threading.Event | None = None) -> ChunkEncoding:
     device = SharedDevice(in_hand, Telemetry(), threading.Event(), hurrying or threading.Event(), now_ms=lambda: 1)
     return ChunkEncoding(["m"], cast(Any, None), device, Isolation())
-
-
-def test_in_a_hurry_a_chunk_is_left_between_two_batches() -> None:
-    hurrying, batches = threading.Event(), 0
-
-    class Hurried(DummyBackend):
-        def forward(self, tokens: Tokens, rows: Rows) -> Vectors:
-            nonlocal batches
-            batches += 1
-            hurrying.set()
-            return super().forward(tokens, rows)
-
-    encoding = encoding_with(InHand(), hurrying)
-    held = Held("job", 0, "token", "m")
-    job = cast(Any, SimpleNamespace(options={}))
-    encoder = ChunkEncoder(Hurried(dim=4), 64)
-    chunk = chunk_of(*(f"word{row} and another" for row in range(200)))
-    assert encoding.encode(ClaimedChunk(held, job, encoder, b"", chunk, None)) is None
-    assert batches == 1
 
 
 def test_a_chunk_that_waits_while_another_finds_its_bad_records_is_not_quiet() -> None:

@@ -27,19 +27,27 @@ BUDGET = 64
 
 
 class Device(DummyBackend):
-    """A dummy on an asynchronous device that computes one batch after the other, while its gate is open."""
+    """A dummy on an asynchronous device, which computes one batch after the other while its gate is open.
 
-    def __init__(self, **options: Any) -> None:
+    Errors of its kernels surface in `finish`, unless it fails at once.
+    """
+
+    def __init__(self, ahead: int, *, joins: bool = False, fails_at_once: bool = False, **options: Any) -> None:
         super().__init__(dim=4, poison=True, **options)
-        self.joins = self.budget_by_sum = True
-        self.ahead = 2
+        self.ahead = ahead
+        self.joins = self.budget_by_sum = joins
         self.gate = threading.Event()
-        self.sizes: list[int] = []
+        self.begun: list[list[int]] = []
+        self.finished = self.most = 0
         self.threads: set[str] = set()
+        self._fails_at_once = fails_at_once
         self._kernels = ThreadPoolExecutor(1)
+        if not joins:
+            self.gate.set()
 
     def forward(self, tokens: Tokens, rows: Rows) -> Any:
-        self.sizes.append(len(rows))
+        self.begun.append(rows.tolist())
+        self.most = max(self.most, len(self.begun) - self.finished)
         self.threads.add(threading.current_thread().name)
         forward = super().forward
 
@@ -47,10 +55,18 @@ class Device(DummyBackend):
             assert self.gate.wait(PATIENCE_S)
             return forward(tokens, rows)
 
-        return self._kernels.submit(compute)
+        work = self._kernels.submit(compute)
+        if self._fails_at_once:
+            work.result()
+        return work
 
     def finish(self, output: Any, *, normalize: bool) -> Vectors:
+        self.finished += 1
         return super().finish(output.result(), normalize=normalize)
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(rows) for rows in self.begun]
 
 
 class Chunks:
@@ -63,7 +79,6 @@ class Chunks:
         self._threads = ThreadPoolExecutor(16)
 
     def begin(self, texts: Sequence[str], use: DeviceUse | None = None, **options: Any) -> Future[EncodedChunk]:
-        """Hand a chunk to the launcher, after those of earlier calls."""
         prepared = self.encoder.prepare(chunk_of(*texts), options)
         handed_over = threading.Event()
         begin = self.launcher.begin
@@ -96,15 +111,15 @@ class Chunks:
         self.device._kernels.shutdown()
 
 
-Make = Callable[..., Chunks]
+Make = Callable[[], Chunks]
 
 
 @pytest.fixture
 def make() -> Iterator[Make]:
     made: list[Chunks] = []
 
-    def make_chunks(**options: Any) -> Chunks:
-        made.append(Chunks(Device(**options)))
+    def make_chunks() -> Chunks:
+        made.append(Chunks(Device(2, joins=True)))
         return made[-1]
 
     yield make_chunks
@@ -233,34 +248,6 @@ def test_a_thread_that_ends_lets_nobody_wait(make: Make, monkeypatch: pytest.Mon
 TEXTS = [f"w{row}" for row in range(32)]
 
 
-class AsyncDevice(DummyBackend):
-    """A dummy on an asynchronous device: errors of its kernels surface in `finish`."""
-
-    def __init__(self, ahead: int, *, fails_at_once: bool = False, **options: Any) -> None:
-        super().__init__(dim=4, poison=True, **options)
-        self.ahead = ahead
-        self.begun: list[list[int]] = []
-        self.finished = 0
-        self.most = 0
-        self._fails_at_once = fails_at_once
-        self._kernels = ThreadPoolExecutor(1)
-
-    def forward(self, tokens: Tokens, rows: Rows) -> Any:
-        if self._fails_at_once:
-            vectors = super().forward(tokens, rows)
-            work: Future[Vectors] = Future()
-            work.set_result(vectors)
-        else:
-            work = self._kernels.submit(super().forward, tokens, rows)
-        self.begun.append(rows.tolist())
-        self.most = max(self.most, len(self.begun) - self.finished)
-        return work
-
-    def finish(self, output: Any, *, normalize: bool) -> Vectors:
-        self.finished += 1
-        return super().finish(output.result(), normalize=normalize)
-
-
 def encode(backend: DummyBackend, texts: Sequence[str], use: DeviceUse = SOLE_USE) -> EncodedChunk:
     encoder = ChunkEncoder(backend, 4)
     return encoder.encode(encoder.prepare(chunk_of(*texts), {}), use)
@@ -272,7 +259,7 @@ def expected(texts: Sequence[str]) -> Vectors:
 
 @pytest.mark.parametrize("ahead", [0, 1, 3, 100])
 def test_no_more_batches_are_under_way_than_the_backend_wants(ahead: int) -> None:
-    backend = AsyncDevice(ahead)
+    backend = Device(ahead)
     use = RecordedUse()
     np.testing.assert_array_equal(encode(backend, TEXTS, use).vectors, expected(TEXTS))
     assert backend.most == min(8, ahead + 1)
@@ -291,7 +278,7 @@ def test_no_more_batches_are_under_way_than_the_backend_wants(ahead: int) -> Non
 def test_a_failure_costs_one_row(*, fails_at_once: bool, ahead: int, at: int, word: str, code: ErrorCode) -> None:
     texts = [*TEXTS[:at], word, *TEXTS[at + 1 :]]
     use = RecordedUse()
-    encoded = encode(AsyncDevice(ahead, fails_at_once=fails_at_once), texts, use)
+    encoded = encode(Device(ahead, fails_at_once=fails_at_once), texts, use)
     assert [(error.row, error.code) for error in encoded.errors] == [(at, code)]
     others = [row for row in range(32) if row != at]
     np.testing.assert_array_equal(encoded.vectors[others], expected(TEXTS)[others])
@@ -300,7 +287,7 @@ def test_a_failure_costs_one_row(*, fails_at_once: bool, ahead: int, at: int, wo
 
 
 def test_a_batch_too_large_is_halved_and_the_limit_remembered_also_when_it_fails_late() -> None:
-    backend = AsyncDevice(2, memory_tokens=3)
+    backend = Device(2, memory_tokens=3)
     encoder = ChunkEncoder(backend, 8)
     chunk = chunk_of(*TEXTS)
     np.testing.assert_array_equal(encoder.encode(encoder.prepare(chunk, {})).vectors, expected(TEXTS))
@@ -310,7 +297,7 @@ def test_a_batch_too_large_is_halved_and_the_limit_remembered_also_when_it_fails
 
 
 def test_the_limit_of_a_backend_that_does_not_pad_is_a_sum_as_its_batches_are() -> None:
-    backend = AsyncDevice(2, memory_tokens=80)
+    backend = Device(2, memory_tokens=80)
     backend.budget_by_sum = True
     encoder = ChunkEncoder(backend, 64)
     texts = [" ".join(["w"] * 24), *(f"{text} w" for text in TEXTS[:20])]
@@ -325,11 +312,11 @@ def test_the_limit_of_a_backend_that_does_not_pad_is_a_sum_as_its_batches_are() 
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_a_lost_device_is_nobodys_error(*, fails_at_once: bool, ahead: int) -> None:
     with pytest.raises(DeviceLost):
-        encode(AsyncDevice(ahead, fails_at_once=fails_at_once), [*TEXTS, "lose-device"])
+        encode(Device(ahead, fails_at_once=fails_at_once), [*TEXTS, "lose-device"])
 
 
 def test_it_stops_between_two_batches_when_nobody_wants_the_rest() -> None:
-    backend = AsyncDevice(2)
+    backend = Device(2)
     with pytest.raises(Stopped):
         encode(backend, TEXTS, RecordedUse(wanted=lambda: len(backend.begun) < 3))
     assert len(backend.begun) == 3
@@ -337,7 +324,7 @@ def test_it_stops_between_two_batches_when_nobody_wants_the_rest() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_device_is_free_for_others_while_the_last_batches_are_waited_for(*, fails: bool) -> None:
-    backend = AsyncDevice(2)
+    backend = Device(2)
     turns: list[int] = []
 
     @contextmanager

@@ -14,7 +14,6 @@ import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from embedctl.store import Claim
 from embedctl_config.errors import MissingExtra
 from embedctl_config.hardware import HardwareClass, Thresholds
 from embedctl_config.settings import Settings
@@ -66,15 +65,10 @@ def everything(metrics: Metrics) -> None:
 
 
 def test_what_happens_is_counted_under_its_own_name(metrics: Metrics) -> None:
-    metrics.encoded(MODEL, 15, 25)
-    metrics.encoded(MODEL, 10, 10)
-    assert (value(metrics, "tokens_total"), value(metrics, "padding_tokens_total")) == (25, 10)
     metrics.batched(MODEL, 0.2)
     metrics.staged(MODEL, "store", 2.0)
     assert value(metrics, "batch_seconds_sum") == 0.2
     assert value(metrics, "stage_seconds_sum", stage="store") == 2.0
-    metrics.failed(MODEL)
-    assert value(metrics, "chunk_failures_total") == 1
     metrics.observer("SET", 0.25, True)
     metrics.observer("SET", 40.0, False)
     labels = {"hardware_class": "tiny", "command": "SET"}
@@ -92,16 +86,6 @@ def test_records_count_once_redis_has_their_result(metrics: Metrics) -> None:
     assert value(metrics, "record_errors_total", code="too_long") == 1
     assert value(metrics, "results_total", answer="ok") == value(metrics, "results_total", answer="refused") == 1
     assert value(metrics, "records_total", outcome="done", model="other") == 0
-
-
-def test_attempts_beyond_the_first_stand_apart(metrics: Metrics) -> None:
-    metrics.claimed(MODEL, Claim("job", 0, "token", 1, b"", waited_s=0.25))
-    metrics.claimed(MODEL, Claim("job", 1, "token", 3, b"", waited_s=1.0))
-    assert (
-        value(metrics, "attempts_total", attempt="first") == value(metrics, "attempts_total", attempt="repeated") == 1
-    )
-    assert value(metrics, "queue_wait_seconds_count") == 2
-    assert value(metrics, "queue_wait_seconds_sum") == 1.25
 
 
 def test_the_gates_figures_are_those_of_its_first_check(metrics: Metrics) -> None:

@@ -66,18 +66,8 @@ def test_what_does_not_decide_the_vectors_leaves_the_fingerprint(model: Path, fi
     assert fingerprint_of(model) == before
 
 
-@pytest.mark.parametrize("kind", ["modeling_evil.Evil", "sentence_transformers_evil.Evil", "os.system", None, 3])
-def test_a_model_that_brings_code_is_refused_whatever_would_load_it(model: Path, kind: object) -> None:
-    write(model / "modules.json", json.dumps([*MODULES, {"idx": 3, "name": "3", "path": "", "type": kind}]))
-    write(model / "modeling_evil.py", "raise SystemExit('code of the model ran')")
-    with pytest.raises(ModelError, match="runs no code that comes with a model"):
-        resolve_model("mine", ModelEntry(str(model)))
-
-
-def test_an_asymmetric_model_is_refused(model: Path) -> None:
-    write(model / "modules.json", json.dumps([{**MODULES[0], "type": "sentence_transformers.models.Router"}]))
-    with pytest.raises(ModelError, match=r"is asymmetric: its module .*\.Router runs other modules"):
-        resolve_model("mine", ModelEntry(str(model)))
+def with_module(kind: object) -> str:
+    return json.dumps([*MODULES, {"idx": 3, "name": "3", "path": "", "type": kind}])
 
 
 ROUTES = {"types": {"0_Transformer": "sentence_transformers.models.Transformer", "1_Evil": "modeling_evil.Evil"}}
@@ -85,11 +75,29 @@ WORDS = {"tokenizer_class": "modeling_evil.Evil"}
 
 
 @pytest.mark.parametrize(
-    ("file", "inner"), [("router_config.json", ROUTES), ("config.json", ROUTES), ("wordembedding_config.json", WORDS)]
+    ("file", "content", "told"),
+    [
+        *(
+            ("modules.json", with_module(kind), "runs no code that comes with a model")
+            for kind in ("modeling_evil.Evil", "sentence_transformers_evil.Evil", "os.system", None, 3)
+        ),
+        (
+            "modules.json",
+            with_module("sentence_transformers.models.Router"),
+            r"is asymmetric: its module .*\.Router runs",
+        ),
+        ("1_Pooling/router_config.json", json.dumps(ROUTES), r"modeling_evil\.Evil"),
+        ("1_Pooling/config.json", json.dumps(ROUTES), r"modeling_evil\.Evil"),
+        ("1_Pooling/wordembedding_config.json", json.dumps(WORDS), r"modeling_evil\.Evil"),
+        *(("modules.json", content, r"modules\.json can't be read") for content in ("{", "[{}]", "3")),
+    ],
 )
-def test_so_is_one_of_whose_modules_one_leads_to_code(model: Path, file: str, inner: object) -> None:
-    write(model / "1_Pooling" / file, json.dumps(inner))
-    with pytest.raises(ModelError, match=r"modeling_evil\.Evil"):
+def test_what_leads_to_code_is_asymmetric_or_unreadable_is_refused(
+    model: Path, file: str, content: str, told: str
+) -> None:
+    write(model / file, content)
+    write(model / "modeling_evil.py", "raise SystemExit('code of the model ran')")
+    with pytest.raises(ModelError, match=told):
         resolve_model("mine", ModelEntry(str(model)))
 
 
@@ -109,13 +117,6 @@ def test_a_folder_without_weights_is_refused(model: Path) -> None:
     with pytest.raises(ModelError, match="no weights") as raised:
         fingerprint_of(model)
     assert str(model) in str(raised.value)
-
-
-@pytest.mark.parametrize("content", ["{", "[{}]", "3"])
-def test_modules_that_cannot_be_read_are_a_model_error(model: Path, content: str) -> None:
-    write(model / "modules.json", content)
-    with pytest.raises(ModelError, match=r"modules\.json can't be read"):
-        fingerprint_of(model)
 
 
 def test_the_pinned_fingerprint_is_the_only_one_served(model: Path) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -179,29 +176,3 @@ def test_every_row_is_in_one_run() -> None:
         assert len(runs) == -(-rows // 4)
         assert sorted(np.concatenate([run.at for run in runs]).tolist()) == list(range(rows))
         assert all(lengths[run.at].max() <= run.bucket and 1 <= len(run.at) <= 4 for run in runs)
-
-
-PINNED = """
-import json, os, sys
-import embedctl_workers.commands.worker, embedctl_workers.commands.model
-from embedctl_workers.machine import devices
-heavy = ("torch", "torch_neuronx", "numpy", "onnxruntime", "tokenizers")
-before = [name for name in heavy if name in sys.modules]
-devices.pin(None, accelerator=devices.Accelerator("neuron", 3, "3"))
-after = [name for name in heavy if name in sys.modules]
-from embedctl_workers.backends.neuron import runtime
-print(json.dumps([before, after, runtime.load_runtime().SEEN]))
-"""
-
-
-def test_the_core_is_chosen_before_its_runtime_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package(
-        tmp_path, "2.9.0.2.13", "import os\nSEEN = os.environ['NEURON_RT_VISIBLE_CORES']\ndef trace(): ...", monkeypatch
-    )
-    installed(tmp_path, "torch", "2.9.1")
-    environment = {name: value for name, value in os.environ.items() if name != "NEURON_RT_VISIBLE_CORES"}
-    done = subprocess.run(
-        [sys.executable, "-c", PINNED], env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [[], [], "3"]

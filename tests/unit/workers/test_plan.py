@@ -47,7 +47,6 @@ TWO_NODES = [cpus(0, 3, node=0), cpus(4, 7, node=1)]
 
 
 def workers(plan: Plan) -> list[tuple[str, str, str, int]]:
-    """Name, device, CPUs and threads of each."""
     return [(each.name, each.pinned.device, each.pinned.cpu_list, each.pinned.threads) for each in plan.workers]
 
 

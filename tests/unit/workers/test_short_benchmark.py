@@ -202,15 +202,6 @@ def test_of_others_nothing_is_claimed(tmp_path: Path, config: Any) -> None:
     assert shape_of(tmp_path / "nowhere") is None
 
 
-def test_a_token_costs_two_operations_a_weight_and_more_in_longer_texts() -> None:
-    shape = EncoderShape(hidden=2, inner=3, layers=5)
-    weights = 5 * (4 * 2 * 2 + 2 * 2 * 3)
-    attention = 2 * 2 * 5 * 2  # scores and sums, a multiplication and an addition each, over 2 components in 5 layers
-    assert shape.flop(np.array([1])) == 2 * weights + attention
-    assert shape.flop(np.array([7])) == 7 * 2 * weights + 49 * attention
-    assert shape.flop(np.array([7, 1, 1])) == 9 * 2 * weights + 51 * attention
-
-
 def test_torch_counts_the_same(tmp_path: Path) -> None:
     import torch
     import transformers
@@ -223,5 +214,6 @@ def test_torch_counts_the_same(tmp_path: Path) -> None:
     shape = shape_of(folder_with(tmp_path, config.to_dict()))
     assert shape is not None
     with FlopCounterMode(display=False) as counter, torch.inference_mode():
-        model.encoder(model.embeddings(torch.zeros(1, 9, dtype=torch.long)))
-    assert counter.get_total_flops() == shape.flop(np.array([9]))
+        for length in (9, 4, 1):
+            model.encoder(model.embeddings(torch.zeros(1, length, dtype=torch.long)))
+    assert counter.get_total_flops() == shape.flop(np.array([9, 4, 1]))

@@ -62,7 +62,6 @@ def tokenizer_of(name: str) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def pair(cache: Path) -> Pair:
-    """Makes two tokenizers of texts: the library's and the compiled one."""
     fast: dict[str, CompiledWordPiece] = {}
 
     def pair(
@@ -121,7 +120,6 @@ def texts_for(tokenizer: Tokenizer, seed: int, count: int) -> list[str]:
 
 
 def assert_equal(found: Tokens, expected: Tokens) -> None:
-    """Every array, its dtype included."""
     for name in ("lengths", "lost"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), strict=True)
     assert list(found.columns) == list(expected.columns)

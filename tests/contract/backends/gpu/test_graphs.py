@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +11,7 @@ import pytest
 import torch
 
 from embedctl_workers.arrays.tokens import Tokens, Vectors
-from embedctl_workers.backends.gpu import attention, device, graphs, memory, packed
+from embedctl_workers.backends.gpu import attention, graphs, memory, packed
 from embedctl_workers.backends.gpu.backend import TorchGpuBackend
 from tests.support.stand_in_gpu import StandIn, Waits
 from tests.support.stand_in_graph import StandInGraph
@@ -47,7 +44,6 @@ Both = tuple[StandIn, TorchGpuBackend, Any]
 
 @pytest.fixture
 def both(load: Load, started: Callable[..., TorchGpuBackend]) -> Both:
-    """A device, and the model on it without and with graphs."""
     on = StandIn()
     return on, load(TINY, dtype="fp32"), started(on)
 
@@ -226,40 +222,3 @@ def test_graphs_are_left_half_of_the_memory(load: Load) -> None:
     backend.warm_up()
     assert backend.token_budget == pytest.approx(40, rel=0.05)
     assert backend.positions(np.array([9])) == 9
-
-
-# torch's own graphs, as far as a machine without a GPU can show
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_torch_is_asked_for_a_graph_that_other_threads_do_not_disturb(
-    fails: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[Any] = []
-    ended: list[Any] = []
-
-    @contextmanager
-    def capturing(graph: Any, pool: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
-        made.append((graph, pool, stream, capture_error_mode))
-        yield
-        if fails:
-            raise NOT_PERMITTED
-
-    def end(*args: Any) -> None:
-        ended.append(args)
-        raise RuntimeError("not currently recording")
-
-    real = list(inspect.signature(torch.cuda.graph.__init__).parameters)[1:5]
-    assert real == ["cuda_graph", "pool", "stream", "capture_error_mode"]
-    for name, value in (("CUDAGraph", object), ("graph", capturing), ("current_stream", lambda on: f"stream of {on}")):
-        monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 7))
-    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end)
-    gpu = object.__new__(device.Gpu)
-    gpu.device = torch.device("cuda", 0)
-    for beside, pool in ((None, (0, 7)), (SimpleNamespace(pool=lambda: (0, 3)), (0, 3))):
-        with pytest.raises(RuntimeError, match="not permitted") if fails else nullcontext():
-            assert gpu.capture(lambda: None, beside) is made[-1][0]
-        assert made[-1][1:] == (pool, "stream of cuda:0", "thread_local")
-        assert ended == ([(0, pool)] if fails else [])
-        ended.clear()

@@ -49,7 +49,6 @@ def test_on_a_gpu(tiny: Tiny, dtype: str, tiny_model: MakeModel, host: Host, cap
 
 
 def least_cosine(encoder: ChunkEncoder, chunks: Sequence[list[str]], expected: Sequence[Vectors]) -> float:
-    """Of chunks that two threads encode."""
     turn = threading.Lock()
 
     def run(texts: list[str], vectors: Vectors) -> float:
