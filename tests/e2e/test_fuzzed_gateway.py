@@ -30,6 +30,10 @@ negative_data_rejection.expected-statuses = ["4xx"]
 [[operations]]
 include-path = ["/v1/batches/{id}/cancel", "/v1/batches/{id}/retry"]
 checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "404", "429"]
+
+[[operations]]
+include-path-regex = "^/v1/jobs"
+checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "403", "404", "409", "429"]
 """
 
 

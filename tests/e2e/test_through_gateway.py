@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from subprocess import DEVNULL, PIPE
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from embedctl import Job, enqueue_embeddings
+from embedctl import Job, JobNotFound, NotPermitted, QuotaExceeded, WaitTimeout, aenqueue_embeddings, enqueue_embeddings
+from embedctl.remote.calls import Calls
 from embedctl_config.settings import Settings
+from embedctl_config.wire import ChunkInput, RecordKind, encode_input
 from embedctl_gateway.access.key_file import add_key
+from embedctl_gateway.calls.openapi import STEPS
+from tests.support.forked import Forked
 from tests.support.gateway import Running, running_gateway
 from tests.support.here import Here
 from tests.support.jobs import reference
-from tests.support.processes import changed
+from tests.support.processes import changed, free_ports
+from tests.support.proxy import Proxy
+from tests.support.waiting import eventually
 
 TEXTS = [f"text {number}" for number in range(700)]
 
@@ -71,3 +80,222 @@ def test_the_commands_write_the_same_bytes_through_a_gateway(here: Here, outside
                 assert done.returncode == 0, done.stderr
     assert (here.folder / "redis.npy").read_bytes() == (here.folder / "gateway.npy").read_bytes()
     assert not list(here.broker.jobs.newest())
+
+
+def test_run_leaves_the_work_to_the_gateways_workers(here: Here, outside: Outside) -> None:
+    here.start_worker()
+    (here.folder / "corpus.txt").write_text("\n".join(TEXTS))
+    with changed(here.environment, outside.variables):
+        done = here.embedctl("run", "corpus.txt", "-o", "run.npy", "--quiet")
+        assert done.returncode == 0, done.stderr
+        refused = here.embedctl("run", "corpus.txt", "-o", "run.npy", "--cpus", "0")
+        folder = here.embedctl("run", "corpus.txt", "-o", "parts/")
+    np.testing.assert_allclose(np.load(here.folder / "run.npy"), reference(TEXTS), atol=1e-6)
+    assert not list(here.broker.jobs.newest())
+    assert (refused.returncode, "EMBEDCTL_URL names a gateway: omit them" in refused.stderr) == (2, True)
+    assert (folder.returncode, "name a file or a database in place of a folder" in folder.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["list", "status", "metrics", "worker", "flower", "gateway"])
+def test_a_command_that_needs_redis_names_the_setting(here: Here, outside: Outside, command: str) -> None:
+    with changed(here.environment, outside.variables):
+        refused = here.embedctl(command, *(["--model", "dummy", "--class", "dummy"] if command == "worker" else []))
+    assert refused.returncode == 2
+    assert "needs Redis, and EMBEDCTL_URL names a gateway: set EMBEDCTL_REDIS_URL" in refused.stderr + refused.stdout
+    assert "Traceback" not in refused.stderr
+
+
+def test_doctor_looks_at_the_gateway(here: Here, outside: Outside, tmp_path: Path) -> None:
+    (wrong := tmp_path / "wrong").write_text("embedctl-wrong")
+    with changed(here.environment, outside.variables):
+        assert "answers, and no live worker serves a model" in here.embedctl("doctor").stdout
+        here.start_worker()
+        assert f"{outside.gateway.url} answers, and serves dummy" in here.embedctl("doctor").stdout
+    with changed(here.environment, {**outside.variables, "EMBEDCTL_API_KEY_FILE": str(wrong)}):
+        failed = here.embedctl("doctor")
+    assert (failed.returncode, "the API key is wrong" in failed.stdout) == (1, True)
+
+
+def test_a_job_is_there_for_its_tenant_alone(here: Here, outside: Outside, tmp_path: Path) -> None:
+    here.start_worker()
+    job = enqueue_embeddings(TEXTS[:3], settings=outside.settings)
+    other = tmp_path / "other"
+    other.write_text(key := add_key(outside.keys, "bob", "team-b"))
+    eventually(lambda: _status(outside, key, "GET", "/v1/models") == 200, what="the new key")
+    with pytest.raises(JobNotFound) as found:
+        Job.get(job.id, outside.settings.replace(api_key_file=str(other)))
+    never = f"{job.id[:-4]}ffff"
+    with pytest.raises(JobNotFound) as absent:
+        Job.get(never, outside.settings)
+    assert str(found.value).replace(job.id, never) == str(absent.value)
+    calls = [
+        ("GET", ""),
+        ("DELETE", ""),
+        ("GET", "/events"),
+        ("PUT", "/chunks/0?token=ab"),
+        *(("GET", f"/chunks/0/{what}") for what in ("input", "result")),
+        *(("POST", f"/{step}") for step in STEPS),
+    ]
+    assert {_status(outside, key, method, f"/v1/jobs/{job.id}{path}") for method, path in calls} == {404}
+    with pytest.raises(NotPermitted, match="this key is for tenant search"):
+        enqueue_embeddings(TEXTS[:3], tenant="team-b", settings=outside.settings)
+    assert job.wait(timeout=60).done == 3
+
+
+def _status(outside: Outside, key: str, method: str, path: str) -> int:
+    with outside.gateway.client(key) as client:
+        return client.request(method, path, json={} if method == "POST" else None).status_code
+
+
+def test_a_wrong_key_is_told_and_not_shown(here: Here, outside: Outside, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.write_text("embedctl-wrong\n")
+    (here.folder / "corpus.txt").write_text("a text\n")
+    with changed(here.environment, {**outside.variables, "EMBEDCTL_API_KEY_FILE": str(wrong)}):
+        for command in (["submit", "corpus.txt"], ["status", "20261127-000000-0123456789"]):
+            refused = here.embedctl(*command)
+            assert refused.returncode == 77, refused.stderr
+            assert "refuses: the API key is wrong" in refused.stderr
+            assert "EMBEDCTL_API_KEY_FILE" in refused.stderr
+            assert "embedctl-wrong" not in refused.stderr
+    with changed(here.environment, {**outside.variables, "EMBEDCTL_URL": "http://127.0.0.1:1"}):
+        away = here.embedctl("submit", "corpus.txt")
+    assert (away.returncode, "the gateway at http://127.0.0.1:1 can't be reached" in away.stderr) == (69, True)
+
+
+def test_lost_answers_make_nothing_twice(here: Here, outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call is made, and its first answer is lost."""
+    here.start_worker()
+    exchanged, lost = Calls._exchanged, set[tuple[str, str]]()
+
+    def losing(self: Calls, method: str, target: str, *more: Any) -> Any:
+        answer = exchanged(self, method, target, *more)
+        if "dry_run" not in str(more) and method != "GET" and (method, target) not in lost:
+            lost.add((method, target))
+            raise ConnectionResetError("lost")
+        return answer
+
+    monkeypatch.setattr(Calls, "_exchanged", losing)
+    job = enqueue_embeddings(TEXTS, chunk_size=64, settings=outside.settings)
+    assert job.wait(timeout=60).done == len(TEXTS)
+    np.testing.assert_allclose(job.vectors(), reference(TEXTS), atol=1e-6)
+    (only,) = here.broker.jobs.newest()
+    assert (only.id, only.records, only.chunks) == (job.id, len(TEXTS), 11)
+    assert {target.split("/")[-1].split("?")[0] for _, target in lost} >= {"jobs", "0", "10", "seal"}
+
+
+def test_a_killed_submission_and_a_killed_fetch_resume(here: Here, outside: Outside) -> None:
+    (here.folder / "corpus.txt").write_text("\n".join(TEXTS))
+    submit = ["submit", "--format", "txt", "--class", "slow", "--chunk-size", "25", "--resume", "mine"]
+    fetch = ["fetch", "-o", "vectors.npy", "--quiet"]
+    variables = {**here.environment, **outside.variables}
+    with Forked([*submit, "-"], variables, here.folder, DEVNULL, DEVNULL, stdin=PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write("\n".join(TEXTS[:90]))
+        process.stdin.flush()
+        eventually(lambda: [job.chunks for job in here.broker.jobs.newest()] == [3], what="the first chunks")
+        process.kill()
+    (begun,) = here.broker.jobs.newest()
+    here.start_worker(hardware="slow")
+    with changed(here.environment, outside.variables):
+        again = here.embedctl(*submit, "corpus.txt")
+        assert (again.returncode, again.stdout.strip()) == (0, begun.id), again.stderr
+        with Forked([*fetch, begun.id], variables, here.folder, DEVNULL, DEVNULL) as process:
+            eventually(lambda: here.broker.jobs.status(begun.id).chunks_done >= 6, what="some results")
+            process.kill()
+        done = here.embedctl(*fetch, begun.id)
+        assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(np.load(here.folder / "vectors.npy"), reference(TEXTS), atol=1e-6)
+
+
+@pytest.fixture
+def proxy(outside: Outside) -> Iterator[Proxy]:
+    proxy = Proxy(outside.gateway.port)
+    proxy.start()
+    yield proxy
+    proxy.stop()
+
+
+def test_a_caller_waits_for_a_gateway_that_is_away(here: Here, outside: Outside, proxy: Proxy) -> None:
+    settings = outside.settings.replace(url=f"http://127.0.0.1:{proxy.port}/v1")
+
+    def texts() -> Iterator[str]:
+        for number, text in enumerate(TEXTS):
+            if number == 300:
+                proxy.lead_to(free_ports(1)[0])
+                proxy.cut()
+                threading.Timer(1.0, proxy.lead_to, [outside.gateway.port]).start()
+            yield text
+
+    job = enqueue_embeddings(texts(), chunk_size=8, settings=settings)
+    threading.Timer(1.0, proxy.cut).start()
+    threading.Timer(1.5, here.start_worker).start()
+    assert job.wait(timeout=60).done == len(TEXTS)
+    np.testing.assert_allclose(job.vectors(), reference(TEXTS), atol=1e-6)
+    (only,) = here.broker.jobs.newest()
+    assert only.records == len(TEXTS)
+
+
+def test_a_tenants_limits_hold_through_a_gateway(here: Here, outside: Outside) -> None:
+    config = Path(here.environment["EMBEDCTL_CONFIG"])
+    config.write_text(f"{config.read_text()}\n[tenants.search]\nmax_jobs = 1\nmax_waiting_records = 100\n")
+    worker = here.start_worker()
+    eventually(lambda: [quota.tenant for quota in here.broker.quotas.all(10)] == ["search"])
+    worker.kill()
+    job = enqueue_embeddings(TEXTS[:3], settings=outside.settings)
+    with pytest.raises(QuotaExceeded) as raised:
+        enqueue_embeddings(TEXTS[:3], settings=outside.settings)
+    told = raised.value
+    assert (told.tenant, told.limit, told.most, told.used) == ("search", "max_jobs", 1, 1)
+    job.cancel()
+    with pytest.raises(WaitTimeout, match="waits for room within max_waiting_records of tenant search"):
+        enqueue_embeddings(TEXTS, chunk_size=64, timeout=1.0, settings=outside.settings)
+    assert not [each for each in here.broker.jobs.newest() if not each.state.ended]
+
+
+def test_tasks_wait_for_jobs_through_a_gateway(here: Here, outside: Outside) -> None:
+    here.start_worker()
+
+    async def embed(number: int) -> Any:
+        job = await aenqueue_embeddings([f"text {number}"], settings=outside.settings)
+        await job.wait(timeout=60)
+        vectors = await job.vectors()
+        await job.discard()
+        return vectors[0]
+
+    async def embed_all() -> list[Any]:
+        return await asyncio.gather(*map(embed, range(8)))
+
+    np.testing.assert_allclose(asyncio.run(embed_all()), reference(TEXTS[:8]), atol=1e-6)
+    assert not list(here.broker.jobs.newest())
+
+
+BAD = {
+    "text that is not UTF-8": ChunkInput(0, bytes([RecordKind.TEXT]), [b"\xff"]),
+    "size that is none": ChunkInput(0, bytes([RecordKind.OVERSIZE]), [b"many"]),
+    "position of another record": ChunkInput(2**64 - 1, bytes([RecordKind.TEXT]), [b"a"]),
+    "positions": ChunkInput(0, bytes([RecordKind.TEXT]), [b"a"], positions=[5]),
+    "more records than a chunk has": ChunkInput(0, bytes(9), [b"a"] * 9),
+    "no records": ChunkInput(0, b"", []),
+    "kept fields that are not UTF-8": ChunkInput(0, bytes([RecordKind.TEXT]), [b"a"], kept=[b"\xff"]),
+    "text that is too long": ChunkInput(0, bytes([RecordKind.TEXT]), [b"a" * (1024 * 1024 + 1)]),
+}
+
+
+def test_a_chunk_that_the_library_would_not_make_is_refused(here: Here, outside: Outside) -> None:
+    key = Path(outside.settings.api_key_file).read_text().strip()
+    with outside.gateway.client(key) as client:
+        made = client.post("/v1/jobs", json={"model": "dummy", "hardware": "dummy", "chunk_size": 8}).json()
+        path = f"/v1/jobs/{made['id']}/chunks"
+        for what, chunk in BAD.items():
+            refused = client.put(f"{path}/0?token=ab", content=encode_input(chunk))
+            assert refused.status_code == 400, what
+        bodies = (b"", b"EMBC", encode_input(BAD["positions"])[:-1], b"x" * 64)
+        assert {client.put(f"{path}/0?token=ab", content=body).status_code for body in bodies} == {400}
+        assert client.put(f"{path}/0?token=ab", content=bytes(17 * 1024 * 1024)).status_code == 413
+        assert client.put(f"{path}/0?token=or+not", content=b"").status_code == 400
+        assert client.post(f"/v1/jobs/{made['id']}/complete", json={}).status_code == 404
+        assert client.post(f"/v1/jobs/{made['id']}/seal", json={"chunks": "1"}).status_code == 400
+        for options in ({"normalize": "yes"}, {"dimensions": True}, {"keep": [1]}, {"data": "x"}, {"max_errors": -1}):
+            assert client.post("/v1/jobs", json=options).status_code == 400, options
+    assert here.broker.jobs.status(made["id"]).chunks == 0

@@ -61,10 +61,14 @@ def run(ctx: click.Context, /, *, hardware: str | None, cpus: str | None, pull: 
 
     The command starts a worker and a private Redis, and stops both at the end. If EMBEDCTL_REDIS_URL is set, it uses
     that Redis instead of a private one, and the live workers there that serve the model in this class; it starts its
-    own if there are none, or if --cpus is given. After a crash, the same command resumes where it stopped.
+    own if there are none, or if --cpus is given. If EMBEDCTL_URL is set, that gateway's workers encode, and nothing is
+    started here. After a crash, the same command resumes where it stopped.
     """
     settings = load_settings()
-    command = JobCommand.of(settings, hardware=local_class(settings, hardware), **given)
+    if settings.url and (cpus is not None or pull):
+        raise click.UsageError("--cpus and --pull are for a worker here, and EMBEDCTL_URL names a gateway: omit them.")
+    hardware = hardware if settings.url else local_class(settings, hardware)
+    command = JobCommand.of(settings, hardware=hardware, **given)
     if not (command.dry_run or command.destination.is_given):
         raise click.UsageError("Missing option '--output' / '-o'.")
     command.check()
@@ -78,7 +82,7 @@ def run(ctx: click.Context, /, *, hardware: str | None, cpus: str | None, pull: 
     progress = command.progress()
     with progress, _stack(settings, command, name, key, cpus, progress.loading, pull=pull) as (ours, watch, token):
         progress.watch = watch
-        broker = Broker.connect(ours)
+        broker = Broker.shared(ours)
         command = command.keyed(key and key + token)
         synced = brought_up_to_date(broker, command, progress)
         if synced is None:
@@ -156,11 +160,15 @@ def _stack(
 
     options = command.choice.options
     model, hardware = options.model or settings.model, str(options.hardware)
-    settings.hardware_class(hardware)
     name = key or secrets.token_hex(8)
     with local.state_of(settings, name, kind=named if key else name) as folder:
         if local.was_begun_otherwise(folder):
             say("The corpus has changed since this command was interrupted: starting over")
+        if settings.url:
+            yield settings, lambda: None, local.token_of(folder)
+            local.forget(folder)
+            return
+        settings.hardware_class(hardware)
         redis = nullcontext((settings, None)) if settings.redis_url else local.private_redis(settings, folder)
         with redis as (ours, _):
             log_file = folder / "worker.log"

@@ -92,7 +92,7 @@ def local_estimate(settings: Settings, records: Iterable[Record], options: Submi
     """As :func:`estimate`, without a Redis; `options` name a hardware class."""
     nobody = SimpleNamespace(alive=list, offers=dict, count=lambda _: None)
     # As much of a broker as an estimate looks at.
-    no_broker = SimpleNamespace(settings=settings, workers=nobody, chunk_files=ChunkFiles())
+    no_broker = SimpleNamespace(settings=settings, workers=nobody, chunk_files=ChunkFiles(), remote=None)
     return estimate(cast("Broker", no_broker), records, options)
 
 

@@ -17,12 +17,13 @@ from embedctl.chunk_files import ChunkFiles, Where
 from embedctl.common.verification import is_verified, statement_of
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.routing import start_command
+from embedctl.remote.calls import Calls
 from embedctl.store.connection import OLDEST_REDIS, mode_of
 from embedctl.store.quotas import Quota
 from embedctl.store.sentinels import Seen, ask
 from embedctl_config import wire
 from embedctl_config.cpu import bf16_unit, no_bf16
-from embedctl_config.errors import BrokerRefused, BrokerUnavailable, EmbedctlError
+from embedctl_config.errors import BrokerRefused, BrokerUnavailable, EmbedctlError, NotPermitted
 from embedctl_config.extras import installed
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.redis_url import sentinels_of
@@ -93,6 +94,9 @@ def examine(settings: Settings) -> Iterator[Finding]:
     accelerators = _accelerators()
     yield from _devices(accelerators)
     yield from class_findings(settings.classes, {kind for kind, _, _ in accelerators})
+    if settings.url:
+        yield gateway_finding(settings)
+        return
     if not settings.redis_url:
         yield Finding(
             Level.WARN,
@@ -118,6 +122,17 @@ def examine(settings: Settings) -> Iterator[Finding]:
         yield Finding(Level.FAIL, "redis", str(error), "start Redis, or correct EMBEDCTL_REDIS_URL")
     finally:
         broker.close()
+
+
+def gateway_finding(settings: Settings) -> Finding:
+    """Whether the gateway in Redis' place takes this process' key."""
+    try:
+        served = [model["id"] for model in Calls(settings).ask("GET", "models").fields["data"]]
+    except (BrokerUnavailable, NotPermitted) as error:
+        return Finding(Level.FAIL, "gateway", str(error), "correct EMBEDCTL_URL or EMBEDCTL_API_KEY_FILE")
+    if not served:
+        return Finding(Level.WARN, "gateway", f"{settings.url} answers, and no live worker serves a model")
+    return Finding(Level.OK, "gateway", f"{settings.url} answers, and serves {', '.join(served)}")
 
 
 def sentinel_finding(seen: Seen, name: str) -> Finding:
