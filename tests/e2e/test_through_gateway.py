@@ -109,7 +109,8 @@ def test_doctor_looks_at_the_gateway(here: Here, outside: Outside, tmp_path: Pat
     (wrong := tmp_path / "wrong").write_text("embedctl-wrong")
     with changed(here.environment, outside.variables):
         assert "answers, and no live worker serves a model" in here.embedctl("doctor").stdout
-        here.start_worker()
+    here.start_worker()
+    with changed(here.environment, outside.variables):
         assert f"{outside.gateway.url} answers, and serves dummy" in here.embedctl("doctor").stdout
     with changed(here.environment, {**outside.variables, "EMBEDCTL_API_KEY_FILE": str(wrong)}):
         failed = here.embedctl("doctor")

@@ -59,8 +59,8 @@ _TOKEN = re.compile(r"[0-9a-f]{1,64}")
 #: Most chunks in one question.
 _MOST_CHUNKS = 1000
 _MOST_CHUNK = 10**9
-#: A job's facts that are about the queue's own places.
-_HIDDEN: Mapping[str, Any] = {"data": None}
+#: A job's facts that are about the operator's places and machines.
+_HIDDEN: Mapping[str, Any] = {"data": None, "pinned_by": None}
 
 
 def _told(handler: Handler) -> Handler:

@@ -156,10 +156,11 @@ def with_workers(workers: WorkerRegistry, job: JobStatus, *, recent: bool = Fals
 def no_worker_for(job: JobStatus) -> str:
     """The message about a job, as :func:`with_workers` gives it, that no live worker takes."""
     if job.mismatch is not None:
+        first = job.pinned_by or "its first worker"  # a gateway does not tell who that was
         return (
             f"No live worker has the files of job {job.id}: no worker with fingerprint {job.model_fingerprint}; "
-            f"present: {job.mismatch}. Start one with the files that {job.pinned_by} had, or discard the job and "
-            f"submit its corpus again: embedctl discard {job.id}"
+            f"present: {job.mismatch}. Start one with the files that {first} had, or discard the job and submit its "
+            f"corpus again: embedctl discard {job.id}"
         )
     how = _capitalised(how_to_serve(job.hardware, job.model, job.near_models))
     return f"No live worker serves {job.model} on {job.hardware}. {how}"
