@@ -236,23 +236,6 @@ def test_records_that_postgres_refuses_are_named(encode: Encode, table: Database
     assert json.loads(done.stdout)["delivered"]["refused"] == 2
 
 
-@pytest.mark.parametrize("table", ["pgvector", "qdrant-http"], indirect=True)
-@pytest.mark.usefixtures("small_batches")
-def test_two_deliveries_of_a_job_at_once_double_nothing(encode: Encode, settings: Settings, table: Database) -> None:
-    job = encode(named(), digests=True)
-    wrote: list[Delivered] = []
-    threads = [
-        threading.Thread(target=lambda: wrote.append(Job.get(job.id, settings).deliver(table.url))) for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert len(wrote) == 3
-    assert_records(table, [f"r{i}" for i in range(100)], TEXTS)
-    assert job.deliver(table.url) == Delivered(unchanged=100)
-
-
 # The command line
 
 

@@ -19,18 +19,6 @@ from tests.support.store import active_jobs
 from tests.support.waiting import eventually
 
 
-def test_an_error_budget_ends_a_hopeless_job(here: Here) -> None:
-    here.start_worker()
-    (here.folder / "c.txt").write_text("\n" * 40 + "text\n" * 400)
-    share = here.embedctl("submit", "c.txt", "--wait", "--chunk-size", "10", "--max-errors", "5%", status=1)
-    job_id = share.stdout.strip()
-    assert "ended by max_errors" in here.embedctl("status", job_id).stdout
-    assert len(here.embedctl("errors", job_id).stdout.splitlines()) >= 20
-    refused = here.embedctl("fetch", job_id, "-o", "out.npy", status=1)
-    assert "error budget" in refused.stderr
-    eventually(lambda: not list(here.raw.scan_iter(f"embed:job:{job_id}:in:*")))
-
-
 def test_bad_lines_are_named_before_anything_is_queued_or_left_out(here: Here) -> None:
     lines = ['{"text": "one"}', "nonsense", '{"body": "two"}', "[1]", '{"text": "three"}']
     (here.folder / "c.jsonl").write_text("\n".join(lines))

@@ -11,12 +11,10 @@ import pytest
 
 from embedctl import enqueue_embeddings
 from embedctl_config.keys import TASK
-from embedctl_config.settings import Settings
 from tests.support.browser import chromium, errors_logged
 from tests.support.dashboard import dashboard
 from tests.support.here import Here
 from tests.support.waiting import eventually
-from tests.support.workers import StartWorker
 
 
 @pytest.mark.slow
@@ -87,16 +85,14 @@ ROWS = (
 
 @pytest.mark.browser
 @pytest.mark.timeout(300)
-def test_an_operator_with_a_password_sees_workers_queues_and_tasks(
-    settings: Settings, environment: dict[str, str], start_worker: StartWorker, short_folder: Path, tmp_path: Path
-) -> None:
+def test_an_operator_with_a_password_sees_workers_queues_and_tasks(here: Here, tmp_path: Path) -> None:
     pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install -e '.[dev]'")
-    name = start_worker("slow").row().name
+    name = here.start_worker("slow").row().name
     texts = [f"confidential {i} " + "word " * 60 for i in range(5 * CHUNKS)]
-    users = short_folder / "users"
+    users = here.folder / "users"
     users.write_text("kim:fl0w3r\n")
     with (
-        dashboard(environment, short_folder, "--auth-file", str(users)) as flower,
+        dashboard(here.environment, here.folder, "--auth-file", str(users)) as flower,
         chromium("--window-size=1500,950") as driver,
     ):
 
@@ -112,7 +108,7 @@ def test_an_operator_with_a_password_sees_workers_queues_and_tasks(
 
         # From here on Flower hears of every bell.
         eventually(lambda: [name, "Online"] in [row[:2] for row in rows("workers", "workers-table")])
-        job = enqueue_embeddings(texts, hardware="slow", chunk_size=5, settings=settings)
+        job = enqueue_embeddings(texts, hardware="slow", chunk_size=5, settings=here.settings)
         (queue,) = rows("broker", "queue-table")
         assert (queue[0], queue[4]) == ("embed.slow.dummy", "1")  # consumers
         job.wait(timeout=60)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import logging
 import re
 import signal
@@ -266,19 +265,6 @@ def test_a_request_that_takes_too_long_ends(here: Here) -> None:
         late = client.post("/v1/embeddings", json=long)
         assert (late.status_code, error_of(late)["code"]) == (503, "timeout")
         eventually(lambda: not jobs_left(here.broker), what="the end of the request's job")
-
-
-@pytest.mark.client("raw HTTP", "two requests on one connection, without waiting")
-def test_two_requests_on_one_connection_without_waiting(gateway: Running, start_worker: StartWorker) -> None:
-    start_worker()
-    one, two = ({"input": text, "model": "dummy"} for text in TEXTS[:2])
-    with gateway.connect() as connection:
-        connection.sendall(
-            request_bytes("/v1/embeddings", one) + request_bytes("/v1/embeddings", two, connection="close")
-        )
-        received = b"".join(iter(lambda: connection.recv(65536), b""))
-    bodies = [json.loads(part.partition(b"\r\n\r\n")[2]) for part in received.split(b"HTTP/1.1 200 OK\r\n")[1:]]
-    np.testing.assert_allclose([each["data"][0]["embedding"] for each in bodies], reference(TEXTS[:2]), atol=1e-6)
 
 
 def test_a_connection_without_a_request_is_closed(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,20 +18,18 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-import redis as redis_py
 
 from embedctl import JobState
-from embedctl.queueing.broker import Broker
 from embedctl_config import keys
 from embedctl_gateway.embedding.embedder import RESULT_TTL_S
 from tests.support.batches import client_at, counts, create, ended, lines_of, upload
 from tests.support.forked import Forked
 from tests.support.gateway import NO_TLS, killed_gateway
+from tests.support.here import Here
 from tests.support.prepared import Put
 from tests.support.processes import free_ports
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
-from tests.support.workers import StartWorker
 
 SEED = 2611
 #: How often each of the three processes, and Redis, is killed.
@@ -168,20 +166,18 @@ def answered(client: httpx2.Client, batch_id: str) -> Counter[str]:
 NEVER_FREES = Put({("embedctl_gateway.embedding.embedder", "_FREE_AFTER_S"): 600.0})
 
 
-def test_what_a_gateway_killed_after_its_answer_leaves_behind_has_an_end(
-    environment: dict[str, str], raw: redis_py.Redis, broker: Broker, start_worker: StartWorker
-) -> None:
-    start_worker()
-    environment = {**environment, "EMBEDCTL_HARDWARE": "auto"}
+def test_what_a_gateway_killed_after_its_answer_leaves_behind_has_an_end(here: Here) -> None:
+    here.start_worker()
+    environment = {**here.environment, "EMBEDCTL_HARDWARE": "auto"}
     asked = {"input": ["one", "two"], "model": "dummy"}
     with killed_gateway(environment, NEVER_FREES) as (url, _):
         answer = httpx2.post(f"{url}/v1/embeddings", json=asked, timeout=60, verify=NO_TLS)
     assert (answer.status_code, len(answer.json()["data"])) == (200, 2)
-    (job,) = broker.jobs.newest()
+    (job,) = here.broker.jobs.newest()
     assert job.state is JobState.COMPLETED
-    left = list(raw.scan_iter(f"embed:job:{job.id}*"))
+    left = list(here.raw.scan_iter(f"embed:job:{job.id}*"))
     assert keys.job(job.id).encode() in left
-    assert all(0 < raw.pttl(name) <= 1000 * RESULT_TTL_S * keys.CHUNK_TTL_FACTOR for name in left)
+    assert all(0 < here.raw.pttl(name) <= 1000 * RESULT_TTL_S * keys.CHUNK_TTL_FACTOR for name in left)
 
 
 @pytest.mark.slow

@@ -96,12 +96,6 @@ def test_jsonl_and_parquet_hold_them_and_npy_says_that_it_does_not(here: Here) -
     assert "Not in out.npy: the kept fields (title, n, of, text). Fetch into a .jsonl or .parquet" in fetched.stderr
 
 
-def test_an_empty_job_has_the_columns_too(here: Here) -> None:
-    job = enqueue_embeddings([], keep=("title",), settings=here.settings)
-    assert here.embedctl("fetch", job.id, "-o", "out.parquet").returncode == 0
-    assert "title" in pq.read_table(here.folder / "out.parquet").column_names
-
-
 def test_what_is_retried_keeps_them(here: Here) -> None:
     small = here.start_worker("small")  # too little memory for a text of more than 100 tokens
     items = [{"text": "word " * size, "title": f"t{size}"} for size in (3, 150, 4)]

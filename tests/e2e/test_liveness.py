@@ -18,7 +18,6 @@ from embedctl_config import keys
 from embedctl_config.settings import Settings
 from embedctl_workers.serving.heartbeat import INTERVAL_S
 from tests.support.here import Here
-from tests.support.prepared import go_elsewhere
 from tests.support.processes import before_all_else, changed
 from tests.support.store import row
 from tests.support.waiting import PATIENCE_S, eventually
@@ -29,8 +28,6 @@ KNOWN_WITHIN_S = 20.0
 
 #: A library that is in no hurry at the end of its process.
 SLOW_END = "import atexit, time; atexit.register(time.sleep, 1000)"
-
-TEXTS = [f"text {i} " + "word " * 60 for i in range(40)]
 
 
 def findings(settings: Settings, subject: str) -> list[Finding]:
@@ -103,29 +100,6 @@ def test_a_worker_that_is_stopped_or_hung_is_known_within_twenty_seconds(here: H
     eventually(lambda: gone() == [])
     assert served.wait(timeout=60).done == 1
     hung.kill()  # a hung worker ignores milder signals
-
-
-@pytest.mark.slow
-def test_a_worker_that_was_killed_is_known_at_once_where_another_runs_beside_it(here: Here) -> None:
-    """Also if one of another machine has the turn to look after jobs."""
-    here.start_worker(prepare=go_elsewhere)
-    here.start_worker("slow")
-    doomed = here.start_worker("slow")
-    name = doomed.row().name
-    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=5, settings=here.settings)
-    eventually(lambda: busy(doomed))
-    kill_while_its_heartbeat_counts(doomed, here.raw)
-    eventually(lambda: [each.worker.name for each in job.gone_workers()] == [name])
-    shown = here.embedctl("status", job.id).stdout
-    (line,) = lines(shown, "gone")
-    assert line.startswith(f"{name}, ")
-    assert line.endswith(" s ago: its process ended without a word")
-    assert lines(shown, "workers") == ["1 live: 1 busy"]
-    assert lines(shown, "engine")[0].startswith("sha256")
-    (found,) = findings(here.settings, "worker gone")
-    assert name in found.found
-    assert "its process ended without a word" in found.found
-    assert job.wait(timeout=60).done == 40
 
 
 def test_busy_and_idle_workers_are_told_apart_and_both_make_a_machine_ready(here: Here) -> None:

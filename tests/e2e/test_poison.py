@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from embedctl import JobState, enqueue_embeddings
-from embedctl_config.settings import Settings
+from tests.support.here import Here
 from tests.support.jobs import reference
-from tests.support.workers import StartWorker, deaths, kept_alive
+from tests.support.workers import deaths, kept_alive
 
 POISON = {
     37: ("a crash-tokenizer here", "crashed_worker"),
@@ -22,12 +22,12 @@ POISON = {
 
 
 @pytest.mark.slow
-def test_five_hundred_records_with_seven_bad_ones(settings: Settings, start_worker: StartWorker) -> None:
+def test_five_hundred_records_with_seven_bad_ones(here: Here) -> None:
     texts = [f"text {i} of many" for i in range(500)]
     for at, (text, _) in POISON.items():
         texts[at] = text
-    with kept_alive(start_worker, 2) as workers:
-        job = enqueue_embeddings(texts, ids=range(500), hardware="poison", chunk_size=25, settings=settings)
+    with kept_alive(here.start_worker, 2) as workers:
+        job = enqueue_embeddings(texts, ids=range(500), hardware="poison", chunk_size=25, settings=here.settings)
         status = job.wait(timeout=120)
         assert (status.state, status.done, status.failed) == (JobState.COMPLETED_WITH_ERRORS, 493, 7)
         errors = [(error.position, error.id, error.code) for error in job.errors()]
@@ -41,14 +41,12 @@ def test_five_hundred_records_with_seven_bad_ones(settings: Settings, start_work
 @pytest.mark.parametrize(
     ("word", "ended"), [pytest.param("hang-encoder", 70, marks=pytest.mark.slow), ("lose-device", 71)]
 )
-def test_a_record_that_ends_the_worker_in_order_is_named_after_two_ends(
-    word: str, ended: int, settings: Settings, environment: dict[str, str], start_worker: StartWorker
-) -> None:
-    environment["EMBEDCTL_HANG_S"] = "1.5"
+def test_a_record_that_ends_the_worker_in_order_is_named_after_two_ends(here: Here, word: str, ended: int) -> None:
+    here.environment["EMBEDCTL_HANG_S"] = "1.5"
     texts = [f"text {i}" for i in range(20)]
     texts[14] += f" {word}"
-    with kept_alive(start_worker, 1) as workers:
-        job = enqueue_embeddings(texts, hardware="poison", chunk_size=10, settings=settings)
+    with kept_alive(here.start_worker, 1) as workers:
+        job = enqueue_embeddings(texts, hardware="poison", chunk_size=10, settings=here.settings)
         status = job.wait(timeout=60)
         assert (status.done, status.failed) == (19, 1)
         assert [(error.position, error.code) for error in job.errors()] == [(14, "crashed_worker")]

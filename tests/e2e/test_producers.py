@@ -9,15 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import redis as redis_py
 
-from embedctl import Job, JobState, enqueue_embeddings
-from embedctl.corpus.rows import Rows, records_of
-from embedctl.jobs.enqueue import submit
-from embedctl.jobs.options import SubmitOptions
+from embedctl import Job, JobState
 from embedctl.queueing.broker import Broker
-from embedctl_config import keys
-from embedctl_config.settings import Settings
 from tests.support.forked import Forked
 from tests.support.here import Here
 from tests.support.jobs import active_job_id, assert_encoded
@@ -109,40 +103,6 @@ def test_a_killed_producer_is_resumed_at_the_right_record(here: Here, way: str, 
     assert here.broker.jobs.status(job_id).claims == 10
     ids = [label for chunk in Job.get(job_id, here.settings).iter_results() for label in chunk.ids]
     assert ids == [str(i) for i in range(100)]
-
-
-@pytest.fixture
-def half(settings: Settings, broker: Broker, raw: redis_py.Redis) -> str:
-    """A job whose producer died after 30 of 100 records, with a prompt and a small error budget."""
-
-    def dies() -> Iterator[str]:
-        yield from TEXTS[:35]
-        raise KeyboardInterrupt
-
-    options = SubmitOptions(chunk_size=10, prompt="query: ", max_errors=3, ttl=1000, idempotency_key="k")
-    with pytest.raises(KeyboardInterrupt):
-        submit(broker, records_of(dies(), Rows(1000)), options)
-    job_id = active_job_id(broker)
-    raw.delete(keys.producer(job_id))
-    return job_id
-
-
-def test_what_can_not_be_resumed_is_refused_in_a_sentence(here: Here, half: str) -> None:
-    write_corpus(here.folder, [json.dumps({"text": text}) + "\n" for text in TEXTS])
-    other = enqueue_embeddings(["text"], settings=here.settings)
-    other.cancel()
-    unknown = "20990101-000000-0000000000"
-    for options, code, said in [
-        ([half, "--chunk-size", "7"], 2, f"job {half} was begun with other options: chunk_size was 10"),
-        ([other.id], 1, f"job {other.id} was cancelled"),
-        ([unknown], 4, f"no job {unknown}"),
-    ]:
-        refused = here.embedctl("submit", "corpus.jsonl", "--resume", *options)
-        assert (refused.returncode, refused.stdout) == (code, ""), refused.stderr
-        assert said in refused.stderr
-        assert "Traceback" not in refused.stderr
-    assert Job.get(half, here.settings).status().records == 30
-    assert Job.get(other.id, here.settings).status().state is JobState.CANCELLED
 
 
 def test_two_submitters_with_one_key_at_the_same_time_make_one_job(here: Here) -> None:

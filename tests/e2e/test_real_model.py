@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from embedctl import JobState, enqueue_embeddings
-from embedctl_config.settings import Settings
 from embedctl_workers.models.files import resolve_model
 from tests.support.here import Here
 from tests.support.limits import settings_of
@@ -20,7 +19,7 @@ from tests.support.packages import need
 from tests.support.passages import real_passages
 from tests.support.references_here import expected_vectors, keep_references
 from tests.support.waiting import eventually
-from tests.support.workers import StartWorker, WorkerProcess
+from tests.support.workers import WorkerProcess
 
 MODEL = "all-MiniLM-L6-v2"
 
@@ -45,23 +44,21 @@ def spent_ticks(worker: WorkerProcess) -> int:
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
 @pytest.mark.slow
-def test_two_pinned_workers_give_the_vectors_of_sentence_transformers(
-    settings: Settings, environment: dict[str, str], start_worker: StartWorker
-) -> None:
-    environment["EMBEDCTL_LEASE_S"] = "30"  # two busy CPUs may keep a heartbeat waiting for more than a second
+def test_two_pinned_workers_give_the_vectors_of_sentence_transformers(here: Here) -> None:
+    here.environment["EMBEDCTL_LEASE_S"] = "30"  # two busy CPUs may keep a heartbeat waiting for more than a second
     texts = [text for text in real_passages(200) if text]
     assert len(texts) >= 185
-    keep_references(resolve_model(MODEL).folder, environment["EMBEDCTL_CACHE_DIR"])
+    keep_references(resolve_model(MODEL).folder, here.environment["EMBEDCTL_CACHE_DIR"])
     first, second, *_ = sorted(os.sched_getaffinity(0))
     # Not forked: a fork's threads and variables are those that another process began with.
     workers = {
-        cpu: start_worker("cpu", model=MODEL, cpus=str(cpu), wait=False, forked=False) for cpu in (first, second)
+        cpu: here.start_worker("cpu", model=MODEL, cpus=str(cpu), wait=False, forked=False) for cpu in (first, second)
     }
     for worker in workers.values():
         assert set(worker.wait_ready().row().models) == {MODEL, f"sentence-transformers/{MODEL}"}, "both spellings"
     before = [spent_ticks(worker) for worker in workers.values()]
 
-    job = enqueue_embeddings(texts, model=MODEL, hardware="auto", chunk_size=8, settings=settings)
+    job = enqueue_embeddings(texts, model=MODEL, hardware="auto", chunk_size=8, settings=here.settings)
     eventually(lambda: all(worker.row().progressed_ms for worker in workers.values()))
     for cpu, worker in workers.items():
         assert_pinned(worker, cpu)

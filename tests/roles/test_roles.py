@@ -21,6 +21,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from tests.roles.commands import untried, wrong
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
 from tests.support.workers import CONFIG
@@ -115,10 +116,12 @@ def test_a_role_alone_does_what_it_is_for(
     wanted = f"embedctl{EXTRAS[role]} @ {wheel.as_uri()}"
     run([UV, "pip", "install", "--quiet", "--python", python, *SOURCES[source], wanted], tmp_path)
     records = [json.dumps({"id": str(number), "text": text}) for number, text in enumerate(TEXTS)]
-    (tmp_path / "corpus.jsonl").write_text("\n".join(records))
-    job = run([embedctl, "submit", "corpus.jsonl"], tmp_path, environment).strip()
+    (tmp_path / "c.jsonl").write_text("\n".join(records))
+    job = run([embedctl, "submit", "c.jsonl"], tmp_path, environment).strip()
     assert len(run([embedctl, "fetch", job, "-o", "-"], tmp_path, environment).splitlines()) == len(TEXTS)
     assert json.loads(run([embedctl, "status", job, "--json"], tmp_path, environment))["state"] == "completed"
+    if role == "bare" and source == "constraints":
+        assert [*untried(), *wrong(Path(embedctl), job, tmp_path, environment)] == []
     if role == "qdrant":
         points = tmp_path / "points"
         run([embedctl, "fetch", job, "-o", f"qdrant://{points}?collection=texts"], tmp_path, environment)

@@ -24,7 +24,7 @@ from packaging.requirements import Requirement
 
 from embedctl.operating.local import _redis_server
 from tests.support import packages
-from tests.support.alone import packages_of
+from tests.support.packages import packages_of
 from tests.support.processes import free_ports
 from tests.support.tls import tls_redis_server
 from tests.support.waiting import eventually

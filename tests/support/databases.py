@@ -66,10 +66,6 @@ class Database(ABC):
         """Remove the table."""
 
     @abstractmethod
-    def empty(self) -> None:
-        """Remove all records."""
-
-    @abstractmethod
     def make_foreign(self) -> None:
         """Make a table with the right columns and one record, bound to no contract."""
 
@@ -103,9 +99,6 @@ class Postgres(Database):
 
     def remove(self) -> None:
         self.connection.execute(f"DROP TABLE {self.table}")
-
-    def empty(self) -> None:
-        self.connection.execute(f"TRUNCATE {self.table}")
 
     def make_foreign(self) -> None:
         self.connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
@@ -152,12 +145,6 @@ class Qdrant(Database):
             for alias in client.get_aliases().aliases:
                 if alias.alias_name == self.collection:
                     client.delete_collection(alias.collection_name)
-
-    def empty(self) -> None:
-        from qdrant_client import models
-
-        with self.client() as client:
-            client.delete(self.collection, models.FilterSelector(filter=models.Filter()))
 
     def make_foreign(self) -> None:
         from qdrant_client import models
@@ -210,9 +197,6 @@ class Lance(Database):
         import lancedb
 
         lancedb.connect(self.folder).drop_table(self.table)
-
-    def empty(self) -> None:
-        self.opened().delete("true")
 
     def make_foreign(self) -> None:
         import lancedb

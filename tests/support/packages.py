@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 
 def need(name: str) -> Any:
@@ -22,6 +24,20 @@ def need(name: str) -> Any:
     except ImportError:
         reason = f"{name} is not installed"
         return (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+
+
+def packages_of(requirement: Requirement) -> set[str]:
+    """The distribution of a requirement, and all that it brings here, by their canonical names."""
+    found, waiting = set[tuple[str, str]](), [requirement]
+    while waiting:
+        each = waiting.pop()
+        for extra in ("", *each.extras):
+            key = (canonicalize_name(each.name), extra)
+            if key not in found:
+                found.add(key)
+                brought = map(Requirement, metadata.requires(each.name) or ())
+                waiting += [other for other in brought if not other.marker or other.marker.evaluate({"extra": extra})]
+    return {name for name, _ in found}
 
 
 def new_environment(folder: Path, *names: str) -> Path:

@@ -1,10 +1,7 @@
-"""Backends that stop being able to encode, and one that joins batches, for tests that start workers with them."""
+"""A backend that stops being able to encode, for tests that start workers with it."""
 
 from __future__ import annotations
 
-import logging
-import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from embedctl_workers import backends
@@ -27,33 +24,6 @@ class FadingBackend(DummyBackend):
         return super().forward(tokens, rows)
 
 
-class JoiningBackend(DummyBackend):
-    """A dummy on a device of its own, which takes a while for a batch of several chunks, and logs its size."""
-
-    OPTIONS = DummyBackend.OPTIONS
-    joins = budget_by_sum = True
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(poison=True, **options)
-        self.ahead, self.token_budget = 1, 200
-        self._device = ThreadPoolExecutor(1)
-
-    def forward(self, tokens: Any, rows: Any) -> Any:
-        logging.getLogger("embedctl.device").warning("a batch of %d texts", len(rows))
-
-        def compute() -> Any:
-            time.sleep(0.1)
-            return DummyBackend.forward(self, tokens, rows)
-
-        return self._device.submit(compute)
-
-    def finish(self, output: Any, *, normalize: bool) -> Any:
-        return super().finish(output.result(), normalize=normalize)
-
-
-_BACKENDS = {name.lower(): (f"{__name__}:{name}Backend", "") for name in ("Fading", "Joining")}
-
-
 def register() -> None:
-    """Let this process know these backends, by the first words of their names."""
-    backends.BACKENDS.update(_BACKENDS)
+    """Let this process know the backend `fading`."""
+    backends.BACKENDS["fading"] = (f"{__name__}:FadingBackend", "")

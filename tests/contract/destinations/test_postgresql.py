@@ -23,6 +23,15 @@ from tests.support.databases import CONTRACT, DIM, Postgres, assert_holds, batch
 from tests.support.waiting import eventually
 
 
+def before_each_row(table: Postgres, body: str) -> None:
+    """Let a trigger do this before each row is inserted."""
+    name = table.table
+    table.connection.execute(
+        f"CREATE FUNCTION of_{name}() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN {body} RETURN NEW; END$$; "
+        f"CREATE TRIGGER t BEFORE INSERT ON {name} FOR EACH ROW EXECUTE FUNCTION of_{name}()"
+    )
+
+
 def test_a_row_that_postgres_does_not_delete_keeps_no_other_one(in_postgres: Postgres) -> None:
     """Another table refers to it."""
     written(in_postgres, batch([f"r{i}" for i in range(20)]))
@@ -53,13 +62,7 @@ def test_postgres_refuses_ids_that_it_can_not_hold_and_takes_the_others(in_postg
 def test_postgres_names_what_a_check_and_a_trigger_refuse(in_postgres: Postgres) -> None:
     written(in_postgres)
     in_postgres.connection.execute(f"ALTER TABLE {in_postgres.table} ADD CHECK (id != 'unwanted')")
-    in_postgres.connection.execute(
-        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
-        "$$BEGIN IF NEW.id = 'withdrawn' THEN RAISE 'not this one'; END IF; RETURN NEW; END$$"
-    )
-    in_postgres.connection.execute(
-        f"CREATE TRIGGER t BEFORE INSERT ON {in_postgres.table} FOR EACH ROW EXECUTE FUNCTION refuse()"
-    )
+    before_each_row(in_postgres, "IF NEW.id = 'withdrawn' THEN RAISE 'not this one'; END IF;")
     found = refused(in_postgres, batch(["a", "unwanted", "b", "withdrawn"]))
     assert "violates check constraint" in found.pop("unwanted")
     assert "not this one" in found.pop("withdrawn")
@@ -71,10 +74,8 @@ def test_postgres_names_what_a_check_and_a_trigger_refuse(in_postgres: Postgres)
 def test_what_a_trigger_with_a_code_of_its_own_and_a_policy_refuse_is_one_record(in_postgres: Postgres) -> None:
     written(in_postgres)
     name, user = in_postgres.table, f"of_{in_postgres.table}"
+    before_each_row(in_postgres, "IF NEW.id = 'withdrawn' THEN RAISE 'no' USING ERRCODE = 'MY001'; END IF;")
     in_postgres.connection.execute(
-        f"CREATE FUNCTION of_{name}() RETURNS trigger LANGUAGE plpgsql AS "
-        "$$BEGIN IF NEW.id = 'withdrawn' THEN RAISE 'no' USING ERRCODE = 'MY001'; END IF; RETURN NEW; END$$; "
-        f"CREATE TRIGGER t BEFORE INSERT ON {name} FOR EACH ROW EXECUTE FUNCTION of_{name}(); "
         f"CREATE ROLE {user} LOGIN; GRANT ALL ON {name}, embedctl_contracts TO {user}; "
         f"ALTER TABLE {name} ENABLE ROW LEVEL SECURITY; "
         f"CREATE POLICY p ON {name} USING (true) WITH CHECK (id != 'of others')"
@@ -99,12 +100,7 @@ def test_what_a_trigger_with_a_code_of_its_own_and_a_policy_refuse_is_one_record
 def test_what_a_trigger_leaves_out_without_an_error_is_refused(in_postgres: Postgres, is_fresh: bool) -> None:
     """Nobody would know that it is not there."""
     written(in_postgres, *([] if is_fresh else [batch(["a", "b"])]))
-    name = in_postgres.table
-    in_postgres.connection.execute(
-        f"CREATE FUNCTION of_{name}() RETURNS trigger LANGUAGE plpgsql AS "
-        "$$BEGIN IF NEW.id = 'withdrawn' THEN RETURN NULL; END IF; RETURN NEW; END$$; "
-        f"CREATE TRIGGER t BEFORE INSERT ON {name} FOR EACH ROW EXECUTE FUNCTION of_{name}()"
-    )
+    before_each_row(in_postgres, "IF NEW.id = 'withdrawn' THEN RETURN NULL; END IF;")
     (found,) = refused(in_postgres, batch(["a", "b", "withdrawn", "c"])).items()
     assert found[0] == "withdrawn"
     assert "a trigger leaves it out" in found[1]
@@ -173,11 +169,7 @@ def test_postgres_replaces_a_row_that_another_program_added_to_the_empty_table(i
 
 def test_postgres_waits_for_the_disk_whatever_the_default_is(in_postgres: Postgres) -> None:
     with in_postgres.delivery(options="&options=-c%20synchronous_commit%3Doff") as destination:
-        in_postgres.connection.execute(
-            f"CREATE FUNCTION told() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN "
-            f"NEW.metadata = to_jsonb(current_setting('synchronous_commit')); RETURN NEW; END$$; "
-            f"CREATE TRIGGER t BEFORE INSERT ON {in_postgres.table} FOR EACH ROW EXECUTE FUNCTION told()"
-        )
+        before_each_row(in_postgres, "NEW.metadata = to_jsonb(current_setting('synchronous_commit'));")
         destination.write(batch(["a"]))
     assert in_postgres.rows()["a"][1] == "on"
 
@@ -231,7 +223,7 @@ def test_postgres_notices_a_table_that_was_made_again(in_postgres: Postgres) -> 
 
 def test_a_table_of_ones_own_is_bound_while_it_is_empty(in_postgres: Postgres) -> None:
     in_postgres.make_foreign()
-    in_postgres.empty()
+    in_postgres.connection.execute(f"TRUNCATE {in_postgres.table}")
     rows = batch(["a"])
     written(in_postgres, rows)
     assert_holds(in_postgres, rows)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -17,7 +15,7 @@ import pytest
 
 from embedctl_bench.peers.adapters.embedctl_adapters.embedctl_pipeline import toml
 from embedctl_bench.peers.adapters.embedctl_adapters.serving import Answer, Effort, Pool, Server, Setting
-from embedctl_bench.peers.environments import ADAPTERS, HERE, PACKAGE, environment_for, is_installed
+from embedctl_bench.peers.environments import ADAPTERS, PACKAGE
 from embedctl_bench.peers.models import uncut
 from embedctl_bench.peers.registry import INFINITY_SERVER, PEERS
 from embedctl_config.hardware import HardwareClass
@@ -116,11 +114,6 @@ def test_texts_that_are_encoded_several_times_count_as_often(tmp_path: Path) -> 
     assert len(sampled["latencies"]) == 3
 
 
-def test_a_setting_shows_its_choices_and_not_what_is_fixed() -> None:
-    setting = Setting(2, {"compute": "int8"}, {"batch": 8}, {"cache": "/somewhere"})
-    assert setting.label(4) == "2×2, compute int8, batch 8"
-
-
 def imports_of(path: Path) -> Iterator[str]:
     """Top-level names of absolute imports, and `.name` of relative ones."""
     for node in ast.walk(ast.parse(path.read_text())):
@@ -135,29 +128,6 @@ def test_what_runs_in_a_peers_environment_imports_nothing_of_ours() -> None:
         found = set(imports_of(ADAPTERS / PACKAGE / f"{module}.py"))
         ours = {name for name in found if name.startswith(("embedctl", "."))}
         assert ours <= {".serving", ".tokens", ".http_client"}, module
-
-
-def test_a_peer_finds_the_adapters_and_nothing_else_of_ours(tmp_path: Path) -> None:
-    package, variables = environment_for("infinity")
-    assert package == "embedctl_adapters"
-    code = "import sys, embedctl_adapters.serving; print(*{name.partition('.')[0] for name in sys.modules})"
-    environment = {**os.environ, **variables}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    loaded = set(done.stdout.split())
-    assert {"embedctl_adapters", "numpy"} <= loaded
-    assert not {"embedctl", "embedctl_bench", "embedctl_config", "embedctl_workers", "torch"} & loaded
-
-
-def test_an_environment_counts_only_with_todays_requirements(tmp_path: Path) -> None:
-    assert is_installed("", tmp_path)
-    assert not is_installed("fastembed", tmp_path)
-    (tmp_path / "fastembed").mkdir()
-    (tmp_path / "fastembed" / "installed.txt").write_text("fastembed==0.1\n")
-    assert not is_installed("fastembed", tmp_path)
-    (tmp_path / "fastembed" / "installed.txt").write_bytes((HERE / "fastembed.txt").read_bytes())
-    assert is_installed("fastembed", tmp_path)
 
 
 def test_a_class_of_the_users_is_written_as_it_is_configured(tmp_path: Path) -> None:

@@ -11,13 +11,11 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from embedctl_bench import request
-from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.models import Model
 from embedctl_bench.request import http_requests, long_requests
 from embedctl_bench.texts import words as module
 from embedctl_bench.texts import workloads
-from embedctl_bench.texts.words import LONGEST, SHORTEST, TEXTS, ExactTexts, request_texts
-from embedctl_config.errors import ModelError
+from embedctl_bench.texts.words import TEXTS, ExactTexts
 
 WORDS = [f"w{number}" for number in range(500)]
 
@@ -70,21 +68,6 @@ def test_texts_have_exactly_the_tokens_asked_for(model: Model, tokens: int) -> N
     assert [len(request) for request in requests] == [2, 2, 2]
     assert set(model.lengths([text for request in requests for text in request])) == {tokens}
     assert requests == ExactTexts(model).requests(tokens, 2, 3), "the same every time"
-
-
-def test_no_text_is_shorter_than_its_special_tokens(model: Model) -> None:
-    with pytest.raises(ModelError, match="no text has 2 tokens, 3 is the least"):
-        ExactTexts(model).requests(2, 1, 1)
-    (model.folder / "tokenizer.json").unlink()
-    with pytest.raises(Unavailable, match=r"tokenizer\.json is missing"):
-        ExactTexts(model)
-
-
-def test_a_request_has_infinitys_shape_and_a_smaller_one_its_first_texts() -> None:
-    found = request_texts(3, 5)
-    assert all(SHORTEST <= len(text) <= LONGEST for text in found)
-    assert request_texts(3, 2) == found[:2]
-    assert request_texts(4, 2) != found[:2]
 
 
 def test_the_shape_is_whole_on_a_large_machine_and_a_tenth_on_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,14 +56,6 @@ def places(request: pytest.FixtureRequest) -> Iterator[Places]:
     assert not places.admission._of_tenant
 
 
-def test_who_asks_alone_may_have_all(places: Places) -> None:
-    most = places.admission._most
-    assert places.ask_all("a") == most
-    places.end("a")
-    assert places.ask("a")
-    assert not places.ask("a")
-
-
 def test_a_newcomer_gets_the_place_that_comes_free_and_not_who_had_it() -> None:
     places = Places(4)
     assert places.ask_all("a") == 4

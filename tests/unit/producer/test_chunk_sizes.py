@@ -46,12 +46,10 @@ def rate_of(texts: float) -> float:
     [
         pytest.param(LONG, Workers(), [96], id="without live workers the settings alone decide"),
         pytest.param(LONG, Workers(count=2), [48, 48], id="a small job has a part for each of two workers"),
-        pytest.param(LONG, Workers(count=3), [32, 32, 32], id="a small job has a part for each of three workers"),
         pytest.param(LONG, Workers(2, prefetch=2), [24] * 4, id="no worker can take all the chunks"),
         pytest.param(LONG, Workers(1, prefetch=4), [96], id="but one that is alone"),
         # Each worker has as many chunks as another where parts of 8 KiB, or of a tenth of a second, would be odd.
         pytest.param(texts(12, 2300), Workers(2, prefetch=2), [3] * 4, id="not three parts of 8 KiB"),
-        pytest.param(texts(12, 1700), Workers(2, prefetch=2), [6] * 2, id="not three smaller parts"),
         pytest.param(
             texts(12, 2300),
             Workers(2, 2300 * 12 / 3 / 0.1 / BYTES_PER_TOKEN, prefetch=2),
@@ -61,14 +59,10 @@ def rate_of(texts: float) -> float:
         pytest.param(LONG, Workers(2, rate_of(96 / 9.5)), [8] * 12, id="not ten, the last of 6"),
         # Records that do not fill as many chunks make more.
         pytest.param(texts(6, 20_000), Workers(2, prefetch=2), [1] * 6, id="not three of two"),
-        pytest.param(texts(9, 4_000), Workers(2, prefetch=2), [2, 2, 2, 2, 1], id="nine by two"),
-        pytest.param(LONG, Workers(2, rate_of(96 / 9.95)), [8] * 12, id="not eleven"),
         pytest.param(texts(1030, 12), Workers(2, prefetch=2), [512, 512, 6], id="no more than rows allow"),
         pytest.param(texts(80, 200), Workers(2), [80], id="a job that is no work stays whole"),
-        pytest.param(LONG, Workers(2, 1e6), [96], id="nor one for fast workers"),
         pytest.param(LONG, Workers(2, rate_of(20)), [16] * 6, id="2.4 chunks a worker become three even rounds"),
         pytest.param(texts(10_000, 250), Workers(8, 1e7), [512] * 19 + [272], id="chunk_size stays the maximum"),
-        pytest.param(texts(1500, 250), Workers(2), [375] * 4, id="short records are divided evenly too"),
         pytest.param([*texts(1, 50_000), *texts(250, 200)], Workers(2), [1, 250], id="a long text among short ones"),
         pytest.param(texts(1000, 0), Workers(2, 1000.0), [512, 488], id="texts of nothing are limited by rows"),
     ],

@@ -130,15 +130,6 @@ def test_what_is_not_json_names_the_line(tmp_path: Path, line: bytes) -> None:
         read(tmp_path, b'{"text": "a"}\n' + line + b"\n")
 
 
-@pytest.mark.parametrize(
-    ("line", "kind"),
-    [(b"[1]", "a list"), (b'"x"', "a string"), (b"3", "a number"), (b"null", "null"), (b"true", "true or false")],
-)
-def test_a_line_that_is_no_object_says_what_it_is(tmp_path: Path, line: bytes, kind: str) -> None:
-    with pytest.raises(InputError, match=rf"line 1: expected an object such as .*, found {kind}"):
-        read(tmp_path, line)
-
-
 @pytest.mark.parametrize(("value", "label"), [('"a"', "a"), ("0", "0"), ("-3", "-3"), ('""', ""), ("null", None)])
 def test_ids_are_text_or_whole_numbers(tmp_path: Path, value: str, label: str | None) -> None:
     assert read(tmp_path, f'{{"text": "t", "id": {value}}}'.encode()) == [Record(TEXT, b"t", label)]

@@ -108,11 +108,6 @@ def test_a_tenant_s_limits_are_shown_with_what_it_has_and_with_other_settings(
     assert bool(finding.remedy) is (level is Level.WARN)
 
 
-def test_a_tenant_without_limits_is_not_shown() -> None:
-    quotas = [dataclasses.replace(QUOTA, limits={})]
-    assert list(limit_findings({"a": TenantEntry(weight=2.0), "b": TenantEntry()}, quotas)) == []
-
-
 @pytest.mark.parametrize("is_installed", [True, False])
 def test_gpus_that_workers_can_not_find_come_with_a_remedy(is_installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "find_spec", lambda _: object() if is_installed else None)

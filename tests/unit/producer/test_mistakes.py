@@ -59,16 +59,6 @@ class Frame:
         return iter(self.columns)
 
 
-class Planned:
-    """As a lazy table: to ask for its columns is to compute them."""
-
-    @property
-    def columns(self) -> list[str]:
-        raise AssertionError("computed")
-
-    def collect(self) -> None: ...
-
-
 async def coroutine() -> list[str]:
     return ["text"]
 
@@ -90,7 +80,6 @@ def generator() -> Iterator[str]:
         ({"text": "x"}, "texts is one mapping, not several: give texts=[mapping] or, if it maps ids to texts, texts="),
         ({"text": ["a", "b"], "id": [1, 2]}, 'texts is a mapping of columns: give one of them, texts=columns["text"]'),
         (Frame(), 'texts is a table, and iterating over it gives no rows: give its column, texts=df["text"]'),
-        (Planned(), 'texts is a table that was not read yet: give its column, texts=frame.collect()["text"]'),
         (np.zeros((2, 3)), "texts is an array of 2 dimensions: give one column, texts=array[:, 0]"),
         (np.zeros(2, [("text", "U3")]), 'texts is a table: give its column, texts=array["text"]'),
         (7, "texts is of type int: give an iterable, such as texts=[text]"),
@@ -162,17 +151,6 @@ def test_columns_are_texts_and_ids(make: Callable[[], Any]) -> None:
     assert of(table["text"], ids=table["id"]) == ROWS
 
 
-def test_scalars_of_arrow_stand_for_their_values() -> None:
-    pyarrow = need("pyarrow")
-    column = pyarrow.array(["one", None, "three"])
-    encoded = column.dictionary_encode()
-    structs = pyarrow.table(COLUMNS).to_struct_array()
-    plain = [record._replace(id=None) for record in ROWS]
-    assert of(column) == of(encoded) == of(iter(column)) == plain
-    assert of(structs) == ROWS
-    assert of(["a"] * 3, ids=pyarrow.array(["x", None, "z"]))[2].id == "z"
-
-
 def test_missing_values_of_pandas_are_record_errors_and_no_ids() -> None:
     pandas = need("pandas")
     found = of(pandas.Series(["a", pandas.NA, None, float("nan")], dtype=object), ids=["x", pandas.NA, np.nan, None])
@@ -231,18 +209,6 @@ def test_numbers_are_refused_unless_a_text_came_before(item: object) -> None:
         *_, stray, last = of([*before, item, "more"])
         assert stray == Record(RecordKind.NOT_TEXT, type(item).__name__.encode())
         assert last.kind is RecordKind.TEXT
-
-
-def test_paths_are_read_and_objects_are_asked_for_their_texts(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("one")
-    with pytest.raises(InputError) as raised:
-        of([path])
-    assert of(given(str(raised.value), "texts", [path])) == [Record(RecordKind.TEXT, b"one")]
-    with pytest.raises(
-        InputError, match=r"record 0 is of type object, .* such as texts=\(each.body for each in texts\)"
-    ):
-        of([object()], text_field="body")
 
 
 def test_other_ids_are_refused_with_the_fix() -> None:

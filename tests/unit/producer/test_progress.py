@@ -64,21 +64,6 @@ def words(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("width", "line"),
-    [
-        (119, f"running    {'━' * 11}╸{'─' * 28}  3,584/12,000  277 records/s  14,474 tokens/s  29 s left"),
-        (79, "running    ━━━╸────────  3,584/12,000  277 records/s  14.5k tokens/s  29 s left"),
-        (60, "running    ━━╸──────  3,584/12,000  277 records/s  29 s left"),
-        (50, "running    3,584/12,000  277 records/s  29 s left"),
-        (40, "running    3,584/12,000"),
-        (20, "running    3,584/12…"),
-    ],
-)
-def test_a_narrow_line_leaves_out_what_matters_least(width: int, line: str) -> None:
-    assert progress_line(RUNNING, width).plain == line
-
-
-@pytest.mark.parametrize(
     "now",
     [
         RUNNING,

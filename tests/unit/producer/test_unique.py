@@ -52,17 +52,6 @@ def test_many_ids_go_to_the_disk_and_leave_nothing_there(tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_id_many_times_takes_little_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unique, "_HELD", 1000)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with UniqueIds() as ids:
-        for place in range(10_500):
-            ids.add("same", place)
-        ids.find()
-        assert ids.count == 10_499
-        assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) == 11 * 24
-
-
 def test_no_room_for_temporary_files_says_where_to_make_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unique, "_HELD", 1)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))

@@ -154,16 +154,6 @@ def test_hundreds_of_workers_leave_room_for_the_rest_and_hide_none_that_hangs() 
     assert line_with(lines, "more active jobs") == f"… and {1_234 - len(jobs):,} more active jobs"
 
 
-@pytest.mark.parametrize(("count", "lines"), [(3, 3), (4, 1), (24, 1)])
-def test_many_workers_gone_have_one_line_unless_all_are_asked_for(count: int, lines: int) -> None:
-    seen = overview([busy(worker(99))], gone=[gone(at) for at in range(count)])
-    found = [line for line in shown(seen)[1:] if "gone" in line]
-    assert len(found) == lines
-    assert lines > 1 or found[0].strip() == f"{count} gone in the last 5 minutes; `embedctl status --all` names them"
-    named = [line for line in shown(replace(seen, all_gone=True))[1:] if "gone 35 s ago" in line]
-    assert len(named) == count
-
-
 @pytest.mark.parametrize(
     ("facts", "state", "note"),
     [
