@@ -57,6 +57,7 @@ COMMANDS = {
     "gateway key remove me --keys k": "",
     "flower": "flower",
     "metrics": "metrics",
+    "repair": "",
     "stop JOB": "",
     "cancel JOB": "",
     "discard JOB": "",
