@@ -290,11 +290,7 @@ def job_spec(broker: Broker, options: SubmitOptions) -> JobSpec:
         model,
         hardware,
         precision,
-        {
-            **{name: values[name] for name in _ALWAYS_HELD},
-            "chunk_bytes": settings.chunk_bytes,
-            **{name: values[name] for name in _IF_SET if values[name]},
-        },
+        held_options(values, settings.chunk_bytes),
         ttl,
         options.idempotency_key,
         options.max_errors,
@@ -305,6 +301,12 @@ def job_spec(broker: Broker, options: SubmitOptions) -> JobSpec:
         lane,
         settings.tenants[tenant].weight if tenant in settings.tenants else None,
     )
+
+
+def held_options(values: Mapping[str, Any], chunk_bytes: int) -> dict[str, Any]:
+    """The options that a job holds, of the values of all options that may be given."""
+    always = {name: values[name] for name in _ALWAYS_HELD}
+    return {**always, "chunk_bytes": chunk_bytes, **{name: values[name] for name in _IF_SET if values[name]}}
 
 
 def _remote_spec(jobs: RemoteJobs, settings: Settings, options: SubmitOptions) -> JobSpec:

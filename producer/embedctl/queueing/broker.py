@@ -6,7 +6,8 @@ import math
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from embedctl.store.repair import Repair
 from embedctl_config.settings import Settings
 
 if TYPE_CHECKING:
+    from embedctl.remote.calls import Asks
     from embedctl.remote.jobs import RemoteJobs
     from embedctl.store.observed import Observer
 
@@ -62,12 +64,13 @@ class Broker:
         )
 
     @classmethod
-    def through_gateway(cls, settings: Settings) -> Broker:
-        """A broker for the jobs in the gateway of `url`. What needs Redis itself raises SettingsError."""
+    def through_gateway(cls, settings: Settings, calls: Asks | None = None) -> Broker:
+        """A broker for the jobs in the gateway of `url`, or for those that the calls answer for. What needs Redis
+        itself raises SettingsError."""
         from embedctl.remote import jobs as remote  # here, because few processes need it
         from embedctl.remote.calls import Calls
 
-        connection = remote.RemoteConnection(settings, Calls(settings))
+        connection = remote.RemoteConnection(settings, calls or Calls(settings))
         jobs = remote.RemoteJobs(connection, settings)
         return cls(
             settings,
@@ -83,7 +86,17 @@ class Broker:
     def shared(cls, settings: Settings) -> Broker:
         """The broker of this process for these settings, by Redis or through a gateway. All jobs of the process share
         its few connections. Raises SettingsError if neither is configured."""
-        return _shared.get(settings)
+        return _shared.instead or _shared.get(settings)
+
+    @classmethod
+    @contextmanager
+    def answered_by(cls, calls: Asks, settings: Settings) -> Iterator[None]:
+        """Within the block, the calls answer for the broker of all settings."""
+        before, _shared.instead = _shared.instead, cls.through_gateway(settings, calls)
+        try:
+            yield
+        finally:
+            _shared.instead = before
 
     @cached_property
     def quotas(self) -> Quotas:
@@ -126,6 +139,8 @@ class _Shared:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        #: Takes the place of all others; see :meth:`Broker.answered_by`.
+        self.instead: Broker | None = None
         self._live: WeakValueDictionary[Hashable, Broker] = WeakValueDictionary()
         self._last: OrderedDict[Hashable, Broker] = OrderedDict()
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from email.message import Message
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -49,6 +49,22 @@ class Answer(NamedTuple):
     def fields(self) -> Any:
         """The body, which is JSON."""
         return orjson.loads(self.body)
+
+
+class Asks(Protocol):
+    """What answers the calls; see :class:`Calls`."""
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        fields: Any = None,
+        *,
+        body: bytes | None = None,
+        query: Mapping[str, object] | None = None,
+    ) -> Answer: ...
+
+    def close(self) -> None: ...
 
 
 class Calls:

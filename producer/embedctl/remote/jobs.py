@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, NoReturn
 
 from embedctl.chunk_files import ChunkFiles
-from embedctl.remote.calls import Calls
+from embedctl.remote.calls import Asks
 from embedctl.store import Connection, InlineJob, JobSpec, JobState, JobStatus, JobStore, Upkeep, WorkerRegistry
 from embedctl.store.answers import Added
 from embedctl.store.quotas import Quotas
@@ -34,7 +34,7 @@ _STATUS_FIELDS = frozenset(each.name for each in dataclasses.fields(JobStatus))
 class RemoteConnection(Connection):
     """No connection to Redis: what needs one says so."""
 
-    def __init__(self, settings: Settings, calls: Calls) -> None:
+    def __init__(self, settings: Settings, calls: Asks) -> None:
         self._settings = settings
         self.calls = calls
 
