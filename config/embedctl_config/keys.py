@@ -329,6 +329,19 @@ UNFINISHED = _shared("embed:batches_unfinished", _PRODUCER)
 #: Sorted set of the same batches by the deadline of their state, in ms by the time of the ledger.
 DEADLINES = _shared("embed:batches_deadlines", _PRODUCER)
 
+#: What gateways hold of the room that all of them share: sums by kind and tenant, the gateways by the ends of their
+#: leases, what each of them holds, and tenants by when they last asked.
+ledger = _of_each("embed:ledger:", _PRODUCER)
+
+#: A gateway that is silent for this long holds no room any more (seconds).
+LEDGER_LEASE_S = 30
+
+#: A tenant that asked so lately counts as one that asks: refused callers come again sooner (seconds).
+LATELY_S = 10
+
+#: This part of all room is kept for tenants below their share.
+RESERVE = 8
+
 #: Hash: Redis' time when it was last looked at for deadlines, and the time of the ledger, both in ms.
 CLOCK = _shared("embed:batches_clock", _PRODUCER)
 

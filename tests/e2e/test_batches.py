@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,9 @@ from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.retry import Policy
 from embedctl_config.settings import Settings
 from embedctl_config.tenants import TenantEntry
+from embedctl_gateway.access.admission import UPLOADS
 from embedctl_gateway.access.key_file import add_key
+from embedctl_gateway.calls.common import Gateway
 from tests.support.batches import (
     async_client_at,
     client_at,
@@ -254,6 +258,32 @@ def test_a_broken_upload_is_gone(
     short = http.post("/v1/files", content=begin, headers={"content-type": "multipart/form-data; boundary=b"})
     assert (short.status_code, short.json()["error"]["code"]) == (400, "invalid_form")
     eventually(lambda: gateway.gateway.admission.held == 0)
+
+
+def test_uploads_that_bring_nothing_hold_up_nobody_and_end(here: Here, settings: Settings) -> None:
+    path = here.folder / "keys"
+    mine, theirs = add_key(path, "eve", "eve"), add_key(path, "bob", "bob")
+    guarded = settings.replace(gateway_keys_file=str(path))
+    head = f"POST /v1/files HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {mine}\r\ncontent-length: 100000\r\n"
+    begin = f"{head}content-type: multipart/form-data; boundary=b\r\n\r\n--b\r\n".encode()
+    with (
+        running_gateway(guarded, Gateway(guarded, body_s=5.0)) as gateway,
+        running_gateway(guarded) as second,
+        ExitStack() as opened,
+    ):
+        idle = [opened.enter_context(gateway.connect()) for _ in range(UPLOADS.most + 1)]
+        for each in idle:
+            each.sendall(begin)
+        most = UPLOADS.most - UPLOADS.most // keys.RESERVE
+        eventually(lambda: here.raw.hget(keys.ledger("sums"), "uploads") == b"%d" % most, what="the idle uploads")
+        for each_gateway in (gateway, second):
+            with client_of(each_gateway, theirs) as bob:
+                upload(bob, lines_of(["one"]))
+        with client_of(second, mine) as eve, pytest.raises(openai.RateLimitError):
+            upload(eve, lines_of(["one"]))
+        answers = Counter(each.recv(12).removeprefix(b"HTTP/1.1 ") for each in idle)
+        assert answers == {b"408": most, b"429": len(idle) - most}
+        eventually(lambda: here.raw.hgetall(keys.ledger("sums")) == {}, what="the end of the uploads")
 
 
 def test_a_second_try_finds_what_the_first_one_made(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:

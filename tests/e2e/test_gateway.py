@@ -256,6 +256,10 @@ def test_more_than_the_limit_is_asked_to_come_again(here: Here) -> None:
             assert 0 < int(refused.headers["retry-after"]) <= 120
             assert client.post("/embed", json={"inputs": "one"}).json()["error_type"] == "Overloaded"
             assert client.get("/health").status_code == 200
+        with running_gateway(limited(here.settings, gateway_in_flight=1)) as second, second.client() as client:
+            assert client.post("/embed", json={"inputs": "one"}).json()["error_type"] == "Overloaded"
+            busy.close()
+            eventually(lambda: client.post("/embed", json={"inputs": "one"}).status_code == 200)
 
 
 def test_a_request_that_takes_too_long_ends(here: Here) -> None:

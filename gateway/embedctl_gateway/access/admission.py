@@ -1,94 +1,81 @@
-"""How much the gateway does at once: requests in flight, and the bytes of their bodies and answers."""
+"""How much is done at once: requests, their bytes and uploads, which all gateways on one Redis count together; and the
+bytes in the memory of this process."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 
-from embedctl_gateway.http.refusals import busy
+from embedctl.store.ledger import Ledger, NoRoom, Room
+from embedctl_gateway.http.refusals import Refusal, busy
 
 #: Bodies and answers in memory. A single request may have more, so that it is not refused for ever.
 MAX_BYTES = 256 * 1024 * 1024
-#: This part of the places is kept for tenants below their share.
-_RESERVE = 8
-#: A tenant that asked so lately counts as one that asks: refused callers come again sooner (seconds).
-_LATELY_S = 10.0
+#: A client with no more bytes than this part of them may use their last eighth, which is kept for small requests.
+_SMALL, _RESERVE = 64, 8
+#: Bytes of the bodies that are being answered, and uploads that are open.
+BYTES, UPLOADS = Room("bytes", MAX_BYTES, is_long=True), Room("uploads", 32, is_long=True)
 
 
 class Admission:
-    """Counts what is in flight: the `requests` that are being answered, at most `most`, and the bytes `held` of bodies
-    and answers. A tenant that asks alone may have all places. If several ask, each has an equal share of them, and the
-    last places are for those below their share. So a tenant that has all loses them as its requests end, and nobody
-    waits."""
+    """Counts what is in flight: the `requests` of this gateway, and the bytes `held` by bodies and answers here.
 
-    def __init__(self, most: int, max_bytes: int = MAX_BYTES, *, clock: Callable[[], float] = time.monotonic) -> None:
+    Of the `places` of requests, a tenant that asks alone may have all. If several ask, each has an equal share of them,
+    and the last places are for those below their share. So a tenant that has all loses them as its requests end, and
+    nobody waits.
+    """
+
+    def __init__(self, ledger: Ledger, places: int, max_bytes: int = MAX_BYTES) -> None:
         self.requests = 0
         self.held = 0
-        self._most = most
+        self.places = Room("places", places)
+        self.ledger = ledger
         self.max_bytes = max_bytes
-        self._clock = clock
-        self._reserve = max(1, most // _RESERVE)
-        self._of_tenant: Counter[str] = Counter()
-        #: When each tenant last asked, the latest at the end.
-        self._asked: dict[str, float] = {}
+        self.of_client: Counter[str] = Counter()
 
-    @contextmanager
-    def bytes_held(self) -> Iterator[Bytes]:
-        part = Bytes(self)
+    def take(self, tenant: str, amounts: Mapping[Room, int]) -> None:
+        """Take room for a tenant's request; raises Refusal if there is none, and BrokerUnavailable if Redis can't be
+        reached."""
         try:
-            yield part
-        finally:
-            self.held -= part.count
+            self.ledger.take(tenant, amounts)
+        except NoRoom as error:
+            raise self._refusal(error) from None
 
-    @contextmanager
-    def answering(self, tenant: str) -> Iterator[None]:
-        """The place of a tenant's request; raises Refusal if there is none."""
-        self.check(tenant)
-        self.requests += 1
-        self._of_tenant[tenant] += 1
-        try:
-            yield
-        finally:
-            self.requests -= 1
-            self._of_tenant[tenant] -= 1
-            if not self._of_tenant[tenant]:
-                del self._of_tenant[tenant]
-
-    def check(self, tenant: str) -> None:
-        """See that there is a place for one more request of a tenant; raises Refusal if there is none."""
-        self._note(tenant)
-        free = self._most - self.requests
-        if free <= 0:
-            raise busy(f"{self._most} requests are in flight; come again in a second")
-        if free <= self._reserve and self._of_tenant[tenant] >= self._share():
-            raise busy(
-                f"your tenant has its share of the {self._most} requests that may be in flight, "
-                "and others ask too; come again in a second"
-            )
-
-    def _share(self) -> float:
-        """The places of each tenant that has any or asked lately."""
-        return self._most / len(self._of_tenant.keys() | self._asked.keys())
-
-    def _note(self, tenant: str) -> None:
-        now = self._clock()
-        self._asked.pop(tenant, None)
-        self._asked[tenant] = now
-        while now - self._asked[first := next(iter(self._asked))] > _LATELY_S:
-            del self._asked[first]
+    def _refusal(self, error: NoRoom) -> Refusal:
+        what = {self.places: f"{self.places.most} requests", UPLOADS: f"{UPLOADS.most} uploads"}.get(error.room)
+        if what is None:
+            return busy("too many large requests are in flight; come again in a second")
+        if not error.is_share:
+            return busy(f"{what} are in flight; come again in a second")
+        return busy(
+            f"your tenant has its share of the {what} that may be in flight, and others ask too; come again in a second"
+        )
 
 
-class Bytes:
+class Held:
+    """What one request holds: the `count` of its bytes in memory, and its room. Its client is known once it has shown
+    who it is."""
+
     def __init__(self, admission: Admission) -> None:
+        self.client = ""
         self.count = 0
+        self.room: Counter[Room] = Counter()
         self._admission = admission
 
     def hold(self, count: int) -> None:
-        """Count more of them; raises Refusal if there is no room for them beside those of other requests."""
-        admission = self._admission
-        if admission.held + count > admission.max_bytes and admission.held > self.count:
+        """Count more bytes, or fewer if below 0; raises Refusal if there is no room for them beside those of others."""
+        admission, client = self._admission, self.client
+        own = admission.of_client[client] + count
+        most = admission.max_bytes
+        most -= 0 if own * _SMALL <= most else most // _RESERVE
+        if count > 0 and admission.held + count > most and admission.held > self.count:
             raise busy("too many large requests are in flight; come again in a second")
         admission.held += count
+        admission.of_client[client] = own
         self.count += count
+
+    def free(self) -> None:
+        """Count none of its bytes any more."""
+        self.hold(-self.count)
+        if not self._admission.of_client[self.client]:
+            del self._admission.of_client[self.client]

@@ -7,7 +7,7 @@ import math
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -21,21 +21,33 @@ from embedctl.queueing.chunk_sizes import BYTES_PER_TOKEN
 from embedctl.queueing.listening import in_shared_thread
 from embedctl.store import JobStatus
 from embedctl.store.batches import BatchStore, StoredBatch
+from embedctl.store.ledger import Ledger, Room
 from embedctl.store.stored_files import FileStore, Once, StoredFile, digest_of
 from embedctl.store.webhook_events import EventStore
 from embedctl_config.errors import EmbedctlError
 from embedctl_config.redis_url import secret_url
 from embedctl_config.retry import ASIDE, RetryLimit
 from embedctl_config.settings import Settings
-from embedctl_gateway.access.admission import Admission, Bytes
+from embedctl_gateway.access.admission import BYTES, Admission, Held
 from embedctl_gateway.access.callers import Access
 from embedctl_gateway.batches.runner import Runner
 from embedctl_gateway.batches.webhooks import Webhooks, receiver_of
 from embedctl_gateway.calls.objects import BATCH, FILE, is_id, missing
+from embedctl_gateway.embedding import catalogue
 from embedctl_gateway.embedding.catalogue import Catalogue, Served
 from embedctl_gateway.embedding.embedder import Asked, Embedded, Embedder
 from embedctl_gateway.http.bodies import SMALL_BYTES, fields_of
-from embedctl_gateway.http.refusals import Refusal, Style, broken, invalid, log_failure, refusal_of, refuse, timed_out
+from embedctl_gateway.http.refusals import (
+    Refusal,
+    Style,
+    broken,
+    invalid,
+    log_failure,
+    refusal_of,
+    refuse,
+    timed_out,
+    unavailable,
+)
 from embedctl_gateway.http.telemetry import Telemetry
 
 T = TypeVar("T")
@@ -65,7 +77,8 @@ class Gateway:
         self.settings = settings
         self.body_s = body_s
         self.access = Access(settings)
-        self.admission = Admission(settings.limits.gateway_in_flight)
+        self.ledger = Ledger(broker.connection)
+        self.admission = Admission(self.ledger, settings.limits.gateway_in_flight)
         self.catalogue = Catalogue(settings)
         self.embedder = Embedder(settings)
         self.telemetry = Telemetry(lambda: self.admission.requests, lambda: self.admission.held)
@@ -82,11 +95,15 @@ class Gateway:
         self._tidying: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
+        self.ledger.lease.__enter__()
         self.runner.start()
         if self.webhooks is not None:
             self.webhooks.start()
 
     def stop(self) -> None:
+        self.ledger.lease.end()
+        with suppress(EmbedctlError):  # otherwise its lease lapses
+            self.ledger.close()
         self.runner.stop()
         if self.webhooks is not None:
             self.webhooks.stop()
@@ -112,12 +129,14 @@ class Gateway:
 class Call:
     """A request, its tenant, and what it may take."""
 
-    def __init__(self, gateway: Gateway, request: Request, tenant: str, held: Bytes) -> None:
+    def __init__(self, gateway: Gateway, request: Request, tenant: str, held: Held) -> None:
         self.gateway = gateway
         self.request = request
         self.tenant = tenant
         #: Counts bytes of the request or of its answer.
         self.hold = held.hold
+        self.held = held
+        held.client = tenant
         self._is_large = False
 
     def named(self, kind: str, *facts: Any) -> Once:
@@ -159,7 +178,7 @@ class Call:
         """The body, which is a JSON object; raises Refusal if it is none, is too large, or takes too long. One that is
         `admitted` needs no place among the requests for vectors."""
         if not admitted:
-            self.gateway.admission.check(self.tenant)  # before the caller has sent what nobody will answer
+            await self.take({self.gateway.admission.places: 1})  # before the caller has sent what nobody will answer
         body = await self.body()
         self._is_large = len(body) > SMALL_BYTES
         return await self._aside(lambda: fields_of(body, self.gateway.settings.max_text_bytes))
@@ -174,13 +193,32 @@ class Call:
     async def embed(self, asked: Asked) -> Embedded:
         """The vectors that a caller asks for, as long as the caller waits; else CallerGone is raised. Raises Refusal if
         there is no such model, no room, or no answer in time; or the request is wrong."""
-        with self.gateway.admission.answering(self.tenant):
-            limit = self.gateway.settings.gateway_timeout_s
-            try:
-                async with asyncio.timeout(limit):
-                    return await while_caller_waits(self.request, self._embed(asked))
-            except TimeoutError:
-                raise timed_out(limit) from None
+        limit = self.gateway.settings.gateway_timeout_s
+        self.gateway.admission.requests += 1
+        try:
+            async with asyncio.timeout(limit):
+                return await while_caller_waits(self.request, self._embed(asked))
+        except TimeoutError:
+            raise timed_out(limit) from None
+        finally:
+            self.gateway.admission.requests -= 1
+
+    async def take(self, room: Mapping[Room, int]) -> None:
+        """Take room until the answer is sent; raises Refusal if there is none, or Redis does not answer."""
+        gateway, tenant = self.gateway, self.tenant
+        taking = asyncio.create_task(in_shared_thread(lambda: gateway.admission.take(tenant, room)))
+        try:
+            async with asyncio.timeout(catalogue.LOOK_S):
+                await asyncio.shield(taking)
+        except TimeoutError:
+
+            def give_back(done: asyncio.Task[None]) -> None:
+                if not done.cancelled() and done.exception() is None:
+                    gateway.tidy(lambda: gateway.ledger.give(tenant, room))
+
+            taking.add_done_callback(give_back)
+            raise unavailable("the queue does not answer") from None
+        self.held.room.update(room)
 
     async def _embed(self, asked: Asked) -> Embedded:
         served = await self.gateway.catalogue.find(asked.model)
@@ -195,6 +233,8 @@ class Call:
         length = self.request.headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
             raise _too_large()
+        if int(length) > SMALL_BYTES:
+            await self.take({BYTES: int(length)})
         body = bytearray()
         try:
             async with asyncio.timeout(self.gateway.body_s):
@@ -202,6 +242,8 @@ class Call:
                     body += piece
         except TimeoutError:
             raise invalid(f"the body took longer than {self.gateway.body_s:g} s", "timeout", None, 408) from None
+        if len(body) > max(int(length), SMALL_BYTES):  # it did not say how long it is
+            await self.take({BYTES: len(body) - int(length)})
         return bytes(body)
 
     async def _pieces(self) -> AsyncIterator[bytes]:
@@ -229,13 +271,18 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
-        with self._gateway.admission.bytes_held() as held:
+        held = Held(self._gateway.admission)
+        try:
             response = await self._response(Request(scope, receive), held)
             response.headers["x-request-id"] = f"req_{secrets.token_hex(12)}"
             await response(scope, receive, send)
+        finally:
+            held.free()
+            if held.room:
+                self._gateway.tidy(lambda: self._gateway.ledger.give(held.client, held.room))
         self._gateway.telemetry.answered(self._path, response.status_code, time.perf_counter() - began)
 
-    async def _response(self, request: Request, held: Bytes) -> Response:
+    async def _response(self, request: Request, held: Held) -> Response:
         try:
             tenant = "" if self._is_open else self._gateway.access.tenant_of(request)
             return await self._handler(Call(self._gateway, request, tenant, held))

@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from embedctl.store.stored_files import PART_BYTES, OtherRequest, PartWriter, StoredFile
+from embedctl_gateway.access.admission import UPLOADS
 from embedctl_gateway.calls.common import Call, CallerGone
 from embedctl_gateway.calls.objects import FILE as FILE_IDS
 from embedctl_gateway.calls.objects import after_of, file_object, limit_of, page_of, ttl_of_form
@@ -21,6 +22,8 @@ from embedctl_gateway.http.refusals import Refusal, invalid, refuse
 MAX_FILE_BYTES = 512 * 1024 * 1024
 #: The fields of a form, and what stands around them.
 _AROUND_BYTES = 1024 * 1024
+#: An upload that brings less than this in the time for a body is given up (bytes).
+_LEAST_BYTES = 64 * 1024
 #: An upload that takes longer is given up (seconds).
 UPLOAD_S = 3600.0
 _MOST_LISTED = 10_000
@@ -30,7 +33,7 @@ async def create(call: Call) -> Response:
     length = call.request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > MAX_FILE_BYTES + _AROUND_BYTES:
         raise _too_large()
-    call.hold(2 * PART_BYTES)
+    await call.take({UPLOADS: 1})
     form = Form(call.request.headers.get("content-type", ""))
     writer = await call.gateway.in_thread(call.gateway.files.writer)
     kept = False
@@ -111,13 +114,18 @@ async def _receive(call: Call, form: Form, writer: PartWriter) -> None:
     takes too long, and CallerGone if the caller went away before its end."""
     deadline = time.monotonic() + UPLOAD_S
     pieces = call.request.stream()
+    came, until = 0, time.monotonic() + call.gateway.body_s
     try:
-        while (piece := await _next_piece(call, pieces)) is not None:
+        while (piece := await _next_piece(call, pieces, until)) is not None:
+            came += len(piece)
+            if came >= _LEAST_BYTES:
+                came, until = 0, time.monotonic() + call.gateway.body_s
             form.add(piece)
             if writer.size + len(form.data) > MAX_FILE_BYTES:
                 raise _too_large()
             if time.monotonic() > deadline:
                 raise invalid(f"the upload took longer than {UPLOAD_S:g} s", "timeout", None, 408)
+            _count(call, form, writer)
             if len(form.data) >= PART_BYTES:
                 await _write(call, form, writer)
     except ClientDisconnect:
@@ -127,17 +135,24 @@ async def _receive(call: Call, form: Form, writer: PartWriter) -> None:
     await _write(call, form, writer)
 
 
-async def _next_piece(call: Call, pieces: AsyncIterator[bytes]) -> bytes | None:
+async def _next_piece(call: Call, pieces: AsyncIterator[bytes], until: float) -> bytes | None:
     try:
-        async with asyncio.timeout(call.gateway.body_s):
+        async with asyncio.timeout(max(0.0, until - time.monotonic())):
             return await anext(pieces, None)
     except TimeoutError:
-        raise invalid(f"nothing of the body came for {call.gateway.body_s:g} s", "timeout", None, 408) from None
+        told = f"less than {_LEAST_BYTES:,} bytes of the body came in {call.gateway.body_s:g} s"
+        raise invalid(told, "timeout", None, 408) from None
+
+
+def _count(call: Call, form: Form, writer: PartWriter) -> None:
+    """Hold as many bytes as are in memory now."""
+    call.hold(len(form.data) + writer.waiting - call.held.count)
 
 
 async def _write(call: Call, form: Form, writer: PartWriter) -> None:
     data = form.taken()
     await call.gateway.in_thread(lambda: writer.add(data))
+    _count(call, form, writer)
 
 
 async def _pieces(call: Call, file: StoredFile, span: Span) -> AsyncIterator[bytes]:

@@ -19,7 +19,7 @@ from embedctl_config.settings import Settings, check_model_name
 from embedctl_gateway.http.refusals import Refusal, invalid, unavailable
 
 #: A Redis that does not answer for so long counts as away (seconds).
-_LOOK_S = 5.0
+LOOK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Catalogue:
             self._looking = asyncio.create_task(in_shared_thread(self._look))
             self._looking.add_done_callback(self._looked)
         try:
-            async with asyncio.timeout(_LOOK_S):
+            async with asyncio.timeout(LOOK_S):
                 return await asyncio.shield(self._looking)  # others wait for it too
         except TimeoutError:
             raise unavailable("the queue does not answer") from None
@@ -75,7 +75,7 @@ class Catalogue:
             self._known, self._known_until = task.result(), time.monotonic() + OFFERS_S
 
     def _look(self) -> Mapping[str, Served]:
-        with answers_by(time.monotonic() + _LOOK_S):
+        with answers_by(time.monotonic() + LOOK_S):
             offers = self._broker.workers.offers()
         found: dict[str, Served] = {}
         for (hardware, name, precision), offer in sorted(offers.items()):

@@ -175,6 +175,11 @@ class PartWriter:
             self._put(self._held[:PART_BYTES])
             del self._held[:PART_BYTES]
 
+    @property
+    def waiting(self) -> int:
+        """Bytes in memory."""
+        return len(self._held)
+
     def finish(self, *, tenant: str, name: str, purpose: str, ttl_s: int) -> StoredFile:
         """The file of all bytes, whose parts now live as long as it. It is not made yet."""
         if self._held:

@@ -74,6 +74,7 @@ LEASES = {
     keys.NOTES,
     keys.SWEEP,
     keys.CLOCK,
+    keys.ledger(ANY),
     keys.UNACKED,
     keys.UNACKED_INDEX,
     keys.UNACKED_MUTEX,

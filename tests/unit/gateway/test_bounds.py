@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from embedctl.store.connection import Connection
+from embedctl.store.ledger import Ledger
 from embedctl_config.errors import (
     BrokerFull,
     EmbedctlError,
@@ -17,7 +19,8 @@ from embedctl_config.errors import (
     SettingsError,
     WaitTimeout,
 )
-from embedctl_gateway.access.admission import Admission
+from embedctl_config.settings import Settings
+from embedctl_gateway.access.admission import Admission, Held
 from embedctl_gateway.calls.common import MAX_TOKENS, check_sizes
 from embedctl_gateway.embedding.catalogue import Served
 from embedctl_gateway.embedding.embedder import Asked
@@ -32,21 +35,43 @@ def test_a_missing_extra_is_named() -> None:
     assert (done.returncode, done.stderr.strip()) == (1, f"embedctl gateway: {told}")
 
 
+#: What is about this process alone asks no Redis.
+NOWHERE = Connection(Settings(redis_url="unix:///nonexistent/redis.sock"))
+
+
+def held_by(admission: Admission, client: str) -> Held:
+    held = Held(admission)
+    held.client = client
+    return held
+
+
 def test_bytes_are_bounded_but_one_request_may_have_more() -> None:
-    admission = Admission(2, max_bytes=100)
-    with admission.bytes_held() as large:
-        large.hold(80)
-        large.hold(80)  # nobody else has any
-        with admission.bytes_held() as small, pytest.raises(Refusal):
-            small.hold(1)
-        assert admission.held == 160
-    assert admission.held == 0
-    with admission.bytes_held() as one, admission.bytes_held() as other:
-        one.hold(60)
-        other.hold(40)
-        with pytest.raises(Refusal):
-            other.hold(1)
-    assert admission.held == 0
+    admission = Admission(Ledger(NOWHERE), 2, max_bytes=100)
+    large, small = held_by(admission, "a"), held_by(admission, "b")
+    large.hold(80)
+    large.hold(80)  # nobody else has any
+    with pytest.raises(Refusal) as refused:
+        small.hold(1)
+    assert (refused.value.status, refused.value.headers["retry-after"]) == (429, "1")
+    assert admission.held == 160
+    large.free()
+    assert (admission.held, admission.of_client) == (0, {})
+
+
+def test_the_last_bytes_are_for_clients_who_have_little() -> None:
+    admission = Admission(Ledger(NOWHERE), 2, max_bytes=6400)
+    many = [held_by(admission, "a") for _ in range(8)]
+    for each in many[:-1]:
+        each.hold(800)
+    with pytest.raises(Refusal):
+        many[-1].hold(1)  # small by itself, but not its client
+    other = held_by(admission, "b")
+    other.hold(100)
+    with pytest.raises(Refusal):
+        other.hold(1)
+    for each in (*many, other):
+        each.free()
+    assert (admission.held, admission.of_client) == (0, {})
 
 
 def test_tokens_are_estimated_up_to_those_that_the_model_takes() -> None:
