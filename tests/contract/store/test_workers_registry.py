@@ -342,6 +342,26 @@ def test_a_worker_that_nobody_blames_has_left(
     assert fates(broker) == {}
 
 
+def test_a_process_that_ended_before_it_was_a_worker_is_looked_for_no_more(
+    broker: Broker, link: RegistryLink, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[None] = []
+
+    def here() -> Iterator[WorkerRow]:
+        looks.append(None)
+        return iter([])
+
+    monkeypatch.setattr(broker.workers, "here", here)
+    link.expect(process.pid)
+    eventually(lambda: looks)
+    link.report_exit(process.pid, None)
+    eventually(lambda: not link._exits)
+    looks.clear()
+    link.expect_quarantine([], "q", 0.0)  # it wakes
+    eventually(lambda: not link._quarantines)
+    assert looks == []
+
+
 def test_a_death_is_reported_when_redis_is_back(
     own_redis: RedisServer, own_broker: Broker, process: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -105,8 +105,8 @@ class Registry(RegistryLink):
         assert (list(queues), name.partition("@")[0]) == ([keys.queue("cpu", "m")], "cpu:0:quarantine")
         self.told.append(f"expect it within {within_s:g} s")
 
-    def report_exit(self, pid: int, how: str) -> None:
-        self.told.append(how)
+    def report_exit(self, pid: int, how: str | None) -> None:
+        self.told.append("it reported its end" if how is None else how)
 
 
 class Shell(QuarantinePlace):
@@ -175,7 +175,11 @@ def test_quarantine_that_can_not_start_is_given_up_and_awaited_no_longer(quarant
     quarantine.tend_until(lambda: quarantine.restarts.given_up == 4)
     quarantine.want()
     quarantine.tend()
-    assert (quarantine.starts, quarantine.pause(), told(quarantine)) == (1, None, [AWAITED, AWAITED_NO_MORE])
+    assert (quarantine.starts, quarantine.pause(), told(quarantine)) == (
+        1,
+        None,
+        [AWAITED, AWAITED_NO_MORE, "it reported its end"],
+    )
 
 
 def test_nothing_waits_for_a_quarantine_that_is_stopped_or_dies_with_nothing_in_hand(quarantine: Shell) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import resource
 import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -25,6 +26,7 @@ class Poison(StrEnum):
 
     CRASH_TOKENIZER = "crash-tokenizer"
     CRASH_ENCODER = "crash-encoder"
+    EAT_MEMORY = "eat-memory"
     FAIL_TOKENIZER = "fail-tokenizer"
     FAIL_ENCODER = "fail-encoder"
     HANG_ENCODER = "hang-encoder"
@@ -144,6 +146,8 @@ def _misbehave(words: Collection[str], *kinds: Poison) -> None:
                 signal.raise_signal(signal.SIGSEGV)  # in this thread and at once, like a real fault
             case Poison.KILL_ENCODER:
                 signal.raise_signal(signal.SIGKILL)  # like a kernel without memory
+            case Poison.EAT_MEMORY:
+                _eat_memory()
             case Poison.FAIL_TOKENIZER | Poison.FAIL_ENCODER:
                 raise RuntimeError("a text holds a word that makes this backend fail")
             case Poison.HANG_ENCODER:
@@ -154,3 +158,12 @@ def _misbehave(words: Collection[str], *kinds: Poison) -> None:
                 raise MemoryError("a text holds a word that makes this backend run out of memory")
             case Poison.NOT_A_NUMBER:
                 pass  # it spoils only its own text's vector
+
+
+def _eat_memory() -> None:
+    """Allocate without end. Where nothing bounds that, die as if the kernel had no memory left."""
+    if resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY:
+        signal.raise_signal(signal.SIGKILL)
+    held = []
+    while True:
+        held.append(np.empty(2**30, np.uint8))  # it is counted, and never touched

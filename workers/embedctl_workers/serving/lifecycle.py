@@ -35,6 +35,7 @@ from embedctl_workers.encoding.known_good import KnownGood
 from embedctl_workers.encoding.loading import load_encoder
 from embedctl_workers.machine.devices import Pinned
 from embedctl_workers.machine.host import Host
+from embedctl_workers.machine.memory import bound_memory
 from embedctl_workers.machine.tally import Tally
 from embedctl_workers.models.cache import cache_folder, locked, private_folder
 from embedctl_workers.models.longest import UNLIMITED
@@ -130,6 +131,8 @@ def run_worker(start: Start) -> int:
         if start.quarantine:
             _step_back()
         served = _load_all(start, health, telemetry, stack)
+        if start.quarantine:
+            bound_memory()
         health.phase = "starting"
         Reaper(broker).end_leases_of_the_dead()  # of a worker that died here, and that no other worker witnessed
         naming = stack.enter_context(_turn_to_choose_a_name(start.host.cache))

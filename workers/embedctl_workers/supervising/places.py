@@ -138,8 +138,8 @@ class WorkerPlace(Place):
         """Report that the process has ended, and whether what it held is suspect: not if the supervisor killed it."""
         assert self.process is not None
         suspect = makes_suspect(status)
-        if suspect is not None:
-            self._registry.report_exit(self.process.pid, how_it_ended(status) if suspect and not by_us else "")
+        how = how_it_ended(status) if suspect and not by_us else ""
+        self._registry.report_exit(self.process.pid, None if suspect is None else how)
         super().release(status)
 
     def say(self, level: int, message: str, *values: object) -> None:

@@ -30,7 +30,7 @@ class RegistryLink:
         self._broker = broker
         self._expected: set[int] = set()
         self._rows: dict[int, WorkerRow] = {}
-        self._exits: deque[tuple[int, str]] = deque()
+        self._exits: deque[tuple[int, str | None]] = deque()
         self._quarantines: deque[tuple[Sequence[str], str, float]] = deque()
         self._wake = threading.Event()
         self._closing = False
@@ -51,10 +51,11 @@ class RegistryLink:
         self._quarantines.append((queues, name, within_s))
         self._wake.set()
 
-    def report_exit(self, pid: int, how: str) -> None:
-        """Report that a process has ended, if it was in the registry.
+    def report_exit(self, pid: int, how: str | None) -> None:
+        """Report that a process has ended, if it was in the registry, and look for it no more.
 
-        `how` it died makes the chunks that it held suspect; empty if its end makes none suspect.
+        `how` it died makes the chunks that it held suspect; empty if its end makes none suspect, None if it has
+        reported its end by itself.
         """
         self._expected.discard(pid)
         self._exits.append((pid, how))
@@ -101,9 +102,11 @@ class RegistryLink:
                 self._quarantines.popleft()
                 continue
             pid, how = self._exits[0]
-            row = self._rows.get(pid) or next((row for row in self._broker.workers.here() if row.pid == pid), None)
-            if row is not None:
-                self._end(row, how)
+            if how is not None:
+                here = (row for row in self._broker.workers.here() if row.pid == pid)
+                row = self._rows.get(pid) or next(here, None)
+                if row is not None:
+                    self._end(row, how)
             self._exits.popleft()
             self._rows.pop(pid, None)
 
