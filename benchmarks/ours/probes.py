@@ -64,7 +64,9 @@ def main() -> None:
     with sides("benchmarks.ours.probes", asked.other) as running:
         for number in range(asked.rounds):
             for side in turn_of(list(running), number):
-                found.setdefault(side, []).append(running[side].call(name=asked.name, options=options))
+                figures = running[side].call(name=asked.name, options=options)
+                found.setdefault(side, []).append(figures)
+                print(f"round {number + 1}, {side}: {json.dumps(figures)}", flush=True)
     print(f"{asked.name} {json.dumps(options)}: {_first_line(asked.name)}\n\n{table(found)}")
 
 

@@ -16,14 +16,14 @@ from functools import partial
 from typing import Any
 
 from benchmarks.ours.service import Figures, Service, service
-from tests.support.shares import job_of
-from tests.support.store import MINE, encoded, row, take
+from tests.support.shares import LARGE, job_of
+from tests.support.store import MINE, QUEUE, encoded, row, take
 
 from embedctl import Job, enqueue_embeddings
 from embedctl.operating.local import private_redis
 from embedctl.queueing.broker import Broker
 from embedctl.store import Claim
-from embedctl_config import keys
+from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerUnavailable
 
 #: Records of a chunk, and words of a record.
@@ -37,6 +37,27 @@ TEXT = " ".join(["w" * 40] * (WORDS - 1))
 _WARM_S, _KILL_WORKER_S, _KILL_REDIS_S = 5.0, 5.0, 20.0
 _INTERACTIVE_JOBS = 100
 _TENANTS, _LARGE = 1000, 200_000
+#: Lists copies of a job. KEYS: what jobs' keys begin with, active, jobs, upkeep, what the keys of turns begin with.
+#: ARGV: job, queue, kind, tenants, chunks, first and last copy, how many copies have text, and of how many chunks.
+_COPIES = """
+local like, place = KEYS[1] .. ARGV[1], ARGV[2] .. ':' .. ARGV[3]
+for number = tonumber(ARGV[6]), tonumber(ARGV[7]) do
+  local id = ARGV[1]:sub(1, 16) .. string.format('%010x', number)
+  local tenant, job = 'tenant-' .. number % ARGV[4], KEYS[1] .. id
+  redis.call('COPY', like, job)
+  redis.call('HSET', job, 'tenant', tenant)
+  for chunk = 0, number < tonumber(ARGV[8]) and ARGV[9] - 1 or -1 do
+    redis.call('COPY', like .. ':in:' .. chunk, job .. ':in:' .. chunk)
+  end
+  for shared = 2, 4 do redis.call('ZADD', KEYS[shared], redis.call('TIME')[1] * 1000, id) end
+  redis.call('ZADD', KEYS[5] .. 'left:normal:' .. tenant .. ':' .. place, ARGV[5], id)
+  redis.call('ZADD', KEYS[5] .. 'wait:normal:' .. tenant .. ':' .. place, number, id)
+  redis.call('ZADD', KEYS[5] .. 'flows:normal:' .. place, 0, tenant)
+end
+redis.call('SADD', KEYS[5] .. 'kinds:' .. ARGV[2], ARGV[3])
+"""
+#: So many at a time.
+_LOADED = 5000
 
 
 def shares(*, seconds: float = 60.0, workers: int = 4, only: str = "") -> Figures:
@@ -75,31 +96,58 @@ def shares_under_kills(*, seconds: float = 60.0, workers: int = 4, only: str = "
 
 
 def cost_of_turns(*, tenants: int = 1000, jobs: int = 100_000, turns: int = 2000) -> Figures:
-    """What a chunk costs Redis (µs by its own clock) while many jobs of many tenants wait: `next`, which finds whose
-    turn it is, and `complete`. Each job has one chunk of 1 kB."""
-    with service() as of, ExitStack() as stack:
-        broker = Broker.connect(of.settings)
-        client = stack.enter_context(broker.connection.client())
-        for number in range(jobs):
-            job_of(broker, f"tenant-{number % tenants}", chunks=1, size=1000)
-        broker.workers.beat(row())
-        tokens, claims = [f"token-{number}" for number in range(turns)], list[Claim]()
+    """What a chunk costs Redis (µs a call) while many jobs of many tenants wait.
 
-        def claim_all() -> None:
-            claims.extend(each for token in tokens if (each := take(broker, token)) is not None)
+    `next` finds whose turn it is, and `complete` ends the chunk: once for full chunks (10 kB) of jobs that go on, and
+    once for jobs of one chunk of 1 kB, which end. The time of scripts is by Redis' own clock. Its CPU time is in user
+    mode, and that of everything that it does for the calls.
+    """
+    each = turns // tenants + 2  # at most so many turns has a tenant
+    found: Figures = {}
+    for kind, chunks, size, having in (("full chunks", each + 100, LARGE, 1), ("jobs of one chunk", 1, 1000, each)):
+        with service() as of:
+            broker = Broker.connect(of.settings)
+            load_jobs(broker, tenants, jobs, chunks, size, with_text=having * tenants, texts=min(each, chunks))
+            found |= {f"{kind}: {what}": value for what, value in cost(broker, turns).items()}
+    return found
 
-        def complete_all() -> None:
-            for each in claims:
-                value, report = encoded(each.input)
-                broker.jobs.complete(each.job_id, each.chunk, each.token, value, report, fingerprint=MINE)
 
-        found: Figures = {}
+def load_jobs(broker: Broker, tenants: int, jobs: int, chunks: int, size: int, *, with_text: int, texts: int) -> None:
+    """List copies of a job, in turn for each tenant. Of the first ones, which are to have turns, the first chunks have
+    text."""
+    like = job_of(broker, chunks=chunks, size=size)
+    script_keys = [keys.job(""), keys.ACTIVE, keys.JOBS, keys.UPKEEP, keys.turns("")]
+    with broker.connection.client() as client:
+        load = client.register_script(_COPIES)
+        for first in range(0, jobs, _LOADED):
+            copies = [first, min(jobs, first + _LOADED) - 1, with_text, texts]
+            load(script_keys, [like, QUEUE, f"fp32/{wire.VERSION}:*", tenants, chunks, *copies])
+    broker.jobs.cancel(like)
+
+
+def cost(broker: Broker, turns: int) -> Figures:
+    """Take so many turns, and complete the chunks: what that costs."""
+    broker.workers.beat(row())
+    tokens, claims, found = [f"token-{number}" for number in range(turns)], list[Claim](), Figures()
+
+    def claim_all() -> None:
+        claims.extend(each for token in tokens if (each := take(broker, token)) is not None)
+
+    def complete_all() -> None:
+        for each in claims:
+            value, report = encoded(each.input)
+            answer = broker.jobs.complete(each.job_id, each.chunk, each.token, value, report, fingerprint=MINE)
+            assert answer == "ok", answer
+
+    with broker.connection.client() as client:
         for name, calls in (("next", claim_all), ("complete", complete_all)):
             client.config_resetstat()
+            before = client.info("cpu")["used_cpu_user"]
             calls()
-            found[f"{name}, µs"] = client.info("commandstats")["cmdstat_evalsha"]["usec_per_call"]
-        assert len(claims) == turns
-        return {**found, "both, µs": sum(found.values())}
+            found[name] = client.info("commandstats")["cmdstat_evalsha"]["usec_per_call"]
+            found[f"{name}, CPU"] = 1e6 * (client.info("cpu")["used_cpu_user"] - before) / turns
+    assert len(claims) == turns
+    return found | {"both": found["next"] + found["complete"]}
 
 
 def _measured(
