@@ -54,7 +54,7 @@ for number = tonumber(ARGV[6]), tonumber(ARGV[7]) do
   redis.call('ZADD', KEYS[5] .. 'wait:normal:' .. tenant .. ':' .. place, number, id)
   redis.call('ZADD', KEYS[5] .. 'flows:normal:' .. place, 0, tenant)
 end
-redis.call('SADD', KEYS[5] .. 'kinds:' .. ARGV[2], ARGV[3])
+redis.call('SADD', KEYS[5] .. 'kinds:' .. ARGV[2], ARGV[3], 'normal:' .. ARGV[3])
 """
 #: So many at a time.
 _LOADED = 5000

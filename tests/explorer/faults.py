@@ -32,8 +32,8 @@ class InScript:
 
     def applied(self, source: str) -> str:
         """The text of a script with this fault."""
-        text = files("embedctl.store").joinpath(f"{self.file}.lua").read_text(encoding="utf-8")
-        return source.replace(text, _replaced(text, self.before, self.after))
+        _replaced(files("embedctl.store").joinpath(f"{self.file}.lua").read_text(encoding="utf-8"), self.before, "")
+        return source.replace(self.before, self.after)
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ FAULTS: dict[str, Fault] = {
     "a tenant gets back the work that it had": Fault(
         "turns",
         "a tenant's virtual time never goes back",
-        (InScript("complete", "(ARGV[8] - estimated)", "(0 - ARGV[8] - estimated)"),),
+        (InScript("complete", "ARGV[8] - estimated", "0 - ARGV[8] - estimated"),),
     ),
     # If no script schedules a look, that alone does no harm: the sweep mends it.
     "nobody looks after a job": Fault(

@@ -4,10 +4,9 @@
 -- → ok <bytes waiting> | wanted | skipped <bytes waiting> | differs | held | stopped | sealed <chunks> | gap <chunks>
 --   | full <limit> <its value> <what the tenant has> <tenant>
 local chunk, rows, input = tonumber(ARGV[2]), tonumber(ARGV[4]), ARGV[5]
-local facts = redis.call('HMGET', job, 'stopped_by', 'resumed_to', 'resumed_below')
-if facts[1] then return {'stopped'} end
+if facts.stopped_by then return {'stopped'} end
 if not is_made_with(ARGV[8]) or (not sealed and not take(KEYS[9], ARGV[6], ARGV[7])) then return {'held'} end
-local added = tonumber(redis.call('HGET', job, 'added'))
+local added = tonumber(facts.added)
 
 -- The answer if the tenant's limits leave no room for this text. A job that has begun leaves a tenth to new jobs. What is
 -- larger than a limit is added when nothing else waits.
@@ -19,11 +18,11 @@ local function no_room()
   local full = without_room(limits, function(name, most, used)
     return not more[name] or used + more[name] <= (added == 0 and most or most * 0.9)
   end)
-  if full then full[5] = meta[10] or TENANT end
+  if full then full[5] = facts.tenant or TENANT end
   return full
 end
 if chunk > added then return {'gap', added} end
-local to, below = tonumber(facts[2]), tonumber(facts[3])
+local to, below = tonumber(facts.resumed_to), tonumber(facts.resumed_below)
 if to and chunk > to then return {'gap', to} end  -- it was added again before, and Redis lost that
 if chunk >= (original or (sealed and added) or math.huge) then return {'sealed', original or added} end
 if chunk < added then
@@ -50,7 +49,7 @@ if chunk < added then
   end
   if skipped then
     offer()
-    return {'skipped', redis.call('HGET', job, 'waiting_bytes')}
+    return {'skipped', facts.waiting_bytes}
   end
   -- Redis lost this chunk, or freed it when the job was stopped, and the corpus repairs it.
   redis.call('HDEL', job, 'lost_first', 'lost_last')
@@ -59,7 +58,7 @@ if chunk < added then
   elseif not dropped then
     redis.call('HINCRBY', job, 'waiting_bytes', -size_in(input))
   end
-  if chunk < tonumber(redis.call('HGET', job, 'next')) then put_back(chunk, 0) end
+  if chunk < tonumber(facts.next) then put_back(chunk, 0) end
 else
   if input == '' then return {'wanted'} end
   local full = no_room()

@@ -3,7 +3,7 @@
 -- → ok <next chunk to look at, or 0 at the end> <chunks that are ready again> <chunks lost>
 if ended then return {'ok', 0, 0, 0} end  -- it ended after the reaper read it; freed chunks are not lost
 local from, again, lost = tonumber(ARGV[2]), 0, 0
-local to = math.min(from + tonumber(ARGV[5]), tonumber(redis.call('HGET', job, 'next')))
+local to = math.min(from + tonumber(ARGV[5]), tonumber(facts.next))
 for chunk = from, to - 1 do
   if redis.call('EXISTS', ARGV[4] .. chunk) == 0 and not redis.call('ZSCORE', leases, chunk)
     and not redis.call('ZSCORE', ready, chunk) and not redis.call('ZSCORE', suspects, chunk) then

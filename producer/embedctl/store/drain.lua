@@ -29,7 +29,7 @@ redis.call('HSET', parts, ARGV[4], ARGV[5])
 redis.call('HINCRBY', job, last >= first and 'parts' or 'retry_parts', 1)
 local left = redis.call('HINCRBY', job, 'result_bytes', 0 - tonumber(ARGV[6]))
 -- The size of a result that Redis lost is unknown.
-local all = redis.call('HINCRBY', job, 'drained_chunks', #chunks) >= tonumber(redis.call('HGET', job, 'chunks_done'))
+local all = redis.call('HINCRBY', job, 'drained_chunks', #chunks) >= tonumber(facts.chunks_done)
 if left < 0 or all then redis.call('HSET', job, 'result_bytes', 0) end
 local lives_ms = redis.call('PTTL', job) + math.floor(ttl_ms * (CHUNK_TTL_FACTOR - 1))
 for _, key in ipairs({drained, parts, digests}) do

@@ -7,24 +7,26 @@
 --   <why>)…, then claims: <job> <chunk> <attempt> <input> <rows given up or nil> <doubts of earlier owners or nil>
 --   <ms that the job waited> [<facts of a small job>]
 local queue, token, instance, fingerprint, lease_ms = unpack(ARGV, 1, 5)
-local alike, room = ARGV[10], tonumber(ARGV[11])
-local kinds = {kind_of(ARGV[7], fingerprint)}
-if ARGV[8] == '1' then kinds[2] = kind_of(ARGV[7], '*') end
-local time = redis.call('TIME')
-local micros = time[1] * 1000000 + time[2]
-local now_ms = math.floor(micros / 1000)
+local in_quarantine, alike, room = ARGV[9] == '1', ARGV[10], tonumber(ARGV[11])
+local kinds = {[kind_of(ARGV[7], fingerprint)] = true, [kind_of(ARGV[7], '*')] = ARGV[8] == '1'}
+local which = in_quarantine and 'apart' or (alike or has_quarantine(queue)) and 'usual' or 'both'
 local pause = PAUSE .. queue
-if ARGV[9] == '1' then
-  for at, kind in ipairs(kinds) do kinds[at] = APART .. kind end
-elseif not alike and not has_quarantine(queue, now_ms) then
-  for at = 1, #kinds do kinds[#kinds + 1] = APART .. kinds[at] end
-end
-local steps, met, claims, skipped = STEPS, {}, {}, {}
+local steps, met, claims, goes_on, skipped = STEPS, {}, {}, false, {}
 
-local function facts_of(id)
-  if tonumber(redis.call('HGET', JOB .. id, 'added')) > SMALL_JOB then return {} end
-  local job = JOB .. id
+local function facts_of(job)
   return {redis.call('HGETALL', job), redis.call('PTTL', job), redis.call('EXISTS', job .. ':producer')}
+end
+
+-- The key of a job that is of another type than it should be, and that type.
+local function of_wrong_type(job, input)
+  local kinds = {[job] = 'hash', [job .. ':owners'] = 'hash', [job .. ':attempts'] = 'hash', [job .. ':leases'] = 'zset',
+    [job .. ':ready'] = 'zset', [job .. ':suspects'] = 'zset', [job .. ':counted'] = 'string',
+    [job .. ':out:drained'] = 'string', [job .. ':events'] = 'stream'}
+  if input then kinds[input] = 'string' end
+  for key, kind in pairs(kinds) do
+    local is = redis.call('TYPE', key).ok
+    if is ~= 'none' and is ~= kind then return key, 'is a ' .. is .. ', not a ' .. kind end
+  end
 end
 
 -- A damaged job ends, so that its people hear of it. If its hash is no hash, it is only taken off the lists.
@@ -32,63 +34,58 @@ local function damaged(id, key, what)
   local job, why = JOB .. id, 'damaged: ' .. key .. ' ' .. what
   met[#met + 1] = {id, why}
   if redis.call('TYPE', job).ok ~= 'hash' then return end
-  redis.call('HSET', job, 'state', 'failed', 'stopped_by', 'damage', 'trouble', why, 'ended_ms', now_ms)
-  redis.call('ZADD', UPKEEP, now_ms, id)
+  redis.call('HSET', job, 'state', 'failed', 'stopped_by', 'damage', 'trouble', why, 'ended_ms', now)
+  redis.call('ZADD', UPKEEP, now, id)
   if redis.call('TYPE', job .. ':events').ok == 'stream' then
     redis.call('XADD', job .. ':events', 'MAXLEN', '~', EVENTS_KEPT, '*', 'state', 'failed')
   end
 end
 
 -- Claim a chunk of a job that is listed at a place. Returns what came of it.
-local function try(id, place)
+local function try(id, place, since)
   local job = JOB .. id
   local of_job = {job, ACTIVE, job .. ':leases', job .. ':owners', job .. ':attempts', job .. ':ready', job .. ':events',
     job .. ':counted'}
-  local args = {id, token, instance, fingerprint, lease_ms, alike, room}
-  local fine, answer = pcall(claim, of_job, args, place)
-  if not fine and type(answer) == 'table' and answer.key then
-    answer = {'damaged', answer.key, answer.what}
-  elseif not fine then
+  place.since = since or tonumber(redis.call('ZSCORE', wait_of(place), id) or now)
+  local fine, answer = pcall(claim, of_job, {id, token, instance, fingerprint, lease_ms, alike, room}, place)
+  if not fine then
     local why = type(answer) == 'table' and answer.err or answer
     why = why:gsub('^@?%S+: ?%d+: ', ''):gsub('^%-', '')
     -- Redis may refuse all writes, which says nothing of the job.
     if why:find('^%u+ ') and not why:find('^WRONGTYPE ') and not why:find('^ERR ') then error(answer, 0) end
-    answer = {'damaged', job, why}
+    local key, is = of_wrong_type(job, place.input)
+    answer = {'damaged', key or job, is or why}
+  elseif answer[1] == 'gone' and redis.call('EXISTS', job) == 1 then
+    answer = {'damaged', job, 'has no state'}
   end
   local what = answer[1]
-  if what == 'gone' and redis.call('EXISTS', job) == 1 then
-    answer = {'damaged', job, 'has no state'}
-    what = 'damaged'
-  end
-  if what == 'later' or what == 'other' then return what end
-  if what == 'more' then
-    steps = 0
+  if what == 'more' then steps = 0 end
+  if what == 'later' or what == 'other' or what == 'more' then return what end
+  if what ~= 'ok' then
+    delist(place, id)
+    if what == 'elsewhere' then answer[3](answer[2], place.since) end
+    if what == 'version' then met[#met + 1] = {id, 'of version ' .. answer[2]} end
+    if what == 'damaged' then damaged(id, answer[2], answer[3]) end
     return what
   end
-  local since = tonumber(redis.call('ZSCORE', wait_of(place), id) or now_ms)
-  delist(place, id)
-  if what == 'elsewhere' then
-    answer[3](answer[2], since)
-  elseif what == 'version' then
-    met[#met + 1] = {id, 'of version ' .. answer[2]}
-  elseif what == 'damaged' then
-    damaged(id, answer[2], answer[3])
-  elseif what == 'ok' then
-    local given, now_at, work, weight = unpack(answer, 2, 5)
-    local all = place.kind == now_at.kind and kinds or {place.kind, now_at.kind}
-    charge(place, all, work / weight)
-    if now_at.is_ready then list(now_at, id, now_at.left - 1, since) end
-    charge_lane(place, work, ARGV[6])
-    if place.lane == 'background' then redis.call('SET', pause, 1, 'PX', BACKGROUND_MS) end
-    for _, fact in ipairs(facts_of(id)) do given[#given + 1] = fact end
-    claims[#claims + 1] = given
+  local given, kind, left, work, weight, is_small = unpack(answer, 2, 7)
+  charge(place, kinds, work / weight)
+  charge_lane(place, work, ARGV[6])
+  if left and kind == place.kind then
+    redis.call('ZADD', left_of(place), left, id)
+  else
+    delist(place, id)
+    if left then list({lane = place.lane, tenant = place.tenant, queue = queue, kind = kind}, id, left, place.since) end
   end
+  if place.lane == 'background' then redis.call('SET', pause, 1, 'PX', BACKGROUND_MS) end
+  for at, fact in ipairs(is_small and facts_of(job) or {}) do given[7 + at] = fact end
+  claims[#claims + 1], goes_on = given, goes_on or left
   return what
 end
 
 -- The first of a sorted set that is not skipped, and its score.
 local function first_of(key)
-  local found = redis.call('ZRANGE', key, 0, skipped[0] or 0, 'WITHSCORES')
+  local found = redis.call('ZRANGE', key, '0', skipped[0] or '0', 'WITHSCORES')
   for at = 1, #found, 2 do
     if not skipped[key .. found[at]] then return found[at], tonumber(found[at + 1]) end
   end
@@ -109,25 +106,29 @@ local function lowest(places, key_of)
   return best, least, score
 end
 
+local function flows_of(list)
+  return list.flows
+end
+
 -- Claim the next chunk of a lane. Of each two turns of a tenant, about one is the job's with the fewest chunks left, and
 -- one is the job's that has been listed longest, until it is done: so a small job is soon done, and no stream of small ones
 -- holds up a large one, however many they are.
 local function next_of(lane)
-  local lists = {}
-  for at, kind in ipairs(kinds) do lists[at] = {lane = lane, queue = queue, kind = kind} end
   while steps > 0 do
     steps = steps - 1
+    local lists = lists_in(queue, which, kinds, lane)  -- anew: a job may have been listed elsewhere
     local _, tenant, had = lowest(lists, flows_of)
     if not tenant then return false end
     local places = {}
-    for at, kind in ipairs(kinds) do places[at] = {lane = lane, tenant = tenant, queue = queue, kind = kind} end
-    local place, id = lowest(places, micros % 2 == 0 and left_of or wait_of)
+    for at, each in ipairs(lists) do places[at] = {lane = lane, tenant = tenant, queue = queue, kind = each.kind} end
+    local is_by_wait = micros % 2 == 1
+    local place, id, score = lowest(places, is_by_wait and wait_of or left_of)
     if id then
-      local what = try(id, place)
+      local what = try(id, place, is_by_wait and score)
       if what == 'ok' then
-        redis.call('HSET', LEVELS .. queue, lane, had)
-        redis.call('ZREMRANGEBYSCORE', served_of(place), '-inf', string.format('(%.17g', had))
-        keep(LEVELS .. queue)
+        local level = string.format('%.17g', had)
+        if redis.call('HSET', LEVELS .. queue, lane, level) == 1 then keep(LEVELS .. queue) end
+        redis.call('ZREMRANGEBYSCORE', SERVED .. lane .. ':' .. queue, '-inf', '(' .. level)
         return true
       end
       if what == 'later' then
@@ -136,8 +137,8 @@ local function next_of(lane)
       end
     else
       for at, each in ipairs(places) do
-        if redis.call('EXISTS', left_of(each)) == 0 then redis.call('ZREM', flows_of(lists[at]), tenant)
-        else skip(flows_of(lists[at]), tenant) end
+        if redis.call('EXISTS', left_of(each)) == 0 then redis.call('ZREM', lists[at].flows, tenant)
+        else skip(lists[at].flows, tenant) end
       end
     end
   end
@@ -147,9 +148,10 @@ end
 -- Claim the chunk whose turn it is. The background lane has its turn if nothing else is ready, and once in a pause. A lane
 -- that has nothing saves nothing up: when it comes back, it is next.
 local function next_chunk()
-  if redis.call('EXISTS', pause) == 0 and next_of('background') then return end
+  local has_background = #lists_in(queue, which, kinds, 'background') > 0
+  if has_background and redis.call('EXISTS', pause) == 0 and next_of('background') then return end
   local lanes, empty = LANES .. queue, {}
-  local listed = redis.call('ZRANGE', lanes, 0, -1, 'WITHSCORES')
+  local listed = redis.call('ZRANGE', lanes, '0', '-1', 'WITHSCORES')
   for at = 1, #listed, 2 do
     if next_of(listed[at]) then
       for _, lane in ipairs(empty) do redis.call('ZADD', lanes, 'XX', listed[at + 1] - 1, lane) end
@@ -163,11 +165,10 @@ end
 -- Claim small chunks that nobody had, in the order of lanes and tenants: they are charged like any other.
 local function gather()
   for _, lane in ipairs({'interactive', 'normal', 'background'}) do
-    for _, kind in ipairs(kinds) do
-      local flows = {lane = lane, queue = queue, kind = kind}
-      for _, tenant in ipairs(redis.call('ZRANGE', flows_of(flows), 0, GATHERED - 1)) do
-        local place = {lane = lane, tenant = tenant, queue = queue, kind = kind}
-        for _, id in ipairs(redis.call('ZRANGE', left_of(place), 0, GATHERED - 1)) do
+    for _, each in ipairs(lists_in(queue, which, kinds, lane)) do
+      for _, tenant in ipairs(redis.call('ZRANGE', each.flows, '0', GATHERED - 1)) do
+        local place = {lane = lane, tenant = tenant, queue = queue, kind = each.kind}
+        for _, id in ipairs(redis.call('ZRANGE', left_of(place), '0', GATHERED - 1)) do
           if steps == 0 or #claims == GATHERED then return end
           steps = steps - 1
           if try(id, place) == 'ok' then room = room - #claims[#claims][4] end
@@ -183,16 +184,16 @@ local function again(id, chunk)
   local owner = redis.call('HGET', job .. ':owners', chunk)
   if not owner or owner:match('^%S+') ~= token then return end
   local known = redis.call('HMGET', job .. ':attempts', chunk, chunk .. ':deaths', chunk .. ':doubts')
-  local rows = known[2] and cjson.decode(known[2]).rows or (ARGV[9] == '1' and '')
+  local rows = known[2] and cjson.decode(known[2]).rows or (in_quarantine and '')
   claims[#claims + 1] = {id, chunk, known[1], redis.call('GET', job .. ':in:' .. chunk), rows, known[3], 0}
 end
 
 -- Whether there are jobs that only other workers can encode: one of those must hear the next bell.
 local function for_others()
-  for _, kind in ipairs(redis.call('SMEMBERS', KINDS .. queue)) do
-    local is_there = is_listed(queue, {kind})
-    if is_there and kind:sub(1, #APART) ~= APART then return true end
-    if not is_there then redis.call('SREM', KINDS .. queue, kind) end
+  for _, each in ipairs(lists_in(queue, 'both')) do
+    local is_there = is_listed({each})
+    if is_there and not each.is_apart then return true end
+    if not is_there then redis.call('SREM', KINDS .. queue, each.name) end
   end
   return false
 end
@@ -207,9 +208,9 @@ else
   if #words > 0 then redis.call('SET', KEYS[1], table.concat(words, ' '), 'PX', GIVEN_MS) end
 end
 if #claims > 0 then
-  if is_listed(queue, kinds) then ring(queue, 1, now_ms) end
+  if goes_on or is_listed(lists_in(queue, which, kinds)) then ring(queue, 1) end
   return {'ok', met, unpack(claims)}
 end
 local later = for_others()
-if later then ring(queue, 1, now_ms) end
+if later then ring(queue, 1) end
 return {later and steps > 0 and 'later' or 'none', met}

@@ -1,31 +1,44 @@
--- Shared by every script about a job but `create`. Times are milliseconds by Redis' own clock, so no host's clock matters.
+-- Shared by every script about a job but `create`.
 local job, active, leases, owners, attempts, ready, events, counted = unpack(KEYS, 1, 8)
-local meta = redis.call('HMGET', job, 'state', 'version', 'ttl_ms', 'sealed', 'original_chunks', 'idempotency_key',
-  'progressed_ms', 'results_high_water', 'data', 'tenant', 'limited')
-local state, ttl_ms, sealed, original = meta[1], tonumber(meta[3]), meta[4] == '1', tonumber(meta[5])
-local idempotency, progressed = meta[6], meta[7]
+
+-- What the job's hash says, by the names of its fields; false for one that it lacks.
+local function read()
+  local found = redis.call('HMGET', job,
+    'state', 'version', 'ttl_ms', 'sealed', 'original_chunks', 'idempotency_key', 'results_high_water', 'data',
+    'tenant', 'limited', 'hardware', 'model', 'precision', 'model_fingerprint', 'lane', 'weight', 'next', 'added',
+    'chunks_done', 'resumed_to', 'resumed_by', 'resumed_below', 'result_bytes', 'drained_next', 'distrusted_ms',
+    'records', 'done', 'failed', 'truncated', 'tokens', 'work', 'waiting_bytes', 'max_errors', 'max_errors_share',
+    'alike', 'claims', 'pinned_by', 'started_ms', 'turned_ms', 'stopped_by')
+  return {  -- in one step: a table that grows is costly
+    state = found[1], version = found[2], ttl_ms = found[3], sealed = found[4], original_chunks = found[5],
+    idempotency_key = found[6], results_high_water = found[7], data = found[8], tenant = found[9],
+    limited = found[10], hardware = found[11], model = found[12], precision = found[13],
+    model_fingerprint = found[14], lane = found[15], weight = found[16], next = found[17], added = found[18],
+    chunks_done = found[19], resumed_to = found[20], resumed_by = found[21], resumed_below = found[22],
+    result_bytes = found[23], drained_next = found[24], distrusted_ms = found[25], records = found[26],
+    done = found[27], failed = found[28], truncated = found[29], tokens = found[30], work = found[31],
+    waiting_bytes = found[32], max_errors = found[33], max_errors_share = found[34], alike = found[35],
+    claims = found[36], pinned_by = found[37], started_ms = found[38], turned_ms = found[39], stopped_by = found[40],
+  }
+end
+
+local facts = read()  -- as they were when the script began
+local state, ttl_ms, sealed = facts.state, tonumber(facts.ttl_ms), facts.sealed == '1'
+local original, idempotency = tonumber(facts.original_chunks), facts.idempotency_key
 -- Whether the job is drained: its results go to files, and are then no longer in Redis.
-local drains = meta[8] and true or false
+local drains = facts.results_high_water and true
 -- Whether the bytes of its chunks are outside of Redis. What stands here is then a reference to them.
-local outside = meta[9] and true or false
+local outside = facts.data and true
 -- Where its tenant's limits are, if there are any.
-local quota = meta[11] and QUOTA .. (meta[10] or TENANT)
+local quota = facts.limited and QUOTA .. (facts.tenant or TENANT)
 local drained, parts, digests = job .. ':out:drained', job .. ':out:parts', job .. ':out:digests'
 if not state then return {'gone'} end
-if tonumber(meta[2]) ~= WIRE_VERSION then return {'version', meta[2] or ''} end
+if tonumber(facts.version) ~= WIRE_VERSION then return {'version', facts.version or ''} end
 if state == 'cancelled' then return {'cancelled'} end
 local ended = state == 'completed' or state == 'completed_with_errors' or state == 'failed'
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 -- The TTL counts from the job's end. Until the reaper has seen the end, a job with a short TTL lives as long as others.
 local life_ms = math.max(ttl_ms, UNENDED_TTL_MS)
 local keep_ms = math.floor(life_ms * CHUNK_TTL_FACTOR)
-
-local function event(kind, detail)
-  local id = redis.call('XADD', events, 'MAXLEN', '~', EVENTS_KEPT, '*', kind, detail)
-  redis.call('PEXPIRE', events, keep_ms)
-  return id
-end
 
 -- Keys shared by all jobs live as long as any job; the reaper's set lives no longer than the other shared keys.
 local function share()
@@ -33,6 +46,17 @@ local function share()
   for _, shared in ipairs({active, JOBS, BIRTH, UPKEEP}) do
     if redis.call('PTTL', shared) < keep_ms then redis.call('PEXPIRE', shared, keep_ms) end
   end
+end
+
+-- Give a key that may be new a lifetime. Others are given theirs by `renew`.
+local function live(key)
+  if redis.call('PTTL', key) < 0 then redis.call('PEXPIRE', key, keep_ms) end
+end
+
+local function event(kind, detail)
+  local id = redis.call('XADD', events, 'MAXLEN', '~', EVENTS_KEPT, '*', kind, detail)
+  live(events)
+  return id
 end
 
 -- Make the reaper look at the job at this time or earlier.
@@ -49,33 +73,36 @@ local suspects = job .. ':suspects'
 -- Lease a chunk for this long.
 local function lease(chunk, lease_ms)
   redis.call('ZADD', leases, now + lease_ms, chunk)
-  redis.call('PEXPIRE', leases, keep_ms)
+  if redis.call('PTTL', leases) < 0 then  -- then these are new as well
+    for _, key in ipairs({leases, owners, attempts}) do redis.call('PEXPIRE', key, keep_ms) end
+  end
   look_by(now + lease_ms)
 end
 
--- Where the job takes turns, how many of its chunks are left, and whether any is ready now.
-local function place_of_job()
-  local facts = redis.call('HMGET', job, 'hardware', 'model', 'precision', 'model_fingerprint', 'tenant', 'lane',
-    'next', 'added', 'chunks_done', 'resumed_to', 'resumed_by', 'results_high_water', 'result_bytes', 'drained_next',
-    'distrusted_ms')
-  for at, name in pairs({'hardware', 'model', 'precision', [7] = 'next', [8] = 'added', [9] = 'chunks_done'}) do
-    if not facts[at] or (at > 6 and not tonumber(facts[at])) then error('has no ' .. name, 0) end
+-- Where the job takes turns, how many of its chunks are left, and whether any is ready now, by its facts as they are.
+local function place_of(facts)
+  for _, name in ipairs({'hardware', 'model', 'precision', 'next', 'added', 'chunks_done'}) do
+    if not facts[name] then error('has no ' .. name, 0) end
   end
   local place = {
-    queue = QUEUE_PREFIX .. facts[1] .. '.' .. facts[2], kind = kind_of(facts[3], facts[4] or '*'),
-    tenant = facts[5] or TENANT, lane = facts[6] or LANE,
+    queue = QUEUE_PREFIX .. facts.hardware .. '.' .. facts.model,
+    kind = kind_of(facts.precision, facts.model_fingerprint or '*'),
+    tenant = facts.tenant or TENANT, lane = facts.lane or LANE,
   }
-  place.is_guarded = has_quarantine(place.queue, now)
+  place.is_guarded = has_quarantine(place.queue)
   -- After a death, all that is left of the job is given to quarantine for a while.
-  place.is_apart = place.is_guarded and tonumber(facts[15] or 0) > now
+  place.is_apart = place.is_guarded and tonumber(facts.distrusted_ms or 0) > now
   -- Also of those that rest for a moment, so that nobody waits for the reaper to list them.
   place.has_suspects = not ended and redis.call('ZCOUNT', suspects, '-inf', now + SUSPECT_MS) > 0
-  local first, added = tonumber(facts[7]), tonumber(facts[8])
+  local first, below, most = tonumber(facts.next), tonumber(facts.added), tonumber(facts.results_high_water)
+  place.left = below - facts.chunks_done
   -- A stopped job that is resumed has no text yet for the chunks that its producer has not reached.
-  if facts[10] and redis.call('GET', job .. ':producer') == facts[11] then added = tonumber(facts[10]) end
+  if facts.resumed_to and redis.call('GET', job .. ':producer') == facts.resumed_by then
+    below = tonumber(facts.resumed_to)
+  end
   -- It waits for its drainer. The chunk that the drainer waits for is ready in any case.
-  local full = facts[12] and tonumber(facts[13] or 0) > tonumber(facts[12]) and first > tonumber(facts[14] or 0)
-  place.first, place.below, place.left = first, full and first or added, tonumber(facts[8]) - tonumber(facts[9])
+  if most and tonumber(facts.result_bytes or 0) > most and first > tonumber(facts.drained_next or 0) then below = first end
+  place.first, place.below = first, below
   place.is_ready = not ended and (place.first < place.below or redis.call('ZCOUNT', ready, '-inf', now) > 0)
   return place
 end
@@ -98,13 +125,13 @@ end
 -- The same, and ring.
 local function offer(most)
   if ended then return end
-  local place = place_of_job()
-  if list_all(place) then ring(place.queue, most or 1, now) end
+  local place = place_of(read())
+  if list_all(place) then ring(place.queue, most or 1) end
 end
 
 -- Take the job off the lists before it ends.
 local function take_off()
-  local known, place = pcall(place_of_job)
+  local known, place = pcall(place_of, read())
   if known then
     leave(place, ARGV[1])
     leave(apart(place), ARGV[1])
@@ -138,17 +165,26 @@ local function is_drained(chunk)
   return drains and redis.call('GETBIT', drained, chunk) == 1
 end
 
--- Note progress, and renew the lifetimes of the job's keys. Without its hash, a job does not exist.
-local function progress()
-  redis.call('HSET', job, 'progressed_ms', now)
+-- Renew the lifetimes of the job's keys, if more than a thousandth is over: each renewal is a write. A key that is made
+-- is given its own. Without its hash, a job does not exist.
+local function renew()
+  if not at_rest then look_by(now + LOOK_AFTER_MS) end
+  if not at_rest and redis.call('PTTL', job) > life_ms * 0.999 then return end
   redis.call('PEXPIRE', job, life_ms)
-  for _, key in ipairs({leases, owners, attempts, ready, suspects, counted}) do redis.call('PEXPIRE', key, keep_ms) end
+  for _, key in ipairs({leases, owners, attempts, ready, suspects, counted, ended and counted or events}) do
+    redis.call('PEXPIRE', key, keep_ms)
+  end
   if drains then
     for _, key in ipairs({drained, parts, digests}) do redis.call('PEXPIRE', key, keep_ms) end
   end
   if idempotency then redis.call('PEXPIRE', idempotency, life_ms) end
-  if not at_rest then look_by(now + LOOK_AFTER_MS) end
   share()
+end
+
+-- Note progress, with more fields and their values.
+local function progress(...)
+  redis.call('HSET', job, 'progressed_ms', now_text, ...)
+  renew()
 end
 
 local function enter(new_state)
@@ -171,9 +207,8 @@ end
 
 -- If the error budget is spent, end the job.
 local function end_if_hopeless()
-  local facts = redis.call('HMGET', job, 'failed', 'records', 'max_errors', 'max_errors_share')
-  local failed, records, most, share = tonumber(facts[1]), tonumber(facts[2]), tonumber(facts[3]), tonumber(facts[4])
-  if ended or not ((most and failed > most) or (share and sealed and failed > share * records)) then return end
+  local failed, most, share = tonumber(facts.failed), tonumber(facts.max_errors), tonumber(facts.max_errors_share)
+  if ended or not ((most and failed > most) or (share and sealed and failed > share * facts.records)) then return end
   stop('max_errors')
   if idempotency then redis.call('UNLINK', idempotency) end
   redis.call('PEXPIRE', events, ENDED_EVENTS_MS)
@@ -182,9 +217,8 @@ end
 -- If the job is sealed and every record is counted, end the job.
 local function end_if_done()
   if not sealed or ended then return end
-  local count = redis.call('HMGET', job, 'records', 'done', 'failed', 'added')
-  local records, done, failed, added = tonumber(count[1]), tonumber(count[2]), tonumber(count[3]), tonumber(count[4])
-  if done + failed < records then return end
+  local done, failed, added = tonumber(facts.done), tonumber(facts.failed), tonumber(facts.added)
+  if done + failed < tonumber(facts.records) then return end
   ended = true
   redis.call('HSET', job, 'ended_ms', now)
   if life_ms > ttl_ms and added <= SETTLED_AT_ONCE then
@@ -213,6 +247,7 @@ local function reopen(new_state)
   if redis.call('PTTL', active) < keep_ms then redis.call('PEXPIRE', active, keep_ms) end
   look_by(now + LOOK_AFTER_MS)
   if ended then enter(new_state) end
+  redis.call('PEXPIRE', events, keep_ms)
   ended = false
 end
 
@@ -250,9 +285,10 @@ end
 
 -- Remove a chunk from the bookkeeping of chunks that were given out.
 local function forget(chunk)
-  redis.call('ZREM', leases, chunk)
-  redis.call('ZREM', ready, chunk)
-  redis.call('ZREM', suspects, chunk)
+  if redis.call('ZREM', leases, chunk) == 0 then  -- it is in one of them alone
+    redis.call('ZREM', ready, chunk)
+    redis.call('ZREM', suspects, chunk)
+  end
   redis.call('HDEL', owners, chunk)
   redis.call('HDEL', attempts, chunk, chunk .. ':deaths', chunk .. ':doubts', chunk .. ':not')
 end

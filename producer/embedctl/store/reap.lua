@@ -21,7 +21,7 @@ for at = 1, #lapsed, 2 do
   end
 end
 -- If a worker died before it encoded any of it, any worker may begin it again.
-if redis.call('HGET', job, 'chunks_done') == '0' and redis.call('EXISTS', leases) == 0
+if facts.chunks_done == '0' and redis.call('EXISTS', leases) == 0
   and redis.call('HEXISTS', job, 'model_fingerprint') == 1 then
   take_off()
   redis.call('HDEL', job, 'model_fingerprint', 'pinned_by')
@@ -30,7 +30,7 @@ offer(math.max(1, #again - 1))
 
 -- Look at a job without progress after ever longer pauses, but in time for leases, for chunks that are put off, for the end
 -- of distrust, and for renewing lifetimes.
-local rested = now - tonumber(progressed)
+local rested = now - redis.call('HGET', job, 'progressed_ms')
 local wait = math.min(rested < audit_after and audit_after - rested or rested, longest, ttl_ms / 16)
 for key, least in pairs({[leases] = '-inf', [ready] = string.format('(%.0f', now), [suspects] = string.format('(%.0f', now)}) do
   local next_at = redis.call('ZRANGEBYSCORE', key, least, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]

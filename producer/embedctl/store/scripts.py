@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,10 +25,11 @@ _SUSPECT_S, _DISTRUST_S = 2, 60
 _BELLS_PER_WORKER = 4
 #: One call gives at most so many small chunks, looks at so many jobs, and at so many chunks of a job.
 _GATHERED, _STEPS, _CHUNK_LOOKS, _READY_LOOKS = 32, 100, 4000, 8
-#: The facts of a job with at most so many chunks are given with its chunk, because a worker may not know it.
-_SMALL_JOB = 16
+#: The facts of a job with at most so many chunks are given with its chunk, because a worker may not know it. So each of
+#: its claims checks all of them, and one of so many of another job does.
+_SMALL_JOB, _CHECKED = 16, 16
 #: Whole numbers that each job has, first those of its records that are encoded, and others that it may lack.
-_NEEDED = ("done", "failed", *sorted({*COUNTS} - {"done", "failed"}), "ttl_ms", "created_ms", "progressed_ms")
+_NEEDED = ("done", "failed", *sorted({*COUNTS} - {"done", "failed"}), "next", "ttl_ms", "created_ms", "progressed_ms")
 _NUMBERS = (*_NEEDED, *PERHAPS_NUMBERS, "work", "started_ms", "lost_first", "lost_last")
 #: A lost answer is given again within this time (seconds).
 _GIVEN_S = 20
@@ -49,6 +51,8 @@ _PARTS = {
     "reap": (*_USUAL, "deaths"),
     "add": (*_USUAL, "repair"),
 }
+#: A function of a part, with the comment before it.
+_FUNCTION = re.compile(r"(?:^--[^\n]*\n)*^local function (\w+)\(.*?^end\n", re.MULTILINE | re.DOTALL)
 
 
 _NO_ARGUMENTS = b'[[], {}, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
@@ -88,12 +92,12 @@ _TURNS = (
     f"local LANES, KINDS, FLOWS, SERVED, LEVELS, JOBS_LEFT, JOBS_WAIT, PAUSE, BELLS = "
     f"{', '.join(repr(key) for key in keys.TURNS)}\n"
     f"local KNOWN_LANES = {{{', '.join(f'{lane} = true' for lane in tenants.LANES)}}}\n"
-    f"local BELLS_PER_WORKER, GATHERED, STEPS, CHUNK_LOOKS, READY_LOOKS, SMALL_JOB, GIVEN_MS, BACKGROUND_MS = "
-    f"{_BELLS_PER_WORKER}, {_GATHERED}, {_STEPS}, {_CHUNK_LOOKS}, {_READY_LOOKS}, {_SMALL_JOB}, {_GIVEN_S * 1000}, "
-    f"{_BACKGROUND_S * 1000}\n"
+    f"local BELLS_PER_WORKER, GATHERED, STEPS, CHUNK_LOOKS, READY_LOOKS, SMALL_JOB, CHECKED, GIVEN_MS, BACKGROUND_MS = "
+    f"{_BELLS_PER_WORKER}, {_GATHERED}, {_STEPS}, {_CHUNK_LOOKS}, {_READY_LOOKS}, {_SMALL_JOB}, {_CHECKED}, "
+    f"{_GIVEN_S * 1000}, {_BACKGROUND_S * 1000}\n"
     f"local NUMBERS, NEEDED = {{{', '.join(map(repr, _NUMBERS))}}}, {len(_NEEDED)}\n"
     f"local APART, SUSPECT_MS, DISTRUST_MS = 'apart:', {_SUSPECT_S * 1000}, {_DISTRUST_S * 1000}\n"
-    f"local BELL = [=[{BELL}]=]\n"
+    f"local BELL = [=[{re.sub(r'[$][a-z]+', '%s', BELL)}]=]\n"
     f"local UNACKED = {{'{keys.UNACKED}', '{keys.UNACKED_INDEX}'}}\n"
 )
 #: What a batch says of its end if nobody could write its answers.
@@ -140,8 +144,9 @@ def script_source(name: str) -> str:
         f"local JOB, QUOTA = '{keys.job('')}', '{keys.QUOTA}'\n"
         f"local WIRE_VERSION, CHUNK_TTL_FACTOR, UNENDED_TTL_MS, SETTLED_AT_ONCE = "
         f"{wire.VERSION}, {keys.CHUNK_TTL_FACTOR}, {keys.UNENDED_TTL_S * 1000}, {_SETTLED_AT_ONCE}\n"
-        f"local EVENTS_KEPT, ENDED_EVENTS_MS, ROWS_AT, DIGEST_FROM, DIGEST_TO = "
-        f"{keys.EVENTS_KEPT}, {keys.ENDED_EVENTS_S * 1000}, {wire.ROWS_AT}, {', '.join(map(str, wire.DIGEST_RANGE))}\n"
+        f"local EVENTS_KEPT, ENDED_EVENTS_MS, ROWS_AT = "
+        f"'{keys.EVENTS_KEPT}', {keys.ENDED_EVENTS_S * 1000}, {wire.ROWS_AT}\n"
+        f"local DIGEST_FROM, DIGEST_TO = {', '.join(repr(str(at)) for at in wire.DIGEST_RANGE)}\n"
         f"local BIRTH, JOBS, WORKERS, DIED, LEFT = "
         f"'{keys.BIRTH}', '{keys.JOBS}', '{keys.WORKERS}', '{keys.died('')}', '{keys.LEFT}'\n"
         f"local KIND_AT, ELSEWHERE, SIZE_AT = {wire.KIND_AT}, {wire.ELSEWHERE}, {wire.PREFIX_BYTES}\n"
@@ -149,9 +154,18 @@ def script_source(name: str) -> str:
         f"local QUEUES, QUEUES_TTL_MS = '{keys.QUEUES}', {keys.QUEUES_TTL_S * 1000}\n"
     )
     parts = [_text(part) for part in _PARTS.get(name, _USUAL)]
+    own = _text(name)
     if name == "next":  # It is about many jobs, so what is about one is a function of it.
-        parts[2:] = [f"local function claim(KEYS, ARGV, found)\n{''.join(parts[2:])}end\n"]
-    return constants + _TURNS + "".join(parts) + _text(name)
+        own = f"local function claim(KEYS, ARGV, found)\n{_needed(parts.pop(2), parts[2])}{parts.pop(2)}end\n{own}"
+    return constants + _TURNS + _needed("".join(parts), own) + own
+
+
+def _needed(shared: str, script: str) -> str:
+    """Shared parts without the functions that a script does not use, because each call makes all functions anew."""
+    for function in reversed([*_FUNCTION.finditer(shared)]):
+        if not re.search(rf"\b{function[1]}[(,}}]", shared[function.end() :] + script):
+            shared = shared[: function.start()] + shared[function.end() :]
+    return shared
 
 
 def _text(name: str) -> str:

@@ -1,7 +1,7 @@
 -- Seal a job: no more chunks will come. KEYS[9]: producer. ARGV: job, number of chunks, or '' from the reaper after a
 -- retry died, [token that the job was made with].
 -- → ok <state> [<its event>] | held | stopped | sealed <chunks> | gap <chunks>
-local added, chunks = tonumber(redis.call('HGET', job, 'added')), tonumber(ARGV[2])
+local added, chunks = tonumber(facts.added), tonumber(ARGV[2])
 if not is_made_with(ARGV[3]) then return {'held'} end
 if not chunks and (not original or redis.call('EXISTS', KEYS[9]) == 1) then return {'held'} end
 if ended and not sealed then return {'stopped'} end
@@ -15,10 +15,10 @@ sealed = true
 redis.call('HSET', job, 'sealed', '1')
 redis.call('HSETNX', job, 'original_chunks', added)
 redis.call('UNLINK', KEYS[9])
-local entered = enter(redis.call('HGET', job, 'started_ms') and 'running' or 'queued')
+local entered = enter(facts.started_ms and 'running' or 'queued')
 end_if_hopeless()
 end_if_done()
 progress()
 account()
-if not ended then list_all(place_of_job()) end  -- in case that Redis lost that; adding a chunk rang
+if not ended then list_all(place_of(facts)) end  -- in case that Redis lost that; adding a chunk rang
 return {'ok', state, entered}

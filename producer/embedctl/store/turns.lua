@@ -4,39 +4,71 @@
 -- A place is a lane, tenant, queue and kind; the kind is what a worker must have: a precision, the version of its
 -- chunks, and a fingerprint or `*`.
 -- What may kill a worker is listed apart, and given to workers in quarantine as long as there are any.
-local function kind_of(precision, fingerprint) return precision .. '/' .. WIRE_VERSION .. ':' .. fingerprint end
-local function flows_of(place) return FLOWS .. place.lane .. ':' .. place.queue .. ':' .. place.kind end
-local function served_of(place) return SERVED .. place.lane .. ':' .. place.queue end
-local function left_of(place) return JOBS_LEFT .. place.lane .. ':' .. place.tenant .. ':' .. place.queue .. ':' .. place.kind end
-local function wait_of(place) return JOBS_WAIT .. place.lane .. ':' .. place.tenant .. ':' .. place.queue .. ':' .. place.kind end
+-- Times are milliseconds by Redis' own clock, so no host's clock matters.
+local time = redis.call('TIME')
+local micros = time[1] * 1000000 + time[2]
+local now = math.floor(micros / 1000)
+-- The same as text. To give Redis a number costs as much as a short command.
+local now_text = string.format('%d', now)
+local function kind_of(precision, fingerprint)
+  return precision .. '/' .. WIRE_VERSION .. ':' .. fingerprint
+end
+
+local function left_of(place)
+  return JOBS_LEFT .. place.lane .. ':' .. place.tenant .. ':' .. place.queue .. ':' .. place.kind
+end
+
+local function wait_of(place)
+  return JOBS_WAIT .. place.lane .. ':' .. place.tenant .. ':' .. place.queue .. ':' .. place.kind
+end
 
 -- These keys may expire before their jobs, if nothing happens for long: the reaper's look at a job makes them again.
 local function keep(key)
   if redis.call('PTTL', key) < UNENDED_TTL_MS / 2 then redis.call('PEXPIRE', key, UNENDED_TTL_MS) end
 end
 
--- List a job at its place, with as many chunks left, since that time if it is not there yet. A lane that comes back is next. A tenant that comes back has the
--- work that it had, or that of whose turn it was last if that is more: so nothing is saved up.
-local function list(place, id, left, since)
-  if place.lane ~= 'background' then
-    local lanes = LANES .. place.queue
-    if not redis.call('ZSCORE', lanes, place.lane) then
-      local first = redis.call('ZRANGE', lanes, 0, 0, 'WITHSCORES')[2]
-      redis.call('ZADD', lanes, first and first - 1 or 0, place.lane)
+-- The lists of tenants in a queue, of a lane and kinds, or of any; and of what is listed as usual,
+-- apart, or both.
+local known_lists = {}
+local function lists_in(queue, which, kinds, lane)
+  local known, found = known_lists[queue], {}
+  if not known then
+    known = {}
+    for _, name in ipairs(redis.call('SMEMBERS', KINDS .. queue)) do
+      local lane, kind = name:match('^(%l+):(.+)$')
+      local is_apart = lane and kind:sub(1, #APART) == APART
+      known[#known + 1] = lane and {name = name, lane = lane, kind = kind, queue = queue, is_apart = is_apart,
+        usual = is_apart and kind:sub(#APART + 1) or kind, flows = FLOWS .. lane .. ':' .. queue .. ':' .. kind}
     end
-    keep(lanes)
+    known_lists[queue] = known
   end
-  local flows, served = flows_of(place), served_of(place)
+  for _, each in ipairs(known) do
+    local is_wanted = (not lane or each.lane == lane) and (not kinds or kinds[each.usual])
+    if is_wanted and which ~= (each.is_apart and 'usual' or 'apart') then found[#found + 1] = each end
+  end
+  return found
+end
+
+-- List a job at its place, with as many chunks left, since that time if it is not there yet. A lane that comes back is
+-- next. A tenant that comes back has the work that it had, or that of whose turn it was last if that is more: so nothing
+-- is saved up.
+local function list(place, id, left, since)
+  local lanes, levels = LANES .. place.queue, LEVELS .. place.queue
+  if place.lane ~= 'background' and not redis.call('ZSCORE', lanes, place.lane) then
+    local first = redis.call('ZRANGE', lanes, 0, 0, 'WITHSCORES')[2]
+    redis.call('ZADD', lanes, first and first - 1 or 0, place.lane)
+  end
+  local flows = FLOWS .. place.lane .. ':' .. place.queue .. ':' .. place.kind
+  local served = SERVED .. place.lane .. ':' .. place.queue
   if not redis.call('ZSCORE', flows, place.tenant) then
     local had = tonumber(redis.call('ZSCORE', served, place.tenant) or 0)
-    local level = tonumber(redis.call('HGET', LEVELS .. place.queue, place.lane) or 0)
+    local level = tonumber(redis.call('HGET', levels, place.lane) or 0)
     redis.call('ZADD', flows, math.max(had, level), place.tenant)
   end
-  redis.call('SADD', KINDS .. place.queue, place.kind)
-  keep(KINDS .. place.queue)
+  if redis.call('SADD', KINDS .. place.queue, place.lane .. ':' .. place.kind) == 1 then known_lists[place.queue] = nil end
   redis.call('ZADD', left_of(place), left, id)
   redis.call('ZADD', wait_of(place), 'NX', since, id)
-  for _, key in ipairs({flows, left_of(place), wait_of(place)}) do keep(key) end
+  for _, key in ipairs({lanes, levels, served, KINDS .. place.queue, flows, left_of(place), wait_of(place)}) do keep(key) end
 end
 
 local function delist(place, id)
@@ -47,7 +79,9 @@ end
 -- Take a job that takes no more turns off the lists, and its tenant if that was the last one.
 local function leave(place, id)
   delist(place, id)
-  if redis.call('EXISTS', left_of(place)) == 0 then redis.call('ZREM', flows_of(place), place.tenant) end
+  if redis.call('EXISTS', left_of(place)) == 0 then
+    redis.call('ZREM', FLOWS .. place.lane .. ':' .. place.queue .. ':' .. place.kind, place.tenant)
+  end
 end
 
 -- The weight of a tenant is what workers state. A job's own can only lower it.
@@ -59,20 +93,17 @@ end
 
 -- Add work to what a tenant had, in its lists of these kinds, the usual ones and those apart.
 local function charge(place, kinds, work)
-  local served = served_of(place)
-  local had, lists = tonumber(redis.call('ZSCORE', served, place.tenant) or 0), {}
-  for _, kind in ipairs(kinds) do
-    local usual = kind:sub(1, #APART) == APART and kind:sub(#APART + 1) or kind
-    for _, each in ipairs({usual, APART .. usual}) do
-      local flows = FLOWS .. place.lane .. ':' .. place.queue .. ':' .. each
-      had = math.max(had, tonumber(redis.call('ZSCORE', flows, place.tenant) or 0))
-      lists[#lists + 1] = flows
-    end
+  local served, lists = SERVED .. place.lane .. ':' .. place.queue, lists_in(place.queue, 'both', kinds, place.lane)
+  local had, scores = tonumber(redis.call('ZSCORE', served, place.tenant) or 0), {}
+  for at, each in ipairs(lists) do
+    scores[at] = redis.call('ZSCORE', each.flows, place.tenant)
+    had = math.max(had, tonumber(scores[at] or 0))
   end
-  had = had + work
-  for _, flows in ipairs(lists) do redis.call('ZADD', flows, 'XX', had, place.tenant) end
-  redis.call('ZADD', served, had, place.tenant)
-  keep(served)
+  had = string.format('%.17g', had + work)
+  for at, each in ipairs(lists) do
+    if scores[at] then redis.call('ZADD', each.flows, had, place.tenant) end
+  end
+  if redis.call('ZADD', served, had, place.tenant) == 1 then keep(served) end
 end
 
 -- Add work to what a lane had. The background lane has no part of its own.
@@ -82,36 +113,37 @@ local function charge_lane(place, work, interactive)
   redis.call('ZADD', LANES .. place.queue, 'XX', 'INCR', work / part, place.lane)
 end
 
--- Whether jobs of these kinds are listed in a queue. A tenant that has none any more is taken off: a bell would be for
--- nothing.
-local function is_listed(queue, kinds)
-  for lane in pairs(KNOWN_LANES) do
-    for _, kind in ipairs(kinds) do
-      local place = {lane = lane, queue = queue, kind = kind}
-      repeat
-        place.tenant = redis.pcall('ZRANGE', flows_of(place), 0, 0)[1]
-        if place.tenant and redis.call('EXISTS', left_of(place)) == 1 then return true end
-        if place.tenant then redis.call('ZREM', flows_of(place), place.tenant) end
-      until not place.tenant
-    end
+-- Whether jobs are in one of these lists. A tenant that has none any more is taken off: a bell would be for nothing.
+local function is_listed(lists)
+  for _, each in ipairs(lists) do
+    repeat
+      local tenant = redis.pcall('ZRANGE', each.flows, '0', '0')[1]
+      local place = tenant and {lane = each.lane, tenant = tenant, queue = each.queue, kind = each.kind}
+      if place and redis.call('EXISTS', left_of(place)) == 1 then return true end
+      if place then redis.call('ZREM', each.flows, tenant) end
+    until not place
   end
   return false
 end
 
 -- Whether a worker in quarantine takes what is listed apart.
-local function has_quarantine(queue, now)
-  return redis.call('ZCOUNT', QUEUE_KEY .. queue .. ':quarantine', now, '+inf') > 0
+local guarded = {}
+local function has_quarantine(queue)
+  if guarded[queue] == nil then
+    guarded[queue] = redis.call('ZCOUNT', QUEUE_KEY .. queue .. ':quarantine', now_text, '+inf') > 0
+  end
+  return guarded[queue]
 end
 
 -- Ring for a queue: at most so many bells, while fewer wait there than its workers hear soon. One that is lost, or too
 -- many, does no harm.
-local function ring(queue, most, now)
+local function ring(queue, most)
   local waiting = redis.pcall('LLEN', queue)
   if type(waiting) ~= 'number' then return end  -- the key is another program's
-  local heard = BELLS_PER_WORKER * redis.call('ZCOUNT', QUEUE_KEY .. queue .. ':workers', now, '+inf')
+  local heard = BELLS_PER_WORKER * redis.call('ZCOUNT', QUEUE_KEY .. queue .. ':workers', now_text, '+inf')
   for _ = 1, math.min(most, heard - waiting) do
-    local facts = {id = string.format('bell-%.0f-%d', now, redis.call('INCR', BELLS)), queue = cjson.encode(queue):sub(2, -2)}
-    redis.call('LPUSH', queue, (BELL:gsub('%$(%l+)', facts)))
+    local id = string.format('bell-%.0f-%d', now, redis.call('INCR', BELLS))
+    redis.call('LPUSH', queue, string.format(BELL, id, id, id, cjson.encode(queue):sub(2, -2), id))
+    keep(BELLS)
   end
-  keep(BELLS)
 end
