@@ -136,8 +136,8 @@ UPKEEP = _shared("embed:reaper:due", _PRODUCER, _WORKER)
 
 #: Sorted set: lanes of a queue, by the work that they had, divided by their parts of the queue.
 _LANES = "embed:turns:lanes:"
-#: Set: the lists of tenants that a queue had, as `LANE:KIND`. A kind is a precision, a wire version, and the fingerprint
-#: that jobs are pinned to, or `*`; or such a kind after `apart:`.
+#: Set: the lists of tenants that a queue had, as `LANE:KIND`. A kind is a precision, a wire version, and the
+#: fingerprint that jobs are pinned to, or `*`; or such a kind after `apart:`.
 _KINDS = "embed:turns:kinds:"
 #: Sorted set: tenants that have jobs with ready chunks, by the work that they had, divided by their weights.
 _FLOWS = "embed:turns:flows:"
