@@ -135,7 +135,7 @@ def submit_latency(*, calls: int = 40) -> Figures:
     return {"p50 ms": statistics.median(taken), "p90 ms": float(np.percentile(taken, 90))}
 
 
-def small_jobs(*, jobs: int = 512, singles: int = 200, model: str = _MODEL, hardware: str = "cpu") -> Figures:
+def small_jobs(*, jobs: int = 256, singles: int = 100, model: str = _MODEL, hardware: str = "cpu") -> Figures:
     """Many small jobs against one job with the same texts, and one text from its submission to its vector.
 
     A caller submits a job, waits for its vectors, and goes on with its next job.
