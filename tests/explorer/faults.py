@@ -154,7 +154,7 @@ FAULTS: dict[str, Fault] = {
     "what killed a worker is given to the next one": Fault(
         "quarantine",
         "suspects are for quarantine",
-        (InScript("next", "elseif not alike and not has_quarantine(queue, now_ms) then", "elseif not alike then"),),
+        (InScript("next", "(alike or has_quarantine(queue)) and 'usual'", "alike and 'usual'"),),
     ),
     "what killed a worker is given to nobody": Fault(
         "quarantine",
