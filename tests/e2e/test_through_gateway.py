@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,6 +83,18 @@ def test_the_commands_write_the_same_bytes_through_a_gateway(here: Here, outside
     assert not list(here.broker.jobs.newest())
 
 
+def test_a_file_is_brought_up_to_date_through_a_gateway(here: Here, outside: Outside) -> None:
+    here.start_worker()
+    with changed(here.environment, outside.variables):
+        for texts in (TEXTS[:20], TEXTS[5:25]):
+            lines = (json.dumps({"id": text, "text": text}) for text in texts)
+            (here.folder / "corpus.jsonl").write_text("\n".join(lines))
+            done = here.embedctl("submit", "corpus.jsonl", "-o", "out.npy", "--sync")
+            assert done.returncode == 0, done.stderr
+    assert re.search(r"\b15 .*unchanged|\b5 .*(new|encoded)", done.stderr), done.stderr
+    np.testing.assert_allclose(np.load(here.folder / "out.npy"), reference(TEXTS[5:25]), atol=1e-6)
+
+
 def test_run_leaves_the_work_to_the_gateways_workers(here: Here, outside: Outside) -> None:
     here.start_worker()
     (here.folder / "corpus.txt").write_text("\n".join(TEXTS))
@@ -135,7 +148,7 @@ def test_a_job_is_there_for_its_tenant_alone(here: Here, outside: Outside, tmp_p
         ("GET", "/events"),
         ("PUT", "/chunks/0?token=ab"),
         *(("GET", f"/chunks/0/{what}") for what in ("input", "result")),
-        *(("POST", f"/{step}") for step in STEPS),
+        *(("POST", f"/steps/{step}") for step in STEPS),
     ]
     assert {_status(outside, key, method, f"/v1/jobs/{job.id}{path}") for method, path in calls} == {404}
     with pytest.raises(NotPermitted, match="this key is for tenant search"):
@@ -295,8 +308,8 @@ def test_a_chunk_that_the_library_would_not_make_is_refused(here: Here, outside:
         assert {client.put(f"{path}/0?token=ab", content=body).status_code for body in bodies} == {400}
         assert client.put(f"{path}/0?token=ab", content=bytes(17 * 1024 * 1024)).status_code == 413
         assert client.put(f"{path}/0?token=or+not", content=b"").status_code == 400
-        assert client.post(f"/v1/jobs/{made['id']}/complete", json={}).status_code == 404
-        assert client.post(f"/v1/jobs/{made['id']}/seal", json={"chunks": "1"}).status_code == 400
+        assert client.post(f"/v1/jobs/{made['id']}/steps/complete", json={}).status_code == 404
+        assert client.post(f"/v1/jobs/{made['id']}/steps/seal", json={"chunks": "1"}).status_code == 400
         for options in ({"normalize": "yes"}, {"dimensions": True}, {"keep": [1]}, {"data": "x"}, {"max_errors": -1}):
             assert client.post("/v1/jobs", json=options).status_code == 400, options
     assert here.broker.jobs.status(made["id"]).chunks == 0

@@ -215,7 +215,8 @@ async def chunk(call: Call) -> Response:
     if size is not None and not (size.isascii() and size.isdecimal() and 1 <= int(size) < 2**40):
         refuse("size is no number of bytes", "invalid_value", "size")
     # Twice: as Redis gives it, and as it waits to be sent.
-    whole = job.options["chunk_size"] * (job.dim or 0) * 4 if what == "result" else MAX_BODY_BYTES
+    vectors = job.options["chunk_size"] * (job.dim or 0) * 4
+    whole = vectors + job.options["chunk_bytes"] if what == "result" else MAX_BODY_BYTES
     call.hold(2 * min(whole, int(size or whole)))
     jobs = call.gateway.broker.jobs
 

@@ -310,7 +310,7 @@ _CALLS: tuple[tuple[str, str, str, str | None, str | None, str], ...] = (
     ),
     (
         "POST",
-        "/v1/jobs/{id}/{step}",
+        "/v1/jobs/{id}/steps/{step}",
         f"Takes a step with a job: {', '.join(STEPS)}",
         "StepRequest",
         "StepAnswer",

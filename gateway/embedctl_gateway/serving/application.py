@@ -67,7 +67,7 @@ CALLS: tuple[tuple[str, str, Handler, Style], ...] = (
     ("GET", "/jobs/{id}/events", jobs.events, as_openai),
     ("PUT", "/jobs/{id}/chunks/{chunk}", jobs.add, as_openai),
     ("GET", "/jobs/{id}/chunks/{chunk}/{what}", jobs.chunk, as_openai),
-    ("POST", "/jobs/{id}/{step}", jobs.step, as_openai),
+    ("POST", "/jobs/{id}/steps/{step}", jobs.step, as_openai),
     ("POST", "/embed", tei.embed, as_tei),
     ("POST", "/", tei.embed, as_tei),
     ("GET", "/info", tei.info, as_tei),

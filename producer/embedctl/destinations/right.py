@@ -94,7 +94,11 @@ def overtaken(job_id: str) -> JobHeld:
 @contextmanager
 def announced(broker: Broker, destination: str, tenant: str) -> Iterator[str]:
     """Tell other syncs of a tenant meanwhile that this process writes a destination, by its name without a password.
-    None is refused, because two do no harm. Yields who told that before, and since when; empty if nobody did."""
+    None is refused, because two do no harm. Yields who told that before, and since when; empty if nobody did. Through
+    a gateway, nobody is told."""
+    if broker.remote is not None:
+        yield ""
+        return
     connection = broker.connection
     key = keys.sync(destination, tenant)
     mine = f"{connection.recent_now_ms()} {_this_process().as_text()}"

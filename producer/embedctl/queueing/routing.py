@@ -135,7 +135,11 @@ def model_files(settings: Settings, workers: WorkerRegistry, job: JobSpec) -> fr
         return frozenset([entry.fingerprint])
     rows = (row for row in workers.alive(keys.queue(job.hardware, job.model)) if row.precision == job.precision)
     served = (row.models.get(job.model) for row in rows)
-    return frozenset(each.fingerprint for each in served if each is not None)
+    if found := frozenset(each.fingerprint for each in served if each is not None):
+        return found
+    # A gateway tells what its workers offer, and not who they are.
+    offer = workers.offers().get((job.hardware, job.model, job.precision))
+    return frozenset() if offer is None else offer.fingerprints
 
 
 def with_workers(workers: WorkerRegistry, job: JobStatus, *, recent: bool = False) -> JobStatus:

@@ -169,7 +169,7 @@ class RemoteJobs(JobStore):
         return None if found.status == 204 else found.body
 
     def _step(self, name: str, job_id: str, **fields: object) -> Any:
-        return self._ask("POST", f"jobs/{job_id}/{name}", fields).fields["answer"]
+        return self._ask("POST", f"jobs/{job_id}/steps/{name}", fields).fields["answer"]
 
 
 class RemoteWorkers(WorkerRegistry):
