@@ -330,7 +330,7 @@ UNFINISHED = _shared("embed:batches_unfinished", _PRODUCER)
 DEADLINES = _shared("embed:batches_deadlines", _PRODUCER)
 
 #: What gateways hold of the room that all of them share: sums by kind and tenant, the gateways by the ends of their
-#: leases, what each of them holds, and tenants by when they last asked.
+#: leases, what each of them holds, and tenants by when they last asked. And the bytes that each tenant keeps in files.
 ledger = _of_each("embed:ledger:", _PRODUCER)
 
 #: A gateway that is silent for this long holds no room any more (seconds).
@@ -338,6 +338,15 @@ LEDGER_LEASE_S = 30
 
 #: A tenant that asked so lately counts as one that asks: refused callers come again sooner (seconds).
 LATELY_S = 10
+
+#: Most files, and most batches, that a tenant keeps; more than a list of files has.
+KEPT_MOST = 20_000
+
+#: Most bytes of a tenant's files outside of Redis. In Redis, they are half of its maxmemory.
+KEPT_BYTES = 2**40
+
+#: Files up to this size may use the last part of what a tenant may keep (bytes).
+SMALL_FILE_BYTES = 1024 * 1024
 
 #: This part of all room is kept for tenants below their share.
 RESERVE = 8

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from embedctl.store.stored_files import PART_BYTES, OtherRequest, PartWriter, StoredFile
+from embedctl.store.stored_files import PART_BYTES, KeepsEnough, OtherRequest, PartWriter, StoredFile
 from embedctl_gateway.access.admission import UPLOADS
 from embedctl_gateway.calls.common import Call, CallerGone
 from embedctl_gateway.calls.objects import FILE as FILE_IDS
@@ -50,7 +50,7 @@ async def create(call: Call) -> Response:
         kept = True  # if Redis does not answer, it may have made the file all the same
         made = await call.gateway.in_thread(lambda: call.gateway.files.make(file, request))
         kept = made == file.id
-    except OtherRequest:
+    except (OtherRequest, KeepsEnough):
         kept = False
         raise
     finally:

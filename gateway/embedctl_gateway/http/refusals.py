@@ -10,7 +10,7 @@ from typing import NoReturn
 from starlette.responses import JSONResponse, Response
 
 from embedctl.destinations.answers import CODES_OF_REQUESTS
-from embedctl.store.stored_files import FileGone, OtherRequest
+from embedctl.store.stored_files import FileGone, KeepsEnough, OtherRequest
 from embedctl.waiting.results import FailedRecord
 from embedctl_config.errors import (
     BrokerRefused,
@@ -93,7 +93,7 @@ def refusal_of(error: EmbedctlError) -> Refusal:
         return unavailable("the queue can't be reached now")
     if isinstance(error, WaitTimeout | JobNotFound):  # it is not found if Redis lost it
         return unavailable("the vectors were not ready in time", "timeout")
-    if isinstance(error, QuotaExceeded):
+    if isinstance(error, QuotaExceeded | KeepsEnough):
         return busy(str(error))
     if isinstance(error, FileGone):
         return invalid("the file has been deleted, or has expired", "not_found", None, 404)

@@ -122,7 +122,10 @@ class BatchStore:
             "after": step.after,
             "next_ms": int(step.next_s * 1000),
             "fields": flat(step.facts),
-            "files": [{"id": each.id, "ttl_ms": each.ttl_ms, "fields": each.fields()} for each in step.files],
+            "files": [
+                {"id": each.id, "size": each.size, "ttl_ms": each.ttl_ms, "fields": each.fields()}
+                for each in step.files
+            ],
             "told": step.told,
         }
         if step.before:

@@ -2,6 +2,15 @@
 local time = redis.call('TIME')
 local now_s, now = tonumber(time[1]), time[1] * 1000 + math.floor(time[2] / 1000)
 
+local KEPT = LEDGER .. 'kept'
+
+-- Count bytes of files that a tenant keeps, by the key of its set.
+local function keep_bytes(set, size)
+  if size == 0 then return end
+  redis.call('HINCRBY', KEPT, set, size)
+  redis.call('PEXPIRE', KEPT, KEPT_MS)
+end
+
 -- The time that deadlines count by: that of Redis, of which a step counts as a few seconds at most. So no clock that is set
 -- ends a batch, and neither does a time in which no gateway looked.
 local function ledger_now()

@@ -38,7 +38,7 @@ _BACKGROUND_S = 60
 #: Scripts that are not about a job → the parts that they include.
 _PLAIN_SCRIPTS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("quota", "take_batch", "note_event", "free"), ()),
-    **dict.fromkeys(("make", "step_batch", "cancel_batch", "late", "relist_made", "room"), ("ledger",)),
+    **dict.fromkeys(("make", "step_batch", "cancel_batch", "late", "relist_made", "room", "drop_file"), ("ledger",)),
 }
 _USUAL = ("sums", "turns", "prelude")
 #: Script → the parts that it includes, if these are not the usual ones.
@@ -108,7 +108,8 @@ _LEDGER = (
     f"local EVENT, UNTOLD, EVENT_MS = '{keys.webhook_event('')}', '{keys.UNTOLD}', {keys.EVENT_TTL_S * 1000}\n"
     f"local KEPT_MS, WINDOW_MS, END_MS, STEP_MS = {keys.FILE_TTL_S * 1000}, {keys.BATCH_WINDOW_S * 1000}, "
     f"{keys.BATCH_END_S * 1000}, {keys.CLOCK_STEP_S * 1000}\n"
-    f"local LEDGER, LATELY_MS, RESERVE = '{keys.ledger('')}', {keys.LATELY_S * 1000}, {keys.RESERVE}\n"
+    f"local LEDGER, LATELY_MS, RESERVE, SMALL_BYTES = '{keys.ledger('')}', {keys.LATELY_S * 1000}, "
+    f"{keys.RESERVE}, {keys.SMALL_FILE_BYTES}\n"
     f"local TOO_LATE = [=[{json.dumps(_TOO_LATE)}]=]\n"
 )
 

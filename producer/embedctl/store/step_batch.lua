@@ -2,7 +2,7 @@
 -- KEYS: batch, its tenant's files, then files that the step makes.
 -- ARGV: id, token, the step in JSON: the status before (or none), the one that the runner knows, the new one (or none), what
 -- to do with the batch (keep, release, end), the time of the next look from now, fields and values, whether somebody is to be
--- told of the end; and the time to live, id, fields and values of each file.
+-- told of the end; and the time to live, size, id, fields and values of each file.
 -- → done <status> | lost | other <status>
 local facts = redis.call('HMGET', KEYS[1], 'runner', 'status')
 if facts[1] ~= ARGV[2] then return {'lost'} end
@@ -12,6 +12,7 @@ for at, each in ipairs(step.files) do
   redis.call('HSET', KEYS[2 + at], unpack(each.fields))
   redis.call('PEXPIRE', KEYS[2 + at], each.ttl_ms)
   redis.call('ZADD', KEYS[2], 0, each.id)
+  keep_bytes(KEYS[2], each.size)
   if redis.call('PTTL', KEYS[2]) < each.ttl_ms then redis.call('PEXPIRE', KEYS[2], each.ttl_ms) end
 end
 if #step.fields > 0 then redis.call('HSET', KEYS[1], unpack(step.fields)) end

@@ -37,6 +37,10 @@ class OtherRequest(EmbedctlError):
     """Raised when another request has the idempotency key of this one."""
 
 
+class KeepsEnough(EmbedctlError):
+    """Raised when a tenant keeps as many files, batches or bytes as it may."""
+
+
 @dataclass(frozen=True, slots=True)
 class Once:
     """A request that makes a file or a batch once, however often it is tried.
@@ -101,10 +105,12 @@ class FileStore:
         """Make a file whose parts are there; returns its id.
 
         A further try of a request makes no second file: the id is that of the one that was made before. Raises
-        OtherRequest if this name was another request's.
+        OtherRequest if this name was another request's, and KeepsEnough if the tenant keeps as much as it may.
         """
+        in_redis = 0 if self._files.is_outside else self._connection.maxmemory() // 2
+        kept = (file.size, in_redis or keys.KEPT_BYTES)
         script_keys = [keys.file(file.id), keys.files(file.tenant)]
-        return make(self._connection, script_keys, file.id, file.ttl_ms, file.fields(), request)
+        return make(self._connection, script_keys, file.id, file.ttl_ms, file.fields(), request, kept)
 
     def get(self, file_id: str, tenant: str) -> StoredFile | None:
         """A tenant's file; None if it has no such file."""
@@ -143,9 +149,8 @@ class FileStore:
 
     def remove(self, file: StoredFile) -> None:
         """Remove a file. If the process dies meanwhile, what is left of it goes with its time to live."""
-        with self._connection.client() as client:
-            client.unlink(keys.file(file.id))
-            client.zrem(keys.files(file.tenant), file.id)
+        script_keys = [keys.file(file.id), keys.files(file.tenant)]
+        self._connection.script("drop_file", script_keys, [file.id, file.size])
         remove_parts(self._connection, self._files, file.data, file.parts)
 
 
@@ -251,13 +256,18 @@ def make(
     ttl_ms: int,
     fields: Sequence[Any],
     request: Once,
+    kept: tuple[int, int] = (0, 0),
 ) -> str:
     """Make what the first two keys name, its hash and its tenant's set; returns its id, or that of what this request
-    has made before. Raises OtherRequest if this name was another request's."""
-    args = [made_id, ttl_ms, int(request.again), keys.MADE_TTL_S * 1000, request.digest, *fields]
+    has made before. `kept` are its bytes, and the most that a tenant keeps. Raises OtherRequest if this name was
+    another request's, and KeepsEnough if the tenant keeps as much as it may."""
+    known = [int(request.again), keys.MADE_TTL_S * 1000, request.digest]
+    args = [made_id, ttl_ms, *known, *kept, keys.KEPT_MOST, *fields]
     answer, rest = connection.script("make", [*script_keys, keys.made(request.name)], args)
     if answer == "other":
         raise OtherRequest("another request was made with this idempotency key")
+    if answer == "full":
+        raise KeepsEnough("your tenant keeps as many files, batches or bytes as it may: delete files, or wait")
     found: str = rest[0].decode()
     return found
 
