@@ -16,17 +16,16 @@ from embedctl.cli.delivery import DatabaseChoice
 from embedctl.cli.options import option, together
 from embedctl.corpus.batch import BatchCorpus
 from embedctl.corpus.reading import Corpus
-from embedctl.destinations.alongside import Drain
 from embedctl.destinations.answers import is_of_batch
+from embedctl.destinations.draining import Move
 from embedctl.destinations.files import fetch
 from embedctl.destinations.formats import FORMATS, check_output, format_of, with_room_for
 from embedctl.destinations.jsonl import is_stdout
-from embedctl.destinations.keyed import deliver
+from embedctl.destinations.keyed import deliver, release
 from embedctl.destinations.loop import Callbacks, Delivered, Refused
 from embedctl.destinations.numbers import Numbers, OutputType, load_ranges
 from embedctl.destinations.place import MANIFEST, Place, place_of
 from embedctl.destinations.registry import destination_of, is_database
-from embedctl.destinations.release import release
 from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.store import JobStatus
@@ -145,7 +144,7 @@ class Destination:
         """The same destination, after a look at the ids of a corpus; see :meth:`DatabaseChoice.checked`."""
         return self if self.database is None else replace(self, database=self.database.checked(corpus))
 
-    def draining(self, refused: Refused) -> Drain | None:
+    def draining(self, refused: Refused) -> Move | None:
         """What moves a job's results here while it is submitted; None if they stay in Redis. Those records that a
         database refuses are told at the end."""
         if self.database is None and not isinstance(self.path, Place):

@@ -20,7 +20,7 @@ from embedctl.corpus.batch import BATCH_FORMAT
 from embedctl.corpus.inputs import FORMATS
 from embedctl.corpus.kept import parse_keep
 from embedctl.corpus.records import Record
-from embedctl.destinations.alongside import Alongside
+from embedctl.destinations.draining import Alongside
 from embedctl.destinations.ids import Duplicates
 from embedctl.destinations.place import Place
 from embedctl.jobs.enqueue import submit

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
-from contextlib import AbstractContextManager
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from typing import Generic, Self, TypeVar
 
 from embedctl.destinations.held import Held, Taken
 from embedctl.destinations.loop import Callbacks, Delivered, Taker, run
 from embedctl.destinations.released import refuse_database
 from embedctl.destinations.right import DrainRight
 from embedctl.destinations.unreleased import Unreleased
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.listening import in_own_thread
 from embedctl.store import BatchFacts, JobState, PartFacts
 from embedctl.waiting.waiter import Waiter, ended_by_budget, refuse_cancelled
 from embedctl_config.errors import JobFailed
+
+#: How long a submission that failed waits for the thread (seconds). What it has not made durable stays in Redis.
+_END_S = 10.0
+
+#: Moves a job's results to where they go, until the job has ended, or the second argument tells that no more is wanted.
+Move = Callable[[Waiter, Callable[[], bool]], object]
 
 H = TypeVar("H", bound=Held)
 
@@ -97,3 +109,35 @@ class Drain(Taker[Taken], Generic[H]):
     @abstractmethod
     def _tell(self, held: H) -> None:
         """Tell the caller of what has just been released."""
+
+
+class Alongside:
+    """Drains a job in a thread for as long as the block lasts, from :meth:`begin` on. Without `move`, nothing is
+    drained."""
+
+    def __init__(self, broker: Broker, move: Move | None) -> None:
+        self._broker, self._move = broker, move
+        self._over = threading.Event()
+        self._drained: Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        self._over.set()
+        if self._drained is not None:
+            # After a submission that went well, the same process drains on: it must not meet its own thread.
+            wait([self._drained], None if error is None else _END_S)
+
+    def begin(self, job_id: str) -> None:
+        if self._move is not None and self._drained is None:
+            self._drained = in_own_thread(partial(self._run, job_id, self._move))
+
+    def check(self) -> None:
+        """Raise the error that ended the drain, if there is one."""
+        if self._drained is not None and self._drained.done():
+            self._drained.result()
+
+    def _run(self, job_id: str, move: Move) -> None:
+        with suppress(Interrupted):
+            move(Waiter(job_id, self._broker), self._over.is_set)
