@@ -139,6 +139,19 @@ def test_a_job_that_an_earlier_run_left_is_found(here: Here, nights: Nights, tab
     assert left.id not in {job.id for job in here.broker.jobs.newest()}
 
 
+def test_a_table_that_was_dropped_after_its_job_had_left_redis_is_filled(
+    here: Here, nights: Nights, table: Database
+) -> None:
+    here.start_worker()
+    documents = many(40)
+    nights.kill(documents, ("embedctl.store.drains:Drains", "unlink", 1), "after")
+    assert len(table.rows()) == 40
+    table.remove()
+    assert nights.synced(documents) == (0, 40, None)
+    nights.assert_holds(documents)
+    assert not list(here.broker.jobs.newest())
+
+
 def test_a_job_that_was_left_with_other_options_stops_no_later_night(here: Here, nights: Nights) -> None:
     """Nobody knows its key, and it stays until it expires."""
     here.start_worker()

@@ -162,7 +162,7 @@ def test_what_can_not_be_done_is_refused_before_anything_is_queued(here: Here) -
     for words, options in (
         ("has no digests", ["--sync", "-o", "plain.parquet"]),
         ("name it with -o", ["--sync"]),
-        ("name it with -o", ["--sync", "-o", "parts/"]),
+        ("parts stay as one job has written them", ["--sync", "-o", "parts/"]),
         ("no room for digests", ["--sync", "-o", "new.jsonl"]),
         ("--limit", ["--sync", "--limit", "2", "-o", "old.npy"]),
         ("omit --delete", ["--sync", "--delete", "-o", "old.npy"]),

@@ -15,7 +15,7 @@ DAY_S = 86_400
 #: Each chunk of eight records is a batch.
 SMALL_BATCHES = Put({("embedctl.destinations.postgresql:PostgresTable", "batch_records"): 8})
 SUBMITTING = ("embedctl.cli.job_command", "submit", 1)
-DELIVERING = ("embedctl.cli.delivery", "deliver", 1)
+DELIVERING = ("embedctl.cli.destination", "deliver", 1)
 WAITING = ("embedctl.jobs.job:Job", "wait", 1)
 
 

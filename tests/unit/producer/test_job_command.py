@@ -164,15 +164,3 @@ def test_options_of_fetch_that_do_not_go_together(flags: tuple[str, ...], messag
     assert done.exit_code == 2
     assert message in done.output
     assert "hunter2" not in done.output
-
-
-@pytest.mark.parametrize("options", [("--sync",), ("--cache", "c.db")], ids=" ".join)
-def test_a_folder_of_parts_is_no_destination_of_a_sync(
-    options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "corpus.jsonl").write_text('{"id": "a", "text": "one"}\n')
-    done = CliRunner().invoke(main, ["run", "corpus.jsonl", "-o", "parts/", *options])
-    assert done.exit_code == 2, done.output
-    assert "parts stay as one job has written them" in done.output
-    assert [file.name for file in tmp_path.iterdir()] == ["corpus.jsonl"]
