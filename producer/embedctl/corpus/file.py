@@ -48,6 +48,11 @@ class CorpusFile:
         """Whether it can be read twice: a file can, a pipe can't."""
         return self.path != "-" and Path(self.path).is_file()
 
+    @property
+    def _is_named_pipe(self) -> bool:
+        """Whether it is a pipe beside standard input: once it is closed, what was read from it is gone."""
+        return self.path != "-" and not self.rereadable
+
     def lines(self, rows: Rows) -> Iterator[Line]:
         """Its records and the errors of its bad lines, read lazily."""
         with self._opened() as stream:
@@ -60,7 +65,7 @@ class CorpusFile:
 
     def found(self, rows: Rows) -> str:
         """What is special about how this text is written, as far as its beginning tells and nobody said, in words."""
-        if self.file_format == "parquet":
+        if self.file_format == "parquet" or self._is_named_pipe:
             return ""
         head, writing = self._head()
         said = [] if self.dialect.encoding or writing == Writing() else [str(writing)]
@@ -74,7 +79,7 @@ class CorpusFile:
 
         Of any other pipe it is empty, because what is read from it would be gone.
         """
-        if self.path != "-" and not self.rereadable:
+        if self._is_named_pipe:
             return b""
         if self.path != "-":
             return next((line for line in self.plain_lines() if line.strip()), b"")
