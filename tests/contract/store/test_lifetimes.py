@@ -167,7 +167,7 @@ def test_a_long_job_is_extended_by_slices(broker: Broker, raw: Redis, monkeypatc
     ("end", "waited"),
     [
         *((end, False) for end in ("completed", "running", "cancelled", "stopped", "submitting")),
-        *((end, True) for end in ("completed", "cancelled", "stopped")),  # who has seen the end asks less
+        *((end, True) for end in ("completed", "retried", "cancelled", "stopped")),  # who has seen the end asks less
     ],
 )
 def test_discarding_leaves_nothing_of_a_job(broker: Broker, raw: Redis, end: str, *, waited: bool) -> None:
@@ -175,14 +175,17 @@ def test_discarding_leaves_nothing_of_a_job(broker: Broker, raw: Redis, end: str
     if end != "submitting":
         work(broker, job_id, 0, failed=1)
         claim(broker, job_id, 1)
-    if end == "completed":
+    job = Job(job_id, broker)
+    if end in ("completed", "retried"):
         work(broker, job_id, 2)
         complete(broker, job_id, 1)
+    if end == "retried":
+        assert job.retry_failed() == 1
+        work(broker, job_id, 3)
     if end == "cancelled":
         broker.jobs.cancel(job_id)
     if end == "stopped":
         broker.jobs.stop(job_id)
-    job = Job(job_id, broker)
     if waited:
         job.wait()
     job.discard()
