@@ -238,11 +238,6 @@ def test_all_parts_are_in_the_key(here: Runtime, files: ModelFiles, own: Host, m
     assert key() == first
 
 
-def plan_of(cache: Path) -> Path:
-    (found,) = cache.glob(f"artifacts/*-tensorrt-*/{PLAN}")
-    return found
-
-
 def test_a_plan_that_tensorrt_refuses_is_built_again_once(here: Runtime, files: ModelFiles, own: Host) -> None:
     load(files, own, **SMALL)
     left = [True]

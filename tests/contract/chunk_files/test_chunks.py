@@ -80,7 +80,7 @@ def beyond(files: ChunkFiles) -> ChunkFiles:
     return files
 
 
-@pytest.mark.parametrize("size", [0, 1, 5000, 3 * 1024 * 1024])
+@pytest.mark.parametrize("size", [0, 5000, 3 * 1024 * 1024])
 def test_what_is_put_is_got(files: ChunkFiles, size: int) -> None:
     payload = chunk(size)
     value = files.put(Where(JOB, "in", 7), payload)

@@ -186,17 +186,11 @@ def test_an_address_without_the_extra_says_what_to_install(monkeypatch: pytest.M
         served(Settings(metrics_address=str(free_port)))
 
 
-def test_the_first_chunk_counts_whole() -> None:
-    first = Speed().after(Work(10, 300, 400), 2.0)
-    assert first == Speed(tokens_per_s=150.0, rows_per_s=5.0, padding=0.25)
-
-
-def test_later_chunks_count_a_fifth() -> None:
-    speed = Speed(tokens_per_s=100.0, rows_per_s=10.0, padding=0.5)
-    speed = speed.after(Work(30, 200, 200), 1.0)
-    assert speed.tokens_per_s == pytest.approx(120)
-    assert speed.rows_per_s == pytest.approx(14)
-    assert speed.padding == pytest.approx(0.4)
+def test_the_first_chunk_counts_whole_and_later_ones_a_fifth() -> None:
+    speed = Speed().after(Work(10, 300, 400), 2.0)
+    assert speed == Speed(tokens_per_s=150.0, rows_per_s=5.0, padding=0.25)
+    speed = Speed(tokens_per_s=100.0, rows_per_s=10.0, padding=0.5).after(Work(30, 200, 200), 1.0)
+    assert (speed.tokens_per_s, speed.rows_per_s, speed.padding) == pytest.approx((120, 14, 0.4))
 
 
 def test_chunks_of_one_batch_count_together() -> None:

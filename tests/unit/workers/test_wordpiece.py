@@ -188,7 +188,7 @@ def test_windows_are_the_librarys(keep: Literal["left", "right"], pair: Pair) ->
 def test_threads_share_a_tokenizer(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(odd_words, "_MOST_WORDS", 50)  # forgets all the time
     library, fast = pair("MiniLM")
-    batches = [texts_for(tokenizer_of("MiniLM"), seed, 30) for seed in range(8)]
+    batches = [texts_for(tokenizer_of("MiniLM"), seed, 12) for seed in range(8)]
     with ThreadPoolExecutor(8) as pool:
         for found, expected in zip(pool.map(fast, batches), map(library, batches), strict=True):
             assert_equal(found, expected)
