@@ -8,11 +8,44 @@ thread holds. So the handler here only sets what other code looks at.
 from __future__ import annotations
 
 import os
+import select
 import signal
 from threading import Event
 
 from celery.platforms import EX_OK
 from celery.worker import state
+
+
+class SignalledEvent(Event):
+    """An event that handlers of signals may set.
+
+    Other events take a lock to be set, and to be waited for. A handler that interrupts the thread that holds it, which
+    may run another handler, would wait for it forever: the end of a parent alone can send several signals at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._was_set = False
+        self._reader, self._writer = os.pipe()
+
+    def __del__(self) -> None:
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def is_set(self) -> bool:
+        return self._was_set
+
+    def set(self) -> None:
+        if not self._was_set:
+            self._was_set = True
+            os.write(self._writer, b"!")  # nobody reads it, so that everybody is woken
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self._was_set:
+            poll = select.poll()
+            poll.register(self._reader, select.POLLIN)
+            poll.poll(None if timeout is None else timeout * 1000)
+        return self._was_set
 
 
 def answer_interrupts(draining: Event, hurrying: Event) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from embedctl_workers.serving.chunk_store import ChunkStore
 from embedctl_workers.serving.claimed import ClaimedChunk
 from embedctl_workers.serving.gathering import is_small, may_be_joined, room
 from embedctl_workers.serving.in_hand import Held, InHand
+from embedctl_workers.serving.interrupts import SignalledEvent
 from embedctl_workers.serving.isolation import Isolation
 from embedctl_workers.serving.known_jobs import KnownJobs
 from embedctl_workers.serving.telemetry import Telemetry
@@ -79,8 +79,8 @@ class ChunkRunner:
         self._isolation = Isolation()
         self.in_hand = InHand()  #: the chunks that this worker holds
         self.quarantine = False  #: whether it takes what may kill a worker, and nothing else
-        self.draining = threading.Event()  #: set when the worker is to stop
-        self.hurrying = threading.Event()  #: set when it is to stop without finishing the chunk that it is encoding
+        self.draining = SignalledEvent()  #: set when the worker is to stop
+        self.hurrying = SignalledEvent()  #: set when it is to stop without finishing the chunk that it is encoding
         self.sick: WorkerSick | None = None  #: why this worker takes no more chunks; None while it is well
         #: ends this process in good order, with an exit status; called once the worker is sick
         self.leave: Callable[[int], None] = lambda status: None
