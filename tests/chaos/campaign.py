@@ -125,7 +125,6 @@ class _Campaign:
         endless = keys_without_ttl(self._stack.raw)
         outcome.left += [f"{len(endless)} keys have no time to live: {endless[:5]}"] if endless else []
         known = {job_id for order in self._producers.orders for job_id in order.ids}
-        known |= self._chaos.damaged
         unknown = unknown_jobs(self._stack.raw, known)
         outcome.left += [f"{len(unknown)} jobs that nobody ordered: {unknown[:5]}"] if unknown else []
         return settle_s

@@ -9,7 +9,7 @@ from embedctl import enqueue_embeddings
 from embedctl_config import keys
 from tests.chaos.fault import Chaos, Struck
 from tests.chaos.options import DUMMY
-from tests.chaos.stack import OUTAGE
+from tests.chaos.stack import DAMAGED, OUTAGE
 
 #: So many chunks: most of them still wait when the job is damaged.
 _CHUNKS = 60
@@ -50,9 +50,14 @@ def damage_job(chaos: Chaos) -> Struck | None:
     what = chaos.rng.choice(sorted(_DAMAGES))
     texts = [f"damaged {at}" for at in range(_CHUNKS)]
     job = enqueue_embeddings(
-        texts, model=DUMMY, hardware="slow", chunk_size=1, ttl=stack.options.ttl, settings=stack.settings
+        texts,
+        model=DUMMY,
+        hardware="slow",
+        chunk_size=1,
+        ttl=stack.options.ttl,
+        tenant=DAMAGED,
+        settings=stack.settings,
     )
-    chaos.damaged.add(job.id)
     _DAMAGES[what](stack.raw, job.id, stack.options.ttl)
     restarts, looks = len(stack.redis_restarts), 0
 

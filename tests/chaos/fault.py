@@ -38,8 +38,6 @@ class Chaos:
     sick_ends: list[int] = field(default_factory=list)
     #: Jobs of which a delivery into a database was begun.
     delivered: set[str] = field(default_factory=set)
-    #: Jobs that were damaged.
-    damaged: set[str] = field(default_factory=set)
     #: Processes of `embedctl up` that were killed at their moment.
     guarded_kills: int = 0
     #: Removes what nobody needs from the place outside of Redis, once it was asked to.

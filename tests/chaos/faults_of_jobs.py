@@ -139,7 +139,7 @@ def _retriable(chaos: Chaos) -> Order | None:
     chaos.rng.shuffle(orders)
     for order in orders[:20]:
         left_ms = chaos.stack.raw.pttl(keys.job(str(order.job_id)))
-        if left_ms > 1000 * _RETRY_S:
+        if left_ms > 2 * 1000 * _RETRY_S:  # the retry, and the start of the command that goes on
             return order
     return None
 

@@ -38,6 +38,8 @@ OUTAGE = (BrokerUnavailable, redis_py.exceptions.RedisError, OSError)
 RESTART_AFTER_S = 1.0
 STOP_S = 90.0
 DIM = 16
+#: The tenant of jobs that are damaged, which nobody ordered.
+DAMAGED = "damaged"
 #: The class whose workers are those of `embedctl up`.
 GUARDED = "guarded"
 

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from tests.explorer.faults import FAULTS
+from tests.explorer.machine import Coverage
 from tests.explorer.scenarios import SCENARIOS
 from tests.support.redis_server import RedisServer
 
@@ -21,7 +22,7 @@ def main() -> int:
     parser.add_argument("--fault", choices=FAULTS, help="a fault to put in")
     chosen = parser.parse_args()
     logging.disable()
-    found = 0
+    total = Coverage()
     with tempfile.TemporaryDirectory(prefix="ec-") as folder:
         server = RedisServer(Path(folder))
         server.start()
@@ -32,10 +33,11 @@ def main() -> int:
                     walked = machine.walks(seeds, seconds=chosen.seconds)
                     coverage = walked if chosen.walks else machine.explore(seconds=chosen.seconds)
                 print(f"{name}: {coverage}", *coverage.found, sep="\nVIOLATION ", flush=True)
-                found += len(coverage.found)
+                total += coverage
         finally:
             server.stop()
-    return 1 if found else 0
+    print(f"{len(chosen.scenario or SCENARIOS)} worlds: {total}, {len(total.found)} violations")
+    return 1 if total.found else 0
 
 
 if __name__ == "__main__":

@@ -59,6 +59,14 @@ class Coverage:
     fair_steps: int = 0
     found: list[Found] = field(default_factory=list)
 
+    def __add__(self, other: Coverage) -> Coverage:
+        return Coverage(
+            self.states + other.states,
+            self.steps + other.steps,
+            self.fair_steps + other.fair_steps,
+            self.found + other.found,
+        )
+
     def __str__(self) -> str:
         return f"{self.steps} steps, {self.states} distinct states, {self.fair_steps} fair steps"
 
