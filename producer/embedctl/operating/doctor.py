@@ -17,7 +17,6 @@ from embedctl.chunk_files import ChunkFiles, Where
 from embedctl.common.verification import is_verified, statement_of
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.routing import start_command
-from embedctl.remote.calls import Calls
 from embedctl.store.connection import OLDEST_REDIS, mode_of
 from embedctl.store.quotas import Quota
 from embedctl.store.sentinels import Seen, ask
@@ -126,6 +125,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
 
 def gateway_finding(settings: Settings) -> Finding:
     """Whether the gateway in Redis' place takes this process' key."""
+    from embedctl.remote.calls import Calls  # here, because every command would pay for orjson
+
     try:
         served = [model["id"] for model in Calls(settings).ask("GET", "models").fields["data"]]
     except (BrokerUnavailable, NotPermitted) as error:
