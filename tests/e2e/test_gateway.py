@@ -10,7 +10,7 @@ import signal
 import ssl
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from subprocess import DEVNULL
 from typing import Any
@@ -300,10 +300,31 @@ def test_slow_and_large_requests_are_refused(settings: Settings) -> None:
 def test_there_are_not_endlessly_many_connections(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embedctl_gateway.serving.connections.TimedProtocol.max_connections", 1)
     with running_gateway(settings) as gateway, gateway.connect() as first:
-        first.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        first.sendall(b"GET /v1/files HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert first.recv(65536).startswith(b"HTTP/1.1 200")
         with gateway.connect() as second, suppress(ConnectionError):
             assert second.recv(65536) == b""
+
+
+def test_strangers_connections_keep_no_holder_of_a_key_out(
+    here: Here, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embedctl_gateway.serving.connections.TimedProtocol.max_connections", 3)
+    key = add_key(here.folder / "keys", "alice", "search")
+    asked = f"GET /v1/files HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n\r\n".encode()
+    with (
+        running_gateway(settings.replace(gateway_keys_file=str(here.folder / "keys"))) as gateway,
+        ExitStack() as opened,
+    ):
+        for _ in range(3):
+            opened.enter_context(gateway.connect())
+        holder = opened.enter_context(gateway.connect())
+        for _ in range(3):
+            holder.sendall(asked)
+            answer = b"".join(iter(lambda: holder.recv(1), b"}"))
+            assert answer.startswith(b"HTTP/1.1 200")
+            for _ in range(3):
+                opened.enter_context(gateway.connect())
 
 
 def test_a_body_of_unknown_length_is_bounded(gateway: Running, http: httpx2.Client) -> None:

@@ -64,6 +64,8 @@ _BYTES_PER_NUMBER = 13
 _MOVERS = 8
 #: The status of a request whose caller is gone, for the log of a proxy; nobody reads it.
 _GONE = 499
+#: Of a connection's state: its caller has shown who it is.
+KNOWN = "known"
 
 
 class Gateway:
@@ -285,6 +287,8 @@ class Endpoint:
     async def _response(self, request: Request, held: Held) -> Response:
         try:
             tenant = "" if self._is_open else self._gateway.access.tenant_of(request)
+            if tenant:
+                request.scope["state"][KNOWN] = True
             return await self._handler(Call(self._gateway, request, tenant, held))
         except Refusal as refusal:
             return self._style(refusal)

@@ -8,9 +8,11 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from embedctl_gateway.calls.common import KNOWN
+
 #: A request's line and headers may take this long, and a client that reads nothing is waited for as long (seconds).
 TIMEOUT_S = 20.0
-#: Open connections; a further one is closed at once.
+#: Open connections; for a further one, the oldest of which nobody has shown a key is closed, or else itself.
 MAX_CONNECTIONS = 900
 
 
@@ -23,13 +25,25 @@ class TimedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._is_known = False
         self._since = self.loop.time()
         self._unread = 0
+        self._made = self.loop.time()
         self._check: asyncio.TimerHandle | None = None
         if len(self.connections) > self.max_connections:
-            transport.abort()
-            return
+            every: set[Any] = self.connections
+            strangers = [each for each in every if not each.is_known]
+            least = min(strangers, key=lambda each: each._made, default=self)
+            least.transport.abort()
+            if least is self:
+                return
         self._look_later()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its last request has shown a key, or needed none of a gateway without keys."""
+        self._is_known |= self.scope is not None and KNOWN in self.scope["state"]
+        return self._is_known
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._check is not None:
@@ -37,6 +51,7 @@ class TimedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
+        self._is_known = self.is_known  # the next request has another scope
         self._since = self.loop.time()
         super().on_response_complete()
 
