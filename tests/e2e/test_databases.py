@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -109,6 +110,29 @@ def test_one_of_several_records_with_an_id_is_written(encode: Encode, table: Dat
     assert encode(items).deliver(table.url, duplicates=which) == Delivered(written=99, left_out=1)
     kept = [i for i in range(100) if i != left]
     assert_records(table, [items[i]["id"] for i in kept], [TEXTS[i] for i in kept])
+
+
+@pytest.mark.parametrize("table", ["pgvector", "qdrant-http", "lancedb"], indirect=True)
+def test_what_a_table_has_lost_is_written_again(encode: Encode, table: Database) -> None:
+    """Nothing but the table tells what it holds."""
+    job = encode(named(), digests=True)
+    assert job.deliver(table.url) == Delivered(written=100)
+    destination = table.destination()
+    destination.open(Contract.of(job.status(), 16, "float32"))
+    destination.delete([row for row in destination.ids() if int(row[0][1:]) < 40])
+    destination.close()
+    assert job.deliver(table.url) == Delivered(written=40, unchanged=60)
+    assert_records(table, [f"r{i}" for i in range(100)], TEXTS)
+
+
+@pytest.mark.parametrize("table", ["pgvector", "qdrant-http"], indirect=True)
+@pytest.mark.usefixtures("small_batches")
+def test_deliveries_of_a_job_at_once_double_nothing(encode: Encode, settings: Settings, table: Database) -> None:
+    job = encode(named(), digests=True)
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda _: Job.get(job.id, settings).deliver(table.url), range(3)))
+    assert_records(table, [f"r{i}" for i in range(100)], TEXTS)
+    assert job.deliver(table.url) == Delivered(unchanged=100)
 
 
 def die_in(module: str, step: int, calls: Path, job_id: str, settings: Settings, url: str) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import boto3
 import numpy as np
 import pytest
 import redis as redis_py
 
-from embedctl import ChunkVectors, Job, JobDrained, JobHeld, OutputError, enqueue_embeddings
+from embedctl import ChunkVectors, Job, JobDrained, JobFailed, JobHeld, OutputError, enqueue_embeddings
 from embedctl.cli.run import _freed_unless_resumable
 from embedctl.destinations.files import fetch
 from embedctl.destinations.place import PartsBucket
@@ -135,6 +138,20 @@ def test_a_file_that_can_grow_no_more_is_removed(job: Job, tmp_path: Path) -> No
     assert_complete(tmp_path)
 
 
+def test_a_disk_that_is_full_when_a_part_is_synced_unlinks_nothing(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", Mock(side_effect=[None, None, None, *[full] * 100]))
+        with pytest.raises(OutputError, match=r"No space left on device.*still in Redis; the same command resumes"):
+            job.deliver(tmp_path)
+    assert results_in_redis(job) == set(range(3, CHUNKS))
+    assert not list(tmp_path.glob(".*.part")), "the space of the unfinished part is free"
+    job.deliver(tmp_path)
+    assert_complete(tmp_path)
+
+
 # --------------------------------------------------------------------------------------------------------- other hands
 
 
@@ -171,6 +188,26 @@ def test_the_folder_may_be_moved_and_another_is_refused(job: Job, tmp_path: Path
     job.deliver(tmp_path / "b")
     assert_complete(tmp_path / "b")
     assert job.status().drained_to == str(tmp_path / "b")
+
+
+def test_a_second_drainer_is_refused(job: Job, tmp_path: Path) -> None:
+    refused: list[bool] = []
+
+    def second(_: object) -> None:
+        with pytest.raises(JobHeld, match=f"is being drained by process {os.getpid()} on "):
+            Job(job.id, job._broker).deliver(tmp_path)
+        refused.append(True)
+
+    job.deliver(tmp_path, written=second)
+    assert refused
+    assert_complete(tmp_path)
+
+
+def test_a_job_that_is_cancelled_keeps_its_parts(job: Job, tmp_path: Path) -> None:
+    drained_half(job, tmp_path)
+    job.cancel()
+    job.discard()
+    assert set(rows_of(tmp_path)) == set(range(48))
 
 
 def test_a_folder_with_parts_of_another_job_is_refused(encode: Encode, tmp_path: Path) -> None:
@@ -286,6 +323,19 @@ def test_a_job_that_waits_for_its_reader_says_so(here: Here) -> None:
     here.embedctl("fetch", job_id, "-o", "out/", **SMALL, status=0)
     assert "waiting for a reader" not in said()
     assert_complete(here.folder / "out", texts)
+
+
+def test_what_an_error_budget_left_is_drained_before_the_command_fails(
+    settings: Settings, rig: Rig, tmp_path: Path
+) -> None:
+    texts = ["" if 40 <= at < 44 else text for at, text in enumerate(TEXTS)]
+    job = enqueue_embeddings(texts, settings=settings, chunk_size=8, max_errors=2)
+    rig.run_all(job, (0, 3, 5))
+    with pytest.raises(JobFailed, match=r"error budget after 4 failed records.*What is done is in"):
+        job.deliver(tmp_path)
+    assert results_in_redis(job) == set()
+    rows = rows_of(tmp_path)
+    assert sorted(rows) == [row for chunk in (0, 3, 5) for row in range(8 * chunk, 8 * chunk + 8)]
 
 
 def test_a_stopped_job_is_drained_and_goes_on(settings: Settings, rig: Rig, tmp_path: Path) -> None:

@@ -233,6 +233,29 @@ def test_nobody_serves_and_redis_is_away(here: Here, own_redis: RedisServer) -> 
         assert (client.get("/ready").status_code, client.get("/health").status_code) == (503, 200)
 
 
+def test_a_redis_that_hangs_is_told_soon(own_redis: RedisServer, settings: Settings) -> None:
+    assert own_redis.process is not None
+    with running_gateway(settings.replace(redis_url=own_redis.url)) as gateway, gateway.client() as client:
+        own_redis.process.send_signal(signal.SIGSTOP)
+        try:
+            for answer in (client.get("/ready"), client.post("/embed", json={"inputs": "one"})):
+                assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
+            assert client.get("/health").status_code == 200
+        finally:
+            own_redis.process.send_signal(signal.SIGCONT)
+        eventually(lambda: "serves" in client.get("/ready").text, what="Redis' answer")
+
+
+def test_what_is_in_flight_at_the_end_is_answered(here: Here) -> None:
+    here.start_worker("slow")
+    asked = {"input": [f"{'word ' * 50} {number}" for number in range(8)], "model": "dummy"}
+    with ThreadPoolExecutor() as pool:
+        with running_gateway(here.settings) as gateway:
+            answer = pool.submit(httpx2.post, f"{gateway.url}/v1/embeddings", json=asked, timeout=60)
+            eventually(lambda: jobs_left(here.broker) or answer.done())
+        assert len(answer.result().json()["data"]) == 8
+
+
 def test_a_caller_who_goes_away_cancels_its_records(here: Here, gateway: Running) -> None:
     here.start_worker("slow")
     texts = [f"{'word ' * 50} {number}" for number in range(500)]  # minutes of work

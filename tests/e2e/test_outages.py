@@ -340,3 +340,19 @@ def test_a_worker_that_loses_redis_at_its_hello_still_hears_sigterm(here: Here, 
     go.touch()
     worker.process.terminate()
     assert worker.process.wait(PATIENCE_S) == 0, worker.log()
+
+
+@pytest.mark.slow
+def test_a_bell_taken_from_a_full_redis_does_not_end_the_worker(here: Here) -> None:
+    worker = here.start_worker()
+    eventually(lambda: worker.logged(" ready."))
+    with standing_still(worker.process):
+        job = enqueue_embeddings(TEXTS, chunk_size=5, settings=here.settings)
+        fill(here.raw)
+    eventually(lambda: "is full" in worker.log() or worker.process.poll() is not None)
+    time.sleep(2 * here.settings.lease_s)  # time enough for it to end; a busy machine may only hide it
+    assert worker.process.poll() is None, worker.log()
+    here.raw.config_set("maxmemory", 0)
+    job.wait(timeout=60)
+    assert_whole(job)
+    assert worker.process.poll() is None

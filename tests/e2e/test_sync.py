@@ -11,7 +11,7 @@ import pytest
 
 from embedctl import Job
 from tests.support.changes import DELETE, OTHER_WEIGHTS, Nights, did, killer, many, next_day, told
-from tests.support.databases import KINDS, Database, Postgres
+from tests.support.databases import KINDS, Database, Postgres, QdrantByHttp
 from tests.support.forked import Forked
 from tests.support.here import Here
 from tests.support.prepared import PauseAt
@@ -183,6 +183,23 @@ def test_a_job_that_another_model_took_is_not_found_again(here: Here, nights: Ni
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("table", ["qdrant-http"], indirect=True)
+def test_a_database_that_is_away_is_healed_by_the_same_command(here: Here, nights: Nights, table: Database) -> None:
+    assert isinstance(table, QdrantByHttp)
+    here.start_worker()
+    documents = many(10)
+    nights.synced(documents)
+    after = next_day(documents)
+    table.server.faults.extend([503] * 5)
+    done = nights.run(after, *DELETE)
+    assert done.returncode == 69, done.stderr
+    nights.assert_holds(documents)
+    assert nights.synced(after, *DELETE) == (8, 2, 1)
+    nights.assert_holds(after)
+    assert not list(here.broker.jobs.newest())
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_night_that_is_killed_at_any_step_is_repeated(here: Here, nights: Nights) -> None:
     here.start_worker()
@@ -241,6 +258,23 @@ def test_the_second_of_two_says_who_is_writing(here: Here, table: Database, to: 
     told(later)
     assert "Another sync" not in later.stderr
     assert not here.raw.keys("embed:sync:*")
+
+
+@pytest.mark.slow
+def test_what_an_error_budget_ends_is_written_and_deletes_nothing(here: Here, nights: Nights, table: Database) -> None:
+    here.start_worker("poison")
+    documents = many(40)
+    options = ("--class", "poison", "--chunk-size", "2", *DELETE)
+    nights.synced(documents, *options)
+    after = {**documents, **{f"id-{at}": f"changed {at}" for at in range(10, 30)}}
+    del after["id-7"]
+    failed = nights.run({**after, "id-10": "fail-encoder", "id-11": "fail-encoder"}, *options, "--max-errors", "1")
+    assert (failed.returncode, "error budget" in failed.stderr) == (1, True)
+    assert sorted(table.rows()) == sorted(documents), "nothing is deleted"
+    unchanged, written, deleted = nights.synced(after, *options)
+    assert (unchanged + written, deleted) == (39, 1)
+    assert 2 <= written <= 20
+    nights.assert_holds(after)
 
 
 @pytest.mark.slow

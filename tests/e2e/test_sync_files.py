@@ -31,6 +31,7 @@ from tests.support.changes import (
     told,
     worker_later,
 )
+from tests.support.forked import Forked
 from tests.support.here import Here
 from tests.support.jobs import reference
 from tests.support.prepared import Step
@@ -418,3 +419,17 @@ def test_an_output_survives_a_kill_at_any_step(here: Here, output: str, steps: S
         assert not left or step[1] in LEAVE_A_JOB, (step, when)
         for job in left:
             Job(job.id, here.broker).discard()
+
+
+@pytest.mark.slow
+def test_two_at_once_make_one_output(here: Here) -> None:
+    here.start_worker()
+    night = Night(here, "v.parquet", 2500)  # so that they take long enough to meet
+    night.begin()
+    both = [Forked(night.command, here.environment, here.folder, prepare=SMALL_BLOCKS) for _ in range(2)]
+    said = [process.communicate(timeout=120)[1] for process in both]
+    assert 0 in [process.returncode for process in both], said
+    assert "Traceback" not in "".join(said), said
+    night.assert_done()
+    assert counts(json.loads(night.again().stdout))[2] == 0
+    night.assert_done()
