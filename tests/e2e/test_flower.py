@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import signal
+from base64 import b64encode
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import redis as redis_py
 
 from embedctl import enqueue_embeddings
 from embedctl_config.keys import TASK
 from tests.support.browser import chromium, errors_logged
-from tests.support.dashboard import dashboard
+from tests.support.dashboard import PAGES, dashboard
 from tests.support.here import Here
+from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
 
 
@@ -72,6 +75,28 @@ def test_it_changes_nothing_and_answers_no_other_site(here: Here) -> None:
         taken = here.embedctl("flower", "--address", port, EMBEDCTL_STATE_DIR=str(here.folder / "other"))
         assert (taken.returncode, "Set EMBEDCTL_FLOWER_ADDRESS to another" in taken.stderr) == (2, True)
         assert flower.stop(signal.SIGINT) == 130
+
+
+@pytest.mark.slow
+def test_with_users_nothing_is_shown_to_others_and_no_password_to_anybody(here: Here, own_redis: RedisServer) -> None:
+    with redis_py.Redis.from_url(own_redis.url) as admin:
+        admin.config_set("requirepass", "r3d1s")
+    # kombu's form of a unix socket's URL shows the password.
+    here.environment["EMBEDCTL_REDIS_URL"] = own_redis.url.replace("unix://", "unix://:r3d1s@")
+    users = here.folder / "users"
+    users.write_text("kim:fl0w3r\nlee:with:colon\n")
+    with dashboard(here.environment, here.folder, "--auth-file", str(users)) as flower:
+
+        def look(path: str, user: str) -> tuple[int, str]:
+            return flower.get(path, Authorization=f"Basic {b64encode(user.encode()).decode()}", Host="flower.example")
+
+        for path in PAGES:
+            assert [flower.get(path)[0], look(path, "kim:wrong")[0]] == [401, 401], path
+        shown = {path: look(path, user) for path in PAGES for user in ("kim:fl0w3r", "lee:with:colon")}
+        assert {status for status, _ in shown.values()} == {200}
+        told = "".join(body for _, body in shown.values()) + flower.log_file.read_text()
+        told += Path(f"/proc/{flower.process.pid}/cmdline").read_text()
+        assert [each for each in ("r3d1s", "fl0w3r", "with:colon") if each in told] == []
 
 
 #: With the bells that find nothing, they fit on one page of the table.

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -356,3 +357,36 @@ def test_a_bell_taken_from_a_full_redis_does_not_end_the_worker(here: Here) -> N
     job.wait(timeout=60)
     assert_whole(job)
     assert worker.process.poll() is None
+
+
+@pytest.mark.slow
+def test_all_follow_a_name_to_its_new_master(here: Here, redis_server: RedisServer, proxy: Proxy) -> None:
+    """A managed Redis fails over and closes no connection: what was the master only reads from then on."""
+    (redis_server.folder / "new").mkdir()
+    other = RedisServer(redis_server.folder / "new")
+    other.start()
+    to_old, to_new = Proxy(redis_server.folder / "redis.sock"), Proxy(other.folder / "redis.sock")
+    to_old.start()
+    to_new.start()
+    try:
+        with redis_py.Redis.from_url(other.url) as new:
+            new.replicaof("127.0.0.1", str(to_old.port))
+            eventually(lambda: new.info("replication").get("master_link_status") == "up")
+            here.environment["EMBEDCTL_REDIS_URL"] = proxy.url
+            worker = here.start_worker("slow")
+            settings = here.settings.replace(redis_url=proxy.url)
+            job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=2, settings=settings)
+            waiting = in_background(partial(job.wait, timeout=60))
+            eventually(lambda: job.status().chunks_done > 2)
+            new.replicaof("NO", "ONE")
+            here.raw.replicaof("127.0.0.1", str(to_new.port))
+            proxy.lead_to(other.folder / "redis.sock")
+            assert waiting.result(60).state is JobState.COMPLETED
+            assert_encoded(job, TEXTS)
+            after = enqueue_embeddings(TEXTS[:9], hardware="slow", settings=settings)
+            assert after.wait(timeout=60).state is JobState.COMPLETED
+            assert new.exists(keys.job(after.id))
+            assert worker.process.poll() is None
+    finally:
+        for each in (to_old, to_new, other):
+            each.stop()

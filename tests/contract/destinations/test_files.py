@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +123,29 @@ def test_the_next_fetch_fills_the_holes(kind: str, broker: Broker, settings: Set
         read = polars.read_ndjson if kind == "jsonl" else polars.read_parquet
         vectors = np.array(read(tmp_path / f"v.{kind}")["embedding"].to_list(), np.float32)
     np.testing.assert_array_equal(vectors, reference(texts))
+
+
+@pytest.mark.parametrize("at", [0, 6, 12])
+def test_records_that_are_retried_meanwhile_are_each_a_vector_or_an_error(
+    at: int, broker: Broker, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They move to another chunk while their own is read, and are encoded there."""
+    job = enqueue_embeddings(
+        [f"text {i}{' fail-encoder' * (i % 7 == 3)}" for i in range(100)], settings=settings, chunk_size=8
+    )
+    Rig(broker, settings, DummyBackend(dim=16, poison=True)).run_all(job, range(13))
+    reader, reads = Job.get(job.id, settings), itertools.count()
+    result = reader._broker.jobs.result
+
+    def overtaken(job_id: str, chunk: int) -> bytes | None:
+        if next(reads) == at:
+            assert job.retry_failed() == 14
+            Rig(broker, settings, DummyBackend(dim=16)).run_all(job, range(13, job.status().chunks))
+        return result(job_id, chunk)
+
+    monkeypatch.setattr(reader._broker.jobs, "result", overtaken)
+    fetch(reader, tmp_path / "v.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "v.jsonl").read_text().splitlines()]
+    assert [line["position"] for line in lines] == list(range(100))
+    assert all(("embedding" in line) != ("error" in line) for line in lines)
+    assert all("embedding" in line for line in lines if line["position"] % 7 != 3)
