@@ -128,10 +128,9 @@ def run_worker(start: Start) -> int:
         stack.callback(broker.close)
         broker.connection.now_ms()  # a wrong URL or password should not wait for the models to load
         broker.connection.read_scripts()
-        if start.quarantine:
-            _step_back()
         served = _load_all(start, health, telemetry, stack)
-        if start.quarantine:
+        if start.quarantine:  # only now: others die, and wait, until it is ready
+            _step_back()
             bound_memory()
         health.phase = "starting"
         Reaper(broker).end_leases_of_the_dead()  # of a worker that died here, and that no other worker witnessed
