@@ -6,13 +6,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import openai
 import pytest
+import redis as redis_py
 
 from embedctl import Job
 from embedctl.queueing.broker import Broker
@@ -188,9 +188,17 @@ def embedctl(environment: dict[str, str], short_folder: Path) -> RunEmbedctl:
 
 
 @pytest.fixture
-def here(request: pytest.FixtureRequest) -> Here:
-    fixtures = {each.name: "short_folder" if each.name == "folder" else each.name for each in fields(Here)}
-    return Here(**{name: request.getfixturevalue(fixture) for name, fixture in fixtures.items()})
+def here(
+    environment: dict[str, str],
+    short_folder: Path,
+    settings: Settings,
+    broker: Broker,
+    raw: redis_py.Redis,
+    embedctl: RunEmbedctl,
+    start_worker: StartWorker,
+    write: Write,
+) -> Here:
+    return Here(environment, short_folder, settings, broker, raw, embedctl, start_worker, write)
 
 
 @pytest.fixture
