@@ -124,8 +124,8 @@ class _Process:
         if rest[0] == "events":
             time.sleep(0 if job.state.ended else min(_PAUSE_S, float(str((query or {})["wait_s"]))))
             return _told({"events": []})
-        if rest[0] != "chunks":
-            return _told({"answer": self._step(job, rest[0], fields)})
+        if rest[0] == "steps":
+            return _told({"answer": self._step(job, rest[1], fields)})
         if method == "PUT":
             return _told({"answer": self._added(job, int(rest[1]), body or b""), "waiting": 0, "room": _ROOM_BYTES})
         stored = job.results if rest[2] == "result" else job.inputs
@@ -224,9 +224,10 @@ class _Process:
                 job.ended_at = datetime.now(UTC)
             else:
                 job.state = JobState.QUEUED
-        elif name in ("cancel", "stop") and not job.state.ended:
-            job.state = JobState.CANCELLED if name == "cancel" else JobState.STOPPED
-            job.ended_at = datetime.now(UTC)
+        elif name in ("cancel", "stop"):
+            if not job.state.ended:
+                job.state = JobState.CANCELLED if name == "cancel" else JobState.STOPPED
+                job.ended_at = datetime.now(UTC)
         elif name == "has_result":
             return fields["chunk"] < len(job.results)
         elif name == "retried_as":
@@ -234,8 +235,8 @@ class _Process:
         elif name in ("failed_chunks", "chunks_with_errors"):
             asked = range(fields["start"], fields["start"] + fields["count"])
             return [chunk for chunk in job.with_errors if chunk in asked]
-        elif name == "retry":
-            raise SettingsError("embedctl.testing retries no records: submit them again")
+        else:
+            raise SettingsError(f"embedctl.testing has no step {name}, and retries no records: submit them again")
         return job.state
 
     def _status(self, job_id: str, job: _Job) -> JobStatus:
