@@ -72,7 +72,7 @@ _corpus_options = section(
         metavar="NAME=VALUE,…",
         help="How text files are written, where their beginnings don't tell it: encoding (such as cp1252), separator "
         "(comma, semicolon, tab or pipe) and quote (double or none). Default: UTF-8 or what a file's first bytes say; "
-        "quotes in .csv, none in .tsv.",
+        "quotes in .csv, and in .tsv if it looks so.",
     ),
     option(
         "--text-field",

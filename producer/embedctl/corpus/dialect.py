@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -12,14 +13,15 @@ from embedctl_config.errors import SettingsError
 T = TypeVar("T")
 
 _SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
+_WITH_DOUBLED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')
 _QUOTES = {"double": True, "none": False}
 _HOW = "such as --dialect encoding=cp1252,separator=semicolon"
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What a user says of the files. What is None is told by a file's beginning, or by its format: a `.csv` has quotes
-    and a `.tsv` has none."""
+    """What a user says of the files. What is None is told by a file's beginning, or by its format: a `.csv` has
+    quotes, and a `.tsv` only if it looks so."""
 
     encoding: str | None = None
     separator: str | None = None
@@ -46,6 +48,14 @@ def parse_dialect(words: str | None) -> Dialect:
     if given:
         raise SettingsError(f"--dialect: {next(iter(given))!r} is none of encoding, separator, quote, {_HOW}")
     return dialect
+
+
+def looks_quoted(head: str) -> bool:
+    """Whether a `.tsv` that begins so was written with quotes: its first line has them, or a field wholly in quotes has
+    doubled ones, as programs write a quote within quotes."""
+    lines = head.splitlines()
+    fields = [field for line in lines for field in line.split("\t")]
+    return head.startswith('"') or any(_WITH_DOUBLED.fullmatch(field) for field in fields)
 
 
 def name_of(separator: str) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from embedctl.corpus.arrays import array
-from embedctl.corpus.dialect import PLAIN, Dialect, name_of
+from embedctl.corpus.dialect import PLAIN, Dialect, looks_quoted, name_of
 from embedctl.corpus.inputs import FORMATS
 from embedctl.corpus.lines import jsonl, txt
 from embedctl.corpus.rows import Line, Rows
@@ -72,6 +72,7 @@ class CorpusFile:
         if self.file_format == "csv" and self.dialect.separator is None:
             separator = separator_of(head.partition(b"\n")[0].decode("utf-8", "replace"), rows)
             said += [] if separator == "," else [f"{name_of(separator)} as the separator"]
+        said += ["fields in quotes"] if self._has_quotes(head) else []
         return ", ".join(said)
 
     def first_line(self) -> bytes:
@@ -107,7 +108,14 @@ class CorpusFile:
             return jsonl(lines, self.name, rows, hint=hint)
         if self.file_format == "txt":
             return txt(lines, self.name, rows)
-        return delimited(lines, self.name, rows, self.file_format, self.dialect)
+        has_quotes = self._has_quotes(beginning(stream).removeprefix(MARK))
+        dialect = replace(self.dialect, quoted=True) if has_quotes else self.dialect
+        return delimited(lines, self.name, rows, self.file_format, dialect)
+
+    def _has_quotes(self, head: bytes) -> bool:
+        """Whether this is a `.tsv` with quotes, and nobody said so."""
+        unsaid = self.file_format == "tsv" and self.dialect.quoted is None
+        return unsaid and looks_quoted(head.decode("utf-8", "replace"))
 
     def _json(self, stream: BinaryIO, rows: Rows) -> Iterator[Line]:
         """An array; or an object per line, as many files of this name hold."""

@@ -102,6 +102,13 @@ def test_what_programs_write_is_read(corpus: Make, name: str, content: bytes, ex
     assert texts(corpus(name, content)) == expected
 
 
+def test_a_tsv_that_a_program_wrote_with_quotes_is_read_so(corpus: Make) -> None:
+    content = b'id\ttext\n1\tplain\n2\t"a ""quoted"" word"\n3\t"a\ttab"\n'
+    assert texts(corpus("c.tsv", content)) == ["plain", 'a "quoted" word', "a\ttab"]
+    assert texts(corpus("c.tsv", content[:-11], "quote=none")) == ["plain", '"a ""quoted"" word"']
+    assert texts(corpus("c.tsv", b'"id"\t"text"\n"1"\t"plain"\n')) == ["plain"]
+
+
 def test_separator_and_quotes_can_be_named(corpus: Make) -> None:
     assert texts(corpus("c.tsv", b'text\tid\n"a\tb\nc"\t1\n', "quote=double")) == ["a\tb\nc"]
     assert texts(corpus("c.csv", b'text|id\n"a|1\n', "separator=pipe, quote=none")) == ['"a']
