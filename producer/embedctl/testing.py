@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from embedctl.corpus.records import kind_in_words
+from embedctl.corpus.records import problem_of
 from embedctl.jobs.enqueue import held_options
 from embedctl.queueing.broker import Broker
 from embedctl.remote.calls import Answer
@@ -31,7 +31,7 @@ from embedctl_config import wire
 from embedctl_config.errors import JobCancelled, JobNotFound, SettingsError
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.loading import load_settings
-from embedctl_config.wire import ChunkInput, ChunkResult, ErrorCode, RecordError, RecordKind
+from embedctl_config.wire import ChunkInput, ChunkResult, ErrorCode, RecordError
 
 #: Texts → float, texts × dimensions; such as `SentenceTransformer(…).encode`.
 Encode = Callable[[list[str]], npt.ArrayLike]
@@ -202,17 +202,9 @@ class _Process:
         )
 
     def _problem(self, kind: int, text: bytes) -> tuple[ErrorCode, str] | None:
-        said = text.decode(errors="replace")
-        if kind == RecordKind.NOT_TEXT:
-            return ErrorCode.NOT_TEXT, f"the text field holds {kind_in_words(said)}, not text"
-        if kind == RecordKind.INVALID_UTF8:
-            return ErrorCode.INVALID_UTF8, "the text is not valid UTF-8"
-        if kind == RecordKind.OVERSIZE:
-            return ErrorCode.TOO_LONG, f"{said} bytes, more than max_text_bytes allows"
-        if not said.strip():
-            return ErrorCode.EMPTY, "the text is empty"
-        refused = self._refuse(said) if self._refuse else None
-        return None if refused is None else (ErrorCode.ENCODE_ERROR, refused)
+        problem = problem_of(kind, text)
+        refused = self._refuse(text.decode()) if self._refuse and problem is None else None
+        return problem if refused is None else (ErrorCode.ENCODE_ERROR, refused)
 
     def _step(self, job: _Job, name: str, fields: Mapping[str, Any]) -> object:
         if name in ("hold", "resume"):

@@ -335,12 +335,19 @@ def test_a_cancelled_retry_ends_although_the_file_that_it_retries_is_gone(client
 
 
 def test_a_clock_of_a_gateway_ends_no_batch(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = time.time
+    now, end_late, looks = time.time, BatchStore.end_late, Counter[str]()
     monkeypatch.setattr(time, "time", lambda: now() + 25 * 3600)
+
+    def counted(store: BatchStore, *, told: bool) -> list[str]:
+        looks["made"] += 1
+        return end_late(store, told=told)
+
+    monkeypatch.setattr(BatchStore, "end_late", counted)
     made = create(client, upload(client, lines_of(["one"])))
     eventually(lambda: client.batches.retrieve(made.id).status == "in_progress", what="the check of the request")
     assert abs(made.created_at - now()) < 3600
-    time.sleep(3)  # several looks
+    seen = looks["made"]
+    eventually(lambda: looks["made"] > seen + 1, what="a whole look for late batches")
     assert client.batches.retrieve(made.id).status == "in_progress"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from embedctl_config.errors import InputError
-from embedctl_config.wire import RecordKind
+from embedctl_config.wire import ErrorCode, RecordKind
 
 #: The longest id of a record (bytes): the id travels with the record, and comes back with its vector.
 MAX_ID_BYTES = 1024
@@ -95,6 +95,18 @@ def kind_of(value: object) -> str:
 def kind_in_words(name: str) -> str:
     """The type of a text field's value in the words of JSON, from the name that :func:`make_record` stored."""
     return _WORDS.get(name.rstrip("_0123456789"), "something that is no text")
+
+
+def problem_of(kind: int, text: bytes) -> tuple[ErrorCode, str] | None:
+    """Why a record can't be encoded, whatever the model: a code and a sentence; None if its text can be tried."""
+    said = text.decode(errors="replace")
+    if kind == RecordKind.NOT_TEXT:
+        return ErrorCode.NOT_TEXT, f"the text field holds {kind_in_words(said)}, not text"
+    if kind == RecordKind.INVALID_UTF8:
+        return ErrorCode.INVALID_UTF8, "the text is not valid UTF-8"
+    if kind == RecordKind.OVERSIZE:
+        return ErrorCode.TOO_LONG, f"{said} bytes, more than max_text_bytes allows"
+    return None if text.strip() else (ErrorCode.EMPTY, "the text is empty")
 
 
 #: Names of types of Python, numpy and pandas, without their bits → words of JSON.

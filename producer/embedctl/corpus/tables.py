@@ -52,7 +52,7 @@ class _Lines:
         self._row.clear()
 
     def give_back(self, keep: int) -> None:
-        """Read the row's lines again, but for so many of the first."""
+        """Read the row's lines again, without the first ones, as many as are to be kept."""
         given_back = self._row[keep:]
         self._again += reversed(given_back)
         self.number -= len(given_back)

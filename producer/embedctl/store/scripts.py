@@ -25,8 +25,8 @@ _SUSPECT_S, _DISTRUST_S = 2, 60
 _BELLS_PER_WORKER = 4
 #: One call gives at most so many small chunks, looks at so many jobs, and at so many chunks of a job.
 _GATHERED, _STEPS, _CHUNK_LOOKS, _READY_LOOKS = 32, 100, 4000, 8
-#: The facts of a job with at most so many chunks are given with its chunk, because a worker may not know it. So each of
-#: its claims checks all of them, and one of so many of another job does.
+#: The facts of a job with at most so many chunks are given with its chunk, because a worker may not know it. Each claim
+#: of such a job checks all of its facts. Of a larger job, every sixteenth claim does.
 _SMALL_JOB, _CHECKED = 16, 16
 #: Whole numbers that each job has, first those of its records that are encoded, and others that it may lack.
 _NEEDED = ("done", "failed", *sorted({*COUNTS} - {"done", "failed"}), "next", "ttl_ms", "created_ms", "progressed_ms")
@@ -162,7 +162,7 @@ def script_source(name: str) -> str:
 
 
 def _needed(shared: str, script: str) -> str:
-    """Shared parts without the functions that a script does not use, because each call makes all functions anew."""
+    """The shared parts that a script uses. It leaves out the others, because each call makes its functions anew."""
     for function in reversed([*_FUNCTION.finditer(shared)]):
         if not re.search(rf"\b{function[1]}[(,}}]", shared[function.end() :] + script):
             shared = shared[: function.start()] + shared[function.end() :]

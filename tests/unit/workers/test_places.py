@@ -260,7 +260,7 @@ def test_a_death_with_chunks_in_hand_has_no_pause_unless_several_in_a_row_comple
     assert [die() for _ in range(7)] == [0, 0, 0, 0, 1, 2, 4]
     assert die(completed=1) == 0
     assert [die() for _ in range(4)] == [0] * 4
-    assert die(held=0) == 8  # it is of another kind: the count begins anew
+    assert die(held=0) == 8  # another kind of death, which is counted by itself
     assert [die() for _ in range(4)] == [0] * 4
 
 

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from embedctl.corpus.records import kind_in_words
+from embedctl.corpus.records import problem_of
 from embedctl_config.errors import BrokerUnavailable, JobError
 from embedctl_config.model_names import unknown_prompt
-from embedctl_config.wire import ChunkInput, ErrorCode, RecordError, RecordKind, Truncation
+from embedctl_config.wire import ChunkInput, ErrorCode, RecordError, Truncation
 from embedctl_workers.arrays.batching import batches_of
 from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors, Windows
 from embedctl_workers.arrays.vectors import mean_of_windows, unit
@@ -333,24 +333,12 @@ def _distinct_texts(
     distinct: dict[bytes, int] = {}
     source = np.full(len(chunk), -1, np.int64)
     for row, (kind, text) in enumerate(zip(chunk.kinds, chunk.texts, strict=True)):
-        problem = _problem(kind, text) or hopeless
+        problem = problem_of(kind, text) or hopeless
         if problem is None:
             source[row] = distinct.setdefault(text, len(distinct))
         else:
             errors[row] = RecordError(row, *problem)
     return [text.decode() for text in distinct], source, errors
-
-
-def _problem(kind: int, text: bytes) -> tuple[ErrorCode, str] | None:
-    if kind == RecordKind.NOT_TEXT:
-        return ErrorCode.NOT_TEXT, f"the text field holds {kind_in_words(text.decode(errors='replace'))}, not text"
-    if kind == RecordKind.INVALID_UTF8:
-        return ErrorCode.INVALID_UTF8, "the text is not valid UTF-8"
-    if kind == RecordKind.OVERSIZE:
-        return ErrorCode.TOO_LONG, f"{text.decode(errors='replace')} bytes, more than max_text_bytes allows"
-    if not text.strip():
-        return ErrorCode.EMPTY, "the text is empty"
-    return None
 
 
 def _postprocessed(prepared: Prepared, encoded: Vectors) -> Vectors:

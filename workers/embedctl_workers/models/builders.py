@@ -36,7 +36,7 @@ class BuildOptions:
     force: bool = False  #: build the artefact even if it is in the cache
 
 
-#: Build for the device at hand, and take an artefact that the cache has.
+#: It builds for this machine's device, unless the cache has the artefact.
 USUAL = BuildOptions()
 #: Finds an artefact of a model in the cache, or builds it. It raises SettingsError if the backend does not know the
 #: exporter or the target, ModelError if the artefact can't be built, and MissingExtra if a package that builds it is

@@ -53,8 +53,8 @@ def artifact_for(files: ModelFiles, host: Host, options: TraceOptions, how: Buil
     """An artefact from the cache, or built now in a separate process; of `how`, the target, the revision and `force`
     count.
 
-    The target is one of :data:`~.runtime.TARGETS`; an empty one is the device at hand. Raises WorkerError if
-    there is none, and ModelError if it can't be built, or if the cache lacks it and `host.build` is False.
+    The target is one of :data:`~.runtime.TARGETS`; an empty one stands for this machine's device. Raises WorkerError if
+    it has none, and ModelError if it can't be built, or if the cache lacks it and `host.build` is False.
     """
     if not how.target:
         require_device()

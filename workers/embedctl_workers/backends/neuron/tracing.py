@@ -67,7 +67,7 @@ def tracer(runtime: Any, flags: Sequence[str], target: str) -> Trace:
 
     Args:
         flags: the compiler's, without the target.
-        target: the instance family to compile for, without a device; if it is empty, the device at hand.
+        target: the instance family to compile for, without a device; an empty one stands for this machine's device.
     """
     arguments: dict[str, Any] = {"compiler_args": list(flags)}
     if target:
