@@ -12,6 +12,7 @@ from embedctl_config.command_group import CommandGroup
 from embedctl_config.errors import SettingsError
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings, expanded
+from embedctl_gateway.access.verbs import USUAL, VERBS
 
 _keys_option = option(
     "--keys",
@@ -56,30 +57,39 @@ def key() -> None:
 @key.command("add")
 @click.argument("name")
 @option("--tenant", help="Whom the jobs of this key's requests belong to. Default: the setting.")
+@option(
+    "--may",
+    multiple=True,
+    type=click.Choice([*VERBS]),
+    default=USUAL,
+    show_default=True,
+    help=f"What it is for; repeat it for more. {'; '.join(f'{verb}: {what}' for verb, what in VERBS.items())}.",
+)
 @_keys_option
-def add(name: str, **given: Any) -> None:
+def add(name: str, *, may: tuple[str, ...], **given: Any) -> None:
     """Make the key NAME, and print it once: the file holds only its hash."""
     from embedctl_gateway.access.key_file import add_key
 
     settings = load_settings(**given)
-    click.echo(add_key(_file(settings), name, settings.tenant))
+    click.echo(add_key(_file(settings), name, settings.tenant, may))
 
 
 @key.command("list")
 @json_option
 @_keys_option
 def list_keys(*, as_json: bool, **given: Any) -> None:
-    """List the names, tenants and days of the keys."""
+    """List the names, tenants, days and verbs of the keys."""
     import json
 
     from embedctl_gateway.access.key_file import read_keys
 
     found = read_keys(_file(load_settings(**given)))
     if as_json:
-        click.echo(json.dumps([{"name": each.name, "tenant": each.tenant, "day": each.day} for each in found]))
+        facts = ({"name": each.name, "tenant": each.tenant, "day": each.day, "may": each.verbs} for each in found)
+        click.echo(json.dumps([*facts]))
         return
     for each in found:
-        click.echo(f"{each.name:<24} {each.tenant:<24} {each.day}")
+        click.echo(f"{each.name:<24} {each.tenant:<24} {each.day}  {', '.join(each.verbs)}")
 
 
 @key.command("remove")

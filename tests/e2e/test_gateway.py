@@ -490,7 +490,7 @@ def test_the_command_answers_and_ends(here: Here, number: int, status: int) -> N
     with Forked(["gateway", "--address", "0"], here.environment, here.folder, DEVNULL) as process:
         assert process.stderr is not None
         said = process.stderr.readline()
-        url = re.search(r"the gateway is at (http://127\.0\.0\.1:\d+)/v1 for everyone on this machine", said)
+        url = re.search(r"the gateway is at (http://127\.0\.0\.1:\d+)/v1 for everyone on this machine alone", said)
         assert url, said
         assert httpx2.get(f"{url[1]}/health", verify=NO_TLS).json() == {"status": "ok"}
         process.send_signal(number)

@@ -330,7 +330,9 @@ def test_a_gateway_beside_the_workers_answers_is_started_again_and_ends_with_the
     url = f"http://127.0.0.1:{free_port}/v1"
     up = start_up("--class", "slow", "--gateway")
     [worker] = up.wait_ready("slow").values()
-    assert f"the gateway is at {url} for everyone on this machine" in [line["message"] for line in up.lines()]
+    assert f"the gateway is at {url} for everyone on this machine alone, as it has no keys" in [
+        line["message"] for line in up.lines()
+    ]
 
     def gateway() -> int:
         [found] = set(children(up.process.pid)) - {worker.pid}

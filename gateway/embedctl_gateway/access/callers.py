@@ -1,108 +1,123 @@
-"""Who may call: the holders of keys, or everyone on this machine if there are none."""
+"""Who may call, and what: the holders of keys, or everyone on this machine if there are none."""
 
 from __future__ import annotations
 
 import logging
-import os
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
+from embedctl.common.notices import Reminder
 from embedctl.operating.dashboard.access import is_loopback
-from embedctl_config.address import address_of
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings, expanded
-from embedctl_gateway.access.key_file import hash_of, read_keys
+from embedctl_gateway.access.guesses import Guesses
+from embedctl_gateway.access.key_file import Key, hash_of, keys_in, text_of
+from embedctl_gateway.access.verbs import VERBS
 from embedctl_gateway.http.refusals import Refusal, refuse
 
 log = logging.getLogger(__name__)
 
-#: The file of keys is looked at this often at most (seconds).
-_LOOK_S = 1.0
+#: The file of keys is read this often at most (seconds).
+_LOOK_S = 0.5
+
+
+class WrongKey(Refusal):
+    """Raised for a request without a key, or with a wrong one. It is answered after a pause (seconds), which is 0
+    unless its address has shown many of them."""
+
+    def __init__(self, message: str, pause_s: float) -> None:
+        close = {"connection": "close"} if pause_s else {}
+        super().__init__(401, message, "invalid_api_key", None, {"www-authenticate": "Bearer", **close})
+        self.pause_s = pause_s
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: a tenant, and the verbs of its key. Nobody, who needs no key, is the tenant of an empty name."""
+
+    tenant: str = ""
+    verbs: tuple[str, ...] = ()
+
+    def need(self, verbs: tuple[str, ...]) -> None:
+        """Raises Refusal if the caller's key is for none of these verbs."""
+        if verbs and not set(verbs) & set(self.verbs):
+            lacking = " or ".join(verbs)
+            raise Refusal(
+                403,
+                f"this key may not do that: it is for {', '.join(self.verbs)}, and the call needs one for {lacking}",
+                "missing_scope",
+                None,
+                {"www-authenticate": f'Bearer error="insufficient_scope", scope="{" ".join(verbs)}"'},
+            )
 
 
 class Access:
-    """Knows the tenant of a request. Raises SettingsError if other machines can reach the gateway, and it has no keys,
-    or if the file of keys is not valid."""
+    """Knows the caller of a request. Raises SettingsError if the file of keys is not valid."""
 
     def __init__(self, settings: Settings) -> None:
-        self._tenant = settings.tenant
+        self._everyone = Caller(settings.tenant, tuple(VERBS))
         self._keys = (
             Keys(expanded(settings.gateway_keys_file, "gateway_keys_file")) if settings.gateway_keys_file else None
         )
-        if self._keys is None and not is_loopback(address_of(settings.gateway_address, "gateway_address").host):
-            raise SettingsError(
-                f"gateway_address: {settings.gateway_address!r} can be reached from other machines, and the gateway "
-                "would ask nobody for a key. Make one with `embedctl gateway key add NAME --keys FILE`, and name the "
-                "file with --keys or EMBEDCTL_GATEWAY_KEYS_FILE; or listen at 127.0.0.1"
-            )
+        self._guesses = Guesses()
 
     @property
     def has_keys(self) -> bool:
         return self._keys is not None
 
-    def tenant_of(self, request: Request) -> str:
-        """The tenant that a request is for; raises Refusal if its key is missing or wrong, or it comes from a page of
+    def caller_of(self, request: Request) -> Caller:
+        """Who makes a request; raises WrongKey if its key is missing or wrong, and Refusal if it comes from a page of
         another site."""
         if self._keys is None:
             _check_local(request)
-            return self._tenant
+            return self._everyone
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        tenant = self._keys.tenant_of(key.strip()) if scheme.lower() == "bearer" else None
-        if tenant is None:
-            raise Refusal(
-                401,
+        found = self._keys.find(key.strip()) if scheme.lower() == "bearer" else None
+        if found is None:
+            raise WrongKey(
                 "the API key is wrong: give one of this gateway's, as `Authorization: Bearer KEY`"
                 if key
                 else "an API key is needed: `Authorization: Bearer KEY`",
-                "invalid_api_key",
-                None,
-                {"www-authenticate": "Bearer"},
+                self._guesses.pause_s(request.client.host if request.client else ""),
             )
-        return tenant
+        return Caller(found.tenant, found.verbs)
 
 
 class Keys:
-    """The keys of a file, which may change at any time. While the file is missing or not valid, no key is: a key that
-    was removed must not live on because of a slip. Raises SettingsError if the file is not valid at the start."""
+    """The keys of a file, which may change at any time. While the file is missing or not valid, the keys that were read
+    last count, and the log says so. Raises SettingsError if the file is not valid at the start."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, now: Callable[[], float] = time.monotonic) -> None:
         self._path = path
-        self._tenants: dict[str, str] = {}
-        self._facts: tuple[int, ...] = ()
+        self._now = now
+        self._remind = Reminder(log.error)
+        self._text = ""
+        self._keys: dict[str, Key] = {}
         self._next_look = 0.0
         self._read()
 
-    def tenant_of(self, key: str) -> str | None:
-        self._look()
-        return self._tenants.get(hash_of(key))
-
-    def _look(self) -> None:
-        now = time.monotonic()
-        if now < self._next_look:
-            return
-        self._next_look = now + _LOOK_S
-        try:
-            if self._facts_now() != self._facts:
+    def find(self, key: str) -> Key | None:
+        now = self._now()
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_S
+            try:
                 self._read()
-        except (OSError, SettingsError) as error:
-            if self._tenants:
-                log.warning("no key is valid until this is mended: %s", error)
-            self._tenants, self._facts = {}, ()
+                self._remind("")
+            except SettingsError as error:
+                self._remind(f"the keys of before stay valid until this is mended: {error}")
+        return self._keys.get(hash_of(key))
 
     def _read(self) -> None:
-        try:
-            facts = self._facts_now()
-        except OSError as error:
-            raise SettingsError(f"gateway_keys_file: {self._path} can't be read: {error.strerror}") from error
-        self._tenants = {key.hashed: key.tenant for key in read_keys(self._path)}
-        self._facts = facts
-
-    def _facts_now(self) -> tuple[int, ...]:
-        facts = os.stat(self._path)  # noqa: PTH116  (the same in fewer steps)
-        return facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_mode
+        # Its size and time would not tell every change: another file may have them too.
+        text = text_of(self._path)
+        if text != self._text:
+            self._keys = {key.hashed: key for key in keys_in(text, self._path)}
+            self._text = text
 
 
 def _check_local(request: Request) -> None:

@@ -29,7 +29,7 @@ from embedctl_config.redis_url import secret_url
 from embedctl_config.retry import ASIDE, RetryLimit
 from embedctl_config.settings import Settings
 from embedctl_gateway.access.admission import BYTES, Admission, Held
-from embedctl_gateway.access.callers import Access
+from embedctl_gateway.access.callers import Access, Caller, WrongKey
 from embedctl_gateway.batches.runner import Runner
 from embedctl_gateway.batches.webhooks import Webhooks, receiver_of
 from embedctl_gateway.calls.objects import BATCH, FILE, is_id, missing
@@ -129,16 +129,17 @@ class Gateway:
 
 
 class Call:
-    """A request, its tenant, and what it may take."""
+    """A request, its caller, and what it may take."""
 
-    def __init__(self, gateway: Gateway, request: Request, tenant: str, held: Held) -> None:
+    def __init__(self, gateway: Gateway, request: Request, caller: Caller, held: Held) -> None:
         self.gateway = gateway
         self.request = request
-        self.tenant = tenant
+        self.caller = caller
+        self.tenant = caller.tenant
         #: Counts bytes of the request or of its answer.
         self.hold = held.hold
         self.held = held
-        held.client = tenant
+        held.client = caller.tenant
         self._is_large = False
 
     def named(self, kind: str, *facts: Any) -> Once:
@@ -262,14 +263,15 @@ Handler = Callable[[Call], Awaitable[Response]]
 
 
 class Endpoint:
-    """A call as an ASGI application: every way in which it can end is a response. The path is for the metrics."""
+    """A call as an ASGI application: every way in which it can end is a response. The path is for the metrics. A key
+    for one of the verbs may make the call; everybody may if there are none."""
 
-    def __init__(self, gateway: Gateway, path: str, handler: Handler, style: Style, *, is_open: bool = False) -> None:
+    def __init__(self, gateway: Gateway, path: str, handler: Handler, style: Style, verbs: tuple[str, ...]) -> None:
         self._gateway = gateway
         self._path = path
         self._handler = handler
         self._style = style
-        self._is_open = is_open
+        self._verbs = verbs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
@@ -286,10 +288,15 @@ class Endpoint:
 
     async def _response(self, request: Request, held: Held) -> Response:
         try:
-            tenant = "" if self._is_open else self._gateway.access.tenant_of(request)
-            if tenant:
+            caller = self._gateway.access.caller_of(request) if self._verbs else Caller()
+            if caller.tenant:
                 request.scope["state"][KNOWN] = True
-            return await self._handler(Call(self._gateway, request, tenant, held))
+            caller.need(self._verbs)
+            return await self._handler(Call(self._gateway, request, caller, held))
+        except WrongKey as wrong:
+            with suppress(CallerGone):
+                await while_caller_waits(request, asyncio.sleep(wrong.pause_s))
+            return self._style(wrong)
         except Refusal as refusal:
             return self._style(refusal)
         except (ClientDisconnect, CallerGone):

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from embedctl.store.stored_files import PART_BYTES, KeepsEnough, OtherRequest, PartWriter, StoredFile
 from embedctl_gateway.access.admission import UPLOADS
+from embedctl_gateway.access.verbs import BATCHES
 from embedctl_gateway.calls.common import Call, CallerGone
 from embedctl_gateway.calls.objects import FILE as FILE_IDS
 from embedctl_gateway.calls.objects import after_of, file_object, limit_of, page_of, ttl_of_form
@@ -39,6 +40,8 @@ async def create(call: Call) -> Response:
     kept = False
     try:
         await _receive(call, form, writer)
+        # It may have taken an hour, and the key may have been removed meanwhile.
+        call.gateway.access.caller_of(call.request).need(BATCHES)
         ttl_s = ttl_of_form(form.fields)
         if form.file_name is None:
             refuse("no file: send it as the field file", "missing_required_parameter", FILE)

@@ -37,8 +37,9 @@ from embedctl_config.errors import (
 )
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput, RecordKind
+from embedctl_gateway.access.verbs import JOBS, READ_JOBS
 from embedctl_gateway.calls.common import MAX_BODY_BYTES, Call, Handler, while_caller_waits
-from embedctl_gateway.calls.openapi import STEPS, check_known, check_types
+from embedctl_gateway.calls.openapi import READING_STEPS, STEPS, check_known, check_types
 from embedctl_gateway.http.refusals import BUSY_S, Refusal, refuse
 
 #: HTTP's status of an error that is told as it is: the library raises it again where it was asked.
@@ -240,6 +241,7 @@ async def step(call: Call) -> Response:
     name = call.request.path_params["step"]
     if name not in STEPS:
         raise Refusal(404, "there is no such path", "not_found")
+    call.caller.need(READ_JOBS if name in READING_STEPS else JOBS)
     job, fields = await call.job(), await call.fields(admitted=True)
     broker, takes = call.gateway.broker, STEPS[name]
     given = {field: value for field, value in fields.items() if value is not None}

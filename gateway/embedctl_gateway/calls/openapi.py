@@ -1,15 +1,14 @@
-"""The calls in OpenAPI's form, and as a page for people."""
+"""The calls in OpenAPI's form."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Iterator, Mapping
-from html import escape
+from collections.abc import Mapping
 from typing import Any
 
 from embedctl_config import __version__
+from embedctl_gateway.access.verbs import ANY, BATCHES, EMBED, JOBS, METRICS, OPEN, READ_BATCHES, READ_JOBS, VERBS
 from embedctl_gateway.http.fields import LONGEST_PROMPT_NAME, MAX_INPUTS
 from embedctl_gateway.http.refusals import refuse
 
@@ -19,7 +18,7 @@ SHORTEST_S, LONGEST_S = 3600, 2_592_000
 STATUSES = ("validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled")
 #: Not only ASCII's white space. Workers encode any other, such as a no-break space, which `\S` leaves out.
 _TEXT = {"type": "string", "pattern": r"[^\t\n\x0b\f\r ]"}
-_TEXTS = {"oneOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_INPUTS}]}
+TEXTS = {"oneOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_INPUTS}]}
 _WHOLE = {"type": "integer", "minimum": 0}
 _VECTOR = {"type": "array", "items": {"type": "number"}}
 
@@ -56,12 +55,12 @@ _AFTER = r"^([0-9]{1,12}(\.[0-9]{1,12}\.[0-9]{1,12})?)?$"
 _NOTHING_ELSE: dict[str, Any] = {"additionalProperties": {"type": "null"}}
 _TTL_S = {"type": "integer", "minimum": SHORTEST_S, "maximum": LONGEST_S}
 
-_SCHEMAS: Mapping[str, dict[str, Any]] = {
+SCHEMAS: Mapping[str, dict[str, Any]] = {
     "EmbeddingsRequest": {
         **_object(
             "model input",
             model={"type": "string", "description": "one of /v1/models"},
-            input=_TEXTS,
+            input=TEXTS,
             dimensions=_or_null(type="integer", minimum=1, description="keep so many leading components"),
             encoding_format={"enum": ["float", "base64", None], "description": "base64: float32, little-endian"},
             user=_or_null(type="string", description="ignored"),
@@ -176,6 +175,9 @@ _SCHEMAS: Mapping[str, dict[str, Any]] = {
     ),
     "Batches": _list_of("Batch"),
     "Answers": {"type": "string", "description": "a JSON object on each line"},
+    "Metrics": {"type": "string", "description": "as Prometheus reads them"},
+    "Page": {"type": "string"},
+    "Description": {"type": "object"},
     "JobRequest": {
         **_object(
             "",
@@ -235,7 +237,7 @@ _SCHEMAS: Mapping[str, dict[str, Any]] = {
     "EmbedRequest": {
         **_object(
             "inputs",
-            inputs=_TEXTS,
+            inputs=TEXTS,
             normalize=_or_null(type="boolean", description="true by default"),
             truncate=_or_null(type="boolean", description="encode the beginning of a text that is too long"),
             truncation_direction={"enum": ["right", "Right", "left", "Left", None]},
@@ -244,7 +246,7 @@ _SCHEMAS: Mapping[str, dict[str, Any]] = {
         ),
         **_NOTHING_ELSE,
     },
-    "PredictRequest": {**_object("inputs", inputs=_TEXTS), **_NOTHING_ELSE},
+    "PredictRequest": {**_object("inputs", inputs=TEXTS), **_NOTHING_ELSE},
     "Vectors": {"type": "array", "items": _VECTOR},
     "Info": _object("model_id max_input_length max_client_batch_size version", model_id={"type": "string"}),
     "Status": _object("status", status={"type": "string"}),
@@ -278,31 +280,51 @@ STEPS: Mapping[str, tuple[str, ...]] = {
     "retried_as": ("chunk",),
     "has_result": ("chunk",),
 }
+#: Those that change nothing.
+READING_STEPS = ("failed_chunks", "chunks_with_errors", "retried_as", "has_result")
 
-#: Method, path, what it does, the schemas of its body, its answer (None: bytes) and its errors.
-_CALLS: tuple[tuple[str, str, str, str | None, str | None, str], ...] = (
-    ("POST", "/v1/embeddings", "Vectors, as OpenAI gives them", "EmbeddingsRequest", "Embeddings", "Error"),
-    ("GET", "/v1/models", "The models that live workers serve", None, "Models", "Error"),
-    ("GET", "/v1/models/{name}", "One of them", None, "Model", "Error"),
-    ("POST", "/v1/files", "Uploads a file, as a form (multipart/form-data)", "FileRequest", "File", "Error"),
-    ("GET", "/v1/files", "The files, the newest first", None, "Files", "Error"),
-    ("GET", "/v1/files/{id}", "One of them", None, "File", "Error"),
-    ("DELETE", "/v1/files/{id}", "Deletes a file", None, "Deleted", "Error"),
-    ("GET", "/v1/files/{id}/content", "The bytes of a file, or a range of them", None, None, "Error"),
-    ("POST", "/v1/batches", "Answers the requests of a file", "BatchRequest", "Batch", "Error"),
-    ("GET", "/v1/batches", "The batches, the newest first", None, "Batches", "Error"),
-    ("GET", "/v1/batches/{id}", "How far a batch is", None, "Batch", "Error"),
-    ("POST", "/v1/batches/{id}/cancel", "Ends a batch, and keeps what is done", None, "Batch", "Error"),
-    ("GET", "/v1/batches/{id}/results", "The answers so far, in the order of the requests", None, "Answers", "Error"),
-    ("POST", "/v1/batches/{id}/retry", "Makes a batch of the requests without vectors", None, "Batch", "Error"),
-    ("POST", "/v1/jobs", "Makes a job, or finds the one of its idempotency key", "JobRequest", "NewJob", "Error"),
-    ("GET", "/v1/jobs/{id}", "How far a job is", None, "Job", "Error"),
-    ("DELETE", "/v1/jobs/{id}", "Frees a job and all that is stored for it", None, "DeletedJob", "Error"),
-    ("GET", "/v1/jobs/{id}/events", "Waits for the next events of a job", None, "Events", "Error"),
-    ("PUT", "/v1/jobs/{id}/chunks/{chunk}", "Adds the next chunk of records to a job", "Chunk", "Added", "Error"),
+#: Method, path, the verbs of the keys that may make it, what it does, the schemas of its body, its answer (None: bytes)
+#: and its errors.
+CALLS: tuple[tuple[str, str, tuple[str, ...], str, str | None, str | None, str], ...] = (
+    ("POST", "/v1/embeddings", EMBED, "Vectors, as OpenAI gives them", "EmbeddingsRequest", "Embeddings", "Error"),
+    ("GET", "/v1/models", ANY, "The models that live workers serve", None, "Models", "Error"),
+    ("GET", "/v1/models/{name}", ANY, "One of them", None, "Model", "Error"),
+    ("POST", "/v1/files", BATCHES, "Uploads a file, as a form (multipart/form-data)", "FileRequest", "File", "Error"),
+    ("GET", "/v1/files", READ_BATCHES, "The files, the newest first", None, "Files", "Error"),
+    ("GET", "/v1/files/{id}", READ_BATCHES, "One of them", None, "File", "Error"),
+    ("DELETE", "/v1/files/{id}", BATCHES, "Deletes a file", None, "Deleted", "Error"),
+    ("GET", "/v1/files/{id}/content", READ_BATCHES, "The bytes of a file, or a range of them", None, None, "Error"),
+    ("POST", "/v1/batches", BATCHES, "Answers the requests of a file", "BatchRequest", "Batch", "Error"),
+    ("GET", "/v1/batches", READ_BATCHES, "The batches, the newest first", None, "Batches", "Error"),
+    ("GET", "/v1/batches/{id}", READ_BATCHES, "How far a batch is", None, "Batch", "Error"),
+    ("POST", "/v1/batches/{id}/cancel", BATCHES, "Ends a batch, and keeps what is done", None, "Batch", "Error"),
+    (
+        "GET",
+        "/v1/batches/{id}/results",
+        READ_BATCHES,
+        "The answers so far, in the order of the requests",
+        None,
+        "Answers",
+        "Error",
+    ),
+    (
+        "POST",
+        "/v1/batches/{id}/retry",
+        BATCHES,
+        "Makes a batch of the requests without vectors",
+        None,
+        "Batch",
+        "Error",
+    ),
+    ("POST", "/v1/jobs", JOBS, "Makes a job, or finds the one of its idempotency key", "JobRequest", "NewJob", "Error"),
+    ("GET", "/v1/jobs/{id}", READ_JOBS, "How far a job is", None, "Job", "Error"),
+    ("DELETE", "/v1/jobs/{id}", JOBS, "Frees a job and all that is stored for it", None, "DeletedJob", "Error"),
+    ("GET", "/v1/jobs/{id}/events", READ_JOBS, "Waits for the next events of a job", None, "Events", "Error"),
+    ("PUT", "/v1/jobs/{id}/chunks/{chunk}", JOBS, "Adds the next chunk of records to a job", "Chunk", "Added", "Error"),
     (
         "GET",
         "/v1/jobs/{id}/chunks/{chunk}/{what}",
+        READ_JOBS,
         "The input or the result of a chunk, if it is there",
         None,
         None,
@@ -311,18 +333,27 @@ _CALLS: tuple[tuple[str, str, str, str | None, str | None, str], ...] = (
     (
         "POST",
         "/v1/jobs/{id}/steps/{step}",
-        f"Takes a step with a job: {', '.join(STEPS)}",
+        READ_JOBS,
+        f"Takes a step with a job: {', '.join(STEPS)}; a key for read alone, {', '.join(READING_STEPS)}",
         "StepRequest",
         "StepAnswer",
         "Error",
     ),
-    ("POST", "/embed", "Vectors, as TEI gives them", "EmbedRequest", "Vectors", "TeiError"),
-    ("GET", "/info", "The model of the calls that name none, as TEI describes it", None, "Info", "TeiError"),
-    ("POST", "/predict", "Vectors, as HF Infinity gives them", "PredictRequest", "Vectors", "TeiError"),
-    ("GET", "/health", "Whether the process answers", None, "Status", "Error"),
-    ("GET", "/ready", "Whether Redis answers and a worker serves a model", None, "Status", "Error"),
+    ("POST", "/embed", EMBED, "Vectors, as TEI gives them", "EmbedRequest", "Vectors", "TeiError"),
+    ("GET", "/info", ANY, "The model of the calls that name none, as TEI describes it", None, "Info", "TeiError"),
+    ("POST", "/predict", EMBED, "Vectors, as HF Infinity gives them", "PredictRequest", "Vectors", "TeiError"),
+    ("GET", "/health", OPEN, "Whether the process answers", None, "Status", "Error"),
+    ("GET", "/ready", OPEN, "Whether Redis answers and a worker serves a model", None, "Status", "Error"),
+    ("POST", "/", EMBED, "The same as /embed", "EmbedRequest", "Vectors", "TeiError"),
+    ("GET", "/metrics", METRICS, "What the gateway counts, of all tenants, for Prometheus", None, "Metrics", "Error"),
+    ("GET", "/openapi.json", OPEN, "These calls, for programs", None, "Description", "Error"),
+    ("GET", "/docs", OPEN, "These calls, for people", None, "Page", "Error"),
 )
-_OPEN = ("/health", "/ready")
+#: The verbs of the keys that may make each call, by its method and its path without /v1.
+MAY: Mapping[tuple[str, str], tuple[str, ...]] = {
+    (method, path.removeprefix("/v1")): verbs for method, path, verbs, *_ in CALLS
+}
+_KEYS = f"A key has one or more verbs: {'; '.join(f'{verb}: {what}' for verb, what in VERBS.items())}."
 _TYPES: Mapping[str, Any] = {
     "string": str,
     "boolean": bool,
@@ -334,6 +365,8 @@ _TYPES: Mapping[str, Any] = {
 _KINDS = {
     "FileRequest": "multipart/form-data",
     "Answers": "application/x-ndjson",
+    "Metrics": "text/plain",
+    "Page": "text/html",
     "Chunk": "application/octet-stream",
 }
 #: The parameters of calls that have some.
@@ -364,14 +397,14 @@ _STATUSES_OF_GET = ("401", "403", "404", "500", "503")
 def check_known(fields: Mapping[str, Any], schema: str) -> None:
     """Refuse a field that the schema of a request does not have, and that would be ignored, unless it is null."""
     for name, value in fields.items():
-        if name not in _SCHEMAS[schema]["properties"] and value is not None:
+        if name not in SCHEMAS[schema]["properties"] and value is not None:
             refuse(f"{name[:100]} is not a field of this call: leave it out", "unsupported_parameter", name[:100])
 
 
 def check_types(fields: Mapping[str, Any], schema: str) -> None:
     """Refuse a value that is not of the type, or not in the bounds, that the schema of a request gives its field."""
     for name, value in fields.items():
-        facts = _SCHEMAS[schema]["properties"].get(name)
+        facts = SCHEMAS[schema]["properties"].get(name)
         if value is None or facts is None:
             continue
         kind = facts["type"][0]
@@ -386,12 +419,13 @@ def check_types(fields: Mapping[str, Any], schema: str) -> None:
 def document() -> dict[str, Any]:
     """The description of all calls, in OpenAPI 3.1."""
     paths: dict[str, dict[str, Any]] = {}
-    for method, path, summary, body, answer, error in _CALLS:
+    for method, path, verbs, summary, body, answer, error in CALLS:
         call: dict[str, Any] = {
             "summary": summary,
             "operationId": re.sub(r"\W+", "_", f"{method.lower()}{path}").strip("_"),
             "responses": _responses(method, path, body, answer, error),
-            "security": [{}] if path in _OPEN else [{}, {"key": []}],
+            # A gateway without keys needs none.
+            "security": [{}, *({"key": [verb]} for verb in verbs)],
         }
         if body is not None:
             call["requestBody"] = {"required": True, **_content(body)}
@@ -409,8 +443,8 @@ def document() -> dict[str, Any]:
         "info": {"title": "embedctl gateway", "version": __version__},
         "paths": paths,
         "components": {
-            "schemas": dict(_SCHEMAS),
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "schemas": dict(SCHEMAS),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "description": _KEYS}},
         },
     }
 
@@ -430,78 +464,9 @@ def _responses(method: str, path: str, body: str | None, answer: str | None, err
     return responses
 
 
-def page() -> str:
-    """The same for people: one HTML page that loads nothing."""
-    return _PAGE.format(version=escape(__version__), calls="".join(_sections()))
-
-
 def _content(schema: str | None, description: str = "") -> dict[str, Any]:
     told = {"description": description} if description else {}
     if schema is None:
         return {**told, "content": {"application/octet-stream": {}}}
     kind = _KINDS.get(schema, "application/json")
     return {**told, "content": {kind: {"schema": _ref(schema)}}}
-
-
-def _sections() -> Iterator[str]:
-    for method, path, summary, body, answer, _ in _CALLS:
-        yield f"<section><h2><b>{method}</b> <code>{escape(path)}</code></h2><p>{escape(summary)}.</p>"
-        if body is not None and "properties" in _SCHEMAS[body]:
-            yield _fields(_SCHEMAS[body])
-        if answer is not None:
-            yield f"<details><summary>The answer's schema</summary><pre>{_shown(answer)}</pre></details>"
-        yield "</section>"
-
-
-def _fields(schema: Mapping[str, Any]) -> str:
-    rows = (
-        f"<tr><td><code>{name}</code>{' (required)' if name in schema['required'] else ''}</td>"
-        f"<td>{escape(_in_words(facts))}</td></tr>"
-        for name, facts in schema["properties"].items()
-    )
-    return f"<table><tr><th>field</th><th>takes</th></tr>{''.join(rows)}</table>"
-
-
-def _in_words(facts: Mapping[str, Any]) -> str:
-    if facts is _TEXTS:
-        return f"a text, or a list of 1 to {MAX_INPUTS:,} texts"
-    kinds = facts.get("enum") or facts["type"]
-    shown = kinds if isinstance(kinds, list) else [kinds]
-    told = f": {facts['description']}" if "description" in facts else ""
-    return ", ".join("null" if each is None else str(each) for each in shown) + told
-
-
-def _shown(schema: str) -> str:
-    return escape(json.dumps(_SCHEMAS[schema], indent=1))
-
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>embedctl gateway</title>
-<style>
-:root {{ color-scheme: light dark; --line: light-dark(#d0d5dd, #3a4250); --soft: light-dark(#f4f6f8, #1c222b); }}
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 52rem; margin: 2rem auto; padding: 0 1rem;
-  background: light-dark(#fff, #12161c); color: light-dark(#1b2430, #e3e8ef); }}
-h2 {{ font-size: 1.1rem; margin: 0; }}
-section {{ border: 1px solid var(--line); border-radius: 8px; padding: 1rem; margin: 1rem 0; }}
-table {{ border-collapse: collapse; width: 100%; }}
-th, td {{ text-align: left; vertical-align: top; padding: .3rem .6rem .3rem 0; border-top: 1px solid var(--line); }}
-pre {{ background: var(--soft); padding: .8rem; border-radius: 6px; overflow-x: auto; font-size: .85rem; }}
-code {{ background: var(--soft); padding: .1rem .3rem; border-radius: 4px; }}
-a {{ color: light-dark(#0b5fc4, #7ab7ff); }}
-</style>
-</head>
-<body>
-<h1>embedctl gateway {version}</h1>
-<p>Embeddings over HTTP. OpenAI's clients need only this address, with <code>/v1</code>, as their base URL. A gateway
-with keys wants one of them as <code>Authorization: Bearer KEY</code>. For programs: <a href="openapi.json">OpenAPI</a>.
-The paths below <code>/v1</code> exist without it too.</p>
-<pre>curl ADDRESS/v1/embeddings -H 'content-type: application/json' \\
-  -d '{{"model": "MODEL", "input": "A cat sat on the mat."}}'</pre>
-{calls}
-</body>
-</html>
-"""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import cache
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -12,7 +14,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Match, Route
 
 from embedctl.queueing.listening import in_shared_thread
-from embedctl_gateway.calls import batches, files, jobs, openai, openapi, results, tei
+from embedctl_gateway.calls import batches, files, jobs, openai, openapi, page, results, tei
 from embedctl_gateway.calls.common import Call, Endpoint, Gateway, Handler
 from embedctl_gateway.http.refusals import Refusal, Style, as_openai, as_tei, unavailable
 
@@ -35,15 +37,22 @@ async def _metrics(call: Call) -> Response:
 
 
 async def _description(call: Call) -> Response:
-    return JSONResponse(openapi.document())
+    return Response(_document(), media_type="application/json")
+
+
+@cache  # it is large, and everybody may ask for it
+def _document() -> bytes:
+    return json.dumps(openapi.document()).encode()
 
 
 async def _page(call: Call) -> Response:
     policy = (
         "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-    return HTMLResponse(openapi.page(), headers={"content-security-policy": policy})
+    return HTMLResponse(_shown_page(), headers={"content-security-policy": policy})
 
+
+_shown_page = cache(page.page)
 
 #: Method, path, what answers and the form of its errors. The paths of OpenAI and infinity exist below /v1 too.
 CALLS: tuple[tuple[str, str, Handler, Style], ...] = (
@@ -78,8 +87,6 @@ CALLS: tuple[tuple[str, str, Handler, Style], ...] = (
     ("GET", "/openapi.json", _description, as_openai),
     ("GET", "/docs", _page, as_openai),
 )
-#: What needs no key: what a probe asks, and what is the same at every gateway.
-_OPEN = (_health, _ready, _description, _page)
 _BELOW_V1 = ("/embeddings", "/models", "/files", "/batches", "/jobs", "/health")
 
 
@@ -98,7 +105,7 @@ def application(gateway: Gateway) -> Starlette:
 
 def _routes(gateway: Gateway) -> Iterator[Route]:
     for method, path, handler, style in CALLS:
-        endpoint = Endpoint(gateway, path, handler, style, is_open=handler in _OPEN)
+        endpoint = Endpoint(gateway, path, handler, style, openapi.MAY[method, path.replace(":path", "")])
         yield Route(path, endpoint, methods=[method])
         if path.startswith(_BELOW_V1):
             yield Route(f"/v1{path}", endpoint, methods=[method])

@@ -10,6 +10,7 @@ import socket
 import ssl
 from collections.abc import Callable
 
+from embedctl.operating.dashboard.access import is_loopback
 from embedctl.operating.monitoring.endpoint import listen_at
 from embedctl_config.errors import MissingExtra, SettingsError
 from embedctl_config.settings import Settings, expanded
@@ -42,7 +43,8 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     _raise_limit_of_files()
     listener, url = listening(settings)
     with listener:
-        whom = "the holders of its keys" if gateway.access.has_keys else "everyone on this machine"
+        nobody_else = "everyone on this machine alone, as it has no keys"
+        whom = "the holders of its keys" if gateway.access.has_keys else nobody_else
         say(f"the gateway is at {url}/v1 for {whom}; stop with Ctrl-C")
         # uvicorn raises the signal again after a clean end; SIGTERM is no error.
         signal.signal(signal.SIGTERM, lambda *_: None)
@@ -77,8 +79,16 @@ def make_server(settings: Settings, gateway: Gateway) -> Server:
 
 def listening(settings: Settings) -> tuple[socket.socket, str]:
     """The socket of the gateway, and the URL where callers find it; raises SettingsError if the address is none of this
-    machine, or the port is taken."""
+    machine, the port is taken, or other machines can reach it and the gateway has no keys."""
     listener, address = listen_at(settings.gateway_address, "gateway_address")
+    # Of the socket, because a name may lead anywhere.
+    if not settings.gateway_keys_file and not is_loopback(listener.getsockname()[0]):
+        listener.close()
+        raise SettingsError(
+            f"gateway_address: {settings.gateway_address!r} can be reached from other machines, and the gateway would "
+            "ask nobody for a key. Make one with `embedctl gateway key add NAME --keys FILE`, and name the file with "
+            "--keys or EMBEDCTL_GATEWAY_KEYS_FILE; or listen at 127.0.0.1"
+        )
     # Connections inherit it. asyncio sets it only for sockets that name their protocol; without it, the body of an
     # answer waits until the client has acknowledged the headers, which takes 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

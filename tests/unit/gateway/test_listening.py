@@ -23,7 +23,7 @@ def test_the_url_is_one_that_can_be_opened(address: str, host: str) -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_every_address_means_both_families(address: str) -> None:
-    listener, _ = listening(Settings(gateway_address="[::]:0"))
+    listener, _ = listening(Settings(gateway_address="[::]:0", gateway_keys_file="keys"))
     with listener, socket.create_connection((address, listener.getsockname()[1]), timeout=30):
         pass
 
@@ -48,3 +48,12 @@ def test_a_port_that_is_taken_is_named() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(SettingsError, match=f"127.0.0.1:{port}: Address already in use"):
             listening(Settings(gateway_address=str(port)))
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "[::]", "[::ffff:127.0.0.1]", "localhost", "lan.example"])
+def test_without_keys_other_machines_can_not_reach_it(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = socket.getaddrinfo
+    leads = {"lan.example": "0.0.0.0", "localhost": "0.0.0.0"}
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **more: asked(leads.get(host, host), *rest, **more))
+    with pytest.raises(SettingsError, match="can be reached from other machines"):
+        listening(Settings(gateway_address=f"{address}:0"))

@@ -103,3 +103,17 @@ def test_promtool_finds_the_rules_good_and_reads_the_queries_of_the_dashboard(tm
         command = [need_promtool(), *arguments]
         checked = subprocess.run(command, cwd=RULES.parent, capture_output=True, text=True, timeout=120, check=False)
         assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.slow
+def test_promtool_reads_what_the_pages_have_for_prometheus(tmp_path: Path) -> None:
+    # Debian's promtool does not know Kubernetes.
+    pages = [(ROOT / "docs" / f"{page}.md").read_text("utf-8") for page in ("containers", "gateway", "metrics")]
+    found = [each for page in pages for each in re.findall(r"```yaml\n(scrape_configs:.*?)```", page, re.DOTALL)]
+    assert len(found) == len(pages)
+    for number, text in enumerate(found):
+        (tmp_path / f"{number}.yml").write_text(text)
+    files = [str(file) for file in sorted(tmp_path.iterdir())]
+    command = [need_promtool(), "check", "config", "--syntax-only", *files]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
