@@ -376,6 +376,9 @@ LEFT = "left"
 #: String: how a worker instance is known to have died, or :data:`LEFT`.
 died = _of_each("embed:died:", _PRODUCER, _WORKER, _MONITOR)
 
+#: String: the watched job whose chunks a worker instance has, and since when.
+watched = _of_each("embed:watched:", _PRODUCER, _WORKER)
+
 #: Hash: worker instances of one machine → process. Other processes of that machine can see which of them run.
 machine = _of_each("embed:machine:", _PRODUCER, _WORKER)
 

@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from embedctl.queueing.reaper import Reaper
 from embedctl.store.agenda import Agenda
-from embedctl.store.scripts import _DISTRUST_S, _SUSPECT_S, script_source
+from embedctl.store.scripts import _DISTRUST_S, _SUSPECT_S, _WATCH_S, _WATCHED_S, script_source
 from embedctl.waiting.waiter import Waiter
 from tests.explorer.snapshots import LONG_S
 
@@ -71,15 +71,22 @@ class Fault:
     parts: tuple[InScript | InMethod, ...]
 
 
-#: How long suspects and jobs rest after a death: in the explored world, until a step ends that.
-_PAUSES = f"{_SUSPECT_S * 1000}, {_DISTRUST_S * 1000}\n"
+#: How long suspects rest after a death, jobs are distrusted and watched, and a watched one may have a worker: in the
+#: explored world, until a step ends that.
+_LONG_MS = f"{LONG_S * 1000:.0f}"
+_PAUSES = {
+    f"{_SUSPECT_S * 1000}, {_DISTRUST_S * 1000}\n": f"{_LONG_MS}, {_LONG_MS}\n",
+    f" = {_WATCH_S * 1000}, {_WATCHED_S * 1000}, ": f" = {_LONG_MS}, {_LONG_MS}, ",
+}
 
 
 def scripts_with(fault: Fault | None) -> Callable[[str], str]:
     """The text of each script by its name."""
 
     def source(name: str) -> str:
-        text = script_source(name).replace(_PAUSES, f"{LONG_S * 1000:.0f}, {LONG_S * 1000:.0f}\n")
+        text = script_source(name)
+        for usual, long in _PAUSES.items():
+            text = text.replace(usual, long)
         for part in fault.parts if fault else ():
             if isinstance(part, InScript):
                 text = part.applied(text)
@@ -155,6 +162,11 @@ FAULTS: dict[str, Fault] = {
         "quarantine",
         "suspects are for quarantine",
         (InScript("next", "(alike or has_quarantine(queue)) and 'usual'", "alike and 'usual'"),),
+    ),
+    "one worker has two watched jobs": Fault(
+        "watched",
+        "watched jobs are not in one worker together",
+        (InScript("claim", "other ~= ARGV[1] or", "false or"),),
     ),
     "what killed a worker is given to nobody": Fault(
         "quarantine",

@@ -26,6 +26,7 @@ def after_step(world: World, before: State, after: State, *, reopens: bool, goes
     if not goes_back:
         yield from _turns(world, before.snapshot, after.snapshot)
         yield from _suspects(world, before.snapshot, after.snapshot)
+        yield from _watched(world, before.snapshot, after.snapshot)
     view, *others = world.views(after.snapshot)
     for each in others:
         yield from _states(each, False)
@@ -85,6 +86,23 @@ def _suspects(world: World, before: Snapshot, after: Snapshot) -> Iterator[Viola
         for chunk in suspects.keys() & owners.keys():
             if (owner := owners[chunk].split(b" ")[1]) not in quarantine:
                 yield Violation("suspects are for quarantine", f"{owner.decode()} has chunk {chunk.decode()}")
+
+
+def _watched(world: World, before: Snapshot, after: Snapshot) -> Iterator[Violation]:
+    """A worker is given a watched job's chunk only if it has none of the one that it had before."""
+    if not before.is_guarded:
+        return
+    quarantine = fields(before.get(keys.queue_quarantine(QUEUE).encode()))
+    was = {view.job_id: view for view in world.views(before)}
+    for now in world.views(after):
+        owners, owned = was[now.job_id].fields(keys.owners(now.job_id)), now.fields(keys.owners(now.job_id))
+        for chunk, (_, instance, *_) in ((chunk, owner.split(b" ")) for chunk, owner in owned.items()):
+            had = before.get(keys.watched(instance.decode()).encode(), b"s ")[1:].split(b" ")[0].decode()
+            is_new = chunk not in owners and was[now.job_id].number("watched_ms") > 1
+            if is_new and instance not in quarantine and had and had != now.job_id:
+                others = was[had].fields(keys.owners(had)).values()
+                if any(owner.split(b" ")[1] == instance for owner in others):
+                    yield Violation("watched jobs are not in one worker together", f"{instance.decode()} has two")
 
 
 def _had(snapshot: Snapshot) -> dict[tuple[bytes, bytes], float]:

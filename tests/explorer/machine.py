@@ -19,7 +19,7 @@ from functools import partial
 from embedctl_config import keys, wire
 from tests.explorer.actors import Actor, Move, Run, Worker
 from tests.explorer.invariants import Violation, after_step, at_rest
-from tests.explorer.snapshots import TURNS, ScriptFault, Snapshot, lies_in_the_past
+from tests.explorer.snapshots import TURNS, WATCHED, ScriptFault, Snapshot, lies_in_the_past
 from tests.explorer.world import Past, State, World
 
 #: The probability that a step of a random walk is a fault or a rare move.
@@ -141,6 +141,12 @@ class Machine:
                     yield f"{name.decode()} is over", again
             if view.number("distrusted_ms") > 1:
                 yield "the job is trusted again", partial(World.trust, job_id=view.job_id)
+            if view.number("watched_ms") > 1:
+                yield "the job is watched no longer", partial(World.watch_no_longer, job_id=view.job_id)
+        for name, value in sorted(state.snapshot.items()):
+            if name.startswith(WATCHED) and value.endswith(b"+") and not value.endswith(b" 1+"):
+                who, whose = name.removeprefix(WATCHED).decode(), value[1:].split(b" ")[0].decode()
+                yield f"{who} was long a job's", partial(World.let_go, instance=who, job_id=whose)
         given = keys.given("").encode()
         for name in sorted(state.snapshot):
             if name.startswith(given):

@@ -166,6 +166,13 @@ def _beside_others(world: World) -> None:
         world.others.append(new_job(world.broker, chunks=2, tenant=tenant, lane=lane))
 
 
+def _after_a_death(world: World) -> None:
+    """Two jobs are watched, because a worker died that had chunks of both."""
+    for tenant in ("a", "b"):
+        world.others.append(new_job(world.broker, chunks=2, tenant=tenant))
+        world.watch(world.others[-1])
+
+
 def _repairer() -> Program:
     """A producer that submits the corpus again after Redis lost a result."""
 
@@ -289,6 +296,12 @@ SCENARIOS: dict[str, Scenario] = {
         lambda: (Worker("w1", gathers=True), Worker("w2"), Worker("q", quarantine=True), _reaper()),
         left={"death": 2, "lapse": 2, "lost answer": 1},
         prepare=_submitted,
+    ),
+    # Of jobs that were in hand at a death, a worker has one at a time.
+    "watched": Scenario(
+        lambda: (Worker("w1", gathers=True), Worker("w2"), Worker("q", quarantine=True), _reaper()),
+        left={"death": 1, "lapse": 2, "lost answer": 1},
+        prepare=_after_a_death,
     ),
     # Jobs of several tenants take turns in their lanes.
     "turns": Scenario(

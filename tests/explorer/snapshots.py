@@ -44,6 +44,7 @@ class Snapshot(dict[bytes, bytes]):
 
 
 TURNS = b"embed:turns:"
+WATCHED = keys.watched("").encode()
 #: Prefixes of keys that no decision in the explored world depends on.
 _UNTOLD = (
     *(b"embed:worker:", b"embed:machine:", b"embed:birth", b"embed:jobs"),
@@ -55,6 +56,8 @@ def _name_of(key: bytes) -> str:
     parts = key.split(b":")
     if key.startswith(TURNS):
         return "turns"
+    if key.startswith(WATCHED):
+        return "watched"
     return "job" if len(parts) == 3 and parts[1] == b"job" else parts[-1].decode()
 
 
@@ -220,7 +223,7 @@ _TELLING = {
     b"claims", b"lapsed", b"refused", b"deaths", b"tokens", b"work", b"created_ms", b"trouble", b"pinned_by",
     b"options", b"truncated",
 }  # fmt: skip
-_TIMES = {b"progressed_ms", b"started_ms", b"ended_ms", b"distrusted_ms"}
+_TIMES = {b"progressed_ms", b"started_ms", b"ended_ms", b"distrusted_ms", b"watched_ms", b"killed_ms"}
 
 
 def lies_in_the_past(score: bytes | float, now_ms: float | None = None) -> bool:
@@ -231,6 +234,9 @@ def lies_in_the_past(score: bytes | float, now_ms: float | None = None) -> bool:
 @lru_cache(maxsize=200_000)
 def _canonical(name: str, packed: bytes) -> Any:
     kind = packed[:1]
+    if name == "watched":
+        job_id, since = packed.split(b" ")
+        return job_id, since.endswith(b"+"), int(since.rstrip(b"+")) > _PAST
     if kind in (b"s", b"l"):
         return packed if kind == b"s" else True  # how many bells there are matters little
     if kind == b"e":

@@ -45,6 +45,25 @@ end
 if not is_ready_here() then return is_apart and place.is_ready and {'elsewhere', place, list_all} or {'over'} end
 if alike and (facts.alike ~= alike or place.first >= place.below) then return {'other'} end
 
+-- Whether a worker may have chunks of the job now. Jobs that are watched are not in one worker together, so that its death
+-- tells whose text it was; if several wait for it, they take turns.
+local function may_have()
+  if tonumber(redis.call('HGET', job, 'watched_ms') or 0) <= now then return true end
+  local key = WATCHED .. instance
+  local other, since, is_awaited = (redis.call('GET', key) or ''):match('^(%S+) (%d+)(.?)$')
+  if other and (other ~= ARGV[1] or (is_awaited ~= '' and now - since > WATCHED_MS)) then
+    for _, owner in ipairs(redis.pcall('HVALS', JOB .. other .. ':owners')) do
+      if owner:match('^%S+ (%S+)') == instance then
+        redis.call('SET', key, other .. ' ' .. since .. '+', 'KEEPTTL')
+        return false
+      end
+    end
+    other = nil
+  end
+  found.is_watched = not other
+  return true
+end
+
 -- The input of a chunk if a worker is to encode it; if not, it is forgotten.
 local function open(chunk)
   found.input = job .. ':in:' .. chunk
@@ -102,6 +121,7 @@ local function fresh()
   place.first = chunk
 end
 
+if place.is_guarded and not is_apart and not may_have() then return {alike and 'other' or 'later'} end
 local chunk, input, known
 if alike then
   found.input = job .. ':in:' .. place.first
@@ -131,6 +151,7 @@ redis.call('HSET', owners, chunk, token .. ' ' .. instance .. ' ' .. work)
 if not facts.model_fingerprint then redis.call('HSET', job, 'model_fingerprint', fingerprint) end
 if not facts.pinned_by then redis.call('HSET', job, 'pinned_by', instance) end
 if not facts.started_ms then redis.call('HSET', job, 'started_ms', now) end
+if found.is_watched then redis.call('SET', WATCHED .. instance, ARGV[1] .. ' ' .. now_text, 'PX', WATCH_MS) end
 progress('claims', facts.claims + 1, 'next', place.first, 'turned_ms', now_text)
 lease(chunk, ARGV[5])
 if state == 'queued' then enter('running') end

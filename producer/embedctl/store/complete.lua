@@ -4,6 +4,17 @@
 -- [length of a result that came in parts].
 -- → ok | refused | mismatch <pinned> | missing
 local chunk, pinned = ARGV[2], facts.model_fingerprint
+
+-- A distrusted job is trusted again after so many chunks that came through quarantine, with no row that killed a worker.
+local function trust(queue, instance, deaths)
+  if not instance or not redis.call('ZSCORE', QUEUE_KEY .. queue .. ':quarantine', instance) then return end
+  if deaths and cjson.decode(deaths).rows ~= '' then return end
+  if redis.call('HINCRBY', job, 'trials_left', -1) > 0 then return end
+  redis.call('HSET', job, 'distrusted_ms', 0, 'watched_ms', now + WATCH_MS)
+  facts.distrusted_ms = nil
+  list_all(place_of(facts))
+end
+
 -- After a crash, Redis may have lost the added chunk. Its producer adds it again, perhaps with another text.
 local text = redis.call('GETRANGE', KEYS[9], DIGEST_FROM, DIGEST_TO)
 local made_of = redis.call('GETRANGE', KEYS[11], DIGEST_FROM, DIGEST_TO)
@@ -33,19 +44,24 @@ end
 redis.call('HSET', job, 'dim', ARGV[9], 'model_fingerprint', ARGV[3], 'progressed_ms', now_text, unpack(written))
 facts.model_fingerprint = ARGV[3]
 if ARGV[10] == '' then redis.call('UNLINK', KEYS[9]) else redis.call('SET', KEYS[9], ARGV[10], 'PX', keep_ms) end
-local estimated = (redis.call('HGET', owners, chunk) or ''):match('^%S+ %S+ (%S+)') or 0
+local instance, estimated = (redis.call('HGET', owners, chunk) or ''):match('^%S+ (%S+) (%S+)')
+local deaths = facts.distrusted_ms and redis.call('HGET', attempts, chunk .. ':deaths')
 forget(chunk)
 if outside then redis.call('HDEL', attempts, chunk .. ':gone') end  -- this worker still had the text
 redis.call('SETBIT', counted, chunk, 1)
 if facts.chunks_done == 1 then live(counted) end
 event('chunk', chunk)
 -- Its tenant and its lane were charged for an estimate.
-local place, more = place_of(facts), ARGV[8] - estimated
+local place, more = place_of(facts), ARGV[8] - (estimated or 0)
 local kinds = {[place.kind] = true, [kind_of(facts.precision, '*')] = true}
 charge(place, kinds, more / weight_of(place.tenant, facts.weight))
 charge_lane(place, more, ARGV[11])
 end_if_hopeless()
 end_if_done()
+if place.is_apart and not ended then
+  trust(place.queue, instance, deaths)
+  place = place_of(facts)
+end
 renew()
 account()
 if place.is_ready and not place.is_apart then ring(place.queue, 1) end

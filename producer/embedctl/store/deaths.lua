@@ -6,6 +6,24 @@ local function fate(instance)
   return (not until_ms or tonumber(until_ms) < now) and 'silent' or 'alive'
 end
 
+-- A text of this job killed a worker. Where there are two, there are often more: only quarantine is given any of the job
+-- then, until so many of its chunks in a row have come through there, each time twice as many.
+local function blame(is_second)
+  local before, until_ms, trials = unpack(redis.call('HMGET', job, 'killed_ms', 'distrusted_ms', 'trials'))
+  redis.call('HSET', job, 'killed_ms', now)
+  if not is_second and now - (before or 0) >= DISTRUST_MS then return end
+  if tonumber(until_ms or 0) <= now then trials = math.min((trials or TRIALS / 2) * 2, MOST_TRIALS) end
+  redis.call('HSET', job, 'distrusted_ms', now + DISTRUST_MS, 'trials', trials, 'trials_left', trials)
+  look_by(now + DISTRUST_MS)
+end
+
+-- Workers died with chunks of this job in hand. It is to `blame` if none of another job that is watched was there; if that
+-- is not known, `watch` it.
+local function judge(word)
+  if word == 'blame' then blame(tonumber(redis.call('HGET', job, 'watched_ms') or 0) > now) end
+  if word ~= '' then redis.call('HSET', job, 'watched_ms', now + WATCH_MS) end
+end
+
 -- Note a death. Returns how many deaths in a row named no row, without the chunk's first death.
 local function suspect(chunk, instance, row)
   local known = redis.call('HGET', attempts, chunk .. ':deaths')
@@ -17,14 +35,7 @@ local function suspect(chunk, instance, row)
   redis.call('HSET', attempts, chunk .. ':deaths', cjson.encode(deaths))
   redis.call('PEXPIRE', attempts, keep_ms)
   redis.call('HINCRBY', job, 'deaths', 1)
-  if row ~= '' then  -- it was this job's text; and where there are two, there are often more
-    local before = tonumber(redis.call('HGET', job, 'killed_ms') or 0)
-    redis.call('HSET', job, 'killed_ms', now)
-    if now - before < DISTRUST_MS then
-      redis.call('HSET', job, 'distrusted_ms', now + DISTRUST_MS)
-      look_by(now + DISTRUST_MS)
-    end
-  end
+  if row ~= '' then blame() end
   return deaths.unnamed
 end
 

@@ -7,6 +7,7 @@ import json
 import logging
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple
@@ -263,24 +264,23 @@ class JobStore(JobReader):
         noted = [] if row is None else [row if row >= 0 else ""]
         return self._script("renew", job_id, [], [chunk, token, self._lease_ms, *noted])[0]
 
-    def end_leases(self, job_ids: Sequence[str], dead: Collection[str]) -> list[str]:
-        """End at once the leases of these jobs that dead worker instances hold, and return the jobs that had any."""
-        ended: list[str] = []
+    def end_leases(self, job_ids: Sequence[str], dead: Collection[str]) -> list[set[str]]:
+        """End at once the leases of these jobs that dead worker instances hold; the jobs that each of them held."""
+        in_hand: dict[str, set[str]] = defaultdict(set)
         for at in range(0, len(job_ids), _SLICE):
             part = job_ids[at : at + _SLICE]
             owners = self._connection.ask_each(  # one entry per lease
                 part, lambda pipe, job_id: pipe.hgetall(keys.owners(job_id)), refusals=True
             )
-            calls = [
-                ScriptCall("renew", keys.of_job(job_id), [job_id, int(chunk), words[0], 0])
-                for job_id, held in zip(part, owners, strict=True)
-                if isinstance(held, dict)  # skip a job whose key Redis refused to read
-                for chunk, owner in held.items()
-                if (words := owner.decode().split(" "))[1:2] and words[1] in dead
-            ]
+            calls = []
+            for job_id, held in zip(part, owners, strict=True):
+                for chunk, owner in held.items() if isinstance(held, dict) else ():  # Redis may have refused to read it
+                    token, instance = [*owner.decode().split(" "), ""][:2]
+                    if instance in dead:
+                        in_hand[instance].add(job_id)
+                        calls.append(ScriptCall("renew", keys.of_job(job_id), [job_id, int(chunk), token, 0]))
             self._connection.scripts(calls)
-            ended += dict.fromkeys(str(call.args[0]) for call in calls)
-        return ended
+        return [*in_hand.values()]
 
     def release(
         self,

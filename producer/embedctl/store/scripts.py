@@ -18,9 +18,14 @@ from embedctl_config import keys, tenants, wire
 _FOLDER = files("embedctl.store")
 #: The lifetimes of an ended job with at most this many chunks are shortened to its TTL at once, without the reaper.
 _SETTLED_AT_ONCE = 16
-#: A chunk whose owner died waits for so long, in which a supervisor starts a worker in quarantine. If two rows of a job
-#: killed workers within the longer time, only workers in quarantine are given anything of it for as long (seconds).
+#: A chunk whose owner died waits for so long, in which a supervisor starts a worker in quarantine. If two texts of a
+#: job killed workers within the longer time, only workers in quarantine are given anything of it for as long (seconds).
 _SUSPECT_S, _DISTRUST_S = 2, 60
+#: That ends sooner after so many chunks in a row that came through quarantine: each time twice as many, up to the most.
+_TRIALS, _MOST_TRIALS = 4, 256
+#: Jobs that were in hand at a death are not in one worker together for so long, which includes the time of distrust; if
+#: several wait for a worker, each has it for at least the shorter time (seconds).
+_WATCH_S, _WATCHED_S = 2 * _DISTRUST_S, 5
 #: Bells that wait in a queue for each of its workers, at most: so many chunks a worker may take at once.
 _BELLS_PER_WORKER = 4
 #: One call gives at most so many small chunks, looks at so many jobs, and at so many chunks of a job.
@@ -97,6 +102,8 @@ _TURNS = (
     f"{_GIVEN_S * 1000}, {_BACKGROUND_S * 1000}\n"
     f"local NUMBERS, NEEDED = {{{', '.join(map(repr, _NUMBERS))}}}, {len(_NEEDED)}\n"
     f"local APART, SUSPECT_MS, DISTRUST_MS = 'apart:', {_SUSPECT_S * 1000}, {_DISTRUST_S * 1000}\n"
+    f"local TRIALS, MOST_TRIALS = {_TRIALS}, {_MOST_TRIALS}\n"
+    f"local WATCH_MS, WATCHED_MS, WATCHED = {_WATCH_S * 1000}, {_WATCHED_S * 1000}, '{keys.watched('')}'\n"
     f"local BELL = [=[{re.sub(r'[$][a-z]+', '%s', BELL)}]=]\n"
     f"local UNACKED = {{'{keys.UNACKED}', '{keys.UNACKED_INDEX}'}}\n"
 )

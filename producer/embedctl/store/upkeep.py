@@ -144,7 +144,7 @@ class Upkeep:
         """
         calls: list[ScriptCall] = []
         for job, audit in zip(jobs, audited, strict=True):
-            calls.append(self._reap_call(job.id, interval_ms, audit_after_ms, only_dead))
+            calls.append(self._reap_call(job.id, interval_ms, audit_after_ms, "" if only_dead else None))
             if audit:
                 calls.append(_audit_call(job.id, job.audit_at))
         answered: dict[str, dict[str, tuple[str, list[Any]] | BrokerRefused]] = {job.id: {} for job in jobs}
@@ -290,16 +290,37 @@ class Upkeep:
                 pipe = client.pipeline(transaction=False).hset(keys.cursors(job_id), name, to)
                 pipe.pexpire(keys.cursors(job_id), left_ms).execute()
 
-    def judge_dead(self, job_ids: Sequence[str]) -> None:
-        """Let chunks of these jobs be taken again whose owners are known to have died, and whose leases are over."""
-        for at in range(0, len(job_ids), _TOGETHER):
-            part = job_ids[at : at + _TOGETHER]
-            self._connection.scripts([self._reap_call(each, 0, AUDIT_AFTER_S * 1000, True) for each in part])
+    def judge_dead(self, in_hand: Sequence[set[str]]) -> None:
+        """Let chunks be taken again whose owners are known to have died, and whose leases are over. Each owner had
+        chunks of these jobs."""
+        calls = [
+            self._reap_call(job_id, 0, AUDIT_AFTER_S * 1000, said) for job_id, said in self._verdicts(in_hand).items()
+        ]
+        for at in range(0, len(calls), _TOGETHER):
+            self._connection.scripts(calls[at : at + _TOGETHER])
 
-    def _reap_call(self, job_id: str, soonest_ms: int, audit_after_ms: float, only_dead: bool = False) -> ScriptCall:
+    def _verdicts(self, in_hand: Sequence[set[str]]) -> dict[str, str]:
+        """What deaths say of each job that was in hand: `blame`, `watch` if another one may be to blame, or nothing if
+        another one is. Watched jobs are not in one worker together, so only the one that was there is to blame."""
+        jobs = list(set().union(*in_hand))
+        found = self._connection.ask_each(
+            jobs, lambda pipe, job_id: pipe.hget(keys.job(job_id), "watched_ms"), refusals=True
+        )
+        now = self._connection.now_ms()
+        watched = {job_id for job_id, at in zip(jobs, found, strict=True) if isinstance(at, bytes) and int(at) > now}
+        verdicts = dict.fromkeys(jobs, "")
+        for each in in_hand:
+            perhaps = each & watched or each
+            for job_id in perhaps:
+                verdicts[job_id] = "blame" if len(perhaps) == 1 else verdicts[job_id] or "watch"
+        return verdicts
+
+    def _reap_call(self, job_id: str, soonest_ms: int, audit_after_ms: float, said: str | None = None) -> ScriptCall:
+        """With `said`, only owners are judged that are known to have died."""
         silent_ms = int(self._settings.lease_s * 1000 * SILENT_LEASES)
         pauses = [STUCK_PAUSE_MS, LONGEST_PAUSE_MS]
-        args = [*pauses, _SLICE, silent_ms, STUCK_AFTER, soonest_ms, int(audit_after_ms), int(only_dead)]
+        dead = [int(said is not None), said or ""]
+        args = [*pauses, _SLICE, silent_ms, STUCK_AFTER, soonest_ms, int(audit_after_ms), *dead]
         return ScriptCall("reap", keys.of_job(job_id), [job_id, *args])
 
 

@@ -97,12 +97,12 @@ def all_given(broker: Broker, *, quarantine: bool) -> set[tuple[str, int]]:
 def die(broker: Broker, raw: Redis, *jobs: str) -> None:
     """A worker takes a chunk of each of these jobs and dies, which is witnessed; and the suspects have waited."""
     broker.workers.beat(row("victim"))
-    held = [take(broker, secrets.token_hex(4), instance="victim") for _ in jobs]
-    assert {each.job_id for each in held if each} == set(jobs)
+    held = [some(take(broker, secrets.token_hex(4), instance="victim")) for _ in jobs]
+    assert {each.job_id for each in held} == set(jobs)
     broker.workers.report_death("victim", "killed")
     end_leases(broker, {"victim"}, jobs)
-    for job_id in jobs:
-        end_pause(broker, raw, job_id, 0)
+    for each in held:
+        end_pause(broker, raw, each.job_id, each.chunk)
 
 
 def distrust(broker: Broker, raw: Redis, job_id: str) -> None:
@@ -156,13 +156,60 @@ def test_a_job_is_trusted_again_a_minute_after_the_last_death(broker: Broker, ra
     assert all_given(broker, quarantine=False) == {(job_id, 1), (job_id, 2)}
 
 
-def test_of_two_jobs_with_chunks_in_hand_each_has_suspects_and_none_is_distrusted(broker: Broker, raw: Redis) -> None:
-    jobs = [new_job(broker, 3, tenant=tenant) for tenant in ("a", "b")]
+def two_watched(broker: Broker, raw: Redis) -> list[str]:
+    """Two jobs that were both in hand when a worker died."""
+    jobs = [new_job(broker, 12, tenant=tenant) for tenant in ("a", "b")]
     broker.workers.beat(APART)
     die(broker, raw, *jobs)
-    assert all_given(broker, quarantine=False) == {(job_id, chunk) for job_id in jobs for chunk in (1, 2)}
     assert all_given(broker, quarantine=True) == {(job_id, 0) for job_id in jobs}
     assert [broker.jobs.status(job_id).deaths for job_id in jobs] == [1, 1]
+    return jobs
+
+
+def test_of_jobs_that_were_in_hand_at_a_death_the_next_one_tells_which_is_to_blame(broker: Broker, raw: Redis) -> None:
+    jobs = two_watched(broker, raw)
+    beside = new_job(broker, 12, tenant="c")
+    given = {name: [some(take(broker, f"{name}{at}", instance=name)) for at in range(6)] for name in ("v", "w")}
+    of = {name: {each.job_id for each in claims} for name, claims in given.items()}
+    assert {frozenset(each - {beside}) for each in of.values()} == {frozenset({job_id}) for job_id in jobs}
+    assert all(beside in each for each in of.values())
+    broker.workers.beat(row("w"))
+    broker.workers.report_death("w", "killed")
+    end_leases(broker, {"w"}, [*jobs, beside])
+    (guilty,) = of["w"] - {beside}
+    (other,) = of["v"] - {beside}
+    distrusted = {job_id for job_id in (*jobs, beside) if raw.hexists(keys.job(job_id), "distrusted_ms")}
+    assert distrusted == {guilty}
+    assert {job_id for job_id, _ in all_given(broker, quarantine=False)} == {other, beside}
+
+
+def test_jobs_that_are_watched_take_turns_at_a_worker(broker: Broker, raw: Redis) -> None:
+    two_watched(broker, raw)
+    first = some(take(broker, "1"))
+    assert some(take(broker, "2")).job_id == first.job_id
+    key = keys.watched("w")
+    job_id, since = (raw.get(key) or b"").decode().split()  # type: ignore[union-attr]  # it is bytes
+    assert job_id == first.job_id
+    raw.set(key, f"{job_id} {int(since.rstrip('+')) - 6_000}+")
+    assert take(broker, "3") is None  # what it has is to be done first
+    for each, token in ((0, "1"), (1, "2")):
+        assert complete(broker, first.job_id, first.chunk + each, token) == "ok"
+    assert some(take(broker, "4")).job_id != first.job_id
+
+
+def test_a_job_is_trusted_again_once_so_many_chunks_came_through_each_time_twice_as_many(
+    broker: Broker, raw: Redis
+) -> None:
+    job_id = new_job(broker, 30)
+    broker.workers.beat(APART)
+    distrust(broker, raw, job_id)
+    for chunks in (5, 8):  # the first of five has a row that killed a worker
+        for _ in range(chunks):
+            assert take(broker, "x") is None
+            token = secrets.token_hex(4)
+            assert complete(broker, job_id, some(take_apart(broker, token)).chunk, token) == "ok"
+        assert take_apart(broker, "y") is None
+        die(broker, raw, job_id)  # it is trusted, and watched: one death is enough
 
 
 def test_a_second_row_named_within_a_minute_distrusts_its_job(broker: Broker, raw: Redis) -> None:

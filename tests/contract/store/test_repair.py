@@ -66,6 +66,7 @@ LEASES = {
     "embed:sync:*",
     keys.made(ANY),
     keys.died(ANY),
+    keys.watched(ANY),
     keys.heartbeat(ANY),
     keys.machine(ANY),
     keys.stating(ANY),

@@ -23,9 +23,10 @@ from embedctl_config import keys
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
+from embedctl_workers.supervising import registry_link
 from embedctl_workers.supervising.registry_link import RegistryLink
 from tests.support.redis_server import RedisServer
-from tests.support.store import DIM, MINE, QUEUE, calls, claim, new_job, row, some
+from tests.support.store import DIM, MINE, QUEUE, calls, claim, new_job, row, score, some
 from tests.support.waiting import eventually
 
 
@@ -360,6 +361,25 @@ def test_a_process_that_ended_before_it_was_a_worker_is_looked_for_no_more(
     link.expect_quarantine([], "q", 0.0)  # it wakes
     eventually(lambda: not link._quarantines)
     assert looks == []
+
+
+def test_nobody_waits_longer_for_a_quarantine_than_for_a_heartbeat_of_a_supervisor_that_died(
+    broker: Broker, raw: Redis, link: RegistryLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry_link, "_SAY_EVERY_S", 0.0)
+
+    def until() -> float:
+        return score(raw, keys.queue_quarantine("q"), "there")
+
+    began = broker.connection.now_ms()
+    link.expect_quarantine(["q"], "there", 120)
+    eventually(lambda: raw.zcard(keys.queue_quarantine("q")))
+    first = until()
+    eventually(lambda: until() > first)  # as long as it lives, it says so again
+    assert began + 15_000 <= first < until() <= broker.connection.now_ms() + 15_000
+    link.expect_quarantine(["q"], "there", 0)
+    eventually(lambda: until() <= broker.connection.now_ms())
+    assert not link._awaited
 
 
 def test_a_death_is_reported_when_redis_is_back(

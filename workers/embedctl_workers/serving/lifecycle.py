@@ -145,8 +145,6 @@ def run_worker(start: Start) -> int:
         # One in quarantine may die at once, with the turn to reap, which nobody else has then for seconds.
         heartbeat = Heartbeat(broker, runner.in_hand, describe, ring, reaps=not start.quarantine)
         heartbeat.start()
-        if start.quarantine:  # which no longer needs to be awaited by this name
-            broker.workers.expect_quarantine(_queues_of(start), f"{start.usual_name}/", 0)
         naming.close()
         stack.callback(heartbeat.stop)
         start_sweeping(broker, runner.draining)
@@ -323,11 +321,6 @@ def _step_back() -> None:
     for name, value in (("autogroup", "19"), ("oom_score_adj", "1000")):
         with suppress(OSError):
             Path("/proc/self", name).write_text(value, "ascii")
-
-
-def _queues_of(start: Start) -> list[str]:
-    """The queues of the models that a worker is started for, as they are spelled there."""
-    return [keys.queue(start.hardware, model) for model in start.models]
 
 
 def _look_for_suspects(runner: ChunkRunner, model_of_queue: Mapping[str, str]) -> int:

@@ -206,6 +206,11 @@ class QuarantinePlace(WorkerPlace):
         if self.restarts.given_up is None and (self.process is None or self.restarts.ready_at is None):
             self._announce(_LOADS_S)
 
+    def _look(self) -> None:
+        super()._look()
+        if self.restarts.ready_at is not None:
+            self._announce(0.0)  # it beats itself now
+
     def release(self, status: int, *, by_us: bool = False) -> None:
         """The same; and unless it found a text, so that the next process comes at once, nothing waits for it now."""
         found, _ = tally.read(self._file)

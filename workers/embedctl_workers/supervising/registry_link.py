@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from embedctl.common.machine import process_id
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import end_leases
 from embedctl.store import WorkerRow
+from embedctl_config import keys
 from embedctl_config.errors import EmbedctlError
 from embedctl_config.retry import ASIDE
 
@@ -18,6 +21,17 @@ log = logging.getLogger(__name__)
 
 #: How often the registry is polled while a worker is expected in it (seconds).
 _POLL_S = 0.25
+#: How often it is said that a worker in quarantine is awaited (seconds): a third of the time for which that counts.
+_SAY_EVERY_S = keys.HEARTBEAT_TTL_S / 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Awaited:
+    """A worker in quarantine that is being started for these queues. `until` is by the monotonic clock."""
+
+    queues: Sequence[str]
+    name: str
+    until: float
 
 
 class RegistryLink:
@@ -31,7 +45,9 @@ class RegistryLink:
         self._expected: set[int] = set()
         self._rows: dict[int, WorkerRow] = {}
         self._exits: deque[tuple[int, str | None]] = deque()
-        self._quarantines: deque[tuple[Sequence[str], str, float]] = deque()
+        self._quarantines: deque[_Awaited] = deque()
+        #: By name: of whom it is to be said again, and when, by the monotonic clock.
+        self._awaited: dict[str, tuple[_Awaited, float]] = {}
         self._wake = threading.Event()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="registry-link", daemon=True)
@@ -47,8 +63,11 @@ class RegistryLink:
         return self._rows.get(pid)
 
     def expect_quarantine(self, queues: Sequence[str], name: str, within_s: float) -> None:
-        """Say that a worker in quarantine will beat within this time (seconds), before the exits from now on."""
-        self._quarantines.append((queues, name, within_s))
+        """Say that a worker in quarantine will beat within this time (seconds), before the exits from now on.
+
+        That counts as long as a heartbeat, and is said again meanwhile: so if this process dies, nobody waits longer.
+        """
+        self._quarantines.append(_Awaited(queues, name, time.monotonic() + within_s))
         self._wake.set()
 
     def report_exit(self, pid: int, how: str | None) -> None:
@@ -76,11 +95,15 @@ class RegistryLink:
         failures = 0
         while self._quarantines or self._exits or not self._closing:
             pause = ASIDE.pause_s(failures) if failures else _POLL_S
-            self._wake.wait(pause if self._expected or self._exits or self._quarantines else None)
+            is_busy = self._expected or self._exits or self._quarantines or self._awaited
+            self._wake.wait(pause if is_busy else None)
             self._wake.clear()
             try:
                 self._look_up()
                 self._report()
+                for each, again_at in list(self._awaited.values()):
+                    if time.monotonic() >= again_at:
+                        self._say(each)
                 failures = 0
             except EmbedctlError as error:
                 log.warning("the workers here can't be looked up: %s; trying again", error)
@@ -98,7 +121,7 @@ class RegistryLink:
     def _report(self) -> None:
         while self._quarantines or self._exits:
             if self._quarantines:  # else others would take what it is to take
-                self._broker.workers.expect_quarantine(*self._quarantines[0])
+                self._say(self._quarantines[0])
                 self._quarantines.popleft()
                 continue
             pid, how = self._exits[0]
@@ -109,6 +132,15 @@ class RegistryLink:
                     self._end(row, how)
             self._exits.popleft()
             self._rows.pop(pid, None)
+
+    def _say(self, awaited: _Awaited) -> None:
+        now = time.monotonic()
+        left_s = max(0.0, awaited.until - now)
+        self._broker.workers.expect_quarantine(awaited.queues, awaited.name, min(left_s, keys.HEARTBEAT_TTL_S))
+        if left_s > keys.HEARTBEAT_TTL_S:
+            self._awaited[awaited.name] = awaited, now + _SAY_EVERY_S
+        else:
+            self._awaited.pop(awaited.name, None)
 
     def _end(self, row: WorkerRow, how: str) -> None:
         held = self._broker.workers.holding([row.instance])  # before its row is gone
