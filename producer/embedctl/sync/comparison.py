@@ -28,16 +28,15 @@ T = TypeVar("T")
 LACKING = -1
 #: Ids in memory; more of them go to the disk.
 _HELD = 2**17
-_COST = "comparing the ids of the corpus with those of the destination takes up to 16 bytes for each"
+_COST = "comparing the ids of the corpus with those of the destination takes up to 32 bytes for each"
 #: Rows that are compared or deleted together.
 _BLOCK, _DELETED = 10_000, 1_000
 #: Rows that a destination refuses to delete: after so many, it is asked for no more, and so many are named.
 _REFUSED, _NAMED = 100, 10
-#: An id of the corpus: its digest. A row that is gone stays if its digest is that of another id of the corpus, which in
-#: a table of 20 million rows happens to one with a probability of 2e-5.
-_NAME = np.dtype([("d0", "<u8")])
+#: An id of the corpus: its digest of 128 bits.
+_NAME = np.dtype([("d0", "<u8"), ("d1", "<u8")])
 #: A row as it was read: digests of its id and of its source.
-_ROW = np.dtype([("d0", "<u8"), ("source", "<u8")])
+_ROW = np.dtype([("d0", "<u8"), ("d1", "<u8"), ("s0", "<u8"), ("s1", "<u8")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +131,7 @@ def compare(
 
     def found(block: list[Record]) -> npt.NDArray[np.int8]:
         ids = [str(record.id) for record in block]
-        names.add(_digests(map(str.encode, ids)).view(_NAME))
+        names.add(_digests(map(str.encode, ids)))
         sources = sources_of(destination, ids) if holds_rows else {}
         wanted = (contract.source(digest_of(record)) for record in block)
         is_there = (sources.get(label) == source for label, source in zip(ids, wanted, strict=True))
@@ -211,28 +210,36 @@ def _delete(destination: Destination, rows: list[Row], refused: list[str]) -> in
 
 def _gone(difference: Difference) -> Iterator[Entries]:
     for rows, names in parts_of(difference.rows, difference.names):
-        yield rows[~np.isin(rows["d0"], names["d0"])]
+        names = np.sort(names)
+        ids = rows[["d0", "d1"]].astype(_NAME)
+        yield rows[~_among(names, ids)] if len(names) else rows
 
 
 def _rows_among(destination: Destination, gone: Entries) -> Iterator[Row]:
     """Those of these rows that are still the same."""
     for block in _blocks(destination.ids(), _BLOCK):
         now = _entries(block)
-        at = np.minimum(np.searchsorted(gone, now), len(gone) - 1)
-        for row in np.flatnonzero(gone[at] == now).tolist():
+        for row in np.flatnonzero(_among(gone, now)).tolist():
             yield block[row]
 
 
 def _entries(rows: Sequence[Row]) -> Entries:
     made = np.empty(len(rows), _ROW)
-    made["d0"] = _digests(label.encode() for label, _ in rows)
-    made["source"] = _digests(b"" if source is None else b"source" + source for _, source in rows)
+    ids = _digests(label.encode() for label, _ in rows)
+    sources = _digests(b"" if source is None else b"source" + source for _, source in rows)
+    made["d0"], made["d1"], made["s0"], made["s1"] = ids["d0"], ids["d1"], sources["d0"], sources["d1"]
     return made
 
 
-def _digests(words: Iterable[bytes]) -> npt.NDArray[np.uint64]:
-    """8 bytes for each, as a number."""
-    return np.frombuffer(b"".join(hashlib.blake2b(word, digest_size=8).digest() for word in words), "<u8")
+def _among(sorted_entries: Entries, some: Entries) -> npt.NDArray[np.bool_]:
+    """Which of some entries are among those that are sorted, of which there is one at least."""
+    at = np.minimum(np.searchsorted(sorted_entries, some), len(sorted_entries) - 1)
+    return np.asarray(sorted_entries[at] == some)
+
+
+def _digests(words: Iterable[bytes]) -> Entries:
+    """16 bytes for each, as a :data:`_NAME`."""
+    return np.frombuffer(b"".join(hashlib.blake2b(word, digest_size=16).digest() for word in words), _NAME)
 
 
 def _mark(record: Record) -> bytes:

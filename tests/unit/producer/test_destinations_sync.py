@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +65,23 @@ def test_many_ids_are_compared_on_the_disk_as_in_memory(held: int, monkeypatch: 
         assert difference.to_encode == 50
         assert delete_missing(table, difference, ALL) == 50
     assert sorted(table.rows) == sorted(f"r{at}" for at in range(50, 300))
+
+
+@pytest.mark.parametrize("same", [slice(0, 8), slice(8, 16)], ids=["first", "last"])
+def test_ids_whose_digests_are_the_same_in_half_are_told_apart(same: slice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the 128 bits is what others can make equal on purpose."""
+
+    def alike(word: bytes, digest_size: int) -> Any:
+        digest = bytearray(hashlib.blake2b(word, digest_size=digest_size).digest())
+        digest[same] = bytes(8)
+        return SimpleNamespace(digest=lambda: bytes(digest))
+
+    monkeypatch.setattr(comparison, "hashlib", SimpleNamespace(blake2b=alike, sha256=hashlib.sha256))
+    table = holding({f"r{at}": "text" for at in range(10)})
+    with compare(table, CONTRACT, iter(records({f"r{at}": "text" for at in range(3, 10)}))) as difference:
+        table.rows["r1"] = np.zeros(4), bytes(16)  # another run has written it
+        assert delete_missing(table, difference, ALL) == 2
+    assert sorted(table.rows) == ["r1", *(f"r{at}" for at in range(3, 10))]
 
 
 @pytest.mark.parametrize(("limit", "allowed"), [(Limit(3), True), (Limit(2), False), (Limit(share=0.3), True)])
