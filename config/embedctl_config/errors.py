@@ -274,19 +274,21 @@ class JobDamaged(JobError):
 
 
 class QuotaExceeded(EmbedctlError):
-    """Raised when a new job is refused, because its tenant has as many jobs, or as much waiting, as it may have.
+    """Raised when a new job is refused, because its tenant has as many jobs, or as much waiting, as it may have, or has
+    begun as much in this second as it may.
 
     A job that has begun is not refused: it waits for room.
 
     Args:
         limit: the name of the limit; `most` is its value, and `used` is what the tenant has.
+        after_s: seconds after which there is room, if that is known; otherwise 0.
     """
 
     exit_code = ExitStatus.QUOTA_EXCEEDED
 
-    def __init__(self, message: str, *, tenant: str, limit: str, most: int, used: int) -> None:
+    def __init__(self, message: str, *, tenant: str, limit: str, most: int, used: int, after_s: float = 0.0) -> None:
         super().__init__(message)
-        self.tenant, self.limit, self.most, self.used = tenant, limit, most, used
+        self.tenant, self.limit, self.most, self.used, self.after_s = tenant, limit, most, used, after_s
 
 
 class WaitTimeout(EmbedctlError, TimeoutError):

@@ -14,8 +14,9 @@ _LONGEST_NAME = 64
 #: What a name that becomes part of a key may consist of.
 NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/@")
 _LEAST_WEIGHT, _MOST_WEIGHT = 0.001, 1000.0
-#: The names of a tenant's limits.
+#: The names of a tenant's limits: of what it has, and of what it begins in a second.
 LIMITS = ("max_jobs", "max_waiting_records", "max_waiting_bytes")
+RATES = ("max_requests_s", "max_texts_s")
 #: The largest limit: Redis' scripts count exactly up to here.
 _MOST = 2**53
 
@@ -29,17 +30,21 @@ class TenantEntry:
         max_jobs: most jobs that have not ended; 0: no limit.
         max_waiting_records: most records that are not yet encoded, over all of its jobs; 0: no limit.
         max_waiting_bytes: most bytes of text that are not yet encoded, over all of its jobs; 0: no limit.
+        max_requests_s: most jobs that begin in a second, and each request to a gateway for vectors is one; 0: no limit.
+        max_texts_s: most texts that are added in a second, over all of its jobs; 0: no limit.
     """
 
     weight: float = 1.0
     max_jobs: int = 0
     max_waiting_records: int = 0
     max_waiting_bytes: int = 0
+    max_requests_s: int = 0
+    max_texts_s: int = 0
 
     @property
     def limits(self) -> dict[str, int]:
-        """The values of :data:`LIMITS` by name; 0 is no limit."""
-        return {name: getattr(self, name) for name in LIMITS}
+        """The values of :data:`LIMITS` and :data:`RATES` by name; 0 is no limit."""
+        return {name: getattr(self, name) for name in (*LIMITS, *RATES)}
 
 
 def check_tenant(name: str) -> str | None:

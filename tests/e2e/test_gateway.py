@@ -9,8 +9,10 @@ import re
 import signal
 import ssl
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from itertools import cycle
 from pathlib import Path
 from subprocess import DEVNULL
 from typing import Any
@@ -18,6 +20,7 @@ from typing import Any
 import httpx2
 import jsonschema
 import numpy as np
+import openai
 import pytest
 import trustme
 
@@ -25,6 +28,7 @@ from embedctl import enqueue_embeddings
 from embedctl.queueing.broker import Broker
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
+from embedctl_config.tenants import DEFAULT, RATES, TenantEntry
 from embedctl_gateway.access.key_file import add_key
 from embedctl_gateway.calls.common import Gateway
 from embedctl_gateway.http.bodies import SMALL_BYTES, fields_of
@@ -51,6 +55,33 @@ def settings(settings: Settings) -> Settings:
 
 def jobs_left(broker: Broker) -> list[str]:
     return [job.id for job in broker.jobs.newest()]
+
+
+def embed_until_refused(*clients: openai.OpenAI) -> tuple[int, openai.RateLimitError]:
+    """Ask for one text through one client after the other; returns how often there was a vector, and the refusal."""
+    for count, client in enumerate(cycle(clients)):
+        try:
+            client.with_options(max_retries=0).embeddings.create(input="one", model="dummy")
+        except openai.RateLimitError as refused:
+            return count, refused
+    raise AssertionError
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_two_gateways_keep_a_tenants_rate_and_clients_wait_for_it(here: Here, gateway: Running, rate: str) -> None:
+    here.start_worker()
+    here.broker.quotas.state(DEFAULT, TenantEntry(**{rate: 5}), by="w", since_ms=1)
+    with running_gateway(here.settings) as second, client_of(gateway) as one, client_of(second) as other:
+        began = time.monotonic()
+        count, refused = embed_until_refused(one, other)
+        assert 5 <= count <= 5 + 5 * (time.monotonic() - began)
+        headers = refused.response.headers
+        assert 0 < int(headers["retry-after-ms"]) <= 200
+        assert headers["retry-after"] == "1"
+        assert headers.get("x-ratelimit-limit-requests") == ("5" if rate == "max_requests_s" else None)
+        assert f"({rate})" in str(refused)
+        for _ in range(5):
+            assert other.with_options(max_retries=20).embeddings.create(input="one", model="dummy").data
 
 
 def error_of(response: httpx2.Response) -> dict[str, Any]:

@@ -4,9 +4,8 @@ bytes in the memory of this process."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 
-from embedctl.store.ledger import Ledger, NoRoom, Room
+from embedctl.store.ledger import Ledger, NoRoom, Room, Taking
 from embedctl_gateway.http.refusals import Refusal, busy
 
 #: Bodies and answers in memory. A single request may have more, so that it is not refused for ever.
@@ -33,15 +32,8 @@ class Admission:
         self.max_bytes = max_bytes
         self.of_client: Counter[str] = Counter()
 
-    def take(self, tenant: str, amounts: Mapping[Room, int]) -> None:
-        """Take room for a tenant's request; raises Refusal if there is none, and BrokerUnavailable if Redis can't be
-        reached."""
-        try:
-            self.ledger.take(tenant, amounts)
-        except NoRoom as error:
-            raise self._refusal(error) from None
-
-    def _refusal(self, error: NoRoom) -> Refusal:
+    def refusal(self, error: NoRoom) -> Refusal:
+        """What a caller is told if there is no room."""
         what = {self.places: f"{self.places.most} requests", UPLOADS: f"{UPLOADS.most} uploads"}.get(error.room)
         if what is None:
             return busy("too many large requests are in flight; come again in a second")
@@ -59,7 +51,7 @@ class Held:
     def __init__(self, admission: Admission) -> None:
         self.client = ""
         self.count = 0
-        self.room: Counter[Room] = Counter()
+        self.room: list[Taking] = []
         self._admission = admission
 
     def hold(self, count: int) -> None:
@@ -75,7 +67,9 @@ class Held:
         self.count += count
 
     def free(self) -> None:
-        """Count none of its bytes any more."""
+        """Count none of its bytes any more, and give its room back."""
+        for each in self.room:
+            each.give()
         self.hold(-self.count)
         if not self._admission.of_client[self.client]:
             del self._admission.of_client[self.client]

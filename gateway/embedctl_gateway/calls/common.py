@@ -21,7 +21,7 @@ from embedctl.queueing.chunk_sizes import BYTES_PER_TOKEN
 from embedctl.queueing.listening import in_shared_thread
 from embedctl.store import JobStatus
 from embedctl.store.batches import BatchStore, StoredBatch
-from embedctl.store.ledger import Ledger, Room
+from embedctl.store.ledger import Ledger, NoRoom, Room, Taking
 from embedctl.store.stored_files import FileStore, Once, StoredFile, digest_of
 from embedctl.store.webhook_events import EventStore
 from embedctl_config.errors import EmbedctlError
@@ -82,7 +82,7 @@ class Gateway:
         self.ledger = Ledger(broker.connection)
         self.admission = Admission(self.ledger, settings.limits.gateway_in_flight)
         self.catalogue = Catalogue(settings)
-        self.embedder = Embedder(settings)
+        self.embedder = Embedder(settings, self.ledger)
         self.telemetry = Telemetry(lambda: self.admission.requests, lambda: self.admission.held)
         self.files = FileStore(broker.connection, broker.chunk_files)
         self.batches = BatchStore(broker.connection)
@@ -140,7 +140,7 @@ class Call:
         self.hold = held.hold
         self.held = held
         held.client = caller.tenant
-        self._is_large = False
+        self._is_large = self._has_place = False
 
     def named(self, kind: str, *facts: Any) -> Once:
         """The request as one that is to be carried out once, however often it is tried. A caller may name it by a key;
@@ -177,11 +177,12 @@ class Call:
             raise await in_shared_thread(lambda: jobs.absent(job_id))
         return job
 
-    async def fields(self, *, admitted: bool = False) -> dict[str, Any]:
+    async def fields(self, *, admitted: bool = False, embeds: bool = False) -> dict[str, Any]:
         """The body, which is a JSON object; raises Refusal if it is none, is too large, or takes too long. One that is
-        `admitted` needs no place among the requests for vectors."""
-        if not admitted:
+        `admitted` needs no place among the requests; one that `embeds` takes its place with its job, if it is small."""
+        if not admitted and not (embeds and self._length() <= SMALL_BYTES):
             await self.take({self.gateway.admission.places: 1})  # before the caller has sent what nobody will answer
+            self._has_place = True
         body = await self.body()
         self._is_large = len(body) > SMALL_BYTES
         return await self._aside(lambda: fields_of(body, self.gateway.settings.max_text_bytes))
@@ -208,36 +209,48 @@ class Call:
 
     async def take(self, room: Mapping[Room, int]) -> None:
         """Take room until the answer is sent; raises Refusal if there is none, or Redis does not answer."""
-        gateway, tenant = self.gateway, self.tenant
-        taking = asyncio.create_task(in_shared_thread(lambda: gateway.admission.take(tenant, room)))
+        taking = self.gateway.ledger.taking(self.tenant, room)
+        self.held.room.append(taking)
+        asking = asyncio.create_task(in_shared_thread(taking.take))
         try:
             async with asyncio.timeout(catalogue.LOOK_S):
-                await asyncio.shield(taking)
+                await asyncio.shield(asking)
         except TimeoutError:
-
-            def give_back(done: asyncio.Task[None]) -> None:
-                if not done.cancelled() and done.exception() is None:
-                    gateway.tidy(lambda: gateway.ledger.give(tenant, room))
-
-            taking.add_done_callback(give_back)
+            asking.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody awaits it any more
             raise unavailable("the queue does not answer") from None
-        self.held.room.update(room)
+        except NoRoom as error:
+            raise self.gateway.admission.refusal(error) from None
 
     async def _embed(self, asked: Asked) -> Embedded:
         served = await self.gateway.catalogue.find(asked.model)
         await self._aside(lambda: check_sizes(asked, served))
         self.hold(len(asked.texts) * (asked.dimensions or served.dim) * _BYTES_PER_NUMBER)
-        embedded = await self.gateway.embedder.embed(asked, served, self.tenant)
+        try:
+            embedded = await self.gateway.embedder.embed(asked, served, self.tenant, self._taking(len(asked.texts)))
+        except NoRoom as error:
+            raise self.gateway.admission.refusal(error) from None
         self.gateway.telemetry.embedded(served.name, len(asked.texts), embedded.tokens)
         return embedded
 
-    async def body(self) -> bytes:
-        """The body as it is; raises Refusal if it is too large, or takes too long."""
+    def _taking(self, texts: int) -> Taking:
+        """The place of a request for vectors, which is taken with its job."""
+        places = {} if self._has_place else {self.gateway.admission.places: 1}
+        taking = self.gateway.ledger.taking(self.tenant, places, texts)
+        self.held.room.append(taking)
+        return taking
+
+    def _length(self) -> int:
+        """The bytes that the body is said to have; raises Refusal if these are too many."""
         length = self.request.headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
             raise _too_large()
-        if int(length) > SMALL_BYTES:
-            await self.take({BYTES: int(length)})
+        return int(length)
+
+    async def body(self) -> bytes:
+        """The body as it is; raises Refusal if it is too large, or takes too long."""
+        length = self._length()
+        if length > SMALL_BYTES:
+            await self.take({BYTES: length})
         body = bytearray()
         try:
             async with asyncio.timeout(self.gateway.body_s):
@@ -245,8 +258,8 @@ class Call:
                     body += piece
         except TimeoutError:
             raise invalid(f"the body took longer than {self.gateway.body_s:g} s", "timeout", None, 408) from None
-        if len(body) > max(int(length), SMALL_BYTES):  # it did not say how long it is
-            await self.take({BYTES: len(body) - int(length)})
+        if len(body) > max(length, SMALL_BYTES):  # it did not say how long it is
+            await self.take({BYTES: len(body) - length})
         return bytes(body)
 
     async def _pieces(self) -> AsyncIterator[bytes]:
@@ -283,7 +296,7 @@ class Endpoint:
         finally:
             held.free()
             if held.room:
-                self._gateway.tidy(lambda: self._gateway.ledger.give(held.client, held.room))
+                self._gateway.embedder.tidy_soon()
         self._gateway.telemetry.answered(self._path, response.status_code, time.perf_counter() - began)
 
     async def _response(self, request: Request, held: Held) -> Response:

@@ -40,7 +40,7 @@ from embedctl_config.wire import ChunkInput, RecordKind
 from embedctl_gateway.access.verbs import JOBS, READ_JOBS
 from embedctl_gateway.calls.common import MAX_BODY_BYTES, Call, Handler, while_caller_waits
 from embedctl_gateway.calls.openapi import READING_STEPS, STEPS, check_known, check_types
-from embedctl_gateway.http.refusals import BUSY_S, Refusal, refuse
+from embedctl_gateway.http.refusals import BUSY_S, Refusal, limited, refuse
 
 #: HTTP's status of an error that is told as it is: the library raises it again where it was asked.
 _STATUSES: tuple[tuple[type[EmbedctlError], int], ...] = (
@@ -48,7 +48,6 @@ _STATUSES: tuple[tuple[type[EmbedctlError], int], ...] = (
     (JobError, 409),
     (CorpusChanged, 409),
     (NotPermitted, 403),
-    (QuotaExceeded, 429),
     (SettingsError, 400),
     (InputError, 400),
     (WireError, 400),
@@ -73,10 +72,15 @@ def _told(handler: Handler) -> Handler:
             return await handler(call)
         except BrokerFull:
             raise Refusal(503, "the queue is full", "broker_full", None, {"retry-after": str(BUSY_S)}) from None
+        except QuotaExceeded as error:
+            refusal = limited(error, _code_of(error))
+            told = f"{error.tenant} {error.limit} {error.most} {error.used} {error.after_s}"
+            refusal.headers = {**refusal.headers, "x-quota": told}
+            raise refusal from None
         except EmbedctlError as error:
             for kind, status in _STATUSES:
                 if isinstance(error, kind):
-                    raise Refusal(status, str(error), _code_of(error), None, _facts_of(error)) from None
+                    raise Refusal(status, str(error), _code_of(error)) from None
             raise
 
     return call
@@ -84,12 +88,6 @@ def _told(handler: Handler) -> Handler:
 
 def _code_of(error: EmbedctlError) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
-
-
-def _facts_of(error: EmbedctlError) -> dict[str, str]:
-    if not isinstance(error, QuotaExceeded):
-        return {}
-    return {"x-quota": f"{error.tenant} {error.limit} {error.most} {error.used}", "retry-after": str(BUSY_S)}
 
 
 @_told

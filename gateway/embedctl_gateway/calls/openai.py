@@ -25,7 +25,7 @@ _STARTED = int(time.time())
 
 
 async def embeddings(call: Call) -> Response:
-    fields = await call.fields()
+    fields = await call.fields(embeds=True)
     asked = _asked(fields)
     numbers = as_base64 if fields.get("encoding_format") == "base64" else as_floats
     del fields

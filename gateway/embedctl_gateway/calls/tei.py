@@ -28,7 +28,7 @@ _SIDES: Mapping[object, TruncationSide | None] = {
 
 async def embed(call: Call) -> Response:
     began = time.perf_counter()
-    fields = await call.fields()
+    fields = await call.fields(embeds=True)
     asked = _asked(fields)
     del fields
     embedded = await call.embed(asked)
@@ -46,7 +46,7 @@ async def embed(call: Call) -> Response:
 async def predict(call: Call) -> Response:
     """HF Infinity's `POST /predict`; `x-compute-time` is in milliseconds."""
     began = time.perf_counter()
-    fields = await call.fields()
+    fields = await call.fields(embeds=True)
     check_known(fields, "PredictRequest")
     asked = Asked(_inputs(fields))
     del fields

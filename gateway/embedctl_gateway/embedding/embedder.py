@@ -13,6 +13,9 @@ import numpy as np
 from embedctl import AsyncJob, TruncatedRecord, aenqueue_embeddings
 from embedctl.jobs.aio import discard_all
 from embedctl.jobs.options import Truncation, TruncationSide
+from embedctl.queueing.listening import in_shared_thread
+from embedctl.store.ledger import Ledger, Taking, taken_with_job
+from embedctl.store.scripts import ScriptCall
 from embedctl.waiting.results import Vectors
 from embedctl_config.errors import EmbedctlError
 from embedctl_config.settings import Settings
@@ -53,15 +56,18 @@ class Embedded:
 
 
 class Embedder:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, ledger: Ledger) -> None:
         self._settings = settings
+        self._ledger = ledger
         self._freeing: set[asyncio.Task[None]] = set()
         self._answered: list[AsyncJob] = []
+        self._frees_soon = False
 
-    async def embed(self, asked: Asked, served: Served, tenant: str) -> Embedded:
-        """The vectors of all texts. A task that is cancelled here cancels the job. Raises Refusal if a text has failed,
-        or somebody ended the job, and as the library does."""
-        submitting = asyncio.create_task(self._submit(asked, served, tenant))
+    async def embed(self, asked: Asked, served: Served, tenant: str, room: Taking) -> Embedded:
+        """The vectors of all texts, by a job that takes this room. A task that is cancelled here cancels the job.
+        Raises Refusal if a text has failed, or somebody ended the job; NoRoom; and as the library does."""
+        with taken_with_job(room):
+            submitting = asyncio.create_task(self._submit(asked, served, tenant))
         try:
             # Shielded, because a task that is cancelled as its job is made would not know the job.
             job = await asyncio.shield(submitting)
@@ -70,9 +76,14 @@ class Embedder:
             self._begin(_give_up(submitting))
             raise
         self._answered.append(job)
-        if len(self._answered) == 1:
-            self._begin(self._free_answered())
+        self.tidy_soon()
         return embedded
+
+    def tidy_soon(self) -> None:
+        """Free in a moment what requests have left, and tell Redis which room was given back until then."""
+        if not self._frees_soon:
+            self._frees_soon = True
+            self._begin(self._tidy())
 
     async def close(self) -> None:
         """Wait until nothing is left to be freed."""
@@ -84,10 +95,15 @@ class Embedder:
         self._freeing.add(task)
         task.add_done_callback(self._freeing.discard)
 
-    async def _free_answered(self) -> None:
+    async def _tidy(self) -> None:
         await asyncio.sleep(_FREE_AFTER_S)
+        self._frees_soon = False
         jobs, self._answered = self._answered, []
-        await _discard(jobs)
+        if jobs:
+            await _discard(jobs, self._ledger.telling())
+            return
+        with suppress(EmbedctlError):  # the next renewal tells it
+            await in_shared_thread(self._ledger.tell)
 
     async def _submit(self, asked: Asked, served: Served, tenant: str) -> AsyncJob:
         return await aenqueue_embeddings(
@@ -135,6 +151,6 @@ async def _give_up(submitting: asyncio.Task[AsyncJob]) -> None:
     await _discard([submitting.result()])
 
 
-async def _discard(jobs: Sequence[AsyncJob]) -> None:
+async def _discard(jobs: Sequence[AsyncJob], also: Sequence[ScriptCall] = ()) -> None:
     with suppress(EmbedctlError):  # Redis is away; the jobs' time to live frees them
-        await discard_all(jobs)
+        await discard_all(jobs, also)

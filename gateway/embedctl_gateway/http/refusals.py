@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import traceback
 from collections.abc import Callable, Mapping
 from typing import NoReturn
@@ -74,6 +75,19 @@ def busy(message: str) -> Refusal:
     return Refusal(429, message, "rate_limit_exceeded", None, {"retry-after": str(BUSY_S)})
 
 
+def limited(error: QuotaExceeded, code: str = "rate_limit_exceeded") -> Refusal:
+    """The refusal of what a tenant's limits leave no room for. OpenAI's clients take milliseconds too."""
+    after_s = error.after_s or BUSY_S
+    headers = {"retry-after": str(math.ceil(after_s)), "retry-after-ms": str(math.ceil(after_s * 1000))}
+    if error.limit == "max_requests_s":
+        headers |= {
+            "x-ratelimit-limit-requests": str(error.most),
+            "x-ratelimit-remaining-requests": "0",
+            "x-ratelimit-reset-requests": f"{math.ceil(after_s * 1000)}ms",
+        }
+    return Refusal(429, str(error), code, None, headers)
+
+
 def unavailable(message: str, code: str = "unavailable") -> Refusal:
     """The refusal of a request that may be answered later."""
     return Refusal(503, message, code, None, {"retry-after": str(AWAY_S)})
@@ -93,7 +107,9 @@ def refusal_of(error: EmbedctlError) -> Refusal:
         return unavailable("the queue can't be reached now")
     if isinstance(error, WaitTimeout | JobNotFound):  # it is not found if Redis lost it
         return unavailable("the vectors were not ready in time", "timeout")
-    if isinstance(error, QuotaExceeded | KeepsEnough):
+    if isinstance(error, QuotaExceeded):
+        return limited(error)
+    if isinstance(error, KeepsEnough):
         return busy(str(error))
     if isinstance(error, FileGone):
         return invalid("the file has been deleted, or has expired", "not_found", None, 404)

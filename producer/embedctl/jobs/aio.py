@@ -27,6 +27,7 @@ from embedctl.queueing.broker import Broker
 from embedctl.queueing.listening import in_own_thread, in_shared_thread
 from embedctl.queueing.retrying import TimeLimit, check_timeout
 from embedctl.store import JobStatus
+from embedctl.store.scripts import ScriptCall
 from embedctl.waiting.results import ChunkVectors, FailedRecord, Vectors
 from embedctl.waiting.submission import SubmitProgress
 from embedctl.waiting.waiter import Progress, Relay
@@ -272,13 +273,13 @@ class AsyncJob:
             given, since = given + 1, time.monotonic()
 
 
-async def discard_all(jobs: Sequence[AsyncJob]) -> None:
+async def discard_all(jobs: Sequence[AsyncJob], also: Sequence[ScriptCall] = ()) -> None:
     """Free jobs of one Redis, as :meth:`AsyncJob.discard`; some may be gone. Small ones whose end was awaited within
-    the last second take a common round trip."""
+    the last second take a common round trip, in which these calls are made too."""
     ended = [status for job in jobs if (status := job._waiter.ended_lately()) is not None]
 
     def discard() -> None:
-        removed = jobs[0]._job._broker.upkeep.remove_complete(ended)
+        removed = jobs[0]._job._broker.upkeep.remove_complete(ended, also)
         for job in jobs:
             if job.id not in removed:
                 with suppress(JobNotFound):  # somebody else has freed it

@@ -354,7 +354,10 @@ def limit_findings(tenants: Mapping[str, TenantEntry], quotas: Sequence[Quota]) 
         quota = known.get(name, Quota(name, "", {}, {}))
         own = tenants.get(name)
         here = quota.limits if own is None else {limit: most for limit, most in own.limits.items() if most}
-        found = ", ".join(f"{quota.used[limit]:,} of {most:,} ({limit})" for limit, most in quota.limits.items())
+        found = ", ".join(
+            f"{quota.used[limit]:,} of {most:,} ({limit})" if limit in quota.used else f"at most {most:,} ({limit})"
+            for limit, most in quota.limits.items()
+        )
         if here != quota.limits:
             says = ", ".join(f"{limit} {most:,}" for limit, most in here.items()) or "no limits"
             yield Finding(
@@ -364,7 +367,7 @@ def limit_findings(tenants: Mapping[str, TenantEntry], quotas: Sequence[Quota]) 
                 "give all workers the same settings, and start them again: the one that was started last decides",
             )
         elif found:
-            room = all(quota.used[limit] < most for limit, most in quota.limits.items())
+            room = all(quota.used.get(limit, 0) < most for limit, most in quota.limits.items())
             remedy = "its new jobs are refused until some are done"
             yield _judge(room, Level.WARN, f"tenant {name}", f"{found}, of worker {quota.by}", remedy)
 

@@ -178,8 +178,10 @@ class Calls:
             told = orjson.loads(body)["error"]
             message, code = str(told["message"]), str(told["code"])
         if code == "quota_exceeded":
-            tenant, limit, most, used = headers["x-quota"].split(" ")
-            return QuotaExceeded(message, tenant=tenant, limit=limit, most=int(most), used=int(used))
+            tenant, limit, most, used, after_s = headers["x-quota"].split(" ")
+            return QuotaExceeded(
+                message, tenant=tenant, limit=limit, most=int(most), used=int(used), after_s=float(after_s)
+            )
         kind = getattr(errors, "".join(word.capitalize() for word in code.split("_")), None)
         if isinstance(kind, type) and issubclass(kind, EmbedctlError):
             return kind(message)

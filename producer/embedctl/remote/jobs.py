@@ -16,6 +16,7 @@ from embedctl.store import Connection, InlineJob, JobSpec, JobState, JobStatus, 
 from embedctl.store.answers import Added
 from embedctl.store.quotas import Quotas
 from embedctl.store.reading import Event
+from embedctl.store.scripts import ScriptCall
 from embedctl.store.workers import GoneWorker, Offer, Offered
 from embedctl_config import keys
 from embedctl_config.errors import GatewayUnavailable, SettingsError
@@ -199,7 +200,7 @@ class RemoteUpkeep(Upkeep):
         super().__init__(connection, settings, ChunkFiles())
         self._jobs = jobs
 
-    def remove_complete(self, jobs: Sequence[JobStatus]) -> set[str]:
+    def remove_complete(self, jobs: Sequence[JobStatus], also: Sequence[ScriptCall] = ()) -> set[str]:
         return set()
 
     def free(self, job_id: str, chunks: int) -> None:

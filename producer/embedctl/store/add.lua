@@ -13,11 +13,10 @@ local added = tonumber(facts.added)
 local limits = quota and quota_of(quota, ARGV[1])
 local function no_room()
   if not quota then return nil end
-  if (tonumber(limits[6]) or 0) == 0 then return nil end
   local more = {max_waiting_records = rows, max_waiting_bytes = size_in(input)}
-  local full = without_room(limits, function(name, most, used)
+  local full = (tonumber(limits[6]) or 0) > 0 and without_room(limits, function(name, most, used)
     return not more[name] or used + more[name] <= (added == 0 and most or most * 0.9)
-  end)
+  end) or within_rate(quota, limits, 'max_texts_s', rows)
   if full then full[5] = facts.tenant or TENANT end
   return full
 end

@@ -1,21 +1,30 @@
 -- KEYS: job, quota of its tenant, [idempotency].
 -- ARGV: job id, now, time to live, time to keep the shared keys, job key without its id, time of the reaper's first look,
--- queue, token, then fields and values.
--- → created | exists <job id> | taken | full <limit> <its value> <what the tenant has>
+-- queue, what a gateway asks for its call (see `rooms`) or '', token, then fields and values.
+-- → created | exists <job id> | taken | full <limit> <its value> <what the tenant has, or of a rate: ms until there is room>
+--   | no_room <full or share> <kind>
 -- Ids are short, so another job may have this one, or a file whose parts are named so. If the answer was lost, the client
 -- asks again, and may have added to the job by then.
 if redis.call('EXISTS', KEYS[1], KEYS[1] .. ':out:0') > 0 then
-  return {redis.pcall('HGET', KEYS[1], 'token') == ARGV[8] and 'created' or 'taken'}
+  return {redis.pcall('HGET', KEYS[1], 'token') == ARGV[9] and 'created' or 'taken'}
 end
 if KEYS[3] then
   local first = redis.call('GET', KEYS[3])
   if first and redis.call('EXISTS', ARGV[5] .. first) == 1 then return {'exists', first} end
 end
+local asked = ARGV[8] ~= '' and cjson.decode(ARGV[8])
+local heard = asked and hear(asked)
 local limits = quota_of(KEYS[2], ARGV[1])
 local full = without_room(limits, function(_, most, used) return used < most end)
+  or (asked and within_rate(KEYS[2], limits, 'max_texts_s', asked.texts, true))
 if full then return full end
+local none = asked and without_place(asked, heard)
+if none then return {'no_room', unpack(none)} end
+full = within_rate(KEYS[2], limits, 'max_requests_s', 1)
+if full then return full end
+if asked then take_place(asked) end
 if KEYS[3] then redis.call('SET', KEYS[3], ARGV[1], 'PX', ARGV[3]) end
-redis.call('HSET', KEYS[1], 'token', unpack(ARGV, 8))
+redis.call('HSET', KEYS[1], 'token', unpack(ARGV, 9))
 if limits[7] then
   redis.call('HSET', KEYS[1], 'limited', 1)
   note(KEYS[2], ARGV[1], limits, 0, 0)

@@ -18,7 +18,8 @@ from embedctl.chunk_files.references import MOST_BYTES, is_reference
 from embedctl.store.answers import Added, Claimant, Completed, Given, InlineJob, JobSpec, claim_of
 from embedctl.store.connection import Connection
 from embedctl.store.doubts import Doubts
-from embedctl.store.quotas import Quotas, exceeded
+from embedctl.store.ledger import asked_with_job
+from embedctl.store.quotas import Quotas, exceeded, is_rate
 from embedctl.store.reading import JobReader, damaged
 from embedctl.store.scripts import ScriptCall, flat
 from embedctl.store.status import COUNTS, JobState, JobStatus, lifetime_s
@@ -70,7 +71,7 @@ class JobStore(JobReader):
         Raises QuotaExceeded if its tenant has as many jobs, or as much waiting, as it may have.
         """
         job_id, answer, rest = self._created(spec)
-        if answer == "full":
+        if answer == "full" and not is_rate(rest):
             self._quotas.correct(spec.tenant)
             job_id, answer, rest = self._created(spec)
         if answer == "full":
@@ -78,10 +79,13 @@ class JobStore(JobReader):
         return (rest[0].decode(), False) if answer == "exists" else (job_id, True)
 
     def _created(self, spec: JobSpec) -> tuple[str, str, list[Any]]:
-        """Ask for a job by ids that are drawn until nobody has one; returns the last one, and the answer."""
+        """Ask for a job by ids that are drawn until nobody has one; returns the last one, and the answer. Raises NoRoom
+        if there is none of what :func:`taken_with_job` names."""
         while True:
-            job_id, _, call = self._creation(spec)
-            answer, rest = self._connection.script(call.name, call.keys, call.args)
+            with asked_with_job() as room:
+                job_id, _, call = self._creation(spec, room.said)
+                answer, rest = self._connection.script(call.name, call.keys, call.args)
+                room.heard(answer, rest)
             if answer != "taken":
                 return job_id, answer, rest
 
@@ -90,8 +94,24 @@ class JobStore(JobReader):
 
         It has no idempotency key. The value is the chunk in wire format, the token the one that :meth:`hold` takes.
         Raises BrokerUnavailable if Redis can't be reached, and may have made the job; or if it is full, and has not.
+        Raises NoRoom as :meth:`create` does, and QuotaExceeded for what the tenant has begun in this second alone.
         """
-        job_id, made_with, creation = self._creation(spec)
+        with asked_with_job() as room:
+            job_id, made_with, creation = self._creation(spec, room.said)
+            created, *steps = self._take_inline(job_id, made_with, creation, value, digest, rows, token)
+            if isinstance(refused := self._connection.answer_of(created), BrokerRefused):
+                raise refused
+            room.heard(*created)
+        if created[0] == "full" and is_rate(created[1]):
+            raise exceeded(spec.tenant, created[1])
+        done = [isinstance(step, tuple) and step[0] == "ok" for step in steps]
+        sealed_at = steps[1][1][1].decode() if all(done) else None
+        return InlineJob(job_id if created[0] == "created" else None, rows, sealed_at)
+
+    def _take_inline(
+        self, job_id: str, made_with: str, creation: ScriptCall, value: bytes, digest: bytes, rows: int, token: str
+    ) -> list[Any]:
+        """Take the steps of an inline job; returns their answers."""
         of_job, producer = keys.of_job(job_id), keys.producer(job_id)
         chunk = [keys.chunk_input(job_id, 0), keys.chunk_result(job_id, 0)]
         calls = [
@@ -104,22 +124,17 @@ class JobStore(JobReader):
             ScriptCall("seal", [*of_job, producer], [job_id, 1, made_with]),
         ]
         try:
-            created, *steps = self._connection.raw_scripts(calls)
+            return self._connection.raw_scripts(calls)
         except BrokerUnavailable:
             raise
         except BaseException:  # Ctrl-C
             with suppress(EmbedctlError):
                 self.cancel(job_id)
             raise
-        if isinstance(refused := self._connection.answer_of(created), BrokerRefused):
-            raise refused
-        done = [isinstance(step, tuple) and step[0] == "ok" for step in steps]
-        sealed_at = steps[1][1][1].decode() if all(done) else None
-        is_made = isinstance(created, tuple) and created[0] == "created"
-        return InlineJob(job_id if is_made else None, rows, sealed_at)
 
-    def _creation(self, spec: JobSpec) -> tuple[str, str, ScriptCall]:
-        """The id of a new job, the token by which the job is known to be this one, and the call that makes it."""
+    def _creation(self, spec: JobSpec, room: str) -> tuple[str, str, ScriptCall]:
+        """The id of a new job, the token by which the job is known to be this one, and the call that makes it; `room`
+        is what the ledger of a gateway says."""
         now = self._connection.recent_now_ms()
         ttl_ms = int(spec.ttl_s * 1000)
         job_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now / 1000))}-{secrets.token_hex(5)}"
@@ -152,7 +167,7 @@ class JobStore(JobReader):
         times = [now, life_ms, kept_ms, keys.job(""), now + keys.LOOK_AFTER_S * 1000]
         queue = keys.queue(spec.hardware, spec.model)
         token = secrets.token_hex(16)
-        return job_id, token, ScriptCall("create", script_keys, [job_id, *times, queue, token, *flat(fields)])
+        return job_id, token, ScriptCall("create", script_keys, [job_id, *times, queue, room, token, *flat(fields)])
 
     def hold(self, job_id: str, token: str, *, lease_s: float | None = None) -> bool:
         """Renew the producer's lease of a job, or take it over from a dead producer; 0 seconds give it up.

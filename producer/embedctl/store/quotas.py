@@ -11,7 +11,7 @@ from embedctl.store.scripts import ScriptCall
 from embedctl.store.sweeps import next_slice
 from embedctl_config import keys, tenants
 from embedctl_config.errors import QuotaExceeded
-from embedctl_config.tenants import LIMITS, TenantEntry
+from embedctl_config.tenants import LIMITS, RATES, TenantEntry
 
 #: A worker that has stated nothing for this long no longer decides (seconds).
 SILENT_S = 120.0
@@ -22,11 +22,13 @@ _MOST_SLICES = 10
 #: Tenants that are corrected in one round of the reaper.
 _TENANTS = 20
 _WHAT = dict(zip(LIMITS, ("jobs that have not ended", "waiting records", "bytes of waiting text"), strict=True))
+_IN_A_SECOND = dict(zip(RATES, ("jobs and requests", "texts"), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """A tenant's limits by name, which are in the settings of the worker `by`, and what it has of each, as noted."""
+    """A tenant's limits by name, which are in the settings of the worker `by`, and what it has of each that is no rate,
+    as noted."""
 
     tenant: str
     by: str
@@ -56,9 +58,9 @@ class Quotas:
             since_ms: when it was started, by Redis' clock: the worker that was started last decides.
         """
         stated = [entry.weight, *entry.limits.values()]
-        args = [tenant, since_ms, by, *stated, keys.QUOTA_TTL_S * 1000, int(SILENT_S * 1000)]
+        args = [tenant, since_ms, by, keys.QUOTA_TTL_S * 1000, int(SILENT_S * 1000), *stated]
         answer, rest = self._connection.script("quota", [keys.quota(tenant), keys.QUOTAS], args)
-        return None if answer == "ok" else Overruled(rest[0].decode(), tuple(float(each or 1) for each in rest[1:]))
+        return None if answer == "ok" else Overruled(rest[0].decode(), tuple(float(each or 0) for each in rest[1:]))
 
     def correct(self, tenant: str) -> None:
         """Correct what is noted of a tenant's jobs: of all of them, or of as many as can be done at once."""
@@ -109,20 +111,37 @@ class Quotas:
         """The tenants whose limits workers have stated, at most so many."""
         with self._connection.client() as client:
             stated = [tenant.decode() for tenant in client.zrange(keys.QUOTAS, 0, most - 1)]
-        asked = ("by", *LIMITS, "jobs", "records", "bytes")
+        limits_of = (*LIMITS, *RATES)
+        asked = ("by", "jobs", "records", "bytes", *limits_of)
         answers = self._connection.ask_each(stated, lambda pipe, tenant: pipe.hmget(keys.quota(tenant), *asked))
         found = []
         for tenant, (by, *facts) in zip(stated, answers, strict=True):
             if by is not None:
                 values = [int(fact or 0) for fact in facts]
-                limits = {name: value for name, value in zip(LIMITS, values[:3], strict=True) if value}
-                found.append(Quota(tenant, by.decode(), limits, dict(zip(LIMITS, values[3:], strict=True))))
+                limits = {name: value for name, value in zip(limits_of, values[3:], strict=True) if value}
+                found.append(Quota(tenant, by.decode(), limits, dict(zip(LIMITS, values[:3], strict=True))))
         return found
+
+
+def is_rate(rest: Sequence[Any]) -> bool:
+    """Whether a script's answer `full` is about what a tenant may begin in a second."""
+    return rest[0].decode() in RATES
 
 
 def exceeded(tenant: str, rest: Sequence[Any]) -> QuotaExceeded:
     """The error for a script's answer `full`."""
     limit, most, used = rest[0].decode(), int(rest[1]), int(rest[2])
+    if limit in RATES:
+        after_s = used / 1000
+        return QuotaExceeded(
+            f"tenant {tenant} begins at most {most:,} {_IN_A_SECOND[limit]} in a second ({limit}): try again in "
+            f"{after_s:.3g} s, or raise the limit in the settings of the workers",
+            tenant=tenant,
+            limit=limit,
+            most=most,
+            used=most,
+            after_s=after_s,
+        )
     return QuotaExceeded(
         f"tenant {tenant} has {used:,} of at most {most:,} {_WHAT[limit]} ({limit}): wait until some are done, discard "
         f"jobs (`embedctl list --tenant {tenant}`), or raise the limit in the settings of the workers",

@@ -43,12 +43,13 @@ _BACKGROUND_S = 60
 #: Scripts that are not about a job → the parts that they include.
 _PLAIN_SCRIPTS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("quota", "take_batch", "note_event", "free"), ()),
-    **dict.fromkeys(("make", "step_batch", "cancel_batch", "late", "relist_made", "room", "drop_file"), ("ledger",)),
+    **dict.fromkeys(("make", "step_batch", "cancel_batch", "late", "relist_made", "drop_file"), ("ledger",)),
+    "room": ("ledger", "rooms"),
 }
 _USUAL = ("sums", "turns", "prelude")
 #: Script → the parts that it includes, if these are not the usual ones.
 _PARTS = {
-    "create": ("sums", "lists"),
+    "create": ("sums", "lists", "ledger", "rooms"),
     "relist": ("lists",),
     "tally": ("sums",),
     "ring": ("turns",),
@@ -165,6 +166,7 @@ def script_source(name: str) -> str:
     own = _text(name)
     if name == "next":  # It is about many jobs, so what is about one is a function of it.
         own = f"local function claim(KEYS, ARGV, found)\n{_needed(parts.pop(2), parts[2])}{parts.pop(2)}end\n{own}"
+    constants += _LEDGER if "ledger" in _PARTS.get(name, ()) else ""
     return constants + _TURNS + _needed("".join(parts), own) + own
 
 

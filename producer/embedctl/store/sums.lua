@@ -3,7 +3,7 @@
 -- The limits of a tenant, the sums of what is noted, and what is noted of a job.
 local function quota_of(quota, id)
   return redis.call('HMGET', quota, 'max_jobs', 'max_waiting_records', 'max_waiting_bytes', 'jobs', 'records', 'bytes',
-    'since', 'job:' .. id)
+    'since', 'job:' .. id, 'max_requests_s', 'max_texts_s', 'left:max_requests_s', 'left:max_texts_s')
 end
 
 -- Note how many records and bytes of a job wait; nil if it has ended or is gone. What was noted of it before leaves the
@@ -42,4 +42,25 @@ local function without_room(known, has_room)
     local most, used = tonumber(known[at]) or 0, tonumber(known[at + 3]) or 0
     if most > 0 and not has_room(name, most, used) then return {'full', name, most, used} end
   end
+end
+
+-- Take so much of what a tenant may begin in a second, from what is left of it: at most as much as comes in one second.
+-- More than that is taken at once if nothing of it is missing, and is owed then. So a clock that is set forward gives no
+-- more than one second's, and one that is set back stops nobody.
+-- → full <limit> <its value> <ms until there is so much>; nil if it was taken, or is only asked for
+local function within_rate(quota, known, name, amount, only_asked)
+  local at = name == 'max_requests_s' and 9 or 10
+  local most = tonumber(known[at]) or 0
+  if most == 0 then return nil end
+  local time = redis.call('TIME')
+  local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+  local had, had_ms = string.match(known[at + 2] or '', '^(%S+) (%d+)$')
+  had, had_ms = tonumber(had) or most, tonumber(had_ms) or now_ms
+  local left = math.min(most, had + math.max(0, now_ms - had_ms) * most / 1000)
+  local lacking = math.min(amount, most) - left
+  local taken = (lacking > 0 or only_asked) and 0 or amount
+  if taken > 0 or had_ms > now_ms then
+    redis.call('HSET', quota, 'left:' .. name, string.format('%.6f %.0f', left - taken, now_ms))
+  end
+  if lacking > 0 then return {'full', name, most, math.ceil(lacking * 1000 / most)} end
 end

@@ -249,35 +249,41 @@ class Upkeep:
         with self._connection.client() as client:
             client.unlink(keys.job(job_id))
 
-    def remove_complete(self, jobs: Sequence[JobStatus]) -> set[str]:
-        """Free and remove those of these jobs that are small and complete, in one round trip for many; their ids.
+    def remove_complete(self, jobs: Sequence[JobStatus], also: Sequence[ScriptCall] = ()) -> set[str]:
+        """Free and remove those of these jobs that are small and complete, in one round trip for many, in which other
+        calls may be made too; their ids.
 
         The jobs are as they were a moment ago. Nobody adds to such a job, and none of its chunks is retried.
         """
         complete = [job for job in jobs if self._is_complete(job)]
         for start in range(0, len(complete), _TOGETHER):
-            self._remove_complete(complete[start : start + _TOGETHER])
+            self._remove_complete(complete[start : start + _TOGETHER], () if start else also)
+        if not complete:
+            self._connection.scripts(also)
         return {job.id for job in complete}
 
     def _is_complete(self, job: JobStatus) -> bool:
         complete = job.state in _COMPLETE and job.chunks == job.original_chunks == job.chunks_done
         return complete and job.chunks <= _SMALL and not self._files.is_outside
 
-    def _remove_complete(self, jobs: Sequence[JobStatus]) -> None:
+    def _remove_complete(self, jobs: Sequence[JobStatus], also: Sequence[ScriptCall]) -> None:
         kinds = (keys.chunk_input, keys.chunk_result)
         chunks = [key(job.id, chunk) for job in jobs for chunk in range(job.chunks) for key in kinds]
         ids = [job.id for job in jobs]
-        with self._connection.client() as client:
-            pipe = client.pipeline(transaction=False)
+
+        def ask(pipe: Any) -> None:
             for job_id in ids:
                 pipe.hget(keys.job(job_id), "idempotency_key")
             pipe.unlink(*chunks, *(key for job_id in ids for key in _own(job_id)))
             for several in (keys.JOBS, keys.ACTIVE, keys.UPKEEP):
                 pipe.zrem(several, *ids)
-            found = pipe.execute()[: len(ids)]
-            for job_id, key in zip(ids, found, strict=True):
-                if key and client.get(key) == job_id.encode():
-                    client.unlink(key)
+
+        answers = map(self._connection.answer_of, self._connection.raw_scripts(also, ask=ask))
+        for job_id, key in zip(ids, list(answers)[len(also) :], strict=False):
+            if isinstance(key, bytes):
+                with self._connection.client() as client:
+                    if client.get(key) == job_id.encode():
+                        client.unlink(key)
 
     def _cursor(self, job_id: str, name: str) -> int:
         with self._connection.client() as client:

@@ -130,15 +130,16 @@ class Submission:
 
     def _within_limits(self, ask: Callable[[], T]) -> T:
         """Ask until the limits of the job's tenant leave room. Raises QuotaExceeded if the job has no chunk, because
-        then it does not wait, and as :meth:`_check_goes_on` if there will be no room."""
+        then it waits only for the next second, and as :meth:`_check_goes_on` if there will be no room."""
         seen, asked = self._waiter.seen, 0
         while True:
             try:
                 return self._retried(ask)
             except QuotaExceeded as error:
-                if asked % _CORRECTED_EVERY == 0:
+                is_rate = error.after_s > 0
+                if not is_rate and asked % _CORRECTED_EVERY == 0:
                     self._retried(partial(self.broker.quotas.correct, error.tenant))
-                if not self.chunks and not self._job.chunks:
+                if not is_rate and not self.chunks and not self._job.chunks:
                     return self._retried(ask)
                 self._check_goes_on(self._retried(partial(self.broker.jobs.status, self._job_id)))
                 self._wait(f"room within {error.limit} of tenant {error.tenant}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from embedctl import enqueue_embeddings
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
 from embedctl.store import Added
+from embedctl.store.ledger import Ledger, taken_with_job
 from embedctl.store.quotas import Quota
 from embedctl_config import keys
 from embedctl_config.errors import BrokerFull, JobCancelled, QuotaExceeded, WaitTimeout
@@ -155,7 +158,7 @@ def test_the_worker_started_last_decides_while_it_lives(broker: Broker, monkeypa
     limit(broker, by="old", since_ms=1, max_jobs=1)
     limit(broker, by="new", since_ms=2, max_jobs=2)
     other = some(broker.quotas.state(TENANT, TenantEntry(max_jobs=1), by="old", since_ms=1))
-    assert (other.by, other.values) == ("new", (1, 2, 0, 0))
+    assert (other.by, other.values) == ("new", (1, 2, 0, 0, 0, 0))
     limit(broker, by="old", since_ms=1, max_jobs=2)  # the same is only renewed
     assert [quota.by for quota in broker.quotas.all(10)] == ["new"]
     monkeypatch.setattr("embedctl.store.quotas.SILENT_S", -1.0)  # it has been silent for long
@@ -294,3 +297,57 @@ def test_a_full_redis_makes_no_job_and_lets_jobs_end(broker: Broker, raw: Redis)
     finally:
         raw.config_set("maxmemory", 0)
     create(broker)
+
+
+def later(raw: Any, rate: str, ms: int) -> None:
+    """Let so much more time have passed since this was begun last."""
+    left, at_ms = raw.hget(keys.quota(TENANT), f"left:{rate}").split()
+    raw.hset(keys.quota(TENANT), f"left:{rate}", f"{left.decode()} {int(at_ms) - ms}")
+
+
+def begin_all(*brokers: Broker) -> int:
+    """Make jobs through one after the other, until one is refused; returns how many there are."""
+    for each in cycle(brokers):
+        try:
+            create(each)
+        except QuotaExceeded as error:
+            if error.limit != "max_requests_s" or not 0 < error.after_s <= 0.25:
+                raise
+            return len(list(brokers[0].jobs.newest()))
+    raise AssertionError
+
+
+def test_two_producers_begin_no_more_in_a_second_than_one(broker: Broker, raw: Redis, settings: Settings) -> None:
+    limit(broker, max_requests_s=4)
+    with closing(Broker.connect(settings)) as second:
+        began_ms = broker.connection.now_ms()
+        count = begin_all(broker, second)
+        assert 4 <= count <= 4 + (broker.connection.now_ms() - began_ms) / 250
+        later(raw, "max_requests_s", 3_600_000)  # nothing is saved up
+        began_ms = broker.connection.now_ms()
+        more = begin_all(second, broker) - count
+        assert 4 <= more <= 4 + (broker.connection.now_ms() - began_ms) / 250
+    later(raw, "max_requests_s", -3_600_000)  # the clock was set back
+    begin_all(broker)
+    later(raw, "max_requests_s", 500)
+    create(broker)
+    new_job(broker, tenant="other")
+
+
+def test_texts_wait_for_their_second_and_a_large_chunk_owes_what_it_is_ahead(
+    broker: Broker, raw: Redis, settings: Settings
+) -> None:
+    limit(broker, max_texts_s=1)
+    first, second = create(broker), create(broker)
+    assert add(broker, first, 0)[0] is Added.OK
+    with pytest.raises(QuotaExceeded, match=r"at most 1 texts in a second \(max_texts_s\)") as raised:
+        add(broker, second, 0)
+    assert 1 < raised.value.after_s <= 2
+    place = Ledger(broker.connection).taking(TENANT, {}, 1)
+    with taken_with_job(place), pytest.raises(QuotaExceeded):
+        create(broker)  # a gateway's request for one text does not begin in vain
+    later(raw, "max_texts_s", 2000)
+    assert add(broker, first, 0)[0] is Added.SKIPPED  # costs nothing
+    assert add(broker, second, 0)[0] is Added.OK
+    limit(broker, max_texts_s=1000, since_ms=2)
+    enqueue_embeddings([f"text {number}" for number in range(1100)], chunk_size=500, tenant=TENANT, settings=settings)

@@ -9,10 +9,13 @@ from dataclasses import replace
 import pytest
 from redis import Redis
 
+from embedctl import enqueue_embeddings
 from embedctl.queueing.broker import Broker
-from embedctl.store.ledger import Ledger, NoRoom, Room
+from embedctl.store.ledger import Ledger, NoRoom, Room, Taking, taken_with_job
 from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable
+from embedctl_config.settings import Settings
+from tests.support.store import new_job
 
 SUMS = keys.ledger("sums")
 
@@ -24,16 +27,16 @@ class Places:
         self.room = Room("places", most)
         self.gateways = [Ledger(broker.connection), Ledger(broker.connection)]
         self.raw = raw
-        self._open: list[tuple[str, Ledger]] = []
+        self._open: list[tuple[str, Taking]] = []
 
     def ask(self, tenant: str) -> bool:
         """Ask the gateways in turn."""
         ledger = self.gateways[len(self._open) % 2]
         try:
-            ledger.take(tenant, {self.room: 1})
+            taking = ledger.take(tenant, {self.room: 1})
         except NoRoom:
             return False
-        self._open.append((tenant, ledger))
+        self._open.append((tenant, taking))
         return True
 
     def ask_all(self, tenant: str) -> int:
@@ -47,13 +50,14 @@ class Places:
         self._end(chance.randrange(len(self._open)))
 
     def _end(self, at: int) -> None:
-        tenant, ledger = self._open.pop(at)
-        ledger.give(tenant, {self.room: 1})
+        self._open.pop(at)[1].give()
+        for ledger in self.gateways:
+            ledger.tell()
 
     def pass_s(self, seconds: int) -> None:
         for _ in range(0, seconds, keys.CLOCK_STEP_S):
             self.raw.hincrby(keys.CLOCK, "redis", -keys.CLOCK_STEP_S * 1000)
-            self.gateways[0].give("nobody", {})
+            self.gateways[0].take("nobody", {})
 
     @property
     def had(self) -> Counter[str]:
@@ -151,7 +155,7 @@ def test_a_lost_answer_leaves_no_place_that_nobody_has(
     broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger, place = Ledger(broker.connection), Room("places", 4)
-    ledger.take("a", {place: 1})
+    taken = ledger.take("a", {place: 1})
     script = broker.connection.script
 
     def in_vain(*args: object) -> None:
@@ -163,8 +167,9 @@ def test_a_lost_answer_leaves_no_place_that_nobody_has(
         with pytest.raises(BrokerUnavailable):
             ledger.take("b", {place: 1})
         patched.setattr(broker.connection, "script", lambda *_: (_ for _ in ()).throw(BrokerUnavailable("away")))
+        taken.give()
         with pytest.raises(BrokerUnavailable):
-            ledger.give("a", {place: 1})
+            ledger.tell()
     assert raw.hget(SUMS, "places") == b"2"
     ledger.lease.renew()
     assert raw.hgetall(SUMS) == {}
@@ -172,11 +177,44 @@ def test_a_lost_answer_leaves_no_place_that_nobody_has(
 
 def test_a_redis_that_lost_all_counts_again_what_is_held(broker: Broker, raw: Redis) -> None:
     ledger, place = Ledger(broker.connection), Room("places", 4)
-    ledger.take("a", {place: 3})
+    ledger.take("a", {place: 2})
+    taken = ledger.take("a", {place: 1})
     raw.flushall()
-    ledger.give("a", {place: 1})
+    taken.give()
+    ledger.tell()
     assert raw.hgetall(SUMS) == {}
     ledger.lease.renew()
     assert raw.hgetall(SUMS) == {b"places": b"2", b"places a": b"2"}
     ledger.close()
+    assert raw.hgetall(SUMS) == {}
+
+
+def test_a_place_is_taken_with_its_job_or_neither_is(broker: Broker, raw: Redis, settings: Settings) -> None:
+    place = Room("places", 1)
+    first, second = Ledger(broker.connection), Ledger(broker.connection)
+    taking = first.taking("a", {place: 1})
+    with taken_with_job(taking):
+        job_id = new_job(broker, 1, tenant="a")
+    assert raw.hgetall(SUMS) == {b"places": b"1", b"places a": b"1"}
+    with taken_with_job(second.taking("b", {place: 1})):
+        for begin in (lambda: new_job(broker, 1), lambda: enqueue_embeddings(["a text"], settings=settings)):
+            with pytest.raises(NoRoom):
+                begin()
+    assert [job.id for job in broker.jobs.newest()] == [job_id]
+    taking.give()
+    with taken_with_job(first.taking("b", {place: 1})):  # it tells what was given back
+        enqueue_embeddings(["a text"], settings=settings)
+    assert raw.hgetall(SUMS) == {b"places": b"1", b"places b": b"1"}
+
+
+def test_what_is_given_before_it_is_taken_is_not_kept(broker: Broker, raw: Redis) -> None:
+    """A caller goes away while its job is made."""
+    ledger = Ledger(broker.connection)
+    taking = ledger.taking("a", {Room("places", 1): 1})
+    taking.give()
+    with taken_with_job(taking):
+        new_job(broker, 1)
+    ledger.tell()
+    assert raw.hgetall(SUMS) == {}
+    ledger.lease.renew()
     assert raw.hgetall(SUMS) == {}

@@ -15,7 +15,7 @@ from embedctl_config import wire
 from embedctl_config.errors import InputError, ModelError, SettingsError, WireForeign, WireTruncated
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS, Settings
-from embedctl_config.tenants import TenantEntry
+from embedctl_config.tenants import LIMITS, RATES, TenantEntry
 from embedctl_config.wire import ChunkInput
 from embedctl_workers.models.files import fingerprint_of
 
@@ -84,7 +84,7 @@ def loaded(folder: Path, text: str) -> Settings:
 def test_limits_are_read_and_any_may_be_left_out(tmp_path: Path) -> None:
     text = "[tenants.default]\nmax_jobs = 5\n[tenants.'team/a']\nweight = 2\nmax_waiting_bytes = 1_000"
     settings = loaded(tmp_path, text)
-    assert settings.tenants["default"].limits == {"max_jobs": 5, "max_waiting_records": 0, "max_waiting_bytes": 0}
+    assert settings.tenants["default"].limits == {**dict.fromkeys((*LIMITS, *RATES), 0), "max_jobs": 5}
     assert settings.tenants["team/a"] == TenantEntry(weight=2.0, max_waiting_bytes=1000)
 
 

@@ -9,12 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embedctl.store.connection import Connection
+from embedctl.store.ledger import Ledger
 from embedctl.waiting.results import ChunkVectors
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.settings import Settings
 from embedctl_gateway.embedding import embedder
 from embedctl_gateway.embedding.embedder import Asked, Embedder
 from tests.support.waiting import eventually
+
+#: Gives nothing back, so it asks no Redis.
+LEDGER = Ledger(Connection(Settings(redis_url="unix:///nonexistent/redis.sock")))
 
 
 class Job:
@@ -43,7 +48,7 @@ class Freed:
     async def sleep(self, _: float) -> None:
         await self.moment.wait()
 
-    async def __call__(self, jobs: Sequence[Any]) -> None:
+    async def __call__(self, jobs: Sequence[Any], also: Sequence[Any] = ()) -> None:
         self.tries += 1
         if self.is_away:
             raise BrokerUnavailable("away")
@@ -65,12 +70,12 @@ def embedder_of(monkeypatch: pytest.MonkeyPatch, *jobs: Job) -> Embedder:
         return next(given)
 
     monkeypatch.setattr(Embedder, "_submit", submit)
-    return Embedder(Settings())
+    return Embedder(Settings(), LEDGER)
 
 
 async def ask(embedder: Embedder) -> None:
     served: Any = None
-    await embedder.embed(Asked(["a text"]), served, "default")
+    await embedder.embed(Asked(["a text"]), served, "default", LEDGER.taking("default", {}))
 
 
 def test_answered_requests_are_freed_together_and_later_ones_too(monkeypatch: pytest.MonkeyPatch, freed: Freed) -> None:

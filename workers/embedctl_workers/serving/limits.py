@@ -10,11 +10,11 @@ from embedctl.queueing.broker import Broker
 from embedctl.store.lease import take_turn
 from embedctl.store.quotas import Overruled
 from embedctl_config import keys
-from embedctl_config.tenants import LIMITS
+from embedctl_config.tenants import LIMITS, RATES
 
 log = logging.getLogger(__name__)
 
-_STATED = ("weight", *LIMITS)
+_STATED = ("weight", *LIMITS, *RATES)
 #: Seconds between two statements.
 INTERVAL_S = 30.0
 

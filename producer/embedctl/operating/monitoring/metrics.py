@@ -59,9 +59,14 @@ class BacklogMetrics(Collector):
         )
         yield _table(
             "tenant_limit_used",
-            "What a tenant has of it",
+            "What a tenant has of it; not of what is limited by the second",
             ("tenant", "limit"),
-            (((quota.tenant, name), quota.used[name]) for quota in sweep.quotas for name in quota.limits),
+            (
+                ((quota.tenant, name), quota.used[name])
+                for quota in sweep.quotas
+                for name in quota.limits
+                if name in quota.used
+            ),
         )
         yield _table(
             "workers_alive",
