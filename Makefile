@@ -171,7 +171,7 @@ families-table: $(VENV)/.dev ## encode a small model of each family, and write t
 	$(PY) -m pytest -q -m family tests/contract/backends/test_families.py --families-table docs/models.md $(ARGS)
 
 .PHONY: fuzz
-fuzz: $(VENV)/.dev schemathesis ## 10,000 generated requests to the gateway
+fuzz: $(VENV)/.dev schemathesis ## 20,000 hostile requests to the gateway; ARGS="--fuzz-cases 50000" for 100,000
 	$(PY) -m pytest -q -s --fuzz-cases 10000 tests/e2e/test_fuzzed_gateway.py $(ARGS)
 
 .PHONY: site

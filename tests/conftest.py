@@ -106,7 +106,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         type=int,
         default=1,
-        help="requests that schemathesis makes at least: 1 means a round",
+        help="hostile requests that each test of them makes at least: 1 means a round",
     )
 
 

@@ -1,13 +1,16 @@
-"""Requests that schemathesis makes from the gateway's own description, right ones and wrong ones."""
+"""Hostile requests: those that schemathesis makes from the gateway's own description, and mutated bytes."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import random
 import re
 import subprocess
 import sys
+import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +19,15 @@ import pytest
 
 from embedctl_gateway.access.key_file import add_key
 from tests.support.here import Here
+from tests.support.raw_requests import answers_to, mutated, requests_of
 from tests.support.waiting import eventually
 
 SCHEMATHESIS = Path(__file__).parents[2] / "build/schemathesis/bin/st"
 #: The memory of the gateway may grow by this while it answers (KiB).
 GROWTH_KIB = 48 * 1024
 SEED = 7
+#: Mutated requests after which the gateway is looked at.
+_A_ROUND = 1000
 #: Right requests that come too early or too late: OpenAI's clients would repeat one that is refused with 409.
 CONFIG = """
 [checks]
@@ -37,19 +43,52 @@ checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "403", "404",
 """
 
 
-@contextmanager
-def gateway_process(environment: dict[str, str], keys: Path, log: Path) -> Iterator[tuple[str, int]]:
-    """A gateway in a process of its own; gives its URL and its pid."""
+class Fuzzed:
+    """A gateway in a process of its own, and what was seen of it."""
+
+    def __init__(self, url: str, pid: int, key: str) -> None:
+        self.url, self.key = url, key
+        self.requests, self.statuses = 0, Counter[int]()
+        self._pid, self._began = pid, time.monotonic()
+        self._before = self._peak = 0
+
+    def client(self) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, headers={"authorization": f"Bearer {self.key}"}, timeout=60)
+
+    def count(self, requests: int) -> None:
+        """Count requests of a round, after which the gateway answers, and its memory is as it was after the first one:
+        what it imports late is there then."""
+        with self.client() as client:
+            assert client.get("/health").status_code == 200
+        self.requests += requests
+        now = resident_kib(self._pid)
+        self._before, self._peak = self._before or now, max(self._peak, now)
+        passed = time.monotonic() - self._began
+        told = f" {dict(sorted(self.statuses.items()))}" if self.statuses else ""
+        print(f"{self.requests} requests in {passed:.0f} s, {now} KiB{told}", flush=True)
+        assert self._peak - self._before < GROWTH_KIB
+
+
+@pytest.fixture
+def fuzzed(here: Here) -> Iterator[Fuzzed]:
+    """A gateway with a key and a worker; no fault is in its log at the end."""
+    here.start_worker()
+    keys, log = here.folder / "keys", here.folder / "gateway.log"
+    key = add_key(keys, "fuzz", "fuzz")
+    environment = {**here.environment, "EMBEDCTL_HARDWARE": "auto"}
     command = [sys.executable, "-m", "embedctl_gateway", "--address", "0", "--keys", str(keys)]
     with log.open("w") as stream, subprocess.Popen(command, env=environment, stderr=stream) as process:
         try:
             eventually(lambda: "http://" in log.read_text(), what="the gateway's start")
             found = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
             assert found
-            yield found[0], process.pid
+            yield Fuzzed(found[0], process.pid, key)
             assert process.poll() is None, log.read_text()
         finally:
             process.terminate()
+    assert "Traceback" not in log.read_text(), log.read_text()[-5000:]
+    assert " ERROR " not in log.read_text(), log.read_text()[-5000:]
+    assert key not in log.read_text()
 
 
 def resident_kib(pid: int) -> int:
@@ -87,31 +126,39 @@ def description(client: httpx2.Client) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_no_request_meets_a_fault(here: Here, pytestconfig: pytest.Config) -> None:
+@pytest.mark.timeout(7200)
+def test_no_request_meets_a_fault(here: Here, fuzzed: Fuzzed, pytestconfig: pytest.Config) -> None:
     """Every answer is as described, comes in time, and is no 500; the gateway's memory stays flat."""
     if not SCHEMATHESIS.exists():
         pytest.skip("tests/support/get-schemathesis.sh has not installed schemathesis")
-    here.start_worker()
-    keys, log = here.folder / "keys", here.folder / "gateway.log"
-    key = add_key(keys, "fuzz", "fuzz")
-    wanted = pytestconfig.getoption("--fuzz-cases")
-    with gateway_process({**here.environment, "EMBEDCTL_HARDWARE": "auto"}, keys, log) as (url, pid):
-        with httpx2.Client(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=60) as client:
-            schema = here.folder / "openapi.json"
-            schema.write_text(json.dumps(description(client)))
-        cases, before, peak, round_of = 0, 0, 0, 0
-        while cases < wanted:
-            report = here.folder / f"report-{round_of}.json"
-            fuzz(schema, url, key, SEED + round_of, report)
-            cases += json.loads(report.read_text())["test_cases"]["generated"]
-            round_of += 1
-            before = before or resident_kib(pid)  # after the first round: what the gateway imports late is there
-            peak = max(peak, resident_kib(pid))
-            print(f"{cases} requests, {resident_kib(pid)} KiB", flush=True)
-        assert peak - before < GROWTH_KIB
-    assert "Traceback" not in log.read_text()
-    assert key not in log.read_text()
+    with fuzzed.client() as client:
+        schema = here.folder / "openapi.json"
+        schema.write_text(json.dumps(description(client)))
+    round_of = 0
+    while fuzzed.requests < pytestconfig.getoption("--fuzz-cases"):
+        report = here.folder / f"report-{round_of}.json"
+        fuzz(schema, fuzzed.url, fuzzed.key, SEED + round_of, report)
+        fuzzed.count(json.loads(report.read_text())["test_cases"]["generated"])
+        round_of += 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_no_bytes_meet_a_fault(fuzzed: Fuzzed, pytestconfig: pytest.Config) -> None:
+    """Whatever bytes come, no answer is a fault, the next client is answered, and the gateway's memory stays flat."""
+    draw = random.Random(SEED)
+    with fuzzed.client() as client:
+        batch = next(iter(description(client)["paths"]["/v1/batches/{id}"].values()))["parameters"][0]["schema"][
+            "enum"
+        ][0]
+        file = client.get(f"/v1/batches/{batch}").json()["output_file_id"]
+    right, port = requests_of(fuzzed.key, [file, batch]), httpx2.URL(fuzzed.url).port
+    assert port
+    while fuzzed.requests < pytestconfig.getoption("--fuzz-cases"):
+        sent = [mutated(draw, right) for _ in range(_A_ROUND)]
+        fuzzed.statuses.update(asyncio.run(answers_to(port, sent, draw)))
+        fuzzed.count(_A_ROUND)
+        assert not {each for each in fuzzed.statuses if each >= 500}
 
 
 def fuzz(schema: Path, url: str, key: str, seed: int, report: Path) -> None:

@@ -351,6 +351,23 @@ def test_slow_and_large_requests_are_refused(settings: Settings) -> None:
         eventually(lambda: running.gateway.admission.held == 0)
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_body_that_is_broken_is_answered_once(
+    settings: Settings, caplog: pytest.LogCaptureFixture, *, at_once: bool
+) -> None:
+    """Whether the call has been answered by then or not."""
+    head = b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    with running_gateway(settings) as gateway, gateway.connect() as connection:
+        connection.sendall(head + b"no length\r\n" if at_once else head)
+        got = connection.recv(12)
+        if not at_once:
+            connection.sendall(b"no length\r\n")
+        got += b"".join(iter(lambda: connection.recv(65536), b""))
+    assert got.startswith(b"HTTP/1.1 400" if at_once else b"HTTP/1.1 404")
+    assert got.count(b"HTTP/1.1") == 1
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
+
+
 def test_there_are_not_endlessly_many_connections(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embedctl_gateway.serving.connections.TimedProtocol.max_connections", 1)
     with running_gateway(settings) as gateway, gateway.connect() as first:

@@ -49,6 +49,17 @@ class TimedProtocol(H11Protocol):
         if self._check is not None:
             self._check.cancel()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # after a reset, its timer would keep all of this in memory
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse bytes that are no HTTP. uvicorn alone would let the request that they end go on, and answer twice."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         self._is_known = self.is_known  # the next request has another scope

@@ -37,7 +37,8 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     the gateway is. Raises SettingsError if the address is taken, other machines can reach it and there are no keys, or
     the keys or the certificate can't be read."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what strangers send is no warning
+    for name in ("uvicorn.error", "python_multipart"):
+        logging.getLogger(name).setLevel(logging.ERROR)  # what strangers send is no warning
     gateway = Gateway(settings)
     server = make_server(settings, gateway)
     _raise_limit_of_files()
