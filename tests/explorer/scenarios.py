@@ -300,7 +300,7 @@ SCENARIOS: dict[str, Scenario] = {
     # Of jobs that were in hand at a death, a worker has one at a time.
     "watched": Scenario(
         lambda: (Worker("w1", gathers=True), Worker("w2"), Worker("q", quarantine=True), _reaper()),
-        left={"death": 1, "lapse": 2, "lost answer": 1},
+        left={"death": 1, "lapse": 2, "lost answer": 1, "rollback": 1},
         prepare=_after_a_death,
     ),
     # Jobs of several tenants take turns in their lanes.

@@ -46,7 +46,7 @@ if not is_ready_here() then return is_apart and place.is_ready and {'elsewhere',
 if alike and (facts.alike ~= alike or place.first >= place.below) then return {'other'} end
 
 -- Whether a worker may have chunks of the job now. Jobs that are watched are not in one worker together, so that its death
--- tells whose text it was; if several wait for it, they take turns.
+-- may tell whose text it was; if several wait for it, they take turns.
 local function may_have()
   if tonumber(redis.call('HGET', job, 'watched_ms') or 0) <= now then return true end
   local key = WATCHED .. instance

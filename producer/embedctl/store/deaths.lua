@@ -17,8 +17,7 @@ local function blame(is_second)
   look_by(now + DISTRUST_MS)
 end
 
--- Workers died with chunks of this job in hand. It is to `blame` if none of another job that is watched was there; if that
--- is not known, `watch` it.
+-- Workers died with chunks of this job in hand: it is to `blame` if there were none of other jobs; else `watch` it.
 local function judge(word)
   if word == 'blame' then blame(tonumber(redis.call('HGET', job, 'watched_ms') or 0) > now) end
   if word ~= '' then redis.call('HSET', job, 'watched_ms', now + WATCH_MS) end

@@ -299,27 +299,13 @@ class Upkeep:
     def judge_dead(self, in_hand: Sequence[set[str]]) -> None:
         """Let chunks be taken again whose owners are known to have died, and whose leases are over. Each owner had
         chunks of these jobs."""
-        calls = [
-            self._reap_call(job_id, 0, AUDIT_AFTER_S * 1000, said) for job_id, said in self._verdicts(in_hand).items()
-        ]
+        said: dict[str, str] = {}
+        for jobs in in_hand:
+            for job_id in jobs:  # if several were there, any may be to blame
+                said[job_id] = "blame" if len(jobs) == 1 else said.get(job_id, "watch")
+        calls = [self._reap_call(job_id, 0, AUDIT_AFTER_S * 1000, word) for job_id, word in said.items()]
         for at in range(0, len(calls), _TOGETHER):
             self._connection.scripts(calls[at : at + _TOGETHER])
-
-    def _verdicts(self, in_hand: Sequence[set[str]]) -> dict[str, str]:
-        """What deaths say of each job that was in hand: `blame`, `watch` if another one may be to blame, or nothing if
-        another one is. Watched jobs are not in one worker together, so only the one that was there is to blame."""
-        jobs = list(set().union(*in_hand))
-        found = self._connection.ask_each(
-            jobs, lambda pipe, job_id: pipe.hget(keys.job(job_id), "watched_ms"), refusals=True
-        )
-        now = self._connection.now_ms()
-        watched = {job_id for job_id, at in zip(jobs, found, strict=True) if isinstance(at, bytes) and int(at) > now}
-        verdicts = dict.fromkeys(jobs, "")
-        for each in in_hand:
-            perhaps = each & watched or each
-            for job_id in perhaps:
-                verdicts[job_id] = "blame" if len(perhaps) == 1 else verdicts[job_id] or "watch"
-        return verdicts
 
     def _reap_call(self, job_id: str, soonest_ms: int, audit_after_ms: float, said: str | None = None) -> ScriptCall:
         """With `said`, only owners are judged that are known to have died."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import signal
 import socket
 import subprocess
@@ -192,7 +193,8 @@ class QuarantinePlace(WorkerPlace):
         # Each of its deaths has found a text, so none is a reason for a pause.
         self.restarts = Restarts(Pace(fruitless=sys.maxsize))
         self._queues = [keys.queue(worker.hardware, model) for model in worker.models]
-        self._awaited_as = f"{worker.name}:quarantine@{socket.gethostname()}/"
+        # Of several supervisors with such a worker, each has a name of its own.
+        self._awaited_as = f"{worker.name}:quarantine@{socket.gethostname()}/{secrets.token_hex(8)}"
         self._wanted, self._wanted_at = False, 0.0
 
     @property
