@@ -12,7 +12,11 @@ ARGS ?=
 # Tests wait for processes more than they compute: this many run at a time. SIDE= runs one after the other.
 SIDE ?= -n 3 --dist worksteal
 # The slow ones wait even more.
-SLOW_SIDE ?= $(if $(SIDE),-n 6 --dist worksteal)
+SLOW_SIDE ?= $(if $(SIDE),-n 8 --dist worksteal)
+# Few tests run as users or with a bucket, and beside those.
+FEW_SIDE ?= $(if $(SIDE),-n 2 --dist worksteal)
+# Modules that may have slow tests. Each process imports all that it collects.
+SLOW = $(shell grep -rlE 'slow|browser|VERSIONS' tests --include='test_*.py' --exclude-dir=roles)
 # make test CPU=avx2 and CPU=sse4: our code, and the libraries that can be told, take this CPU for an older one.
 CPU :=
 ifeq ($(CPU),avx2)
@@ -61,15 +65,15 @@ test-slow: $(VENV)/.dev tools ## the slow tests and those that need a browser
 # They leave each other a CPU, because all of them wait. In CI, each one's output comes when it has ended.
 .PHONY: test-marked
 test-marked: $(VENV)/.dev
-	@$(PY) -m pytest $(SLOW_SIDE) -m "slow or browser" $(ARGS)
+	@$(PY) -m pytest $(SLOW_SIDE) -m "slow or browser" $(if $(findstring tests/,$(ARGS)),,$(SLOW)) $(ARGS)
 
 .PHONY: test-as-users
 test-as-users: $(VENV)/.dev
-	@$(PY) -m pytest $(SIDE) --acl -m "not slow and not browser" $(AS_USERS:%=tests/e2e/test_%.py) $(ARGS)
+	@$(PY) -m pytest $(FEW_SIDE) --acl -m "not slow and not browser" $(AS_USERS:%=tests/e2e/test_%.py) $(ARGS)
 
 .PHONY: test-outside
 test-outside: $(VENV)/.dev
-	@$(PY) -m pytest $(SIDE) --chunk-files s3 -m "not slow and not browser" $(OUTSIDE:%=tests/%) $(ARGS)
+	@$(PY) -m pytest $(FEW_SIDE) --chunk-files s3 -m "not slow and not browser" $(OUTSIDE:%=tests/%) $(ARGS)
 
 # These run once more as the users of `embedctl config acl`; `pytest --acl tests/e2e` runs them all.
 AS_USERS := main_job deaths poison producers everyday_use gateway

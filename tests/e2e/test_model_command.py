@@ -15,11 +15,7 @@ from tests.support.forked import run_forked
 from tests.support.here import Here
 from tests.support.limits import settings_of
 from tests.support.references_here import expected_vectors
-
-for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
-    pytest.importorskip(_needed)
-
-from tests.support.tiny_models import MakeModel, Tiny  # noqa: E402
+from tests.support.tiny_models import MakeModel, Tiny
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -11,15 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-for _needed in ("torch", "sentence_transformers"):
-    pytest.importorskip(_needed)
-
-from tests.support.here import Here  # noqa: E402
-from tests.support.hub import StandInHub, stand_in_hub  # noqa: E402
-from tests.support.limits import settings_of  # noqa: E402
-from tests.support.references_here import expected_vectors, keep_references  # noqa: E402
-from tests.support.tiny_models import MakeModel, Tiny  # noqa: E402
-from tests.support.waiting import eventually  # noqa: E402
+from tests.support.here import Here
+from tests.support.hub import StandInHub, stand_in_hub
+from tests.support.limits import settings_of
+from tests.support.references_here import expected_vectors, keep_references
+from tests.support.tiny_models import MakeModel, Tiny
+from tests.support.waiting import eventually
 
 NAME = "someone/tiny"
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

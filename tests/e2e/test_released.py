@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import lancedb
 import numpy as np
 import pytest
 
@@ -31,6 +30,7 @@ from tests.support.failpoints import killed_at
 from tests.support.here import Here
 from tests.support.jobs import reference
 from tests.support.limits import limited
+from tests.support.packages import need
 from tests.support.rig import TEXTS_OF_13_CHUNKS as TEXTS
 from tests.support.rig import Rig
 from tests.support.waiting import PATIENCE_S
@@ -190,7 +190,7 @@ def test_commands_whose_job_has_no_other_way_out_release_it(here: Here, command:
     here.start_worker()
     name, *options = command
     here.embedctl(name, "c.jsonl", *options, "--chunk-size", "50", "-o", "lancedb:v?table=t", **SMALL, status=0)
-    table = lancedb.connect(here.folder / "v").open_table("t")
+    table = need("lancedb").connect(here.folder / "v").open_table("t")
     assert sorted(table.to_arrow()["id"].to_pylist()) == sorted(f"r{i}" for i in range(1000))
     if "--drain" in command:
         [job_id] = [each["id"] for each in json.loads(here.embedctl("list", "--json").stdout)]

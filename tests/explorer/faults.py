@@ -8,7 +8,7 @@ import __future__
 
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -64,11 +64,18 @@ def _replaced(text: str, before: str, after: str) -> str:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault, and the world in which the explorer finds that it violates an invariant."""
+    """A fault, and the world in which the explorer finds that it violates an invariant.
+
+    Attributes:
+        left: what may go wrong there, if less is enough; else all that the scenario has.
+        without: who is not needed.
+    """
 
     scenario: str
     invariant: str
     parts: tuple[InScript | InMethod, ...]
+    left: Mapping[str, int] | None = None
+    without: tuple[str, ...] = ()
 
 
 #: How long suspects rest after a death, jobs are distrusted and watched, and a watched one may have a worker: in the
@@ -147,6 +154,7 @@ FAULTS: dict[str, Fault] = {
         "budget and audit",
         "an ended job has no bookkeeping of its chunks",
         (InScript("audit", "if ended then return {'ok', 0, 0, 0} end", ""),),
+        without=("canceller",),
     ),
     "a chunk that is put back stays leased": Fault(
         "leases",
@@ -162,6 +170,7 @@ FAULTS: dict[str, Fault] = {
         "quarantine",
         "suspects are for quarantine",
         (InScript("next", "(alike or has_quarantine(queue)) and 'usual'", "alike and 'usual'"),),
+        left={"death": 1, "lapse": 1},
     ),
     "one worker has two watched jobs": Fault(
         "watched",
@@ -172,6 +181,7 @@ FAULTS: dict[str, Fault] = {
         "quarantine",
         "a job that has all its records ends",
         (InScript("prelude", "if place.has_suspects or (place.is_ready and", "if (place.is_ready and"),),
+        left={"death": 1, "lapse": 1},
     ),
     "nobody rings for what waits": Fault(
         "bells",
@@ -182,6 +192,7 @@ FAULTS: dict[str, Fault] = {
         "other models and rollback",
         "the vectors of a job are those of one model",
         (InScript("complete", "useless or (pinned and pinned ~= ARGV[3])", "useless"),),
+        left={"rollback": 1},
     ),
     "a tenant gets back the work that it had": Fault(
         "turns",

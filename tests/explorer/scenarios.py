@@ -44,9 +44,11 @@ class Scenario:
     @contextmanager
     def machine(self, folder: Path, fault: Fault | None = None) -> Iterator[Machine]:
         """The machine of this scenario, in the Redis of this folder, with a fault in scripts and client code."""
+        left = self.left if fault is None or fault.left is None else fault.left
+        actors = tuple(actor for actor in self.actors() if fault is None or actor.name not in fault.without)
         with in_client_code(fault), a_world(folder, scripts=scripts_with(fault), job=self.job, **self.limits) as world:
             self.prepare(world)
-            yield Machine(world, self.actors(), dict(self.left), history=self.history)
+            yield Machine(world, actors, dict(left), history=self.history)
 
 
 def _nothing(status: JobStatus) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -84,8 +85,11 @@ class Proxy:
 
     def start(self) -> None:
         self._thread.start()
-        self._server = self._do(asyncio.start_server(self._accept, "127.0.0.1", 0))
-        self.port = self._server.sockets[0].getsockname()[1]
+        listener = socket.create_server(("127.0.0.1", 0))
+        # The kernel would take tens of MB at once, for which a client would then wait in vain.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BLOCKS_UNDER_WAY * _BLOCK)
+        self._server = self._do(asyncio.start_server(self._accept, sock=listener))
+        self.port = listener.getsockname()[1]
 
     def stop(self) -> None:
         """Close everything."""

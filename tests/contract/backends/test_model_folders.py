@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncoder
 
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import ModelEntry
@@ -195,6 +194,8 @@ def test_a_folder_with_a_transformer_alone_is_pooled_by_the_mean(folder: Path, l
 def test_models_without_dense_vectors_are_told_by_what_sentence_transformers_saves(
     folder: Path, tmp_path: Path, load: Load
 ) -> None:
+    from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncoder
+
     for kind in (CrossEncoder, SparseEncoder, MultiVectorEncoder):
         kind(str(folder)).save_pretrained(str(tmp_path / "other"))
         refused(tmp_path / "other", load, "dense vectors of texts alone")
