@@ -32,6 +32,7 @@ PROBES: Mapping[str, Sequence[str]] = {
     "since_scale": ("since_scale",),
     "shares": ("shares", "shares_under_kills", "cost_of_turns"),
     "service_scale": ("service_scale",),
+    "hostile": ("hostile",),
     "poison": ("poison",),
     "reaper": ("reaper",),
     "host_side": ("host_side",),

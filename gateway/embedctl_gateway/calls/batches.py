@@ -22,7 +22,6 @@ from embedctl_gateway.calls.objects import (
     facts_of_retry,
     limit_of,
     missing,
-    page_of,
 )
 from embedctl_gateway.http.refusals import refuse, unavailable
 
@@ -50,8 +49,7 @@ async def create(call: Call) -> Response:
 async def listed(call: Call) -> Response:
     asked = call.request.query_params
     limit, after = limit_of(asked.get("limit"), _LISTED, _MOST_LISTED), after_of(asked.get("after"), BATCH)
-    found = await in_shared_thread(lambda: call.gateway.batches.newest(call.tenant, limit + 1, after))
-    return JSONResponse(page_of([batch_object(each) for each in found], limit))
+    return await call.listed(lambda: call.gateway.batches.newest(call.tenant, limit + 1, after), batch_object, limit)
 
 
 async def retrieve(call: Call) -> Response:

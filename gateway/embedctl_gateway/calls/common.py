@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from contextlib import suppress
 from typing import Any, TypeVar
 
+import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -32,7 +33,7 @@ from embedctl_gateway.access.admission import BYTES, Admission, Held
 from embedctl_gateway.access.callers import Access, Caller, WrongKey
 from embedctl_gateway.batches.runner import Runner
 from embedctl_gateway.batches.webhooks import Webhooks, receiver_of
-from embedctl_gateway.calls.objects import BATCH, FILE, is_id, missing
+from embedctl_gateway.calls.objects import BATCH, FILE, is_id, missing, page_of
 from embedctl_gateway.embedding import catalogue
 from embedctl_gateway.embedding.catalogue import Catalogue, Served
 from embedctl_gateway.embedding.embedder import Asked, Embedded, Embedder
@@ -64,7 +65,7 @@ _BYTES_PER_NUMBER = 13
 _MOVERS = 8
 #: The status of a request whose caller is gone, for the log of a proxy; nobody reads it.
 _GONE = 499
-#: Of a connection's state: its caller has shown who it is.
+#: Of a connection's state: what is to know the tenant of its caller, who has shown a key or needs none.
 KNOWN = "known"
 
 
@@ -90,9 +91,9 @@ class Gateway:
         events = EventStore(broker.connection)
         self.webhooks = None if receiver is None else Webhooks(receiver, events, self.telemetry.webhook)
         self._movers = DaemonThreads(_MOVERS, "files")
-        #: Reads large bodies: so they take no more than a part of a CPU from what answers.
+        #: Reads large bodies, and makes large answers: so they take no more than a part of a CPU from what answers.
         self.reader = DaemonThreads(1, "bodies")
-        #: Tenant → what each of its large bodies waits for, so that those of others do not wait for all of them.
+        #: Tenant → what each of these waits for, so that those of others do not wait for all of them.
         self.in_turn: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tidying: set[asyncio.Task[None]] = set()
 
@@ -180,19 +181,28 @@ class Call:
     async def fields(self, *, admitted: bool = False, embeds: bool = False) -> dict[str, Any]:
         """The body, which is a JSON object; raises Refusal if it is none, is too large, or takes too long. One that is
         `admitted` needs no place among the requests; one that `embeds` takes its place with its job, if it is small."""
-        if not admitted and not (embeds and self._length() <= SMALL_BYTES):
-            await self.take({self.gateway.admission.places: 1})  # before the caller has sent what nobody will answer
-            self._has_place = True
         body = await self.body()
         self._is_large = len(body) > SMALL_BYTES
-        return await self._aside(lambda: fields_of(body, self.gateway.settings.max_text_bytes))
+        if not admitted and (self._is_large or not embeds):
+            await self.take({self.gateway.admission.places: 1})  # now: who sends slowly has none
+            self._has_place = True
+        return await self._by_size(lambda: fields_of(body, self.gateway.settings.max_text_bytes))
+
+    async def _by_size(self, work: Callable[[], T]) -> T:
+        """Do what takes as long as the body is large: aside for large ones."""
+        return await self._aside(work) if self._is_large else work()
 
     async def _aside(self, work: Callable[[], T]) -> T:
-        """Do what takes as long as the body is large: a thread does it for large ones, one of each tenant at a time."""
-        if not self._is_large:
-            return work()
+        """Do what computes for long: a thread does it, for one call of each tenant at a time."""
         async with self.gateway.in_turn[self.tenant]:
             return await asyncio.get_running_loop().run_in_executor(self.gateway.reader, work)
+
+    async def listed(self, look: Callable[[], Sequence[T]], shown: Callable[[T], Any], limit: int) -> Response:
+        """A page of a list, with as many objects as the limit says. `look` looks for one more."""
+        async with self.gateway.in_turn[self.tenant]:
+            found = await self.gateway.in_thread(look)
+        made = await self._aside(lambda: orjson.dumps(page_of([shown(each) for each in found], limit)))
+        return Response(made, media_type="application/json")
 
     async def embed(self, asked: Asked) -> Embedded:
         """The vectors that a caller asks for, as long as the caller waits; else CallerGone is raised. Raises Refusal if
@@ -223,7 +233,7 @@ class Call:
 
     async def _embed(self, asked: Asked) -> Embedded:
         served = await self.gateway.catalogue.find(asked.model)
-        await self._aside(lambda: check_sizes(asked, served))
+        await self._by_size(lambda: check_sizes(asked, served))
         self.hold(len(asked.texts) * (asked.dimensions or served.dim) * _BYTES_PER_NUMBER)
         try:
             embedded = await self.gateway.embedder.embed(asked, served, self.tenant, self._taking(len(asked.texts)))
@@ -303,7 +313,7 @@ class Endpoint:
         try:
             caller = self._gateway.access.caller_of(request) if self._verbs else Caller()
             if caller.tenant:
-                request.scope["state"][KNOWN] = True
+                request.scope["state"][KNOWN](caller.tenant)
             caller.need(self._verbs)
             return await self._handler(Call(self._gateway, request, caller, held))
         except WrongKey as wrong:

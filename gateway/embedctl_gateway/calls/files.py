@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -14,7 +15,7 @@ from embedctl_gateway.access.admission import UPLOADS
 from embedctl_gateway.access.verbs import BATCHES
 from embedctl_gateway.calls.common import Call, CallerGone
 from embedctl_gateway.calls.objects import FILE as FILE_IDS
-from embedctl_gateway.calls.objects import after_of, file_object, limit_of, page_of, ttl_of_form
+from embedctl_gateway.calls.objects import after_of, file_object, limit_of, ttl_of_form
 from embedctl_gateway.http.multipart import FILE, Form
 from embedctl_gateway.http.ranges import Span, Unsatisfiable, span_of
 from embedctl_gateway.http.refusals import Refusal, invalid, refuse
@@ -67,16 +68,10 @@ async def listed(call: Call) -> Response:
     limit, after = limit_of(asked.get("limit"), _MOST_LISTED, _MOST_LISTED), after_of(asked.get("after"), FILE_IDS)
     if asked.get("order", "desc") not in ("asc", "desc"):
         refuse("order is neither asc nor desc", "invalid_value", "order")
-    found = await call.gateway.in_thread(
-        lambda: call.gateway.files.newest(
-            call.tenant,
-            limit + 1,
-            after,
-            descending=asked.get("order") != "asc",
-            purpose=asked.get("purpose") or None,
-        )
-    )
-    return JSONResponse(page_of([file_object(each) for each in found], limit))
+    descending, purpose = asked.get("order") != "asc", asked.get("purpose") or None
+    files, tenant = call.gateway.files, call.tenant
+    look = partial(files.newest, tenant, limit + 1, after, descending=descending, purpose=purpose)
+    return await call.listed(look, file_object, limit)
 
 
 async def retrieve(call: Call) -> Response:
@@ -117,14 +112,16 @@ async def _receive(call: Call, form: Form, writer: PartWriter) -> None:
     takes too long, and CallerGone if the caller went away before its end."""
     deadline = time.monotonic() + UPLOAD_S
     pieces = call.request.stream()
-    came, until = 0, time.monotonic() + call.gateway.body_s
+    size = came = 0
+    until = time.monotonic() + call.gateway.body_s
     try:
         while (piece := await _next_piece(call, pieces, until)) is not None:
+            size += len(piece)
             came += len(piece)
             if came >= _LEAST_BYTES:
                 came, until = 0, time.monotonic() + call.gateway.body_s
             form.add(piece)
-            if writer.size + len(form.data) > MAX_FILE_BYTES:
+            if writer.size + len(form.data) > MAX_FILE_BYTES or size > MAX_FILE_BYTES + _AROUND_BYTES:
                 raise _too_large()
             if time.monotonic() > deadline:
                 raise invalid(f"the upload took longer than {UPLOAD_S:g} s", "timeout", None, 408)

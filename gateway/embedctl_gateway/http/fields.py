@@ -24,7 +24,8 @@ def texts_of(given: object, name: str) -> list[str]:
     """The texts of a request's field: a string, or an array of strings. Raises Refusal if it is neither, has none, one
     of them is empty, or there are too many."""
     texts: list[Any] = given if isinstance(given, list) else [given]
-    if isinstance(given, list) and any(map(_are_token_ids, given)):  # first: ids may be more than there may be texts
+    # First: ids may be more than there may be texts.
+    if isinstance(given, list) and any(map(_are_token_ids, given[:MAX_INPUTS])):
         refuse(_IDS_OF_TOKENS.format(name=name), "invalid_type", name)
     if not 1 <= len(texts) <= MAX_INPUTS:
         status = 413 if len(texts) > MAX_INPUTS else 400

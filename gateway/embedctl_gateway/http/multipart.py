@@ -11,6 +11,8 @@ from embedctl_gateway.http.refusals import refuse
 FILE = "file"
 #: Most parts of a form, and most bytes of a field that is no file.
 _MOST_PARTS, _MOST_BYTES = 32, 8192
+#: Most bytes behind the last part. Clients send a line end.
+_MOST_AFTER = 8192
 #: The longest name of a file (characters).
 _LONGEST_NAME = 255
 
@@ -30,6 +32,7 @@ class Form:
         self.data = bytearray()
         self.complete = False
         self._parts = 0
+        self._after = 0
         self._name = ""
         self._value: bytearray | None = None
         self._header = bytearray()
@@ -54,6 +57,11 @@ class Form:
 
     def add(self, piece: bytes) -> None:
         """Take a piece of the body; raises Refusal if it is not what a form may be."""
+        if self.complete:
+            self._after += len(piece)
+            if self._after > _MOST_AFTER:
+                refuse("something comes behind the last part of the form", "invalid_form")
+            return
         try:
             self._parser.write(piece)
         except FormParserError:

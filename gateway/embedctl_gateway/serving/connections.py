@@ -1,53 +1,130 @@
-"""Connections of clients that are slow on purpose, or gone without a word."""
+"""Connections of clients that are slow on purpose, too many, or gone without a word. A client with many connections
+has no more turns of the event loop than a client with one."""
 
 from __future__ import annotations
 
 import asyncio
+import re
+from collections import deque
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from embedctl_config import keys
 from embedctl_gateway.calls.common import KNOWN
 
-#: A request's line and headers may take this long, and a client that reads nothing is waited for as long (seconds).
+#: A request's line and headers may take this long, and a client that reads too little is waited for as long (seconds).
 TIMEOUT_S = 20.0
-#: Open connections; for a further one, the oldest of which nobody has shown a key is closed, or else itself.
+#: A client that reads less in this time reads too little (bytes).
+LEAST_READ_BYTES = 32 * 1024
+#: Open connections.
 MAX_CONNECTIONS = 900
+#: Lines of a request before its body. Proxies take up to 100 headers.
+MAX_LINES = 128
+_HEAD_END = re.compile(rb"\n\r?\n")
+
+
+class Crowd:
+    """The connections of one gateway, by client: a tenant, or the address of those who have shown no key."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, dict[TimedProtocol, None]] = {}
+        self._strangers = self._count = 0
+        #: Client → its connections that wait for a turn. Every client that is here has had a turn in this round.
+        self._round: dict[str, deque[TimedProtocol]] = {}
+
+    def add(self, one: TimedProtocol) -> None:
+        """Take in a connection, whose client is not known yet. If there are too many, a client of the most of them
+        loses one: strangers first, unless they have few."""
+        self._put(one)
+        if self._count <= one.max_connections:
+            return
+        every = self._strangers <= one.max_connections // keys.RESERVE
+        largest = max(
+            (each for each in self._of.values() if every or not next(iter(each)).tenant),
+            key=lambda each: (len(each), one in each),
+        )
+        next((each for each in largest if each.waits_for_client()), one).transport.abort()
+
+    def remove(self, one: TimedProtocol) -> None:
+        same = self._of.get(one.whose, {})
+        if one in same:
+            del same[one]
+            self._count -= 1
+            self._strangers -= not one.tenant
+            if not same:
+                del self._of[one.whose]
+
+    def know(self, one: TimedProtocol, tenant: str) -> None:
+        """Note whose connection it is: its caller has shown a key, or needed none."""
+        if tenant != one.tenant:
+            self.remove(one)
+            one.tenant = tenant
+            self._put(one)
+
+    def has_turn(self, one: TimedProtocol) -> bool:
+        """Whether a connection may go on now. If not, it is told to, in a later round of the event loop."""
+        if one.whose in self._round:
+            self._round[one.whose].append(one)
+            return False
+        if not self._round:
+            one.loop.call_soon(self._next_round)
+        self._round[one.whose] = deque()
+        return True
+
+    def _put(self, one: TimedProtocol) -> None:
+        self._of.setdefault(one.whose, {})[one] = None
+        self._count += 1
+        self._strangers += not one.tenant
+
+    def _next_round(self) -> None:
+        self._round = {whose: waiting for whose, waiting in self._round.items() if waiting}
+        ready = [waiting.popleft() for waiting in self._round.values()]
+        if ready:
+            ready[0].loop.call_soon(self._next_round)
+        for one in ready:
+            one.go_on()
 
 
 class TimedProtocol(H11Protocol):
-    """Closes a connection that begins no request for :data:`TIMEOUT_S`, or takes nothing of its answer for as long.
-    uvicorn alone waits for both without end. The body of a request has a limit of its own."""
+    """Closes a connection that begins no request for :data:`TIMEOUT_S`, or takes too little of its answer. uvicorn
+    alone waits for both without end. The body of a request has a limit of its own.
+
+    Attributes:
+        tenant: whose key was shown here; empty if none was.
+    """
 
     timeout_s = TIMEOUT_S
     max_connections = MAX_CONNECTIONS
 
+    def __init__(self, *args: Any, crowd: Crowd, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.tenant = ""
+        self._crowd = crowd
+        self._waits_for_turn = False
+        self.app_state = {**self.app_state, KNOWN: self._know}
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._is_known = False
         self._since = self.loop.time()
-        self._unread = 0
-        self._made = self.loop.time()
-        self._check: asyncio.TimerHandle | None = None
-        if len(self.connections) > self.max_connections:
-            every: set[Any] = self.connections
-            strangers = [each for each in every if not each.is_known]
-            least = min(strangers, key=lambda each: each._made, default=self)
-            least.transport.abort()
-            if least is self:
-                return
-        self._look_later()
+        self._unread = self._read = 0
+        self._check = self.loop.call_later(self.timeout_s / 4, self._look)
+        self._crowd.add(self)
 
     @property
-    def is_known(self) -> bool:
-        """Whether its last request has shown a key, or needed none of a gateway without keys."""
-        self._is_known |= self.scope is not None and KNOWN in self.scope["state"]
-        return self._is_known
+    def whose(self) -> str:
+        """Its client."""
+        return f"tenant {self.tenant}" if self.tenant else self.client[0] if self.client else ""
+
+    def waits_for_client(self) -> bool:
+        """Whether it is the client's turn: to ask, to send the rest of a body, or to read."""
+        answering = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        return not answering or bool(_unread(self.transport))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._check is not None:
-            self._check.cancel()
+        self._check.cancel()
+        self._crowd.remove(self)
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # after a reset, its timer would keep all of this in memory
 
@@ -61,32 +138,64 @@ class TimedProtocol(H11Protocol):
         else:
             self.transport.close()
 
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._waits_for_turn:
+            self.flow.pause_reading()
+
+    def handle_events(self) -> None:
+        """Handle what has come, once it is this connection's turn."""
+        if self._waits_for_turn:
+            return
+        if self._crowd.has_turn(self):
+            self._handle()
+        else:
+            self._waits_for_turn = True
+            self.flow.pause_reading()
+
+    def go_on(self) -> None:
+        """Its turn has come."""
+        self._waits_for_turn = False
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            self._handle()
+
     def on_response_complete(self) -> None:
-        self._is_known = self.is_known  # the next request has another scope
         self._since = self.loop.time()
         super().on_response_complete()
 
-    def _look_later(self) -> None:
-        self._check = self.loop.call_later(self.timeout_s / 4, self._look)
+    def _handle(self) -> None:
+        if self.conn.their_state is h11.IDLE:  # many short headers take long to parse
+            come, _ = self.conn.trailing_data
+            end = _HEAD_END.search(come)
+            if come.count(b"\n", 0, end.start() if end else len(come)) > MAX_LINES:
+                self.send_400_response("Too many headers.")
+                return
+        super().handle_events()
+
+    def _know(self, tenant: str) -> None:
+        if not self.transport.is_closing():
+            self._crowd.know(self, tenant)
 
     def _look(self) -> None:
         if self._has_moved():
-            self._since = self.loop.time()
+            self._since, self._read = self.loop.time(), 0
         elif self.loop.time() - self._since >= self.timeout_s:
             self.transport.abort()
             return
-        self._look_later()
+        self._check = self.loop.call_later(self.timeout_s / 4, self._look)
 
     def _has_moved(self) -> bool:
-        """Whether nothing is to be expected of the client, or it has read something since the last look."""
+        """Whether nothing is to be expected of the client, or it has read enough since it last had."""
         unread, before = _unread(self.transport), self._unread
         self._unread = unread
         if unread:
-            return unread != before
+            self._read += max(0, before - unread)
+            return self._read >= LEAST_READ_BYTES or unread > before  # more is written once much is read
         answering = self.cycle is not None and not self.cycle.response_complete
         # uvicorn has a limit of its own for this.
         between_requests = self.timeout_keep_alive_task is not None and self.conn.their_state is h11.IDLE
-        return answering or between_requests
+        return answering or between_requests or self._waits_for_turn
 
 
 def _unread(transport: Any) -> int:

@@ -8,7 +8,9 @@ import resource
 import signal
 import socket
 import ssl
+import sys
 from collections.abc import Callable
+from functools import partial
 
 from embedctl.operating.dashboard.access import is_loopback
 from embedctl.operating.monitoring.endpoint import listen_at
@@ -20,7 +22,7 @@ try:
 
     from embedctl_gateway.calls.common import Gateway
     from embedctl_gateway.serving.application import application
-    from embedctl_gateway.serving.connections import TimedProtocol
+    from embedctl_gateway.serving.connections import Crowd, TimedProtocol
 except ModuleNotFoundError as error:
     raise MissingExtra("gateway", "`embedctl gateway`") from error
 
@@ -30,6 +32,10 @@ MAX_HEAD_BYTES = 32 * 1024
 #: closes (seconds).
 _KEEP_ALIVE_S = 75
 _OPEN_FILES = 4096
+#: A thread that computes gives way to the event loop after as long (seconds): requests go from thread to thread.
+_SWITCH_S = 0.0005
+#: Bytes of an answer in the system's memory that are not on their way. So the gateway sees soon that a client reads.
+_UNSENT_BYTES = 128 * 1024
 
 
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
@@ -42,6 +48,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     gateway = Gateway(settings)
     server = make_server(settings, gateway)
     _raise_limit_of_files()
+    sys.setswitchinterval(_SWITCH_S)
     listener, url = listening(settings)
     with listener:
         nobody_else = "everyone on this machine alone, as it has no keys"
@@ -56,7 +63,7 @@ def make_server(settings: Settings, gateway: Gateway) -> Server:
     """The server, not yet running; raises SettingsError if the certificate or its key can't be read."""
     config = Config(
         application(gateway),
-        http=TimedProtocol,
+        http=partial(TimedProtocol, crowd=Crowd()),  # type: ignore[arg-type]  # uvicorn only calls it
         ws="none",
         loop="asyncio",
         lifespan="on",
@@ -93,6 +100,8 @@ def listening(settings: Settings) -> tuple[socket.socket, str]:
     # Connections inherit it. asyncio sets it only for sockets that name their protocol; without it, the body of an
     # answer waits until the client has acknowledged the headers, which takes 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
     return listener, f"{'https' if settings.gateway_tls_cert_file else 'http'}://{address}"
 
 

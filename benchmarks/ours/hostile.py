@@ -1,0 +1,324 @@
+"""A client's single texts alone, and beside clients of another tenant, and of none, who attack the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import http.client
+import json
+import multiprocessing
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+from benchmarks.ours.service import Figures, Service, service
+
+from embedctl_gateway.access.key_file import add_key
+
+#: Between two texts of the client (seconds).
+_PAUSE_S = 0.02
+#: Between two connections of an attacker that was refused (seconds), and of one that sends slowly between two bytes.
+_AGAIN_S, _SLOWLY_S = 0.05, 1.0
+_MIB = 1024 * 1024
+_TEXTS = json.dumps({"model": "dummy", "input": ["word"] * 2048}).encode()
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an attacker knows: where the gateway is, a key of its own tenant, and a file of its own."""
+
+    port: int
+    key: str
+    file_id: str
+
+
+class Attacker:
+    """A connection that is made again whenever it ends."""
+
+    def __init__(self, target: Target, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.target = target
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def ask(self, method: str, path: str, body: bytes = b"", *headers: str) -> None:
+        """A request, and its answer read to the end."""
+        await self.send(self.request(method, path, body, *headers))
+        await self.answer()
+
+    def request(self, method: str, path: str, body: bytes = b"", *headers: str) -> bytes:
+        head = [f"{method} {path} HTTP/1.1", "host: localhost", f"authorization: Bearer {self.target.key}", *headers]
+        if body and not any(each.startswith("content-length") for each in headers):
+            head.append(f"content-length: {len(body)}")
+        return "\r\n".join([*head, "", ""]).encode() + body
+
+    async def answer(self) -> None:
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        if found := re.search(rb"content-length: (\d+)", head):
+            await self.reader.readexactly(int(found[1]))
+            return
+        while size := int(await self.reader.readline() or b"0", 16):
+            await self.reader.readexactly(size + 2)
+        await self.reader.readline()
+
+    async def trickle(self, first: bytes) -> None:
+        await self.send(first)
+        while not self.reader.at_eof():
+            await asyncio.sleep(_SLOWLY_S)
+            await self.send(b"x")
+
+
+async def slow_headers(one: Attacker) -> None:
+    await one.trickle(b"POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\nx: ")
+
+
+async def slow_bodies(one: Attacker) -> None:
+    await one.trickle(one.request("POST", "/v1/embeddings", b"{", "content-length: 60000"))
+
+
+async def large_json(one: Attacker) -> None:
+    await one.ask("POST", "/v1/embeddings", b'{"model":"dummy","input":[' + b'"a",' * (4 * _MIB - 10) + b'"a"]}')
+
+
+async def deep_json(one: Attacker) -> None:
+    await one.ask("POST", "/v1/embeddings", b'{"input":' + b"[" * (16 * _MIB - 100))
+
+
+async def many_fields(one: Attacker) -> None:
+    fields = b",".join(b'"%d":%d' % (number, number) for number in range(30_000))
+    await one.ask("POST", "/v1/embeddings", b"{%b}" % fields)
+
+
+async def nested_small_json(one: Attacker) -> None:
+    await one.ask("POST", "/v1/embeddings", b'{"input":[' + b"[1]," * 16_000 + b"[1]]}")
+
+
+async def never_read(one: Attacker) -> None:
+    await one.send(one.request("POST", "/v1/embeddings", _TEXTS))
+    await asyncio.sleep(5)
+    await one.send(one.request("GET", f"/v1/files/{one.target.file_id}/content"))
+    await asyncio.sleep(30)
+
+
+async def slow_uploads(one: Attacker) -> None:
+    begin = one.request(
+        "POST", "/v1/files", b"--b\r\n", "content-type: multipart/form-data; boundary=b", "content-length: 100000"
+    )
+    await one.trickle(begin)
+
+
+async def endless_forms(one: Attacker) -> None:
+    form = b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\nx\r\n--b--\r\n'
+    await one.send(
+        one.request(
+            "POST", "/v1/files", b"", "content-type: multipart/form-data; boundary=b", "transfer-encoding: chunked"
+        )
+    )
+    await one.send(b"%x\r\n%b\r\n" % (len(form), form))
+    while not one.reader.at_eof():
+        await one.send(b"10000\r\n" + bytes(65536) + b"\r\n")
+        await asyncio.sleep(0.01)
+
+
+async def many_connections(one: Attacker) -> None:
+    opened = [await asyncio.open_connection("127.0.0.1", one.target.port) for _ in range(100)]
+    await asyncio.sleep(2)
+    for _, writer in opened:
+        writer.close()
+
+
+async def huge_headers(one: Attacker) -> None:
+    await one.ask("GET", "/v1/models", b"", *["a:b"] * 6000)
+
+
+async def bombs(one: Attacker) -> None:
+    await one.ask("POST", "/v1/embeddings", gzip.compress(bytes(16 * _MIB)), "content-encoding: gzip")
+
+
+async def single_bytes(one: Attacker) -> None:
+    asked = [
+        one.request("GET", f"/v1/files/{one.target.file_id}/content", b"", f"range: bytes={at}-{at}")
+        for at in range(50)
+    ]
+    await one.send(b"".join(asked))
+    for _ in asked:
+        await one.answer()
+
+
+async def pipelined(one: Attacker) -> None:
+    await one.send(one.request("GET", "/v1/models") * 400)
+    for _ in range(400):
+        await one.answer()
+
+
+async def strangers(one: Attacker) -> None:
+    await one.send(b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 50)
+    for _ in range(50):
+        await one.answer()
+
+
+async def listings(one: Attacker) -> None:
+    await one.ask("GET", "/v1/files?limit=10000")
+
+
+async def floods(one: Attacker) -> None:
+    await one.ask("POST", "/v1/embeddings", json.dumps({"model": "dummy", "input": str(random.random())}).encode())
+
+
+async def batches(one: Attacker) -> None:
+    fields = json.dumps({"input_file_id": one.target.file_id, "endpoint": "/v1/embeddings", "completion_window": "24h"})
+    await one.ask("POST", "/v1/batches", fields.encode())
+    await asyncio.sleep(5)
+
+
+ATTACKS: tuple[Callable[[Attacker], Awaitable[None]], ...] = (
+    slow_headers,
+    slow_bodies,
+    large_json,
+    deep_json,
+    many_fields,
+    nested_small_json,
+    never_read,
+    slow_uploads,
+    endless_forms,
+    many_connections,
+    huge_headers,
+    bombs,
+    single_bytes,
+    pipelined,
+    strangers,
+    listings,
+    floods,
+    batches,
+)
+
+
+def hostile(clients: int = 50, seconds: int = 8, turns: int = 3, attack: str = "", files: int = 2000) -> Figures:
+    """The times of single texts of one tenant, alone and beside hostile clients, by turns of so many seconds."""
+    with service(workers=1, dim=384) as made, attacked(made, clients, attack, files) as (ask, attacking):
+        for _ in range(50):
+            ask()
+        found: dict[str, list[float]] = {"alone": [], "beside": []}
+        for _ in range(turns):
+            for name, times in found.items():
+                (attacking.set if name == "beside" else attacking.clear)()
+                time.sleep(2)
+                until = time.monotonic() + seconds
+                while time.monotonic() < until:
+                    times.append(ask())
+                    time.sleep(_PAUSE_S)
+    figures = {"texts": float(len(found["beside"]))}
+    for name, times in found.items():
+        figures[f"{name}_p50_ms"], figures[f"{name}_p99_ms"] = (
+            1000 * statistics.quantiles(times, n=100, method="inclusive")[at] for at in (49, 98)
+        )
+    return {**figures, "p99_ratio": figures["beside_p99_ms"] / figures["alone_p99_ms"]}
+
+
+@contextmanager
+def attacked(made: Service, clients: int, attack: str, files: int) -> Iterator[tuple[Callable[[], float], Event]]:
+    """What asks the gateway for a text's vector, and tells how long that took (seconds); and whether it is attacked."""
+    path = made.folder / "keys"
+    mine, theirs = add_key(path, "bob", "bob"), add_key(path, "eve", "eve")
+    with gateway(made, path) as port:
+        target = Target(port, theirs, _own_file(port, theirs, files))
+        context = multiprocessing.get_context("spawn")
+        attacking = context.Event()
+        process = context.Process(target=_attack, args=(target, clients, attack, attacking), daemon=True)
+        process.start()
+        own = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        headers = {"authorization": f"Bearer {mine}", "content-type": "application/json"}
+
+        def ask() -> float:
+            body = json.dumps({"model": "dummy", "input": f"a text {random.random()}"})
+            began = time.perf_counter()
+            own.request("POST", "/v1/embeddings", body, headers)
+            answer = own.getresponse()
+            told = answer.read()
+            if answer.status != 200:
+                raise RuntimeError(f"a text was refused: {answer.status} {told!r}")
+            return time.perf_counter() - began
+
+        try:
+            yield ask, attacking
+        finally:
+            process.kill()
+            process.join()
+
+
+@contextmanager
+def gateway(made: Service, keys: Path) -> Iterator[int]:
+    """A gateway in a process of its own; gives its port."""
+    command = [sys.executable, "-m", "embedctl_gateway", "--address", "0", "--keys", str(keys)]
+    environment, log = {**os.environ, "EMBEDCTL_REDIS_URL": made.settings.redis_url}, made.folder / "gateway.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
+    try:
+        while not (found := re.search(r"127\.0\.0\.1:(\d+)", log.read_text())):
+            if process.poll() is not None:
+                raise RuntimeError(log.read_text())
+            time.sleep(0.05)
+        yield int(found[1])
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _own_file(port: int, key: str, files: int) -> str:
+    """Upload files, the last one of 8 MiB of requests; gives its id."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    line = json.dumps(
+        {"custom_id": "%d", "method": "POST", "url": "/v1/embeddings", "body": {"model": "dummy", "input": "a"}}
+    )
+    large = "".join(f"{line}\n" % number for number in range(8 * _MIB // len(line))).encode()
+    for data in [b"x"] * files + [large]:
+        form = b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        form += b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n' + data + b"\r\n--b--\r\n"
+        headers = {"authorization": f"Bearer {key}", "content-type": "multipart/form-data; boundary=b"}
+        connection.request("POST", "/v1/files", form, headers)
+        answer = json.loads(connection.getresponse().read())
+    return str(answer["id"])
+
+
+def _attack(target: Target, clients: int, attack: str, attacking: Event) -> None:
+    """In a process of its own, which gives way to all others: attackers have their own machines."""
+    os.nice(19)
+    chosen = [each for each in ATTACKS if not attack or each.__name__ == attack]
+
+    async def attackers() -> None:
+        await asyncio.gather(*(_again(chosen[number % len(chosen)], target, attacking) for number in range(clients)))
+
+    asyncio.run(attackers())
+
+
+async def _again(attack: Callable[[Attacker], Awaitable[None]], target: Target, attacking: Event) -> None:
+    while True:
+        while not attacking.is_set():
+            await asyncio.sleep(0.1)
+        with suppress(OSError, EOFError, ValueError, asyncio.LimitOverrunError, asyncio.IncompleteReadError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
+            try:
+                one, task = Attacker(target, reader, writer), None
+                while attacking.is_set():
+                    task = asyncio.ensure_future(attack(one))
+                    while not task.done() and attacking.is_set():
+                        await asyncio.wait({task}, timeout=0.5)
+                    if not task.done():
+                        task.cancel()
+                        break
+                    task.result()
+            finally:
+                writer.transport.abort()
+        await asyncio.sleep(_AGAIN_S)
