@@ -323,8 +323,11 @@ batch = _of_each("embed:batch:", _PRODUCER)
 #: Sorted set: the ids of a tenant's batches, which begin with their time, all with the same score.
 batches = _of_each("embed:batches:", _PRODUCER)
 
-#: Sorted set of the batches that have not ended, by the time in ms when somebody is to look at them.
-UNFINISHED = _shared("embed:batches_unfinished", _PRODUCER)
+#: Sorted set of a tenant's batches that have not ended, by the time in ms when somebody is to look at them.
+unfinished = _of_each("embed:batches_unfinished:", _PRODUCER)
+
+#: Sorted set of the tenants that have such batches, by the time in ms when one of them last had a turn.
+BATCH_TURNS = _shared("embed:batches_turns", _PRODUCER)
 
 #: Sorted set of the same batches by the deadline of their state, in ms by the time of the ledger.
 DEADLINES = _shared("embed:batches_deadlines", _PRODUCER)

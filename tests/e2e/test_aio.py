@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,6 +19,7 @@ import redis as redis_py
 
 from embedctl import AsyncJob, JobNotFound, JobState, JobStatus, JobUnfinished, aenqueue_embeddings
 from embedctl.queueing.broker import Broker
+from embedctl.queueing.listening import in_own_thread
 from embedctl_config.settings import Settings
 from tests.support.jobs import active_job_id, reference
 from tests.support.store import active_jobs
@@ -57,10 +59,6 @@ async def ticking() -> AsyncIterator[None]:
 
 async def until(condition: Callable[[], object]) -> None:
     await asyncio.to_thread(eventually, condition)
-
-
-def submitting_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "embedctl-submit"]
 
 
 def test_the_whole_way_awaited(settings: Settings, start_worker: StartWorker) -> None:
@@ -146,7 +144,17 @@ def texts() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("source", "key"), [(texts, "k"), (async_texts, None)])
-def test_a_cancelled_submission(source: Callable[[], Any], key: str | None, settings: Settings, broker: Broker) -> None:
+def test_a_cancelled_submission(
+    source: Callable[[], Any], key: str | None, settings: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submissions: list[Future[Any]] = []
+
+    def noted(work: Callable[[], Any]) -> Future[Any]:
+        submissions.append(in_own_thread(work))
+        return submissions[-1]
+
+    monkeypatch.setattr("embedctl.jobs.aio.in_own_thread", noted)
+
     async def main() -> None:
         endless = aenqueue_embeddings(source(), chunk_size=10, idempotency_key=key, settings=settings)
         submitting = asyncio.create_task(endless)
@@ -156,7 +164,7 @@ def test_a_cancelled_submission(source: Callable[[], Any], key: str | None, sett
         submitting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await submitting
-        await until(lambda: not submitting_threads())
+        await until(lambda: submissions[0].done())
         state = broker.jobs.status(job_id).state
         if key is None:
             assert state is JobState.CANCELLED

@@ -142,7 +142,7 @@ def test_a_batch_whose_job_redis_has_forgotten_is_submitted_again(here: Here) ->
 
 
 def test_pages_of_25_batches(client: openai.OpenAI, gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedctl_gateway.batches.runner.Runner._one", lambda _: False)
+    monkeypatch.setattr("embedctl_gateway.batches.runner.Runner._one", lambda *_: False)
     file_id = upload(client, lines_of(["one"]))
     made = [create(client, file_id).id for _ in range(25)]
     assert len(set(made)) == 25
@@ -202,7 +202,7 @@ def test_wrong_requests_are_refused(http: httpx2.Client, client: openai.OpenAI) 
 
 
 def test_files_are_kept_and_deleted(client: openai.OpenAI, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedctl_gateway.batches.runner.Runner._one", lambda _: False)  # it would miss the file
+    monkeypatch.setattr("embedctl_gateway.batches.runner.Runner._one", lambda *_: False)  # it would miss the file
     data = lines_of(["one", "two"])
     made = client.files.create(
         file=("a.jsonl", data), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
@@ -287,7 +287,7 @@ def test_uploads_that_bring_nothing_hold_up_nobody_and_end(here: Here, settings:
 
 
 def test_a_second_try_finds_what_the_first_one_made(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedctl_gateway.batches.runner.Runner._one", lambda _: False)
+    monkeypatch.setattr("embedctl_gateway.batches.runner.Runner._one", lambda *_: False)
     again = {"x-stainless-retry-count": "1"}
     data = lines_of(["one"])
     first = client.files.create(file=("a.jsonl", data), purpose="batch")
@@ -352,7 +352,7 @@ def test_a_clock_of_a_gateway_ends_no_batch(client: openai.OpenAI, monkeypatch: 
 
 
 def test_a_dropped_answer_and_a_retry_make_one_batch(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedctl_gateway.batches.runner.Runner._one", lambda _: False)
+    monkeypatch.setattr("embedctl_gateway.batches.runner.Runner._one", lambda *_: False)
     dropped: list[str] = []
 
     class Dropping(httpx2.HTTPTransport):
@@ -468,7 +468,7 @@ def test_another_gateway_resumes_after_a_kill(here: Here, where: str, environmen
         with client_at(url) as client:
             made = create(client, upload(client, lines_of(texts)))
         assert "here\n" in said
-    here.raw.zadd(keys.UNFINISHED, {made.id: 0})  # its lease has lapsed
+    here.raw.zadd(keys.unfinished("default"), {made.id: 0})  # its lease has lapsed
     here.start_worker()  # a new job would have other chunks; this one keeps its own
     with running_gateway(here.settings.replace(chunk_size=10)) as second, client_of(second) as client:
         batch = ended(client, made.id)
@@ -497,7 +497,7 @@ def test_a_batch_waits_while_its_tenant_has_no_room(here: Here, monkeypatch: pyt
 def test_a_create_with_a_lost_answer_is_known(
     client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
-    monkeypatch.setattr("embedctl_gateway.batches.runner.Runner._one", lambda _: False)
+    monkeypatch.setattr("embedctl_gateway.batches.runner.Runner._one", lambda *_: False)
     file_id = upload(client, lines_of(["one"]))
     calls: list[str] = []
 
@@ -538,7 +538,7 @@ def test_a_create_that_fails_leaves_no_batch_that_runs(
         return cancel(*args)
 
     with monkeypatch.context() as patched:
-        patched.setattr("embedctl_gateway.batches.runner.Runner._one", lambda _: False)
+        patched.setattr("embedctl_gateway.batches.runner.Runner._one", lambda *_: False)
         patched.setattr(BatchStore, "make", made_in_vain)
         patched.setattr(BatchStore, "cancel", late)
         with pytest.raises(openai.InternalServerError) as refused:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -19,6 +18,7 @@ from embedctl.store.batches import StoredBatch
 from embedctl.store.stored_files import FileStore, PartWriter, StoredFile
 from embedctl.waiting.waiter import Waiter
 from embedctl_config.errors import EmbedctlError, JobCancelled, JobFailed
+from embedctl_gateway.batches.lines import lines_of
 from embedctl_gateway.http.refusals import refuse
 
 #: A page ends with the answer that makes it as long (bytes).
@@ -167,37 +167,7 @@ def in_order(store: FileStore, files: Iterable[StoredFile], after: int) -> Itera
     return islice(merged, after, None)
 
 
-def only(requests: Iterable[bytes], answers: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines of the requests that some answers are to, with the requests and the answers in the same order."""
-    wanted = (_custom_id(answer) for answer in answers)
-    next_one = next(wanted, None)
-    for line in requests:
-        if next_one is None:
-            return
-        if line.strip() and _custom_id(line) == next_one:
-            yield line if line.endswith(b"\n") else line + b"\n"
-            next_one = next(wanted, None)
-
-
-def lines_of(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines of a file, each with its end. Memory holds a part and a line."""
-    begun = bytearray()
-    for part in parts:
-        begin = 0
-        while (end := part.find(b"\n", begin) + 1) > 0:  # not at a carriage return, which is white space in JSON
-            yield bytes(begun) + part[begin:end]
-            begun.clear()
-            begin = end
-        begun += part[begin:]
-    if begun:
-        yield bytes(begun)
-
-
 def _position(answer: bytes) -> int:
     found = _POSITION.match(answer)
     assert found, "every answer begins with its id"
     return int(found[1])
-
-
-def _custom_id(line: bytes) -> object:
-    return json.loads(line)["custom_id"]

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from embedctl.common.notices import Reminder
@@ -46,15 +47,19 @@ from embedctl_config.errors import (
 from embedctl_config.hardware import PRECISIONS
 from embedctl_config.retry import ASIDE, Growing
 from embedctl_config.tenants import NORMAL
-from embedctl_gateway.batches.answers import Written, answers_by_chunk, lines_of, only, write
+from embedctl_gateway.batches.answers import Written, answers_by_chunk, write
+from embedctl_gateway.batches.lines import BadLine, lines_of, only, requests_of
 from embedctl_gateway.http.refusals import log_failure
 
 log = logging.getLogger(__name__)
 
 #: Reads the requests of a batch: the custom_id of each, and how many inputs it has.
 Read = Callable[[], Iterator[tuple[str, int]]]
-#: Batches that a gateway works on at once. One whose job goes on by itself takes no place.
-_THREADS = 3
+#: Batches that a gateway works on at once, of any size and small ones only. One whose job goes on by itself takes no
+#: place.
+_OF_ANY_SIZE, _SMALL = 3, 3
+#: The requests of a small batch (bytes).
+_SMALL_BYTES = 4 * 1024 * 1024
 #: Seconds between two looks for a batch, between two looks at what a long step should know, and until a batch that
 #: waits for something is looked at again.
 _LOOK_S, _CHECK_S, _PAUSE_S = 0.5, 1.0, 2.0
@@ -99,10 +104,14 @@ class Runner:
 
     def start(self) -> None:
         self.stopping.clear()
-        serving = (self._next, self._failed, self.stopping)
         self._threads = [
-            threading.Thread(target=ASIDE.serve, args=serving, name=f"batches-{number}", daemon=True)
-            for number in range(_THREADS)
+            threading.Thread(
+                target=ASIDE.serve,
+                args=(partial(self._next, most), self._failed, self.stopping),
+                name=f"batches-{number}",
+                daemon=True,
+            )
+            for number, most in enumerate([keys.KEPT_BYTES] * _OF_ANY_SIZE + [_SMALL_BYTES] * _SMALL)
         ]
         looking = (self._end_late, self._failed, self.stopping)
         self._threads.append(threading.Thread(target=ASIDE.serve, args=looking, name="deadlines", daemon=True))
@@ -120,8 +129,8 @@ class Runner:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _next(self) -> None:
-        if not self._one():
+    def _next(self, most_bytes: int) -> None:
+        if not self._one(most_bytes):
             self._work.wait(_LOOK_S)
             self._work.clear()
 
@@ -136,13 +145,13 @@ class Runner:
         else:
             _log(error)
 
-    def _one(self) -> bool:
-        """Do a step of a batch; false if none waits for one."""
+    def _one(self, most_bytes: int) -> bool:
+        """Do a step of a batch, with requests of so many bytes at most; false if none waits for one."""
         token = secrets.token_hex(8)
-        batch = self.batches.take(token, keys.BATCH_LEASE_S)
+        batch = self.batches.take(token, keys.BATCH_LEASE_S, most_bytes)
         if batch is None:
             return False
-        held = _Held(self, batch, token)
+        held = _Held(self, batch, token, most_bytes)
         with held.lease:
             try:
                 _Work(self, held).step()
@@ -164,8 +173,9 @@ class Runner:
 class _Held:
     """A batch that this process runs, and its lease."""
 
-    def __init__(self, runner: Runner, batch: StoredBatch, token: str) -> None:
+    def __init__(self, runner: Runner, batch: StoredBatch, token: str, most_bytes: int) -> None:
         self.batch = batch
+        self.others_wait = partial(runner.batches.are_due, most_bytes)
         self.lease = Lease(self._renew, keys.BATCH_LEASE_S / 3)
         self._runner = runner
         self._batches = runner.batches
@@ -220,7 +230,6 @@ class _Work:
     def __init__(self, runner: Runner, held: _Held) -> None:
         self._broker = runner.broker
         self._files = runner.files
-        self._others_wait = runner.batches.are_due
         self._held = held
         self._began = self._looked = time.monotonic()
 
@@ -330,7 +339,7 @@ class _Work:
         now = time.monotonic()
         if now - self._looked > _PAUSE_S:
             self._looked = now
-            if now - self._began > _TURN_S and self._others_wait():
+            if now - self._began > _TURN_S and self._held.others_wait():
                 raise _Turn
             if job_id := self._batch.facts.get("job"):  # there is none while Redis is full
                 self._held.note(self._counts(self._broker.jobs.status(job_id)))
@@ -429,32 +438,34 @@ class _Work:
 
     @contextmanager
     def _copied(self) -> Iterator[BatchCorpus]:
-        """The requests, in a file of this machine; raises _Refused if their file is gone."""
+        """The requests, in a file of this machine; raises _Refused if their file is gone, or a line of it too large."""
         with tempfile.TemporaryDirectory(prefix="embedctl-batch-") as folder:
             try:
                 path = self._copy(Path(folder))
             except FileGone:
                 raise _Refused([_GONE]) from None
+            except BadLine as error:
+                raise _Refused([{**_told(error.code, str(error)), "line": error.line}]) from None
             yield self._corpus(path)
 
     def _copy(self, folder: Path) -> Path:
         """The requests, in a file of a folder; raises FileGone if their file is gone, or that of the answers that they
-        are to replace."""
+        are to replace, and BadLine."""
         path = folder / "input.jsonl"
-        parts = self._parts(self._batch.facts["input_file_id"])
+        lines = requests_of(self._parts(self._batch.facts["input_file_id"]), self._broker.settings.max_text_bytes)
         if retried_id := self._batch.facts.get("retried_file_id"):
-            parts = only(lines_of(parts), lines_of(self._parts(retried_id)))
+            lines = only(lines, lines_of(self._parts(retried_id)))
         with path.open("wb") as stream:
-            for part in parts:
-                self._held.check()
-                stream.write(part)
+            stream.writelines(lines)
         return path
 
     def _parts(self, file_id: str) -> Iterator[bytes]:
         file = self._files.get(file_id, self._batch.tenant)
         if file is None:
             raise FileGone(f"{file_id} is gone")
-        return self._files.read(file)
+        for part in self._files.read(file):
+            self._held.check()
+            yield part
 
     def _corpus(self, path: Path) -> BatchCorpus:
         most = self._broker.settings.max_text_bytes

@@ -43,7 +43,7 @@ async def create(call: Call) -> Response:
     file = await call.file(file_id, "input_file_id")
     if file.purpose != "batch":
         refuse("the purpose of this file is not batch", "invalid_value", "input_file_id")
-    return await _made(call, facts, call.named("batch", facts))
+    return await _made(call, {**facts, "input_bytes": file.size}, call.named("batch", facts))
 
 
 async def listed(call: Call) -> Response:
@@ -76,9 +76,9 @@ async def retry(call: Call) -> Response:
     if "total" in batch.facts and batch.number("completed") == batch.number("total"):
         refuse("every request of the batch has its vectors", "invalid_value", "batch_id")
     facts = facts_of_retry(batch)
-    for name, file_id in (("input_file_id", facts["input_file_id"]), ("error_file_id", facts["retried_file_id"])):
-        if file_id:
-            await call.file(str(file_id), name)
+    if facts["retried_file_id"]:
+        await call.file(str(facts["retried_file_id"]), "error_file_id")
+    facts["input_bytes"] = (await call.file(str(facts["input_file_id"]), "input_file_id")).size
     return await _made(call, facts, call.named("retry", batch.id))
 
 

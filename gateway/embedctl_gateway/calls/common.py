@@ -256,8 +256,8 @@ class Call:
             raise _too_large()
         return int(length)
 
-    async def body(self) -> bytes:
-        """The body as it is; raises Refusal if it is too large, or takes too long."""
+    async def body(self) -> bytearray:
+        """The body as it is, not copied; raises Refusal if it is too large, or takes too long."""
         length = self._length()
         if length > SMALL_BYTES:
             await self.take({BYTES: length})
@@ -270,7 +270,7 @@ class Call:
             raise invalid(f"the body took longer than {self.gateway.body_s:g} s", "timeout", None, 408) from None
         if len(body) > max(length, SMALL_BYTES):  # it did not say how long it is
             await self.take({BYTES: len(body) - length})
-        return bytes(body)
+        return body
 
     async def _pieces(self) -> AsyncIterator[bytes]:
         size = 0

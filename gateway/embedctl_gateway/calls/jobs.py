@@ -161,7 +161,7 @@ async def add(call: Call) -> Response:
     job, number = await call.job(), _chunk_of(call)
     token = call.request.query_params.get("token", "")
     _check_token(token)
-    body, broker = await call.body(), call.gateway.broker
+    body, broker = bytes(await call.body()), call.gateway.broker
 
     def added() -> dict[str, object]:
         chunk = wire.decode_input(body)

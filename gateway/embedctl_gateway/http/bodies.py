@@ -6,7 +6,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +14,15 @@ import orjson
 
 from embedctl_gateway.http.refusals import refuse
 
+T = TypeVar("T")
+
 #: A body of no more bytes is parsed at once.
 SMALL_BYTES = 64 * 1024
 #: Most brackets, braces and commas of a body outside of its strings: each value has one. Sixteen times the texts that a
 #: request may have.
 MAX_MARKS = 32 * 2048
-#: Bytes of a step, and the pause after it, in which others have their turn (seconds).
-_STEP_BYTES, _PAUSE_S = 128 * 1024, 0.0002
+#: Bytes of a step. After it, others have their turn for as long as it took.
+_STEP_BYTES = 128 * 1024
 #: The parser takes no deeper arrays or objects.
 _DEEPEST = 1024
 _OPENING, _CLOSING, _COMMA = (np.frombuffer(each, np.uint8) for each in (b"[{", b"]}", b","))
@@ -28,7 +30,7 @@ _OPENING, _CLOSING, _COMMA = (np.frombuffer(each, np.uint8) for each in (b"[{", 
 _MARKS = np.isin(np.arange(256), np.concatenate([_OPENING, _CLOSING, _COMMA]))
 
 
-def fields_of(body: bytes, longest: int) -> dict[str, Any]:
+def fields_of(body: bytes | bytearray, longest: int) -> dict[str, Any]:
     """The fields of a body, which is a JSON object; raises Refusal if it is none, has too many values, or a text that
     is surely longer than the `longest` (bytes)."""
     try:
@@ -40,9 +42,15 @@ def fields_of(body: bytes, longest: int) -> dict[str, Any]:
     return fields
 
 
-def _large(body: bytes, longest: int) -> object:
+def check_values(text: bytes) -> None:
+    """Refuse JSON with more values than a request may have, before objects are made of it."""
+    for _ in _paced(_marks(text)):
+        pass
+
+
+def _large(body: bytes | bytearray, longest: int) -> object:
     """The value of a large body. The elements of arrays in its fields are parsed apart, a few at a time."""
-    marks = np.concatenate([*_marks(body)])
+    marks = np.concatenate([*_paced(_marks(body))])
     # Of six bytes, an escape makes one byte at least.
     if np.diff(marks, prepend=0, append=len(body)).max() > 6 * longest + SMALL_BYTES:
         refuse(f"a text has more than {longest:,} bytes (max_text_bytes)", "invalid_value")
@@ -62,7 +70,7 @@ def _large(body: bytes, longest: int) -> object:
         within = slice(first, last)
         commas = marks[within][(kinds[within] == _COMMA) & (depth[within] == 2)]
         name = secrets.token_hex(16)
-        arrays[name] = [each for some in _parsed(body, begin + 1, [*commas.tolist(), end]) for each in some]
+        arrays[name] = [each for some in _paced(_parsed(body, begin + 1, [*commas.tolist(), end])) for each in some]
         rest += body[at:begin] + f'"{name}"'.encode()
         at = end + 1
     found = orjson.loads(rest + body[at:])
@@ -71,7 +79,16 @@ def _large(body: bytes, longest: int) -> object:
     return found
 
 
-def _marks(body: bytes) -> Iterator[npt.NDArray[np.int64]]:
+def _paced(steps: Iterator[T]) -> Iterator[T]:
+    """Pauses between steps, in which others have their turn."""
+    began = time.perf_counter()
+    for each in steps:
+        yield each
+        time.sleep(time.perf_counter() - began)
+        began = time.perf_counter()
+
+
+def _marks(body: bytes | bytearray) -> Iterator[npt.NDArray[np.int64]]:
     """Where brackets, braces and commas are, outside of strings, step by step; raises Refusal if there are too many."""
     at = count = depth = 0
     in_string = False
@@ -96,16 +113,14 @@ def _marks(body: bytes) -> Iterator[npt.NDArray[np.int64]]:
             )
         yield found + at
         at, in_string = at + len(step), bool(strings[-1])
-        time.sleep(_PAUSE_S)
 
 
-def _parsed(body: bytes, begin: int, ends: list[int]) -> Iterator[list[Any]]:
+def _parsed(body: bytes | bytearray, begin: int, ends: list[int]) -> Iterator[list[Any]]:
     """The elements between a position and the last end, some at a time."""
     for end in ends:
         if end - begin >= _STEP_BYTES or end == ends[-1]:
-            values = orjson.loads(b"[%b]" % body[begin:end])
+            values = orjson.loads(b"[" + body[begin:end] + b"]")
             if not values:  # nothing stands between two commas, or behind the last one
                 raise orjson.JSONDecodeError("an element is missing", "", 0)
             yield values
             begin = end + 1
-            time.sleep(_PAUSE_S)

@@ -22,17 +22,27 @@ LEAST_READ_BYTES = 32 * 1024
 MAX_CONNECTIONS = 900
 #: Lines of a request before its body. Proxies take up to 100 headers.
 MAX_LINES = 128
+#: A client that asked in this time may ask again, and pauses for it last this long at most (seconds).
+_LATELY_S, _LONGEST_PAUSE_S = 1.0, 0.02
 _HEAD_END = re.compile(rb"\n\r?\n")
 
 
 class Crowd:
-    """The connections of one gateway, by client: a tenant, or the address of those who have shown no key."""
+    """The connections of one gateway, by client: a tenant, or the address of those who have shown no key.
+
+    Each client has a turn of the event loop at once, unless it has had one in this round, or others of its connections
+    wait. These take turns with other clients. If there are clients that wait for nothing, whose next request is to find
+    the loop free, a pause as long as the round follows it.
+    """
 
     def __init__(self) -> None:
         self._of: dict[str, dict[TimedProtocol, None]] = {}
         self._strangers = self._count = 0
-        #: Client → its connections that wait for a turn. Every client that is here has had a turn in this round.
-        self._round: dict[str, deque[TimedProtocol]] = {}
+        self._waiting: dict[str, deque[TimedProtocol]] = {}
+        self._served: set[str] = set()
+        self._lately: dict[str, float] = {}
+        self._began = 0.0
+        self._is_due = False
 
     def add(self, one: TimedProtocol) -> None:
         """Take in a connection, whose client is not known yet. If there are too many, a client of the most of them
@@ -64,13 +74,18 @@ class Crowd:
             self._put(one)
 
     def has_turn(self, one: TimedProtocol) -> bool:
-        """Whether a connection may go on now. If not, it is told to, in a later round of the event loop."""
-        if one.whose in self._round:
-            self._round[one.whose].append(one)
+        """Whether a connection may go on now. If not, it is told to when its turn has come."""
+        loop, whose = one.loop, one.whose
+        self._lately[whose] = loop.time()
+        if whose in self._waiting or whose in self._served:
+            self._waiting.setdefault(whose, deque()).append(one)
+            if not self._is_due:
+                self._is_due = True
+                loop.call_soon(self._next_round, loop)
             return False
-        if not self._round:
-            one.loop.call_soon(self._next_round)
-        self._round[one.whose] = deque()
+        if not self._served:
+            loop.call_soon(self._served.clear)
+        self._served.add(whose)
         return True
 
     def _put(self, one: TimedProtocol) -> None:
@@ -78,12 +93,21 @@ class Crowd:
         self._count += 1
         self._strangers += not one.tenant
 
-    def _next_round(self) -> None:
-        self._round = {whose: waiting for whose, waiting in self._round.items() if waiting}
-        ready = [waiting.popleft() for waiting in self._round.values()]
-        if ready:
-            ready[0].loop.call_soon(self._next_round)
-        for one in ready:
+    def _next_round(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin a round, or pause before it."""
+        self._waiting = {whose: waiting for whose, waiting in self._waiting.items() if waiting}
+        if not self._waiting:
+            self._is_due = False
+            return
+        now = loop.time()
+        self._lately = {whose: at for whose, at in self._lately.items() if at > now - _LATELY_S}
+        pause_s = now - self._began if self._lately.keys() - self._waiting.keys() else 0.0
+        loop.call_later(min(pause_s, _LONGEST_PAUSE_S), self._serve, loop)
+
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._began = loop.time()
+        loop.call_soon(self._next_round, loop)
+        for one in [waiting.popleft() for waiting in self._waiting.values()]:
             one.go_on()
 
 

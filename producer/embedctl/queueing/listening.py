@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 #: The number of threads that ask.
 THREADS = 16
+#: More threads than a process begins.
+_MOST_OWN = 1_000_000
 #: The number of threads that ask a gateway for events.
 _ASKING = 64
 _may_wait: ContextVar[bool] = ContextVar("may_wait", default=True)
@@ -224,7 +226,14 @@ def _threads() -> DaemonThreads:
     return DaemonThreads(THREADS, "embedctl")
 
 
-os.register_at_fork(after_in_child=_threads.cache_clear)  # a child has none of its parent's threads
+@cache
+def _own_threads() -> DaemonThreads:
+    """Daemons too: texts that never come must not keep a process from ending."""
+    return DaemonThreads(_MOST_OWN, "embedctl-submit")
+
+
+for _each in (_threads, _own_threads):
+    os.register_at_fork(after_in_child=_each.cache_clear)  # a child has none of its parent's threads
 
 
 def may_wait() -> bool:
@@ -245,18 +254,9 @@ def _shared(work: Callable[[], T], deadline: float | None) -> T:
 
 
 def in_own_thread(work: Callable[[], T]) -> Future[T]:
-    """Do what may take long. The thread is a daemon: texts that never come must not keep a process from ending."""
-    done: Future[T] = Future()
-    done.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as error:  # noqa: BLE001  (the task that awaits it gets it)
-            done.set_exception(error)
-
-    threading.Thread(target=partial(copy_context().run, run), name="embedctl-submit", daemon=True).start()
-    return done
+    """Do what may take long, at once, whatever else goes on. Threads are kept, because the start of one holds up the
+    caller on a busy machine."""
+    return _own_threads().submit(copy_context().run, work)
 
 
 def _order(event_id: str) -> tuple[int, int]:

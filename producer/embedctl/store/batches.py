@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from embedctl.store.connection import Connection
-from embedctl.store.lease import due, take_due
 from embedctl.store.scripts import flat
 from embedctl.store.stored_files import Once, StoredFile, facts_of, ids_in, make, new_id
 from embedctl_config import keys
@@ -97,14 +96,15 @@ class BatchStore:
         answer, _ = self._connection.script("cancel_batch", [keys.batch(batch_id)], [batch_id, tenant])
         return None if answer == "gone" else answer
 
-    def take(self, token: str, lease_s: float) -> StoredBatch | None:
-        """Take a batch that somebody is to look at, with the runner's token for it; None if there is none."""
-        batch_id = take_due(self._connection, keys.UNFINISHED, keys.batch, token, lease_s)
+    def take(self, token: str, lease_s: float, most_bytes: int = keys.KEPT_BYTES) -> StoredBatch | None:
+        """Take a batch that somebody is to look at, with the runner's token for it; None if there is none. Tenants take
+        turns. A file with more requests than `most_bytes` is not taken."""
+        batch_id = self._due(token, lease_s, most_bytes)
         return None if batch_id is None else self._found(batch_id)
 
-    def are_due(self) -> bool:
+    def are_due(self, most_bytes: int = keys.KEPT_BYTES) -> bool:
         """Whether batches wait for a runner."""
-        return bool(due(self._connection, keys.UNFINISHED))
+        return self._due("", 0.0, most_bytes) is not None
 
     def end_late(self, *, told: bool) -> list[str]:
         """Let batches go on to their ends whose deadlines are over, and tell the ends if `told`. Returns the jobs of
@@ -141,6 +141,10 @@ class BatchStore:
         with self._connection.client() as client:
             found = client.hget(keys.batch(batch.id), "status")
         return "" if found is None else str(found.decode())
+
+    def _due(self, token: str, lease_s: float, most_bytes: int) -> str | None:
+        _, rest = self._connection.script("take_batch", [], [token, int(lease_s * 1000), most_bytes])
+        return rest[0].decode() if rest else None
 
     def _found(self, batch_id: str) -> StoredBatch | None:
         with self._connection.client() as client:

@@ -4,12 +4,12 @@
 redis.call('ZREM', DEADLINES, '')  -- in a full Redis, a script that begins by freeing may go on
 local jobs = {}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', DEADLINES, '-inf', ledger_now(), 'LIMIT', 0, 16)) do
-  local facts = redis.pcall('HMGET', BATCH .. id, 'status', 'runner', 'total', 'job', 'ends_as')
+  local facts = redis.pcall('HMGET', BATCH .. id, 'status', 'runner', 'total', 'job', 'ends_as', 'tenant')
   local status = facts[1]
   if status == 'validating' or status == 'in_progress' then
     redis.call('HSET', BATCH .. id, 'ends_as', 'expired')
     enter(id, 'finalizing')
-    if not facts[2] then redis.call('ZADD', UNFINISHED, 'XX', 0, id) end
+    if not facts[2] then look_at(id, facts[6], 0) end
   elseif status == 'finalizing' or status == 'cancelling' then
     redis.call('HSET', BATCH .. id, 'completed', 0, 'failed', facts[3] or 0, 'errors', TOO_LATE)
     finish(id, status == 'cancelling' and 'cancelled' or facts[5] or 'expired', ARGV[1] == '1')

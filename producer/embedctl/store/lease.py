@@ -44,7 +44,7 @@ def keep_turn(connection: Connection, key: str, token: str, held_s: float) -> bo
 def take_due(
     connection: Connection, waiting: str, key_of: Callable[[str], str], token: str, lease_s: float
 ) -> str | None:
-    """Take the lease of a thing that is due, such as a batch to run; returns its id, or None if there is none.
+    """Take the lease of a thing that is due, such as an event to tell; returns its id, or None if there is none.
 
     Args:
         waiting: the sorted set of all that wait, by the time when they are due. So it also ends lapsed leases.
@@ -52,7 +52,7 @@ def take_due(
         lease_s: a process that is silent for so long counts as dead (seconds).
     """
     for each in due(connection, waiting):
-        answer, _ = connection.script("take_batch", [key_of(each), waiting], [each, token, int(lease_s * 1000)])
+        answer, _ = connection.script("take_due", [key_of(each), waiting], [each, token, int(lease_s * 1000)])
         if answer == "taken":
             return each
     return None

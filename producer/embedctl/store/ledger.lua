@@ -21,7 +21,14 @@ local function ledger_now()
   return ledger
 end
 
--- List a batch that has not ended by the deadline that its record has.
+-- List a batch that has not ended: by when somebody is to look at it, and by the deadline that its record has.
+local function look_at(id, tenant, at_ms)
+  redis.call('ZADD', UNFINISHED .. tenant, at_ms, id)
+  redis.call('PEXPIRE', UNFINISHED .. tenant, KEPT_MS)
+  redis.call('ZADD', TURNS, 'NX', 0, tenant)
+  redis.call('PEXPIRE', TURNS, KEPT_MS)
+end
+
 local function note_deadline(id)
   redis.call('ZADD', DEADLINES, redis.call('HGET', BATCH .. id, 'deadline_ms') or 0, id)
   redis.call('PEXPIRE', DEADLINES, KEPT_MS)
@@ -47,7 +54,7 @@ local function finish(id, status, told)
   enter(id, status)
   redis.call('HDEL', BATCH .. id, 'runner')
   redis.call('PEXPIRE', BATCH .. id, KEPT_MS)
-  redis.call('ZREM', UNFINISHED, id)
+  redis.call('ZREM', UNFINISHED .. (redis.call('HGET', BATCH .. id, 'tenant') or ''), id)
   if not told then return end
   local event_id = id:gsub('^batch_', 'evt_')
   redis.call('HSET', EVENT .. event_id, 'type', 'batch.' .. status, 'batch', id, 'created', now_s)

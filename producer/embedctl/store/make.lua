@@ -33,16 +33,12 @@ keep_bytes(KEYS[2], size)
 redis.call('SET', KEYS[3], ARGV[1] .. ' ' .. ARGV[3] .. ' ' .. ARGV[5], 'PX', ARGV[4])
 redis.call('HSET', KEYS[1], unpack(ARGV, 9))
 redis.call('ZADD', KEYS[2], 0, ARGV[1])
-local shared = {KEYS[2]}
 if kind == BATCH then
   redis.call('HSET', KEYS[1], 'created_at', now_s, 'expires_at', now_s + WINDOW_MS / 1000,
     'window_ms', ledger_now() + WINDOW_MS)
   enter(ARGV[1], 'validating')
-  redis.call('ZADD', UNFINISHED, 0, ARGV[1])
-  shared[2] = UNFINISHED
+  look_at(ARGV[1], redis.call('HGET', KEYS[1], 'tenant'), 0)
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
-for _, key in ipairs(shared) do
-  if redis.call('PTTL', key) < tonumber(ARGV[2]) then redis.call('PEXPIRE', key, ARGV[2]) end
-end
+if redis.call('PTTL', KEYS[2]) < tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[2], ARGV[2]) end
 return {'made', ARGV[1]}

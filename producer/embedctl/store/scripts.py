@@ -40,10 +40,12 @@ _NUMBERS = (*_NEEDED, *PERHAPS_NUMBERS, "work", "started_ms", "lost_first", "los
 _GIVEN_S = 20
 #: While other jobs wait, the background lane has one chunk in this time (seconds).
 _BACKGROUND_S = 60
+#: Scripts of the gateway's ledger.
+_OF_LEDGER = ("make", "take_batch", "step_batch", "cancel_batch", "late", "relist_made", "drop_file")
 #: Scripts that are not about a job → the parts that they include.
 _PLAIN_SCRIPTS: Mapping[str, Sequence[str]] = {
-    **dict.fromkeys(("quota", "take_batch", "note_event", "free"), ()),
-    **dict.fromkeys(("make", "step_batch", "cancel_batch", "late", "relist_made", "drop_file"), ("ledger",)),
+    **dict.fromkeys(("quota", "take_due", "note_event", "free"), ()),
+    **dict.fromkeys(_OF_LEDGER, ("ledger",)),
     "room": ("ledger", "rooms"),
 }
 _USUAL = ("sums", "turns", "prelude")
@@ -111,8 +113,8 @@ _TURNS = (
 #: What a batch says of its end if nobody could write its answers.
 _TOO_LATE = [{"code": "ended_late", "message": "its answers could not be written in time", "param": None, "line": None}]
 _LEDGER = (
-    f"local BATCH, UNFINISHED, DEADLINES, CLOCK = "
-    f"'{keys.batch('')}', '{keys.UNFINISHED}', '{keys.DEADLINES}', '{keys.CLOCK}'\n"
+    f"local BATCH, UNFINISHED, TURNS, DEADLINES, CLOCK = "
+    f"'{keys.batch('')}', '{keys.unfinished('')}', '{keys.BATCH_TURNS}', '{keys.DEADLINES}', '{keys.CLOCK}'\n"
     f"local EVENT, UNTOLD, EVENT_MS = '{keys.webhook_event('')}', '{keys.UNTOLD}', {keys.EVENT_TTL_S * 1000}\n"
     f"local KEPT_MS, WINDOW_MS, END_MS, STEP_MS = {keys.FILE_TTL_S * 1000}, {keys.BATCH_WINDOW_S * 1000}, "
     f"{keys.BATCH_END_S * 1000}, {keys.CLOCK_STEP_S * 1000}\n"

@@ -4,7 +4,7 @@
 -- to do with the batch (keep, release, end), the time of the next look from now, fields and values, whether somebody is to be
 -- told of the end; and the time to live, size, id, fields and values of each file.
 -- → done <status> | lost | other <status>
-local facts = redis.call('HMGET', KEYS[1], 'runner', 'status')
+local facts = redis.call('HMGET', KEYS[1], 'runner', 'status', 'tenant')
 if facts[1] ~= ARGV[2] then return {'lost'} end
 local step = cjson.decode(ARGV[3])
 if step.before and step.before ~= facts[2] then return {'other', facts[2]} end
@@ -26,6 +26,6 @@ else
     -- Who asked for the end could not wake the runner.
     if facts[2] ~= step.known then next_ms = 0 end
   end
-  redis.call('ZADD', UNFINISHED, now + next_ms, ARGV[1])
+  look_at(ARGV[1], facts[3], now + next_ms)
 end
 return {'done', redis.call('HGET', KEYS[1], 'status')}

@@ -1,14 +1,20 @@
--- Take a batch that somebody is to look at, or an event that somebody is to tell.
--- KEYS: batch, unfinished; or event, the untold events. ARGV: id, token, length of the lease.
--- → taken | later | gone
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local due = redis.call('ZSCORE', KEYS[2], ARGV[1])
-if not due or tonumber(due) > now then return {'later'} end
-if redis.call('EXISTS', KEYS[1]) == 0 then
-  redis.call('ZREM', KEYS[2], ARGV[1])
-  return {'gone'}
+-- Take a batch that somebody is to look at. Tenants take turns: the first one is who has had none for longest.
+-- ARGV: token, length of the lease in ms, most bytes of the batch's input. Without a token, nothing is taken.
+-- → taken <batch> | none
+for _, tenant in ipairs(redis.call('ZRANGE', TURNS, 0, 999)) do
+  local own = UNFINISHED .. tenant
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', own, '-inf', now, 'LIMIT', 0, 16)) do
+    if redis.call('EXISTS', BATCH .. id) == 0 then
+      redis.call('ZREM', own, id)
+    elseif tonumber(redis.call('HGET', BATCH .. id, 'input_bytes') or 0) <= tonumber(ARGV[3]) then
+      if ARGV[1] ~= '' then
+        redis.call('HSET', BATCH .. id, 'runner', ARGV[1])
+        look_at(id, tenant, now + ARGV[2])
+        redis.call('ZADD', TURNS, now, tenant)
+      end
+      return {'taken', id}
+    end
+  end
+  if redis.call('EXISTS', own) == 0 then redis.call('ZREM', TURNS, tenant) end
 end
-redis.call('HSET', KEYS[1], 'runner', ARGV[2])
-redis.call('ZADD', KEYS[2], now + ARGV[3], ARGV[1])
-return {'taken'}
+return {'none'}

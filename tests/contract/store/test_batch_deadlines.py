@@ -55,7 +55,7 @@ def test_a_batch_that_nobody_could_end_is_ended_from_its_facts(
     assert event is not None
     assert (event.type, event.batch_id) == (f"batch.{ends}", batch.id)
     assert batches.note(batch, "token", Step({"status": "completed"}, after="end")) is None  # it came too late
-    assert (raw.zcard(keys.UNFINISHED), raw.zcard(keys.DEADLINES)) == (0, 0)
+    assert (raw.zcard(keys.unfinished("a")), raw.zcard(keys.DEADLINES)) == (0, 0)
 
 
 @pytest.mark.parametrize("status", ["validating", "in_progress"])
