@@ -210,7 +210,7 @@ def test_files_are_kept_and_deleted(client: openai.OpenAI, raw: redis.Redis, mon
     assert (made.bytes, made.filename, made.object, made.status) == (len(data), "a.jsonl", "file", "processed")
     assert made.expires_at == made.created_at + 3600
     assert 3_500_000 < raw.pttl(keys.file(made.id)) <= 3_600_000
-    assert all(raw.pttl(key) > 0 for key in raw.keys("embed:*"))
+    assert -1 not in [raw.pttl(key) for key in raw.keys("embed:*")]  # one may be gone meanwhile
     batch = create(client, made.id)
     deleted = client.files.delete(made.id)
     assert (deleted.id, deleted.deleted, deleted.object) == (made.id, True, "file")
