@@ -91,6 +91,9 @@ BIRTH = _shared("embed:birth", _PRODUCER, _WORKER, _MONITOR)
 #: Sorted set of worker instances by the expiry of their heartbeats in ms.
 WORKERS = _shared("embed:workers", _PRODUCER, _WORKER, _MONITOR)
 
+#: Sorted set of workers that are not ready, by when what they said is out of date, in ms.
+STARTING = _shared("embed:workers:starting", _PRODUCER, _WORKER, _MONITOR)
+
 #: A worker whose heartbeat is older than this is silent: dead, stopped or cut off (seconds).
 HEARTBEAT_TTL_S = 15
 
@@ -284,6 +287,9 @@ def _hashed(tenant: str, name: str) -> str:
 
 #: String: a worker instance's heartbeat, as JSON.
 heartbeat = _of_each("embed:worker:", _PRODUCER, _WORKER, _MONITOR)
+
+#: String: what a worker that is not ready does, as JSON.
+starting = _of_each("embed:starting:", _PRODUCER, _WORKER, _MONITOR)
 
 # What the gateway keeps. The parts of a file are results of an id that has the form of a job's, and that no job has: so
 # access lists permit them, and what sweeps the bytes outside of Redis knows them.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,14 @@ def test_two_pinned_workers_give_the_vectors_of_sentence_transformers(here: Here
     workers = {
         cpu: here.start_worker("cpu", model=MODEL, cpus=str(cpu), wait=False, forked=False) for cpu in (first, second)
     }
+    loading = here.broker.workers.not_ready
+    eventually(lambda: [each.doing for each in loading.all()].count(f"loading {MODEL}") == len(workers))
+    shown = here.embedctl("status").stdout
+    assert "workers 0 (2 not ready)" in shown
+    assert f"cpu:{first}@{socket.gethostname()}  loading {MODEL}; not ready for " in shown
     for worker in workers.values():
         assert set(worker.wait_ready().row().models) == {MODEL, f"sentence-transformers/{MODEL}"}, "both spellings"
+    assert loading.all() == []
     before = [spent_ticks(worker) for worker in workers.values()]
 
     job = enqueue_embeddings(texts, model=MODEL, hardware="auto", chunk_size=8, settings=here.settings)

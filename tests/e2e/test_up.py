@@ -299,7 +299,7 @@ def test_a_worker_whose_settings_are_wrong_is_given_up_at_once(short_folder: Pat
     assert up.ended() == 2
     said = up.said()
     assert said.count("embedctl worker: backend 'dummy' has no option colour") == 1
-    assert "given up: ended with status 2 before it was ready, and would again" in said
+    assert "given up: ended with status 2 (it is not configured as it must be) before it was ready" in said
     assert said.splitlines()[-1] == "embedctl up: no worker is left: all of them failed and were given up"
 
 

@@ -60,7 +60,7 @@ _TOKEN = re.compile(r"[0-9a-f]{1,64}")
 _MOST_CHUNKS = 1000
 _MOST_CHUNK = 10**9
 #: A job's facts that are about the operator's places and machines.
-_HIDDEN: Mapping[str, Any] = {"data": None, "pinned_by": None}
+_HIDDEN: Mapping[str, Any] = {"data": None, "pinned_by": None, "hindrance": ""}
 
 
 def _told(handler: Handler) -> Handler:

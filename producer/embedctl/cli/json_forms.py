@@ -28,6 +28,7 @@ def overview_json(overview: Overview) -> str:
         "active_jobs": overview.active_count,
         "redis_full_bytes": overview.full_bytes,
         "workers": [_worker(each.row) for each in overview.workers],
+        "starting": overview.starting,
         "gone": overview.gone,
         "queues": overview.queues,
         "jobs": [

@@ -343,7 +343,10 @@ def _workers(broker: Broker) -> Iterator[Finding]:
     for gone in broker.workers.gone():
         found = f"{gone.worker.name} has been gone for {gone.seconds:.0f} s: {gone.how}"
         yield Finding(Level.WARN, "worker gone", found, "look at its log; start it again")
-    if not alive:
+    starting = broker.workers.not_ready.all()
+    for each in starting:
+        yield Finding(Level.WARN, "worker not ready", f"{each.name}: {each.doing}", "its log says more")
+    if not (alive or starting):
         yield Finding(Level.WARN, "workers", "none is alive", start_command("cpu", broker.settings.model))
 
 

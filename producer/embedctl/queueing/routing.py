@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 #: The class of a job if `auto` finds no worker.
 FALLBACK_CLASS = "cpu"
+#: Most workers that are named because they are not ready.
+_STARTING_SHOWN = 3
 
 
 def resolve(
@@ -36,7 +38,7 @@ def resolve(
 
     `auto` considers the classes with a live worker that serves this model in this precision (fp32 if none is given). It
     chooses the class whose workers together encode the most tokens/s. If no such worker is alive, it chooses a class
-    that had workers in the last minutes, because they may be restarting; otherwise `cpu`. The absence of workers is
+    with workers that are starting, or that had workers in the last minutes; otherwise `cpu`. The absence of workers is
     logged. What workers offer may be one second old, or with many workers five. Raises SettingsError if the class or
     the precision does not exist, or the class does not offer the precision.
     """
@@ -85,9 +87,12 @@ def _without_workers(
 ) -> str:
     """The class of a job that no live worker can take. The choice is logged, because the job stays with it."""
     offering = {keys.queue(name, model): name for name, each in settings.classes.items() if each.precision == precision}
-    lately = [offering[queue] for queue in workers.served_lately(offering)]
-    chosen = FALLBACK_CLASS if FALLBACK_CLASS in lately else min(lately, default=FALLBACK_CLASS)
-    why = "whose workers left a moment ago" if lately else "because no other class is known to have workers"
+    found = {name for name in offering.values() if workers.starting(name, model)}
+    why = "whose workers are starting"
+    if not found:
+        found = {offering[queue] for queue in workers.served_lately(offering)}
+        why = "whose workers left a moment ago" if found else "because no other class is known to have workers"
+    chosen = FALLBACK_CLASS if FALLBACK_CLASS in found else min(found, default=FALLBACK_CLASS)
     sentence = (
         f"no live worker serves {model} in {precision}: the job goes to class {chosen}, {why}, and stays there. "
         f"{_capitalised(how_to_serve(chosen, model, near))}"
@@ -147,14 +152,34 @@ def with_workers(workers: WorkerRegistry, job: JobStatus, *, recent: bool = Fals
     live = workers.serving(job.hardware, job.model, recent=recent)
     near: tuple[str, ...] = ()
     mismatch: str | None = None
+    hindrance = ""
     if not live and not job.state.ended:
         near = near_models(workers.offers(), job.model)
+        hindrance = _hindrance(workers, job)
     if live and not job.state.ended and job.model_fingerprint is not None and workers.is_quiet(job):
         offer = workers.offers().get((job.hardware, job.model, job.precision))
         present = offer.fingerprints if offer is not None else frozenset()
         if job.model_fingerprint not in present:
             live, mismatch = 0, ", ".join(sorted(present)) or f"none in {job.precision}"
-    return dataclasses.replace(job, live_workers=live, near_models=near, mismatch=mismatch)
+    return dataclasses.replace(job, live_workers=live, near_models=near, mismatch=mismatch, hindrance=hindrance)
+
+
+def _hindrance(workers: WorkerRegistry, job: JobStatus) -> str:
+    """What keeps the workers of a job from being seen; empty if nothing is known."""
+    if full := workers.full_bytes():
+        return redis_full(full)
+    starting = workers.starting(job.hardware, job.model)
+    said = [f"{each.name}: {each.doing}" for each in starting[:_STARTING_SHOWN]]
+    more = [f"and {len(starting) - len(said)} more"] * (len(starting) > len(said))
+    return f"No worker that serves {job.model} on {job.hardware} is ready. {'; '.join(said + more)}" if said else ""
+
+
+def redis_full(full_bytes: tuple[int, int]) -> str:
+    used, most = full_bytes
+    return (
+        f"Redis is full, {used:,} of {most:,} bytes, and takes nothing more, not even heartbeats: live workers are not "
+        "seen. Discard old jobs (`embedctl list`, `embedctl discard`), or raise its maxmemory"
+    )
 
 
 def no_worker_for(job: JobStatus) -> str:
@@ -166,6 +191,8 @@ def no_worker_for(job: JobStatus) -> str:
             f"present: {job.mismatch}. Start one with the files that {first} had, or discard the job and submit its "
             f"corpus again: embedctl discard {job.id}"
         )
+    if job.hindrance:
+        return job.hindrance
     how = _capitalised(how_to_serve(job.hardware, job.model, job.near_models))
     return f"No live worker serves {job.model} on {job.hardware}. {how}"
 

@@ -12,7 +12,17 @@ from typing import Any, NoReturn
 
 from embedctl.chunk_files import ChunkFiles
 from embedctl.remote.calls import Asks
-from embedctl.store import Connection, InlineJob, JobSpec, JobState, JobStatus, JobStore, Upkeep, WorkerRegistry
+from embedctl.store import (
+    Connection,
+    InlineJob,
+    JobSpec,
+    JobState,
+    JobStatus,
+    JobStore,
+    Starting,
+    Upkeep,
+    WorkerRegistry,
+)
 from embedctl.store.answers import Added
 from embedctl.store.quotas import Quotas
 from embedctl.store.reading import Event
@@ -188,6 +198,12 @@ class RemoteWorkers(WorkerRegistry):
 
     def gone(self) -> Iterator[GoneWorker]:
         return iter(())
+
+    def starting(self, hardware: str, model: str) -> list[Starting]:
+        return []
+
+    def full_bytes(self) -> tuple[int, int] | None:
+        return None
 
     def count(self, queue: str, now_ms: int | None = None) -> int:
         return sum(each.workers for (name, model, _), each in self.offers().items() if keys.queue(name, model) == queue)

@@ -6,6 +6,7 @@ from embedctl.store.doubts import Doubts
 from embedctl.store.drains import BatchFacts, Drains, DrainState, Holder, PartFacts
 from embedctl.store.heartbeats import Kind, ServedModel, WorkerRow
 from embedctl.store.jobs import JobStore
+from embedctl.store.starting import Starting
 from embedctl.store.status import Death, JobState, JobStatus, Suspect
 from embedctl.store.upkeep import Upkeep
 from embedctl.store.workers import GoneWorker, WorkerRegistry
@@ -30,6 +31,7 @@ __all__ = [
     "Kind",
     "PartFacts",
     "ServedModel",
+    "Starting",
     "Suspect",
     "Upkeep",
     "WorkerRegistry",

@@ -68,6 +68,7 @@ class JobStatus:
         lost_chunks: first and last chunk that Redis lost.
         live_workers: workers that serve this job's class and model now.
         near_models: if there are none, the models with a similar name that live workers serve now.
+        hindrance: if there are none, what keeps them from being seen, in words: Redis is full, or they are not ready.
     """
 
     id: str
@@ -115,6 +116,7 @@ class JobStatus:
     lane: str = tenants.NORMAL
     live_workers: int = 0
     near_models: tuple[str, ...] = ()
+    hindrance: str = ""
 
     @property
     def queue(self) -> str:

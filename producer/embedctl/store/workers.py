@@ -13,11 +13,14 @@ from typing import Any
 from embedctl.common.machine import machine_id, runs
 from embedctl.store.connection import Connection
 from embedctl.store.heartbeats import Kind, ServedModel, WorkerRow, parse, written
+from embedctl.store.starting import Starting, StartingWorkers
 from embedctl.store.status import JobStatus
 from embedctl_config import keys
 
 log = logging.getLogger(__name__)
 
+#: How a worker ended of whose death nobody has told.
+SILENT = "no word from it"
 #: Heartbeats that are read together, about half a megabyte.
 _SLICE = 500
 #: Of workers that are gone, usually only the first ones are wanted, so fewer are read together.
@@ -79,6 +82,7 @@ class WorkerRegistry:
         self._offers_until = 0.0
         self._counted: dict[str, tuple[float, int]] = {}
         self._unreadable: set[str] = set()
+        self.not_ready = StartingWorkers(connection)
 
     def beat(self, worker: WorkerRow) -> None:
         """Store a worker's heartbeat, which counts for :data:`keys.HEARTBEAT_TTL_S` seconds."""
@@ -168,6 +172,14 @@ class WorkerRegistry:
                 self._counted.clear()
         return live
 
+    def starting(self, hardware: str, model: str) -> list[Starting]:
+        """The workers that are to serve a model on a class, and are not ready."""
+        return [each for each in self.not_ready.all() if each.hardware == hardware and model in each.models]
+
+    def full_bytes(self) -> tuple[int, int] | None:
+        """What a full Redis, in which no worker can beat, uses and may use (bytes); None if there is room."""
+        return self._connection.full_bytes()
+
     def is_quiet(self, job: JobStatus) -> bool:
         """Whether a job has made no progress for some seconds."""
         return self._connection.about_now_ms() / 1000 - job.progressed_at.timestamp() > _QUIET_S
@@ -209,7 +221,7 @@ class WorkerRegistry:
             )
             for worker, until, how in zip(workers, found[::2], found[1::2], strict=True):
                 if until is not None and until < now:
-                    yield GoneWorker(worker, (now - until) / 1000, (how or b"no word from it").decode())
+                    yield GoneWorker(worker, (now - until) / 1000, how.decode() if how else SILENT)
 
     def gone_kinds(self) -> Counter[Kind]:
         """How many workers of each kind disappeared in the last minutes without signing off, of the first 5,000."""

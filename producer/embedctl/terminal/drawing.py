@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -12,10 +12,11 @@ from itertools import chain
 
 from rich.text import Text
 
-from embedctl.queueing.routing import how_to_serve
-from embedctl.store import GoneWorker, JobState, Kind
+from embedctl.queueing.routing import how_to_serve, redis_full
+from embedctl.store import GoneWorker, JobState, Kind, Starting
+from embedctl.store.workers import SILENT
 from embedctl.terminal.columns import Column, Row, arrange, cut, plain, share
-from embedctl.terminal.job_facts import redis_full, troubles
+from embedctl.terminal.job_facts import troubles
 from embedctl.waiting.overview import JobPace, Overview, QueueState, WorkerState
 from embedctl_config import keys
 
@@ -61,8 +62,9 @@ _JOBS = (
     Column("CLASS", 5, rank=4),
     Column("MODEL", 8, rank=3),
 )
-#: More workers gone than this, of one class, model and engine, have one line together.
-_FEW_GONE = 3
+#: More workers that are gone than this, of one class, model and engine, have one line together; so have those that are
+#: not ready.
+_FEW = 3
 #: A line and the lines that explain it.
 Block = Sequence[Row]
 
@@ -73,7 +75,8 @@ def overview_lines(overview: Overview, width: int | None = None, height: int | N
     first = [plain(redis_full(overview.full_bytes), _BAD)] if overview.full_bytes else []
     groups = _groups(overview)
     unserved_first = sorted(overview.queues, key=lambda each: (each.workers > 0, each.hardware, each.model))
-    queues = [_queue_block(queue) for queue in unserved_first]
+    awaited = {keys.queue(each.hardware, model) for each in overview.starting for model in each.models}
+    queues = [_queue_block(queue, hindered=_is_hindered(queue, awaited, overview)) for queue in unserved_first]
     ended = [_ended_block(pace, overview.at, width) for pace in overview.ended]
     rooms: list[int | None] = [None] * 3
     if height is not None:
@@ -145,7 +148,8 @@ def duration(seconds: float | None) -> str:
 def _sums(overview: Overview, width: int | None) -> Text:
     hung = sum(each.row.activity == "hung" for each in overview.workers)
     gone = max(len(overview.gone), sum(overview.more_gone.values()))
-    notes = [f"{count:,} {word}" for count, word in ((hung, "hung"), (gone, "gone")) if count]
+    counts = ((len(overview.starting), "not ready"), (hung, "hung"), (gone, _absent(overview)))
+    notes = [f"{count:,} {word}" for count, word in counts if count]
     facts = [
         ("workers", number(len(overview.workers), width)),
         ("records/s", number(overview.rows_per_s, width)),
@@ -157,8 +161,13 @@ def _sums(overview: Overview, width: int | None) -> Text:
     for name, value in facts:
         line.append("  " if line else "").append(f"{name} ", _DIM).append(value, "bold")
         if name == "workers" and notes:
-            line.append(f" ({', '.join(notes)})", _BAD)
+            line.append(f" ({', '.join(notes)})", _BAD if hung or gone else _WARN)
     return line
+
+
+def _absent(overview: Overview) -> str:
+    """What workers without a heartbeat are: a full Redis takes none."""
+    return "silent" if overview.full_bytes else "gone"
 
 
 def _filled(blocks: Iterable[Block], room: int | None, count: int, noun: str) -> list[Row]:
@@ -182,23 +191,27 @@ def _filled(blocks: Iterable[Block], room: int | None, count: int, noun: str) ->
 @dataclass(slots=True)
 class _Group:
     """Workers that serve the same models in the same way. Of the live ones, the hung come first, because there may not
-    be room for all. `folded` is how many are gone, if they have one line together; else 0."""
+    be room for all. `folded` is how many are gone, if they have one line together; else 0. If `full`, Redis takes no
+    heartbeat."""
 
     hardware: str
     models: str
     engine: str
     live: list[WorkerState] = field(default_factory=list)
     gone: list[GoneWorker] = field(default_factory=list)
+    starting: list[Starting] = field(default_factory=list)
     folded: int = 0
+    full: bool = False
 
     @property
     def length(self) -> int:
-        return len(self.live) + (1 if self.folded else len(self.gone))
+        return len(self.live) + min(len(self.starting), _FEW + 1) + (1 if self.folded else len(self.gone))
 
     def rows(self, now: datetime, most: int) -> list[Row]:
         """The first rows: hung workers, those that are gone, and then the others. A row takes a while to make."""
         hung = sum(state.row.activity == "hung" for state in self.live)
-        gone = [_folded_row(self.folded)] if self.folded else [_gone_row(each) for each in self.gone[:most]]
+        gone = [_folded_row(self.folded)] if self.folded else [_gone_row(each, self.full) for each in self.gone[:most]]
+        gone += _starting_rows(self.starting, now)
         first = [_worker_row(state, now) for state in self.live[: min(hung, most)]]
         rest = self.live[hung : hung + max(0, most - len(first) - len(gone))]
         return [*first, *gone, *(_worker_row(state, now) for state in rest)][:most]
@@ -227,10 +240,14 @@ def _groups(overview: Overview) -> list[_Group]:
         group_of(each.worker.kind).gone.append(each)
     for kind in overview.more_gone:
         group_of(kind)
+    for worker in overview.starting:
+        alike = worker.hardware, ", ".join(worker.models)
+        group_of(next((kind for kind in groups if kind[:2] == alike), (*alike, ""))).starting.append(worker)
     for kind, group in groups.items():
+        group.full = overview.full_bytes is not None
         group.live.sort(key=lambda each: (each.row.activity != "hung", each.row.host, _natural(each.row.name)))
         count = max(len(group.gone), overview.more_gone.get(kind, 0))
-        folds = count > _FEW_GONE or count > len(group.gone)
+        folds = count > _FEW or count > len(group.gone)
         group.folded = count if folds and not overview.all_gone else 0
     return [groups[kind] for kind in sorted(groups)]
 
@@ -266,8 +283,20 @@ def _worker_row(state: WorkerState, now: datetime) -> Row:
     return [plain(value, style) for value, style in cells]
 
 
-def _gone_row(gone: GoneWorker) -> Row:
+def _gone_row(gone: GoneWorker, full: bool) -> Row:
+    if full and gone.how == SILENT:
+        return plain(f"  {gone.worker.name}  silent for {duration(gone.seconds)}: Redis is full", _WARN)
     return plain(f"  {gone.worker.name}  gone {duration(gone.seconds)} ago: {gone.how}", _WARN)
+
+
+def _starting_rows(starting: Sequence[Starting], now: datetime) -> list[Row]:
+    rows: list[Row] = []
+    for worker in starting[:_FEW]:
+        since = duration(max(0.0, now.timestamp() - worker.began_ms / 1000))
+        rows.append(plain(f"  {worker.name}  {worker.doing}; not ready for {since}", _WARN))
+    if len(starting) > _FEW:
+        rows.append(plain(f"  … and {len(starting) - _FEW:,} more that are not ready", _WARN))
+    return rows
 
 
 def _folded_row(count: int) -> Row:
@@ -291,11 +320,16 @@ def _worker_rows(groups: Sequence[_Group], now: datetime, room: int | None) -> l
 # Queues
 
 
-def _queue_block(queue: QueueState) -> Block:
+def _is_hindered(queue: QueueState, awaited: Collection[str], overview: Overview) -> bool:
+    """Whether something else than a missing worker is known to be the reason why no live one serves a queue."""
+    return overview.full_bytes is not None or keys.queue(queue.hardware, queue.model) in awaited
+
+
+def _queue_block(queue: QueueState, *, hindered: bool) -> Block:
     style = "" if queue.workers else _WARN
     cells = (queue.hardware, queue.model, f"{queue.chunks:,}", duration(queue.oldest_s), f"{queue.workers:,}")
     row = [plain(value, style) for value in cells]
-    if queue.workers:
+    if queue.workers or hindered:
         return [row]
     return [row, plain(f"  {how_to_serve(queue.hardware, queue.model, queue.near_models)}", _WARN)]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from embedctl.destinations.registry import is_database
-from embedctl.queueing.routing import how_to_serve, no_worker_for
+from embedctl.queueing.routing import how_to_serve, no_worker_for, redis_full
 from embedctl.store import GoneWorker, JobState, JobStatus, Suspect, WorkerRow
 from embedctl.waiting.overview import JobPace
 from embedctl_config import tenants
@@ -38,20 +38,12 @@ def all_facts(view: JobView) -> list[Fact]:
     """What the job is, then what keeps it from its end, then all else."""
     job = view.job
     first = [] if job.state.ended else list(_blocking(view))
-    facts = _plain_facts(job, view.workers)
+    facts = _plain_facts(view)
     if not job.state.ended:
         facts += [("gone", f"{each.worker.name}, {each.seconds:.0f} s ago: {each.how}") for each in view.gone]
         facts += [fact for suspect in view.suspects if not suspect.stuck for fact in _history(suspect)]
     named = {name for name, _ in first if name}
     return [*facts[:2], *first, *(fact for fact in facts[2:] if fact[0] not in named)]
-
-
-def redis_full(full_bytes: tuple[int, int]) -> str:
-    used, most = full_bytes
-    return (
-        f"Redis is full, {used:,} of {most:,} bytes, and takes nothing more, not even heartbeats: live workers may be "
-        "shown as gone. Discard old jobs (`embedctl list`, `embedctl discard`), or raise its maxmemory"
-    )
 
 
 def state(job: JobStatus) -> str:
@@ -91,7 +83,7 @@ def _blocking(view: JobView) -> Iterator[Fact]:
     if job.stalled:
         yield "stalled", stalled(job)
     if not workers:
-        yield _live(job, workers)
+        yield _live(view)
     elif all(worker.precision != job.precision for worker in workers):
         offered = ", ".join(sorted({worker.precision for worker in workers}))
         yield "workers", f"{len(workers)} live, but they offer {offered}, and the job asks for {job.precision}"
@@ -120,8 +112,9 @@ def _blocking(view: JobView) -> Iterator[Fact]:
         yield "trouble", wrong["trouble"]
 
 
-def _plain_facts(job: JobStatus, workers: Sequence[WorkerRow]) -> list[Fact]:
+def _plain_facts(view: JobView) -> list[Fact]:
     """Everything that the job and its workers say of themselves, without empty facts."""
+    job, workers = view.job, view.workers
     ended_by = f" (ended by {job.stopped_by})" if job.stopped_by and job.state is JobState.FAILED else ""
     facts = [
         ("job", job.id),
@@ -130,7 +123,7 @@ def _plain_facts(job: JobStatus, workers: Sequence[WorkerRow]) -> list[Fact]:
         ("class", f"{job.hardware} ({job.precision})"),
         *([("tenant", job.tenant)] if job.tenant != tenants.DEFAULT else []),
         *([("lane", job.lane)] if job.lane != tenants.NORMAL else []),
-        _live(job, workers),
+        _live(view),
         *(("engine", line) for line in _engines(job.model, workers)),
         *(_hung(worker) for worker in workers if worker.activity == "hung"),
         *(
@@ -159,13 +152,16 @@ def _plain_facts(job: JobStatus, workers: Sequence[WorkerRow]) -> list[Fact]:
     return [(name, value) for name, value in facts if value]
 
 
-def _live(job: JobStatus, workers: Sequence[WorkerRow]) -> Fact:
-    """The live workers by what they do; if there is none, how to start one."""
+def _live(view: JobView) -> Fact:
+    """The live workers by what they do; if there is none, why, or how to start one."""
+    job, workers = view.job, view.workers
     activities = Counter(worker.activity for worker in workers)
     live = f"{len(workers)} live"
     if activities:
         live += f": {', '.join(f'{count} {activity}' for activity, count in sorted(activities.items()))}"
-    elif not job.state.ended:
+    elif job.hindrance and not view.full_bytes:
+        live += f". {job.hindrance}"
+    elif not (job.hindrance or job.state.ended):
         live += f"{'.' if job.near_models else ';'} {how_to_serve(job.hardware, job.model, job.near_models)}"
     return "workers", live
 

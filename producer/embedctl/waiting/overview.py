@@ -12,7 +12,7 @@ from operator import itemgetter
 
 from embedctl.common.rates import Rate, seconds_left
 from embedctl.queueing.broker import Broker
-from embedctl.store import GoneWorker, JobStatus, Kind, ServedModel, WorkerRow
+from embedctl.store import GoneWorker, JobStatus, Kind, ServedModel, Starting, WorkerRow
 from embedctl_config import keys
 from embedctl_config.model_names import near_names
 
@@ -81,7 +81,7 @@ class Overview:
     those that a live worker consumes or an active job sends to. `active` jobs have not ended: at most
     :data:`JOBS_LOOKED_AT` of `active_count`, first those that a worker has begun, and among these and the others the
     newest first. `ended` are recently ended jobs, the last one first. `full_bytes` are what a full Redis uses and may
-    use; None if there is room.
+    use; None if there is room. `starting` workers take no chunks yet.
     """
 
     at: datetime
@@ -94,6 +94,7 @@ class Overview:
     all_gone: bool = False
     more_gone: Mapping[Kind, int] = field(default_factory=dict)
     full_bytes: tuple[int, int] | None = None
+    starting: tuple[Starting, ...] = ()
 
     @property
     def rows_per_s(self) -> float:
@@ -177,6 +178,7 @@ class Gatherer:
             all_gone=self._all_gone,
             more_gone=self._broker.workers.gone_kinds() if cut else {},
             full_bytes=self._broker.connection.full_bytes(),
+            starting=tuple(self._broker.workers.not_ready.all()),
         )
 
 

@@ -68,6 +68,8 @@ LEASES = {
     keys.died(ANY),
     keys.watched(ANY),
     keys.heartbeat(ANY),
+    keys.starting(ANY),
+    keys.STARTING,
     keys.machine(ANY),
     keys.stating(ANY),
     keys.queue_quarantine(ANY),

@@ -101,6 +101,8 @@ def test_a_full_redis_is_named_first(broker: Broker, raw: redis_py.Redis, settin
     fill(raw, 0)
     assert re.match(r"Redis is full, [\d,]+ of 1 bytes, and takes nothing more", everything.output)
     assert of_job.output.splitlines()[2].startswith("redis      Redis is full")
+    assert of_job.output.count("Redis is full") == 1
+    assert "start one" not in everything.output + of_job.output
     assert as_json["redis_full_bytes"][1] == 1
 
 

@@ -14,8 +14,8 @@ from embedctl.common.machine import machine_id, process_id
 from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
-from embedctl.queueing.routing import resolve
-from embedctl.store import ServedModel, WorkerRow, workers
+from embedctl.queueing.routing import no_worker_for, resolve
+from embedctl.store import ServedModel, Starting, WorkerRow, workers
 from embedctl.store.workers import Offer
 from embedctl.waiting import overview
 from embedctl.waiting.overview import Gatherer
@@ -130,6 +130,9 @@ def test_auto_takes_the_class_whose_live_workers_are_fastest_together(
     assert not caplog.records
     assert route("other") == ("cpu", "fp32")
     assert "to class cpu, because no other class is known to have workers, and stays there" in caplog.text
+    broker.workers.not_ready.tell("x", Starting("fast:0@host", "fast", ["new"], "loading new", 0))
+    assert route("new") == ("fast", "fp32")
+    assert "to class fast, whose workers are starting, and stays there" in caplog.text
 
 
 @pytest.mark.parametrize("ended", ["left", "died", "fell silent"])
@@ -204,12 +207,12 @@ def test_the_workers_of_this_machine_are_found_without_reading_the_others(broker
     assert [calls(raw, name) for name in ("get", "mget", "zrangebyscore")] == [2, 0, 0]
 
 
-def test_a_look_at_many_workers_is_ten_trips(broker: Broker, observed: Broker, trips: list[str], raw: Redis) -> None:
+def test_a_look_at_many_workers_is_a_few_trips(broker: Broker, observed: Broker, trips: list[str], raw: Redis) -> None:
     job_id = new_job(broker, chunks=1)
     for number in range(1000):
         broker.workers.beat(row(f"w{number}"))
     assert len(Gatherer(observed).look().workers) == 1000
-    assert len(trips) <= 10
+    assert len(trips) <= 11
     trips.clear()
     job = Job(job_id, observed)
     assert (job.status().live_workers, len(job.workers()), job.gone_workers(), job.suspects()) == (1000, 1000, [], [])
@@ -380,6 +383,38 @@ def test_nobody_waits_longer_for_a_quarantine_than_for_a_heartbeat_of_a_supervis
     link.expect_quarantine(["q"], "there", 0)
     eventually(lambda: until() <= broker.connection.now_ms())
     assert not link._awaited
+
+
+def test_a_worker_that_does_not_run_is_shown_with_the_reason_until_it_runs(broker: Broker, link: RegistryLink) -> None:
+    job_id = new_job(broker)
+    told = broker.workers.not_ready
+    for place, why in (("one", "given up: it broke"), ("two", "starts again after 8 s: killed by SIGKILL")):
+        link.say_why_not(place, why, "dummy:0@host", "dummy", ["dummy"])
+    told.tell("x", Starting("gpu:0@host", "gpu", ["m"], "loading m", 0))
+    eventually(lambda: len(told.all()) == 3)
+    assert [each.doing for each in broker.workers.starting("dummy", "dummy")] == [each.doing for each in told.all()[:2]]
+    status = Job(job_id, broker).status()
+    assert no_worker_for(status) == (
+        "No worker that serves dummy on dummy is ready. dummy:0@host: given up: it broke; "
+        "dummy:0@host: starts again after 8 s: killed by SIGKILL"
+    )
+    link.say_why_not("two", "", "dummy:0@host", "dummy", ["dummy"])
+    eventually(lambda: [each.name for each in told.all()] == ["dummy:0@host", "gpu:0@host"])
+    link.close()
+    assert [each.name for each in told.all()] == ["gpu:0@host"]
+
+
+def test_a_worker_that_is_killed_before_it_is_ready_is_soon_shown_no_more(broker: Broker, raw: Redis) -> None:
+    told = broker.workers.not_ready
+    told.tell("dead", Starting("cpu:0@host", "cpu", ["m"], "loading m", 0))
+    assert 0 < raw.ttl(keys.starting("dead")) <= keys.HEARTBEAT_TTL_S
+    raw.zadd(keys.STARTING, {"dead": broker.connection.now_ms() - 1, "odd": broker.connection.now_ms() + 9_000})
+    raw.set(keys.starting("odd"), "[]")
+    assert told.all() == []
+    told.tell("live", Starting("cpu:1@host", "cpu", ["m"], "loading m", 0))
+    assert raw.zrange(keys.STARTING, 0, -1) == [b"odd", b"live"]
+    told.end("live")
+    assert told.all() == []
 
 
 def test_a_death_is_reported_when_redis_is_back(

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 
 from embedctl.common import rates
 from embedctl.common.rates import Rate
-from embedctl.store import GoneWorker, JobStatus, ServedModel, WorkerRow
+from embedctl.store import GoneWorker, JobStatus, ServedModel, Starting, WorkerRow
 from embedctl.terminal.drawing import overview_lines
 from embedctl.terminal.watch import Feed
 from embedctl.waiting.overview import JobPace, Overview, QueueState, WorkerState
@@ -115,6 +115,31 @@ def test_nothing_is_wider_or_higher_than_the_terminal(seen: Overview, width: int
     assert len(lines) <= height
     assert max(cell_len(line.plain) for line in lines) <= width
     assert "\n" not in "".join(line.plain for line in lines)
+
+
+def test_workers_that_are_not_ready_are_shown_with_what_they_do() -> None:
+    def starting(count: int) -> tuple[Starting, ...]:
+        return tuple(Starting(f"cpu:{at}@node", "cpu", ["mini"], "loading mini", NOW_MS - 4_000) for at in range(count))
+
+    empty = replace(overview(queues=[QueueState("cpu", "mini", 24, 1.0, 0)]), starting=starting(1))
+    lines = shown(empty)
+    assert lines[0].startswith("workers 0 (1 not ready)")
+    assert line_with(lines, "cpu mini") == "cpu mini · 0 live ·"
+    assert line_with(lines, "cpu:0@").strip() == "cpu:0@node  loading mini; not ready for 4 s"
+    assert "start" not in "".join(lines), "one is being started"
+    beside = shown(replace(everything_once(), starting=starting(6)))
+    assert line_with(beside, "cpu mini") == "cpu mini · 3 live: 1 busy, 1 hung, 1 idle · packed"
+    assert "… and 3 more that are not ready" in line_with(beside, "more")
+
+
+def test_a_full_redis_does_not_make_sound_workers_gone() -> None:
+    seen = overview(gone=[gone(3), gone(4, "killed by SIGKILL")], queues=[QueueState("cpu", "mini", 24, 1.0, 0)])
+    lines = shown(replace(seen, full_bytes=(2_000, 1_000)), None)
+    assert lines[0].startswith("Redis is full, 2,000 of 1,000 bytes")
+    assert lines[1].startswith("workers 0 (2 silent)")
+    assert line_with(lines, "cpu:3@").strip() == "cpu:3@node  silent for 35 s: Redis is full"
+    assert line_with(lines, "cpu:4@").strip() == "cpu:4@node  gone 35 s ago: killed by SIGKILL"
+    assert "start one" not in "".join(lines)
 
 
 def test_everything_that_matters_is_readable_in_80_columns() -> None:

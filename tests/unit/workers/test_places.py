@@ -105,6 +105,8 @@ class Registry(RegistryLink):
         assert (list(queues), name.partition("@")[0]) == ([keys.queue("cpu", "m")], "cpu:0:quarantine")
         self.told.append(f"expect it within {within_s:g} s")
 
+    def say_why_not(self, place: str, why: str, name: str, hardware: str, models: Sequence[str]) -> None: ...
+
     def report_exit(self, pid: int, how: str | None) -> None:
         self.told.append("it reported its end" if how is None else how)
 
@@ -281,8 +283,8 @@ def test_a_worker_that_held_chunks_had_started_even_if_nobody_saw_it() -> None:
         (-signal.SIGSEGV, "killed by SIGSEGV", True),
         (-40, "killed by signal 40", True),
         (-signal.SIGTERM, "killed by SIGTERM", False),
-        (HUNG, "ended itself with status 70: an encode hung", True),
-        (71, "ended itself with status 71: it can encode nothing any more", True),
+        (HUNG, "ended with status 70 (an encode hung)", True),
+        (71, "ended with status 71 (it can encode nothing any more)", True),
         (CRASHED, "ended with status 1", None),
         (0, "ended with status 0", None),
     ],

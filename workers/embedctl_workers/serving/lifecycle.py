@@ -42,6 +42,7 @@ from embedctl_workers.models.longest import UNLIMITED
 from embedctl_workers.models.names import names_of
 from embedctl_workers.models.prompts import told
 from embedctl_workers.serving import logs
+from embedctl_workers.serving.announcement import Announcement
 from embedctl_workers.serving.health import Health
 from embedctl_workers.serving.heartbeat import Heartbeat
 from embedctl_workers.serving.interrupts import answer_interrupts
@@ -127,6 +128,8 @@ def run_worker(start: Start) -> int:
         broker = Broker.connect(settings, telemetry.observer)
         stack.callback(broker.close)
         broker.connection.now_ms()  # a wrong URL or password should not wait for the models to load
+        announcement = Announcement(broker, health, start.usual_name, start.hardware, start.models)
+        stack.callback(announcement.close)
         broker.connection.read_scripts()
         served = _load_all(start, health, telemetry, stack)
         if start.quarantine:  # only now: others die, and wait, until it is ready
@@ -145,6 +148,7 @@ def run_worker(start: Start) -> int:
         # One in quarantine may die at once, with the turn to reap, which nobody else has then for seconds.
         heartbeat = Heartbeat(broker, runner.in_hand, describe, ring, reaps=not start.quarantine)
         heartbeat.start()
+        announcement.close()
         naming.close()
         stack.callback(heartbeat.stop)
         start_sweeping(broker, runner.draining)
@@ -259,7 +263,7 @@ def _load(start: Start, model: str, health: Health, telemetry: Telemetry) -> _Se
         if not start.pull:
             raise
         health.phase = f"downloading {model}"
-        _download(model, settings)
+        _download(model, settings, health)
         encoder = load_encoder(settings, entry, model, host)
     backend = encoder.backend
     health.phase = f"measuring the vectors of {model}"
@@ -283,11 +287,15 @@ def _load(start: Start, model: str, health: Health, telemetry: Telemetry) -> _Se
     return _Served(encoder, names, accuracy)
 
 
-def _download(model: str, settings: Settings) -> None:
+def _download(model: str, settings: Settings, health: Health) -> None:
     from embedctl_workers.models.pulling.progress import Progress
     from embedctl_workers.models.pulling.pull import pull
 
-    pull(model, settings, Progress(log.info), if_missing=True)
+    def say(line: str) -> None:
+        log.info(line)
+        health.phase = f"downloading {model}: {line}"
+
+    pull(model, settings, Progress(say), if_missing=True)
 
 
 def _consume(start: Start, runner: ChunkRunner, model_of_queue: dict[str, str], health: Health) -> int:

@@ -105,9 +105,15 @@ class Place(ABC):
             self.say(logging.ERROR, "%s with %d chunks in hand; starting it again at once", how, held)
         elif restarts.given_up is None:
             self.say(logging.ERROR, "%s; starting it again in %g s", how, pause)
+            self._show(f"starts again after {pause:g} s: {how}")
         else:
             why = "and would again" if status in HOPELESS else f"{restarts.failed_starts} times in a row"
             self.say(logging.CRITICAL, "given up: %s before it was ready, %s; see its messages above", how, why)
+            self._show(f"given up: {how}")
+
+    @abstractmethod
+    def _show(self, why: str) -> None:
+        """Let people see why no process runs; empty if one does."""
 
 
 class WorkerPlace(Place):
@@ -130,6 +136,7 @@ class WorkerPlace(Place):
         self._worker = worker
         self._quarantine = quarantine
         self._file = tally.make_file()
+        self._place = secrets.token_hex(8)  # workers of one device have the same name before they have chosen one
         self._name = f"{worker.name}@{socket.gethostname()}"  # in logs, until it has told its own
         self._registry = registry
         self._environment = environment
@@ -160,8 +167,12 @@ class WorkerPlace(Place):
             pass_fds=[descriptor],
         )
         self._registry.expect(process.pid)
+        self._show("")
         self.say(logging.INFO, "starting: %s", self._worker.command)
         return process
+
+    def _show(self, why: str) -> None:
+        self._registry.say_why_not(self._place, why, self._name, self._worker.hardware, self._worker.models)
 
     def _tally(self) -> tuple[int, int]:
         held, completed = tally.read(self._file)
@@ -193,8 +204,9 @@ class QuarantinePlace(WorkerPlace):
         # Each of its deaths has found a text, so none is a reason for a pause.
         self.restarts = Restarts(Pace(fruitless=sys.maxsize))
         self._queues = [keys.queue(worker.hardware, model) for model in worker.models]
+        self._name = f"{worker.name}:quarantine@{socket.gethostname()}"
         # Of several supervisors with such a worker, each has a name of its own.
-        self._awaited_as = f"{worker.name}:quarantine@{socket.gethostname()}/{secrets.token_hex(8)}"
+        self._awaited_as = f"{self._name}/{secrets.token_hex(8)}"
         self._wanted, self._wanted_at = False, 0.0
 
     @property
@@ -283,6 +295,9 @@ class GatewayPlace(Place):
 
     def _look(self) -> None:
         """Nothing: it says that it is ready."""
+
+    def _show(self, why: str) -> None:
+        """Nothing: only workers are shown."""
 
     def _spoken(self) -> tuple[subprocess.Popen[str], IO[str]]:
         process = processes.start(

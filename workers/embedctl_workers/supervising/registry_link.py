@@ -7,12 +7,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from embedctl.common.machine import process_id
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import end_leases
-from embedctl.store import WorkerRow
+from embedctl.store import Starting, WorkerRow
 from embedctl_config import keys
 from embedctl_config.errors import EmbedctlError
 from embedctl_config.retry import ASIDE
@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 
 #: How often the registry is polled while a worker is expected in it (seconds).
 _POLL_S = 0.25
-#: How often it is said that a worker in quarantine is awaited (seconds): a third of the time for which that counts.
+#: How often it is said again which workers do not run, and that one in quarantine is awaited (seconds): a third of the
+#: time for which that counts.
 _SAY_EVERY_S = keys.HEARTBEAT_TTL_S / 3
 
 
@@ -48,6 +49,10 @@ class RegistryLink:
         self._quarantines: deque[_Awaited] = deque()
         #: By name: of whom it is to be said again, and when, by the monotonic clock.
         self._awaited: dict[str, tuple[_Awaited, float]] = {}
+        #: The workers that do not run, by their places, and since when by the monotonic clock.
+        self._stopped: dict[str, tuple[Starting, float]] = {}
+        #: What was said of them, and when it is to be said again.
+        self._said: dict[str, tuple[Starting, float]] = {}
         self._wake = threading.Event()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="registry-link", daemon=True)
@@ -70,6 +75,14 @@ class RegistryLink:
         self._quarantines.append(_Awaited(queues, name, time.monotonic() + within_s))
         self._wake.set()
 
+    def say_why_not(self, place: str, why: str, name: str, hardware: str, models: Sequence[str]) -> None:
+        """Let people see why a worker does not run; empty if it does."""
+        if why:
+            self._stopped[place] = Starting(name, hardware, tuple(models), why, 0), time.monotonic()
+        else:
+            self._stopped.pop(place, None)
+        self._wake.set()
+
     def report_exit(self, pid: int, how: str | None) -> None:
         """Report that a process has ended, if it was in the registry, and look for it no more.
 
@@ -82,6 +95,7 @@ class RegistryLink:
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Send the remaining reports, as far as Redis takes them in this time (seconds), and stop."""
+        self._stopped.clear()
         self._closing = True
         self._wake.set()
         self._thread.join(timeout_s)
@@ -93,10 +107,10 @@ class RegistryLink:
 
     def _run(self) -> None:
         failures = 0
-        while self._quarantines or self._exits or not self._closing:
+        while self._quarantines or self._exits or self._said or not self._closing:
             pause = ASIDE.pause_s(failures) if failures else _POLL_S
             is_busy = self._expected or self._exits or self._quarantines or self._awaited
-            self._wake.wait(pause if is_busy else None)
+            self._wake.wait(pause if is_busy or failures else _SAY_EVERY_S if self._stopped else None)
             self._wake.clear()
             try:
                 self._look_up()
@@ -104,6 +118,7 @@ class RegistryLink:
                 for each, again_at in list(self._awaited.values()):
                     if time.monotonic() >= again_at:
                         self._say(each)
+                self._say_who_does_not_run()
                 failures = 0
             except EmbedctlError as error:
                 log.warning("the workers here can't be looked up: %s; trying again", error)
@@ -141,6 +156,18 @@ class RegistryLink:
             self._awaited[awaited.name] = awaited, now + _SAY_EVERY_S
         else:
             self._awaited.pop(awaited.name, None)
+
+    def _say_who_does_not_run(self) -> None:
+        stopped, told, now = self._stopped.copy(), self._broker.workers.not_ready, time.monotonic()
+        for place, (worker, since) in stopped.items():
+            said, again_at = self._said.get(place, (None, 0.0))
+            if said is not worker or now >= again_at:
+                began_ms = self._broker.connection.about_now_ms() - int(1000 * (now - since))
+                told.tell(place, replace(worker, began_ms=began_ms))
+                self._said[place] = worker, now + _SAY_EVERY_S
+        for place in self._said.keys() - stopped.keys():
+            told.end(place)
+            del self._said[place]
 
     def _end(self, row: WorkerRow, how: str) -> None:
         held = self._broker.workers.holding([row.instance])  # before its row is gone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from embedctl_config.errors import ExitStatus
@@ -11,6 +12,18 @@ from embedctl_config.retry import Policy
 #: Exit statuses of a worker that another start would not help: a wrong setting, a missing model, wrong vectors, or a
 #: Redis user without the permissions.
 HOPELESS = frozenset({ExitStatus.USAGE, ExitStatus.NOT_FOUND, ExitStatus.INACCURATE, ExitStatus.NOT_PERMITTED})
+
+
+#: Why a worker ends itself with a status.
+_WHY: Mapping[int, str] = {
+    ExitStatus.USAGE: "it is not configured as it must be",
+    ExitStatus.NOT_FOUND: "its model is not on this machine",
+    ExitStatus.UNAVAILABLE: "Redis is away",
+    ExitStatus.INACCURATE: "the accuracy gate refused its vectors",
+    ExitStatus.NOT_PERMITTED: "Redis refused its user",
+    ExitStatus.HUNG: "an encode hung",
+    ExitStatus.CANNOT_ENCODE: "it can encode nothing any more",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +92,8 @@ def how_it_ended(status: int) -> str:
     if status < 0:
         known = {int(each): each.name for each in signal.Signals}
         return f"killed by {known.get(-status, f'signal {-status}')}"
-    if status == ExitStatus.HUNG:
-        return f"ended itself with status {status}: an encode hung"
-    if status == ExitStatus.CANNOT_ENCODE:
-        return f"ended itself with status {status}: it can encode nothing any more"
-    return f"ended with status {status}"
+    why = _WHY.get(status)
+    return f"ended with status {status}" + (f" ({why})" if why else "")
 
 
 def makes_suspect(status: int) -> bool | None:

@@ -1,0 +1,52 @@
+"""What a worker says of itself before it is ready."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from embedctl.queueing.broker import Broker
+from embedctl.store import Starting
+from embedctl_config.errors import EmbedctlError
+from embedctl_workers.serving.health import Health
+from embedctl_workers.serving.heartbeat import INTERVAL_S
+
+log = logging.getLogger(__name__)
+
+#: So often it is looked whether the worker does something else (seconds).
+_LOOK_EVERY_S = 0.25
+
+
+class Announcement:
+    """Tells people in a thread what a worker does that is not ready, until it is closed."""
+
+    def __init__(self, broker: Broker, health: Health, name: str, hardware: str, models: Sequence[str]) -> None:
+        self._told = broker.workers.not_ready
+        self._health = health
+        self._instance = f"{name}/{os.getpid()}"
+        self._row = Starting(name, hardware, tuple(models), "", broker.connection.about_now_ms())
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="announcement", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        if not self._closed.is_set():
+            self._closed.set()
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._closed.is_set():
+                doing = self._health.phase
+                self._told.tell(self._instance, replace(self._row, doing=doing))
+                again = time.monotonic() + INTERVAL_S
+                while time.monotonic() < again and self._health.phase == doing:
+                    if self._closed.wait(_LOOK_EVERY_S):
+                        break
+            self._told.end(self._instance)
+        except EmbedctlError as error:  # it is for people only; the heartbeat will say the same
+            log.info("nobody is told what this worker does before it is ready: %s", error)
